@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""The contributor's one tool: `python3 dev.py demo` makes a video, `python3 dev.py test` runs every check.
+
+Needs only Python 3.10 or newer. Each command sets up what it needs: a virtual environment in `.venv`, pinned packages,
+a real ComfyUI and, for the tests, a browser. What is there is used again; what a killed call left half done is repaired.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from bed import browser, comfyui, environment, steps  # noqa: E402 - the path above comes first
+from bed.paths import Bed  # noqa: E402
+from bed.server import link_folder  # noqa: E402
+
+
+def main() -> int:
+    options, rest = command_line().parse_known_args()
+    if rest and options.command != "test":
+        command_line().error(f"unknown arguments: {' '.join(rest)}")
+    try:
+        code: int = options.run(options, rest)
+    except steps.SetupFailed as failure:
+        print(f"\n[fusestream] {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\n[fusestream] interrupted; call again to go on", file=sys.stderr)
+        return 130
+    return code
+
+
+def command_line() -> argparse.ArgumentParser:
+    cli = argparse.ArgumentParser(prog="dev.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = cli.add_subparsers(dest="command", required=True)
+    add = {name: commands.add_parser(name, help=text, description=text) for name, text in HELP.items()}
+    for command in add.values():
+        command.add_argument("--comfyui", metavar="PATH", help="a ComfyUI folder to use instead of fetching one")
+    for name, what in (("model", "diffusion model"), ("clip", "text encoder"), ("vae", "VAE")):
+        add["demo"].add_argument(f"--{name}", metavar="FILE", help=f"a {what} of your own instead of a tiny one")
+    add["demo"].add_argument("--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave the results")
+    add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
+    for name, run in {"setup": setup_command, "demo": demo, "test": test, "lint": lint}.items():
+        add[name].set_defaults(run=run)
+    return cli
+
+
+HELP = {
+    "demo": "make the example video with the real ComfyUI and leave it in output/",
+    "test": "run every check: lint, unit, server and browser tests",
+    "lint": "run ruff, mypy and clang-format",
+    "setup": "only set up what the other commands need",
+}
+
+
+def set_up(options: argparse.Namespace, with_browser: bool) -> tuple[Bed, Path]:
+    """Everything a command needs, made or found: the bed and its ComfyUI folder."""
+    bed = Bed()
+    with steps.locked(bed.cache / "setup.lock"):
+        environment.make_venv(bed)
+        folder = comfyui.find_or_fetch(bed, options.comfyui)
+        environment.install_packages(bed, folder / "requirements.txt")
+        if with_browser:
+            browser.find_or_install()
+    return bed, folder
+
+
+def setup_command(options: argparse.Namespace, _rest: list[str]) -> int:
+    set_up(options, with_browser=True)
+    return 0
+
+
+def demo(options: argparse.Namespace, _rest: list[str]) -> int:
+    bed, folder = set_up(options, with_browser=False)
+    own = [f"--{name}={value}" for name in ("model", "clip", "vae") if (value := getattr(options, name))]
+    where = ["--comfyui", str(folder), "--base", str(bed.cache / "demo"), "--output", str(options.output)]
+    return call(bed, "-m", "bed.demo", *where, *own, env={"PYTHONPATH": str(ROOT / "tests")})
+
+
+def test(options: argparse.Namespace, rest: list[str]) -> int:
+    bed, folder = set_up(options, with_browser=True)
+    code = 0 if rest else check(bed)
+    pytest_code = call(bed, "-m", "pytest", *rest, env={"COMFYUI_PATH": str(folder)})
+    return code or pytest_code
+
+
+def lint(options: argparse.Namespace, _rest: list[str]) -> int:
+    bed, _ = set_up(options, with_browser=False)
+    return check(bed)
+
+
+def check(bed: Bed) -> int:
+    """ruff, mypy and clang-format over the whole tree; the first exit code that is not 0."""
+    # mypy names a package after its folder, and a clone's folder may have any name: check it through a named link.
+    packages = bed.cache / "typing"
+    packages.mkdir(parents=True, exist_ok=True)
+    link_folder(packages / "fusestream", ROOT)
+    modules = [f"-p=fusestream.{folder}" for folder in ("fusion", "kernels_cuda", "memory", "nodes") if (ROOT / folder).is_dir()]
+    env = {"MYPYPATH": os.pathsep.join([str(packages), str(ROOT / "tests")])}
+    config = f"--config-file={ROOT / 'pyproject.toml'}"
+    sources = sorted(str(path) for suffix in ("cu", "cuh") for path in (ROOT / "kernels_cuda").rglob(f"*.{suffix}"))
+    codes = [
+        call(bed, "-m", "ruff", "check", "."),
+        call(bed, "-m", "ruff", "format", "--check", "--diff", "."),
+        call(bed, "-m", "mypy", config, *modules, "-p=bed", "-p=checkpoints", env=env),
+        call(bed, "-m", "mypy", config, "dev.py", env=env),
+        call(bed, "-m", "clang_format", "--dry-run", "-Werror", *sources) if sources else 0,
+    ]
+    return next((code for code in codes if code), 0)
+
+
+def call(bed: Bed, *arguments: str, env: dict[str, str] | None = None) -> int:
+    """Run the environment's Python in the repository; its exit code."""
+    command = [str(bed.python), *arguments]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **(env or {})}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+"""How a stock model is loaded and, step by step, becomes a streamed and fused one."""
+
+from .load import load_diffusion_model, load_text_encoder, load_vae
+from .recognise import WrongFile
+
+__all__ = ["WrongFile", "load_diffusion_model", "load_text_encoder", "load_vae"]

@@ -1,0 +1,20 @@
+"""What a user sees in the graph."""
+
+from __future__ import annotations
+
+from comfy_api.latest import ComfyExtension, io
+
+from .loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
+
+NODES: list[type[io.ComfyNode]] = [DiffusionModelLoader, TextEncoderLoader, VAELoader]
+
+
+class FuseStream(ComfyExtension):
+    """The pack, as ComfyUI's V3 node API asks for it."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return NODES
+
+
+async def comfy_entrypoint() -> FuseStream:
+    return FuseStream()

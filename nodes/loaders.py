@@ -1,0 +1,96 @@
+"""The three loaders. Each takes the place of a stock loader and hands out the same stock object.
+
+Workflows store a node's widgets by position: inputs are appended, never reordered.
+"""
+
+from __future__ import annotations
+
+import folder_paths
+from comfy_api.latest import io
+
+from .. import fusion
+
+CATEGORY = "FuseStream"
+
+
+class DiffusionModelLoader(io.ComfyNode):
+    """Load Diffusion Model, for Wan."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FuseStreamDiffusionModelLoader",
+            display_name="FuseStream Diffusion Model Loader",
+            category=CATEGORY,
+            description="Loads a Wan diffusion model. Use it in place of Load Diffusion Model; everything after it stays as it is.",
+            search_aliases=["wan", "unet loader", "load diffusion model", "fusestream"],
+            inputs=[
+                io.Combo.Input(
+                    "model_name",
+                    options=folder_paths.get_filename_list("diffusion_models"),
+                    tooltip="A Wan model from models/diffusion_models, for example wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB).",
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers.")],
+        )
+
+    @classmethod
+    def execute(cls, model_name: str) -> io.NodeOutput:
+        return io.NodeOutput(
+            fusion.load_diffusion_model(folder_paths.get_full_path_or_raise("diffusion_models", model_name))
+        )
+
+
+class TextEncoderLoader(io.ComfyNode):
+    """Load CLIP with type wan, for UMT5."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FuseStreamTextEncoderLoader",
+            display_name="FuseStream Text Encoder Loader",
+            category=CATEGORY,
+            description="Loads Wan's UMT5 text encoder. Use it in place of Load CLIP with type 'wan'.",
+            search_aliases=["umt5", "t5", "clip loader", "load clip", "fusestream"],
+            inputs=[
+                io.Combo.Input(
+                    "text_encoder_name",
+                    options=folder_paths.get_filename_list("text_encoders"),
+                    tooltip="A UMT5 file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors "
+                    "(6.7 GB) or umt5_xxl_fp16.safetensors (11.4 GB).",
+                ),
+            ],
+            outputs=[io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders.")],
+        )
+
+    @classmethod
+    def execute(cls, text_encoder_name: str) -> io.NodeOutput:
+        path = folder_paths.get_full_path_or_raise("text_encoders", text_encoder_name)
+        return io.NodeOutput(fusion.load_text_encoder(path, folder_paths.get_folder_paths("embeddings")))
+
+
+class VAELoader(io.ComfyNode):
+    """Load VAE, for Wan."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FuseStreamVAELoader",
+            display_name="FuseStream VAE Loader",
+            category=CATEGORY,
+            description="Loads a Wan VAE. Use it in place of Load VAE.",
+            search_aliases=["wan vae", "load vae", "fusestream"],
+            inputs=[
+                io.Combo.Input(
+                    "vae_name",
+                    options=folder_paths.get_filename_list("vae"),
+                    tooltip="A VAE from models/vae: wan_2.1_vae.safetensors (0.25 GB) for Wan 2.1 and the Wan 2.2 14B pair, "
+                    "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B.",
+                ),
+            ],
+            outputs=[io.Vae.Output(tooltip="A stock VAE, for VAE Encode, VAE Decode and the Wan image-to-video nodes.")],
+        )
+
+    @classmethod
+    def execute(cls, vae_name: str) -> io.NodeOutput:
+        return io.NodeOutput(fusion.load_vae(folder_paths.get_full_path_or_raise("vae", vae_name)))

@@ -1,0 +1,182 @@
+"""The demo: the example workflow through the real server, from files to a video, a contact sheet and a report.
+
+Runs inside the test bed's environment (`dev.py demo` sets it up). Without files of the user's own it takes tiny
+checkpoints of random weights: their video is coloured noise, but every step is the real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import checkpoints
+from PIL import Image
+
+from . import comfyui
+from .client import Client, Run, Workflow
+from .paths import ROOT
+from .server import Server
+
+WORKFLOW = ROOT / "workflows" / "api" / "wan2.1_t2v_1.3B.json"
+LOADERS = {
+    "FuseStreamDiffusionModelLoader": ("model_name", "diffusion_models"),
+    "FuseStreamTextEncoderLoader": ("text_encoder_name", "text_encoders"),
+    "FuseStreamVAELoader": ("vae_name", "vae"),
+}
+# Small enough for two CPU cores and a few seconds, long enough to cross the VAE's frame cache several times.
+TINY_SIZE = {"width": 128, "height": 128, "length": 17}
+TINY_STEPS = 6
+
+
+@dataclass(frozen=True)
+class Video:
+    """What a decoder says about the file: it has been played to its end."""
+
+    frames: list[Image.Image]
+    fps: float
+    codec: str
+
+    @property
+    def line(self) -> str:
+        width, height = self.frames[0].size
+        return f"{len(self.frames)} frames of {width}x{height} at {self.fps:g} fps, {self.codec}"
+
+
+def main() -> None:
+    options = parser().parse_args()
+    own = [options.model, options.clip, options.vae]
+    if any(own) and not all(own):
+        sys.exit("The demo needs --model, --clip and --vae together, or none of them.")
+    started = time.monotonic()
+    base, out = options.base.resolve(), options.output.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    workflow: Workflow = json.loads(WORKFLOW.read_text(encoding="utf-8"))
+    files = own if all(own) else write_tiny(base / "models")
+    arguments = use_files(workflow, files, base)
+    if not all(own):
+        workflow = tiny_size(workflow)
+    print("starting ComfyUI", flush=True)
+    with Server(Path(sys.executable), options.comfyui, base, arguments) as server:
+        print(f"ComfyUI answers after {time.monotonic() - started:.0f} s; making the video", flush=True)
+        run = Client(server.url).run(workflow, Ticker(workflow), timeout=24 * 3600)
+        if run.error:
+            sys.exit(f"The workflow failed in node {run.error['node_type']}: {run.error['exception_message']}")
+        saved = next(iter(run.outputs.values()))["images"][0]
+        video_path = out / f"demo{Path(saved['filename']).suffix}"
+        shutil.copyfile(base / "output" / saved["subfolder"] / saved["filename"], video_path)
+        system: Any = server.get("/system_stats")
+    video = decode(video_path)
+    sheet_path, report_path = out / "demo-contact-sheet.png", out / "demo-report.txt"
+    contact_sheet(video.frames).save(sheet_path)
+    report = write_report(files, workflow, run, video, system, time.monotonic() - started)
+    report_path.write_text(report, encoding="utf-8")
+    print(report)
+    for title, path in (("video", video_path), ("contact sheet", sheet_path), ("report", report_path)):
+        print(f"{title + ':':15}{path}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The demo's options; `dev.py` fills in the folders."""
+    cli = argparse.ArgumentParser(prog="dev.py demo")
+    cli.add_argument("--comfyui", type=Path, required=True)
+    cli.add_argument("--base", type=Path, required=True)
+    cli.add_argument("--output", type=Path, required=True)
+    for name in ("model", "clip", "vae"):
+        cli.add_argument(f"--{name}", type=Path)
+    return cli
+
+
+def write_tiny(models: Path) -> list[Path]:
+    """Tiny true checkpoints: diffusion model, text encoder, VAE."""
+    print("writing tiny checkpoints", flush=True)
+    kinds = (("wan_t2v", "diffusion_models"), ("umt5", "text_encoders"), ("wan21_vae", "vae"))
+    return [checkpoints.write(kind, models / folder) for kind, folder in kinds]
+
+
+def use_files(workflow: Workflow, files: list[Path], base: Path) -> list[str]:
+    """Put the file names into the loaders; the server arguments that let ComfyUI find files lying elsewhere."""
+    folders = {}
+    for file, (node, (widget, kind)) in zip(files, LOADERS.items(), strict=True):
+        file = file.expanduser().resolve()
+        if not file.is_file():
+            sys.exit(f"{file} does not exist.")
+        next(n for n in workflow.values() if n["class_type"] == node)["inputs"][widget] = file.name
+        folders[kind] = str(file.parent)
+    config = base / "extra_model_paths.yaml"
+    config.write_text(json.dumps({"demo": folders}), encoding="utf-8")  # JSON is YAML, and quotes any path rightly
+    return ["--extra-model-paths-config", str(config)]
+
+
+def tiny_size(workflow: Workflow) -> Workflow:
+    """The workflow at a size that random weights deserve."""
+    for node in workflow.values():
+        node["inputs"].update({key: value for key, value in TINY_SIZE.items() if key in node["inputs"]})
+        if "steps" in node["inputs"]:
+            node["inputs"]["steps"] = TINY_STEPS
+    return workflow
+
+
+class Ticker:
+    """Prints what the server is doing: each node as it starts, each sampling step as it ends."""
+
+    def __init__(self, workflow: Workflow) -> None:
+        self.workflow = workflow
+
+    def __call__(self, kind: str, data: dict[str, Any]) -> None:
+        if kind == "executing" and data["node"] is not None:
+            print(f"  {self.workflow[data['node']]['class_type']}", flush=True)
+        elif kind == "progress":
+            print(f"    step {data['value']} of {data['max']}", flush=True)
+
+
+def decode(path: Path) -> Video:
+    """Play the file at `path` to its end."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        frames = [frame.to_image() for frame in container.decode(stream)]
+        return Video(frames, float(stream.average_rate or 0), stream.codec_context.name)
+
+
+def contact_sheet(frames: list[Image.Image], width: int = 1200) -> Image.Image:
+    """Up to 16 frames, evenly spread, as one picture."""
+    count = min(16, len(frames))
+    chosen = [frames[round(i * (len(frames) - 1) / max(1, count - 1))] for i in range(count)]
+    columns = math.ceil(math.sqrt(count))
+    cell = (width // columns, width // columns * chosen[0].height // chosen[0].width)
+    sheet = Image.new("RGB", (columns * cell[0], math.ceil(count / columns) * cell[1]))
+    for i, frame in enumerate(chosen):
+        sheet.paste(frame.resize(cell), (i % columns * cell[0], i // columns * cell[1]))
+    return sheet
+
+
+def write_report(files: list[Path], workflow: Workflow, run: Run, video: Video, system: Any, total: float) -> str:
+    """A page of plain text: with what, from what, how long, what came out."""
+    device = system["devices"][0]["name"]
+    lines = [
+        "FuseStream demo",
+        f"ComfyUI {comfyui_version(system)}, torch {system['system']['pytorch_version']}, device {device}",
+        "",
+        *(f"{file.stat().st_size / 2**20:10.1f} MiB  {file}" for file in files),
+        "",
+        *(f"{seconds:10.2f} s    {workflow[node]['class_type']}" for node, seconds in run.seconds.items()),
+        f"{total:10.2f} s    in all, with the start of the server",
+        "",
+        f"video: {video.line}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def comfyui_version(system: Any) -> str:
+    return str(system["system"].get("comfyui_version", comfyui.VERSION))
+
+
+if __name__ == "__main__":
+    main()

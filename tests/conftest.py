@@ -1,0 +1,51 @@
+"""Puts the real ComfyUI under the tests and the pack beside it, the way ComfyUI itself would.
+
+ComfyUI has a top-level module `nodes`, the pack a folder of that name: the pack's root must never be on `sys.path`.
+It is loaded from its path, as ComfyUI does, under the fixed name `fusestream`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _put_comfyui_on_path() -> None:
+    folder = os.environ.get("COMFYUI_PATH")
+    if not folder:
+        pytest.exit("COMFYUI_PATH is not set: call `python3 dev.py test`, which also takes pytest's arguments.", 2)
+    sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != ROOT]
+    sys.path.insert(0, folder)
+
+
+def _choose_device() -> None:
+    """Must come before comfy.model_management is imported: it looks for the GPU at import."""
+    import comfy.cli_args
+    from bed.server import has_nvidia_gpu
+
+    comfy.cli_args.args.cpu = not has_nvidia_gpu()
+
+
+def _load_pack() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "fusestream", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+    )
+    assert spec is not None and spec.loader is not None
+    pack = importlib.util.module_from_spec(spec)
+    sys.modules["fusestream"] = pack
+    spec.loader.exec_module(pack)
+
+
+_put_comfyui_on_path()
+_choose_device()
+_load_pack()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-schema", action="store_true", help="write the node schema snapshot anew")
