@@ -37,14 +37,18 @@ def main() -> int:
 
 
 def command_line() -> argparse.ArgumentParser:
-    cli = argparse.ArgumentParser(prog="dev.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli = argparse.ArgumentParser(
+        prog="dev.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = cli.add_subparsers(dest="command", required=True)
     add = {name: commands.add_parser(name, help=text, description=text) for name, text in HELP.items()}
     for command in add.values():
         command.add_argument("--comfyui", metavar="PATH", help="a ComfyUI folder to use instead of fetching one")
     for name, what in (("model", "diffusion model"), ("clip", "text encoder"), ("vae", "VAE")):
         add["demo"].add_argument(f"--{name}", metavar="FILE", help=f"a {what} of your own instead of a tiny one")
-    add["demo"].add_argument("--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave the results")
+    add["demo"].add_argument(
+        "--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave the results"
+    )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     for name, run in {"setup": setup_command, "demo": demo, "test": test, "lint": lint}.items():
         add[name].set_defaults(run=run)
@@ -101,7 +105,11 @@ def check(bed: Bed) -> int:
     packages = bed.cache / "typing"
     packages.mkdir(parents=True, exist_ok=True)
     link_folder(packages / "fusestream", ROOT)
-    modules = [f"-p=fusestream.{folder}" for folder in ("fusion", "kernels_cuda", "memory", "nodes") if (ROOT / folder).is_dir()]
+    modules = [
+        f"-p=fusestream.{folder}"
+        for folder in ("fusion", "kernels_cuda", "memory", "nodes")
+        if (ROOT / folder).is_dir()
+    ]
     env = {"MYPYPATH": os.pathsep.join([str(packages), str(ROOT / "tests")])}
     config = f"--config-file={ROOT / 'pyproject.toml'}"
     sources = sorted(str(path) for suffix in ("cu", "cuh") for path in (ROOT / "kernels_cuda").rglob(f"*.{suffix}"))

@@ -6,11 +6,17 @@ message about shapes; here it costs one header read and the answer names the rig
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
 from ..memory import WeightFile, read_header
+
+# The parts of a patch, in the spellings of LoRA, LoHa, LoKr, GLoRA, OFT, BOFT and of plain differences.
+LORA_PART = re.compile(
+    r"[._]lora(_linear_layer)?[._](A|B|up|down)\b|\.(lokr_w[12]|hada_w[12]_[ab]|[ab][12]\.weight$|oft_blocks|diff(_b)?$|set_weight$)"
+)
 
 
 class Kind(Enum):
@@ -31,9 +37,11 @@ class WrongFile(ValueError):
 def recognise(names: Iterable[str]) -> Kind:
     """The kind of model whose tensors bear these `names`."""
     names = set(names)
-    if any(name.endswith((".lora_A.weight", ".lora_down.weight", ".lokr_w1", ".hada_w1_a")) for name in names):
+    if any(LORA_PART.search(name) for name in names):
         return Kind.LORA
-    if any(name.endswith("vision_model.embeddings.class_embedding") or name == "visual.class_embedding" for name in names):
+    if any(
+        name.endswith("vision_model.embeddings.class_embedding") or name == "visual.class_embedding" for name in names
+    ):
         return Kind.CLIP_VISION
     for prefix in ("", "model.diffusion_model."):
         if {f"{prefix}head.modulation", f"{prefix}blocks.0.self_attn.q.weight"} <= names:

@@ -77,7 +77,9 @@ def read_header(path: str | os.PathLike[str]) -> WeightFile:
                 raise BadFile(f"{path}: {_what_it_is_instead(prefix, size, length)}")
             raw = file.read(length)
     except OSError as error:
-        raise BadFile(f"{path}: cannot be read ({error.strerror or error}). Check the path and its permissions.") from error
+        raise BadFile(
+            f"{path}: cannot be read ({error.strerror or error}). Check the path and its permissions."
+        ) from error
     if len(raw) != length:
         raise BadFile(f"{path}: shrank while it was read. Wait until the download has finished.")
     table = _parse(path, raw)
@@ -105,7 +107,9 @@ def _what_it_is_instead(prefix: bytes, size: int, length: int) -> str:
     if size < 8:
         return f"has only {size} bytes. Download it again."
     if length > MAX_HEADER_BYTES:
-        return f"says its header has {length} bytes, more than any safetensors file. It is damaged or of another format."
+        return (
+            f"says its header has {length} bytes, more than any safetensors file. It is damaged or of another format."
+        )
     return f"is cut short: its header alone needs {length} bytes, the file has {size}. Download it again."
 
 
@@ -152,8 +156,13 @@ def _extent(path: Path, name: str, entry: object, data_begin: int, size: int) ->
     if elements > MAX_ELEMENTS:
         raise bad(f"has the impossible shape {shape!r}")
     begin, end = offsets
-    if end < begin or data_begin + end > size:
-        raise bad(f"lies at bytes {begin} to {end} of the data, which has {size - data_begin}")
+    if end < begin:
+        raise bad(f"ends before it begins, at bytes {begin} and {end}")
+    if data_begin + end > size:
+        raise BadFile(
+            f"{path}: is cut short: tensor {name!r} ends at byte {data_begin + end}, the file at byte {size}. "
+            "Download it again."
+        )
     bits = elements * BITS[dtype]
     if bits != (end - begin) * 8:
         raise bad(f"of dtype {dtype} and shape {shape} needs {-(-bits // 8)} bytes, the header gives it {end - begin}")

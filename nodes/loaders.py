@@ -88,7 +88,9 @@ class VAELoader(io.ComfyNode):
                     "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B.",
                 ),
             ],
-            outputs=[io.Vae.Output(tooltip="A stock VAE, for VAE Encode, VAE Decode and the Wan image-to-video nodes.")],
+            outputs=[
+                io.Vae.Output(tooltip="A stock VAE, for VAE Encode, VAE Decode and the Wan image-to-video nodes.")
+            ],
         )
 
     @classmethod

@@ -27,6 +27,7 @@ def _put_comfyui_on_path() -> None:
 def _choose_device() -> None:
     """Must come before comfy.model_management is imported: it looks for the GPU at import."""
     import comfy.cli_args
+
     from bed.server import has_nvidia_gpu
 
     comfy.cli_args.args.cpu = not has_nvidia_gpu()

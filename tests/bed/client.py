@@ -70,9 +70,10 @@ class Client:
         return asyncio.run(call())
 
     async def _run(self, workflow: Workflow, listener: Listener | None) -> Run:
-        async with aiohttp.ClientSession() as session, session.ws_connect(
-            f"{self.url}/ws", params={"clientId": self.id}, max_msg_size=0
-        ) as socket:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"{self.url}/ws", params={"clientId": self.id}, max_msg_size=0) as socket,
+        ):
             body = {"prompt": workflow, "client_id": self.id}
             async with session.post(f"{self.url}/prompt", json=body) as answer:
                 reply = await answer.json()

@@ -26,7 +26,9 @@ def find_or_fetch(bed: Bed, given: str | None = None) -> Path:
         if path:
             folder = Path(path).expanduser().resolve()
             if version(folder) is None:
-                raise steps.SetupFailed(f"{source} is {path}, where no ComfyUI is. Give the folder that has its main.py.")
+                raise steps.SetupFailed(
+                    f"{source} is {path}, where no ComfyUI is. Give the folder that has its main.py."
+                )
             return _told(folder)
     if ROOT.parent.name == "custom_nodes" and version(ROOT.parent.parent):
         return _told(ROOT.parent.parent)

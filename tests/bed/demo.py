@@ -17,23 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import av
-import checkpoints
 from PIL import Image
 
-from . import comfyui
+from . import comfyui, tiny
 from .client import Client, Run, Workflow
-from .paths import ROOT
 from .server import Server
-
-WORKFLOW = ROOT / "workflows" / "api" / "wan2.1_t2v_1.3B.json"
-LOADERS = {
-    "FuseStreamDiffusionModelLoader": ("model_name", "diffusion_models"),
-    "FuseStreamTextEncoderLoader": ("text_encoder_name", "text_encoders"),
-    "FuseStreamVAELoader": ("vae_name", "vae"),
-}
-# Small enough for two CPU cores and a few seconds, long enough to cross the VAE's frame cache several times.
-TINY_SIZE = {"width": 128, "height": 128, "length": 17}
-TINY_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -57,12 +45,18 @@ def main() -> None:
         sys.exit("The demo needs --model, --clip and --vae together, or none of them.")
     started = time.monotonic()
     base, out = options.base.resolve(), options.output.resolve()
+    shutil.rmtree(base, ignore_errors=True)  # what an earlier demo left there
+    base.mkdir(parents=True)
     out.mkdir(parents=True, exist_ok=True)
-    workflow: Workflow = json.loads(WORKFLOW.read_text(encoding="utf-8"))
-    files = own if all(own) else write_tiny(base / "models")
-    arguments = use_files(workflow, files, base)
-    if not all(own):
-        workflow = tiny_size(workflow)
+    workflow = tiny.load_workflow()
+    if all(own):
+        files = [file.expanduser().resolve() for file in own]
+    else:
+        print("writing tiny checkpoints", flush=True)
+        files = tiny.write_checkpoints(base / "models")
+        tiny.shrink(workflow)
+    tiny.use_files(workflow, files)
+    arguments = search_paths(files, base)
     print("starting ComfyUI", flush=True)
     with Server(Path(sys.executable), options.comfyui, base, arguments) as server:
         print(f"ComfyUI answers after {time.monotonic() - started:.0f} s; making the video", flush=True)
@@ -94,34 +88,16 @@ def parser() -> argparse.ArgumentParser:
     return cli
 
 
-def write_tiny(models: Path) -> list[Path]:
-    """Tiny true checkpoints: diffusion model, text encoder, VAE."""
-    print("writing tiny checkpoints", flush=True)
-    kinds = (("wan_t2v", "diffusion_models"), ("umt5", "text_encoders"), ("wan21_vae", "vae"))
-    return [checkpoints.write(kind, models / folder) for kind, folder in kinds]
-
-
-def use_files(workflow: Workflow, files: list[Path], base: Path) -> list[str]:
-    """Put the file names into the loaders; the server arguments that let ComfyUI find files lying elsewhere."""
+def search_paths(files: list[Path], base: Path) -> list[str]:
+    """The server arguments that let ComfyUI find `files` where they lie."""
     folders = {}
-    for file, (node, (widget, kind)) in zip(files, LOADERS.items(), strict=True):
-        file = file.expanduser().resolve()
+    for file, (_, kind) in zip(files, tiny.LOADERS.values(), strict=True):
         if not file.is_file():
             sys.exit(f"{file} does not exist.")
-        next(n for n in workflow.values() if n["class_type"] == node)["inputs"][widget] = file.name
         folders[kind] = str(file.parent)
     config = base / "extra_model_paths.yaml"
     config.write_text(json.dumps({"demo": folders}), encoding="utf-8")  # JSON is YAML, and quotes any path rightly
     return ["--extra-model-paths-config", str(config)]
-
-
-def tiny_size(workflow: Workflow) -> Workflow:
-    """The workflow at a size that random weights deserve."""
-    for node in workflow.values():
-        node["inputs"].update({key: value for key, value in TINY_SIZE.items() if key in node["inputs"]})
-        if "steps" in node["inputs"]:
-            node["inputs"]["steps"] = TINY_STEPS
-    return workflow
 
 
 class Ticker:

@@ -23,7 +23,9 @@ def make_venv(bed: Bed) -> None:
     def action() -> None:
         if importlib.util.find_spec("ensurepip") is None:
             if not debian.can_install():
-                raise steps.SetupFailed("Python lacks its venv module. Install the package python3-venv and call again.")
+                raise steps.SetupFailed(
+                    "Python lacks its venv module. Install the package python3-venv and call again."
+                )
             debian.install("installing python3-venv", "python3-venv")
         shutil.rmtree(bed.venv, ignore_errors=True)
         remedy = f"Remove {bed.venv} and call again."
@@ -40,7 +42,9 @@ def install_packages(bed: Bed, *further: Path) -> None:
         remove_half_installed(bed)
         wanted = [word for file in files for word in ("-r", file)]
         command = [*pip(bed), "install", "--quiet", "--no-compile", "-c", bed.constraints, *wanted]
-        remedy = "Check that PyPI can be reached and the disk has 10 GB free, then call again: it goes on where it stopped."
+        remedy = (
+            "Check that PyPI can be reached and the disk has 10 GB free, then call again: it goes on where it stopped."
+        )
         steps.run(command, "installing packages", remedy)
 
     key = steps.key_of(sys.version, *files, bed.constraints)

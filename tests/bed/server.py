@@ -37,6 +37,7 @@ class Server:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
+        self.startup_log = ""
 
     def __enter__(self) -> Server:
         prepare(self.base)
@@ -47,15 +48,20 @@ class Server:
         ]  # fmt: skip
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.base, env=environment)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=self.base, env=environment
+            )
         try:
             self._wait_until_up(timeout=180)
+            self.startup_log = self.log()
         except BaseException:
             self.stop()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -106,7 +112,7 @@ def link_folder(link: Path, target: Path) -> None:
         return
     link.unlink(missing_ok=True)
     if sys.platform == "win32":
-        import _winapi  # noqa: PLC0415 - Windows only
+        import _winapi
 
         _winapi.CreateJunction(str(target), str(link))
     else:

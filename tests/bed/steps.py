@@ -60,8 +60,15 @@ def run(command: Sequence[str | Path], step: str, remedy: str, env: dict[str, st
     keep = () if _lock_fd is None or os.name == "nt" else (_lock_fd,)
     try:
         done = subprocess.run(
-            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=keep, env=env, check=False
-        )  # fmt: skip
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            pass_fds=keep,
+            env=env,
+            check=False,
+        )
     except OSError as error:
         raise SetupFailed(f"{step}: cannot run {words[0]} ({error}). {remedy}") from error
     if done.returncode:
@@ -90,11 +97,11 @@ def locked(path: Path) -> Iterator[None]:
 def _try_lock(fd: int) -> bool:
     try:
         if sys.platform == "win32":
-            import msvcrt  # noqa: PLC0415 - Windows only
+            import msvcrt
 
             msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
         else:
-            import fcntl  # noqa: PLC0415 - not on Windows
+            import fcntl
 
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

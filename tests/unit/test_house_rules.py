@@ -17,7 +17,16 @@ MAY_IMPORT = {
     "kernels_cuda": set(),
 }
 BELOW_FUSION = ("memory", "kernels_cuda")
-COMFYUI = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "server", "execution", "node_helpers"}
+COMFYUI = {
+    "comfy",
+    "comfy_api",
+    "comfy_execution",
+    "comfy_extras",
+    "folder_paths",
+    "server",
+    "execution",
+    "node_helpers",
+}
 SOURCES = [path for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
@@ -57,7 +66,9 @@ def test_pack_imports_itself_relatively(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in SOURCES if p.relative_to(ROOT).parts[0] in BELOW_FUSION], ids=lambda path: str(path.relative_to(ROOT))
+    "path",
+    [p for p in SOURCES if p.relative_to(ROOT).parts[0] in BELOW_FUSION],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_nothing_below_fusion_knows_comfyui(path: Path) -> None:
     wrong = {name for name in imported(path) if name.split(".")[0] in COMFYUI}

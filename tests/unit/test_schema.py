@@ -9,8 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import fusestream.nodes
 import pytest
+
+import fusestream.nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOT = Path(__file__).with_name("schema.json")
@@ -18,7 +19,9 @@ SCHEMAS = [node.GET_SCHEMA() for node in fusestream.nodes.NODES]
 
 
 def described() -> dict[str, Any]:
-    return {schema.node_id: {"inputs": [inputs(i) for i in schema.inputs], "outputs": outputs(schema)} for schema in SCHEMAS}
+    return {
+        schema.node_id: {"inputs": [inputs(i) for i in schema.inputs], "outputs": outputs(schema)} for schema in SCHEMAS
+    }
 
 
 def inputs(item: Any) -> dict[str, Any]:

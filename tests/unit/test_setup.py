@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from bed import comfyui, environment, steps
 from bed.paths import Bed
 
@@ -154,11 +155,15 @@ def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/"
         tar.addfile(link)
     comfyui.unpack(archive, tmp_path / "out")
-    assert {str(p.relative_to(tmp_path)) for p in (tmp_path / "out").rglob("*")} == {"out/main.py", "out/comfy", "out/comfy/ok.py"}
+    assert {str(p.relative_to(tmp_path)) for p in (tmp_path / "out").rglob("*")} == {
+        "out/main.py",
+        "out/comfy",
+        "out/comfy/ok.py",
+    }
     assert not (tmp_path / "escaped").exists()
 
 
 def test_a_wrong_comfyui_path_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bed: Bed) -> None:
     monkeypatch.setenv("COMFYUI_PATH", str(tmp_path))
-    with pytest.raises(steps.SetupFailed, match="COMFYUI_PATH is .*, where no ComfyUI is"):
+    with pytest.raises(steps.SetupFailed, match=r"COMFYUI_PATH is .*, where no ComfyUI is"):
         comfyui.find_or_fetch(bed)

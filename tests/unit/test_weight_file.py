@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from fusestream.memory import BadFile, read_header
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-NAMES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8"}
+from fusestream.memory import BadFile, read_header
+
+NAMES = {
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.uint8: "U8",
+}
 
 
 def file_of(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
@@ -53,8 +60,8 @@ BAD_HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "overlap": ({"a": tensor(0, 4), "b": tensor(2, 6)}, b"123456", "'b' .* overlaps 'a'"),
     "hole": ({"a": tensor(0, 2), "b": tensor(3, 6)}, b"123456", "'b' .* leaves a hole after 'a'"),
     "late start": ({"a": tensor(1, 2)}, b"12", "leaves a hole after the header"),
-    "beyond the end": ({"a": tensor(0, 9)}, b"12", "'a' lies at bytes 0 to 9 of the data, which has 2"),
-    "backwards": ({"a": tensor(2, 1, [1])}, b"12", "'a' lies at"),
+    "beyond the end": ({"a": tensor(0, 9)}, b"12", "is cut short: tensor 'a' ends at byte"),
+    "backwards": ({"a": tensor(2, 1, [1])}, b"12", "'a' ends before it begins"),
     "left over": ({"a": tensor(0, 1)}, b"12", "1 bytes after its last tensor"),
     "size": ({"a": tensor(0, 2, [2], "F16")}, b"12", "'a' of dtype F16 .* needs 4 bytes, the header gives it 2"),
     "odd bits": ({"a": tensor(0, 1, [1], "F4")}, b"1", "'a' of dtype F4"),

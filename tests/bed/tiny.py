@@ -1,0 +1,51 @@
+"""The example workflow at a size for two CPU cores, on the tiny checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+
+from .client import Workflow
+from .paths import ROOT
+
+WORKFLOW = ROOT / "workflows" / "api" / "wan2.1_t2v_1.3B.json"
+# Our loaders in the order model, text encoder, VAE: the widget that names the file, and its folder below `models`.
+LOADERS = {
+    "FuseStreamDiffusionModelLoader": ("model_name", "diffusion_models"),
+    "FuseStreamTextEncoderLoader": ("text_encoder_name", "text_encoders"),
+    "FuseStreamVAELoader": ("vae_name", "vae"),
+}
+KINDS = ("wan_t2v", "umt5", "wan_vae")
+# Seconds of work, yet long enough to cross the VAE's frame cache several times.
+SIZE = {"width": 128, "height": 128, "length": 17, "steps": 6}
+
+
+def write_checkpoints(models: Path) -> list[Path]:
+    """Write the three files below the folder `models`: diffusion model, text encoder, VAE."""
+    return [checkpoints.write(kind, models / checkpoints.KINDS[kind].folder) for kind in KINDS]
+
+
+def load_workflow() -> Workflow:
+    """The example workflow as it ships, in API format."""
+    workflow: Workflow = json.loads(WORKFLOW.read_text(encoding="utf-8"))
+    return workflow
+
+
+def node_of(workflow: Workflow, class_type: str) -> dict[str, Any]:
+    """The first node of this type."""
+    return next(node for node in workflow.values() if node["class_type"] == class_type)
+
+
+def use_files(workflow: Workflow, files: list[Path]) -> None:
+    """Put the names of `files` (diffusion model, text encoder, VAE) into the loaders."""
+    for file, (class_type, (widget, _)) in zip(files, LOADERS.items(), strict=True):
+        node_of(workflow, class_type)["inputs"][widget] = file.name
+
+
+def shrink(workflow: Workflow, **sizes: int) -> None:
+    """Set width, height, length and steps wherever a node has them."""
+    for node in workflow.values():
+        node["inputs"].update({key: value for key, value in {**SIZE, **sizes}.items() if key in node["inputs"]})

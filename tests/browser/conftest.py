@@ -1,0 +1,123 @@
+"""A server, a browser and a fresh page per test; a picture of the page for every test that fails.
+
+Server and browser live as long as this package. Playwright keeps an event loop in the main thread while it is up, and
+tests elsewhere that start one of their own must not find it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Error, expect, sync_playwright
+
+import bed.browser
+from bed import tiny
+from bed.paths import ROOT
+from bed.server import Server
+from browser.front_end import FrontEnd
+
+FAILURES = ROOT / "output" / "test-failures"
+BAD_FILE = "not_a_model.safetensors"
+# The last of these keep a browser from calling home; a test machine may have no way out.
+CHROMIUM = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+# Two cores that also run the model: generous, and reached only by a test that fails.
+expect.set_options(timeout=20_000)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server, with the tiny checkpoints under the names that the example workflow has in its loaders."""
+    base = tmp_path_factory.mktemp("comfyui")
+    example = tiny.load_workflow()
+    for file, (class_type, (widget, _)) in zip(
+        tiny.write_checkpoints(base / "models"), tiny.LOADERS.items(), strict=True
+    ):
+        file.rename(file.with_name(tiny.node_of(example, class_type)["inputs"][widget]))
+    (base / "models" / "diffusion_models" / BAD_FILE).write_text("<html>404: no such model</html>", encoding="utf-8")
+    with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), base) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Browser]:
+    path = bed.browser.find()
+    assert path, "no browser found: `python3 dev.py setup` installs one, or set FUSESTREAM_BROWSER to the path of one"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """The user's settings when the page opens. A test parametrizes this one to have others."""
+    return {}
+
+
+@pytest.fixture
+def front(server: Server, chromium: Browser, settings: dict[str, Any]) -> Iterator[FrontEnd]:
+    """The front end, opened by a user who has seen it before, in a browser that has not."""
+    # The front end stores settings on the server as it is used: without this a test would inherit the last one's.
+    path = server.base / "user" / "default" / "comfy.settings.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"Comfy.TutorialCompleted": True, **settings}), encoding="utf-8")
+    context = chromium.new_context(viewport={"width": 1280, "height": 800}, locale="en-US")
+    front = FrontEnd(context.new_page(), server.url)
+    front.open()
+    yield front
+    problems = list(front.problems)  # before the page goes: closing it aborts requests
+    stop_work(front)
+    context.close()
+    assert not problems, "the page complained"
+
+
+def stop_work(front: FrontEnd) -> None:
+    """Take away what a failed test has left running, so that the next one need not wait for it."""
+    request, url = front.page.request, front.url
+    if any(request.get(f"{url}/queue").json().values()):
+        request.post(f"{url}/queue", data={"clear": True})
+        request.post(f"{url}/interrupt")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    fixtures: dict[str, Any] = getattr(item, "funcargs", {})
+    front, server = fixtures.get("front"), fixtures.get("server")
+    if report.failed and front and server and not front.page.is_closed():
+        report.sections.append(("what the browser showed", keep(item.name, front, server)))
+    return report
+
+
+def keep(test: str, front: FrontEnd, server: Server) -> str:
+    """Save what a human needs to understand the failure of `test`; a text that says where."""
+    FAILURES.mkdir(parents=True, exist_ok=True)
+    stem = FAILURES / re.sub(r"[^\w.-]+", "_", test).strip("_")
+    picture, log = Path(f"{stem}.png"), Path(f"{stem}.log")
+    log.write_text(server.log(), encoding="utf-8")
+    try:
+        front.page.screenshot(path=picture)
+        shown = f"screenshot: {picture}"
+    except Error as error:
+        shown = f"no screenshot: {error}"
+    complaints = "\n".join(front.problems) or "none"
+    tail = "\n".join(server.log().splitlines()[-15:])
+    return f"{shown}\nserver log: {log}\n\ncomplaints of the page: {complaints}\n\nend of the server log:\n{tail}"

@@ -1,0 +1,121 @@
+"""ComfyUI's front end as a user handles it: open a template, look at a node, press Run, watch.
+
+What a user sees is asked of the page. Only where a node lies on the canvas, which is one picture to the browser, is
+asked of the front end's own `app`, and the click then goes to that spot.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import ConsoleMessage, Error, Locator, Page, Response, expect
+
+from bed.server import PACK
+
+# Asked for by the front end whether they are there or not: what a new user has none of, a translated help page.
+MAY_BE_MISSING = re.compile(
+    r"/user\.css$|/userdata\?dir=(workflows|subgraphs)|/userdata/comfy\.templates\.json$|/docs/\w+/en\.md$"
+)
+# The front end's own complaints. `--disable-api-nodes` makes the browser refuse its calls to comfy.org.
+NOT_OURS = re.compile(
+    r"^Failed to load resource"  # said again, and with the address, as a response
+    r"|^ComfyApp graph accessed before initialization"
+    r"|Content Security Policy"
+)
+TITLES = """() => {
+    window.seenTitles = []
+    new MutationObserver(() => window.seenTitles.push(document.title))
+        .observe(document.querySelector('title'), {childList: true, characterData: true, subtree: true})
+}"""
+# A widget on the canvas has a place only once it was drawn.
+DRAWN = """() => app.graph.nodes.every(n =>
+    !n.widgets?.length || n.widgets[0].last_y != null || document.querySelector(`[data-node-id="${n.id}"]`))"""
+TITLE_BAR = """id => {
+    const node = app.graph.getNodeById(id)
+    return app.canvasPosToClientPos([node.pos[0] + node.size[0] / 2, node.pos[1] - LiteGraph.NODE_TITLE_HEIGHT / 2])
+}"""
+
+
+class FrontEnd:
+    """One page. `problems` collects what it complains of, one line each; a test that wants one clears them."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page, self.url = page, url
+        self.problems: list[str] = []
+        page.on("console", self._on_console)
+        page.on("pageerror", self._on_page_error)
+        page.on("response", self._on_response)
+
+    def open(self) -> None:
+        """Load the page and wait until its start-up is over, the first workflow drawn."""
+        self.page.goto(self.url)
+        self.page.wait_for_function("window.app?.vueAppReady && app.graph?.nodes.length > 0", timeout=60_000)
+        # Until the very end of its start-up an invisible mask swallows every click.
+        expect(self.page.locator("#splash-loader, .p-blockui-mask")).to_have_count(0)
+
+    def browse_templates(self) -> Locator:
+        """Open the template browser at this pack's section; the dialog."""
+        self.page.get_by_role("button", name="Templates").click()
+        dialog = self.page.get_by_role("dialog")
+        dialog.get_by_role("button", name=PACK, exact=True).click()
+        expect(dialog.get_by_role("main").get_by_text(PACK, exact=True)).to_be_visible()
+        return dialog
+
+    def open_template(self, name: str) -> None:
+        dialog = self.browse_templates()
+        dialog.get_by_test_id(f"template-workflow-{name}").click()
+        expect(dialog).to_be_hidden()
+        expect(self.page.get_by_test_id("topbar-workflow-tabs")).to_contain_text(name)
+        self.page.wait_for_function(DRAWN)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Id, title, type, box (x, y, width, height with the title bar) and state of every node."""
+        nodes: list[dict[str, Any]] = self.page.evaluate(
+            """app.graph.nodes.map(n => ({
+                id: String(n.id), title: n.getTitle(), type: n.type, box: [...n.getBounding()], error: Boolean(n.has_errors),
+                known: n.type in LiteGraph.registered_node_types,
+                lost: (n.widgets ?? []).filter(w => w.type === 'combo' && !w.options.values.includes(w.value))
+                    .map(w => w.value)
+            }))"""
+        )
+        return nodes
+
+    def node(self, title: str) -> str:
+        """The id of the node with this title."""
+        (id_,) = (node["id"] for node in self.nodes() if node["title"] == title)
+        return str(id_)
+
+    def select(self, node: str) -> None:
+        self.page.mouse.click(*self.page.evaluate(TITLE_BAR, node))
+
+    def prompt(self) -> dict[str, Any]:
+        """What Run would send to the server, in API format."""
+        prompt: dict[str, Any] = self.page.evaluate("app.graphToPrompt().then(p => p.output)")
+        return prompt
+
+    def run(self) -> None:
+        """Press Run. From then on `titles` has what the browser's tab said."""
+        self.page.evaluate(TITLES)
+        self.page.get_by_test_id("queue-button").click()
+
+    def titles(self) -> list[str]:
+        titles: list[str] = self.page.evaluate("window.seenTitles")
+        return titles
+
+    @property
+    def error(self) -> Locator:
+        """The note that something is wrong with the workflow or went wrong in it."""
+        return self.page.get_by_test_id("error-overlay")
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type == "error" and not NOT_OURS.search(message.text):
+            self.problems.append(f"console: {message.text}")
+
+    def _on_page_error(self, error: Error) -> None:
+        self.problems.append(f"uncaught: {error}")
+
+    def _on_response(self, response: Response) -> None:
+        ours = response.url.startswith(self.url)
+        if ours and response.status >= 400 and not (response.status == 404 and MAY_BE_MISSING.search(response.url)):
+            self.problems.append(f"{response.status} {response.request.method} {response.url}")

@@ -1,0 +1,80 @@
+"""What the front end tells a user about our nodes: how to find one, what an input means, the help page."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from bed.paths import ROOT
+from bed.server import PACK, Server
+from browser.front_end import FrontEnd
+from browser.widgets import MIDDLE
+
+DOCS = ROOT / "nodes" / "web" / "docs"
+# Canvas without a node on it, in the workflow that the front end starts with.
+EMPTY_SPOT = (300, 730)
+NODES = sorted(path.stem for path in DOCS.glob("*.md"))
+
+
+@pytest.fixture
+def ours(server: Server) -> dict[str, dict[str, Any]]:
+    """Our nodes as the server describes them, by id."""
+    nodes: Any = server.get("/object_info")
+    return {name: node for name, node in nodes.items() if node["python_module"] == f"custom_nodes.{PACK}"}
+
+
+def test_every_node_has_a_help_page(ours: dict[str, dict[str, Any]]) -> None:
+    assert sorted(ours) == NODES
+
+
+def test_help_page_opens_from_the_node(front: FrontEnd) -> None:
+    for node in NODES:
+        front.page.evaluate("type => { app.graph.clear(); app.graph.add(LiteGraph.createNode(type)) }", node)
+        front.page.get_by_role("button", name="Fit View").click()
+        front.select(front.nodes()[0]["id"])
+        front.page.locator(".selection-toolbox").get_by_role("button", name="Node Info").click()
+        help_ = front.page.get_by_test_id("properties-panel").locator(".node-help-content")
+        source = (DOCS / f"{node}.md").read_text(encoding="utf-8")
+        expect(help_.get_by_role("heading", level=1)).to_have_text(source.splitlines()[0].removeprefix("# "))
+        assert letters(help_.inner_text()) == letters(source), "the page is not the file's text"
+        for picture in help_.get_by_role("img").all():
+            expect(picture).not_to_have_js_property("naturalWidth", 0)
+
+
+def test_search_finds_every_node_by_name_and_alias(front: FrontEnd, ours: dict[str, dict[str, Any]]) -> None:
+    before = len(front.nodes())
+    front.page.mouse.dblclick(*EMPTY_SPOT)
+    search = front.page.get_by_role("search")
+    results = search.get_by_test_id("result-item")
+    for node in ours.values():
+        for words in (*node["search_aliases"], node["display_name"]):
+            search.get_by_role("combobox").fill(words)
+            expect(results.filter(has_text=node["display_name"])).to_be_visible()
+    # The last one searched for is at the top; Enter takes it, and it hangs at the pointer until it is put down.
+    expect(results.first).to_contain_text(node["display_name"])
+    front.page.keyboard.press("Enter")
+    expect(search).to_be_hidden()
+    front.page.mouse.click(*EMPTY_SPOT)
+    assert [new["type"] for new in front.nodes()[before:]] == [node["name"]]
+
+
+def test_every_input_and_output_has_a_tooltip(front: FrontEnd, ours: dict[str, dict[str, Any]]) -> None:
+    for name in ours:
+        loaded = front.page.evaluate("type => LiteGraph.registered_node_types[type].nodeData", name)
+        assert loaded["description"]
+        assert loaded["inputs"] and all(one.get("tooltip") for one in loaded["inputs"].values())
+        assert loaded["outputs"] and all(one.get("tooltip") for one in loaded["outputs"])
+    front.open_template("wan2.1_t2v_1.3B")
+    _, options = ours["FuseStreamVAELoader"]["input"]["required"]["vae_name"]
+    front.page.mouse.move(*front.page.evaluate(MIDDLE, [front.node("FuseStream VAE Loader"), "vae_name"]))
+    expect(front.page.locator(".node-tooltip")).to_have_text(options["tooltip"])
+
+
+def letters(text: str) -> str:
+    """The text without markup: what Markdown and its rendering have in common."""
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"[*`#|\s-]", "", text)

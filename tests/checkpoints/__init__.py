@@ -1,0 +1,84 @@
+"""Tiny but true checkpoints: real file formats, real tensor names, seeded weights, a few megabytes each.
+
+    path = checkpoints.write("wan_i2v", folder, "fp8_scaled", seed=0)
+
+`KINDS` is the catalogue. The files are what stock ComfyUI loads and runs; the tests beside this package hold them to it.
+Nothing here imports ComfyUI: the tables of names and shapes are written out, to be read as documentation of the formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from . import clip_vision, container, lora, spiece, umt5, wan, wan_vae
+from .storage import Storage
+from .weights import Table, draw
+
+__all__ = ["KINDS", "LORA_BASES", "Kind", "clip_vision", "lora", "umt5", "wan", "wan_vae", "write"]
+
+Tensors = dict[str, torch.Tensor]
+
+
+def _as_they_are(tensors: Tensors) -> Tensors:
+    return tensors
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One sort of checkpoint file. `folder` is the one under ComfyUI's `models` where such a file belongs."""
+
+    folder: str
+    family: str
+    table: Table
+    storages: Mapping[str, Storage]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    finish: Callable[[Tensors], Tensors] = _as_they_are
+
+
+def _with_tokenizer(tensors: Tensors) -> Tensors:
+    return tensors | {"spiece_model": spiece.spiece_tensor()}
+
+
+def _catalogue() -> dict[str, Kind]:
+    kinds = {
+        name: Kind("diffusion_models", "wan", wan.table(size), wan.STORAGES, wan.metadata(size))
+        for name, size in wan.SIZES.items()
+    }
+    kinds["umt5"] = Kind("text_encoders", "umt5", umt5.table(umt5.Umt5Size()), umt5.STORAGES, finish=_with_tokenizer)
+    kinds["wan_vae"] = Kind("vae", "wan_vae", wan_vae.table_21(wan_vae.WAN21), wan_vae.STORAGES)
+    kinds["wan22_vae"] = Kind("vae", "wan22_vae", wan_vae.table_22(wan_vae.WAN22), wan_vae.STORAGES)
+    vision = clip_vision.table(clip_vision.SIZE)
+    for name, spell in {"clip_vision": _as_they_are, "clip_vision_open_clip": clip_vision.open_clip}.items():
+        kinds[name] = Kind("clip_vision", "clip_vision", vision, clip_vision.STORAGES, finish=spell)
+    for name, one in lora.LORAS.items():
+        kinds[name] = Kind("loras", name, one.table, lora.STORAGES)
+    return kinds
+
+
+KINDS: Mapping[str, Kind] = _catalogue()
+
+# Which kind of checkpoint a LoRA is for.
+LORA_BASES: Mapping[str, str] = {name: one.base for name, one in lora.LORAS.items()}
+
+
+def write(kind: str, folder: Path | str, storage: str = "fp16", seed: int = 0) -> Path:
+    """Make sure the file is in `folder`, and say where.
+
+    The bytes depend on (kind, storage, seed) alone. A file that is there already is not written again, so after a change to
+    this package the folder has to be emptied.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"no checkpoint kind {kind!r}; there are {', '.join(KINDS)}")
+    entry = KINDS[kind]
+    if storage not in entry.storages:
+        raise ValueError(f"{kind} is not stored as {storage!r}, only as {', '.join(entry.storages)}")
+    path = Path(folder) / f"{kind}_{storage}{f'_seed{seed}' if seed else ''}.safetensors"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stored = entry.storages[storage].store(entry.table, draw(entry.table, entry.family, seed))
+        container.save(path, entry.finish(stored.tensors), {**entry.metadata, **stored.metadata})
+    return path

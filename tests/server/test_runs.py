@@ -1,0 +1,146 @@
+"""The example workflow over HTTP and websocket: it runs, tells how far it is, leaves a video, and reuses what it can."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from bed import tiny
+from bed.client import Client, Rejected, Run, Workflow
+from bed.server import Server
+
+
+def classes(workflow: Workflow, nodes: Any) -> set[str]:
+    return {workflow[node]["class_type"] for node in nodes}
+
+
+def frames_of(client: Client, run: Run) -> np.ndarray[Any, Any]:
+    """The saved video's frames, [frames, height, width, 3] uint8."""
+    (output,) = run.outputs.values()
+    with av.open(io.BytesIO(client.fetch(output["images"][0]))) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def test_makes_a_video_and_tells_the_progress(client: Client, workflow: Workflow) -> None:
+    run = client.run(workflow)
+    assert run.error is None and not run.interrupted
+    assert classes(workflow, run.executed) == classes(workflow, workflow)
+    sampler = next(node for node in workflow if workflow[node]["class_type"] == "KSampler")
+    assert (sampler, 3, 3) in run.progress
+    video = frames_of(client, run)
+    assert video.shape == (9, 64, 64, 3)
+    assert video.std() > 5, "a picture, not one grey"
+    assert np.abs(np.diff(video.astype(int), axis=0)).mean() > 1, "frames that differ"
+
+
+def test_a_second_prompt_reuses_what_did_not_change(client: Client, workflow: Workflow) -> None:
+    first = client.run(workflow)
+    tiny.node_of(workflow, "KSampler")["inputs"]["seed"] += 1
+    second = client.run(workflow)
+    assert second.error is None
+    assert classes(workflow, second.executed) == {"KSampler", "VAEDecode", "CreateVideo", "SaveVideo"}
+    assert {*tiny.LOADERS, "CLIPTextEncode"} <= classes(workflow, second.cached)
+    assert not np.array_equal(frames_of(client, first), frames_of(client, second))
+
+
+def test_ours_makes_what_stock_makes(client: Client, workflow: Workflow) -> None:
+    """The stock diffusion model and VAE loaders in place of ours: the same frames to the last bit."""
+    ours = frames_of(client, client.run(workflow))
+    model, vae = (tiny.node_of(workflow, name) for name in ("FuseStreamDiffusionModelLoader", "FuseStreamVAELoader"))
+    model.update(
+        class_type="UNETLoader", inputs={"unet_name": model["inputs"]["model_name"], "weight_dtype": "default"}
+    )
+    vae["class_type"] = "VAELoader"
+    stock = client.run(workflow)
+    assert stock.error is None and {"UNETLoader", "VAELoader"} <= classes(workflow, stock.executed)
+    assert np.array_equal(ours, frames_of(client, stock))
+
+
+def test_an_interrupt_stops_the_run_and_the_next_one_works(client: Client, workflow: Workflow) -> None:
+    sampler = tiny.node_of(workflow, "KSampler")
+    sampler["inputs"].update(sampler_name="euler", steps=500, seed=7)
+    other = Client(client.url)
+    asked = []
+
+    def interrupt_after_two_steps(kind: str, data: dict[str, Any]) -> None:
+        if kind == "progress" and data["value"] >= 2 and not asked:
+            asked.append(1)
+            threading.Thread(target=other.post, args=("/interrupt",)).start()
+
+    run = client.run(workflow, interrupt_after_two_steps)
+    assert run.interrupted and run.error is None
+    assert max(value for _, value, _ in run.progress) < 450
+    sampler["inputs"].update(steps=2)
+    assert client.run(workflow).error is None
+
+
+def test_free_unloads_and_the_next_run_loads_again(client: Client, workflow: Workflow) -> None:
+    client.run(workflow)
+    assert client.post("/free", {"unload_models": True, "free_memory": True}) == 200
+    for attempt in range(5):  # the server frees between prompts, when its worker comes by
+        tiny.node_of(workflow, "KSampler")["inputs"]["seed"] = 100 + attempt
+        run = client.run(workflow)
+        if set(tiny.LOADERS) <= classes(workflow, run.executed):
+            break
+    else:
+        pytest.fail("/free did not make the loaders run again")
+    assert run.error is None
+
+
+@pytest.mark.parametrize("class_type", tiny.LOADERS)
+def test_a_name_that_is_not_there_is_refused_with_the_list(client: Client, workflow: Workflow, class_type: str) -> None:
+    widget = tiny.LOADERS[class_type][0]
+    tiny.node_of(workflow, class_type)["inputs"][widget] = "absent.safetensors"
+    with pytest.raises(Rejected) as refused:
+        client.run(workflow)
+    (node,) = refused.value.body["node_errors"].values()
+    (error,) = node["errors"]
+    assert "absent.safetensors" in error["details"] and widget in error["details"]
+
+
+def write_text(path: Path) -> Path:
+    path.write_text("<html>404 Not Found</html>")
+    return path
+
+
+def cut(path: Path, source: Path) -> Path:
+    path.write_bytes(source.read_bytes()[:-1000])
+    return path
+
+
+def test_bad_files_are_named_and_the_server_goes_on(
+    server: Server, client: Client, workflow: Workflow, files: list[Path]
+) -> None:
+    model, encoder, vae = files
+    cases = [
+        (write_text(model.parent / "page.safetensors"), "is a web page, not a model"),
+        (cut(encoder.parent / "cut.safetensors", encoder), "is cut short"),
+        (
+            Path(shutil.copy(vae, model.parent / "vae.safetensors")),
+            "is a Wan VAE: choose it in the FuseStream VAE Loader",
+        ),
+        (
+            Path(shutil.copy(model, vae.parent / "model.safetensors")),
+            "choose it in the FuseStream Diffusion Model Loader",
+        ),
+    ]
+    for bad, message in cases:
+        class_type = next(c for c, (_, f) in tiny.LOADERS.items() if f == bad.parent.name)
+        widget = tiny.LOADERS[class_type][0]
+        node = tiny.node_of(workflow, class_type)
+        before, node["inputs"][widget] = node["inputs"][widget], bad.name
+        server.get("/object_info")  # as the browser's R key: the server lists its folders again
+        run = client.run(workflow)
+        assert run.error is not None
+        assert message in run.error["exception_message"] and bad.name in run.error["exception_message"]
+        assert run.error["node_type"] == class_type
+        node["inputs"][widget] = before
+        bad.unlink()
+    assert client.run(workflow).error is None

@@ -1,0 +1,63 @@
+"""The pack as the server sees it: loaded without a complaint, its nodes described, its pages and templates served."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bed.server import PACK, Server
+
+ROOT = Path(__file__).resolve().parents[2]
+NODES = sorted(path.stem for path in (ROOT / "nodes" / "web" / "docs").glob("*.md"))
+
+
+def text(server: Server, path: str) -> str:
+    with urllib.request.urlopen(server.url + path, timeout=30) as answer:
+        body: str = answer.read().decode()
+        return body
+
+
+def test_the_pack_is_imported_without_a_complaint(server: Server) -> None:
+    log = server.startup_log
+    assert not re.search(r"IMPORT FAILED|Cannot import|Traceback|Error while calling", log), log
+    seconds = re.search(rf"([\d.]+) seconds: .*{PACK}", log)
+    assert seconds and float(seconds.group(1)) < 0.5, log
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_object_info_describes_the_node(server: Server, node: str) -> None:
+    found: Any = server.get(f"/object_info/{node}")
+    info = found[node]
+    assert info["python_module"] == f"custom_nodes.{PACK}"
+    assert info["category"] == "FuseStream" and info["description"]
+    assert info["output"] in (["MODEL"], ["CLIP"], ["VAE"])
+    for _, options in info["input"]["required"].values():
+        assert options["tooltip"]
+        assert any(name.endswith(".safetensors") for name in options["options"]), "the files of its folder are offered"
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_help_page_is_served(server: Server, node: str) -> None:
+    page = text(server, f"/extensions/{PACK}/docs/{node}.md")
+    assert page == (ROOT / "nodes" / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
+
+
+def test_every_example_workflow_is_a_template_with_a_picture_and_a_twin(server: Server) -> None:
+    listed: Any = server.get("/workflow_templates")
+    names = {path.stem for path in (ROOT / "workflows").glob("*.json")}
+    assert set(listed[PACK]) == names and names
+    classes: Any = server.get("/object_info")
+    for name in names:
+        graph = json.loads(text(server, f"/api/workflow_templates/{PACK}/{name}.json"))
+        api = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text(encoding="utf-8"))
+        unknown = {node["class_type"] for node in api.values()} - set(classes)
+        assert not unknown
+        in_graph = sorted(node["type"] for node in graph["nodes"] if "Note" not in node["type"])
+        assert in_graph == sorted(node["class_type"] for node in api.values())
+        with urllib.request.urlopen(f"{server.url}/api/workflow_templates/{PACK}/{name}.jpg", timeout=30) as picture:
+            assert picture.read(3) == b"\xff\xd8\xff"
