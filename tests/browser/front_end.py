@@ -28,6 +28,8 @@ TITLES = """() => {
     new MutationObserver(() => window.seenTitles.push(document.title))
         .observe(document.querySelector('title'), {childList: true, characterData: true, subtree: true})
 }"""
+# While it works, the front end has the progress at the head of the title.
+IDLE = "window.seenTitles.some(title => title.startsWith('[')) && !document.title.startsWith('[')"
 # A widget on the canvas has a place only once it was drawn.
 DRAWN = """() => app.graph.nodes.every(n =>
     !n.widgets?.length || n.widgets[0].last_y != null || document.querySelector(`[data-node-id="${n.id}"]`))"""
@@ -95,11 +97,13 @@ class FrontEnd:
         return prompt
 
     def run(self) -> None:
-        """Press Run. From then on `titles` has what the browser's tab said."""
+        """Press Run and wait for the end, good or bad."""
         self.page.evaluate(TITLES)
         self.page.get_by_test_id("queue-button").click()
+        self.page.wait_for_function(IDLE, timeout=90_000)
 
     def titles(self) -> list[str]:
+        """What the browser's tab said during the last run."""
         titles: list[str] = self.page.evaluate("window.seenTitles")
         return titles
 

@@ -16,6 +16,13 @@ from browser.widgets import MIDDLE
 DOCS = ROOT / "nodes" / "web" / "docs"
 # Canvas without a node on it, in the workflow that the front end starts with.
 EMPTY_SPOT = (300, 730)
+# One node, in plain view, and nothing else.
+ALONE = """type => {
+    const node = LiteGraph.createNode(type)
+    app.graph.clear()
+    app.graph.add(node)
+    node.pos = app.canvas.ds.convertCanvasToOffset([300, 300])
+}"""
 NODES = sorted(path.stem for path in DOCS.glob("*.md"))
 
 
@@ -32,8 +39,7 @@ def test_every_node_has_a_help_page(ours: dict[str, dict[str, Any]]) -> None:
 
 def test_help_page_opens_from_the_node(front: FrontEnd) -> None:
     for node in NODES:
-        front.page.evaluate("type => { app.graph.clear(); app.graph.add(LiteGraph.createNode(type)) }", node)
-        front.page.get_by_role("button", name="Fit View").click()
+        front.page.evaluate(ALONE, node)
         front.select(front.nodes()[0]["id"])
         front.page.locator(".selection-toolbox").get_by_role("button", name="Node Info").click()
         help_ = front.page.get_by_test_id("properties-panel").locator(".node-help-content")

@@ -43,9 +43,8 @@ def widgets(front: FrontEnd, drawn_by: type[Canvas | Elements]) -> Canvas | Elem
 
 
 def test_changed_workflow_runs_and_shows_its_video(front: FrontEnd, widgets: Canvas | Elements) -> None:
-    text = (
-        f"an owl on a fence, seen by {type(widgets).__name__}"  # new every time: the server would skip what it has done
-    )
+    # New every time: the server would skip what it has done before.
+    text = f"an owl on a fence, seen by {type(widgets).__name__}"
     widgets.text(front.node("What to show"), "text", text)
     with front.page.expect_request("**/api/prompt") as sent:
         front.run()
@@ -54,11 +53,11 @@ def test_changed_workflow_runs_and_shows_its_video(front: FrontEnd, widgets: Can
     assert queued[front.node("What to show")]["inputs"]["text"] == text
     assert queued[front.node("Size and length")]["inputs"] == {**SIZE, "batch_size": 1}
 
-    check_video(front, widgets.video(front.node("Save Video")))
+    expect(front.error).to_be_hidden()
     # The tab tells how far all is, then how far this node is, then which node it is.
     titles = front.titles()
     assert any(re.fullmatch(r"\[\d+%\]\[(50|100)%\] KSampler", title) for title in titles), titles
-    expect(front.error).to_be_hidden()
+    check_video(front, widgets.video(front.node("Save Video")))
 
 
 def test_bad_file_is_explained_and_the_next_prompt_works(front: FrontEnd, widgets: Canvas | Elements) -> None:
@@ -74,8 +73,8 @@ def test_bad_file_is_explained_and_the_next_prompt_works(front: FrontEnd, widget
 
     widgets.choose(loader, "model_name", good)
     front.run()
-    check_video(front, widgets.video(front.node("Save Video")))
     expect(front.error).to_be_hidden()
+    check_video(front, widgets.video(front.node("Save Video")))
 
 
 def check_video(front: FrontEnd, video: Locator) -> None:

@@ -1,6 +1,6 @@
 """A node's widgets in ComfyUI's two ways to draw a node: on one canvas (the default), or as elements of the page.
 
-Both have the same three methods. Nodes are named by id, widgets by name.
+Both have the same methods. Nodes are named by id, widgets by name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ MIDDLE = """([id, name]) => {
 VALUE = "([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).value"
 # A text box on a canvas node floats above the canvas: it is found by the widget it belongs to.
 ELEMENT = "([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).element"
-
 HAS_VIDEO = "id => app.graph.getNodeById(id).widgets.some(w => w.element?.querySelector?.('video'))"
-# Milliseconds that making a video may take.
-RUN = 90_000
 
 
 class Canvas:
@@ -50,8 +47,8 @@ class Canvas:
         assert self.page.evaluate(VALUE, [node, widget]) == value
 
     def video(self, node: str) -> Locator:
-        """The video on the node, once there is one. It floats too, and no other is on the page."""
-        self.page.wait_for_function(HAS_VIDEO, arg=node, timeout=RUN)
+        """The video on the node. It floats too, and no other is on the page."""
+        self.page.wait_for_function(HAS_VIDEO, arg=node)
         return self.page.locator("video")
 
 
@@ -87,7 +84,4 @@ class Elements:
         assert self.page.evaluate(VALUE, [node, widget]) == value
 
     def video(self, node: str) -> Locator:
-        """The video on the node, once there is one."""
-        video = self._node(node).locator("video")
-        video.wait_for(timeout=RUN)
-        return video
+        return self._node(node).locator("video")

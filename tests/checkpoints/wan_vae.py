@@ -150,7 +150,7 @@ def wan22_widths(vae2_2: ModuleType, path: Path) -> Iterator[None]:
     widths = {"dim": shape["encoder.head.0.gamma"][0] // 4, "dec_dim": shape["decoder.head.0.gamma"][0]}
     stock: Any = vae2_2.WanVAE
 
-    class NarrowWanVAE(stock):  # type: ignore[misc]
+    class NarrowWanVAE(stock):
         def __init__(self, **options: Any) -> None:
             super().__init__(**(options | widths))
 
