@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.arch import preference
 from fusestream.kernels_cuda.launcher import card
+from fusestream.kernels_cuda.registry import Call
 
 EPS = 1e-6
 ON = KernelPolicy.of("on")
@@ -134,6 +136,22 @@ def test_auto_measures_once_and_remembers(tmp_path, monkeypatch):
     monkeypatch.setattr(autotune, "_tuner", None)
     monkeypatch.setattr(autotune, "measure", lambda *_: pytest.fail("measured again"))
     norm_modulate(x[:, :2000], scale[..., :1528], shift[..., :1528], eps=EPS)
+
+
+def test_measuring_works_on_clones_of_what_is_written():
+    seen = []
+
+    class InPlace:
+        name, ours = "in place", True
+
+        def prepare(self, call):
+            return lambda x: seen.append(x.data_ptr()) or x.add_(1)
+
+    op = SimpleNamespace(name="in place", mutates=(0,))
+    x = torch.zeros(3, device="cuda")
+    seconds = autotune.measure(op, Call("in place", (x,), ()), (InPlace(),))
+    assert seconds["in place"] > 0
+    assert not x.any() and x.data_ptr() not in seen
 
 
 def test_a_new_thread_has_no_context():
