@@ -2,23 +2,40 @@
 // same bits every time.
 #pragma once
 
-constexpr int kMostWarps = 32;
-
 __device__ inline float warp_sum(float v) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
     return v;
 }
 
-// The sum over the block, in every thread. `slot` is shared memory for one float per warp. A second sum in a row needs a
-// second slot: one barrier separates writing from reading, none separates reading from the next writing.
-__device__ inline float block_sum(float v, float* slot) {
+// Shared memory for block sums: one slot per warp the block may have, zero where it has fewer. A second sum in a row
+// needs a second set of slots: a barrier separates writing from reading, none separates reading from the next writing.
+template <int kWarps>
+struct __align__(16) Slots {
+    static_assert(kWarps % 4 == 0, "slots are read four at a time");
+    float of_warp[kWarps];
+};
+
+// Before the first sum; the caller's next barrier is the one inside block_sum.
+template <int kWarps, int kSets>
+__device__ inline void clear(Slots<kWarps> (&sets)[kSets]) {
+    float* all = sets[0].of_warp;
+    for (int i = threadIdx.x; i < kWarps * kSets; i += blockDim.x) all[i] = 0;
+    __syncthreads();
+}
+
+// The sum over the block, in every thread.
+template <int kWarps>
+__device__ inline float block_sum(float v, Slots<kWarps>& slots) {
     v = warp_sum(v);
-    const int warps = blockDim.x / 32;
-    if (warps == 1) return v;
-    if (threadIdx.x % 32 == 0) slot[threadIdx.x / 32] = v;
+    if (blockDim.x == 32) return v;
+    if (threadIdx.x % 32 == 0) slots.of_warp[threadIdx.x / 32] = v;
     __syncthreads();
     float total = 0;
-    for (int i = 0; i < warps; i++) total += slot[i];
+#pragma unroll
+    for (int i = 0; i < kWarps; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(slots.of_warp + i);
+        total += (four.x + four.y) + (four.z + four.w);
+    }
     return total;
 }

@@ -107,7 +107,7 @@ def test_float_stream(isa, d):
 @pytest.mark.parametrize("d", [1, 72, 127, 1536, 5120])
 @pytest.mark.parametrize("layout", ["plain", "shifted", "gaps", "odd gaps", "every other row", "transposed batch"])
 def test_layouts(isa, d, layout):
-    """Every layout gives the bits of the plain one, or, where the arithmetic order differs, the same value."""
+    """Wherever rows lie and wherever they begin."""
     x, y, gate, scale, shift = inputs(2, 11, d, "batch")
     ways = {"plain": lambda t: t, "shifted": shifted, "gaps": lambda t: padded_rows(t, 8),
             "odd gaps": lambda t: padded_rows(t, 3), "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
