@@ -59,8 +59,8 @@ __device__ inline const T* at(const void* base, i64 index) {
 // X: type of x; M: type of scale, shift and gate. y and out are half. kWarps: the most a block may have.
 template <typename X, typename M, int V, bool kResidual, int kWarps>
 __device__ void norm_rows(const NormParams& p) {
-    __shared__ Slots<kWarps> slots[2];
-    clear(slots);
+    __shared__ typename BlockSum<kWarps>::Slots slots;
+    BlockSum<kWarps> block_sum(slots);
     const Columns<V, sizeof(X) == 4> columns{p.d};
     const int first = blockIdx.x * p.rows_per_block;  // the grid ends before this exceeds p.tokens
     const int rows = min(p.rows_per_block, p.tokens - first);
@@ -127,7 +127,7 @@ __device__ void norm_rows(const NormParams& p) {
 #pragma unroll
                     for (int i = 0; i < kPack; i++) sum += values[v][i];
                 }
-                const float mean = block_sum(sum, slots[0]) * p.inverse_d;
+                const float mean = divide(block_sum(sum), p.d, p.inverse_d);
 #pragma unroll
                 for (int v = 0; v < V; v++) {
 #pragma unroll
@@ -140,7 +140,7 @@ __device__ void norm_rows(const NormParams& p) {
 #pragma unroll
                 for (int i = 0; i < kPack; i++) squares = fmaf(values[v][i], values[v][i], squares);
             }
-            const float factor = rsqrtf(block_sum(squares, slots[1]) * p.inverse_d + p.eps);
+            const float factor = rsqrtf(block_sum(squares) * p.inverse_d + p.eps);
 
 #pragma unroll
             for (int v = 0; v < V; v++) {
@@ -166,8 +166,8 @@ __device__ void norm_rows(const NormParams& p) {
 // Any layout, any d, every operand: one block per row at a time, element by element.
 template <typename X, bool kResidual, int kWarps>
 __device__ void norm_any(const NormParams& p) {
-    __shared__ Slots<kWarps> slots[2];
-    clear(slots);
+    __shared__ typename BlockSum<kWarps>::Slots slots;
+    BlockSum<kWarps> block_sum(slots);
     const int d = p.d;
     const i64 rows = static_cast<i64>(p.batches) * p.tokens;
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -192,13 +192,13 @@ __device__ void norm_any(const NormParams& p) {
             }
             sum += value;
         }
-        const float mean = p.is_rms ? 0.0f : block_sum(sum, slots[0]) * p.inverse_d;
+        const float mean = p.is_rms ? 0.0f : divide(block_sum(sum), p.d, p.inverse_d);
         float squares = 0;
         for (int c = threadIdx.x; c < d; c += blockDim.x) {
             const float centred = to_float(source[c]) - mean;
             squares = fmaf(centred, centred, squares);
         }
-        const float factor = rsqrtf(block_sum(squares, slots[1]) * p.inverse_d + p.eps);
+        const float factor = rsqrtf(block_sum(squares) * p.inverse_d + p.eps);
         for (int c = threadIdx.x; c < d; c += blockDim.x) {
             float value = (to_float(source[c]) - mean) * factor;
             if (p.weight) value *= load_element(p.weight, c, p.affine_is_float);
