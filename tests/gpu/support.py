@@ -24,7 +24,7 @@ def assert_rounded_once(got: Tensor, exact: Tensor, slack: float = 4e-6, what: s
 def assert_no_worse_than(got: Tensor, eager: Tensor, exact: Tensor, what: str = "") -> None:
     """The error against float64 is at most the eager path's: root mean square, and peak unless that is one rounding.
 
-    Over a few elements the eager path may be lucky, so a few are not compared; `assert_rounded_once` judges each anyway.
+    Over few elements the eager path may be lucky, so they are not compared; `assert_rounded_once` judges each.
     """
     if got.numel() < 2000:
         return
