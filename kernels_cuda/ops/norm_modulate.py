@@ -18,7 +18,7 @@ from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .checks import mixed_dtypes, word, wrong_dtype
-from .rows import Rows, SharedRow, row_class, row_view, rows, shared_row, spread
+from .rows import SharedRow, row_class, row_view, rows, shared_row, spread
 
 Kind = Literal["layer", "rms"]
 
@@ -36,6 +36,9 @@ class Tactic:
 
     packs: int
     rounds: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.packs} packs {self.rounds} rounds"
 
 
 def norm_modulate(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, weight: Tensor | None = None,
@@ -259,7 +262,7 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launc
     eps, kind, _ = call.options
     x, y = row_view(o.x), row_view(o.x if o.y is None else o.y)
     swap = bool(o.affine) and o.scale is None and o.shift is None
-    in_registers = _fits_registers(call, o, x, y) and (swap or not o.affine)
+    in_registers = _in_registers(call, o)
     swap = swap and in_registers
     by, plus = (o.weight, o.bias) if swap else (o.scale, o.shift)
     gate_rows, scale_rows, shift_rows = (
@@ -296,9 +299,14 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launc
     return kernel.prepare(params, grid=grid, block=threads, shape=call.describe()), swap
 
 
-def _fits_registers(call: Call, o: Operands, x: Rows, y: Rows) -> bool:
-    """Whether the fast kernels serve a call: 16-byte accesses everywhere, one type of operand, a row that fits."""
+def _in_registers(call: Call, o: Operands) -> bool:
+    """Whether the fast kernels serve a call: 16-byte accesses everywhere, one scale and shift of one type, a row that
+    fits. Everything else is for the `any` kernel.
+    """
+    x, y = row_view(o.x), row_view(o.x if o.y is None else o.y)
     operands = {**o.modulation, **o.affine}
+    if o.affine and (o.scale is not None or o.shift is not None):
+        return False
     strides = [x.batch_stride, x.row_stride, y.batch_stride, y.row_stride]
     for t in operands.values():
         strides += [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
@@ -320,6 +328,13 @@ def tactics(d: int) -> list[Tactic]:
     fitting = [packs for packs, most in BLOCKS.items() if threads_for(d, packs) <= most]
     fitting.sort(key=lambda packs: (threads_for(d, packs) * packs, abs(packs - 3), -packs))
     return [Tactic(packs, rounds) for rounds in (2, 1, 4, 8) for packs in fitting]
+
+
+def ways(call: Call) -> list[Tactic]:
+    """What may be measured for a call: nothing where only the `any` kernel serves."""
+    o = Operands.of(call)
+    served = o.x.numel() > 0 and _in_registers(call, o)
+    return tactics(o.x.shape[-1]) if served else []
 
 
 def best_tactic(d: int) -> Tactic:
@@ -346,7 +361,7 @@ NORM = Op(
     schema=f"(Tensor x, {_TAIL}) -> Tensor",
     reference=reference,
     fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
     shape_class=shape_class,
     kernels={"norm_modulate": _kernels("norm_modulate")},
 )
@@ -356,7 +371,7 @@ RESIDUAL = Op(
     schema=f"(Tensor x, Tensor y, Tensor? gate, {_TAIL}) -> (Tensor, Tensor)",
     reference=residual_reference,
     fake=residual_fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(residual_stock)),
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(residual_stock)),
     shape_class=shape_class,
     kernels={"norm_modulate": _kernels("residual_gate_norm_modulate")},
 )
