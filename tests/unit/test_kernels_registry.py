@@ -202,7 +202,8 @@ def test_a_plan_never_meets_another_signature(calls):
                 return reference(x, y, *call.options)
 
             def facts(x, y):
-                return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, y is None
+                strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+                return x.shape, strides, x.dtype, x.data_ptr() % 16, y is None
 
             made_for = facts(*call.tensors)
             return plan
