@@ -205,9 +205,17 @@ class Op:
     def run(self, tensors: Tensors, options: Options, policy: KernelPolicy) -> Any:
         """The eager path, also what a compiled graph ends up in."""
         # Contiguous tensors of one shape differ at most in the strides of dimensions of one, which nobody uses.
-        key = (policy, options, _grad_enabled() and _wants_gradient(tensors), *[
-            None if t is None else
-            (t.shape, t.is_contiguous() or t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15) for t in tensors])
+        key = (
+            policy,
+            options,
+            _grad_enabled() and _wants_gradient(tensors),
+            *[
+                None
+                if t is None
+                else (t.shape, t.is_contiguous() or t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15)
+                for t in tensors
+            ],
+        )
         plans = self._thread.plans
         plan = plans.get(key)
         if plan is None:
@@ -233,8 +241,10 @@ class Op:
                 reasons.append((candidate.name, reason))
         ours = [candidate for candidate in able if candidate.ours]
         if mode == "on" and not ours:
-            raise KernelRefused(f"{self.name} is forced on but cannot serve {call.describe()}: "
-                                + "; ".join(f"{name}: {reason}" for name, reason in reasons))
+            raise KernelRefused(
+                f"{self.name} is forced on but cannot serve {call.describe()}: "
+                + "; ".join(f"{name}: {reason}" for name, reason in reasons)
+            )
         if mode == "on":
             winner = ours[0]
         elif not ours:

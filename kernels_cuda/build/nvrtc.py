@@ -87,14 +87,20 @@ class Nvrtc:
 
     def compile(self, source: Path, variant: str) -> Compiled:
         """Compile one unit for one variant. BuildError carries the compiler's log."""
-        options = [f"--gpu-architecture={variant}", *OPTIONS, f"--include-path={source.parent}",
-                   f"--include-path={self.headers}"]
+        options = [
+            f"--gpu-architecture={variant}",
+            *OPTIONS,
+            f"--include-path={source.parent}",
+            f"--include-path={self.headers}",
+        ]
         if not is_ptx(variant):
             options.append("--ptxas-options=-v")
         program = ctypes.c_void_p()
         text = source.read_bytes().replace(b"\r\n", b"\n")
-        self._check(self._library.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None),
-                    "nvrtcCreateProgram")
+        self._check(
+            self._library.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None),
+            "nvrtcCreateProgram",
+        )
         try:
             arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             status = self._library.nvrtcCompileProgram(program, len(options), arguments)
@@ -110,7 +116,8 @@ class Nvrtc:
 
 _PROPERTIES = re.compile(
     r"Function properties for (?P<name>\w+)\n.*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
-    r"ptxas info\s*: Used \d+ registers(?P<rest>.*)")
+    r"ptxas info\s*: Used \d+ registers(?P<rest>.*)"
+)
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 

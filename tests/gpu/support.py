@@ -49,12 +49,12 @@ def locate(t: Tensor) -> tuple[int, ...]:
 def shifted(t: Tensor, elements: int = 1) -> Tensor:
     """The same values at an address that is not a multiple of 16 bytes."""
     room = torch.empty(t.numel() + 16, dtype=t.dtype, device=t.device)
-    view = room[elements:elements + t.numel()].view(t.shape)
+    view = room[elements : elements + t.numel()].view(t.shape)
     return view.copy_(t)
 
 
 def padded_rows(t: Tensor, extra: int) -> Tensor:
     """The same values with a gap after each row."""
     room = torch.full((*t.shape[:-1], t.shape[-1] + extra), torch.nan, dtype=t.dtype, device=t.device)
-    view = room[..., :t.shape[-1]]
+    view = room[..., : t.shape[-1]]
     return view.copy_(t)
