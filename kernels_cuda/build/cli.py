@@ -32,12 +32,13 @@ from .. import archive
 from ..device_code import PREBUILT
 from ..errors import ArchiveError, BuildError
 from . import matrix, report
-from .nvrtc import nvrtc
+from .nvrtc import WHEELS, nvrtc
 from .unit import Facts
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "kernels"
 HERE = Path(__file__).resolve().parent
+RELEASE_COMPILER = 12  # its cubins load from driver 525 on, those of 13 from 580 on
 
 
 def ninja_command() -> str:
@@ -150,6 +151,11 @@ def main(arguments: list[str] | None = None) -> int:
         entries = {v: {u: {"kernels": facts} for u, (_, facts) in units.items()} for v, units in built.items()}
         print(report.table(archive.Manifest("", nvrtc().version, entries), everything=True))
         return 0
+    if nvrtc().major > RELEASE_COMPILER:
+        print(
+            f"Warning: built with {nvrtc().version}, whose cubins need a newer driver than those of {RELEASE_COMPILER}.x. "
+            f"For a release: pip install {WHEELS}"
+        )
     manifest = archive.write(options.out, built, source_hash=matrix.source_hash(), compiler=nvrtc().version)
     print(report.table(manifest, everything=options.all))
     raw = sum(len(code) for units in built.values() for code, _ in units.values())

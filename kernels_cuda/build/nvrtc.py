@@ -8,7 +8,9 @@ NVRTC that came with its torch; that one serves as well, for that machine.
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -65,14 +67,26 @@ def find() -> tuple[Path, Path] | None:
     return None
 
 
+def _wheel_version(library: Path) -> str | None:
+    """The version with its patch level, which the library itself does not tell."""
+    wheel = "nvidia-cuda-nvrtc-cu12" if library.parent.parent.name == "cuda_nvrtc" else "nvidia-cuda-nvrtc"
+    try:
+        return importlib.metadata.version(wheel)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 class Nvrtc:
     def __init__(self, library: Path, headers: Path) -> None:
+        if sys.platform == "win32":
+            os.add_dll_directory(str(library.parent))  # its builtins lie beside it, and are loaded by name
         self._library = ctypes.CDLL(str(library))
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         self.headers = headers
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-        self.version = f"NVRTC {major.value}.{minor.value}"
+        self.major = major.value
+        self.version = f"NVRTC {_wheel_version(library) or f'{major.value}.{minor.value}'}"
 
     def _check(self, status: int, call: str) -> None:
         if status:

@@ -225,6 +225,7 @@ def test_forced_class_that_the_card_lacks():
 def test_host_cost(monkeypatch):
     """Three times the targets (8 us and 5 us): hosts differ, bench/ has the figures."""
     monkeypatch.delenv("FUSESTREAM_POISON")
+    monkeypatch.delenv("FUSESTREAM_CHECK_BOUND")
     x, _, _, scale, shift = block(s=8, d=64)
     bound = OPS["norm_modulate"].bind((x, scale, shift, None, None), (EPS, "layer", None), ON)
     for run, most in (

@@ -74,7 +74,8 @@ def test_residual(isa, d, form):
             assert torch.equal(x_new, stock_x), "the residual stream is stock's, bit for bit"
             assert_no_worse_than(got, stock, exact(x_new, scale, shift, kind=kind), what=f"{d} {form} {kind}")
             if d >= 1536:  # the rounding of x_new, which both share, moves the rows of small d more than all else
-                assert_no_worse_than(got, stock, exact(total, scale, shift, kind=kind), what=f"{d} {form} whole")
+                whole = exact(total, scale, shift, kind=kind)
+                assert_no_worse_than(got, stock, whole, what=f"{d} {form} whole", peak=False)
 
 
 @pytest.mark.parametrize("d", [64, 100, 1536, 4096])

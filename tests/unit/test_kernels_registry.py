@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused, autotune, registry
+from fusestream.kernels_cuda import LEDGER, KernelError, KernelPolicy, KernelRefused, autotune, registry
 from fusestream.kernels_cuda.autotune import Tuner, round_up
 from fusestream.kernels_cuda.registry import Call, CudaCandidate, Op, StockCandidate
 from fusestream.kernels_cuda.winners import WinnersFile
@@ -287,6 +287,17 @@ def test_bind_skips_the_lookup(make, tuner):
     bound = op.bind((x, x), (1.0,), KernelPolicy.of("on"))
     assert torch.equal(bound(x, 2 * x), 3 * x + 1)
     assert len(fast.prepared) == 1 and not op._thread.plans
+
+
+def test_a_bound_plan_can_check_its_promise(make, tuner, monkeypatch):
+    monkeypatch.setenv("FUSESTREAM_CHECK_BOUND", "1")
+    bound = make(Fast(), STOCK).bind((x, x), (1.0,), KernelPolicy.of("on"))
+    assert torch.equal(bound(2 * x, x), 3 * x + 1)
+    for wrong in (torch.ones(4), torch.ones(6)[::2], torch.ones(3).double()):
+        with pytest.raises(
+            KernelError, match=r"was bound to \(float32\[3\], float32\[3\]; 1.0\) on cpu, and called with"
+        ):
+            bound(wrong, x)
 
 
 def test_meta_and_fake_tensors_take_the_registered_road(make, tuner):
