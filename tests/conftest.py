@@ -16,10 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def _put_comfyui_on_path() -> None:
-    folder = os.environ.get("COMFYUI_PATH")
-    if not folder:
-        pytest.exit("COMFYUI_PATH is not set: call `python3 dev.py test`, which also takes pytest's arguments.", 2)
+COMFYUI = os.environ.get("COMFYUI_PATH")
+
+
+def _put_comfyui_on_path(folder: str) -> None:
     sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != ROOT]
     sys.path.insert(0, folder)
 
@@ -43,10 +43,17 @@ def _load_pack() -> None:
     spec.loader.exec_module(pack)
 
 
-_put_comfyui_on_path()
-_choose_device()
+if COMFYUI:
+    _put_comfyui_on_path(COMFYUI)
+    _choose_device()
 _load_pack()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-schema", action="store_true", help="write the node schema snapshot anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    gpu = ROOT / "tests" / "gpu"
+    if not COMFYUI and not all(gpu in [path := Path(name).resolve(), *path.parents] for name in config.args):
+        pytest.exit("COMFYUI_PATH is not set: call `python3 dev.py test`, which also takes pytest's arguments.", 2)

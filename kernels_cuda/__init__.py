@@ -1,0 +1,30 @@
+"""How an operation is computed: public ops, each with a reference, a kernel of ours and stock's own computation.
+
+    from .kernels_cuda import KernelPolicy, norm_modulate
+    y = norm_modulate(x, scale, shift, eps=1e-6, policy=KernelPolicy.of("auto"))
+
+README.md says how an op is added. Importing this package touches no GPU.
+"""
+
+from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
+from .launcher import preload
+from .ledger import LEDGER
+from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
+from .policy import STANDARD, KernelPolicy
+from .registry import OPS, check_policy
+
+__all__ = [
+    "LEDGER",
+    "OPS",
+    "STANDARD",
+    "ArchiveError",
+    "BuildError",
+    "CodeUnavailable",
+    "KernelError",
+    "KernelPolicy",
+    "KernelRefused",
+    "check_policy",
+    "norm_modulate",
+    "preload",
+    "residual_gate_norm_modulate",
+]

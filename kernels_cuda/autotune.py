@@ -1,0 +1,130 @@
+"""`auto`: measure the candidates once per (op, shape class, card, driver, code) and keep the fastest.
+
+Stock's own computation is always among them, so an op in `auto` is never slower than stock where it was measured. The
+candidates run on the very tensors of the call that asked, in turns, a few milliseconds each.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import device_code
+from .build import matrix
+from .driver import driver
+from .errors import KernelError
+from .ledger import LEDGER, Choice
+from .winners import Winner, WinnersFile
+
+if TYPE_CHECKING:
+    from .registry import Call, Candidate, Op
+
+ROUNDS = 5
+ROUND_SECONDS = 1e-3
+MOST_LAUNCHES = 50
+FILE = "kernel-winners.json"
+
+
+def round_up(size: int) -> int:
+    """The next power of two: sizes that share it share a winner."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def measure(op: Op, call: Call, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Median seconds of each candidate. One that cannot run at all takes for ever, and says why."""
+    tensors = [t.clone() if i in op.mutates and t is not None else t for i, t in enumerate(call.tensors)]
+    seconds: dict[str, list[float]] = {}
+    runs: dict[str, tuple[Callable[[], Any], int]] = {}
+    with torch.cuda.device(call.device):
+        for candidate in candidates:
+            try:
+                run: Callable[[], Any] = partial(candidate.prepare(call), *tensors)
+                _time(run, 2)  # first use: load, allocate, warm up
+                once = _time(run, 1)
+                runs[candidate.name] = run, max(1, min(MOST_LAUNCHES, int(ROUND_SECONDS / max(once, 1e-7))))
+            except (torch.OutOfMemoryError, KernelError) as error:  # noqa: PERF203
+                LEDGER.say_once(f"{op.name}: {candidate.name} failed while being measured: {error}")
+                seconds[candidate.name] = [math.inf]
+        for _ in range(ROUNDS):  # in turns, so that a clock change meets all of them
+            for name, (run, launches) in runs.items():
+                seconds.setdefault(name, []).append(_time(run, launches))
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def _time(run: Callable[[], Any], launches: int) -> float:
+    """Seconds per launch, host or device, whichever is slower."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.current_stream().synchronize()
+    start.record()
+    for _ in range(launches):
+        run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3 / launches
+
+
+def card_key(call: Call) -> str:
+    """What a measured time depends on besides the shape."""
+    properties = torch.cuda.get_device_properties(call.device)
+    return (
+        f"{properties.name}|{properties.multi_processor_count}|driver {driver().version}|torch {torch.__version__}|"
+        f"{call.policy.isa or ''}|{matrix.source_hash()}"
+    )
+
+
+class Tuner:
+    def __init__(
+        self,
+        file: WinnersFile,
+        measure: Callable[..., dict[str, float]] = measure,
+        card_key: Callable[[Call], str] = card_key,
+    ) -> None:
+        self._file = file
+        self._measure = measure
+        self._card_key = card_key
+        self._lock = threading.Lock()
+
+    def fastest(self, op: Op, call: Call, able: Sequence[Candidate]) -> Candidate:
+        """The winner among the candidates that can serve: remembered, or measured now."""
+        names = {candidate.name: candidate for candidate in able}
+        shape = op.shape_class(call)
+        key = f"{op.name}|{shape}|{self._card_key(call)}"
+        with self._lock:  # one measuring at a time, or they would measure each other
+            known = self._file.get(key)
+            if known is None or known.name not in names or not names.keys() <= known.seconds.keys():
+                if capturing():
+                    # Timing needs a synchronisation, which a capture forbids.
+                    LEDGER.chose(Choice(op.name, shape, able[0].name, "not measured: a CUDA graph is being captured"))
+                    return able[0]
+                seconds = self._measure(op, call, able)
+                known = Winner(min(seconds, key=lambda name: seconds[name]), seconds)
+                if all(math.isfinite(s) for s in seconds.values()):  # running out of memory today is not a property
+                    self._file.put(key, known)
+        LEDGER.chose(Choice(op.name, shape, known.name, "measured", dict(known.seconds)))
+        return names[known.name]
+
+
+def capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+_tuner: Tuner | None = None
+_tuner_lock = threading.Lock()
+
+
+def tuner() -> Tuner:
+    global _tuner  # noqa: PLW0603 - a cache of measurements of this machine, not a toggle
+    with _tuner_lock:
+        if _tuner is None:
+            _tuner = Tuner(WinnersFile(device_code.cache_folder() / FILE))
+        return _tuner
+
+
+def fastest(op: Op, call: Call, able: Sequence[Candidate]) -> Candidate:
+    return tuner().fastest(op, call, able)

@@ -1,0 +1,175 @@
+"""Build the device code and pack the archive.
+
+    cli.py              compile what changed, write prebuilt/kernels.tar.xz, report the flagged kernels
+    cli.py --all        report every kernel
+    cli.py --check      compile nothing; exit 1 and say so if the archive is stale
+    cli.py --only norm_modulate --variant sm_75      compile just these, do not pack
+
+Needs three wheels and nothing else: ninja, nvidia-cuda-nvrtc-cu12, nvidia-cuda-runtime-cu12.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+if not __package__:  # started as a plain script: give the relative imports below a package, without running the pack
+    _package = types.ModuleType("kernels_cuda")
+    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["kernels_cuda"] = _package
+    __package__ = "kernels_cuda.build"
+    importlib.import_module(__package__)
+
+from .. import archive
+from ..device_code import PREBUILT
+from ..errors import ArchiveError, BuildError
+from . import matrix, report
+from .nvrtc import WHEELS, nvrtc
+from .unit import Facts
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "kernels"
+HERE = Path(__file__).resolve().parent
+RELEASE_COMPILER = 12  # its cubins load from driver 525 on, those of 13 from 580 on
+
+
+def ninja_command() -> str:
+    """The wheel's ninja, else one on PATH."""
+    try:
+        from ninja import BIN_DIR  # noqa: PLC0415 - wanted only by those who build
+
+        return str(Path(BIN_DIR) / "ninja")
+    except ImportError:
+        found = shutil.which("ninja")
+        if found is None:
+            raise BuildError("ninja is not installed: pip install ninja") from None
+        return found
+
+
+def output(unit: str, variant: str, folder: Path = BUILD) -> Path:
+    return folder / archive.member_name(variant, unit)
+
+
+def ninja_file(pairs: list[tuple[str, str]], folder: Path = BUILD) -> str:
+    """The build as ninja reads it. The compiler's own scripts are inputs too: change them and everything is rebuilt."""
+
+    def escape(path: Path | str) -> str:
+        return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+    tools = [HERE / "compile.py", HERE / "unit.py", HERE / "nvrtc.py", HERE / "matrix.py", HERE.parent / "elf.py"]
+    implicit = " ".join(escape(tool) for tool in tools)
+    lines = [
+        "ninja_required_version = 1.5",
+        f"compiler = {nvrtc().version}",  # in the command line, so that another compiler rebuilds everything
+        "rule compile",
+        f'  command = "{sys.executable}" "{HERE / "compile.py"}" $unit $variant "$out" "$compiler"',
+        "  description = $variant $unit",
+        "  depfile = $out.d",
+        "  deps = gcc",
+    ]
+    for unit, variant in pairs:
+        target = escape(output(unit, variant, folder))
+        lines += [
+            f"build {target}: compile {escape(matrix.SOURCES / (unit + '.cu'))} | {implicit}",
+            f"  unit = {unit}",
+            f"  variant = {variant}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def compile_all(pairs: list[tuple[str, str]], jobs: int | None, folder: Path = BUILD) -> None:
+    """Bring every (unit, variant) up to date, in parallel. Raises BuildError after ninja has shown what failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "build.ninja"
+    script.write_text(ninja_file(pairs, folder))
+    command = [ninja_command(), "-C", str(folder), "-f", str(script), "-k", "0"]
+    if jobs:
+        command += ["-j", str(jobs)]
+    if subprocess.run(command, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}).returncode:
+        raise BuildError("some units did not compile (see above)")
+
+
+Built = dict[str, dict[str, tuple[bytes, dict[str, Facts]]]]
+
+
+def collect(pairs: list[tuple[str, str]], folder: Path = BUILD) -> Built:
+    built: Built = {}
+    for unit, variant in pairs:
+        out = output(unit, variant, folder)
+        facts = json.loads(out.with_name(out.name + ".json").read_text())
+        built.setdefault(variant, {})[unit] = (out.read_bytes(), facts)
+    return built
+
+
+def check(path: Path) -> int:
+    try:
+        manifest = archive.read_manifest(path)
+    except ArchiveError as error:
+        print(error)
+        return 1
+    if manifest.source_hash != matrix.source_hash():
+        print(f"{path.name} is stale: built from {manifest.source_hash}, the sources are {matrix.source_hash()}")
+        return 1
+    print(f"{path.name} is current: {manifest.source_hash}, {manifest.compiler}")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    cli.add_argument("--all", action="store_true", help="report every kernel, not only the flagged ones")
+    cli.add_argument("--check", action="store_true", help="only say whether the archive matches the sources")
+    cli.add_argument("--only", action="append", metavar="UNIT", help="compile this unit only; does not pack")
+    cli.add_argument("--variant", action="append", help="compile this variant only; does not pack")
+    cli.add_argument("--jobs", type=int, help="compilations at a time (default: ninja decides)")
+    cli.add_argument("--out", type=Path, default=PREBUILT, help="where the archive goes")
+    options = cli.parse_args(arguments)
+    if options.check:
+        return check(options.out)
+    started = time.monotonic()
+    pairs = [
+        (unit, variant)
+        for unit in options.only or matrix.units()
+        for variant in matrix.variants(unit)
+        if not options.variant or variant in options.variant
+    ]
+    try:
+        compile_all(pairs, options.jobs)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    built = collect(pairs)
+    built = {v: built[v] for v in sorted(built, key=_archive_order)}
+    if options.only or options.variant:
+        entries = {v: {u: {"kernels": facts} for u, (_, facts) in units.items()} for v, units in built.items()}
+        print(report.table(archive.Manifest("", nvrtc().version, entries), everything=True))
+        return 0
+    if nvrtc().major > RELEASE_COMPILER:
+        print(
+            f"Warning: built with {nvrtc().version}, whose cubins need a newer driver than those of {RELEASE_COMPILER}.x. "
+            f"For a release: pip install {WHEELS}"
+        )
+    manifest = archive.write(options.out, built, source_hash=matrix.source_hash(), compiler=nvrtc().version)
+    print(report.table(manifest, everything=options.all))
+    raw = sum(len(code) for units in built.values() for code, _ in units.values())
+    print(
+        f"{options.out.name}: {options.out.stat().st_size / 1024:.0f} KiB ({raw / 1024:.0f} unpacked), "
+        f"{len(matrix.units())} units, {len(built)} variants, sources {manifest.source_hash}, {manifest.compiler}, "
+        f"{time.monotonic() - started:.1f} s"
+    )
+    return 0
+
+
+def _archive_order(variant: str) -> tuple[bool, int, str]:
+    return variant.startswith("compute_"), int("".join(c for c in variant if c.isdigit())), variant
+
+
+if __name__ == "__main__":
+    sys.exit(main())

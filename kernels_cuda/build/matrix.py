@@ -1,0 +1,65 @@
+"""What is compiled: one unit per `.cu` file, one variant per architecture, and the options of both.
+
+The source hash made here is what ties an archive to the sources beside it. It covers every `.cu` and `.cuh`, the
+options and the matrix, so code that was built in any other way is stale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from ..arch import EXTRA_CUBINS, VARIANTS
+
+SOURCES = Path(__file__).resolve().parents[1] / "src"
+
+# --use_fast_math is left out on purpose: it flushes denormals and drops NaN handling for the whole unit. A kernel that
+# wants a fast intrinsic calls it by name.
+OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
+
+# A unit may ask for more variants in its head: `// also built for: sm_86 sm_89`.
+_EXTRA = re.compile(r"^// also built for: (.+)$", re.MULTILINE)
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def units(sources: Path = SOURCES) -> list[str]:
+    return sorted(path.stem for path in sources.glob("*.cu"))
+
+
+def variants(unit: str, sources: Path = SOURCES) -> list[str]:
+    """Every variant a unit is built for."""
+    extra = _EXTRA.search((sources / f"{unit}.cu").read_text(encoding="utf-8"))
+    names = extra.group(1).replace(",", " ").split() if extra else []
+    for name in names:
+        if name not in EXTRA_CUBINS:
+            raise ValueError(f"{unit}.cu asks for {name}; known extras are {', '.join(EXTRA_CUBINS)}")
+    return [*VARIANTS, *names]
+
+
+def headers(unit: str, sources: Path = SOURCES) -> list[Path]:
+    """The headers of our own that a unit includes, however deep. NVRTC writes no dependency files, so we do."""
+    found: list[Path] = []
+    waiting = [sources / f"{unit}.cu"]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop().read_text(encoding="utf-8")):
+            header = sources / name
+            if header.exists() and header not in found:
+                found.append(header)
+                waiting.append(header)
+    return sorted(found)
+
+
+def hash_sources(sources: Path = SOURCES) -> str:
+    """The identity of what would be built now. Line endings do not count: some checkouts rewrite them."""
+    digest = hashlib.sha256("\0".join((*OPTIONS, *VARIANTS)).encode())
+    for path in sorted((*sources.glob("*.cu"), *sources.glob("*.cuh"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def source_hash() -> str:
+    """`hash_sources` of the pack's own sources, read once per process."""
+    return hash_sources()

@@ -1,0 +1,1 @@
+"""One file per op family; its device code is `../src/<family>.cu`."""

@@ -1,0 +1,344 @@
+"""What an operation is: a name, a reference, and candidates that may compute it.
+
+    op(tensors, options, policy)      tensors: a fixed tuple, None where an optional one is absent
+                                      options: a tuple of plain values
+
+The first call with a new signature resolves it: every candidate is asked whether it can serve (None, or the reason in
+words), the policy's mode and the measured winners decide, and the chosen candidate prepares a plan. Later calls find
+the plan by one dictionary lookup. Shapes, strides, dtypes, devices, alignment and options are all in the key, so a plan
+never meets an input it was not made for.
+
+    auto   the fastest of our candidates and stock's, measured once (autotune.py)
+    on     our first candidate that can; KernelRefused with every reason if none can
+    off    what stock ComfyUI runs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from . import autotune
+from .errors import CodeUnavailable, KernelError, KernelRefused
+from .launcher import Card, card, forced_class
+from .ledger import LEDGER, Choice
+from .policy import STANDARD, KernelPolicy
+
+Tensors = tuple["Tensor | None", ...]
+Options = tuple[Any, ...]
+Plan = Callable[..., Any]
+
+ALIGNMENT = 16
+MOST_TACTICS = 4  # measured per candidate
+MOST_PLANS = 4096  # per op and thread: a session meets a few hundred signatures, and each plan is about a kilobyte
+
+
+_grad_enabled = torch.is_grad_enabled
+
+
+def _wants_gradient(tensors: Tensors) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One input signature, with the tensors that first showed it. Constraints and plans are made from this."""
+
+    op: str
+    tensors: Tensors
+    options: Options
+    policy: KernelPolicy = STANDARD
+
+    @property
+    def device(self) -> torch.device:
+        first = self.tensors[0]
+        assert first is not None  # the first operand of every op is the tensor it works on
+        return first.device
+
+    @property
+    def present(self) -> list[Tensor]:
+        return [t for t in self.tensors if t is not None]
+
+    @property
+    def aligned(self) -> bool:
+        return all(t.data_ptr() % ALIGNMENT == 0 for t in self.present)
+
+    def describe(self) -> str:
+        """For messages: dtypes, shapes, and strides where they are not the usual ones."""
+        parts = []
+        for t in self.tensors:
+            if t is None:
+                parts.append("-")
+                continue
+            text = f"{str(t.dtype).removeprefix('torch.')}[{', '.join(map(str, t.shape))}]"
+            parts.append(text if t.is_contiguous() else f"{text} strides {t.stride()}")
+        options = ", ".join(str(option) for option in self.options)
+        return f"({', '.join(parts)}{'; ' + options if options else ''}) on {self.device}"
+
+
+class Candidate(Protocol):
+    """One way to compute an op."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ours(self) -> bool: ...
+
+    def refuse(self, call: Call) -> str | None:
+        """Why this candidate cannot serve the call, in words a user understands; None if it can."""
+
+    def tactics(self, call: Call) -> Sequence[Candidate]:
+        """The ways to run it that are worth measuring, best known first; itself where there is only one."""
+
+    def prepare(self, call: Call) -> Plan:
+        """A plan for this signature: called as plan(*tensors), it returns the op's result."""
+
+
+@dataclass(frozen=True)
+class StockCandidate:
+    """What stock ComfyUI computes, in torch's own operations: called as run(*tensors, *options)."""
+
+    run: Callable[..., Any]
+    name: str = "stock"
+    ours: bool = False
+
+    def refuse(self, call: Call) -> str | None:  # noqa: ARG002 - stock serves whatever stock serves
+        return None
+
+    def tactics(self, call: Call) -> Sequence[Candidate]:  # noqa: ARG002
+        return (self,)
+
+    def prepare(self, call: Call) -> Plan:
+        run, options = self.run, call.options
+        return lambda *tensors: run(*tensors, *options)
+
+
+@dataclass(frozen=True)
+class CudaCandidate:
+    """A kernel of ours. What every kernel needs is checked here, the rest is the op's:
+
+    obstacles  yields reasons why not; only the first is asked for, so a check may rely on those before it
+    plan       (call, card, tactic) -> plan. Tactic None: choose by rule
+    ways       call -> tactics, best known first; one that cuts the work in a single way has none
+    """
+
+    name: str
+    obstacles: Callable[[Call], Iterator[str]]
+    plan: Callable[[Call, Card, Any], Plan]
+    ways: Callable[[Call], Sequence[Any]] = lambda _: ()
+    tactic: Any = None
+    ours: bool = True
+
+    def refuse(self, call: Call) -> str | None:
+        if call.device.type != "cuda":
+            return f"tensor is on the {call.device.type.upper()}"
+        for t in call.present:
+            if t.device != call.device:
+                return f"tensors are on {call.device} and {t.device}"
+        if _grad_enabled() and _wants_gradient(call.tensors):
+            return "a gradient is wanted, and the kernels are for inference"
+        try:
+            self._card(call)
+        except CodeUnavailable as error:
+            return str(error)
+        return next(self.obstacles(call), None)
+
+    def tactics(self, call: Call) -> Sequence[Candidate]:
+        ways = [replace(self, name=f"{self.name} {way}", tactic=way) for way in self.ways(call)]
+        return ways or (self,)
+
+    def prepare(self, call: Call) -> Plan:
+        return self.plan(call, self._card(call), self.tactic)
+
+    @staticmethod
+    def _card(call: Call) -> Card:
+        return card(call.device.index, call.policy.isa or forced_class())
+
+
+class _PlansOfThread(threading.local):
+    """Plans hold buffers that are written at every call, so each thread has its own."""
+
+    def __init__(self) -> None:
+        self.plans: dict[Any, Plan] = {}
+
+
+@dataclass
+class Op:
+    """An operation. Calling it is the hot path: no loops or lookups beyond the ones below.
+
+    schema       torch.library schema without the name; its last argument is `str policy`
+    reference    the oracle, run(*tensors, *options) in plain torch: fp32, or float64 for float64 inputs. Serves the CPU
+    fake         run(*tensors, *options) -> empty outputs, for torch.compile
+    candidates   ours first, best first; then stock's
+    kernels      unit -> every kernel the plans may launch: the archive is checked for them
+    shape_class  a coarse name of the call: winners are measured once per class
+    mutates      positions of the tensors written in place (measuring works on clones of them)
+    """
+
+    name: str
+    schema: str
+    reference: Callable[..., Any]
+    fake: Callable[..., Any]
+    candidates: Sequence[Candidate]
+    shape_class: Callable[[Call], str]
+    kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    mutates: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._thread = _PlansOfThread()
+        self.traced = _register(self)
+        OPS[self.name] = self
+
+    def __call__(self, tensors: Tensors, options: Options, policy: KernelPolicy) -> Any:
+        if torch.compiler.is_compiling() or type(tensors[0]) is not Tensor:
+            return self.traced(*tensors, *options, policy.token)
+        return self.run(tensors, options, policy)
+
+    def run(self, tensors: Tensors, options: Options, policy: KernelPolicy) -> Any:
+        """The eager path, also what a compiled graph ends up in."""
+        # Contiguous tensors of one shape differ at most in the strides of dimensions of one, which nobody uses.
+        key = (
+            policy,
+            options,
+            _grad_enabled() and _wants_gradient(tensors),
+            *[
+                None
+                if t is None
+                else (t.shape, t.is_contiguous() or t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15)
+                for t in tensors
+            ],
+        )
+        plans = self._thread.plans
+        plan = plans.get(key)
+        if plan is None:
+            plan = self.resolve(Call(self.name, tensors, options, policy))
+            if len(plans) >= MOST_PLANS:
+                plans.clear()
+            if not autotune.capturing():  # a choice made during a capture could not be measured: ask again next time
+                plans[key] = plan
+        return plan(*tensors)
+
+    def resolve(self, call: Call) -> Plan:
+        """Choose a candidate for a new signature and have it prepare its plan."""
+        mode = call.policy.mode(self.name)
+        if mode == "off":
+            return self._stock(call)
+        reasons: list[tuple[str, str]] = []
+        able: list[Candidate] = []
+        for candidate in self.candidates:
+            reason = candidate.refuse(call)
+            if reason is None:
+                able.append(candidate)
+            else:
+                reasons.append((candidate.name, reason))
+        ours = [candidate for candidate in able if candidate.ours]
+        if mode == "on" and not ours:
+            raise KernelRefused(
+                f"{self.name} is forced on but cannot serve {call.describe()}: "
+                + "; ".join(f"{name}: {reason}" for name, reason in reasons)
+            )
+        if mode == "on":
+            winner = ours[0]
+        elif not ours:
+            on_cpu = call.device.type == "cpu"
+            served_by = "the reference" if on_cpu else "stock"
+            for name, reason in reasons:
+                LEDGER.refused(self.name, name, reason, call.describe(), served_by)
+            return self._reference(call) if on_cpu else self._stock(call)
+        else:
+            runners = [way for candidate in able for way in candidate.tactics(call)[:MOST_TACTICS]]
+            winner = runners[0] if len(runners) == 1 else autotune.fastest(self, call, runners)
+        for name, reason in reasons:
+            LEDGER.refused(self.name, name, reason, call.describe(), winner.name)
+        if mode == "on":
+            LEDGER.chose(Choice(self.name, self.shape_class(call), winner.name, "forced on"))
+        return winner.prepare(call)
+
+    def bind(self, tensors: Tensors, options: Options, policy: KernelPolicy = STANDARD) -> Plan:
+        """The plan for this signature, to call as plan(*tensors) without the lookup.
+
+        The caller promises shapes, strides, dtypes, device and 16-byte alignment of the example, and one thread.
+        With FUSESTREAM_CHECK_BOUND set, as in the tests, a broken promise is a KernelError.
+        """
+        call = Call(self.name, tensors, options, policy)
+        plan = self.resolve(call)
+        return _checked(call, plan) if os.environ.get("FUSESTREAM_CHECK_BOUND") else plan
+
+    def forget(self) -> None:
+        """Drop this thread's plans: for tests that change what candidates find."""
+        self._thread.plans.clear()
+
+    def _stock(self, call: Call) -> Plan:
+        for candidate in self.candidates:
+            if not candidate.ours and candidate.refuse(call) is None:
+                return candidate.prepare(call)
+        return self._reference(call)
+
+    def _reference(self, call: Call) -> Plan:
+        run, options = self.reference, call.options
+        return lambda *tensors: run(*tensors, *options)
+
+
+def _checked(call: Call, plan: Plan) -> Plan:
+    """A bound plan that looks at what it is given."""
+    expected, aligned = call.describe(), call.aligned
+
+    def run(*tensors: Tensor | None) -> Any:
+        now = replace(call, tensors=tensors)
+        if now.describe() != expected or (aligned and not now.aligned):
+            raise KernelError(f"{call.op} was bound to {expected}, and called with {now.describe()}")
+        return plan(*tensors)
+
+    return run
+
+
+OPS: dict[str, Op] = {}
+
+
+def check_policy(policy: KernelPolicy) -> None:
+    """Raise ValueError for an override that names no op: a typing error must not pass as `default`."""
+    unknown = [name for name, _ in policy.ops if name not in OPS]
+    if unknown:
+        raise ValueError(f"kernel policy: no op is called {', '.join(unknown)}; there are {', '.join(sorted(OPS))}")
+
+
+def _library() -> torch.library.Library:
+    """A torch.library namespace of our own. A second copy of the pack in one process gets a numbered one."""
+    name = "fusestream"
+    for number in itertools.count(2):
+        with contextlib.suppress(RuntimeError):  # "only a single TORCH_LIBRARY can be used to register the namespace"
+            return torch.library.Library(name, "DEF")  # type: ignore[no-untyped-call]
+        name = f"fusestream{number}"
+    raise AssertionError("unreachable")
+
+
+_LIBRARY = _library()
+
+
+def _register(op: Op) -> Callable[..., Any]:
+    """Make the op known to torch, so that compiled graphs keep it as one node."""
+    _LIBRARY.define(op.name + op.schema)  # type: ignore[no-untyped-call]
+    count = op.schema.count("Tensor", 0, op.schema.index("->"))
+
+    def run(*arguments: Any) -> Any:
+        return op.run(arguments[:count], arguments[count:-1], KernelPolicy.parse(arguments[-1]))
+
+    def fake(*arguments: Any) -> Any:
+        return op.fake(*arguments[:-1])
+
+    _LIBRARY.impl(op.name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"{_LIBRARY.ns}::{op.name}", fake, lib=_LIBRARY)
+    packet: Callable[..., Any] = getattr(getattr(torch.ops, _LIBRARY.ns), op.name).default
+    return packet
+
+
+__all__ = ["OPS", "Call", "Candidate", "CudaCandidate", "KernelError", "Op", "Plan", "StockCandidate", "check_policy"]

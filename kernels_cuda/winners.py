@@ -1,0 +1,124 @@
+"""The measured winners, on disk: one small JSON file per user, shared by every process.
+
+Writers take a lock, read what is there, add their entry and replace the file in one step, so a reader always sees a
+whole file and no writer loses another's entry. A file that cannot be read is said once, then treated as empty: its
+entries are measured again. A cache that cannot be written (a read-only home) only costs the measuring next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .ledger import LEDGER
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The fastest candidate of one (op, shape class, card, driver, code), and what each one took in seconds."""
+
+    name: str
+    seconds: dict[str, float]
+
+
+class WinnersFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read_at: tuple[int, int] | None = None
+        self._entries: dict[str, Winner] = {}
+
+    def get(self, key: str) -> Winner | None:
+        """The entry, reading the file again only if it changed."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return self._entries.get(key)
+        if self._read_at != (stat.st_mtime_ns, stat.st_size):
+            self._entries = {**self._entries, **self._load()}
+            self._read_at = (stat.st_mtime_ns, stat.st_size)
+        return self._entries.get(key)
+
+    def put(self, key: str, winner: Winner) -> None:
+        self._entries[key] = winner
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                entries = {**self._load(), key: winner}
+                winners = {k: asdict(w) for k, w in sorted(entries.items())}
+                text = json.dumps({"format": FORMAT, "winners": winners}, indent=1)
+                partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
+                partial.write_text(text, encoding="utf-8")
+                _replace(partial, self.path)
+        except OSError as error:
+            LEDGER.say_once(f"Measured kernel choices are not kept: {self.path} cannot be written ({error})")
+
+    def _load(self) -> dict[str, Winner]:
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                return {}  # another version of the pack wrote it: not ours to read, and ours to replace
+            return {
+                str(key): Winner(str(entry["name"]), {str(n): float(s) for n, s in entry["seconds"].items()})
+                for key, entry in data["winners"].items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            LEDGER.say_once(f"{self.path} cannot be read ({error!r}); its kernel choices are measured again")
+            return {}
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """An advisory lock that the system drops if its holder dies."""
+        with (self.path.with_name(self.path.name + ".lock")).open("a+b") as file:
+            _lock(file.fileno())
+            try:
+                yield
+            finally:
+                _unlock(file.fileno())
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        while True:  # LK_LOCK itself gives up after ten seconds
+            try:
+                msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+                return
+            except OSError:  # noqa: PERF203
+                time.sleep(0.05)
+
+    def _unlock(descriptor: int) -> None:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    def _unlock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _replace(partial: Path, target: Path) -> None:
+    """Windows refuses to replace a file that someone is reading: try for a second."""
+    for attempt in range(20):
+        try:
+            partial.replace(target)
+            return
+        except PermissionError:  # noqa: PERF203
+            if attempt == 19:
+                partial.unlink(missing_ok=True)
+                raise
+            time.sleep(0.05)
