@@ -9,6 +9,7 @@ README.md says how an op is added. Importing this package touches no GPU.
 from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
 from .launcher import preload
 from .ledger import LEDGER
+from .ops.channel_rms_silu import channel_rms_silu
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .policy import STANDARD, KernelPolicy
 from .registry import OPS, check_policy
@@ -23,6 +24,7 @@ __all__ = [
     "KernelError",
     "KernelPolicy",
     "KernelRefused",
+    "channel_rms_silu",
     "check_policy",
     "norm_modulate",
     "preload",

@@ -1,0 +1,45 @@
+// More about packs of half: at addresses that are no multiple of 16, and across barriers.
+#pragma once
+
+#include "vector.cuh"
+
+// The compiler must not keep what it unpacked before this point: two passes over a packed row would else hold the row
+// as floats in between, at twice the registers, and spill. An empty asm statement stops only the front end; the
+// assembler sees through it. So the bits are combined with a zero that it cannot know: grids here are flat in z.
+__device__ inline void forget(Pack<__half>& pack) {
+    const unsigned zero = gridDim.z - 1;
+    pack.bits.x ^= zero;
+    pack.bits.y ^= zero;
+    pack.bits.z ^= zero;
+    pack.bits.w ^= zero;
+}
+
+// One 16-byte store, said so that the compiler cannot take it apart: a plain assignment became four 4-byte stores in an
+// unrolled loop with conditions.
+__device__ inline void store_whole(void* p, uint4 v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+__device__ inline void store_whole(__half* p, const Pack<__half>& pack) {
+    store_whole(p, pack.bits);
+}
+
+// The first `count` of eight elements, at any address; the rest is zero.
+__device__ inline void load_ragged(Pack<__half>& pack, const __half* p, int count) {
+    const unsigned short* source = reinterpret_cast<const unsigned short*>(p);
+    unsigned words[kPack / 2] = {};
+#pragma unroll
+    for (int i = 0; i < kPack; i++) {
+        if (i < count) words[i / 2] |= static_cast<unsigned>(source[i]) << (i % 2 * 16);
+    }
+    pack.bits = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+__device__ inline void store_ragged(__half* p, const Pack<__half>& pack, int count) {
+    const unsigned words[kPack / 2] = {pack.bits.x, pack.bits.y, pack.bits.z, pack.bits.w};
+#pragma unroll
+    for (int i = 0; i < kPack; i++) {
+        if (i < count)
+            reinterpret_cast<unsigned short*>(p)[i] = static_cast<unsigned short>(words[i / 2] >> (i % 2 * 16));
+    }
+}
