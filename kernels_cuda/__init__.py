@@ -11,6 +11,7 @@ from .launcher import preload
 from .ledger import LEDGER
 from .ops.channel_rms_silu import channel_rms_silu
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
+from .ops.to_half import to_half
 from .policy import STANDARD, KernelPolicy
 from .registry import OPS, check_policy
 
@@ -29,4 +30,5 @@ __all__ = [
     "norm_modulate",
     "preload",
     "residual_gate_norm_modulate",
+    "to_half",
 ]
