@@ -10,6 +10,7 @@ from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, Kern
 from .launcher import preload
 from .ledger import LEDGER
 from .ops.channel_rms_silu import channel_rms_silu
+from .ops.group_norm import group_norm_silu, instance_norm
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.to_half import to_half
 from .policy import STANDARD, KernelPolicy
@@ -27,6 +28,8 @@ __all__ = [
     "KernelRefused",
     "channel_rms_silu",
     "check_policy",
+    "group_norm_silu",
+    "instance_norm",
     "norm_modulate",
     "preload",
     "residual_gate_norm_modulate",

@@ -43,3 +43,10 @@ __device__ inline void store_ragged(__half* p, const Pack<__half>& pack, int cou
             reinterpret_cast<unsigned short*>(p)[i] = static_cast<unsigned short>(words[i / 2] >> (i % 2 * 16));
     }
 }
+
+// a / b of non-negative numbers: in 32 bits where they suffice, because a 64-bit division costs as much as all the rest
+// of a kernel that moves memory.
+__device__ inline i64 quotient(i64 a, i64 b) {
+    if (((a | b) >> 32) == 0) return static_cast<unsigned>(a) / static_cast<unsigned>(b);
+    return a / b;
+}

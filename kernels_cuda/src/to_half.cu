@@ -176,12 +176,6 @@ __device__ inline Pack<__half> convert(const Pack<X>& pack, const float* scale) 
     return out;
 }
 
-// The row of a pack: in 32 bits where they suffice, because a 64-bit division costs as much as the rest of the kernel.
-__device__ inline i64 row_of(i64 index, i64 per_row) {
-    if (((index | per_row) >> 32) == 0) return static_cast<unsigned>(index) / static_cast<unsigned>(per_row);
-    return index / per_row;
-}
-
 template <typename X>
 __device__ void to_half_packs(const ToHalfParams& p) {
     const i64 packs = p.rows * p.packs_per_row;
@@ -194,7 +188,7 @@ __device__ void to_half_packs(const ToHalfParams& p) {
     for (int v = 0; v < kPacksPerThread; v++) {
         const i64 index = first + v * kThreads;
         if (index >= packs) break;
-        row[v] = p.rows == 1 ? 0 : row_of(index, p.packs_per_row);
+        row[v] = p.rows == 1 ? 0 : quotient(index, p.packs_per_row);
         col[v] = (index - row[v] * p.packs_per_row) * kPack;
         if (col[v] + kPack <= p.cols) load_streaming(held[v], x + row[v] * p.x_row + col[v]);
     }
@@ -223,7 +217,7 @@ __device__ void to_half_any(const ToHalfParams& p) {
     for (int v = 0; v < kPacksPerThread; v++) {
         const i64 index = first + v * kThreads;
         if (index >= elements) break;
-        const i64 row = p.rows == 1 ? 0 : row_of(index, p.cols);
+        const i64 row = p.rows == 1 ? 0 : quotient(index, p.cols);
         const float a = to_float(static_cast<const X*>(p.x)[row * p.x_row + index - row * p.cols]);
         const float b = p.scale ? scaled(a, p.scale[p.scale_per_row ? row : 0]) : saturated(a);
         static_cast<__half*>(p.out)[index] = __float2half_rn(b);
