@@ -11,6 +11,7 @@ from .launcher import preload
 from .ledger import LEDGER
 from .ops.channel_rms_silu import channel_rms_silu
 from .ops.group_norm import group_norm_silu, instance_norm
+from .ops.layout import concat_tokens, split_projection, swap_heads
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.to_half import to_half
 from .policy import STANDARD, KernelPolicy
@@ -28,10 +29,13 @@ __all__ = [
     "KernelRefused",
     "channel_rms_silu",
     "check_policy",
+    "concat_tokens",
     "group_norm_silu",
     "instance_norm",
     "norm_modulate",
     "preload",
     "residual_gate_norm_modulate",
+    "split_projection",
+    "swap_heads",
     "to_half",
 ]

@@ -143,6 +143,7 @@ def test_empty_zero_and_special():
 def test_modes():
     x, weight = torch.randn(1, 6, 2, 2).half(), torch.ones(6).half()
     LEDGER.clear()
+    OPS["channel_rms_silu"].forget()
     channel_rms_silu(x, weight, policy=KernelPolicy.of("auto", channel_rms_silu="auto"))
     assert [(r.op, r.reason) for r in LEDGER.refusals] == [("channel_rms_silu", "tensor is on the CPU")]
     with pytest.raises(KernelRefused, match="on the CPU"):
