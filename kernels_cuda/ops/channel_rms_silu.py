@@ -21,7 +21,7 @@ from .planes import Planes, output_like, per_channel, plane_class, plane_view, p
 EPS = 1e-12  # of F.normalize
 PACK = 8  # kPack
 CHANNELS_PER_THREAD = 12  # kChannelsPerThread
-TILE_THREADS = 384  # kMostTileThreads
+TILE_THREADS = 352  # kMostTileThreads
 THREADS = 256  # kMostThreads
 PACKS = (2, 3, 4, 5, 8)  # packs per lane the channels-last kernels were compiled for
 PIXELS_PER_LANE = 4

@@ -5,10 +5,7 @@ The layout and the access pattern stand at the head of src/layout.cu.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import c_int, c_int64, c_uint
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,10 +13,11 @@ from torch import Tensor
 from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from . import boxes
+from .boxes import PACK, Box, triple
 from .checks import word
 from .rows import row_class
 
-PACK = 8  # kPack
 THREADS = 256  # kThreads
 HELD = 4  # kHeld
 MOST_PARTS = 4  # kMostParts
@@ -103,59 +101,9 @@ def check_heads(x: Tensor) -> None:
 
 # --------------------------------------------------------------------------------------------------------- the kernel
 
-Divisor = parameter_struct("Divisor", (c_int64, "value"), (c_uint, "multiplier"), (c_int, "shift"))
-Part = parameter_struct("Part", (c_int64, "from_a from_b from_c to_a to_b to_c count"), (Divisor, "units_per_row b c"))
 LayoutParams = parameter_struct(
-    "LayoutParams", (Pointer, "from0 from1 from2 from3 to0 to1 to2 to3"), (Part * MOST_PARTS, "parts")
+    "LayoutParams", (Pointer, "from0 from1 from2 from3 to0 to1 to2 to3"), (boxes.Part * MOST_PARTS, "parts")
 )
-
-
-def divisor(value: int) -> ctypes.Structure:
-    """A division by a known number as a multiplication: exact for every dividend below 2^31.
-
-    multiplier = ceil(2^(31 + shift) / value) with 2^shift >= value exceeds the exact quotient by less than 1, which
-    moves the result by less than dividend / 2^(31 + shift) < 1 / value: too little to reach the next whole number.
-    """
-    value = max(value, 1)
-    shift = (value - 1).bit_length()
-    multiplier = -(-(1 << (31 + shift)) // value) if value < 2**31 else 0  # larger ones never take this way
-    return Divisor(value=value, multiplier=multiplier, shift=shift)
-
-
-@dataclass(frozen=True)
-class Box:
-    """One part: [a, b, c] rows of `width` elements, the strides of what is read and of what is written."""
-
-    sizes: tuple[int, int, int]
-    width: int
-    source: tuple[int, int, int]
-    target: tuple[int, int, int]
-
-    @property
-    def rows(self) -> int:
-        a, b, c = self.sizes
-        return a * b * c
-
-    @property
-    def in_packs(self) -> bool:
-        strides = (s for n, *both in zip(self.sizes, self.source, self.target, strict=True) if n > 1 for s in both)
-        return self.width % PACK == 0 and all(s % PACK == 0 for s in strides)
-
-    def part(self, unit: int) -> ctypes.Structure:
-        per_row = self.width // unit
-        names = ("from_a", "from_b", "from_c", "to_a", "to_b", "to_c")
-        return Part(
-            count=self.rows * per_row,
-            units_per_row=divisor(per_row),
-            b=divisor(self.sizes[1]),
-            c=divisor(self.sizes[2]),
-            **dict(zip(names, (*self.source, *self.target), strict=True)),
-        )
-
-
-def triple(values: Sequence[int], fill: int) -> tuple[int, int, int]:
-    a, b, c = [fill] * (3 - len(values)) + list(values)
-    return a, b, c
 
 
 def obstacles(call: Call) -> Iterator[str]:
@@ -168,15 +116,15 @@ def obstacles(call: Call) -> Iterator[str]:
             yield f"elements of a row are {t.stride(-1)} apart, not adjacent"
 
 
-def _prepare(call: Call, card: Card, boxes: Sequence[Box], offsets: Sequence[int]) -> Launch:
-    """One launch for all boxes. `offsets`: elements from a tensor's start (source or target) to its box."""
-    packs = call.aligned and all(box.in_packs for box in boxes) and all(offset % PACK == 0 for offset in offsets)
-    packs = packs and max(box.rows * box.width for box in boxes) < PACK * 2**31
+def _prepare(call: Call, card: Card, areas: Sequence[Box], offsets: Sequence[int]) -> Launch:
+    """One launch for all areas. `offsets`: elements from a tensor's start (source or target) to its box."""
+    packs = call.aligned and all(box.in_packs for box in areas) and all(offset % PACK == 0 for offset in offsets)
+    packs = packs and max(box.rows * box.width for box in areas) < PACK * 2**31
     unit = PACK if packs else 1
-    parts = (Part * MOST_PARTS)(*(box.part(unit) for box in boxes))
-    blocks = max(-(-box.rows * box.width // unit // (THREADS * HELD)) for box in boxes)
+    parts = (boxes.Part * MOST_PARTS)(*(box.part(unit) for box in areas))
+    blocks = max(-(-box.rows * box.width // unit // (THREADS * HELD)) for box in areas)
     kernel = card.kernel("layout", "layout_packs" if packs else "layout_any")
-    return kernel.prepare(LayoutParams(parts=parts), grid=(blocks, len(boxes), 1), block=THREADS, shape=call.describe())
+    return kernel.prepare(LayoutParams(parts=parts), grid=(blocks, len(areas), 1), block=THREADS, shape=call.describe())
 
 
 def plan_split(call: Call, card: Card) -> Plan:
@@ -186,9 +134,9 @@ def plan_split(call: Call, card: Card) -> Plan:
     new_parts = [output((*x.shape[:-1], width), x.dtype, card.index) for width in widths]
     if x.numel() == 0:
         return lambda _: [new() for new in new_parts]
-    boxes = [Box(lead, width, strides, (lead[1] * lead[2] * width, lead[2] * width, width)) for width in widths]
+    areas = [Box(lead, width, strides, (lead[1] * lead[2] * width, lead[2] * width, width)) for width in widths]
     starts = [sum(widths[:i]) for i in range(len(widths))]
-    launch = _prepare(call, card, boxes, starts)
+    launch = _prepare(call, card, areas, starts)
     none = [0] * (MOST_PARTS - len(widths))
 
     def run(x: Tensor) -> list[Tensor]:
@@ -206,9 +154,9 @@ def plan_concat(call: Call, card: Card) -> Plan:
     new_out = output((batches, tokens, d), a.dtype, card.index)
     if batches * tokens * d == 0:
         return lambda *_: new_out()
-    boxes = [Box(triple(t.shape[:-1], 1), d, triple(t.stride()[:-1], 0), (0, tokens * d, d)) for t in (a, b)]
+    areas = [Box(triple(t.shape[:-1], 1), d, triple(t.stride()[:-1], 0), (0, tokens * d, d)) for t in (a, b)]
     behind = a.shape[1] * d
-    launch = _prepare(call, card, boxes, [behind])
+    launch = _prepare(call, card, areas, [behind])
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         out = new_out()

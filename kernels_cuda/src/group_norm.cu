@@ -341,11 +341,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) group_norm_merge(const __
 }
 
 #define GROUP_NORM(NAME, BODY)                                               \
-    extern "C" __global__ void __launch_bounds__(kThreads)                   \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2)                \
         group_norm_##NAME(const __grid_constant__ GroupNormParams p) {       \
         BODY<true>(p);                                                       \
     }                                                                        \
-    extern "C" __global__ void __launch_bounds__(kThreads)                   \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2)                \
         group_norm_##NAME##_any(const __grid_constant__ GroupNormParams p) { \
         BODY<false>(p);                                                      \
     }

@@ -18,14 +18,14 @@ constexpr int kMostParts = 4;
 constexpr int kThreads = 256;
 constexpr int kHeld = 4;
 
-// n / divisor for n < 2^31, as (n * multiplier) >> (31 + shift): see `divisor` in ops/layout.py.
+// n / divisor for n < 2^31, as (n * multiplier) >> (31 + shift): see `divisor` in ops/boxes.py.
 struct Divisor {
     i64 value;
     unsigned multiplier;
     int shift;
 };
 
-// Mirrored by Part in ops/layout.py.
+// Mirrored by Part in ops/boxes.py.
 struct Part {
     i64 from_a, from_b, from_c;  // strides, in elements
     i64 to_a, to_b, to_c;

@@ -109,7 +109,7 @@ def test_a_tile_holds_every_channel(channels):
         lanes, threads = tile
         assert threads % lanes == 0
         assert threads // lanes * 12 >= channels
-        assert threads <= 384
+        assert threads <= 352
     split = lane_shape(channels)
     if split:
         lanes, packs = split

@@ -13,7 +13,7 @@ from fusestream.kernels_cuda import (
     split_projection,
     swap_heads,
 )
-from fusestream.kernels_cuda.ops.layout import Box, divisor
+from fusestream.kernels_cuda.ops.boxes import Box, divisor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
