@@ -127,7 +127,7 @@ def _prepare(call: Call, card: Card, areas: Sequence[Box], offsets: Sequence[int
     return kernel.prepare(LayoutParams(parts=parts), grid=(blocks, len(areas), 1), block=THREADS, shape=call.describe())
 
 
-def plan_split(call: Call, card: Card) -> Plan:
+def plan_split(call: Call, card: Card, _tactic: object) -> Plan:
     (x,) = call.present
     widths = check_widths(x, call.options)
     lead, strides = triple(x.shape[:-1], 1), triple(x.stride()[:-1], 0)
@@ -148,7 +148,7 @@ def plan_split(call: Call, card: Card) -> Plan:
     return run
 
 
-def plan_concat(call: Call, card: Card) -> Plan:
+def plan_concat(call: Call, card: Card, _tactic: object) -> Plan:
     a, b = call.present
     batches, tokens, d = a.shape[0], a.shape[1] + b.shape[1], a.shape[2]
     new_out = output((batches, tokens, d), a.dtype, card.index)
@@ -167,7 +167,7 @@ def plan_concat(call: Call, card: Card) -> Plan:
     return run
 
 
-def plan_swap(call: Call, card: Card) -> Plan:
+def plan_swap(call: Call, card: Card, _tactic: object) -> Plan:
     (x,) = call.present
     b, s, h, d = x.shape
     new_out = output((b, h, s, d), x.dtype, card.index)

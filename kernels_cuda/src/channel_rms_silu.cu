@@ -93,11 +93,11 @@ __device__ inline void add_squares(const Pack<__half>& pack, float (&sums)[kPack
 __device__ inline void load_weights(const void* base, int index, bool is_float, float (&out)[kPack]) {
     if (is_float) {
         Pack<float> pack;
-        load_cached(pack, static_cast<const float*>(base) + index);
+        load_pack<Reading::kCached>(pack, static_cast<const float*>(base) + index);
         unpack(pack, out);
     } else {
         Pack<__half> pack;
-        load_cached(pack, static_cast<const __half*>(base) + index);
+        load_pack<Reading::kCached>(pack, static_cast<const __half*>(base) + index);
         unpack(pack, out);
     }
 }
@@ -122,7 +122,7 @@ extern "C" __global__ void TILE_BOUNDS channel_rms_silu_first(const __grid_const
     for (int v = 0; v < kChannelsPerThread; v++) {
         const int c = v * groups + group;
         zero(packs[v]);
-        if (inside && c < p.channels) load_streaming(packs[v], x);
+        if (inside && c < p.channels) load_pack<Reading::kStreaming>(packs[v], x);
         x += x_hop;
     }
     float mine[kPack] = {};
@@ -167,7 +167,7 @@ struct Pixel {
         for (int v = 0; v < V; v++) {
             const int c = (v * lanes + lane) * kPack;
             zero(packs[v]);
-            if (inside && c < channels) load_streaming(packs[v], pixel + c);
+            if (inside && c < channels) load_pack<Reading::kStreaming>(packs[v], pixel + c);
         }
     }
 };

@@ -70,7 +70,7 @@ template <bool kWhole>
 __device__ inline void load(Pack<__half>& pack, const __half* p, int count) {
     zero(pack);
     if (kWhole) {
-        if (count) load_streaming(pack, p);
+        if (count) load_pack<Reading::kStreaming>(pack, p);
     } else {
         load_ragged(pack, p, count);
     }
@@ -104,7 +104,8 @@ __device__ inline i64 elements_of_chunk(const GroupNormParams& p, i64 chunk) {
 
 template <bool kWhole>
 __device__ void first_stats(const GroupNormParams& p) {
-    __shared__ float slots[2][kMostWarps];
+    __shared__ BlockSum<kThreads / 32>::Slots slots;
+    BlockSum<kThreads / 32> block_sum(slots);
     const i64 of = quotient(blockIdx.x, p.chunks), chunk = blockIdx.x - of * p.chunks;
     const i64 batch = quotient(of, p.groups), group = of - batch * p.groups;
     const i64 packs = p.channels_per_group * p.packs_per_plane;
@@ -127,7 +128,7 @@ __device__ void first_stats(const GroupNormParams& p) {
 #pragma unroll
         for (int i = 0; i < kPack; i++) sum += a[i];  // zero beyond `count`
     }
-    const float mean = block_sum(sum, slots[0]) / static_cast<float>(elements_of_chunk(p, chunk));
+    const float mean = block_sum(sum) / static_cast<float>(elements_of_chunk(p, chunk));
     float squares = 0;
 #pragma unroll
     for (int v = 0; v < kHeld; v++) {
@@ -138,7 +139,7 @@ __device__ void first_stats(const GroupNormParams& p) {
             if (i < count[v]) squares = fmaf(a[i] - mean, a[i] - mean, squares);
         }
     }
-    squares = block_sum(squares, slots[1]);
+    squares = block_sum(squares);
     if (threadIdx.x == 0) p.parts[blockIdx.x] = make_float2(mean, squares);
 }
 
@@ -340,16 +341,17 @@ extern "C" __global__ void __launch_bounds__(kThreads) group_norm_merge(const __
     }
 }
 
-#define GROUP_NORM(NAME, BODY)                                               \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2)                \
+// BLOCKS: that many are to fit a multiprocessor.
+#define GROUP_NORM(NAME, BLOCKS)                                             \
+    extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)           \
         group_norm_##NAME(const __grid_constant__ GroupNormParams p) {       \
-        BODY<true>(p);                                                       \
+        NAME<true>(p);                                                       \
     }                                                                        \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2)                \
+    extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)           \
         group_norm_##NAME##_any(const __grid_constant__ GroupNormParams p) { \
-        BODY<false>(p);                                                      \
+        NAME<false>(p);                                                      \
     }
-GROUP_NORM(first_stats, first_stats)
-GROUP_NORM(first_apply, first_apply)
-GROUP_NORM(last_stats, last_stats)
-GROUP_NORM(last_apply, last_apply)
+GROUP_NORM(first_stats, 3)
+GROUP_NORM(first_apply, 3)
+GROUP_NORM(last_stats, 2)
+GROUP_NORM(last_apply, 3)

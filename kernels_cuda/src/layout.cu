@@ -54,7 +54,7 @@ __device__ void copy_rows(const LayoutParams& p) {
     const Part& part = p.parts[blockIdx.y];
     const unsigned short* from = p.from[blockIdx.y];
     unsigned short* to = p.to[blockIdx.y];
-    uint4 held[kHeld];
+    Pack<__half> held[kHeld];
     i64 target[kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; v++) {
@@ -67,9 +67,9 @@ __device__ void copy_rows(const LayoutParams& p) {
         const unsigned short* source = from + a * part.from_a + b * part.from_b + c * part.from_c + column;
         target[v] = a * part.to_a + b * part.to_b + c * part.to_c + column;
         if constexpr (kUnit == kPack) {
-            held[v] = load_streaming(source);
+            load_words<Reading::kStreaming>(held[v].words, source);
         } else {
-            held[v].x = *source;
+            held[v].words[0] = *source;
         }
     }
 #pragma unroll
@@ -78,7 +78,7 @@ __device__ void copy_rows(const LayoutParams& p) {
         if constexpr (kUnit == kPack) {
             store_whole(to + target[v], held[v]);
         } else {
-            to[target[v]] = static_cast<unsigned short>(held[v].x);
+            to[target[v]] = static_cast<unsigned short>(held[v].words[0]);
         }
     }
 }

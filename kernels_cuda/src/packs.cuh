@@ -8,39 +8,33 @@
 // assembler sees through it. So the bits are combined with a zero that it cannot know: grids here are flat in z.
 __device__ inline void forget(Pack<__half>& pack) {
     const unsigned zero = gridDim.z - 1;
-    pack.bits.x ^= zero;
-    pack.bits.y ^= zero;
-    pack.bits.z ^= zero;
-    pack.bits.w ^= zero;
+#pragma unroll
+    for (unsigned& word : pack.words) word ^= zero;
 }
 
 // One 16-byte store, said so that the compiler cannot take it apart: a plain assignment became four 4-byte stores in an
 // unrolled loop with conditions.
-__device__ inline void store_whole(void* p, uint4 v) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+__device__ inline void store_whole(void* p, const Pack<__half>& pack) {
+    const unsigned (&w)[4] = pack.words;
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                  : "memory");
-}
-__device__ inline void store_whole(__half* p, const Pack<__half>& pack) {
-    store_whole(p, pack.bits);
 }
 
 // The first `count` of eight elements, at any address; the rest is zero.
 __device__ inline void load_ragged(Pack<__half>& pack, const __half* p, int count) {
     const unsigned short* source = reinterpret_cast<const unsigned short*>(p);
-    unsigned words[kPack / 2] = {};
+    zero(pack);
 #pragma unroll
     for (int i = 0; i < kPack; i++) {
-        if (i < count) words[i / 2] |= static_cast<unsigned>(source[i]) << (i % 2 * 16);
+        if (i < count) pack.words[i / 2] |= static_cast<unsigned>(source[i]) << (i % 2 * 16);
     }
-    pack.bits = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 __device__ inline void store_ragged(__half* p, const Pack<__half>& pack, int count) {
-    const unsigned words[kPack / 2] = {pack.bits.x, pack.bits.y, pack.bits.z, pack.bits.w};
+    unsigned short* to = reinterpret_cast<unsigned short*>(p);
 #pragma unroll
     for (int i = 0; i < kPack; i++) {
-        if (i < count)
-            reinterpret_cast<unsigned short*>(p)[i] = static_cast<unsigned short>(words[i / 2] >> (i % 2 * 16));
+        if (i < count) to[i] = static_cast<unsigned short>(pack.words[i / 2] >> (i % 2 * 16));
     }
 }
 

@@ -69,38 +69,34 @@ __device__ inline unsigned decode(unsigned bytes, E5m2) {
 
 // Eight elements of each type as they lie in memory.
 template <>
-struct Pack<E4m3> {
-    uint2 bits;
+struct __align__(8) Pack<E4m3> {
+    unsigned words[2];
 };
 template <>
-struct Pack<E5m2> {
-    uint2 bits;
+struct __align__(8) Pack<E5m2> {
+    unsigned words[2];
 };
 template <>
-struct Pack<__nv_bfloat16> {
-    uint4 bits;
+struct __align__(16) Pack<__nv_bfloat16> {
+    unsigned words[4];
 };
 
-__device__ inline uint2 load_streaming_8(const void* p) {
-    uint2 v;
-    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-__device__ inline void load_streaming(Pack<E4m3>& pack, const E4m3* p) {
-    pack.bits = load_streaming_8(p);
-}
-__device__ inline void load_streaming(Pack<E5m2>& pack, const E5m2* p) {
-    pack.bits = load_streaming_8(p);
-}
-__device__ inline void load_streaming(Pack<__nv_bfloat16>& pack, const __nv_bfloat16* p) {
-    pack.bits = load_streaming(static_cast<const void*>(p));
+template <typename X>
+__device__ inline void load_streaming(Pack<X>& pack, const X* p) {
+    if constexpr (sizeof(X) == 4) {
+        load_pack<Reading::kCached>(pack, p);  // two halves of every sector: the second is to find the first in L1
+    } else {
+        load_words<Reading::kStreaming>(pack.words, p);
+    }
 }
 
 template <typename Fp8>
 __device__ inline Pack<__half> as_half(const Pack<Fp8>& pack) {
     Pack<__half> out;
-    out.bits = make_uint4(decode(low_bytes(pack.bits.x), Fp8{}), decode(high_bytes(pack.bits.x), Fp8{}),
-                          decode(low_bytes(pack.bits.y), Fp8{}), decode(high_bytes(pack.bits.y), Fp8{}));
+    out.words[0] = decode(low_bytes(pack.words[0]), Fp8{});
+    out.words[1] = decode(high_bytes(pack.words[0]), Fp8{});
+    out.words[2] = decode(low_bytes(pack.words[1]), Fp8{});
+    out.words[3] = decode(high_bytes(pack.words[1]), Fp8{});
     return out;
 }
 
@@ -111,11 +107,10 @@ __device__ inline void unpack(const Pack<E5m2>& pack, float (&out)[kPack]) {
     unpack(as_half(pack), out);
 }
 __device__ inline void unpack(const Pack<__nv_bfloat16>& pack, float (&out)[kPack]) {
-    const unsigned words[4] = {pack.bits.x, pack.bits.y, pack.bits.z, pack.bits.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        out[2 * i] = __uint_as_float(words[i] << 16);
-        out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        out[2 * i] = __uint_as_float(pack.words[i] << 16);
+        out[2 * i + 1] = __uint_as_float(pack.words[i] & 0xffff0000u);
     }
 }
 
