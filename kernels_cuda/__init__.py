@@ -9,7 +9,11 @@ README.md says how an op is added. Importing this package touches no GPU.
 from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
 from .launcher import preload
 from .ledger import LEDGER
+from .ops.channel_rms_silu import channel_rms_silu
+from .ops.group_norm import group_norm_silu, instance_norm
+from .ops.layout import concat_tokens, split_projection, swap_heads
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
+from .ops.to_half import to_half
 from .policy import STANDARD, KernelPolicy
 from .registry import OPS, check_policy
 
@@ -23,8 +27,15 @@ __all__ = [
     "KernelError",
     "KernelPolicy",
     "KernelRefused",
+    "channel_rms_silu",
     "check_policy",
+    "concat_tokens",
+    "group_norm_silu",
+    "instance_norm",
     "norm_modulate",
     "preload",
     "residual_gate_norm_modulate",
+    "split_projection",
+    "swap_heads",
+    "to_half",
 ]

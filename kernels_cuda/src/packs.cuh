@@ -1,0 +1,46 @@
+// More about packs of half: at addresses that are no multiple of 16, and across barriers.
+#pragma once
+
+#include "vector.cuh"
+
+// The compiler must not keep what it unpacked before this point: two passes over a packed row would else hold the row
+// as floats in between, at twice the registers, and spill. An empty asm statement stops only the front end; the
+// assembler sees through it. So the bits are combined with a zero that it cannot know: grids here are flat in z.
+__device__ inline void forget(Pack<__half>& pack) {
+    const unsigned zero = gridDim.z - 1;
+#pragma unroll
+    for (unsigned& word : pack.words) word ^= zero;
+}
+
+// One 16-byte store, said so that the compiler cannot take it apart: a plain assignment became four 4-byte stores in an
+// unrolled loop with conditions.
+__device__ inline void store_whole(void* p, const Pack<__half>& pack) {
+    const unsigned (&w)[4] = pack.words;
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+// The first `count` of eight elements, at any address; the rest is zero.
+__device__ inline void load_ragged(Pack<__half>& pack, const __half* p, int count) {
+    const unsigned short* source = reinterpret_cast<const unsigned short*>(p);
+    zero(pack);
+#pragma unroll
+    for (int i = 0; i < kPack; i++) {
+        if (i < count) pack.words[i / 2] |= static_cast<unsigned>(source[i]) << (i % 2 * 16);
+    }
+}
+
+__device__ inline void store_ragged(__half* p, const Pack<__half>& pack, int count) {
+    unsigned short* to = reinterpret_cast<unsigned short*>(p);
+#pragma unroll
+    for (int i = 0; i < kPack; i++) {
+        if (i < count) to[i] = static_cast<unsigned short>(pack.words[i / 2] >> (i % 2 * 16));
+    }
+}
+
+// a / b of non-negative numbers: in 32 bits where they suffice, because a 64-bit division costs as much as all the rest
+// of a kernel that moves memory.
+__device__ inline i64 quotient(i64 a, i64 b) {
+    if (((a | b) >> 32) == 0) return static_cast<unsigned>(a) / static_cast<unsigned>(b);
+    return a / b;
+}

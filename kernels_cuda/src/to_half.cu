@@ -1,0 +1,233 @@
+// to_half: a weight as it is stored (bf16, fp32, fp8 e4m3fn, fp8 e5m2; fp8 also scaled) becomes fp16.
+//
+//   out = round(x * scale)      scale: one for the tensor, one per row, or none
+//
+// A finite value beyond 65504 becomes 65504 with its sign. Infinities stay infinite, NaN stays NaN. x * scale is one
+// fp32 product; fp8 itself converts exactly.
+//
+// Layout. x: [rows, cols], elements of a row adjacent, rows anywhere; a contiguous tensor with one scale is one row.
+// out: contiguous.
+//
+// Bytes per element: 1 + 2 (fp8), 2 + 2 (bf16), 4 + 2 (fp32).
+//
+// Access. A thread moves eight elements at a time: 8, 16 or 2 x 16 bytes in, 16 out, so that a warp writes 512
+// consecutive bytes. Four such packs per thread are in flight together. Only a tensor with rows needs a division, one
+// per pack.
+// `*_any`: any alignment, any number of columns, element by element.
+
+#include <cuda_bf16.h>
+
+#include "packs.cuh"
+
+// Mirrored by ToHalfParams in ops/to_half.py. Pointers first.
+struct ToHalfParams {
+    const void* x;
+    const float* scale;
+    void* out;
+    i64 x_row;  // stride, in elements
+    i64 rows, cols;
+    i64 packs_per_row;
+    int scale_per_row;
+};
+
+constexpr int kThreads = 256;
+constexpr int kPacksPerThread = 4;
+
+struct E4m3 {
+    unsigned char bits;
+};
+struct E5m2 {
+    unsigned char bits;
+};
+
+// Two e4m3fn bytes, each in the upper half of its 16 bits, as half. Moved one place down, sign kept, the bits are a
+// half whose value is 2^-8 of what they stood for, denormals included, because the biases are 15 and 7. The product
+// with 2^8 is exact. The one magnitude that is NaN, 0x7F, stands as 0x3F80: adding 0x80 carries into bit 14 for it
+// alone.
+__device__ inline unsigned decode_e4m3(unsigned high_bytes) {
+    const unsigned magnitude = (high_bytes & 0x7f007f00u) >> 1;
+    const unsigned small = magnitude | (high_bytes & 0x80008000u);
+    const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&small), __float2half2_rn(256.0f));
+    const unsigned nan = (magnitude + 0x00800080u) & 0x40004000u;
+    return *reinterpret_cast<const unsigned*>(&value) | ((nan << 1) - (nan >> 14));  // 0x7fff where NaN, else 0
+}
+
+// Bytes 0 and 1, and 2 and 3, of a word, each moved to the upper half of 16 bits. An e5m2 is then a half already.
+__device__ inline unsigned low_bytes(unsigned word) {
+    return __byte_perm(word, 0, 0x1404);
+}
+__device__ inline unsigned high_bytes(unsigned word) {
+    return __byte_perm(word, 0, 0x3424);
+}
+
+__device__ inline unsigned decode(unsigned bytes, E4m3) {
+    return decode_e4m3(bytes);
+}
+__device__ inline unsigned decode(unsigned bytes, E5m2) {
+    return bytes;
+}
+
+// Eight elements of each type as they lie in memory.
+template <>
+struct __align__(8) Pack<E4m3> {
+    unsigned words[2];
+};
+template <>
+struct __align__(8) Pack<E5m2> {
+    unsigned words[2];
+};
+template <>
+struct __align__(16) Pack<__nv_bfloat16> {
+    unsigned words[4];
+};
+
+template <typename X>
+__device__ inline void load_streaming(Pack<X>& pack, const X* p) {
+    if constexpr (sizeof(X) == 4) {
+        load_pack<Reading::kCached>(pack, p);  // two halves of every sector: the second is to find the first in L1
+    } else {
+        load_words<Reading::kStreaming>(pack.words, p);
+    }
+}
+
+template <typename Fp8>
+__device__ inline Pack<__half> as_half(const Pack<Fp8>& pack) {
+    Pack<__half> out;
+    out.words[0] = decode(low_bytes(pack.words[0]), Fp8{});
+    out.words[1] = decode(high_bytes(pack.words[0]), Fp8{});
+    out.words[2] = decode(low_bytes(pack.words[1]), Fp8{});
+    out.words[3] = decode(high_bytes(pack.words[1]), Fp8{});
+    return out;
+}
+
+__device__ inline void unpack(const Pack<E4m3>& pack, float (&out)[kPack]) {
+    unpack(as_half(pack), out);
+}
+__device__ inline void unpack(const Pack<E5m2>& pack, float (&out)[kPack]) {
+    unpack(as_half(pack), out);
+}
+__device__ inline void unpack(const Pack<__nv_bfloat16>& pack, float (&out)[kPack]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        out[2 * i] = __uint_as_float(pack.words[i] << 16);
+        out[2 * i + 1] = __uint_as_float(pack.words[i] & 0xffff0000u);
+    }
+}
+
+__device__ inline float to_float(__nv_bfloat16 v) {
+    return __bfloat162float(v);
+}
+template <typename Fp8>
+__device__ inline float fp8_to_float(Fp8 v) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(decode(static_cast<unsigned>(v.bits) << 8, v))));
+}
+__device__ inline float to_float(E4m3 v) {
+    return fp8_to_float(v);
+}
+__device__ inline float to_float(E5m2 v) {
+    return fp8_to_float(v);
+}
+
+constexpr float kLargest = 65504.0f;
+constexpr unsigned kInfinity = 0x7f800000u;
+
+__device__ inline bool is_infinite(float v) {
+    return fabsf(v) == __uint_as_float(kInfinity);
+}
+
+// x * scale within the range of half. A product that is infinite only because it is too large is not infinite.
+__device__ inline float scaled(float x, float scale) {
+    const float v = x * scale;
+    return fabsf(v) > kLargest && !is_infinite(x) && !is_infinite(scale) ? copysignf(kLargest, v) : v;
+}
+__device__ inline float saturated(float x) {
+    return fabsf(x) > kLargest && !is_infinite(x) ? copysignf(kLargest, x) : x;
+}
+
+template <typename X>
+constexpr bool kExact = false;  // every value of X is a value of half
+template <>
+constexpr bool kExact<E4m3> = true;
+template <>
+constexpr bool kExact<E5m2> = true;
+
+template <typename X>
+__device__ inline Pack<__half> convert(const Pack<X>& pack, const float* scale) {
+    if constexpr (kExact<X>) {
+        if (scale == nullptr) return as_half(pack);
+    }
+    float v[kPack];
+    unpack(pack, v);
+    if (scale == nullptr) {
+#pragma unroll
+        for (int i = 0; i < kPack; i++) v[i] = saturated(v[i]);
+    } else {
+        const float by = *scale;
+#pragma unroll
+        for (int i = 0; i < kPack; i++) v[i] = scaled(v[i], by);
+    }
+    Pack<__half> out;
+    ::pack(v, out);
+    return out;
+}
+
+template <typename X>
+__device__ void to_half_packs(const ToHalfParams& p) {
+    const i64 packs = p.rows * p.packs_per_row;
+    const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kPacksPerThread) + threadIdx.x;
+    const X* x = static_cast<const X*>(p.x);
+    __half* out = static_cast<__half*>(p.out);
+    Pack<X> held[kPacksPerThread];
+    i64 row[kPacksPerThread], col[kPacksPerThread];
+#pragma unroll
+    for (int v = 0; v < kPacksPerThread; v++) {
+        const i64 index = first + v * kThreads;
+        if (index >= packs) break;
+        row[v] = p.rows == 1 ? 0 : quotient(index, p.packs_per_row);
+        col[v] = (index - row[v] * p.packs_per_row) * kPack;
+        if (col[v] + kPack <= p.cols) load_streaming(held[v], x + row[v] * p.x_row + col[v]);
+    }
+#pragma unroll
+    for (int v = 0; v < kPacksPerThread; v++) {
+        if (first + v * kThreads >= packs) break;
+        const float* scale = p.scale == nullptr ? nullptr : p.scale + (p.scale_per_row ? row[v] : 0);
+        __half* to = out + row[v] * p.cols + col[v];
+        if (col[v] + kPack <= p.cols) {
+            store_whole(to, convert(held[v], scale));
+        } else {  // the end of a single row
+#pragma unroll 1
+            for (i64 c = col[v]; c < p.cols; c++) {
+                const float a = to_float(x[row[v] * p.x_row + c]);
+                out[row[v] * p.cols + c] = __float2half_rn(scale ? scaled(a, *scale) : saturated(a));
+            }
+        }
+    }
+}
+
+template <typename X>
+__device__ void to_half_any(const ToHalfParams& p) {
+    const i64 elements = p.rows * p.cols;
+    const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kPacksPerThread) + threadIdx.x;
+#pragma unroll
+    for (int v = 0; v < kPacksPerThread; v++) {
+        const i64 index = first + v * kThreads;
+        if (index >= elements) break;
+        const i64 row = p.rows == 1 ? 0 : quotient(index, p.cols);
+        const float a = to_float(static_cast<const X*>(p.x)[row * p.x_row + index - row * p.cols]);
+        const float b = p.scale ? scaled(a, p.scale[p.scale_per_row ? row : 0]) : saturated(a);
+        static_cast<__half*>(p.out)[index] = __float2half_rn(b);
+    }
+}
+
+#define TO_HALF(NAME, X)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(kThreads) to_half_##NAME(const __grid_constant__ ToHalfParams p) { \
+        to_half_packs<X>(p);                                                                                        \
+    }                                                                                                               \
+    extern "C" __global__ void __launch_bounds__(kThreads)                                                          \
+        to_half_##NAME##_any(const __grid_constant__ ToHalfParams p) {                                              \
+        to_half_any<X>(p);                                                                                          \
+    }
+TO_HALF(bf16, __nv_bfloat16)
+TO_HALF(f32, float)
+TO_HALF(e4m3, E4m3)
+TO_HALF(e5m2, E5m2)

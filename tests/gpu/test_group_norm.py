@@ -1,0 +1,182 @@
+"""group_norm_silu and instance_norm on the GPU, in both instruction classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusestream.kernels_cuda import KernelPolicy, KernelRefused, group_norm_silu, instance_norm
+from fusestream.kernels_cuda.ops.group_norm import reference
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, shifted
+
+EPS = 1e-5
+OFF = KernelPolicy.of("off")
+LAYOUTS = ("first", "last")
+
+
+def on(isa):
+    return KernelPolicy.of("on", isa=isa)
+
+
+def laid_out(x, layout):
+    return x.contiguous() if layout == "first" else x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def inputs(layout, b, c, *image, dtype=torch.float16):
+    x = (torch.randn(b, c, *image, device="cuda") * 2 + 0.75).half()
+    weight, bias = (torch.randn(c, device="cuda").to(dtype) for _ in range(2))
+    return laid_out(x, layout), weight, bias
+
+
+def exact(x, groups, weight=None, bias=None, act="none"):
+    wide = [None if t is None else t.double() for t in (x, weight, bias)]
+    return reference(*wide, groups, EPS, act)
+
+
+def flat(t):
+    """A row per batch: errors are judged against its peak."""
+    return t.reshape(t.shape[0], -1)
+
+
+def check(x, groups, weight, bias, act, isa, what="", slack=4e-6):
+    if act == "silu":
+        got = group_norm_silu(x, groups, weight, bias, eps=EPS, policy=on(isa))
+    else:
+        got = instance_norm(x, weight, bias, eps=EPS, relu=act == "relu", policy=on(isa))
+    assert got.stride() == torch.empty_like(x).stride()
+    want = exact(x, groups, weight, bias, act)
+    assert_rounded_once(flat(got), flat(want), slack=slack, what=what)
+    return got, want
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("c", "groups"), [(1, 1), (3, 3), (8, 2), (13, 1), (32, 32), (96, 4), (128, 32), (320, 10), (1000, 5)]
+)
+def test_shapes(isa, c, groups, layout):
+    for image in ((8, 24), (5, 7), (3, 40, 33), (129,)):
+        for affine, dtype in ((True, torch.float16), (True, torch.float32), (False, torch.float16)):
+            x, weight, bias = inputs(layout, 2, c, *image, dtype=dtype)
+            weight, bias = (weight, bias) if affine else (None, None)
+            what = f"{c}/{groups} {layout} {image} {affine} {dtype}"
+            got, want = check(x, groups, weight, bias, "silu", isa, what)
+            if dtype is torch.float16:
+                eager = group_norm_silu(x, groups, weight, bias, eps=EPS, policy=OFF)
+                assert_no_worse_than(got, eager, want, what)
+            check(x, c, weight, bias, "relu", isa, what)
+            check(x, c, weight, None, "none", isa, what)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("c", [1, 13, 40])
+@pytest.mark.parametrize("way", ["plain", "shifted", "frames", "channels", "batch", "shifted weight"])
+def test_ways_to_lie(isa, c, layout, way):
+    x, weight, bias = inputs(layout, 2, c, 3, 4, 8)
+    if way == "shifted":
+        x = shifted(x.movedim(1, -1), 3).movedim(-1, 1) if layout == "last" else shifted(x, 3)
+    elif way == "frames":
+        x = laid_out(torch.randn(2, c, 5, 4, 8, device="cuda").half(), layout)[:, :, 1:4]
+    elif way == "channels":
+        x = laid_out(torch.randn(2, c + 8, 3, 4, 8, device="cuda").half(), layout)[:, 8:]
+    elif way == "batch":
+        x = laid_out(torch.randn(5, c, 3, 4, 8, device="cuda").half(), layout)[::2][:2]
+    elif way == "shifted weight":
+        weight, bias = shifted(weight), shifted(bias, 2)
+    check(x, 1, weight, bias, "silu", isa, way)
+    check(x, c, weight, bias, "relu", isa, way)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "shape", [(0, 8, 4, 4), (2, 8, 0, 4), (1, 1, 1, 1), (3, 96, 1, 1), (2, 96), (2, 16, 5), (1, 96, 1, 8)]
+)
+def test_empty_and_tiny(isa, shape, layout):
+    x, weight, bias = inputs(layout, *shape)
+    got = group_norm_silu(x, 1, weight, bias, eps=EPS, policy=on(isa))
+    assert got.shape == x.shape
+    if x.numel():
+        check(x, 1, weight, bias, "silu", isa)
+        check(x, shape[1], weight, bias, "relu", isa)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_long_groups_far_from_zero(isa, layout):
+    """Millions of elements whose mean is a thousand times their spread: sums of squares would lose the variance."""
+    x = laid_out((1000 + torch.randn(1, 16, 700, 999, device="cuda") * 4).half(), layout)
+    check(x, 2, None, None, "silu", isa, slack=1e-4)
+    check(x, 16, None, None, "none", isa, slack=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_outliers_and_many_batches(isa, layout):
+    x, weight, _ = inputs(layout, 2, 24, 40, 64)
+    x[:, ::3, 1], x[:, 1, 2] = 65504, -65000
+    got, _ = check(x, 3, weight * 0.1, None, "silu", isa)
+    assert got.isfinite().all()
+    x, weight, bias = inputs(layout, 70001, 8, 2, 4)
+    check(x, 4, weight, bias, "silu", isa)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("image", [(16, 16), (5, 7)])
+def test_special_values(isa, image, layout):
+    x, weight, bias = inputs(layout, 4, 12, *image)
+    x[0, 1, 2, 3], x[1, 5, 0, 0], x[2, 9, 1, 1] = torch.nan, torch.inf, -torch.inf
+    weight[0], bias[2] = torch.nan, torch.inf  # an infinite weight: torch's GroupNorm makes all NaN, ours +-inf
+    for run in (
+        lambda policy: group_norm_silu(x, 3, weight, bias, eps=EPS, policy=policy),
+        lambda policy: instance_norm(x, weight, bias, eps=EPS, relu=True, policy=policy),
+    ):
+        assert_same_special(run(on(isa)), run(OFF), f"{image} {layout}")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("c", [13, 64])
+def test_bitwise_repeatable(isa, c, layout):
+    x, weight, bias = inputs(layout, 2, c, 300, 400)
+    first = [group_norm_silu(x, 1, weight, bias, eps=EPS, policy=on(isa)), instance_norm(x, eps=EPS, policy=on(isa))]
+    for _ in range(5):
+        assert torch.equal(first[0], group_norm_silu(x, 1, weight, bias, eps=EPS, policy=on(isa)))
+        assert torch.equal(first[1], instance_norm(x, eps=EPS, policy=on(isa)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_beyond_32_bits(layout):
+    """More than 2^31 elements: ones but for the last frame of every channel, which is twos."""
+    shape = (1, 96, 2**21, 11)
+    x = torch.ones(shape if layout == "first" else (1, *shape[2:], 96), device="cuda", dtype=torch.float16)
+    x = x if layout == "first" else x.movedim(-1, 1)
+    x[:, :, -(2**19) :] = 2
+    got = instance_norm(x, eps=EPS, policy=on(None))  # a quarter is 2: mean 1.25, variance 0.1875
+    want = torch.tensor([-0.25, 0.75], dtype=torch.float64) / (0.1875 + EPS) ** 0.5
+    for part, value in ((got[:, :, : -(2**19)], want[0]), (got[:, :, -(2**19) :], want[1])):
+        assert (part == value.half().item()).all()
+
+
+def test_graph_capture_and_compile():
+    x, weight, bias = inputs("last", 1, 96, 16, 16)
+    want = group_norm_silu(x, 8, weight, bias, eps=EPS, policy=on(None))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = group_norm_silu(x, 8, weight, bias, eps=EPS, policy=on(None))
+    got.fill_(7)
+    graph.replay()
+    assert torch.equal(got, want)
+    compiled = torch.compile(
+        lambda x, w, b: group_norm_silu(x, 8, w, b, eps=EPS, policy=on(None)), fullgraph=True, backend="aot_eager"
+    )
+    assert torch.equal(compiled(x, weight, bias), want)
+
+
+def test_refusals():
+    x, weight, _ = inputs("first", 1, 8, 4, 16)
+    for bad, reason in (
+        (x.float(), "x is float32"),
+        (x[..., ::2], "neither pixels"),
+        (x[..., 1:15], "do not fold into one"),
+    ):
+        with pytest.raises(KernelRefused, match=reason):
+            instance_norm(bad, weight, eps=EPS, policy=on(None))
+        assert instance_norm(bad, weight, eps=EPS).shape == bad.shape

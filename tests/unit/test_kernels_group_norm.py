@@ -1,0 +1,118 @@
+"""group_norm_silu and instance_norm without a GPU: the reference against float64, formats, chunks, compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, group_norm_silu, instance_norm
+from fusestream.kernels_cuda.ops.group_norm import column_shape
+from fusestream.kernels_cuda.ops.planes import Planes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+EPS = 1e-5
+OFF = KernelPolicy.of("off")
+
+
+def laid_out(x, last):
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.integers(1, 3),
+    groups=st.sampled_from([1, 2, 5]),
+    per_group=st.integers(1, 4),
+    image=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    last=st.booleans(),
+    affine=st.booleans(),
+    act=st.booleans(),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
+    seed=st.integers(0, 2**31),
+)
+def test_reference_is_the_definition(batch, groups, per_group, image, last, affine, act, dtype, seed):
+    make = torch.Generator().manual_seed(seed)
+    c = groups * per_group
+    x = laid_out((torch.randn(batch, c, *image, generator=make) * 3 + 1).half(), last)
+    weight, bias = (torch.randn(c, generator=make).to(dtype) if affine else None for _ in range(2))
+    got = group_norm_silu(x, groups, weight, bias, eps=EPS, silu=act)
+    assert got.dtype is torch.float16
+    assert got.stride() == torch.empty_like(x).stride()
+    want = torch.empty(x.shape, dtype=torch.float64)
+    for b in range(batch):
+        for c0 in range(0, c, per_group):
+            part = x[b, c0 : c0 + per_group].double()
+            want[b, c0 : c0 + per_group] = (part - part.mean()) / torch.sqrt(part.var(unbiased=False) + EPS)
+    if affine:
+        shape = (-1, *[1] * len(image))
+        want = want * weight.double().view(shape) + bias.double().view(shape)
+    want = want * torch.sigmoid(want) if act else want
+    torch.testing.assert_close(got.double(), want, rtol=2**-10, atol=1e-5)
+    if per_group == 1:
+        relu = instance_norm(x, weight, bias, eps=EPS, relu=True)
+        torch.testing.assert_close(
+            relu, group_norm_silu(x, c, weight, bias, eps=EPS, silu=False).relu(), rtol=0, atol=0
+        )
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_stock_and_reference_agree(last):
+    x, weight, bias = laid_out(torch.randn(2, 12, 5, 4).half(), last), torch.randn(12), torch.randn(12)
+    for run in (
+        lambda policy: group_norm_silu(x, 3, weight, bias, eps=EPS, policy=policy),
+        lambda policy: instance_norm(x, weight, bias, eps=EPS, relu=True, policy=policy),
+        lambda policy: instance_norm(x, eps=EPS, policy=policy),
+    ):
+        theirs = run(OFF)
+        assert theirs.stride() == x.stride()
+        torch.testing.assert_close(run(KernelPolicy()), theirs, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("channels", [1, 8, 96, 128, 320, 1000, 5000])
+@pytest.mark.parametrize("pixels", [1, 100, 10**6])
+def test_columns_cover_everything(channels, pixels):
+    lanes, blocks, threads, chunk = column_shape(Planes("last", 2, channels, pixels, 0, channels), 68)
+    assert lanes * blocks * 8 >= channels
+    assert lanes <= 32
+    assert threads % lanes == 0
+    assert threads <= 256
+    assert chunk % (threads // lanes * 4) == 0
+    assert -(-pixels // chunk) * blocks * 2 <= 16 * 68 + 2 * blocks
+
+
+def test_errors_empty_and_special():
+    x = torch.randn(2, 6, 3, 4).half()
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match="cannot be split into 4 groups"):
+            group_norm_silu(x, 4, eps=EPS, policy=policy)
+        with pytest.raises(ValueError, match=r"weight: .* is not one value for each of 6 channels"):
+            instance_norm(x, torch.ones(5), eps=EPS, policy=policy)
+    assert instance_norm(x[:0], eps=EPS).shape == (0, 6, 3, 4)
+    one = instance_norm(x[:, :, :1, :1], bias=torch.arange(6.0), eps=EPS)
+    assert torch.equal(one[0].flatten(), torch.arange(6).half())
+    x[0, 1, 2, 3], x[1, 4, 0, 0] = torch.nan, torch.inf
+    for got in (instance_norm(x, eps=EPS, relu=True), instance_norm(x, eps=EPS, relu=True, policy=OFF)):
+        assert got.isnan().flatten(2).all(2).tolist() == got.isnan().flatten(2).any(2).tolist()
+        assert got.isnan().any(-1).any(-1).nonzero().tolist() == [[0, 1], [1, 4]]
+
+
+def test_modes():
+    x = torch.randn(1, 4, 3, 3).half()
+    LEDGER.clear()
+    OPS["instance_norm"].forget()
+    instance_norm(x, eps=EPS)
+    assert [(r.op, r.reason) for r in LEDGER.refusals] == [("instance_norm", "tensor is on the CPU")]
+    with pytest.raises(KernelRefused, match="on the CPU"):
+        group_norm_silu(x, 2, eps=EPS, policy=KernelPolicy.of("on"))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_compile_and_registration(last):
+    x, weight = laid_out(torch.randn(2, 8, 3, 4).half(), last), torch.randn(8)
+
+    def block(x, weight):
+        return instance_norm(group_norm_silu(x, 2, weight, eps=EPS), weight, eps=EPS, relu=True)
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")(x, weight)
+    torch.testing.assert_close(compiled, block(x, weight), rtol=0, atol=0)
+    torch.library.opcheck(OPS["group_norm_silu"].traced, (x, weight, None, 2, EPS, "silu", KernelPolicy().token))
