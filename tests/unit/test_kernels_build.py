@@ -1,6 +1,6 @@
 """The build, for real: every unit is compiled for every variant, and each cubin's ELF is read.
 
-Skipped only where the compiler's wheels are missing; tests/requirements-kernels.txt names them.
+Skipped only where the compiler's wheels are missing; tests/requirements.txt names them.
 """
 
 from __future__ import annotations
