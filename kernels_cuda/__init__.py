@@ -10,6 +10,7 @@ from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, Kern
 from .launcher import preload
 from .ledger import LEDGER
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
+from .ops.rms_rope import rms_rope, rms_rope_
 from .policy import STANDARD, KernelPolicy
 from .registry import OPS, check_policy
 
@@ -27,4 +28,6 @@ __all__ = [
     "norm_modulate",
     "preload",
     "residual_gate_norm_modulate",
+    "rms_rope",
+    "rms_rope_",
 ]
