@@ -75,7 +75,7 @@ def _sections(data: bytes) -> dict[str, bytes]:
 
 def read(data: bytes) -> Cubin:
     """Parse a cubin. Raises ValueError on anything that is not one."""
-    if data[:4] != b"\x7fELF" or data[4] != 2 or data[5] != 1:
+    if len(data) < 64 or data[:4] != b"\x7fELF" or data[4] != 2 or data[5] != 1:
         raise ValueError("not a little-endian 64-bit ELF file")
     abi, machine, flags = data[8], struct.unpack_from("<H", data, 18)[0], struct.unpack_from("<I", data, 48)[0]
     if machine != MACHINE_CUDA:

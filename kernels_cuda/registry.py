@@ -241,6 +241,10 @@ class Op:
         """
         return self.resolve(Call(self.name, tensors, options, policy))
 
+    def forget(self) -> None:
+        """Drop this thread's plans: for tests that change what candidates find."""
+        self._thread.plans.clear()
+
     def _stock(self, call: Call) -> Plan:
         for candidate in self.candidates:
             if not candidate.ours and candidate.refuse(call) is None:

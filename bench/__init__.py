@@ -1,0 +1,1 @@
+"""The proof: what is measured, and how."""

@@ -1,0 +1,162 @@
+"""Measure every op against stock, torch.compile and the copy bandwidth of the same run.
+
+    python bench/kernels.py                       all rows; writes bench/results/<gpu>.json
+    python bench/kernels.py --only norm_modulate  the rows whose op or label contains this; merged into the same file
+    python bench/kernels.py --no-compile          without torch.compile (it needs a host compiler and minutes)
+    python bench/kernels.py --isa sm_75           Turing's code, compiled by the driver; a section of its own
+
+Columns: microseconds of ours, GB/s over the bytes a perfect kernel moves, that as a share of a copy of the same
+footprint in the same run, how many times stock and torch.compile take, what `auto` chose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
+    _package = types.ModuleType("fusestream")
+    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["fusestream"] = _package
+    __package__ = "fusestream.bench"
+    importlib.import_module(__package__)
+
+import torch
+
+from ..kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
+from ..kernels_cuda.build.matrix import source_hash
+from . import rows as row_files
+from .measure import copy_bandwidth, device_seconds, host_seconds, sets_for, sum_bytes
+from .row import Row, Tensors
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+# RTX 2060 Super: 448 GB/s. The share of it our kernels reach on the measured card is assumed there too.
+TURING_BANDWIDTH = 448e9
+
+
+def all_rows(only: str | None) -> list[Row]:
+    found: list[Row] = []
+    for module in pkgutil.iter_modules(row_files.__path__):
+        found += importlib.import_module(f"{row_files.__name__}.{module.name}").ROWS
+    return [row for row in found if only is None or only in row.op or only in row.label]
+
+
+def moved_bytes(row: Row, tensors: Tensors) -> int:
+    outputs = row.stock(*tensors, *row.options)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return row.moved(tensors, outputs) if row.moved else sum_bytes(*tensors, *outputs)
+
+
+def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
+    op = OPS[row.op]
+    example = row.inputs()
+    size = moved_bytes(row, example)
+    inputs = [example, *(row.inputs() for _ in range(sets_for(size) - 1))]
+    result: dict[str, Any] = {"op": row.op, "label": row.label, "bytes": size,
+                              "shapes": [None if t is None else [*t.shape, str(t.dtype)[6:]] for t in example]}
+    copy = copy_bandwidth(size)
+    result["copy GB/s"] = copy / 1e9
+    result["bound us"] = size / copy * 1e6
+    stock = device_seconds(lambda *t: row.stock(*t, *row.options), inputs)
+    result["stock us"] = stock * 1e6
+    try:
+        ours = device_seconds(op.bind(example, row.options, KernelPolicy.of("on", isa=isa)), inputs)
+    except KernelRefused as error:
+        return {**result, "refused": str(error)}
+    result |= {"ours us": ours * 1e6, "GB/s": size / ours / 1e9, "share of copy": size / ours / copy,
+               "stock / ours": stock / ours, "predicted us on RTX 2060 Super": copy * ours / TURING_BANDWIDTH * 1e6}
+    if compile_stock:
+        compiled = torch.compile(lambda *t: row.stock(*t, *row.options), dynamic=False)
+        seconds = device_seconds(compiled, inputs)
+        result |= {"torch.compile us": seconds * 1e6, "torch.compile / ours": seconds / ours}
+    LEDGER.clear()
+    op(example, row.options, KernelPolicy.of("auto", isa=isa))
+    result["auto"] = LEDGER.choices[-1].winner if LEDGER.choices else "stock"
+    return result
+
+
+def host_cost() -> dict[str, float]:
+    """Host microseconds of one launch of the smallest real work: public op, and bound."""
+    x, *row = (torch.randn(1, n, 64, device="cuda").half() for n in (8, 1, 1))
+    tensors, options, policy = (x, *row, None, None), (1e-6, "layer", None), KernelPolicy.of("on")
+    from ..kernels_cuda import norm_modulate  # noqa: PLC0415
+
+    bound = OPS["norm_modulate"].bind(tensors, options, policy)
+    return {
+        "public op us": host_seconds(lambda: norm_modulate(x, *row, eps=1e-6, policy=policy)) * 1e6,
+        "bound us": host_seconds(lambda: bound(*tensors)) * 1e6,
+        "torch add us": host_seconds(lambda: x + x) * 1e6,
+        "torch empty us": host_seconds(lambda: torch.empty_like(x)) * 1e6,
+    }
+
+
+def environment() -> dict[str, str]:
+    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], check=False,
+                            capture_output=True, text=True).stdout.split("\n")[0]
+    return {"torch": torch.__version__, "driver": driver, "python": sys.version.split()[0], "kernels": source_hash(),
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
+
+
+def save(section: str, results: list[dict[str, Any]], host: dict[str, float]) -> Path:
+    """Merge by op and label into the card's file; other sections stay."""
+    path = RESULTS / f"{torch.cuda.get_device_name().replace(' ', '-').lower()}.json"
+    data = json.loads(path.read_text()) if path.exists() else {}
+    old = {(r["op"], r["label"]): r for r in data.get(section, {}).get("rows", [])}
+    here = environment()
+    merged = {**old, **{(r["op"], r["label"]): {**r, "environment": here} for r in results}}
+    data[section] = {"host": host, "rows": [rounded(r) for r in merged.values()]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")
+    return path
+
+
+def rounded(result: dict[str, Any]) -> dict[str, Any]:
+    return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in result.items()}
+
+
+def line(result: dict[str, Any]) -> str:
+    head = f"{result['op'][:28]:28} {result['label'][:46]:46}"
+    if "refused" in result:
+        return f"{head} {result['refused']}"
+    compiled = f"{result['torch.compile / ours']:5.2f}x" if "torch.compile / ours" in result else "     -"
+    return (f"{head} {result['ours us']:8.1f} {result['GB/s']:6.0f} {result['share of copy']:6.1%} "
+            f"{result['stock / ours']:5.2f}x {compiled} {result['auto']}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    cli.add_argument("--only", help="rows whose op or label contains this")
+    cli.add_argument("--isa", choices=["sm_75", "sm_80"], help="force an instruction class")
+    cli.add_argument("--no-compile", action="store_true", help="skip torch.compile")
+    options = cli.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("no NVIDIA GPU on this machine")
+        return 1
+    results = []
+    with torch.inference_mode():
+        host = host_cost()
+        for row in all_rows(options.only):
+            torch.manual_seed(0)
+            results.append(measure_row(row, options.isa, not options.no_compile))
+            print(line(results[-1]), flush=True)
+            torch.cuda.empty_cache()
+    path = save(f"kernels {options.isa}" if options.isa else "kernels", results, host)
+    print(f"\n{'op':28} {'row':46} {'us':>8} {'GB/s':>6} {'copy':>6} {'stock':>6} {'compil':>6} auto")
+    for result in results:
+        print(line(result))
+    print("host: " + ", ".join(f"{name} {value:.2f}" for name, value in host.items()))
+    print(f"written to {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

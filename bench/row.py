@@ -1,0 +1,28 @@
+"""One line of the kernel bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Tensors = tuple["Tensor | None", ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op at one shape.
+
+    inputs   makes a fresh set of the op's tensors on the GPU
+    stock    what stock ComfyUI runs, as run(*tensors, *options); torch.compile gets the same
+    moved    bytes of the tensors that must be read or written, given inputs and outputs; None: all of both, once
+    """
+
+    op: str
+    label: str
+    inputs: Callable[[], Tensors]
+    options: tuple[Any, ...]
+    stock: Callable[..., Any]
+    moved: Callable[[Tensors, tuple[Tensor, ...]], int] | None = None

@@ -1,0 +1,47 @@
+"""GPU tests: skipped aloud without a GPU, seeded anew every run, outputs poisoned, nothing remembered."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+
+SEED = int(os.environ.get("FUSESTREAM_SEED") or random.SystemRandom().randrange(2**31))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sanitize: short enough to run under compute-sanitizer")
+    os.environ["FUSESTREAM_POISON"] = "1"
+
+
+def pytest_report_header() -> str:
+    return f"FUSESTREAM_SEED={SEED}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = pytest.mark.skip(reason="no NVIDIA GPU on this machine")
+    for item in items:
+        if "tests/gpu/" in item.path.as_posix():
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(missing)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(request, monkeypatch, tmp_path_factory):
+    """Each test draws its own numbers from the run's seed, and measures rather than remembers."""
+    torch.manual_seed(SEED ^ hash_name(request.node.nodeid))
+    monkeypatch.setenv("FUSESTREAM_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def hash_name(name: str) -> int:
+    """Stable over processes, unlike hash()."""
+    return int.from_bytes(name.encode()[-24:], "little") % 2**31
+
+
+@pytest.fixture(params=[None, "sm_75"], ids=["native", "turing"])
+def isa(request: pytest.FixtureRequest) -> str | None:
+    """The card's own code, and Turing's code compiled by the driver from PTX."""
+    return request.param

@@ -1,0 +1,55 @@
+"""What GPU tests share: the error a kernel may have, and ways to lay a tensor out badly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative
+SMALLEST = 2.0**-25  # half of fp16's smallest step, absolute
+
+
+def assert_rounded_once(got: Tensor, exact: Tensor, slack: float = 4e-6, what: str = "") -> None:
+    """`got` is float64 `exact`, rounded to fp16 once. `slack`: fp32 arithmetic before that, of the row's peak."""
+    assert got.dtype is torch.float16
+    peak = exact.abs().amax(-1, keepdim=True).clamp(max=65504.0) if exact.numel() else exact
+    allowed = HALF_STEP * exact.abs() * 1.001 + SMALLEST + slack * peak
+    wrong = (got.double() - exact).abs() - allowed
+    finite = exact.isfinite() & (exact.abs() < 65504)
+    assert got.double()[finite].isfinite().all(), f"{what}: not finite where the exact value is"
+    worst = wrong[finite].max().item() if finite.any() else -1.0
+    assert worst <= 0, f"{what}: {worst:.3g} over the allowed error, at {locate(wrong.where(finite, -torch.inf))}"
+
+
+def assert_no_worse_than(got: Tensor, eager: Tensor, exact: Tensor, what: str = "") -> None:
+    """Root-mean-square and peak error against float64 are at most those of the eager path."""
+    ours, theirs = (got.double() - exact).abs(), (eager.double() - exact).abs()
+    if not ours.numel():
+        return
+    assert ours.square().mean().sqrt() <= theirs.square().mean().sqrt() * 1.001 + SMALLEST, f"{what}: rms error"
+    assert ours.max() <= theirs.max() * 1.001 + SMALLEST, f"{what}: peak {ours.max():.3g} against {theirs.max():.3g}"
+
+
+def assert_same_special(got: Tensor, like: Tensor, what: str = "") -> None:
+    """NaN and infinities stand where torch puts them."""
+    assert torch.equal(got.isnan(), like.isnan()), f"{what}: NaN elsewhere than torch"
+    assert torch.equal(got.isposinf(), like.isposinf()), f"{what}: +inf elsewhere than torch"
+    assert torch.equal(got.isneginf(), like.isneginf()), f"{what}: -inf elsewhere than torch"
+
+
+def locate(t: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(t.argmax(), t.shape))
+
+
+def shifted(t: Tensor, elements: int = 1) -> Tensor:
+    """The same values at an address that is not a multiple of 16 bytes."""
+    room = torch.empty(t.numel() + 16, dtype=t.dtype, device=t.device)
+    view = room[elements:elements + t.numel()].view(t.shape)
+    return view.copy_(t)
+
+
+def padded_rows(t: Tensor, extra: int) -> Tensor:
+    """The same values with a gap after each row."""
+    room = torch.full((*t.shape[:-1], t.shape[-1] + extra), torch.nan, dtype=t.dtype, device=t.device)
+    view = room[..., :t.shape[-1]]
+    return view.copy_(t)

@@ -1,0 +1,262 @@
+"""The launcher, `auto` and the archive on a real card."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fusestream.kernels_cuda import (
+    LEDGER,
+    OPS,
+    CodeUnavailable,
+    KernelError,
+    KernelPolicy,
+    autotune,
+    norm_modulate,
+    preload,
+    residual_gate_norm_modulate,
+)
+from fusestream.kernels_cuda.arch import preference
+from fusestream.kernels_cuda.launcher import card
+from fusestream.kernels_cuda.registry import Call
+
+EPS = 1e-6
+ON = KernelPolicy.of("on")
+
+
+def block(s=64, d=1536):
+    x, y = torch.randn(1, s, d, device="cuda").half(), torch.randn(1, s, d, device="cuda").half()
+    return x, y, *torch.randn(1, 6, d, device="cuda").half().chunk(6, dim=1)[:3]
+
+
+def test_every_unit_loads_from_the_archive():
+    """The archive was built by another CUDA major than torch's; each kernel loads, with the parameters Python packs."""
+    here = card(0)
+    here.preload()
+    assert here.code.origin.startswith("prebuilt archive"), here.code.origin
+    for op in OPS.values():
+        for unit, names in op.kernels.items():
+            for name in names:
+                kernel = here.kernel(unit, name)
+                assert kernel.facts["registers"] > 0
+                assert kernel.facts["stack"] == here.code.units[unit].kernels[name].get("stack", 0)
+
+
+@pytest.mark.parametrize("isa", ["sm_75", "sm_80"])
+def test_portable_code_loads(isa):
+    """The driver compiles each class's PTX."""
+    forced = card(0, isa)
+    forced.preload()
+    assert {forced.isa_class(unit) for unit in forced.code.units} == {isa}
+
+
+def test_own_code_before_portable_code():
+    units = card(0).code.units
+    assert {unit.variant for unit in units.values()} <= set(preference(torch.cuda.get_device_capability(0)))
+    newest = torch.cuda.get_device_capability() > (12, 1)
+    assert newest or not any(unit.variant.startswith("compute") for unit in units.values())
+
+
+def test_streams_do_not_wait_for_each_other():
+    """Launches go to torch's current stream: results are right on several at once, each in its own order."""
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    inputs = [block(s=257 + i) for i in range(4)]
+    want = [residual_gate_norm_modulate(*each, eps=EPS, policy=ON) for each in inputs]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(20):
+        for stream, each in zip(streams, inputs, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(residual_gate_norm_modulate(*each, eps=EPS, policy=ON))
+    torch.cuda.synchronize()
+    for i, got in enumerate(results):
+        assert all(torch.equal(a, b) for a, b in zip(got, want[i % 4], strict=True))
+
+
+def test_launch_follows_a_busy_stream():
+    """A kernel on a side stream sees what was queued before it there."""
+    x, _, _, scale, shift = block(s=512)
+    want = norm_modulate(x * 2, scale, shift, eps=EPS, policy=ON)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        doubled = x * 2
+        got = norm_modulate(doubled, scale, shift, eps=EPS, policy=ON)
+    side.synchronize()
+    assert torch.equal(got, want)
+
+
+def test_cuda_graph(isa):
+    policy = KernelPolicy.of("on", isa=isa)
+    if isa is None:
+        preload()
+    x, y, gate, scale, shift = block()
+    residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=policy)  # loads this class too
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x_new, out = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=policy)
+        out = norm_modulate(out, scale, shift, eps=EPS, kind="rms", policy=policy)
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        want_x, want = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=policy)
+        assert torch.equal(x_new, want_x)
+        assert torch.equal(out, norm_modulate(want, scale, shift, eps=EPS, kind="rms", policy=policy))
+
+
+def test_auto_inside_a_capture_does_not_measure():
+    """A signature first met during a capture is served unmeasured, and measured when it is met again outside."""
+    x, _, _, scale, shift = block(s=77, d=640)
+    norm_modulate(torch.zeros(1, 1, 8, device="cuda").half(), eps=EPS, policy=ON)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = norm_modulate(x, scale, shift, eps=EPS)
+    graph.replay()
+    assert [c.why for c in LEDGER.choices if "x640" in c.shape] == ["not measured: a CUDA graph is being captured"]
+    torch.testing.assert_close(out, norm_modulate(x, scale, shift, eps=EPS), rtol=4e-3, atol=8e-3)
+    assert [c.why for c in LEDGER.choices if "x640" in c.shape] == ["measured"]
+
+
+def test_auto_measures_once_and_remembers(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSESTREAM_CACHE", str(tmp_path))
+    monkeypatch.setattr(autotune, "_tuner", None)
+    x, _, _, scale, shift = block(s=2048)
+    x = x[..., :1528].contiguous()
+    norm_modulate(x, scale[..., :1528], shift[..., :1528], eps=EPS)
+    entries = json.loads((tmp_path / autotune.FILE).read_text())["winners"]
+    assert len(entries) == 1
+    (key, entry), = entries.items()
+    assert key.startswith("norm_modulate|") and set(entry["seconds"]) == {"cuda", "stock"}
+    assert entry["seconds"][entry["name"]] == min(entry["seconds"].values())
+    monkeypatch.setattr(autotune, "_tuner", None)
+    monkeypatch.setattr(autotune, "measure", lambda *_: pytest.fail("measured again"))
+    norm_modulate(x[:, :2000], scale[..., :1528], shift[..., :1528], eps=EPS)
+
+
+def test_measuring_works_on_clones_of_what_is_written():
+    seen = []
+
+    class InPlace:
+        name, ours = "in place", True
+
+        def prepare(self, call):
+            return lambda x: seen.append(x.data_ptr()) or x.add_(1)
+
+    op = SimpleNamespace(name="in place", mutates=(0,))
+    x = torch.zeros(3, device="cuda")
+    seconds = autotune.measure(op, Call("in place", (x,), ()), (InPlace(),))
+    assert seconds["in place"] > 0
+    assert not x.any() and x.data_ptr() not in seen
+
+
+def test_a_new_thread_has_no_context():
+    """ComfyUI runs prompts on a thread of its own, and a thread starts without a CUDA context."""
+    x, _, _, scale, shift = block()
+    want = norm_modulate(x, scale, shift, eps=EPS, policy=ON)
+    torch.cuda.synchronize()
+    results = []
+
+    def work():
+        results.extend(norm_modulate(x, scale, shift, eps=EPS, policy=ON) for _ in range(50))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert len(results) == 200 and all(torch.equal(got, want) for got in results)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_device_than_the_current_one():
+    x, _, _, scale, shift = (t.to("cuda:1") for t in block())
+    with torch.cuda.device(0):
+        got = norm_modulate(x, scale, shift, eps=EPS, policy=ON)
+    assert got.device == x.device
+    with torch.cuda.device(1):
+        assert torch.equal(got, norm_modulate(x, scale, shift, eps=EPS, policy=ON))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile(backend):
+    def step(x, y, gate, scale, shift):
+        x, n = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=ON)
+        return x, norm_modulate(n.sin(), scale, shift, eps=EPS, policy=ON)
+
+    inputs = block()
+    try:
+        got = torch.compile(step, fullgraph=True, backend=backend)(*inputs)
+    except Exception as error:
+        if backend == "inductor" and "compiler" in str(error).lower():
+            pytest.skip(f"inductor has no host compiler here: {error}")
+        raise
+    for a, b in zip(got, step(*inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=4e-3)
+
+
+def test_a_failed_launch_names_kernel_shape_and_driver():
+    """A grid the device does not have is refused by us; a block the kernel was not compiled for, by the driver."""
+    from fusestream.kernels_cuda.ops.norm_modulate import NormParams
+
+    kernel = card(0).kernel("norm_modulate", "norm_modulate_f16_any")
+    with pytest.raises(KernelError, match="out of range"):
+        kernel.prepare(NormParams(), grid=(1, 70000, 1), block=32, shape="a test")
+    launch = kernel.prepare(NormParams(), grid=(1, 1, 1), block=1024, shape="a test of 3x4")
+    with pytest.raises(KernelError, match=r"norm_modulate_f16_any on cuda:0 for a test of 3x4 .*CUDA_ERROR_\w+ \("):
+        launch(*[0] * 9)
+    torch.cuda.synchronize()  # and the context is still good
+
+
+def test_forced_class_that_the_card_lacks():
+    if torch.cuda.get_device_capability() >= (8, 0):
+        pytest.skip("every class runs on this card")
+    with pytest.raises(CodeUnavailable, match="does not run on compute capability"):
+        card(0, "sm_80")
+
+
+def test_host_cost(monkeypatch):
+    """Three times the targets (8 us and 5 us): hosts differ, bench/ has the figures."""
+    monkeypatch.delenv("FUSESTREAM_POISON")
+    x, _, _, scale, shift = block(s=8, d=64)
+    bound = OPS["norm_modulate"].bind((x, scale, shift, None, None), (EPS, "layer", None), ON)
+    for run, most in ((lambda: norm_modulate(x, scale, shift, eps=EPS, policy=ON), 24e-6),
+                      (lambda: bound(x, scale, shift, None, None), 15e-6)):
+        best = min(_host_seconds(run) for _ in range(5))
+        assert best <= most, f"{best * 1e6:.1f} us"
+
+
+def _host_seconds(run, launches=500):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(launches):
+        run()
+    return (time.perf_counter() - start) / launches
+
+
+def test_no_archive_no_compiler_serves_the_reference(tmp_path, monkeypatch):
+    """Nothing to load: `auto` works with stock's computation, `on` says why it cannot."""
+    from fusestream.kernels_cuda import device_code, launcher
+    from fusestream.kernels_cuda.errors import BuildError
+
+    def no_compiler():
+        raise BuildError("NVRTC is not installed")
+
+    monkeypatch.setenv("FUSESTREAM_ARCHIVE", str(tmp_path / "none.tar.xz"))
+    monkeypatch.setattr(device_code, "nvrtc", no_compiler)
+    launcher.forget_cards()
+    try:
+        with pytest.raises(CodeUnavailable, match=r"none.tar.xz does not exist.*NVRTC is not installed"):
+            card(0)
+        x = torch.randn(1, 3, 24, device="cuda").half()
+        assert norm_modulate(x, eps=EPS).shape == x.shape
+    finally:
+        monkeypatch.undo()
+        launcher.forget_cards()
+        for op in OPS.values():
+            op.forget()

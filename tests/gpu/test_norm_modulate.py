@@ -1,0 +1,221 @@
+"""norm_modulate and residual_gate_norm_modulate on the GPU, in both instruction classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusestream.kernels_cuda import KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
+from fusestream.kernels_cuda.ops.norm_modulate import reference
+from fusestream.kernels_cuda.ops.rows import spread
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
+
+EPS = 1e-6
+OFF = KernelPolicy.of("off")
+WIDTHS = (1, 3, 8, 127, 128, 1536, 3072, 5120, 8192, 8200, 20000)
+FORMS = ("none", "batch", "frame", "token", "one")
+
+
+def on(isa):
+    return KernelPolicy.of("on", isa=isa)
+
+
+def exact(x, scale=None, shift=None, weight=None, bias=None, kind="layer"):
+    """The reference in float64."""
+    wide = [None if t is None else t.double() for t in (x, scale, shift, weight, bias)]
+    return reference(*wide, EPS, kind, None)
+
+
+def exact_sum(x, y, gate):
+    by = 1.0 if gate is None else spread(gate.double(), x.shape[1], x.shape[0], x.shape[2], "gate")
+    return x.double() + by * y.double()
+
+
+def row(form, b, s, d, dtype, frames):
+    """A modulation operand: a chunk of a wider tensor, as the models hand it over."""
+    counts = {"batch": 1, "one": 1, "frame": frames, "token": s}
+    if form == "none":
+        return None
+    wide = torch.randn(1 if form == "one" else b, counts[form], 6, d, device="cuda") * 0.5
+    return wide.to(dtype)[:, :, 2]
+
+
+def inputs(b, s, d, form, dtype=torch.float16, frames=3, x_dtype=torch.float16):
+    x = (torch.randn(b, s, d, device="cuda") * 2 + 0.5).to(x_dtype)
+    y = torch.randn(b, s, d, device="cuda").half()
+    return x, y, *(row(form, b, s, d, dtype, frames) for _ in range(3))
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("d", WIDTHS)
+def test_norm_modulate(isa, d, form, kind):
+    for dtype in (torch.float16, torch.float32):
+        x, _, _, scale, shift = inputs(2, 21, d, form, dtype)
+        got = norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=on(isa))
+        want = exact(x, scale, shift, kind=kind)
+        assert_rounded_once(got, want, what=f"{d} {form} {kind} {dtype}")
+        if dtype is torch.float16:
+            eager = norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=OFF)
+            assert_no_worse_than(got, eager, want, what=f"{d} {form} {kind}")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("d", WIDTHS)
+def test_residual(isa, d, form):
+    for kind, dtype in (("layer", torch.float16), ("rms", torch.float32)):
+        x, y, gate, scale, shift = inputs(2, 21, d, form, dtype)
+        x_new, got = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, kind=kind, policy=on(isa))
+        total = exact_sum(x, y, gate)
+        assert_rounded_once(x_new, total, what="x_new")
+        assert_rounded_once(got, exact(x_new, scale, shift, kind=kind), what=f"{d} {form} {kind} {dtype}")
+        if dtype is torch.float16:
+            stock_x, stock = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, kind=kind, policy=OFF)
+            assert torch.equal(x_new, stock_x), "the residual stream is stock's, bit for bit"
+            assert_no_worse_than(got, stock, exact(total, scale, shift, kind=kind), what=f"{d} {form} {kind}")
+
+
+@pytest.mark.parametrize("d", [64, 100, 1536, 4096])
+@pytest.mark.parametrize("affine", ["weight", "bias", "both", "both and modulation", "mixed types"])
+def test_weight_and_bias(isa, d, affine):
+    x, _, _, scale, shift = inputs(1, 37, d, "batch")
+    weight, bias = torch.randn(d, device="cuda").half(), torch.randn(d, device="cuda").half()
+    weight, bias = (None if affine == "bias" else weight), (None if affine == "weight" else bias)
+    if affine == "mixed types":
+        weight, bias = weight.float(), bias.float()
+    if affine not in ("both and modulation", "mixed types"):
+        scale = shift = None
+    for kind in ("layer", "rms"):
+        got = norm_modulate(x, scale, shift, weight, bias, eps=EPS, kind=kind, policy=on(isa))
+        assert_rounded_once(got, exact(x, scale, shift, weight, bias, kind), what=f"{d} {affine} {kind}")
+
+
+@pytest.mark.parametrize("d", [40, 99, 4096])
+def test_float_stream(isa, d):
+    """T5's way: the residual stream is fp32, what is added and the result are fp16."""
+    x, y, *_ = inputs(1, 50, d, "none", x_dtype=torch.float32)
+    weight = torch.randn(d, device="cuda").half()
+    x_new, got = residual_gate_norm_modulate(x, y, weight=weight, eps=EPS, kind="rms", out_dtype=torch.float16,
+                                             policy=on(isa))
+    assert x_new.dtype is torch.float32
+    torch.testing.assert_close(x_new, x + y, rtol=0, atol=0)
+    assert_rounded_once(got, exact(x_new, weight=weight, kind="rms"))
+    again = norm_modulate(x_new, weight=weight, eps=EPS, kind="rms", out_dtype=torch.float16, policy=on(isa))
+    assert torch.equal(got, again)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("d", [1, 72, 127, 1536, 5120])
+@pytest.mark.parametrize("layout", ["plain", "shifted", "gaps", "odd gaps", "every other row", "transposed batch"])
+def test_layouts(isa, d, layout):
+    """Every layout gives the bits of the plain one, or, where the arithmetic order differs, the same value."""
+    x, y, gate, scale, shift = inputs(2, 11, d, "batch")
+    ways = {"plain": lambda t: t, "shifted": shifted, "gaps": lambda t: padded_rows(t, 8),
+            "odd gaps": lambda t: padded_rows(t, 3), "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+            "transposed batch": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)}
+    x, y = ways[layout](x), ways[layout](y)
+    if layout == "shifted":
+        gate, scale, shift = (shifted(t, 3) for t in (gate, scale, shift))
+    x_new, got = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=on(isa))
+    assert_rounded_once(x_new, exact_sum(x, y, gate), what="x_new")
+    assert_rounded_once(got, exact(x_new, scale, shift), what=layout)
+    assert got.is_contiguous()
+    assert_rounded_once(norm_modulate(x, scale, shift, eps=EPS, policy=on(isa)), exact(x, scale, shift), what=layout)
+
+
+def test_video_shapes(isa):
+    """[batch, frames, height * width, d] with one modulation row per frame."""
+    x = torch.randn(2, 5, 12, 256, device="cuda").half()
+    scale, shift = (torch.randn(2, 5, 1, 256, device="cuda").half() for _ in range(2))
+    got = norm_modulate(x, scale, shift, eps=EPS, policy=on(isa))
+    assert got.shape == x.shape
+    want = exact(x) * (1 + scale.double()) + shift.double()
+    assert_rounded_once(got, want)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("shape", [(0, 4, 64), (2, 0, 64), (2, 4, 0), (1, 1, 1), (1, 1, 8), (3, 1, 5120)])
+def test_empty_and_tiny(isa, shape):
+    x = torch.randn(shape, device="cuda").half()
+    got = norm_modulate(x, eps=EPS, policy=on(isa))
+    assert got.shape == x.shape
+    x_new, again = residual_gate_norm_modulate(x, x, eps=EPS, policy=on(isa))
+    assert x_new.shape == again.shape == x.shape
+    if x.numel():
+        assert_rounded_once(got, exact(x))
+
+
+@pytest.mark.parametrize("d", [127, 1536, 5120])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_outliers(isa, d, kind):
+    """Values near fp16's largest: squares and sums stay finite, and stay right."""
+    x = torch.randn(1, 16, d, device="cuda").half()
+    x[0, ::2, ::7] = 65504
+    x[0, 1::4] = -65000
+    got = norm_modulate(x, eps=EPS, kind=kind, policy=on(isa))
+    # A constant row has nothing left after the mean but rounding, in every implementation; judge the others.
+    varied = exact(x, kind=kind)
+    rows = varied.abs().amax(-1) > 0.5
+    assert_rounded_once(got[rows], varied[rows], slack=2e-5)
+    assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("d", [65, 1536, 8200])
+def test_special_values(isa, d):
+    x, y, gate, scale, shift = inputs(1, 12, d, "batch")
+    for i, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        x[0, 2 * i, i] = value
+        y[0, 2 * i + 1, i] = value
+    y[0, 7], x[0, 7], gate[..., 3] = 60000, 60000, 1.0  # the sum overflows fp16
+    scale[..., 5], shift[..., 6] = torch.inf, torch.nan
+    for kind in ("layer", "rms"):
+        assert_same_special(norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=on(isa)),
+                            norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=OFF), kind)
+        got = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, kind=kind, policy=on(isa))
+        stock = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, kind=kind, policy=OFF)
+        for a, b in zip(got, stock, strict=True):
+            assert_same_special(a, b, kind)
+
+
+@pytest.mark.parametrize("d", [100, 1536, 5120])
+def test_bitwise_repeatable(isa, d):
+    x, y, gate, scale, shift = inputs(2, 300, d, "frame")
+    first = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=on(isa))
+    for _ in range(5):
+        again = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=on(isa))
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_many_rows(isa):
+    """More blocks than one grid dimension holds in y, and a row count that does not divide."""
+    x = torch.randn(70000, 3, 16, device="cuda").half()
+    scale = torch.randn(70000, 1, 16, device="cuda").half()
+    got = norm_modulate(x, scale, eps=EPS, policy=on(isa))
+    assert_rounded_once(got, exact(x, scale))
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
+def test_products_beyond_32_bits():
+    """More than 2^31 elements, and strides whose products exceed 32 bits."""
+    x = torch.zeros(1, 2**21 + 5, 1032, device="cuda", dtype=torch.float16)
+    x[0, -1] = torch.randn(1032, device="cuda").half()
+    got = norm_modulate(x, eps=EPS, policy=on(None))
+    assert_rounded_once(got[:, -1:], exact(x[:, -1:]))
+    assert not got[0, :-1].any()
+    del got
+    apart = x.view(-1)[: 2 * (2**30) + 4096].as_strided((1, 3, 1032), (0, 2**30, 1))
+    apart[0, 2] = torch.randn(1032, device="cuda").half()
+    assert_rounded_once(norm_modulate(apart, eps=EPS, policy=on(None)), exact(apart))
+
+
+def test_refusals():
+    x = torch.randn(1, 4, 64, device="cuda")
+    for bad, reason in ((x.bfloat16(), "x is bfloat16"), (x, "the output is float32"),
+                        (x.half().transpose(1, 2), "elements of a row are 64 apart")):
+        with pytest.raises(KernelRefused, match=reason):
+            norm_modulate(bad, eps=EPS, policy=on(None))
+        assert norm_modulate(bad, eps=EPS).shape == bad.shape  # auto serves it with stock's computation
+    half = x.half()
+    with pytest.raises(KernelRefused, match="spread over the tokens in different ways"):
+        norm_modulate(half, half[:, :2], half, eps=EPS, policy=on(None))
+    with pytest.raises(KernelRefused, match="gradient"):
+        norm_modulate(half.requires_grad_(), eps=EPS, policy=on(None))

@@ -1,0 +1,192 @@
+"""The archive: what is written comes back; truncated, altered, foreign and stale ones are refused in words."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import tarfile
+
+import pytest
+from fusestream.kernels_cuda import archive, device_code
+from fusestream.kernels_cuda.build import matrix
+from fusestream.kernels_cuda.errors import ArchiveError, BuildError, CodeUnavailable
+from fusestream.kernels_cuda.ledger import LEDGER
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FACTS = {"k": {"parameters": 8, "registers": 32}}
+BUILT = {
+    "sm_75": {"a": (b"turing a", FACTS), "b": (b"turing b" * 100, FACTS)},
+    "sm_90": {"a": (b"hopper a", FACTS), "b": (b"hopper b", FACTS)},
+    "sm_90a": {"b": (b"hopper own b", FACTS)},
+    "compute_80": {"a": (b"// ptx a", FACTS), "b": (b"// ptx b", FACTS)},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "kernels.tar.xz"
+    archive.write(file, BUILT, source_hash="abc", compiler="NVRTC 12.9")
+    return file
+
+
+def test_what_is_written_comes_back(path):
+    manifest, units = archive.read_units(path, ["sm_75"])
+    assert (manifest.source_hash, manifest.compiler, list(manifest.variants)) == ("abc", "NVRTC 12.9", list(BUILT))
+    assert {name: (unit.variant, unit.code, unit.kernels) for name, unit in units.items()} == {
+        "a": ("sm_75", b"turing a", FACTS), "b": ("sm_75", b"turing b" * 100, FACTS)}
+
+
+def test_each_unit_comes_in_its_best_variant(path):
+    _, units = archive.read_units(path, ["sm_90a", "sm_90", "compute_80"])
+    assert {name: unit.code for name, unit in units.items()} == {"a": b"hopper a", "b": b"hopper own b"}
+    _, units = archive.read_units(path, ["sm_120", "compute_80"])
+    assert {unit.variant for unit in units.values()} == {"compute_80"}
+    assert archive.read_units(path, ["sm_61"])[1] == {}
+
+
+def test_the_same_code_gives_the_same_bytes(path, tmp_path):
+    again = tmp_path / "again.tar.xz"
+    archive.write(again, BUILT, source_hash="abc", compiler="NVRTC 12.9")
+    assert again.read_bytes() == path.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again.tar.xz", "kernels.tar.xz"]
+
+
+def test_any_tar_can_list_it(path):
+    with tarfile.open(path) as tar:
+        assert tar.getnames()[:3] == ["manifest.json", "sm_75/a.cubin", "sm_75/b.cubin"]
+        assert tar.getnames()[-1] == "compute_80/b.ptx"
+
+
+def test_missing():
+    from pathlib import Path
+    with pytest.raises(ArchiveError, match=r"none.tar.xz does not exist"):
+        archive.read_manifest(Path("/nowhere/none.tar.xz"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_truncation_passes(tmp_path_factory, data):
+    """Cut anywhere: either the fault is found, or the cut was behind all the code there is."""
+    file = tmp_path_factory.mktemp("archive") / "kernels.tar.xz"
+    archive.write(file, BUILT, source_hash="abc", compiler="NVRTC 12.9")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:data.draw(st.integers(0, len(whole) - 1))])
+    check_found_or_whole(file)
+
+
+def check_found_or_whole(file):
+    try:
+        _, units = archive.read_units(file, ["compute_80"])
+    except ArchiveError:
+        return
+    assert {name: unit.code for name, unit in units.items()} == {"a": b"// ptx a", "b": b"// ptx b"}
+
+
+def test_half_an_archive_is_damaged(path):
+    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+    with pytest.raises(ArchiveError, match=r"kernels.tar.xz is damaged"):
+        archive.read_manifest(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_no_flipped_bit_passes(tmp_path_factory, data):
+    file = tmp_path_factory.mktemp("archive") / "kernels.tar.xz"
+    archive.write(file, BUILT, source_hash="abc", compiler="NVRTC 12.9")
+    whole = bytearray(file.read_bytes())
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    file.write_bytes(whole)
+    check_found_or_whole(file)
+
+
+def repack(path, change):
+    """The archive with its members changed by hand, and a valid xz around them."""
+    with tarfile.open(path) as tar:
+        members = [(info.name, tar.extractfile(info).read()) for info in tar]
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for name, body in change(members):
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    path.write_bytes(lzma.compress(raw.getvalue()))
+
+
+def test_altered_code_is_refused(path):
+    repack(path, lambda members: [(n, b"evil" if n == "sm_75/b.cubin" else body) for n, body in members])
+    with pytest.raises(ArchiveError, match=r"sm_75/b.cubin is not what the manifest says"):
+        archive.read_units(path, ["sm_75"])
+    assert archive.read_units(path, ["sm_90"])[1]  # what was not touched still serves
+
+
+def test_a_missing_member_is_named(path):
+    repack(path, lambda members: [m for m in members if m[0] != "sm_75/b.cubin"])
+    with pytest.raises(ArchiveError, match=r"lacks sm_75/b.cubin"):
+        archive.read_units(path, ["sm_75"])
+
+
+def manifest_with(variants):
+    return json.dumps({"format": 1, "source_hash": "", "compiler": "", "variants": variants}).encode()
+
+
+@pytest.mark.parametrize(("manifest", "words"), [
+    (b"{", "manifest cannot be read"), (b"{}", "manifest cannot be read"), (b"[]", "manifest cannot be read"),
+    (json.dumps({"format": 2}).encode(), "has format 2, this version reads 1"),
+    (manifest_with({"sm_75": {"a": {}}}), "cannot be read"), (manifest_with({"sm_75": 3}), "cannot be read")])
+def test_a_bad_manifest(path, manifest, words):
+    repack(path, lambda members: [("manifest.json", manifest), *members[1:]])
+    with pytest.raises(ArchiveError, match=words):
+        archive.read_manifest(path)
+
+
+def test_the_manifest_must_come_first(path):
+    repack(path, lambda members: members[::-1])
+    with pytest.raises(ArchiveError, match=r"begins with compute_80/b.ptx"):
+        archive.read_manifest(path)
+
+
+def no_compiler():
+    raise BuildError("NVRTC is not installed")
+
+
+def test_a_stale_archive_is_never_run(path, monkeypatch, tmp_path):
+    """It says so, and with no compiler it says what is then left."""
+    monkeypatch.setattr(device_code, "nvrtc", no_compiler)
+    LEDGER.clear()
+    with pytest.raises(CodeUnavailable, match=r"is stale: it was built from sources abc.*NVRTC is not installed"):
+        device_code.load(["sm_75"], prebuilt=path, cache=tmp_path)
+    assert [m.split(":")[0] for m in LEDGER.messages] == ["No kernels", "Prebuilt kernels are not used"]
+
+
+def test_a_current_archive_is_used(tmp_path):
+    file = tmp_path / "kernels.tar.xz"
+    archive.write(file, BUILT, source_hash=matrix.source_hash(), compiler="NVRTC 12.9")
+    code = device_code.load(["sm_75"], prebuilt=file, cache=tmp_path)
+    assert code.origin == "prebuilt archive, NVRTC 12.9"
+    assert code.units["a"].code == b"turing a"
+
+
+def test_an_archive_without_this_card_is_no_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_code, "nvrtc", no_compiler)
+    file = tmp_path / "kernels.tar.xz"
+    archive.write(file, {"sm_75": BUILT["sm_75"]}, source_hash=matrix.source_hash(), compiler="NVRTC 12.9")
+    with pytest.raises(CodeUnavailable, match="holds none of sm_90, compute_80"):
+        device_code.load(["sm_90", "compute_80"], prebuilt=file, cache=tmp_path)
+
+
+def test_the_source_hash_sees_every_change(tmp_path):
+    for path in (*matrix.SOURCES.glob("*.cu"), *matrix.SOURCES.glob("*.cuh")):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    first = matrix.hash_sources(tmp_path)
+    assert first == matrix.source_hash()
+    one = tmp_path / "vector.cuh"
+    text = one.read_bytes()
+    one.write_bytes(text.replace(b"\n", b"\r\n"))
+    assert matrix.hash_sources(tmp_path) == first, "line endings are the checkout's, not the source's"
+    one.write_bytes(text + b"\n")
+    assert matrix.hash_sources(tmp_path) != first
+    one.write_bytes(text)
+    (tmp_path / "more.cuh").write_bytes(b"")
+    assert matrix.hash_sources(tmp_path) != first

@@ -1,0 +1,212 @@
+"""The build, for real: every unit is compiled for every variant, and each cubin's ELF is read.
+
+Skipped only where the compiler's wheels are missing; tests/requirements-kernels.txt names them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+from fusestream.kernels_cuda import OPS, archive, device_code, elf
+from fusestream.kernels_cuda.arch import CUBINS, is_ptx, number
+from fusestream.kernels_cuda.build import cli, matrix, nvrtc, report
+from fusestream.kernels_cuda.build.nvrtc import parse_usage
+from fusestream.kernels_cuda.build.unit import build
+from fusestream.kernels_cuda.errors import BuildError
+from fusestream.kernels_cuda.launcher import pointer_count
+
+needs_compiler = pytest.mark.skipif(nvrtc.find() is None, reason=f"no compiler: pip install {nvrtc.WHEELS}")
+
+
+@pytest.fixture(scope="session")
+def built():
+    """The whole matrix, through ninja, as a contributor builds it. Incremental: unchanged units cost nothing."""
+    pairs = [(unit, variant) for unit in matrix.units() for variant in matrix.variants(unit)]
+    cli.compile_all(pairs, None)
+    return cli.collect(pairs)
+
+
+@needs_compiler
+def test_every_cubin_is_what_it_claims(built):
+    """Architecture, the ABI that drivers from 525 on load, and the sizes in the manifest."""
+    for variant, units in built.items():
+        for unit, (code, kernels) in units.items():
+            if is_ptx(variant):
+                assert re.search(rf"^\.target sm_{number(variant)}$", code.decode(), re.MULTILINE), (unit, variant)
+                continue
+            cubin = elf.read(code)
+            assert cubin.arch == number(variant), (unit, variant)
+            assert cubin.abi == elf.ABI_ANY_DRIVER or number(variant) > 90, f"{unit} {variant}: ABI {cubin.abi}"
+            assert cubin.kernels.keys() == kernels.keys()
+            assert all(facts["registers"] > 0 and facts["code"] > 0 for facts in kernels.values())
+
+
+@needs_compiler
+def test_every_kernel_the_code_can_launch_is_in_every_variant(built):
+    """And no kernel is shipped that nothing launches."""
+    wanted: dict[str, set[str]] = {}
+    for op in OPS.values():
+        for unit, names in op.kernels.items():
+            wanted.setdefault(unit, set()).update(names)
+    assert wanted.keys() == set(matrix.units())
+    for unit, names in wanted.items():
+        for variant in matrix.variants(unit):
+            assert built[variant][unit][1].keys() == names, (unit, variant)
+
+
+@needs_compiler
+def test_parameter_structs_match_their_twins(built):
+    """sizeof in Python and in C++, for every kernel: found through the op module's struct of the same name."""
+    for op in OPS.values():
+        module = importlib.import_module(op.reference.__module__)
+        classes = [value for value in vars(module).values() if isinstance(value, type)]
+        structs = [value for value in classes if issubclass(value, ctypes.Structure)]
+        sizes = {ctypes.sizeof(struct) for struct in structs}
+        assert sizes and all(pointer_count(struct) for struct in structs)
+        for unit, names in op.kernels.items():
+            for variant in built:
+                if unit in built[variant]:
+                    for name in names:
+                        assert built[variant][unit][1][name]["parameters"] in sizes, (name, variant)
+
+
+@needs_compiler
+def test_nothing_spills(built):
+    bad = [f"{variant} {name}" for variant, units in built.items() if not is_ptx(variant)
+           for _, kernels in units.values() for name, facts in kernels.items()
+           if facts["spill_stores"] or facts["spill_loads"]]
+    assert not bad
+
+
+@needs_compiler
+def test_turing_code_has_no_newer_instructions(built):
+    """compute_75 PTX: no asynchronous copies, no m16n8k16, nothing the card lacks."""
+    for unit, (code, _) in built["compute_75"].items():
+        assert not re.search(r"cp\.async|m16n8k16|\.bf16|wgmma|mbarrier", code.decode()), unit
+
+
+@needs_compiler
+def test_no_device_code_prints_or_aborts(built):
+    for unit, (code, _) in built["compute_80"].items():
+        assert not re.search(r"vprintf|__assertfail|\btrap;", code.decode()), unit
+
+
+@needs_compiler
+def test_a_second_build_does_nothing(built, capfd):
+    pairs = [(unit, variant) for unit in matrix.units() for variant in matrix.variants(unit)]
+    cli.compile_all(pairs, None)
+    assert "no work to do" in capfd.readouterr().out
+
+
+@needs_compiler
+def test_the_whole_command(tmp_path):
+    """As dev.py calls it: a plain script, from any folder. Its archive is current, and unpacks to the same code."""
+    out = tmp_path / "kernels.tar.xz"
+    script = matrix.SOURCES.parent / "build" / "cli.py"
+
+    def cli_script(*arguments):
+        return subprocess.run([sys.executable, str(script), "--out", str(out), *arguments], cwd=tmp_path, check=False,
+                              capture_output=True, text=True)
+
+    run = cli_script()
+    assert run.returncode == 0, run.stderr
+    assert "kernels.tar.xz:" in run.stdout and f"sources {matrix.source_hash()}" in run.stdout
+    check = cli_script("--check")
+    assert check.returncode == 0 and "is current" in check.stdout
+    code = device_code.load(["sm_75"], prebuilt=out)
+    assert code.units.keys() == set(matrix.units())
+    (tmp_path / "kernels.tar.xz").write_bytes(b"")
+    check = cli_script("--check")
+    assert check.returncode == 1 and "damaged" in check.stdout
+
+
+@needs_compiler
+def test_a_machine_without_an_archive_builds_for_itself(tmp_path, monkeypatch):
+    """In process, for its own card only, once: the second time it is read from the cache."""
+    code = device_code.load(["sm_80"], prebuilt=tmp_path / "none.tar.xz", cache=tmp_path / "cache")
+    assert code.origin.startswith("compiled here, NVRTC")
+    assert code.units.keys() == set(matrix.units())
+    assert all(elf.read(unit.code).arch == 80 for unit in code.units.values())
+    monkeypatch.setattr(device_code, "build", lambda *_: pytest.fail("compiled twice"))
+    again = device_code.load(["sm_80"], prebuilt=tmp_path / "none.tar.xz", cache=tmp_path / "cache")
+    assert again.units == code.units
+
+
+@needs_compiler
+def test_a_unit_that_does_not_compile_shows_why(tmp_path):
+    (tmp_path / "broken.cu").write_text('extern "C" __global__ void k() { int x = ; }\n')
+    with pytest.raises(BuildError, match=r"broken.cu does not compile for sm_75:\n.*expected an expression"):
+        build("broken", "sm_75", tmp_path)
+
+
+@needs_compiler
+def test_spills_are_reported(tmp_path):
+    (tmp_path / "greedy.cu").write_text("""
+extern "C" __global__ void __launch_bounds__(1024) greedy(float* p) {
+    float a[96];
+    #pragma unroll
+    for (int i = 0; i < 96; i++) a[i] = p[i * 1024 + threadIdx.x];
+    __syncthreads();
+    for (int r = 0; r < 9; r++) {
+        #pragma unroll
+        for (int i = 0; i < 96; i++) a[i] = a[i] * a[(i + 7) % 96] + p[r];
+    }
+    #pragma unroll
+    for (int i = 0; i < 96; i++) p[i * 1024 + threadIdx.x] = a[i];
+}
+""")
+    unit = build("greedy", "sm_75", tmp_path)
+    manifest = archive.Manifest("", "", {"sm_75": {"greedy": {"kernels": unit.kernels}}})
+    assert unit.kernels["greedy"]["spill_stores"] > 0
+    assert re.search(r"sm_75 +greedy .*spills \d+ bytes", report.table(manifest))
+
+
+def test_ptxas_log():
+    log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'a_kernel' for 'sm_75'
+ptxas info    : Function properties for a_kernel
+ptxas         .     16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 68 registers, used 1 barriers, 256 bytes cumulative stack size, 132 bytes smem, 536 bytes cmem[0]
+ptxas info    : Compile time = 19.706 ms
+ptxas info    : Compiling entry function 'b' for 'sm_90'
+ptxas info    : Function properties for b
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers
+"""
+    assert parse_usage(log) == {"a_kernel": nvrtc.Usage(12, 8, 132), "b": nvrtc.Usage(0, 0, 0)}
+
+
+def test_occupancy():
+    facts = {"threads": 256, "registers": 64, "shared": 0, "spill_stores": 0, "spill_loads": 0, "stack": 0}
+    assert report.occupancy(facts, 75) == 1.0
+    assert report.occupancy({**facts, "registers": 128}, 75) == 0.5
+    assert report.occupancy({**facts, "shared": 33 * 1024}, 75) == 0.25
+    assert report.occupancy({**facts, "threads": 32}, 75) == 0.5  # sixteen blocks at most
+    assert report.flags({**facts, "stack": 8}, 75) == ["keeps 8 bytes per thread in local memory"]
+    assert {number(v) for v in CUBINS} <= report.MULTIPROCESSORS.keys()
+
+
+def test_extra_variants_are_asked_for_in_the_head(tmp_path):
+    (tmp_path / "a.cu").write_text("// One.\n// also built for: sm_86, sm_89\n")
+    (tmp_path / "b.cu").write_text("// also built for: sm_70\n")
+    assert matrix.variants("a", tmp_path)[-2:] == ["sm_86", "sm_89"]
+    with pytest.raises(ValueError, match=r"b.cu asks for sm_70"):
+        matrix.variants("b", tmp_path)
+
+
+def test_headers_are_followed(tmp_path):
+    (tmp_path / "a.cu").write_text('#include <cuda_fp16.h>\n#include "one.cuh"\n  # include "two.cuh"\n')
+    (tmp_path / "one.cuh").write_text('#include "two.cuh"\n')
+    (tmp_path / "two.cuh").write_text('#include "one.cuh"\n')
+    assert [h.name for h in matrix.headers("a", tmp_path)] == ["one.cuh", "two.cuh"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(100), b"\x7fELF\x02\x01\x01\x00" + bytes(100)])
+def test_what_is_no_cubin(data):
+    with pytest.raises(ValueError):
+        elf.read(data)
