@@ -35,7 +35,7 @@ def tables(form, angle, dtype=torch.float32):
 
 def by_hand(x, weight, rotation, sin, norm, interleaved):
     """The definition in float64, element by element."""
-    b, s, h, d = x.shape
+    s, d = x.shape[1], x.shape[3]
     value = x.double()
     if norm != "none":
         mean = value.pow(2).mean((-2, -1) if norm == "token" else -1, keepdim=True)
@@ -59,8 +59,9 @@ def by_hand(x, weight, rotation, sin, norm, interleaved):
 
 
 @settings(max_examples=80, deadline=None)
-@given(b=st.integers(1, 3), s=st.integers(2, 9), h=st.integers(1, 4), grouped=st.booleans(), d=st.sampled_from([2, 6, 16, 64]),
-       form=st.sampled_from(FORMS), norm=st.sampled_from(["token", "head", "none"]), interleaved=st.booleans(),
+@given(b=st.integers(1, 3), s=st.integers(2, 9), h=st.integers(1, 4), grouped=st.booleans(),
+       d=st.sampled_from([2, 6, 16, 64]), form=st.sampled_from(FORMS), norm=st.sampled_from(["token", "head", "none"]),
+       interleaved=st.booleans(),
        weighted=st.booleans(), dtype=st.sampled_from([torch.float16, torch.float32]), seed=st.integers(0, 2**31))
 def test_reference_is_the_definition(b, s, h, grouped, d, form, norm, interleaved, weighted, dtype, seed):
     torch.manual_seed(seed)
@@ -86,8 +87,6 @@ def test_packed_buffers():
     before = packed.clone()
     q, k, v = packed.unbind(2)
     w = torch.rand(64).half()
-    want = rms_rope(q.clone(), k.clone(), w, w, *tables("wan", angles(1, 5, 16)), eps=EPS)
-    torch.manual_seed(0)
     angle = angles(1, 5, 16)
     want = rms_rope(q.clone(), k.clone(), w, w, *tables("wan", angle), eps=EPS)
     rms_rope_(q, k, w, w, *tables("wan", angle), eps=EPS)
