@@ -9,6 +9,7 @@ README.md says how an op is added. Importing this package touches no GPU.
 from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
 from .launcher import preload
 from .ledger import LEDGER
+from .ops.activations import gelu, gelu_mul, silu, silu_addcmul, silu_mul
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_rope import rms_rope, rms_rope_
 from .policy import STANDARD, KernelPolicy
@@ -25,9 +26,14 @@ __all__ = [
     "KernelPolicy",
     "KernelRefused",
     "check_policy",
+    "gelu",
+    "gelu_mul",
     "norm_modulate",
     "preload",
     "residual_gate_norm_modulate",
     "rms_rope",
     "rms_rope_",
+    "silu",
+    "silu_addcmul",
+    "silu_mul",
 ]

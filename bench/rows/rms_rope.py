@@ -21,7 +21,7 @@ def half(*shape: int) -> Tensor:
 def matrices(s: int, d: int) -> Tensor:
     angle = torch.rand(1, s, 1, d // 2, device="cuda") * 6.28
     c, n = angle.cos(), angle.sin()
-    return torch.stack((c, -n, n, c), -1).unflatten(-1, (2, 2))
+    return torch.stack((c, -n, n, c), -1).view(1, s, 1, d // 2, 2, 2)
 
 
 def wan(b: int, s: int, h: int) -> Tensors:
@@ -38,7 +38,8 @@ def flux(s: int) -> Tensors:
 def qwen(s: int) -> Tensors:
     """Grouped heads and tables of cosines that repeat for the upper half."""
     angle = torch.rand(1, 1, s, 128, device="cuda")
-    q, k, _ = half(1, s, 48, 128).split((32, 8, 8), 2)
+    packed = half(1, s, 48, 128)
+    q, k = packed[:, :, :32], packed[:, :, 32:40]
     return q, k, half(128), half(128), angle.cos()[..., :64], angle.sin()[..., :64]
 
 
