@@ -10,6 +10,7 @@ from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, Kern
 from .launcher import preload
 from .ledger import LEDGER
 from .ops.activations import gelu, gelu_mul, silu, silu_addcmul, silu_mul
+from .ops.diffusion_step import diffusion_step
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_rope import rms_rope, rms_rope_
@@ -27,6 +28,7 @@ __all__ = [
     "KernelPolicy",
     "KernelRefused",
     "check_policy",
+    "diffusion_step",
     "gated_residual",
     "gated_residual_",
     "gelu",
