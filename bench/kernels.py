@@ -4,6 +4,7 @@
     python bench/kernels.py --only norm_modulate  the rows whose op or label contains this; merged into the same file
     python bench/kernels.py --no-compile          without torch.compile (it needs a host compiler and minutes)
     python bench/kernels.py --isa sm_75           Turing's code, compiled by the driver; a section of its own
+    python bench/kernels.py --sweep               every tactic of our kernels at every row; nothing is written
 
 Columns: microseconds of ours, GB/s over the bytes a perfect kernel moves, that as a share of a copy of the same
 footprint in the same run, how many times stock and torch.compile take, what `auto` chose.
@@ -33,6 +34,7 @@ import torch
 
 from ..kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
 from ..kernels_cuda.build.matrix import source_hash
+from ..kernels_cuda.registry import Call
 from . import rows as row_files
 from .measure import copy_bandwidth, device_seconds, host_seconds, sets_for, sum_bytes
 from .row import Row, Tensors
@@ -75,13 +77,31 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
     result |= {"ours us": ours * 1e6, "GB/s": size / ours / 1e9, "share of copy": size / ours / copy,
                "stock / ours": stock / ours, "predicted us on RTX 2060 Super": copy * ours / TURING_BANDWIDTH * 1e6}
     if compile_stock:
-        compiled = torch.compile(lambda *t: row.stock(*t, *row.options), dynamic=False)
+        run, arguments = row.stock, row.options
+        torch._dynamo.reset()  # or the ninth row meets the recompilation limit, and is eager in disguise
+        compiled = torch.compile(lambda *t: run(*t, *arguments), dynamic=False)
         seconds = device_seconds(compiled, inputs)
         result |= {"torch.compile us": seconds * 1e6, "torch.compile / ours": seconds / ours}
     LEDGER.clear()
     op(example, row.options, KernelPolicy.of("auto", isa=isa))
     result["auto"] = LEDGER.choices[-1].winner if LEDGER.choices else "stock"
     return result
+
+
+def sweep_row(row: Row, isa: Any) -> None:
+    """Every way our kernels can cut the work: for choosing the rule that `on` and the first race of `auto` follow."""
+    op = OPS[row.op]
+    example = row.inputs()
+    size = moved_bytes(row, example)
+    inputs = [example, *(row.inputs() for _ in range(sets_for(size) - 1))]
+    call = Call(row.op, example, row.options, KernelPolicy.of("on", isa=isa))
+    copy = copy_bandwidth(size)
+    found = [(device_seconds(way.prepare(call), inputs), way.name)
+             for candidate in op.candidates if candidate.ours and candidate.refuse(call) is None
+             for way in candidate.tactics(call)]
+    print(f"{row.op} {row.label}")
+    for seconds, name in sorted(found):
+        print(f"    {seconds * 1e6:8.1f} us {size / seconds / copy:6.1%} of copy  {name}", flush=True)
 
 
 def host_cost() -> dict[str, float]:
@@ -136,12 +156,18 @@ def main(arguments: list[str] | None = None) -> int:
     cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     cli.add_argument("--only", help="rows whose op or label contains this")
     cli.add_argument("--isa", choices=["sm_75", "sm_80"], help="force an instruction class")
+    cli.add_argument("--sweep", action="store_true", help="time every tactic of our kernels; nothing is written")
     cli.add_argument("--no-compile", action="store_true", help="skip torch.compile")
     options = cli.parse_args(arguments)
     if not torch.cuda.is_available():
         print("no NVIDIA GPU on this machine")
         return 1
     results = []
+    if options.sweep:
+        for row in all_rows(options.only):
+            sweep_row(row, options.isa)
+            torch.cuda.empty_cache()
+        return 0
     with torch.inference_mode():
         host = host_cost()
         for row in all_rows(options.only):

@@ -19,7 +19,7 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -136,7 +136,8 @@ class Kernel:
 
     def resident_blocks(self, block: int, shared_bytes: int = 0) -> int:
         """Blocks per multiprocessor at this size."""
-        return self.card.driver.resident_blocks(self.handle, block, shared_bytes, self.name)
+        with self.card.entered():
+            return self.card.driver.resident_blocks(self.handle, block, shared_bytes, self.name)
 
 
 class Card:
@@ -169,6 +170,13 @@ class Card:
     def make_current(self) -> None:
         self.driver.use(self._context)
 
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """This device is torch's current one and its context the thread's, whatever thread this is; then as before."""
+        with torch.cuda.device(self.index):
+            self.make_current()
+            yield
+
     def isa_class(self, unit: str) -> IsaClass:
         """The class of the code that serves a unit here."""
         return arch.isa_class(self.code.units[unit].variant)
@@ -184,12 +192,11 @@ class Card:
 
     def _load(self, unit: str) -> None:
         """Load a unit's module and every kernel in it."""
-        with self._lock, torch.cuda.device(self.index):
+        with self._lock, self.entered():
             if unit in self._modules:
                 return
             if unit not in self.code.units:
                 raise KernelError(f"{unit}: no such unit in the {self.code.origin}")
-            self.make_current()
             source = self.code.units[unit]
             code = source.code + b"\0" if arch.is_ptx(source.variant) else source.code
             module = self.driver.load_module(code, f"{unit} ({source.variant})")
@@ -203,7 +210,7 @@ class Card:
 
     def allow_shared_bytes(self, kernel: Kernel, size: int) -> None:
         """Opt in to more than 48 KB of dynamic shared memory. Only ever raised: other launches rely on theirs."""
-        with self._lock:
+        with self._lock, self.entered():
             if size > self._shared_allowed.get(kernel.name, DEFAULT_SHARED_LIMIT):
                 self.driver.allow_shared_bytes(kernel.handle, size, kernel.name)
                 self._shared_allowed[kernel.name] = size

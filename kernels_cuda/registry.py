@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +36,7 @@ Options = tuple[Any, ...]
 Plan = Callable[..., Any]
 
 ALIGNMENT = 16
+MOST_TACTICS = 4  # measured per candidate
 MOST_PLANS = 4096  # per op and thread: a session meets a few hundred signatures, and each plan is about a kilobyte
 
 
@@ -94,6 +95,9 @@ class Candidate(Protocol):
     def refuse(self, call: Call) -> str | None:
         """Why this candidate cannot serve the call, in words a user understands; None if it can."""
 
+    def tactics(self, call: Call) -> Sequence[Candidate]:
+        """The ways to run it that are worth measuring, best known first; itself where there is only one."""
+
     def prepare(self, call: Call) -> Plan:
         """A plan for this signature: called as plan(*tensors), it returns the op's result."""
 
@@ -109,6 +113,9 @@ class StockCandidate:
     def refuse(self, call: Call) -> str | None:  # noqa: ARG002 - stock serves whatever stock serves
         return None
 
+    def tactics(self, call: Call) -> Sequence[Candidate]:  # noqa: ARG002
+        return (self,)
+
     def prepare(self, call: Call) -> Plan:
         run, options = self.run, call.options
         return lambda *tensors: run(*tensors, *options)
@@ -116,14 +123,18 @@ class StockCandidate:
 
 @dataclass(frozen=True)
 class CudaCandidate:
-    """A kernel of ours. `obstacles` and `plan` are the op's; what every kernel needs is checked here.
+    """A kernel of ours. What every kernel needs is checked here, the rest is the op's:
 
-    `obstacles` yields reasons. Only the first is asked for, so each check may rely on the earlier ones having passed.
+    obstacles  yields reasons why not; only the first is asked for, so a check may rely on those before it
+    plan       (call, card, tactic) -> plan. Tactic None: choose by rule
+    ways       call -> tactics, best known first; one that cuts the work in a single way has none
     """
 
     name: str
     obstacles: Callable[[Call], Iterator[str]]
-    plan: Callable[[Call, Card], Plan]
+    plan: Callable[[Call, Card, Any], Plan]
+    ways: Callable[[Call], Sequence[Any]] = lambda _: ()
+    tactic: Any = None
     ours: bool = True
 
     def refuse(self, call: Call) -> str | None:
@@ -140,8 +151,12 @@ class CudaCandidate:
             return str(error)
         return next(self.obstacles(call), None)
 
+    def tactics(self, call: Call) -> Sequence[Candidate]:
+        ways = [replace(self, name=f"{self.name} {way}", tactic=way) for way in self.ways(call)]
+        return ways or (self,)
+
     def prepare(self, call: Call) -> Plan:
-        return self.plan(call, self._card(call))
+        return self.plan(call, self._card(call), self.tactic)
 
     @staticmethod
     def _card(call: Call) -> Card:
@@ -227,7 +242,8 @@ class Op:
                 LEDGER.refused(self.name, name, reason, call.describe(), served_by)
             return self._reference(call) if on_cpu else self._stock(call)
         else:
-            winner = able[0] if len(able) == 1 else autotune.fastest(self, call, able)
+            runners = [way for candidate in able for way in candidate.tactics(call)[:MOST_TACTICS]]
+            winner = runners[0] if len(runners) == 1 else autotune.fastest(self, call, runners)
         for name, reason in reasons:
             LEDGER.refused(self.name, name, reason, call.describe(), winner.name)
         if mode == "on":

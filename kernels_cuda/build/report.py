@@ -1,7 +1,7 @@
 """The build report: what each kernel takes from a multiprocessor, and what is wrong with it.
 
 Two things are flagged: spills (registers that went to local memory, which is device memory), and register or shared
-memory use that leaves a multiprocessor less than half full at the block size the kernel was compiled for.
+memory use that leaves a multiprocessor less than a fifth full at the largest block the kernel was compiled for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class Multiprocessor:
     blocks: int
     registers: int = 65536
 
+
+LEAST_OCCUPANCY = 0.2
 
 # CUDA programming guide, "technical specifications per compute capability".
 MULTIPROCESSORS = {
@@ -55,7 +57,7 @@ def flags(facts: Facts, arch: int) -> list[str]:
     elif facts["stack"]:
         found.append(f"keeps {facts['stack']} bytes per thread in local memory")
     share = occupancy(facts, arch)
-    if share < 0.5:
+    if share < LEAST_OCCUPANCY:
         found.append(f"fills {share:.0%} of a multiprocessor")
     return found
 

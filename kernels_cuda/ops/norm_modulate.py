@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,16 +18,27 @@ from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .checks import mixed_dtypes, word, wrong_dtype
-from .rows import Rows, SharedRow, row_class, row_view, rows, shared_row, spread
+from .rows import SharedRow, row_class, row_view, rows, shared_row, spread
 
 Kind = Literal["layer", "rms"]
 
-MOST_THREADS = 256  # kMostThreads
-PACK = 8  # kPack: elements a thread moves at once
-PACKS = (2, 4)  # packs per thread the register kernels were compiled for
-WIDEST = MOST_THREADS * PACK * PACKS[-1]
-ROWS_PER_BLOCK = 4
 TYPES = {torch.float16: "f16", torch.float32: "f32"}
+PACK = 8  # kPack: elements a thread moves at once
+BLOCKS = {2: 384, 3: 256, 4: 256}  # packs per thread -> most threads, as the register kernels were compiled
+WIDEST = max(packs * threads * PACK for packs, threads in BLOCKS.items())
+ANY_THREADS = 256
+MOST_ROWS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """How the work of a register kernel is cut: packs per thread, and rounds of blocks over the whole card."""
+
+    packs: int
+    rounds: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.packs} packs {self.rounds} rounds"
 
 
 def norm_modulate(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, weight: Tensor | None = None,
@@ -154,10 +166,9 @@ NormParams = parameter_struct(
     "NormParams",
     (Pointer, "x y gate scale shift weight bias out x_new"),
     (c_int64, "x_batch x_row y_batch y_row gate_batch gate_frame scale_batch scale_frame shift_batch shift_frame"),
-    (c_int64, "batches tokens tokens_per_frame"),
-    (c_int, "d rows_per_block"),
-    (c_float, "eps offset"),
-    (c_int, "is_rms y_is_float modulation_is_float affine_is_float"),
+    (c_int, "batches tokens tokens_per_frame d rows_per_block is_rms"),
+    (c_float, "eps offset inverse_d"),
+    (c_int, "y_is_float modulation_is_float affine_is_float"),
 )
 
 
@@ -205,6 +216,8 @@ def obstacles(call: Call) -> Iterator[str]:
         if not t.is_contiguous():
             yield f"{name} is not contiguous"
     like = row_view(o.x)
+    if max(like.batches, like.tokens, like.d) > MOST_ROWS:
+        yield f"a dimension of {tuple(o.x.shape)} exceeds {MOST_ROWS}"
     shared = [shared_row(t, like, name) for name, t in o.modulation.items()]
     yield from (reason for reason in shared if isinstance(reason, str))
     runs = {s.tokens_per_frame for s in shared if isinstance(s, SharedRow) and s.frame_stride}
@@ -212,14 +225,14 @@ def obstacles(call: Call) -> Iterator[str]:
         yield f"{', '.join(o.modulation)} are spread over the tokens in different ways ({sorted(runs)} tokens per row)"
 
 
-def plan(call: Call, card: Card) -> Plan:
+def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
     o = Operands.of(call)
     new_out = output(o.x.shape, call.options[2] or o.x.dtype, card.index)
     new_x = output(o.x.shape, o.x.dtype, card.index)
     if o.x.numel() == 0:
         return (lambda *_: new_out()) if o.y is None else (lambda *_: (new_x(), new_out()))
-    launch, affine_is_modulation = _prepare(call, o, card)
+    launch, affine_is_modulation = _prepare(call, o, card, tactic or best_tactic(o.x.shape[-1]))
 
     def norm(x: Tensor, scale: Tensor | None, shift: Tensor | None, weight: Tensor | None,
              bias: Tensor | None) -> Tensor:
@@ -244,12 +257,12 @@ def plan(call: Call, card: Card) -> Plan:
     return norm if o.y is None else residual
 
 
-def _prepare(call: Call, o: Operands, card: Card) -> tuple[Launch, bool]:
+def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launch, bool]:
     """The launch of a call, and whether weight and bias go where scale and shift do (see `offset` in the .cu)."""
     eps, kind, _ = call.options
     x, y = row_view(o.x), row_view(o.x if o.y is None else o.y)
     swap = bool(o.affine) and o.scale is None and o.shift is None
-    in_registers = _fits_registers(call, o, x, y) and (swap or not o.affine)
+    in_registers = _in_registers(call, o)
     swap = swap and in_registers
     by, plus = (o.weight, o.bias) if swap else (o.scale, o.shift)
     gate_rows, scale_rows, shift_rows = (
@@ -258,48 +271,74 @@ def _prepare(call: Call, o: Operands, card: Card) -> tuple[Launch, bool]:
     assert isinstance(gate_rows, SharedRow)  # no strings here: `obstacles` found none
     assert isinstance(scale_rows, SharedRow)
     assert isinstance(shift_rows, SharedRow)
-    few = x.batches * x.tokens < 4 * ROWS_PER_BLOCK * card.multiprocessors
-    rows_per_block = 1 if few else ROWS_PER_BLOCK
+    modulation = next((t.dtype for t in (o.gate, by, plus) if t is not None), torch.float16)
+    name = f"{'norm_modulate' if o.y is None else 'residual_gate_norm_modulate'}_{TYPES[o.x.dtype]}"
+    if in_registers:
+        kernel = card.kernel("norm_modulate", f"{name}_{TYPES[modulation]}_{tactic.packs}")
+        threads = threads_for(x.d, tactic.packs)
+    else:
+        kernel = card.kernel("norm_modulate", f"{name}_any")
+        threads = min(ANY_THREADS, -(-x.d // 32) * 32)
+    # As many blocks as the card holds at once, a few times over: a block then works through a run of rows.
+    blocks = kernel.resident_blocks(threads) * card.multiprocessors * tactic.rounds
+    rows_per_block = -(-x.batches * x.tokens // blocks)
+    grid = (-(-x.tokens // rows_per_block), min(x.batches, MAX_GRID[1]), 1)
+    if not in_registers:
+        grid = (min(x.batches * x.tokens, blocks), 1, 1)
     params = NormParams(
         x_batch=x.batch_stride, x_row=x.row_stride, y_batch=y.batch_stride, y_row=y.row_stride,
         gate_batch=gate_rows.batch_stride, gate_frame=gate_rows.frame_stride,
         scale_batch=scale_rows.batch_stride, scale_frame=scale_rows.frame_stride,
         shift_batch=shift_rows.batch_stride, shift_frame=shift_rows.frame_stride,
-        batches=x.batches, tokens=x.tokens, d=x.d, rows_per_block=rows_per_block, eps=eps, is_rms=kind == "rms",
+        batches=x.batches, tokens=x.tokens, d=x.d, rows_per_block=rows_per_block, is_rms=kind == "rms",
         tokens_per_frame=min(r.tokens_per_frame for r in (gate_rows, scale_rows, shift_rows)),
-        offset=0.0 if swap and o.weight is not None else 1.0,
+        eps=eps, inverse_d=1 / x.d, offset=0.0 if swap and o.weight is not None else 1.0,
         y_is_float=o.y is not None and o.y.dtype is torch.float32,
         modulation_is_float=any(t.dtype is torch.float32 for t in o.modulation.values()),
         affine_is_float=any(t.dtype is torch.float32 for t in o.affine.values()))
-    family = "norm_modulate" if o.y is None else "residual_gate_norm_modulate"
-    name = f"{family}_{TYPES[o.x.dtype]}"
-    if in_registers:
-        packs, threads = block_shape(x.d)
-        modulation = next((t.dtype for t in (o.gate, by, plus) if t is not None), torch.float16)
-        kernel = card.kernel("norm_modulate", f"{name}_{TYPES[modulation]}_{packs}")
-        grid = (-(-x.tokens // rows_per_block), min(x.batches, MAX_GRID[1]), 1)
-    else:
-        threads = min(MOST_THREADS, -(-x.d // 32) * 32)
-        kernel = card.kernel("norm_modulate", f"{name}_any")
-        grid = (min(x.batches * x.tokens, 16 * card.multiprocessors), 1, 1)
     return kernel.prepare(params, grid=grid, block=threads, shape=call.describe()), swap
 
 
-def _fits_registers(call: Call, o: Operands, x: Rows, y: Rows) -> bool:
-    """Whether the fast kernels serve a call: 16-byte accesses everywhere, one type of operand, a row that fits."""
+def _in_registers(call: Call, o: Operands) -> bool:
+    """Whether the fast kernels serve a call: 16-byte accesses everywhere, one scale and shift of one type, a row that
+    fits. Everything else is for the `any` kernel.
+    """
+    x, y = row_view(o.x), row_view(o.x if o.y is None else o.y)
     operands = {**o.modulation, **o.affine}
+    if o.affine and (o.scale is not None or o.shift is not None):
+        return False
     strides = [x.batch_stride, x.row_stride, y.batch_stride, y.row_stride]
     for t in operands.values():
         strides += [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
     return (call.aligned and x.d % PACK == 0 and x.d <= WIDEST and all(stride % PACK == 0 for stride in strides)
-            and (o.y is None or o.y.dtype is torch.float16) and len({t.dtype for t in operands.values()}) <= 1)
+            and (o.y is None or o.y.dtype is torch.float16) and len({t.dtype for t in operands.values()}) <= 1
+            and not (o.x.dtype is torch.float32 and any(t.dtype is torch.float32 for t in operands.values())))
 
 
-def block_shape(d: int) -> tuple[int, int]:
-    """(packs per thread, threads) that hold a row of d with the fewest idle lanes; fewer packs where that is equal."""
-    threads = {packs: -(-d // (PACK * packs * 32)) * 32 for packs in PACKS}
-    packs = min((n * packs, packs) for packs, n in threads.items() if n <= MOST_THREADS)[1]
-    return packs, threads[packs]
+def threads_for(d: int, packs: int) -> int:
+    """Whole warps that hold a row of d."""
+    return -(-d // (PACK * packs * 32)) * 32
+
+
+def tactics(d: int) -> list[Tactic]:
+    """Every way to cut rows of d, the best known first: fewest idle lanes, then nearest to three packs.
+
+    Few packs mean more warps to reduce over, many mean more registers and so fewer rows in flight.
+    """
+    fitting = [packs for packs, most in BLOCKS.items() if threads_for(d, packs) <= most]
+    fitting.sort(key=lambda packs: (threads_for(d, packs) * packs, abs(packs - 3), -packs))
+    return [Tactic(packs, rounds) for rounds in (2, 1, 4, 8) for packs in fitting]
+
+
+def ways(call: Call) -> list[Tactic]:
+    """What may be measured for a call: nothing where only the `any` kernel serves."""
+    o = Operands.of(call)
+    served = o.x.numel() > 0 and _in_registers(call, o)
+    return tactics(o.x.shape[-1]) if served else []
+
+
+def best_tactic(d: int) -> Tactic:
+    return next(iter(tactics(d)), Tactic(0))  # no register kernel holds such a row
 
 
 def shape_class(call: Call) -> str:
@@ -309,9 +348,9 @@ def shape_class(call: Call) -> str:
 
 
 def _kernels(family: str) -> tuple[str, ...]:
-    types = TYPES.values()
-    return (*(f"{family}_{x}_{m}_{packs}" for x in types for m in types for packs in PACKS),
-            *(f"{family}_{x}_any" for x in types))
+    types = ("f16_f16", "f16_f32", "f32_f16")  # of x, and of the modulation
+    return (*(f"{family}_{pair}_{packs}" for pair in types for packs in BLOCKS),
+            *(f"{family}_{x}_any" for x in TYPES.values()))
 
 
 _TAIL = ("Tensor? scale, Tensor? shift, Tensor? weight, Tensor? bias, float eps, str kind, ScalarType? out_dtype, "
@@ -322,7 +361,7 @@ NORM = Op(
     schema=f"(Tensor x, {_TAIL}) -> Tensor",
     reference=reference,
     fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
     shape_class=shape_class,
     kernels={"norm_modulate": _kernels("norm_modulate")},
 )
@@ -332,7 +371,7 @@ RESIDUAL = Op(
     schema=f"(Tensor x, Tensor y, Tensor? gate, {_TAIL}) -> (Tensor, Tensor)",
     reference=residual_reference,
     fake=residual_fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(residual_stock)),
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(residual_stock)),
     shape_class=shape_class,
     kernels={"norm_modulate": _kernels("residual_gate_norm_modulate")},
 )

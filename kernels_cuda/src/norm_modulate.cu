@@ -5,20 +5,21 @@
 // and, with a residual, first
 //   x   = round(x + gate * y)                     also written: it is the residual stream of the next step
 //
-// Layout. x and y: [batch, token, d], rows anywhere, elements of a row adjacent. out, x_new: contiguous. scale, shift and
-// gate are rows of d that a batch, a run of `tokens_per_frame` tokens, or a single token shares (Wan, Wan 2.2 5B): each
-// has a batch stride and a frame stride, either may be 0, so the six chunks of a [b, 6, d] tensor are read in place.
+// Layout. x and y: [batch, token, d], rows anywhere, elements of a row adjacent. out, x_new: contiguous. scale, shift
+// and gate are rows of d that a batch, a run of `tokens_per_frame` tokens, or a single token shares (Wan, Wan 2.2 5B):
+// each has a batch stride and a frame stride, either may be 0, so the six chunks of a [b, 6, d] tensor are read in
+// place.
 //
 // Bytes per element (half): norm_modulate 2 read + 2 written = 4; with the residual 4 + 4 = 8. Modulation shared by a
-// batch is read once per block and stays in L2; modulation per token adds 2 (half) or 4 (float) per operand.
+// batch is read once per block and comes from L2; modulation per token adds 2 (half) or 4 (float) per operand.
 //
-// Access. A block owns a run of rows. Its threads hold one row at a time in registers, packed, V packs of 8 elements
-// each: one read from memory serves the mean, the exact variance (second pass, around the mean) and the output. The next
-// row is already on its way while this one is reduced. Modulation rows stay in registers from row to row and are loaded
-// again only where the frame changes. All arithmetic is float; the output is rounded once.
+// Access. A block owns a run of rows. Its threads hold one row at a time in registers, V packs of 8 elements each: one
+// read from memory serves the mean, the exact variance (second pass, around the mean) and the output. The next row is
+// already on its way, packed, while this one is reduced. Modulation rows stay packed in registers from row to row and
+// are loaded again only where the frame changes. All arithmetic is float; the output is rounded once.
 //
 // The new x is rounded before it is normalised, as stock does: what is normalised is then exactly the x that the next
-// step reads, and the row stays packed.
+// step reads.
 //
 // `norm_modulate_*_any` serves everything else: any alignment, any d, weight and modulation together, mixed types. A
 // block walks its row three times, element by element; the second and third walk hit the cache.
@@ -42,12 +43,10 @@ struct NormParams {
     i64 gate_batch, gate_frame;
     i64 scale_batch, scale_frame;
     i64 shift_batch, shift_frame;
-    i64 batches, tokens, tokens_per_frame;
-    int d;
+    int batches, tokens, tokens_per_frame, d;
     int rows_per_block;
-    float eps;
-    float offset;
     int is_rms;
+    float eps, offset, inverse_d;
     // `any` only: which operands are float rather than half.
     int y_is_float, modulation_is_float, affine_is_float;
 };
@@ -57,143 +56,121 @@ __device__ inline const T* at(const void* base, i64 index) {
     return static_cast<const T*>(base) + index;
 }
 
-// The packs of one row that this thread owns. Beyond the row's end they are zero, which no sum notices.
-template <typename T, int V>
-struct Row {
-    Pack<T> packs[V];
-
-    __device__ static int column(int v) { return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kPack; }
-
-    __device__ void load_streaming_row(const T* row, int d) {
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            zero(packs[v]);
-            if (column(v) < d) load_streaming(packs[v], row + column(v));
-        }
-    }
-
-    // An absent operand is a row of zeros.
-    __device__ void load_shared_row(const T* row, int d) {
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            zero(packs[v]);
-            if (row != nullptr && column(v) < d) load_cached(packs[v], row + column(v));
-        }
-    }
-
-    __device__ void store_row(T* row, int d) const {
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            if (column(v) < d) store(row + column(v), packs[v]);
-        }
-    }
-};
-
-// X: type of x; M: type of scale, shift and gate. y and out are half... y has the type of out.
-template <typename X, typename M, int V, bool kResidual>
+// X: type of x; M: type of scale, shift and gate. y and out are half. kWarps: the most a block may have.
+template <typename X, typename M, int V, bool kResidual, int kWarps>
 __device__ void norm_rows(const NormParams& p) {
-    __shared__ float slots[2][kMostWarps];
-    const int d = p.d;
-    const float inverse_d = 1.0f / static_cast<float>(d);
-    const i64 first = static_cast<i64>(blockIdx.x) * p.rows_per_block;
-    const i64 last = min(first + p.rows_per_block, p.tokens);
+    __shared__ typename BlockSum<kWarps>::Slots slots;
+    BlockSum<kWarps> block_sum(slots);
+    const Columns<V, sizeof(X) == 4> columns{p.d};
+    const int first = blockIdx.x * p.rows_per_block;  // the grid ends before this exceeds p.tokens
+    const int rows = min(p.rows_per_block, p.tokens - first);
+    const int first_frame = static_cast<unsigned>(first) / static_cast<unsigned>(p.tokens_per_frame);
+    const int first_left = p.tokens_per_frame - (first - first_frame * p.tokens_per_frame);
 
     for (i64 batch = blockIdx.y; batch < p.batches; batch += gridDim.y) {
         const X* x = at<X>(p.x, batch * p.x_batch + first * p.x_row);
         const __half* y = at<__half>(p.y, batch * p.y_batch + first * p.y_row);
-        __half* out = static_cast<__half*>(p.out) + (batch * p.tokens + first) * d;
-        X* x_new = static_cast<X*>(p.x_new) + (batch * p.tokens + first) * d;
+        const i64 written = (batch * p.tokens + first) * p.d;
+        __half* out = static_cast<__half*>(p.out) + written;
+        X* x_new = static_cast<X*>(p.x_new) + written;
 
-        i64 frame = first / p.tokens_per_frame;
-        i64 left_in_frame = 0;  // of the modulation in registers: none yet
-        Row<M, V> scale, shift, gate;
-        Row<X, V> next;
-        Row<__half, V> next_y;
-        next.load_streaming_row(x, d);
-        if constexpr (kResidual) next_y.load_streaming_row(y, d);
+        int frame = first_frame, left_in_frame = first_left;
+        bool new_frame = true;
+        Pack<M> scale[V], shift[V], gate[V];
+        Pack<X> next[V];
+        Pack<__half> next_y[V];
+        columns.template load<Reading::kStreaming>(next, x);
+        if constexpr (kResidual) columns.template load<Reading::kStreaming>(next_y, y);
 
-        for (i64 token = first; token < last; token++) {
-            if (left_in_frame == 0) {
-                frame = token / p.tokens_per_frame;
-                left_in_frame = (frame + 1) * p.tokens_per_frame - token;
+        for (int row = 0; row < rows; row++) {
+            if (new_frame) {  // an absent operand is a row of zeros
+                for (int v = 0; v < V; v++) zero(scale[v]), zero(shift[v]), zero(gate[v]);
+                const i64 g = batch * p.gate_batch + frame * p.gate_frame;
+                const i64 m = batch * p.scale_batch + frame * p.scale_frame;
+                const i64 a = batch * p.shift_batch + frame * p.shift_frame;
+                if (kResidual && p.gate != nullptr) columns.template load<Reading::kCached>(gate, at<M>(p.gate, g));
+                if (p.scale != nullptr) columns.template load<Reading::kCached>(scale, at<M>(p.scale, m));
+                if (p.shift != nullptr) columns.template load<Reading::kCached>(shift, at<M>(p.shift, a));
+            }
+
+            float values[V][kPack];
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                unpack(next[v], values[v]);
                 if constexpr (kResidual) {
-                    gate.load_shared_row(p.gate ? at<M>(p.gate, batch * p.gate_batch + frame * p.gate_frame) : nullptr, d);
-                }
-                scale.load_shared_row(p.scale ? at<M>(p.scale, batch * p.scale_batch + frame * p.scale_frame) : nullptr, d);
-                shift.load_shared_row(p.shift ? at<M>(p.shift, batch * p.shift_batch + frame * p.shift_frame) : nullptr, d);
-            }
-            left_in_frame--;
-
-            Row<X, V> row = next;
-            if constexpr (kResidual) {
+                    float added[kPack], by[kPack];
+                    unpack(next_y[v], added);
+                    unpack(gate[v], by);
+                    Pack<X> rounded;
 #pragma unroll
-                for (int v = 0; v < V; v++) {
-                    float old[kPack], added[kPack], by[kPack];
-                    unpack(row.packs[v], old);
-                    unpack(next_y.packs[v], added);
-                    unpack(gate.packs[v], by);
-#pragma unroll
-                    for (int i = 0; i < kPack; i++) old[i] = fmaf(p.gate ? by[i] : 1.0f, added[i], old[i]);
-                    pack(old, row.packs[v]);
+                    for (int i = 0; i < kPack; i++) {
+                        values[v][i] = fmaf(p.gate != nullptr ? by[i] : 1.0f, added[i], values[v][i]);
+                    }
+                    pack(values[v], rounded);
+                    unpack(rounded, values[v]);
+                    columns.store(x_new, v, rounded);
                 }
-                row.store_row(x_new, d);
-                x_new += d;
             }
-            if (token + 1 < last) {
+            if (row + 1 < rows) {
                 x += p.x_row;
-                next.load_streaming_row(x, d);
+                columns.template load<Reading::kStreaming>(next, x);
                 if constexpr (kResidual) {
                     y += p.y_row;
-                    next_y.load_streaming_row(y, d);
+                    columns.template load<Reading::kStreaming>(next_y, y);
                 }
             }
 
-            float mean = 0;
             if (!p.is_rms) {
                 float sum = 0;
 #pragma unroll
                 for (int v = 0; v < V; v++) {
-                    float a[kPack];
-                    unpack(row.packs[v], a);
 #pragma unroll
-                    for (int i = 0; i < kPack; i++) sum += a[i];
+                    for (int i = 0; i < kPack; i++) sum += values[v][i];
                 }
-                mean = block_sum(sum, slots[0]) * inverse_d;
+                const float mean = divide(block_sum(sum), p.d, p.inverse_d);
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+#pragma unroll
+                    for (int i = 0; i < kPack; i++) values[v][i] -= columns.has(v, i) ? mean : 0.0f;
+                }
             }
             float squares = 0;
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                if (Row<X, V>::column(v) >= d) continue;  // the zeros there are not zero around the mean
-                float a[kPack];
-                unpack(row.packs[v], a);
 #pragma unroll
-                for (int i = 0; i < kPack; i++) squares = fmaf(a[i] - mean, a[i] - mean, squares);
+                for (int i = 0; i < kPack; i++) squares = fmaf(values[v][i], values[v][i], squares);
             }
-            const float scale_row = rsqrtf(block_sum(squares, slots[1]) * inverse_d + p.eps);
+            const float factor = rsqrtf(block_sum(squares) * p.inverse_d + p.eps);
 
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                float a[kPack], by[kPack], plus[kPack];
-                unpack(row.packs[v], a);
-                unpack(scale.packs[v], by);
-                unpack(shift.packs[v], plus);
+                float by[kPack], plus[kPack];
+                unpack(scale[v], by);
+                unpack(shift[v], plus);
 #pragma unroll
-                for (int i = 0; i < kPack; i++) a[i] = fmaf((a[i] - mean) * scale_row, p.offset + by[i], plus[i]);
+                for (int i = 0; i < kPack; i++) {
+                    values[v][i] = fmaf(values[v][i] * factor, p.offset + by[i], plus[i]);
+                }
                 Pack<__half> result;
-                pack(a, result);
-                if (Row<X, V>::column(v) < d) store(out + Row<X, V>::column(v), result);
+                pack(values[v], result);
+                columns.store(out, v, result);
             }
-            out += d;
+            out += p.d;
+            x_new += p.d;
+            new_frame = --left_in_frame == 0;
+            if (new_frame) frame++, left_in_frame = p.tokens_per_frame;
         }
     }
 }
 
 // Any layout, any d, every operand: one block per row at a time, element by element.
-template <typename X, bool kResidual>
+template <typename X, bool kResidual, int kWarps>
 __device__ void norm_any(const NormParams& p) {
-    __shared__ float slots[2][kMostWarps];
+    __shared__ typename BlockSum<kWarps>::Slots slots;
+    BlockSum<kWarps> block_sum(slots);
     const int d = p.d;
-    for (i64 row = blockIdx.x; row < p.batches * p.tokens; row += gridDim.x) {
+    const i64 rows = static_cast<i64>(p.batches) * p.tokens;
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const i64 batch = row / p.tokens, token = row % p.tokens, frame = token / p.tokens_per_frame;
         const i64 x_at = batch * p.x_batch + token * p.x_row, y_at = batch * p.y_batch + token * p.y_row;
         const i64 gate_at = batch * p.gate_batch + frame * p.gate_frame;
@@ -215,15 +192,15 @@ __device__ void norm_any(const NormParams& p) {
             }
             sum += value;
         }
-        const float mean = p.is_rms ? 0.0f : block_sum(sum, slots[0]) / d;
+        const float mean = p.is_rms ? 0.0f : divide(block_sum(sum), p.d, p.inverse_d);
         float squares = 0;
         for (int c = threadIdx.x; c < d; c += blockDim.x) {
             const float centred = to_float(source[c]) - mean;
             squares = fmaf(centred, centred, squares);
         }
-        const float scale_row = rsqrtf(block_sum(squares, slots[1]) / d + p.eps);
+        const float factor = rsqrtf(block_sum(squares) * p.inverse_d + p.eps);
         for (int c = threadIdx.x; c < d; c += blockDim.x) {
-            float value = (to_float(source[c]) - mean) * scale_row;
+            float value = (to_float(source[c]) - mean) * factor;
             if (p.weight) value *= load_element(p.weight, c, p.affine_is_float);
             if (p.bias) value += load_element(p.bias, c, p.affine_is_float);
             if (p.scale) value *= 1.0f + load_element(p.scale, scale_at + c, p.modulation_is_float);
@@ -233,27 +210,24 @@ __device__ void norm_any(const NormParams& p) {
     }
 }
 
-constexpr int kMostThreads = 256;
-
-#define NORM_ROWS(NAME, X, M, V, RESIDUAL)                                                                              \
-    extern "C" __global__ void __launch_bounds__(kMostThreads) NAME(const __grid_constant__ NormParams p) {            \
-        norm_rows<X, M, V, RESIDUAL>(p);                                                                               \
+// Names say the type of x, the type of the modulation, and the packs per thread (BLOCKS in ops/norm_modulate.py).
+#define NORM_ROWS(NAME, X, M, V, RESIDUAL, THREADS)                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ NormParams p) { \
+        norm_rows<X, M, V, RESIDUAL, THREADS / 32>(p);                                                 \
     }
-#define NORM_ANY(NAME, X, RESIDUAL)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(kMostThreads) NAME(const __grid_constant__ NormParams p) {            \
-        norm_any<X, RESIDUAL>(p);                                                                                      \
+#define NORM_ANY(NAME, X, RESIDUAL)                                                                \
+    extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NormParams p) { \
+        norm_any<X, RESIDUAL, 8>(p);                                                               \
     }
-// Names say the type of x, the type of the modulation, and the packs per thread.
-#define NORM_FAMILY(PREFIX, RESIDUAL)                                 \
-    NORM_ROWS(PREFIX##_f16_f16_2, __half, __half, 2, RESIDUAL)        \
-    NORM_ROWS(PREFIX##_f16_f16_4, __half, __half, 4, RESIDUAL)        \
-    NORM_ROWS(PREFIX##_f16_f32_2, __half, float, 2, RESIDUAL)         \
-    NORM_ROWS(PREFIX##_f16_f32_4, __half, float, 4, RESIDUAL)         \
-    NORM_ROWS(PREFIX##_f32_f16_2, float, __half, 2, RESIDUAL)         \
-    NORM_ROWS(PREFIX##_f32_f16_4, float, __half, 4, RESIDUAL)         \
-    NORM_ROWS(PREFIX##_f32_f32_2, float, float, 2, RESIDUAL)          \
-    NORM_ROWS(PREFIX##_f32_f32_4, float, float, 4, RESIDUAL)          \
-    NORM_ANY(PREFIX##_f16_any, __half, RESIDUAL)                      \
+#define NORM_TYPES(PREFIX, X, M, RESIDUAL)        \
+    NORM_ROWS(PREFIX##_2, X, M, 2, RESIDUAL, 384) \
+    NORM_ROWS(PREFIX##_3, X, M, 3, RESIDUAL, 256) \
+    NORM_ROWS(PREFIX##_4, X, M, 4, RESIDUAL, 256)
+#define NORM_FAMILY(PREFIX, RESIDUAL)                      \
+    NORM_TYPES(PREFIX##_f16_f16, __half, __half, RESIDUAL) \
+    NORM_TYPES(PREFIX##_f16_f32, __half, float, RESIDUAL)  \
+    NORM_TYPES(PREFIX##_f32_f16, float, __half, RESIDUAL)  \
+    NORM_ANY(PREFIX##_f16_any, __half, RESIDUAL)           \
     NORM_ANY(PREFIX##_f32_any, float, RESIDUAL)
 
 NORM_FAMILY(norm_modulate, false)

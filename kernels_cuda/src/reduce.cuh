@@ -2,23 +2,59 @@
 // same bits every time.
 #pragma once
 
-constexpr int kMostWarps = 32;
-
 __device__ inline float warp_sum(float v) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
     return v;
 }
 
-// The sum over the block, in every thread. `slot` is shared memory for one float per warp. A second sum in a row needs a
-// second slot: one barrier separates writing from reading, none separates reading from the next writing.
-__device__ inline float block_sum(float v, float* slot) {
-    v = warp_sum(v);
-    const int warps = blockDim.x / 32;
-    if (warps == 1) return v;
-    if (threadIdx.x % 32 == 0) slot[threadIdx.x / 32] = v;
-    __syncthreads();
-    float total = 0;
-    for (int i = 0; i < warps; i++) total += slot[i];
-    return total;
+// Sums over the block, one after another, each in every thread. kWarps: the most the block may have.
+//
+//     __shared__ BlockSum<8>::Slots slots;
+//     BlockSum<8> sum(slots);
+//     const float total = sum(mine);
+//
+// One barrier per sum: it separates writing the slots from reading them. Nothing separates reading from the next sum's
+// writing, so consecutive sums take turns between two sets of slots; a set is written again only after the other's
+// barrier, which every reader has passed.
+template <int kWarps>
+class BlockSum {
+    static_assert(kWarps % 4 == 0, "slots are read four at a time");
+
+public:
+    struct __align__(16) Slots {
+        float of_warp[2][kWarps];
+    };
+
+    __device__ explicit BlockSum(Slots& slots) : slots_(slots) {
+        // A block with fewer warps leaves the rest at zero.
+        for (int i = threadIdx.x; i < 2 * kWarps; i += blockDim.x) slots_.of_warp[0][i] = 0;
+        __syncthreads();
+    }
+
+    __device__ float operator()(float v) {
+        v = warp_sum(v);
+        if (blockDim.x == 32) return v;
+        float* slots = slots_.of_warp[turn_];
+        turn_ ^= 1;
+        if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
+        __syncthreads();
+        float total = 0;
+#pragma unroll
+        for (int i = 0; i < kWarps; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(slots + i);
+            total += (four.x + four.y) + (four.z + four.w);
+        }
+        return total;
+    }
+
+private:
+    Slots& slots_;
+    int turn_ = 0;
+};
+
+// sum / count, correctly rounded for all but freak values, given 1 / count: a constant row has exactly its own mean.
+__device__ inline float divide(float sum, float count, float inverse_count) {
+    const float near = sum * inverse_count;
+    return fmaf(fmaf(-near, count, sum), inverse_count, near);
 }

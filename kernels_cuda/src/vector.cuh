@@ -1,10 +1,11 @@
-// Eight elements at a time: how rows of half or float are loaded, held, and stored.
+// Eight elements at a time: how rows of half or float are loaded, held and stored.
 //
-// A Pack<T> is eight elements as they lie in memory: 16 bytes of half, 32 of float. Kernels keep rows packed, because a
-// packed half row takes half the registers, and unpack eight elements to float where they compute.
+// A Pack<T> is eight elements as they lie in memory: 16 bytes of half, 32 of float. It is moved either whole, eight
+// adjacent elements (one 16-byte access of half), or as two quads of four that lie apart (one 16-byte access of float
+// each): either way a warp's accesses are adjacent, so every 32-byte sector is touched once.
 //
-// Memory access is either aligned (16-byte transactions, a warp moves 512 consecutive bytes per instruction) or element by
-// element, which works at any address and for a tail of fewer than eight.
+// Kernels keep what they wait for packed, because a packed half row takes half the registers, and unpack it to float
+// where they compute.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -12,93 +13,183 @@
 using i64 = long long;
 
 constexpr int kPack = 8;
+constexpr int kQuad = 4;
 
 template <typename T>
 struct Pack;
 
 template <>
-struct Pack<__half> {
-    uint4 bits;
+struct __align__(16) Pack<__half> {
+    unsigned words[4];
 };
 
 template <>
-struct Pack<float> {
-    float4 low, high;
+struct __align__(16) Pack<float> {
+    unsigned words[8];
 };
 
-// Streaming input: read once, so it does not evict from L1 what the block reads again (modulation rows).
-__device__ inline uint4 load_streaming(const void* p) {
+template <typename T>
+__device__ inline void zero(Pack<T>& pack) {
+    for (unsigned& word : pack.words) word = 0;
+}
+
+// Streaming: read once, so it does not evict from L1 what the block reads again. Cached: the usual.
+enum class Reading { kStreaming, kCached };
+
+template <Reading kReading>
+__device__ inline void load_words(unsigned (&to)[4], const void* p) {
     uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
-__device__ inline float4 as_float4(uint4 v) {
-    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
-}
-
-__device__ inline void load_streaming(Pack<__half>& pack, const __half* p) {
-    pack.bits = load_streaming(p);
-}
-__device__ inline void load_streaming(Pack<float>& pack, const float* p) {
-    pack.low = as_float4(load_streaming(p));
-    pack.high = as_float4(load_streaming(p + 4));
-}
-
-// Input that other rows or blocks read too: cached as usual.
-__device__ inline void load_cached(Pack<__half>& pack, const __half* p) { pack.bits = *reinterpret_cast<const uint4*>(p); }
-__device__ inline void load_cached(Pack<float>& pack, const float* p) {
-    pack.low = *reinterpret_cast<const float4*>(p);
-    pack.high = *reinterpret_cast<const float4*>(p + 4);
-}
-
-__device__ inline void store(__half* p, const Pack<__half>& pack) { *reinterpret_cast<uint4*>(p) = pack.bits; }
-__device__ inline void store(float* p, const Pack<float>& pack) {
-    *reinterpret_cast<float4*>(p) = pack.low;
-    *reinterpret_cast<float4*>(p + 4) = pack.high;
-}
-
-__device__ inline void zero(Pack<__half>& pack) { pack.bits = make_uint4(0, 0, 0, 0); }
-__device__ inline void zero(Pack<float>& pack) { pack.low = pack.high = make_float4(0, 0, 0, 0); }
-
-__device__ inline void unpack(const Pack<__half>& pack, float (&out)[kPack]) {
-    const unsigned words[4] = {pack.bits.x, pack.bits.y, pack.bits.z, pack.bits.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const __half2 pair = *reinterpret_cast<const __half2*>(&words[i]);
-        const float2 wide = __half22float2(pair);
-        out[2 * i] = wide.x;
-        out[2 * i + 1] = wide.y;
+    if constexpr (kReading == Reading::kStreaming) {
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "l"(p));
+    } else {
+        v = *static_cast<const uint4*>(p);
     }
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
-__device__ inline void unpack(const Pack<float>& pack, float (&out)[kPack]) {
-    out[0] = pack.low.x, out[1] = pack.low.y, out[2] = pack.low.z, out[3] = pack.low.w;
-    out[4] = pack.high.x, out[5] = pack.high.y, out[6] = pack.high.z, out[7] = pack.high.w;
+
+template <Reading kReading>
+__device__ inline void load_words(unsigned (&to)[2], const void* p) {
+    uint2 v;
+    if constexpr (kReading == Reading::kStreaming) {
+        asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    } else {
+        v = *static_cast<const uint2*>(p);
+    }
+    to[0] = v.x, to[1] = v.y;
+}
+
+__device__ inline void store_words(void* p, const unsigned (&from)[4]) {
+    *static_cast<uint4*>(p) = make_uint4(from[0], from[1], from[2], from[3]);
+}
+__device__ inline void store_words(void* p, const unsigned (&from)[2]) {
+    *static_cast<uint2*>(p) = make_uint2(from[0], from[1]);
+}
+
+// Half a pack, as a reference to its words.
+template <typename T>
+__device__ inline auto& quad(Pack<T>& pack, int which) {
+    constexpr int kWords = sizeof(pack.words) / 8;
+    return reinterpret_cast<unsigned (&)[kWords]>(pack.words[which * kWords]);
+}
+template <typename T>
+__device__ inline const auto& quad(const Pack<T>& pack, int which) {
+    constexpr int kWords = sizeof(pack.words) / 8;
+    return reinterpret_cast<const unsigned (&)[kWords]>(pack.words[which * kWords]);
+}
+
+// Eight adjacent elements at a 16-byte boundary.
+template <Reading kReading>
+__device__ inline void load_pack(Pack<__half>& pack, const __half* p) {
+    load_words<kReading>(pack.words, p);
+}
+template <Reading kReading>
+__device__ inline void load_pack(Pack<float>& pack, const float* p) {
+    load_words<kReading>(quad(pack, 0), p);
+    load_words<kReading>(quad(pack, 1), p + kQuad);
+}
+__device__ inline void store_pack(__half* p, const Pack<__half>& pack) {
+    store_words(p, pack.words);
+}
+__device__ inline void store_pack(float* p, const Pack<float>& pack) {
+    store_words(p, quad(pack, 0));
+    store_words(p + kQuad, quad(pack, 1));
+}
+
+__device__ inline float2 to_floats(unsigned word) {
+    __half2 pair;
+    memcpy(&pair, &word, sizeof(pair));
+    return __half22float2(pair);
 }
 
 // Rounds to nearest even, once: everything before it was float.
-__device__ inline void pack(const float (&in)[kPack], Pack<__half>& out) {
-    unsigned words[4];
+__device__ inline unsigned to_halves(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    unsigned word;
+    memcpy(&word, &pair, sizeof(word));
+    return word;
+}
+
+__device__ inline void unpack(const Pack<__half>& pack, float (&out)[kPack]) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const __half2 pair = __floats2half2_rn(in[2 * i], in[2 * i + 1]);
-        words[i] = *reinterpret_cast<const unsigned*>(&pair);
+    for (int i = 0; i < kPack / 2; i++) {
+        const float2 pair = to_floats(pack.words[i]);
+        out[2 * i] = pair.x, out[2 * i + 1] = pair.y;
     }
-    out.bits = make_uint4(words[0], words[1], words[2], words[3]);
+}
+__device__ inline void unpack(const Pack<float>& pack, float (&out)[kPack]) {
+#pragma unroll
+    for (int i = 0; i < kPack; i++) out[i] = __uint_as_float(pack.words[i]);
+}
+
+__device__ inline void pack(const float (&in)[kPack], Pack<__half>& out) {
+#pragma unroll
+    for (int i = 0; i < kPack / 2; i++) out.words[i] = to_halves(in[2 * i], in[2 * i + 1]);
 }
 __device__ inline void pack(const float (&in)[kPack], Pack<float>& out) {
-    out.low = make_float4(in[0], in[1], in[2], in[3]);
-    out.high = make_float4(in[4], in[5], in[6], in[7]);
+#pragma unroll
+    for (int i = 0; i < kPack; i++) out.words[i] = __float_as_uint(in[i]);
 }
+
+// The packs of one row of d that a thread of the block owns, V of them, the same columns for every operand of a kernel.
+// kQuads: the block's rows hold floats, so a pack is two quads apart (see above). d must be a multiple of 8; every row
+// starts at a 16-byte boundary. Columns beyond d do not exist: they are neither read nor written.
+template <int V, bool kQuads>
+struct Columns {
+    int d;
+
+    __device__ int adjacent(int v) const { return (v * int(blockDim.x) + int(threadIdx.x)) * kPack; }
+    __device__ int quad_at(int v, int which) const {
+        return ((2 * v + which) * int(blockDim.x) + int(threadIdx.x)) * kQuad;
+    }
+
+    template <Reading kReading, typename T>
+    __device__ void load(Pack<T> (&row)[V], const T* from) const {
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            zero(row[v]);
+            if constexpr (kQuads) {
+#pragma unroll
+                for (int q = 0; q < 2; q++) {
+                    if (quad_at(v, q) < d) load_words<kReading>(quad(row[v], q), from + quad_at(v, q));
+                }
+            } else {
+                if (adjacent(v) < d) load_pack<kReading>(row[v], from + adjacent(v));
+            }
+        }
+    }
+
+    template <typename T>
+    __device__ void store(T* to, int v, const Pack<T>& pack) const {
+        if constexpr (kQuads) {
+#pragma unroll
+            for (int q = 0; q < 2; q++) {
+                if (quad_at(v, q) < d) store_words(to + quad_at(v, q), quad(pack, q));
+            }
+        } else {
+            if (adjacent(v) < d) store_pack(to + adjacent(v), pack);
+        }
+    }
+
+    // Whether element i of pack v exists.
+    __device__ bool has(int v, int i) const { return (kQuads ? quad_at(v, i / kQuad) : adjacent(v)) < d; }
+};
 
 // One element of a tensor whose type is known only at run time: for the kernels that serve any layout.
 __device__ inline float load_element(const void* base, i64 index, bool is_float) {
     return is_float ? static_cast<const float*>(base)[index] : __half2float(static_cast<const __half*>(base)[index]);
 }
 
-__device__ inline float to_float(__half v) { return __half2float(v); }
-__device__ inline float to_float(float v) { return v; }
-__device__ inline void from_float(float v, __half& out) { out = __float2half_rn(v); }
-__device__ inline void from_float(float v, float& out) { out = v; }
+__device__ inline float to_float(__half v) {
+    return __half2float(v);
+}
+__device__ inline float to_float(float v) {
+    return v;
+}
+__device__ inline void from_float(float v, __half& out) {
+    out = __float2half_rn(v);
+}
+__device__ inline void from_float(float v, float& out) {
+    out = v;
+}

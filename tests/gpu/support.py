@@ -22,12 +22,17 @@ def assert_rounded_once(got: Tensor, exact: Tensor, slack: float = 4e-6, what: s
 
 
 def assert_no_worse_than(got: Tensor, eager: Tensor, exact: Tensor, what: str = "") -> None:
-    """Root-mean-square and peak error against float64 are at most those of the eager path."""
-    ours, theirs = (got.double() - exact).abs(), (eager.double() - exact).abs()
-    if not ours.numel():
+    """The error against float64 is at most the eager path's: root mean square, and peak unless that is one rounding.
+
+    Over few elements the eager path may be lucky, so they are not compared; `assert_rounded_once` judges each.
+    """
+    if got.numel() < 2000:
         return
-    assert ours.square().mean().sqrt() <= theirs.square().mean().sqrt() * 1.001 + SMALLEST, f"{what}: rms error"
-    assert ours.max() <= theirs.max() * 1.001 + SMALLEST, f"{what}: peak {ours.max():.3g} against {theirs.max():.3g}"
+    ours, theirs = (got.double() - exact).abs(), (eager.double() - exact).abs()
+    rms, eager_rms = (float(error.square().mean().sqrt()) for error in (ours, theirs))
+    assert rms <= eager_rms * 1.001, f"{what}: rms error {rms:.3g} against {eager_rms:.3g}"
+    allowed = max(float(theirs.max()), float(exact.abs().max()) * HALF_STEP) * 1.001
+    assert ours.max() <= allowed, f"{what}: peak error {ours.max():.3g} against {theirs.max():.3g}"
 
 
 def assert_same_special(got: Tensor, like: Tensor, what: str = "") -> None:

@@ -71,7 +71,9 @@ def test_residual(isa, d, form):
         if dtype is torch.float16:
             stock_x, stock = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, kind=kind, policy=OFF)
             assert torch.equal(x_new, stock_x), "the residual stream is stock's, bit for bit"
-            assert_no_worse_than(got, stock, exact(total, scale, shift, kind=kind), what=f"{d} {form} {kind}")
+            assert_no_worse_than(got, stock, exact(x_new, scale, shift, kind=kind), what=f"{d} {form} {kind}")
+            if d >= 1536:  # the rounding of x_new, which both share, moves the rows of small d more than all else
+                assert_no_worse_than(got, stock, exact(total, scale, shift, kind=kind), what=f"{d} {form} whole")
 
 
 @pytest.mark.parametrize("d", [64, 100, 1536, 4096])
@@ -107,7 +109,7 @@ def test_float_stream(isa, d):
 @pytest.mark.parametrize("d", [1, 72, 127, 1536, 5120])
 @pytest.mark.parametrize("layout", ["plain", "shifted", "gaps", "odd gaps", "every other row", "transposed batch"])
 def test_layouts(isa, d, layout):
-    """Every layout gives the bits of the plain one, or, where the arithmetic order differs, the same value."""
+    """Wherever rows lie and wherever they begin."""
     x, y, gate, scale, shift = inputs(2, 11, d, "batch")
     ways = {"plain": lambda t: t, "shifted": shifted, "gaps": lambda t: padded_rows(t, 8),
             "odd gaps": lambda t: padded_rows(t, 3), "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
@@ -159,13 +161,23 @@ def test_outliers(isa, d, kind):
     assert got.isfinite().all()
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 60000.0, -65504.0])
+@pytest.mark.parametrize("d", [7, 1536, 5120, 8192])
+def test_constant_rows(isa, d, value):
+    """A constant row has exactly its own mean: nothing is left to be blown up by a standard deviation of nothing."""
+    x = torch.full((1, 5, d), value, device="cuda").half()
+    shift = torch.randn(1, 1, d, device="cuda").half()
+    got = norm_modulate(x, shift * 3, shift, eps=EPS, policy=on(isa))
+    assert torch.equal(got, shift.expand_as(got))
+
+
 @pytest.mark.parametrize("d", [65, 1536, 8200])
 def test_special_values(isa, d):
     x, y, gate, scale, shift = inputs(1, 12, d, "batch")
     for i, value in enumerate((torch.nan, torch.inf, -torch.inf)):
         x[0, 2 * i, i] = value
         y[0, 2 * i + 1, i] = value
-    y[0, 7], x[0, 7], gate[..., 3] = 60000, 60000, 1.0  # the sum overflows fp16
+    x[0, 7, ::2], y[0, 7, ::2], gate[..., 4] = 60000, 60000, 1.0  # the sum overflows fp16
     scale[..., 5], shift[..., 6] = torch.inf, torch.nan
     for kind in ("layer", "rms"):
         assert_same_special(norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=on(isa)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
-from fusestream.kernels_cuda.ops.norm_modulate import block_shape
+from fusestream.kernels_cuda.ops.norm_modulate import best_tactic, tactics, threads_for
 from fusestream.kernels_cuda.ops.rows import rows, tokens_per_frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,10 +102,13 @@ def test_row_views():
     assert rows(torch.zeros(3)) == "a tensor of rank 1 has no rows"
 
 
-@pytest.mark.parametrize(("d", "expected"), [(1, (2, 32)), (1536, (2, 96)), (3072, (2, 192)), (4096, (2, 256)),
-                                             (5120, (4, 160)), (8192, (4, 256))])
-def test_a_row_fits_its_block(d, expected):
-    assert block_shape(d) == expected
+@pytest.mark.parametrize(("d", "packs", "threads"), [
+    (1, 2, 32), (1536, 3, 64), (3072, 3, 128), (4096, 4, 128), (5120, 4, 160), (8192, 4, 256), (9216, 2, 576)])
+def test_a_row_fits_its_block(d, packs, threads):
+    assert threads_for(d, packs) == threads
+    if d <= 8192:
+        assert best_tactic(d).packs == packs
+    assert all(threads_for(d, t.packs) <= 384 and threads_for(d, t.packs) * t.packs * 8 >= d for t in tactics(d))
 
 
 def test_wrong_shapes_are_value_errors():

@@ -31,6 +31,9 @@ class Fast:
     def refuse(self, call):
         return self.reason
 
+    def tactics(self, call):
+        return (self,)
+
     def prepare(self, call):
         self.prepared.append(call)
         return lambda x, y: x + (y if y is not None else 0) + call.options[0]
@@ -117,6 +120,24 @@ def test_out_of_memory_while_measuring_is_not_remembered(make, tuner, tmp_path):
     op((x, None), (0.0,), KernelPolicy())
     assert LEDGER.choices[-1].winner == "fast"
     assert not (tmp_path / "w.json").exists()
+
+
+def test_every_tactic_is_in_the_race(make, tuner, monkeypatch):
+    """Up to a limit; `on` takes the first without measuring."""
+    monkeypatch.setattr(CudaCandidate, "refuse", lambda self, call: None)
+    monkeypatch.setattr(CudaCandidate, "_card", staticmethod(lambda call: None))
+    used = []
+
+    def plan(call, card, tactic):
+        return lambda x, y: used.append(tactic) or x
+
+    op = make(CudaCandidate("cuda", lambda call: iter(()), plan, lambda call: ["a", "b", "c", "d", "e"]), STOCK)
+    tuner.times.update({"cuda a": 3.0, "cuda b": 1.0, "cuda c": 2.0, "cuda d": 4.0, "stock": 5.0})
+    op((x, None), (0.0,), KernelPolicy())
+    op((x, None), (0.0,), KernelPolicy.of("on"))
+    assert used == ["b", None]
+    assert LEDGER.choices[0].winner == "cuda"  # forced on, over the same class
+    assert registry.MOST_TACTICS == 4
 
 
 def test_on_forces_ours(make, tuner):
@@ -221,7 +242,7 @@ def test_plans_are_bounded(make, tuner, monkeypatch):
 
 def test_a_gradient_is_not_dropped_in_silence(make, tuner):
     """The kernels are for inference: `auto` falls back to torch, which differentiates, and says so."""
-    cuda = CudaCandidate("cuda", lambda call: iter(()), lambda call, card: None)
+    cuda = CudaCandidate("cuda", lambda call: iter(()), lambda call, card, tactic: None)
     wants = torch.ones(3, requires_grad=True)
     on_gpu = dataclasses.replace(Call("op", (wants, None), (0.0,)))
     assert cuda.refuse(on_gpu) == "tensor is on the CPU"

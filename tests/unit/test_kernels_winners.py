@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from conftest import load_pack
 from fusestream.kernels_cuda.ledger import LEDGER
 from fusestream.kernels_cuda.winners import FORMAT, Winner, WinnersFile
 
-
-def write_many(path, writer, count):
-    """What one process does: the pack is loaded anew there."""
-    load_pack()
-    from fusestream.kernels_cuda.winners import Winner, WinnersFile
-
-    file = WinnersFile(path)
-    for i in range(count):
-        file.put(f"op|{writer}|{i}", Winner("cuda", {"cuda": i * 1e-6, "stock": 1.0}))
+# What one process does. It needs no torch, so it gets the module without the package around it.
+WRITER = """
+import sys, types
+from pathlib import Path
+package = types.ModuleType("alone"); package.__path__ = [sys.argv[1]]; sys.modules["alone"] = package
+from alone.winners import Winner, WinnersFile
+file = WinnersFile(Path(sys.argv[2]))
+for i in range(20):
+    file.put(f"op|{sys.argv[3]}|{i}", Winner("cuda", {"cuda": i * 1e-6, "stock": 1.0}))
+"""
+KERNELS = Path(__file__).resolve().parents[2] / "kernels_cuda"
 
 
 def test_no_writer_loses_anothers_entry(tmp_path):
     """Six processes write at once; every entry of every one is there in the end, and the file was whole throughout."""
     path = tmp_path / "cache" / "winners.json"
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_many, args=(path, i, 20)) for i in range(6)]
-    for writer in writers:
-        writer.start()
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(KERNELS), str(path), str(i)]) for i in range(6)]
     whole = 0
-    while any(writer.is_alive() for writer in writers):
+    while any(writer.poll() is None for writer in writers):
         if path.exists():
             json.loads(path.read_text())
             whole += 1
-    for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
+    assert [writer.returncode for writer in writers] == [0] * 6
     assert whole
     entries = json.loads(path.read_text())["winners"]
     assert sorted(entries) == sorted(f"op|{w}|{i}" for w in range(6) for i in range(20))
