@@ -227,7 +227,7 @@ def obstacles(call: Call) -> Iterator[str]:
             yield view
 
 
-def plan(call: Call, card: Card) -> Plan:
+def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
     gate, up = _views(call)
     new_out = output(gate.shape, _out_dtype(call), card.index)
@@ -277,7 +277,7 @@ def addcmul_obstacles(call: Call) -> Iterator[str]:
             yield view
 
 
-def addcmul_plan(call: Call, card: Card) -> Plan:
+def addcmul_plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     a, b, c = call.present
     shape = _shape(a, b, c)
     new_out = output(shape, _out_dtype(call), card.index)

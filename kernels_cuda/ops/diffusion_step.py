@@ -162,7 +162,7 @@ def _tiles(tensors: Sequence[Tensor | None]) -> Tiles | str:
                             for t in (x, cond, uncond, previous, mask)), per_batch, packed(x.shape))
 
 
-def plan(call: Call, card: Card) -> Plan:
+def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
     x, cond, uncond, previous, mask, pair = call.tensors
     assert x is not None and cond is not None and pair is not None

@@ -150,7 +150,7 @@ def _tiles(call: Call) -> tuple[Tiles, int] | str:
                            x_place if call.op == GATED_.name else (s * d, d, 1))), shared.tokens_per_frame
 
 
-def plan(call: Call, card: Card) -> Plan:
+def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
     x = call.tensors[0]
     assert x is not None

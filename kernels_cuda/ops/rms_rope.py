@@ -17,13 +17,12 @@ from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .checks import mixed_dtypes, wrong_dtype
-from .norm_modulate import MOST_THREADS, PACK, PACKS, WIDEST, block_shape
+from .norm_modulate import ANY_THREADS, BLOCKS, PACK, WIDEST, Tactic, best_tactic, tactics, threads_for
 from .rows import row_class
 
 Norm = Literal["token", "head", "none"]
 
 HEADS = (16, 32, 64, 128, 256)  # head sizes whose head is a group of neighbouring lanes
-TOKENS_PER_BLOCK = 4
 TYPES = (torch.float16, torch.float32)
 
 
@@ -102,6 +101,11 @@ class Operands(NamedTuple):
     def tables(self) -> dict[str, Tensor]:
         named = self.table._asdict() if self.table else {}
         return {name: t for name, t in named.items() if t is not None}
+
+    @property
+    def width(self) -> int:
+        """Of the wider row."""
+        return max(t.shape[2] for t in self.streams.values()) * self.q.shape[3]
 
     @property
     def tokens(self) -> int:
@@ -244,11 +248,13 @@ def _strides(t: Tensor, dims: int) -> list[int]:
     return [stride for size, stride in zip(t.shape[:dims], t.stride()[:dims], strict=True) if size > 1]
 
 
-def plan(call: Call, card: Card) -> Plan:
+def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
     o = Operands.of(call.tensors, call.options[1])
     makers = [output(t.shape, t.dtype, card.index) for t in o.streams.values()]
-    launch = _prepare(call, o, card) if any(t.numel() for t in o.streams.values()) else None
+    launch = None
+    if any(t.numel() for t in o.streams.values()):
+        launch = _prepare(call, o, card, tactic or best_tactic(o.width))
 
     def run(into: Sequence[Tensor], q: Tensor, k: Tensor | None, q_weight: Tensor | None, k_weight: Tensor | None,
             rotation: Tensor | None, sin: Tensor | None) -> None:
@@ -269,13 +275,20 @@ def plan(call: Call, card: Card) -> Plan:
     return in_place if call.op == RMS_ROPE_.name else out_of_place
 
 
-def _prepare(call: Call, o: Operands, card: Card) -> Launch:
+def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> Launch:
     eps, norm, interleaved = call.options
     written = call.op == RMS_ROPE_.name
     b, s, d = o.q.shape[0], o.tokens, o.q.shape[3]
-    few = b * s < 4 * TOKENS_PER_BLOCK * card.multiprocessors
+    in_registers = _in_registers(call, o)
+    # Without a norm no thread needs another's sum: the kernel without barriers serves.
+    kind = f"{'token' if norm == 'token' else 'head'}_{tactic.packs}" if in_registers else "any"
+    threads = threads_for(o.width, tactic.packs) if in_registers else min(ANY_THREADS, -(-o.width // 32) * 32)
+    kernel = card.kernel("rms_rope", f"rms_rope_{kind}")
+    # As many blocks as the card holds at once, a few times over: a block then works through a run of tokens.
+    blocks = kernel.resident_blocks(threads) * card.multiprocessors * tactic.rounds
+    tokens_per_block = -(-b * s // blocks) if in_registers else 1
     params = RmsRopeParams(
-        batches=b, d=d, tokens_per_block=1 if few else TOKENS_PER_BLOCK, eps=eps, normalised=norm != "none",
+        batches=b, d=d, tokens_per_block=tokens_per_block, eps=eps, normalised=norm != "none",
         per_head=norm == "head", interleaved=interleaved,
         weight_is_float=any(t.dtype is torch.float32 for t in o.weights.values()),
         rotation_is_float=any(t.dtype is torch.float32 for t in o.tables.values()))
@@ -291,24 +304,22 @@ def _prepare(call: Call, o: Operands, card: Card) -> Launch:
     for name, t in zip(("rotation", "sines"), o.tables.values(), strict=False):
         for i, where in enumerate(("batch", "token")):
             setattr(params, f"{name}_{where}", t.stride(i) if t.shape[i] > 1 else 0)
-    width = max(t.shape[2] for t in o.streams.values()) * d
-    if _fits_registers(call, o, width):
-        packs, threads = block_shape(width)
-        # Without a norm no thread needs another's sum: the kernel without barriers serves.
-        kernel = card.kernel("rms_rope", f"rms_rope_{'token' if norm == 'token' else 'head'}_{packs}")
-        grid = (-(-s // params.tokens_per_block), min(b, MAX_GRID[1]), 1)
-    else:
-        threads = min(MOST_THREADS, -(-width // 32) * 32)
-        kernel = card.kernel("rms_rope", "rms_rope_any")
-        grid = (min(s, 16 * card.multiprocessors), min(b, MAX_GRID[1]), 1)
+    grid = (-(-s // tokens_per_block) if in_registers else min(s, blocks), min(b, MAX_GRID[1]), 1)
     return kernel.prepare(params, grid=grid, block=threads, shape=call.describe())
 
 
-def _fits_registers(call: Call, o: Operands, width: int) -> bool:
+def _in_registers(call: Call, o: Operands) -> bool:
     """Whether the fast kernels serve a call: 16-byte accesses everywhere, whole heads per warp, a row that fits."""
     strides = [stride for t in o.streams.values() for stride in _strides(t, 3)]
     strides += [stride for t in o.tables.values() for stride in _strides(t, 2)]
-    return call.aligned and o.q.shape[3] in HEADS and width <= WIDEST and all(s % PACK == 0 for s in strides)
+    return call.aligned and o.q.shape[3] in HEADS and o.width <= WIDEST and all(s % PACK == 0 for s in strides)
+
+
+def ways(call: Call) -> list[Tactic]:
+    """What may be measured for a call: nothing where only the `any` kernel serves."""
+    o = Operands.of(call.tensors, call.options[1])
+    served = any(t.numel() for t in o.streams.values()) and _in_registers(call, o)
+    return tactics(o.width) if served else []
 
 
 def shape_class(call: Call) -> str:
@@ -322,14 +333,14 @@ def shape_class(call: Call) -> str:
 
 _TAIL = ("Tensor? q_weight, Tensor? k_weight, Tensor? rotation, Tensor? sin, float eps, str norm, bool interleaved, "
          "str policy")
-_KERNELS = ("rms_rope_any", *(f"rms_rope_{norm}_{packs}" for norm in ("token", "head") for packs in PACKS))
+_KERNELS = ("rms_rope_any", *(f"rms_rope_{norm}_{packs}" for norm in ("token", "head") for packs in BLOCKS))
 
 RMS_ROPE = Op(
     name="rms_rope",
     schema=f"(Tensor q, Tensor? k, {_TAIL}) -> Tensor[]",
     reference=reference,
     fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
     shape_class=shape_class,
     kernels={"rms_rope": _KERNELS},
 )
@@ -339,7 +350,7 @@ RMS_ROPE_ = Op(
     schema=f"(Tensor(a!) q, Tensor(b!)? k, {_TAIL}) -> ()",
     reference=reference_,
     fake=fake_,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_)),
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock_)),
     shape_class=shape_class,
     kernels={"rms_rope": _KERNELS},
     mutates=(0, 1),

@@ -86,19 +86,22 @@ __device__ void activate_rows(const ActivationParams& p) {
         const __half* gate = static_cast<const __half*>(p.gate) + p.gate_place.at(batch, row);
         const __half* up = static_cast<const __half*>(p.up) + p.up_place.at(batch, row);
         __half* out = static_cast<__half*>(p.out) + p.out_place.at(batch, row);
+        const Chunk<false> chunk(p.extent);
         Pack<__half> first[kTilePacks], second[kTilePacks];
+        if constexpr (kInputs == 3) {
 #pragma unroll
-        for (int v = 0; v < kTilePacks; v++) {
-            const i64 column = pack_column(v);
-            if (column >= p.extent.width) continue;
-            load_streaming(first[v], gate + (kInputs == 3 ? 2 * column : column));
-            if (kInputs == 2) load_streaming(second[v], up + column);
-            if (kInputs == 3) load_streaming(second[v], gate + 2 * column + kPack);
+            for (int v = 0; v < kTilePacks; v++) {
+                if (chunk.at(v, 0) >= chunk.columns.d) continue;
+                const __half* both = gate + 2 * (chunk.start + chunk.at(v, 0));
+                load_pack<Reading::kStreaming>(first[v], both);
+                load_pack<Reading::kStreaming>(second[v], both + kPack);
+            }
+        } else {
+            chunk.columns.template load<Reading::kStreaming>(first, gate + chunk.start);
+            if constexpr (kInputs == 2) chunk.columns.template load<Reading::kStreaming>(second, up + chunk.start);
         }
 #pragma unroll
         for (int v = 0; v < kTilePacks; v++) {
-            const i64 column = pack_column(v);
-            if (column >= p.extent.width) continue;
             float a[kPack], b[kPack], result[kPack];
             unpack(first[v], a);
             if (kInputs > 1) unpack(second[v], b);
@@ -116,7 +119,7 @@ __device__ void activate_rows(const ActivationParams& p) {
             }
             Pack<__half> rounded;
             pack(result, rounded);
-            store_pack(out + column, rounded);
+            chunk.store(out, v, rounded);
         }
     });
 }
@@ -155,25 +158,32 @@ struct AddcmulParams {
     int a_is_float, b_is_float, c_is_float, out_is_float;  // `any` only
 };
 
+// An operand of full size or shared by rows, or one value for a whole row.
+__device__ inline void load_operand(Pack<__half> (&packs)[kTilePacks], const __half* row, const Place& place,
+                                    const Chunk<false>& chunk) {
+    if (place.column != 0) {
+        chunk.columns.load<Reading::kCached>(packs, row + chunk.start);
+        return;
+    }
+    const float value = __half2float(*row);
+    for (Pack<__half>& pack : packs) {
+        for (unsigned& word : pack.words) word = to_halves(value, value);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(kTileThreads) silu_addcmul(const __grid_constant__ AddcmulParams p) {
     for_each_row(p.extent, [&](i64 batch, i64 row) {
         const __half* a = static_cast<const __half*>(p.a) + p.a_place.at(batch, row);
         const __half* b = static_cast<const __half*>(p.b) + p.b_place.at(batch, row);
         const __half* c = static_cast<const __half*>(p.c) + p.c_place.at(batch, row);
         __half* out = static_cast<__half*>(p.out) + p.out_place.at(batch, row);
+        const Chunk<false> chunk(p.extent);
         Pack<__half> as[kTilePacks], bs[kTilePacks], cs[kTilePacks];
+        load_operand(as, a, p.a_place, chunk);
+        load_operand(bs, b, p.b_place, chunk);
+        load_operand(cs, c, p.c_place, chunk);
 #pragma unroll
         for (int v = 0; v < kTilePacks; v++) {
-            const i64 column = pack_column(v);
-            if (column >= p.extent.width) continue;
-            load_shared(as[v], a, column, p.a_place.column);
-            load_shared(bs[v], b, column, p.b_place.column);
-            load_shared(cs[v], c, column, p.c_place.column);
-        }
-#pragma unroll
-        for (int v = 0; v < kTilePacks; v++) {
-            const i64 column = pack_column(v);
-            if (column >= p.extent.width) continue;
             float x[kPack], y[kPack], z[kPack];
             unpack(as[v], x);
             unpack(bs[v], y);
@@ -182,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads) silu_addcmul(const __
             for (int i = 0; i < kPack; i++) x[i] = activate(kSilu, fmaf(y[i], z[i], x[i]));
             Pack<__half> rounded;
             pack(x, rounded);
-            store_pack(out + column, rounded);
+            chunk.store(out, v, rounded);
         }
     });
 }

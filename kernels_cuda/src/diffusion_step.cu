@@ -102,22 +102,16 @@ __device__ void step_rows(const StepParams& p) {
         const X* previous = static_cast<const X*>(p.previous) + p.previous_place.at(batch, row);
         const i64 mask_at = p.mask_place.at(batch, row);
         X* out = static_cast<X*>(p.out) + p.out_place.at(batch, row);
+        const Chunk<sizeof(X) == 4 || sizeof(M) == 4> chunk(p.extent);
         Pack<X> old[kTilePacks], before[kTilePacks];
         Pack<M> with[kTilePacks], without[kTilePacks];
-#pragma unroll
-        for (int v = 0; v < kTilePacks; v++) {
-            const i64 column = pack_column(v);
-            if (column >= p.extent.width) continue;
-            load_streaming(old[v], x + column);
-            load_streaming(with[v], cond + column);
-            if (p.uncond != nullptr) load_streaming(without[v], uncond + column);
-            if (p.previous != nullptr) load_streaming(before[v], previous + column);
-        }
+        chunk.columns.template load<Reading::kStreaming>(old, x + chunk.start);
+        chunk.columns.template load<Reading::kStreaming>(with, cond + chunk.start);
+        if (p.uncond != nullptr) chunk.columns.template load<Reading::kStreaming>(without, uncond + chunk.start);
+        if (p.previous != nullptr) chunk.columns.template load<Reading::kStreaming>(before, previous + chunk.start);
         const Step step(p, p.pair_place.at(batch, row));
 #pragma unroll
         for (int v = 0; v < kTilePacks; v++) {
-            const i64 column = pack_column(v);
-            if (column >= p.extent.width) continue;
             float value[kPack], m[kPack];
             unpack(old[v], value);
             unpack(with[v], m);
@@ -134,16 +128,19 @@ __device__ void step_rows(const StepParams& p) {
                 unpack(before[v], other);
 #pragma unroll
                 for (int i = 0; i < kPack; i++) {
-                    const i64 at = mask_at + (column + i) * p.mask_place.column;
-                    value[i] = blended(p, value[i], other[i],
-                                       p.mask != nullptr ? load_element(p.mask, at, p.mask_is_float) : 0.0f);
+                    float mask = 0;
+                    if (p.mask != nullptr && chunk.columns.has(v, i)) {
+                        const i64 at = mask_at + (chunk.start + chunk.at(v, i)) * p.mask_place.column;
+                        mask = load_element(p.mask, at, p.mask_is_float);
+                    }
+                    value[i] = blended(p, value[i], other[i], mask);
                 }
             }
 #pragma unroll
             for (int i = 0; i < kPack; i++) value[i] = clamped(p, value[i]);
             Pack<X> result;
             pack(value, result);
-            store_pack(out + column, result);
+            chunk.store(out, v, result);
         }
     });
 }

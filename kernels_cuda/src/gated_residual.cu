@@ -43,21 +43,15 @@ __device__ void gated_residual_rows(const GatedResidualParams& p) {
         const __half* y = static_cast<const __half*>(p.y) + p.y_place.at(batch, token);
         const M* gate = static_cast<const M*>(p.gate) + p.gate_at(batch, token);
         X* out = static_cast<X*>(p.out) + p.out_place.at(batch, token);
+        const Chunk<sizeof(X) == 4 || sizeof(M) == 4> chunk(p.extent);
         Pack<X> old[kTilePacks];
         Pack<__half> added[kTilePacks];
         Pack<M> by[kTilePacks];
+        chunk.columns.template load<Reading::kStreaming>(old, x + chunk.start);
+        chunk.columns.template load<Reading::kStreaming>(added, y + chunk.start);
+        if (p.gate != nullptr) chunk.columns.template load<Reading::kCached>(by, gate + chunk.start);
 #pragma unroll
         for (int v = 0; v < kTilePacks; v++) {
-            const i64 column = pack_column(v);
-            if (column >= p.extent.width) continue;
-            load_streaming(old[v], x + column);
-            load_streaming(added[v], y + column);
-            if (p.gate != nullptr) load_cached(by[v], gate + column);
-        }
-#pragma unroll
-        for (int v = 0; v < kTilePacks; v++) {
-            const i64 column = pack_column(v);
-            if (column >= p.extent.width) continue;
             float a[kPack], b[kPack], c[kPack];
             unpack(old[v], a);
             unpack(added[v], b);
@@ -66,7 +60,7 @@ __device__ void gated_residual_rows(const GatedResidualParams& p) {
             for (int i = 0; i < kPack; i++) a[i] = fmaf(p.gate != nullptr ? c[i] : 1.0f, b[i], a[i]);
             Pack<X> result;
             pack(a, result);
-            store_pack(out + column, result);
+            chunk.store(out, v, result);
         }
     });
 }

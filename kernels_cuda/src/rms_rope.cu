@@ -156,7 +156,7 @@ struct Row {
             zero(packs[v]);
             if (c < width) {
                 const i64 index = start + (c >> log_d) * p.x_head[at.part] + (c & (p.d - 1));
-                load_streaming(packs[v], static_cast<const __half*>(p.x[at.part]) + index);
+                load_pack<Reading::kStreaming>(packs[v], static_cast<const __half*>(p.x[at.part]) + index);
             }
         }
     }
@@ -165,25 +165,25 @@ struct Row {
 __device__ inline void load_weight(const void* base, int index, bool is_float, float (&out)[kPack]) {
     if (is_float) {
         Pack<float> pack;
-        load_cached(pack, static_cast<const float*>(base) + index);
+        load_pack<Reading::kCached>(pack, static_cast<const float*>(base) + index);
         unpack(pack, out);
     } else {
         Pack<__half> pack;
-        load_cached(pack, static_cast<const __half*>(base) + index);
+        load_pack<Reading::kCached>(pack, static_cast<const __half*>(base) + index);
         unpack(pack, out);
     }
 }
 
 // d is a power of two from 16 to 256, so a head is a group of 2 to 32 neighbouring lanes.
-template <int V, bool kPerHead>
+template <int V, bool kPerHead, int kWarps>
 __device__ void rms_rope_rows(const RmsRopeParams& p) {
-    __shared__ float slots[2][kMostWarps];
+    __shared__ typename BlockSum<kWarps>::Slots slots;
+    BlockSum<kWarps> block_sum(slots);
     const int log_d = 31 - __clz(p.d);
     const int lanes = p.d / kPack;
     const int within = Row<V>::column(0) & (p.d - 1);  // and of every other pack: a block spans whole heads
     const i64 first = static_cast<i64>(blockIdx.x) * p.tokens_per_block;
     const i64 last = min(first + p.tokens_per_block, max(p.tokens[0], p.tokens[1]));
-    int slot = 0;
 
     for (i64 batch = blockIdx.y; batch < p.batches; batch += gridDim.y) {
         Cursor ahead = {first, 0};
@@ -230,8 +230,7 @@ __device__ void rms_rope_rows(const RmsRopeParams& p) {
 #pragma unroll
                 for (int v = 0; v < V; v++) squares += factor[v];
                 const float width = static_cast<float>(p.heads[part] << log_d);
-                const float scale = rsqrtf(block_sum(squares, slots[slot]) / width + p.eps);
-                slot ^= 1;
+                const float scale = rsqrtf(block_sum(squares) / width + p.eps);
 #pragma unroll
                 for (int v = 0; v < V; v++) factor[v] = scale;
             }
@@ -264,7 +263,7 @@ __device__ void rms_rope_rows(const RmsRopeParams& p) {
                     Pack<__half> result;
                     pack(x, result);
                     const i64 index = start + (c >> log_d) * p.out_head[part] + (c & (p.d - 1));
-                    store(static_cast<__half*>(p.out[part]) + index, result);
+                    store_pack(static_cast<__half*>(p.out[part]) + index, result);
                 }
             }
         }
@@ -327,10 +326,8 @@ struct Span {
     }
 };
 
-constexpr int kMostThreads = 256;
-
 // A mean over a head: a warp per head. Over the token, or none: the block takes all heads.
-__device__ inline void rms_rope_token(const RmsRopeParams& p, i64 batch, i64 token, int part, float* slot) {
+__device__ inline void rms_rope_token(const RmsRopeParams& p, i64 batch, i64 token, int part, BlockSum<8>& block_sum) {
     const int thread = threadIdx.x, step = p.per_head ? blockDim.x / 32 : 1;
     Span row;
     row.x = static_cast<const __half*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
@@ -344,32 +341,34 @@ __device__ inline void rms_rope_token(const RmsRopeParams& p, i64 batch, i64 tok
         if (p.normalised) {
             const float sum = row.squares(p);
             const float width = static_cast<float>(row.head_end - row.head) * p.d;
-            factor = rsqrtf((p.per_head ? warp_sum(sum) : block_sum(sum, slot)) / width + p.eps);
+            factor = rsqrtf((p.per_head ? warp_sum(sum) : block_sum(sum)) / width + p.eps);
         }
         row.write(p, factor);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kMostThreads) rms_rope_any(const __grid_constant__ RmsRopeParams p) {
-    __shared__ float slots[2][kMostWarps];
+extern "C" __global__ void __launch_bounds__(256) rms_rope_any(const __grid_constant__ RmsRopeParams p) {
+    __shared__ BlockSum<8>::Slots slots;
+    BlockSum<8> block_sum(slots);
     const i64 most = max(p.tokens[0], p.tokens[1]);
-    int sums = 0;
     for (i64 batch = blockIdx.y; batch < p.batches; batch += gridDim.y) {
         for (i64 token = blockIdx.x; token < most; token += gridDim.x) {
 #pragma unroll 1
             for (int part = 0; part < 2; part++) {
-                if (token < p.tokens[part]) rms_rope_token(p, batch, token, part, slots[sums++ % 2]);
+                if (token < p.tokens[part]) rms_rope_token(p, batch, token, part, block_sum);
             }
         }
     }
 }
 
-#define RMS_ROPE_ROWS(NAME, V, PER_HEAD)                                                                       \
-    extern "C" __global__ void __launch_bounds__(kMostThreads) NAME(const __grid_constant__ RmsRopeParams p) { \
-        rms_rope_rows<V, PER_HEAD>(p);                                                                         \
+#define RMS_ROPE_ROWS(NAME, V, PER_HEAD, THREADS, BLOCKS)                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ RmsRopeParams p) { \
+        rms_rope_rows<V, PER_HEAD, THREADS / 32>(p);                                                              \
     }
-// Names say over what the mean is taken, and the packs per thread.
-RMS_ROPE_ROWS(rms_rope_token_2, 2, false)
-RMS_ROPE_ROWS(rms_rope_token_4, 4, false)
-RMS_ROPE_ROWS(rms_rope_head_2, 2, true)
-RMS_ROPE_ROWS(rms_rope_head_4, 4, true)
+// Names say over what the mean is taken, and the packs per thread (BLOCKS in ops/norm_modulate.py).
+RMS_ROPE_ROWS(rms_rope_token_2, 2, false, 384, 2)
+RMS_ROPE_ROWS(rms_rope_token_3, 3, false, 256, 2)
+RMS_ROPE_ROWS(rms_rope_token_4, 4, false, 256, 2)
+RMS_ROPE_ROWS(rms_rope_head_2, 2, true, 384, 1)  // with two blocks in mind sm_75 would spill
+RMS_ROPE_ROWS(rms_rope_head_3, 3, true, 256, 2)
+RMS_ROPE_ROWS(rms_rope_head_4, 4, true, 256, 2)

@@ -31,40 +31,50 @@ __device__ inline void for_each_row(const Extent& extent, F body) {
     }
 }
 
-// The first column of a thread's v-th pack.
-__device__ inline i64 pack_column(int v) {
-    return ((static_cast<i64>(blockIdx.x) * kTilePacks + v) * blockDim.x + threadIdx.x) * kPack;
+// A store of 16 or 8 bytes, spelled out: of an assignment the compiler makes stores of 4 bytes in these kernels, where
+// a branch around the load hides that the words belong together.
+__device__ inline void store_whole(void* p, const unsigned (&from)[4]) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(p), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
 }
+__device__ inline void store_whole(void* p, const unsigned (&from)[2]) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(p), "r"(from[0]), "r"(from[1]) : "memory");
+}
+
+// The packs of a thread in the block's chunk of a row. Add `start` to an operand's row first.
+template <bool kQuads>
+struct Chunk {
+    i64 start;
+    Columns<kTilePacks, kQuads> columns;
+
+    __device__ explicit Chunk(const Extent& extent)
+        : start(static_cast<i64>(blockIdx.x) * (kTilePacks * kPack) * blockDim.x),
+          columns{static_cast<int>(min(extent.width - start, static_cast<i64>(kTilePacks * kPack * kTileThreads)))} {}
+
+    template <typename T>
+    __device__ void store(T* row, int v, const Pack<T>& pack) const {
+        T* to = row + start;
+        if constexpr (kQuads || sizeof(T) == 4) {
+#pragma unroll
+            for (int q = 0; q < 2; q++) {
+                if (at(v, q * kQuad) < columns.d) store_whole(to + at(v, q * kQuad), quad(pack, q));
+            }
+        } else {
+            if (at(v, 0) < columns.d) store_whole(to + at(v, 0), pack.words);
+        }
+    }
+
+    // The column of element i of pack v within the chunk.
+    __device__ int at(int v, int i) const {
+        return kQuads ? columns.quad_at(v, i / kQuad) + i % kQuad : columns.adjacent(v) + i;
+    }
+};
 
 // The column of a thread's i-th element, element by element.
 __device__ inline i64 element_column(int i) {
     return (static_cast<i64>(blockIdx.x) * kTileElements + i) * blockDim.x + threadIdx.x;
-}
-
-// Eight elements of a broadcast operand: neighbours, or one value for all of them.
-template <typename T>
-__device__ inline void load_shared(Pack<T>& pack, const T* base, i64 column, i64 column_stride) {
-    if (column_stride != 0) {
-        load_cached(pack, base + column);
-        return;
-    }
-    float value[kPack];
-#pragma unroll
-    for (int i = 0; i < kPack; i++) value[i] = to_float(*base);
-    ::pack(value, pack);
-}
-
-// One 16-byte store, spelled out: between branches the compiler may make four of 4 bytes from an assignment.
-__device__ inline void store_wide(void* p, unsigned x, unsigned y, unsigned z, unsigned w) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-__device__ inline void store_pack(__half* p, const Pack<__half>& pack) {
-    store_wide(p, pack.bits.x, pack.bits.y, pack.bits.z, pack.bits.w);
-}
-__device__ inline void store_pack(float* p, const Pack<float>& pack) {
-    const float4 a = pack.low, b = pack.high;
-    store_wide(p, __float_as_uint(a.x), __float_as_uint(a.y), __float_as_uint(a.z), __float_as_uint(a.w));
-    store_wide(p + 4, __float_as_uint(b.x), __float_as_uint(b.y), __float_as_uint(b.z), __float_as_uint(b.w));
 }
 
 __device__ inline void store_element(void* base, i64 index, bool is_float, float value) {
