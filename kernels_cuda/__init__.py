@@ -9,10 +9,14 @@ README.md says how an op is added. Importing this package touches no GPU.
 from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
 from .launcher import preload
 from .ledger import LEDGER
+from .ops.activations import gelu, gelu_mul, silu, silu_addcmul, silu_mul
 from .ops.channel_rms_silu import channel_rms_silu
+from .ops.diffusion_step import diffusion_step
+from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
 from .ops.layout import concat_tokens, split_projection, swap_heads
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
+from .ops.rms_rope import rms_rope, rms_rope_
 from .ops.to_half import to_half
 from .policy import STANDARD, KernelPolicy
 from .registry import OPS, check_policy
@@ -30,11 +34,21 @@ __all__ = [
     "channel_rms_silu",
     "check_policy",
     "concat_tokens",
+    "diffusion_step",
+    "gated_residual",
+    "gated_residual_",
+    "gelu",
+    "gelu_mul",
     "group_norm_silu",
     "instance_norm",
     "norm_modulate",
     "preload",
     "residual_gate_norm_modulate",
+    "rms_rope",
+    "rms_rope_",
+    "silu",
+    "silu_addcmul",
+    "silu_mul",
     "split_projection",
     "swap_heads",
     "to_half",

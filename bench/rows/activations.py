@@ -1,0 +1,52 @@
+"""silu, gelu, silu_mul, gelu_mul and silu_addcmul at the shapes of Wan 2.1, UMT5, Flux and Qwen3."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...kernels_cuda.ops.activations import addcmul_stock, gated_stock, stock
+from ..row import Row, Tensors
+
+TANH = ("gelu_tanh", None)
+SWIGLU = ("silu", "split", 1.0, False, None)
+
+
+def half(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda").half()
+
+
+def two(*shape: int) -> Tensors:
+    return half(*shape), half(*shape)
+
+
+def channels(c: int, h: int, w: int) -> Tensors:
+    """a + b * c with a shift and a factor per channel, channels first."""
+    return half(c, 1, 1), half(1, c, h, w), half(c, 1, 1)
+
+
+ROWS = [
+    Row("gelu", "Wan 1.3B feed-forward, tanh: 32760x8960", lambda: (half(1, 32760, 8960),), TANH, stock),
+    Row("gelu", "Wan 14B feed-forward, tanh: 8192x13824", lambda: (half(1, 8192, 13824),), TANH, stock),
+    Row("gelu", "the same, erf: 8192x13824", lambda: (half(1, 8192, 13824),), ("gelu_erf", None), stock),
+    Row("gelu", "the same, quick: 8192x13824", lambda: (half(1, 8192, 13824),), ("gelu_quick", None), stock),
+    Row("gelu", "Wan 1.3B one latent frame, tanh: 1560x8960", lambda: (half(1, 1560, 8960),), TANH, stock),
+    Row("silu", "VAE decoder: 96x4x480x832", lambda: (half(1, 96, 4, 480, 832),), ("silu", None), stock),
+    Row("silu", "Wan 14B time embedding: 1x5120", lambda: (half(1, 5120),), ("silu", None), stock),
+    Row("gelu_mul", "UMT5 feed-forward: 512x10240", lambda: two(1, 512, 10240),
+        ("gelu_tanh", "split", 1.0, False, None), gated_stock),
+    Row("gelu_mul", "UMT5, scaled and saturated: 512x10240", lambda: two(1, 512, 10240),
+        ("gelu_tanh", "split", 2.0**-6, True, None), gated_stock),
+    Row("gelu_mul", "UMT5, 8 prompts: 4096x10240", lambda: two(8, 512, 10240),
+        ("gelu_tanh", "split", 2.0**-6, True, None), gated_stock),
+    Row("silu_mul", "Flux.2 feed-forward, packed: 4608x(2x9216)", lambda: (half(1, 4608, 2 * 9216), None), SWIGLU,
+        gated_stock),
+    Row("silu_mul", "Qwen3 8B, two tensors: 4096x12288", lambda: two(1, 4096, 12288), SWIGLU, gated_stock),
+    Row("silu_mul", "Qwen3 8B, two tensors: 512x12288", lambda: two(1, 512, 12288), SWIGLU, gated_stock),
+    Row("silu_mul", "interleaved: 4096x(2x12288)", lambda: (half(1, 4096, 2 * 12288), None),
+        ("silu", "interleaved", 1.0, False, None), gated_stock),
+    Row("silu_addcmul", "factor and shift per channel: 96x1080x1920", lambda: channels(96, 1080, 1920), (None,),
+        addcmul_stock),
+    Row("silu_addcmul", "factor and shift per last channel: 32760x1536",
+        lambda: (half(1536), half(1, 32760, 1536), half(1536)), (None,), addcmul_stock),
+]

@@ -1,0 +1,336 @@
+"""silu, gelu, silu_mul, gelu_mul and silu_addcmul.
+
+The maths, the layout, the scale for T5 and the access pattern stand at the head of src/activations.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from ctypes import c_float, c_int, c_int64
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..launcher import Card, Pointer, output, parameter_struct
+from ..policy import STANDARD, KernelPolicy
+from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from .checks import word, wrong_dtype
+from .rows import row_class
+from .tiles import Tiles, known, packed, place_fields, tiles, tiles_of
+
+Gelu = Literal["tanh", "erf", "quick"]
+Layout = Literal["split", "interleaved"]
+
+KINDS = ("silu", "gelu_tanh", "gelu_erf", "gelu_quick")  # enum Kind
+TYPES = (torch.float16, torch.float32)
+LARGEST = 65504.0
+
+
+def silu(x: Tensor, *, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD) -> Tensor:
+    """x * sigmoid(x). x: fp16 or fp32, any shape. Returns a contiguous tensor of `out_dtype` (x's dtype if None)."""
+    out: Tensor = SILU((x,), ("silu", out_dtype), policy)
+    return out
+
+
+def gelu(x: Tensor, kind: Gelu = "erf", *, out_dtype: torch.dtype | None = None,
+         policy: KernelPolicy = STANDARD) -> Tensor:
+    """GELU, exact ("erf", torch's default), "tanh" (Wan, UMT5) or "quick" (CLIP): x * sigmoid(1.702 x). As `silu`."""
+    out: Tensor = GELU((x,), (f"gelu_{kind}", out_dtype), policy)
+    return out
+
+
+def silu_mul(gate: Tensor, up: Tensor | None = None, *, layout: Layout = "split", scale: float = 1.0,
+             saturate: bool = False, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD) -> Tensor:
+    """silu(gate) * up * scale, the gate of SwiGLU.
+
+    gate, up  fp16 or fp32 of one shape, rows anywhere. Or gate alone: [.., 2 * f] with the gate in the first half
+              (layout "split") or at the even places ("interleaved"). Where the gate is the second half, pass two views
+    scale     a power of two, applied in fp32 before the one rounding: 2^-k keeps what would overflow fp16 (UMT5)
+    saturate  what still overflows fp16 becomes +-65504 instead of infinity; NaN stays
+    Returns a contiguous tensor of `out_dtype` (gate's dtype if None).
+    """
+    out: Tensor = SILU_MUL((gate, up), ("silu", layout, scale, saturate, out_dtype), policy)
+    return out
+
+
+def gelu_mul(gate: Tensor, up: Tensor | None = None, kind: Gelu = "tanh", *, layout: Layout = "split",
+             scale: float = 1.0, saturate: bool = False, out_dtype: torch.dtype | None = None,
+             policy: KernelPolicy = STANDARD) -> Tensor:
+    """gelu(gate) * up * scale, the gate of GeGLU and of UMT5 (kind "tanh"). As `silu_mul`."""
+    out: Tensor = GELU_MUL((gate, up), (f"gelu_{kind}", layout, scale, saturate, out_dtype), policy)
+    return out
+
+
+def silu_addcmul(a: Tensor, b: Tensor, c: Tensor, *, out_dtype: torch.dtype | None = None,
+                 policy: KernelPolicy = STANDARD) -> Tensor:
+    """silu(a + b * c). fp16 or fp32; shapes broadcast as torch's do: a bias or a factor per channel, first or last.
+
+    Returns a contiguous tensor of the broadcast shape, of `out_dtype` (a's dtype if None).
+    """
+    out: Tensor = SILU_ADDCMUL((a, b, c), (out_dtype,), policy)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------- the maths
+
+
+def _activate(x: Tensor, kind: str) -> Tensor:
+    """As torch computes it, in x's type."""
+    if kind == "silu":
+        return functional.silu(x)
+    if kind == "gelu_quick":
+        return x * torch.sigmoid(1.702 * x)
+    return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind.removeprefix('gelu_')!r}, expected tanh, erf or quick")
+
+
+def reference(x: Tensor, kind: str, out_dtype: torch.dtype | None) -> Tensor:
+    """The oracle, in fp32 or, for float64 inputs, in float64."""
+    _check_kind(kind)
+    return _activate(x.to(torch.promote_types(x.dtype, torch.float32)), kind).to(out_dtype or x.dtype).contiguous()
+
+
+def stock(x: Tensor, kind: str, out_dtype: torch.dtype | None) -> Tensor:
+    _check_kind(kind)
+    return _activate(x, kind).to(out_dtype or x.dtype).contiguous()
+
+
+def fake(x: Tensor, _kind: str, out_dtype: torch.dtype | None) -> Tensor:
+    return x.new_empty(x.shape, dtype=out_dtype or x.dtype)
+
+
+def _halves(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float) -> tuple[Tensor, Tensor]:
+    """gate and up as two views. Raises ValueError for what does not belong together."""
+    _check_kind(kind)
+    if math.frexp(scale)[0] != 0.5:
+        raise ValueError(f"scale {scale} is no power of two")
+    if layout not in ("split", "interleaved"):
+        raise ValueError(f"layout is {layout!r}, expected split or interleaved")
+    if up is not None:
+        if up.shape != gate.shape:
+            raise ValueError(f"up: {list(up.shape)} is not gate's shape {list(gate.shape)}")
+        return gate, up
+    if gate.ndim == 0 or gate.shape[-1] % 2:
+        raise ValueError(f"gate: {list(gate.shape)} has no two halves")
+    if layout == "interleaved":
+        return gate[..., 0::2], gate[..., 1::2]
+    half = gate.shape[-1] // 2
+    return gate[..., :half], gate[..., half:]
+
+
+def gated_reference(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool,
+                    out_dtype: torch.dtype | None) -> Tensor:
+    """The oracle, in fp32 or, for float64 inputs, in float64."""
+    first, second = _halves(gate, up, kind, layout, scale)
+    wide = torch.promote_types(gate.dtype, torch.float32)
+    value = _activate(first.to(wide), kind) * scale * second.to(wide)
+    out_dtype = out_dtype or gate.dtype
+    if saturate and out_dtype is torch.float16:
+        value = value.clamp(-LARGEST, LARGEST)
+    return value.to(out_dtype).contiguous()
+
+
+def gated_stock(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool,
+                out_dtype: torch.dtype | None) -> Tensor:
+    """What stock runs: two operations, in the tensors' type. Where fp16 would overflow it runs them in fp32 (T5)."""
+    if scale != 1 or saturate:
+        return gated_reference(gate, up, kind, layout, scale, saturate, out_dtype)
+    first, second = _halves(gate, up, kind, layout, scale)
+    return (_activate(first, kind) * second).to(out_dtype or gate.dtype).contiguous()
+
+
+def gated_fake(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool,  # noqa: ARG001
+               out_dtype: torch.dtype | None) -> Tensor:
+    shape = gate.shape if up is not None else (*gate.shape[:-1], gate.shape[-1] // 2)
+    return gate.new_empty(shape, dtype=out_dtype or gate.dtype)
+
+
+def addcmul_reference(a: Tensor, b: Tensor, c: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    """The oracle, in fp32 or, for float64 inputs, in float64."""
+    wide = torch.promote_types(a.dtype, torch.float32)
+    return functional.silu(a.to(wide) + b.to(wide) * c.to(wide)).to(out_dtype or a.dtype).contiguous()
+
+
+def addcmul_stock(a: Tensor, b: Tensor, c: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    return functional.silu(torch.addcmul(a, b.to(a.dtype), c.to(a.dtype))).to(out_dtype or a.dtype).contiguous()
+
+
+def _shape(*tensors: Tensor) -> torch.Size:
+    shape: torch.Size = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
+    return shape
+
+
+def addcmul_fake(a: Tensor, b: Tensor, c: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    return a.new_empty(_shape(a, b, c), dtype=out_dtype or a.dtype)
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+
+# Mirrors ActivationParams in src/activations.cu.
+ActivationParams = parameter_struct(
+    "ActivationParams",
+    (Pointer, "gate up out"),
+    (c_int64, place_fields("gate", "up", "out")),
+    (c_float, "scale"),
+    (c_int, "saturate kind gate_is_float up_is_float out_is_float"),
+)
+
+# Mirrors AddcmulParams in src/activations.cu.
+AddcmulParams = parameter_struct(
+    "AddcmulParams",
+    (Pointer, "a b c out"),
+    (c_int64, place_fields("a", "b", "c", "out")),
+    (c_int, "a_is_float b_is_float c_is_float out_is_float"),
+)
+
+
+def _out_dtype(call: Call) -> torch.dtype:
+    wanted: torch.dtype | None = call.options[-1]
+    first = call.tensors[0]
+    assert first is not None
+    return wanted or first.dtype
+
+
+def _views(call: Call) -> tuple[Tensor, Tensor]:
+    """gate and up as views; twice x where nothing is multiplied."""
+    gate = call.tensors[0]
+    assert gate is not None
+    if len(call.tensors) == 1:
+        _check_kind(call.options[0])
+        return gate, gate
+    return _halves(gate, call.tensors[1], *call.options[:3])
+
+
+def _tiles(call: Call) -> Tiles | str:
+    gate, up = _views(call)
+    return tiles(gate.shape, gate.stride(), up.stride(), packed(gate.shape))
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels of silu, gelu, silu_mul and gelu_mul from serving a call."""
+    gate, up = _views(call)
+    names = ("x",) if len(call.tensors) == 1 else ("gate", "up")
+    yield from wrong_dtype(TYPES, **dict(zip(names, (gate, up), strict=False)))
+    if _out_dtype(call) not in TYPES:
+        yield f"the output is {word(_out_dtype(call))}, the kernels write float16 and float32"
+    if gate.numel():
+        view = _tiles(call)
+        if isinstance(view, str):
+            yield view
+
+
+def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
+    """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
+    gate, up = _views(call)
+    new_out = output(gate.shape, _out_dtype(call), card.index)
+    if not gate.numel():
+        return lambda *_: new_out()
+    gated = len(call.tensors) == 2
+    kind, scale, saturate = call.options[0], *(call.options[2:4] if gated else (1.0, False))
+    view = known(_tiles(call))
+    params = ActivationParams(
+        scale=scale, saturate=saturate and _out_dtype(call) is torch.float16, kind=KINDS.index(kind),
+        gate_is_float=gate.dtype is torch.float32, up_is_float=up.dtype is torch.float32,
+        out_is_float=_out_dtype(call) is torch.float32)
+    view.fill(params, "gate", "up", "out")
+    is_packed = gated and call.tensors[1] is None
+    between = (int(up.storage_offset()) - int(gate.storage_offset())) * gate.element_size() if is_packed else 0
+    # Of halves of one tensor the second starts where the width puts it; alternating ones are one operand.
+    alternating = is_packed and call.options[1] == "interleaved"
+    half = all(dtype is torch.float16 for dtype in (gate.dtype, up.dtype, _out_dtype(call)))
+    if alternating:
+        columns = tuple(column for _, _, column in view.places)
+        wide = view.wide((1, 2)) and columns == (2, 2, 1)
+    else:
+        wide = view.wide() and between % 16 == 0
+    wide = wide and half and call.aligned
+    name = f"{kind}{'_mul' if gated else ''}{'_interleaved' if alternating else ''}" if wide else "activation_any"
+    grid, threads = view.grid(wide)
+    launch = card.kernel("activations", name).prepare(params, grid=grid, block=threads, shape=call.describe())
+
+    def run(gate: Tensor, up: Tensor | None = None) -> Tensor:
+        out, at = new_out(), gate.data_ptr()
+        launch(at, up.data_ptr() if up is not None else at + between if is_packed else 0, out.data_ptr())
+        return out
+
+    return run
+
+
+def addcmul_obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels of silu_addcmul from serving a call."""
+    a, b, c = call.present
+    shape = _shape(a, b, c)
+    yield from wrong_dtype(TYPES, a=a, b=b, c=c)
+    if _out_dtype(call) not in TYPES:
+        yield f"the output is {word(_out_dtype(call))}, the kernels write float16 and float32"
+    if math.prod(shape):
+        view = tiles_of(shape, a, b, c)
+        if isinstance(view, str):
+            yield view
+
+
+def addcmul_plan(call: Call, card: Card, _tactic: object = None) -> Plan:
+    a, b, c = call.present
+    shape = _shape(a, b, c)
+    new_out = output(shape, _out_dtype(call), card.index)
+    if not math.prod(shape):
+        return lambda *_: new_out()
+    view = known(tiles_of(shape, a, b, c))
+    types = (a.dtype, b.dtype, c.dtype, _out_dtype(call))
+    params = AddcmulParams(**{f"{name}_is_float": dtype is torch.float32
+                              for name, dtype in zip(["a", "b", "c", "out"], types, strict=True)})
+    view.fill(params, "a", "b", "c", "out")
+    wide = view.wide((0, 1)) and call.aligned and all(dtype is torch.float16 for dtype in types)
+    grid, threads = view.grid(wide)
+    kernel = card.kernel("activations", "silu_addcmul" if wide else "silu_addcmul_any")
+    launch = kernel.prepare(params, grid=grid, block=threads, shape=call.describe())
+
+    def run(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        out = new_out()
+        launch(a.data_ptr(), b.data_ptr(), c.data_ptr(), out.data_ptr())
+        return out
+
+    return run
+
+
+def shape_class(call: Call) -> str:
+    """Width exactly, rows to a power of two, layout."""
+    sizes = " ".join("-" if t is None else row_class(t) + ("" if t.is_contiguous() else " strided")
+                     for t in call.tensors)
+    return f"{' '.join(map(str, call.options[:2]))} {sizes}"
+
+
+def _op(name: str, kinds: tuple[str, ...]) -> Op:
+    gated = name.endswith("_mul")
+    schema = ("(Tensor gate, Tensor? up, str kind, str layout, float scale, bool saturate, ScalarType? out_dtype, "
+              "str policy) -> Tensor") if gated else "(Tensor x, str kind, ScalarType? out_dtype, str policy) -> Tensor"
+    run: tuple[Any, Any, Any] = (gated_reference, gated_fake, gated_stock) if gated else (reference, fake, stock)
+    endings = ("_mul", "_mul_interleaved") if gated else ("",)
+    kernels = ("activation_any", *(f"{kind}{ending}" for kind in kinds for ending in endings))
+    return Op(name=name, schema=schema, reference=run[0], fake=run[1],
+              candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(run[2])),
+              shape_class=shape_class, kernels={"activations": kernels})
+
+
+SILU = _op("silu", KINDS[:1])
+GELU = _op("gelu", KINDS[1:])
+SILU_MUL = _op("silu_mul", KINDS[:1])
+GELU_MUL = _op("gelu_mul", KINDS[1:])
+
+SILU_ADDCMUL = Op(
+    name="silu_addcmul",
+    schema="(Tensor a, Tensor b, Tensor c, ScalarType? out_dtype, str policy) -> Tensor",
+    reference=addcmul_reference,
+    fake=addcmul_fake,
+    candidates=(CudaCandidate("cuda", addcmul_obstacles, addcmul_plan), StockCandidate(addcmul_stock)),
+    shape_class=shape_class,
+    kernels={"activations": ("silu_addcmul", "silu_addcmul_any")},
+)

@@ -1,0 +1,228 @@
+// silu, gelu, silu_mul, gelu_mul, silu_addcmul: the nonlinearity between two matrix products.
+//
+//   silu(x)       = x / (1 + exp(-x))
+//   gelu(x)       = x * phi(x), phi the normal distribution function ("erf"), or
+//                   x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3) ("tanh": 0.5 (1 + tanh(u)) is this), or
+//                   x / (1 + exp(-1.702 x)) ("quick")
+//   silu_mul      = silu(gate) * up * scale       SwiGLU;  gelu_mul: GeGLU
+//   silu_addcmul  = silu(a + b * c)               a, b, c broadcast like torch.addcmul
+//
+// Scale. In T5's feed-forward, gate and up fit fp16 but their product reaches 10^5 and would be stored as infinity.
+// Here the product exists only in float, where 65504^2 fits easily, and `scale`, a power of two, is applied before the
+// one rounding: a power of two shifts the exponent, so the result has the same significant digits as without it, and no
+// infinity appears wherever the scaled value fits. The next matrix product gives `scale` back. With `saturate` what
+// still does not fit becomes +-65504, and a NaN stays NaN.
+//
+// Layout. [batch, row, column], rows anywhere: gate and up are two tensors, two halves of one projection (views), or
+// alternate within a row (interleaved: g0 u0 g1 u1 ..). out is contiguous.
+//
+// Bytes per element of out (half): silu and gelu 2 read + 2 written; *_mul 4 + 2; silu_addcmul 2 per operand of full
+// size + 2.
+//
+// Access: tiles.cuh. Eight elements per 16-byte load; interleaved gates take two loads for eight results. All
+// arithmetic is float, rounded once. Exponential and reciprocal are single instructions: their error, 10^-6 at worst
+// where a result matters, is far below half's 5 * 10^-4, and an H200 has only 27 instructions per element before they
+// cost bandwidth.
+//
+// `*_any` serve every other layout and type, an element at a time.
+
+#include "fast.cuh"
+#include "tiles.cuh"
+
+enum Kind { kSilu, kGeluTanh, kGeluErf, kGeluQuick };
+
+// x * phi(x). phi(-|x|) = exp(-x^2 / 2) * P(t), t = 1 / (1 + k |x|), with P fitted for the least relative error
+// (2.4e-7 down to |x| = 6.4, beyond which fp16 has only zeros). Unlike 1 + erf it loses no digits for negative x.
+__device__ inline float gelu_erf(float x) {
+    const float t = reciprocal_fast(fmaf(0.28284273f, fabsf(x), 1.0f));
+    float p = -0.10832050f;
+    p = fmaf(p, t, 0.39056775f);
+    p = fmaf(p, t, -0.25004306f);
+    p = fmaf(p, t, 0.29450852f);
+    p = fmaf(p, t, 0.05006062f);
+    p = fmaf(p, t, 0.12407452f);
+    p = fmaf(p, t, -0.00084782328f);
+    const float tail = p * exp2_fast(-0.72134752f * x * x);
+    return x * (x < 0.0f ? tail : 1.0f - tail);
+}
+
+__device__ inline float activate(Kind kind, float x) {
+    switch (kind) {
+        case kSilu:
+            return times_logistic(x, x);
+        case kGeluTanh:
+            return times_logistic(x, 1.5957691216f * fmaf(0.044715f * x, x * x, x));
+        case kGeluErf:
+            return gelu_erf(x);
+        default:
+            return times_logistic(x, 1.702f * x);
+    }
+}
+
+// Mirrored by ActivationParams in ops/activations.py. Pointers first.
+struct ActivationParams {
+    const void* gate;
+    const void* up;  // null: silu or gelu alone
+    void* out;
+    Place gate_place, up_place, out_place;
+    Extent extent;
+    float scale;
+    int saturate;
+    // `any` only
+    int kind;
+    int gate_is_float, up_is_float, out_is_float;
+};
+
+__device__ inline float finish(const ActivationParams& p, float activated, float up) {
+    float value = activated * p.scale * up;
+    if (p.saturate) value = value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;
+    return value;
+}
+
+// kInputs: 1 gate only, 2 gate and up, 3 gate and up alternating.
+template <Kind kKind, int kInputs>
+__device__ void activate_rows(const ActivationParams& p) {
+    for_each_row(p.extent, [&](i64 batch, i64 row) {
+        const __half* gate = static_cast<const __half*>(p.gate) + p.gate_place.at(batch, row);
+        const __half* up = static_cast<const __half*>(p.up) + p.up_place.at(batch, row);
+        __half* out = static_cast<__half*>(p.out) + p.out_place.at(batch, row);
+        const Chunk<false> chunk(p.extent);
+        Pack<__half> first[kTilePacks], second[kTilePacks];
+        if constexpr (kInputs == 3) {
+#pragma unroll
+            for (int v = 0; v < kTilePacks; v++) {
+                if (chunk.at(v, 0) >= chunk.columns.d) continue;
+                const __half* both = gate + 2 * (chunk.start + chunk.at(v, 0));
+                load_pack<Reading::kStreaming>(first[v], both);
+                load_pack<Reading::kStreaming>(second[v], both + kPack);
+            }
+        } else {
+            chunk.columns.template load<Reading::kStreaming>(first, gate + chunk.start);
+            if constexpr (kInputs == 2) chunk.columns.template load<Reading::kStreaming>(second, up + chunk.start);
+        }
+#pragma unroll
+        for (int v = 0; v < kTilePacks; v++) {
+            float a[kPack], b[kPack], result[kPack];
+            unpack(first[v], a);
+            if (kInputs > 1) unpack(second[v], b);
+#pragma unroll
+            for (int i = 0; i < kPack; i++) {
+                if (kInputs == 1) {
+                    result[i] = activate(kKind, a[i]);
+                } else if (kInputs == 2) {
+                    result[i] = finish(p, activate(kKind, a[i]), b[i]);
+                } else {
+                    const float g = i < kPack / 2 ? a[2 * i % kPack] : b[2 * i % kPack];
+                    const float u = i < kPack / 2 ? a[2 * i % kPack + 1] : b[2 * i % kPack + 1];
+                    result[i] = finish(p, activate(kKind, g), u);
+                }
+            }
+            Pack<__half> rounded;
+            pack(result, rounded);
+            chunk.store(out, v, rounded);
+        }
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(kTileThreads) activation_any(const __grid_constant__ ActivationParams p) {
+    for_each_row(p.extent, [&](i64 batch, i64 row) {
+        const i64 gate_at = p.gate_place.at(batch, row), up_at = p.up_place.at(batch, row);
+        const i64 out_at = p.out_place.at(batch, row);
+        float gate[kTileElements], up[kTileElements];
+#pragma unroll
+        for (int i = 0; i < kTileElements; i++) {
+            const i64 column = element_column(i);
+            gate[i] = up[i] = 0;
+            if (column >= p.extent.width) continue;
+            gate[i] = load_element(p.gate, gate_at + column * p.gate_place.column, p.gate_is_float);
+            if (p.up != nullptr) up[i] = load_element(p.up, up_at + column * p.up_place.column, p.up_is_float);
+        }
+#pragma unroll
+        for (int i = 0; i < kTileElements; i++) {
+            const i64 column = element_column(i);
+            if (column >= p.extent.width) continue;
+            const float value = activate(static_cast<Kind>(p.kind), gate[i]);
+            store_element(p.out, out_at + column, p.out_is_float, p.up == nullptr ? value : finish(p, value, up[i]));
+        }
+    });
+}
+
+// Mirrored by AddcmulParams in ops/activations.py. Pointers first.
+struct AddcmulParams {
+    const void* a;
+    const void* b;
+    const void* c;
+    void* out;
+    Place a_place, b_place, c_place, out_place;
+    Extent extent;
+    int a_is_float, b_is_float, c_is_float, out_is_float;  // `any` only
+};
+
+// An operand of full size or shared by rows, or one value for a whole row.
+__device__ inline void load_operand(Pack<__half> (&packs)[kTilePacks], const __half* row, const Place& place,
+                                    const Chunk<false>& chunk) {
+    if (place.column != 0) {
+        chunk.columns.load<Reading::kCached>(packs, row + chunk.start);
+        return;
+    }
+    const float value = __half2float(*row);
+    for (Pack<__half>& pack : packs) {
+        for (unsigned& word : pack.words) word = to_halves(value, value);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kTileThreads) silu_addcmul(const __grid_constant__ AddcmulParams p) {
+    for_each_row(p.extent, [&](i64 batch, i64 row) {
+        const __half* a = static_cast<const __half*>(p.a) + p.a_place.at(batch, row);
+        const __half* b = static_cast<const __half*>(p.b) + p.b_place.at(batch, row);
+        const __half* c = static_cast<const __half*>(p.c) + p.c_place.at(batch, row);
+        __half* out = static_cast<__half*>(p.out) + p.out_place.at(batch, row);
+        const Chunk<false> chunk(p.extent);
+        Pack<__half> as[kTilePacks], bs[kTilePacks], cs[kTilePacks];
+        load_operand(as, a, p.a_place, chunk);
+        load_operand(bs, b, p.b_place, chunk);
+        load_operand(cs, c, p.c_place, chunk);
+#pragma unroll
+        for (int v = 0; v < kTilePacks; v++) {
+            float x[kPack], y[kPack], z[kPack];
+            unpack(as[v], x);
+            unpack(bs[v], y);
+            unpack(cs[v], z);
+#pragma unroll
+            for (int i = 0; i < kPack; i++) x[i] = activate(kSilu, fmaf(y[i], z[i], x[i]));
+            Pack<__half> rounded;
+            pack(x, rounded);
+            chunk.store(out, v, rounded);
+        }
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(kTileThreads) silu_addcmul_any(const __grid_constant__ AddcmulParams p) {
+    for_each_row(p.extent, [&](i64 batch, i64 row) {
+        const i64 a_at = p.a_place.at(batch, row), b_at = p.b_place.at(batch, row), c_at = p.c_place.at(batch, row);
+        const i64 out_at = p.out_place.at(batch, row);
+#pragma unroll
+        for (int i = 0; i < kTileElements; i++) {
+            const i64 column = element_column(i);
+            if (column >= p.extent.width) continue;
+            const float a = load_element(p.a, a_at + column * p.a_place.column, p.a_is_float);
+            const float b = load_element(p.b, b_at + column * p.b_place.column, p.b_is_float);
+            const float c = load_element(p.c, c_at + column * p.c_place.column, p.c_is_float);
+            store_element(p.out, out_at + column, p.out_is_float, activate(kSilu, fmaf(b, c, a)));
+        }
+    });
+}
+
+#define ACTIVATION(NAME, KIND, INPUTS)                                                                            \
+    extern "C" __global__ void __launch_bounds__(kTileThreads) NAME(const __grid_constant__ ActivationParams p) { \
+        activate_rows<KIND, INPUTS>(p);                                                                           \
+    }
+#define ACTIVATIONS(NAME, KIND)     \
+    ACTIVATION(NAME, KIND, 1)       \
+    ACTIVATION(NAME##_mul, KIND, 2) \
+    ACTIVATION(NAME##_mul_interleaved, KIND, 3)
+
+ACTIVATIONS(silu, kSilu)
+ACTIVATIONS(gelu_tanh, kGeluTanh)
+ACTIVATIONS(gelu_erf, kGeluErf)
+ACTIVATIONS(gelu_quick, kGeluQuick)

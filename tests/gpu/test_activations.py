@@ -1,0 +1,211 @@
+"""silu, gelu, silu_mul, gelu_mul and silu_addcmul on the GPU, in both instruction classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_addcmul, silu_mul
+from fusestream.kernels_cuda.ops.activations import reference
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
+
+OFF = KernelPolicy.of("off")
+KINDS = ("silu", "tanh", "erf", "quick")
+SHAPES = ((1,), (8,), (3, 127), (2, 5, 1536), (1, 7, 5120), (2, 3, 8960), (4, 65, 8), (3, 1000, 3), (70000, 2, 8))
+
+
+def on(isa):
+    return KernelPolicy.of("on", isa=isa)
+
+
+def plain(x, kind, **options):
+    return silu(x, **options) if kind == "silu" else gelu(x, kind, **options)
+
+
+def gated(gate, up, kind, **options):
+    return silu_mul(gate, up, **options) if kind == "silu" else gelu_mul(gate, up, kind, **options)
+
+
+def exact(x, kind):
+    """float64; the exact GELU by erfc, which loses no digits for negative x."""
+    if kind == "erf":
+        return x.double() * 0.5 * torch.special.erfc(-x.double() * 0.5**0.5)
+    return reference(x.double(), kind if kind == "silu" else f"gelu_{kind}", None)
+
+
+def randn(*shape, size=3.0):
+    return (torch.randn(shape, device="cuda") * size).half()
+
+
+def flat(t):
+    """One row, so that the peak is the tensor's."""
+    return t.reshape(1, -1)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_plain(isa, shape, kind):
+    x = randn(*shape)
+    got = plain(x, kind, policy=on(isa))
+    assert got.shape == x.shape and got.is_contiguous()
+    assert_rounded_once(flat(got), flat(exact(x, kind)), what=f"{shape} {kind}")
+    assert_no_worse_than(got, plain(x, kind, policy=OFF), exact(x, kind), f"{shape} {kind}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_half(isa, kind):
+    """All 65536 values: as near as rounding allows, special values as torch's."""
+    x = torch.arange(-32768, 32768, device="cuda", dtype=torch.int32).to(torch.int16).view(torch.float16)
+    got = plain(x, kind, policy=on(isa))
+    want = exact(x, kind)
+    assert_same_special(got, plain(x, kind, policy=OFF), kind)
+    keep = want.isfinite()
+    error = (got.double() - want)[keep].abs()
+    assert (error <= want[keep].abs() * (2**-11 + 3e-6) + 2**-25 * 1.01).all(), kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["pair", "split", "interleaved", "views", "other half first"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gated(isa, shape, layout, kind):
+    gate, up = randn(*shape), randn(*shape)
+    arguments, options = {
+        "pair": ((gate, up), {}),
+        "split": ((torch.cat((gate, up), -1), None), {"layout": "split"}),
+        "interleaved": ((torch.stack((gate, up), -1).flatten(-2), None), {"layout": "interleaved"}),
+        "views": (torch.cat((gate, up), -1).chunk(2, -1), {}),
+        "other half first": (torch.cat((up, gate), -1).chunk(2, -1)[::-1], {}),
+    }[layout]
+    want = exact(gate, kind) * up.double()
+    got = gated(*arguments, kind, policy=on(isa), **options)
+    assert got.shape == gate.shape and got.is_contiguous()
+    assert_rounded_once(flat(got), flat(want), what=f"{shape} {layout} {kind}")
+    assert_no_worse_than(got, gated(*arguments, kind, policy=OFF, **options), want, f"{shape} {layout} {kind}")
+    scaled = gated(*arguments, kind, scale=2.0**-7, saturate=True, policy=on(isa), **options)
+    assert_rounded_once(flat(scaled), flat(want * 2.0**-7), what="scaled")
+
+
+@pytest.mark.parametrize("size", [64, 99])
+def test_scale_and_saturate(isa, size):
+    """UMT5's feed-forward: what overflows fp16 survives at a 1/64, and saturates if it still does not fit."""
+    gate, up = randn(3, size, size=200), randn(3, size, size=400)
+    gate[0, :4], up[0, :4] = 65504, torch.tensor([65504, -65504, torch.nan, torch.inf], device="cuda")
+    want = exact(gate, "tanh") * up.double()
+    assert want[1:].abs().max() > 65504
+    for scale in (1.0, 1 / 64):
+        got = gelu_mul(gate, up, "tanh", scale=scale, saturate=True, policy=on(isa))
+        assert got.isinf().sum() == 0 and got.isnan().sum() == 1 and got[0, 2].isnan()
+        keep = ~want.isnan()
+        assert_rounded_once(got[keep][None], (want * scale).clamp(-65504, 65504)[keep][None], what=f"{scale}")
+    loose = gelu_mul(gate, up, "tanh", scale=1 / 64, policy=on(isa))
+    assert loose[0, 0] == torch.inf and loose[1:].isfinite().all()
+
+
+@pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "transposed", "four dimensions"])
+def test_layouts(isa, layout):
+    ways = {"shifted": shifted, "gaps": lambda t: padded_rows(t, 8), "odd gaps": lambda t: padded_rows(t, 3),
+            "transposed": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+            "four dimensions": lambda t: padded_rows(t.view(2, 6, 4, 32), 8)[:, :, ::2]}
+    for width in (128,):
+        gate, up = ways[layout](randn(2, 6, width)), ways[layout](randn(2, 6, width))
+        assert_rounded_once(flat(silu(gate, policy=on(isa))), flat(exact(gate, "silu")), what=layout)
+        got = silu_mul(gate, up, policy=on(isa))
+        assert_rounded_once(flat(got), flat(exact(gate, "silu") * up.double()), what=layout)
+        got = silu_addcmul(gate, up, gate, policy=on(isa))
+        assert_rounded_once(flat(got), flat(exact(gate.double() + up.double() * gate.double(), "silu")), what=layout)
+
+
+@pytest.mark.parametrize("types", ["hhf", "fhh", "hfh", "fff"])
+def test_types(isa, types):
+    gate_type, up_type, out_type = ({"h": torch.float16, "f": torch.float32}[t] for t in types)
+    gate, up = randn(5, 72).to(gate_type), randn(5, 72).to(up_type)
+    want = exact(gate, "silu") * up.double()
+    got = silu_mul(gate, up, out_dtype=out_type, policy=on(isa))
+    assert got.dtype is out_type
+    torch.testing.assert_close(got.double(), want, rtol=1e-3 if out_type is torch.float16 else 1e-5, atol=1e-6)
+    got = silu(gate, out_dtype=out_type, policy=on(isa))
+    torch.testing.assert_close(got.double(), exact(gate, "silu"), rtol=1e-3 if out_type is torch.float16 else 1e-5,
+                               atol=1e-6)
+    got = silu_addcmul(gate, up, gate, out_dtype=out_type, policy=on(isa))
+    torch.testing.assert_close(got.double(), exact(gate.double() + up.double() * gate.double(), "silu"),
+                               rtol=1e-3 if out_type is torch.float16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("channels", ["last", "first", "batch", "full", "odd", "scale and shift"])
+def test_addcmul(isa, channels):
+    a = randn(2, 6, 7 if channels == "odd" else 8, 24)
+    b, c = {"last": (randn(24), randn(24)), "first": (randn(6, 1, 1), randn(6, 1, 1)), "odd": (randn(24), randn(1)),
+            "batch": (randn(2, 1, 1, 24), randn(2, 1, 1, 1)), "full": (randn(2, 6, 8, 24), randn(2, 6, 8, 24)),
+            "scale and shift": (randn(2, 6, 8, 24), randn(24))}[channels]
+    a, b, c = (randn(24), b, c) if channels == "scale and shift" else (a, b, c)
+    want = exact(a.double() + b.double() * c.double(), "silu")
+    got = silu_addcmul(a, b, c, policy=on(isa))
+    assert got.shape == want.shape
+    assert_rounded_once(flat(got), flat(want), slack=1e-5, what=channels)
+    assert_no_worse_than(got, silu_addcmul(a, b, c, policy=OFF), want, channels)
+
+
+@pytest.mark.parametrize("size", [16, 17])
+def test_special_values(isa, size):
+    x, up = randn(4, size), randn(4, size)
+    x[0, :3], x[1, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda"), 65504
+    up[2, :3], up[3, 4:7] = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda"), 0
+    x[3, 4:7] = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda")
+    for kind in KINDS:
+        assert_same_special(gated(x, up, kind, policy=on(isa)), gated(x, up, kind, policy=OFF), kind)
+    assert_same_special(silu_addcmul(x, up, up, policy=on(isa)), silu_addcmul(x, up, up, policy=OFF), "addcmul")
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 8)])
+def test_empty(isa, shape):
+    x = randn(*shape)
+    for got in (silu(x, policy=on(isa)), silu_mul(x, x, policy=on(isa)), silu_addcmul(x, x, x, policy=on(isa))):
+        assert got.shape == x.shape
+
+
+def test_bitwise_repeatable(isa):
+    x = randn(7, 4, 8960)
+    first = gelu_mul(x, x, policy=on(isa))
+    assert all(torch.equal(first, gelu_mul(x, x, policy=on(isa))) for _ in range(5))
+
+
+def test_graph_and_compile(isa):
+    def block(x, b):
+        return silu_mul(gelu(x, "tanh", policy=on(isa)), policy=on(isa)), silu_addcmul(x, b, b, policy=on(isa))
+
+    x, b = randn(40, 1024), randn(1024)
+    block(x, b)
+    static, graph = x.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = block(static, b)
+    static.copy_(fresh := randn(40, 1024))
+    graph.replay()
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    for a, c, want in zip(captured, compiled(fresh, b), block(fresh, b), strict=True):
+        assert torch.equal(a, want) and torch.equal(c, want)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
+def test_products_beyond_32_bits():
+    x = torch.zeros(2**31 + 4096, device="cuda", dtype=torch.float16)
+    x[-5:] = torch.tensor([1, 2, 3, 4, 5], device="cuda")
+    got = silu(x, policy=on(None))
+    assert_rounded_once(got[None, -4096:], exact(x[None, -4096:], "silu"))
+    assert not got[:-5].any()
+    apart = x.as_strided((3, 64), (2**30, 1))
+    assert_rounded_once(silu(apart, policy=on(None)), exact(apart, "silu"))
+
+
+def test_refusals():
+    x = randn(4, 8)
+    with pytest.raises(KernelRefused, match="x is bfloat16"):
+        silu(x.bfloat16(), policy=on(None))
+    with pytest.raises(KernelRefused, match="up is float64"):
+        silu_mul(x, x.double(), policy=on(None))
+    with pytest.raises(KernelRefused, match="the output is bfloat16"):
+        silu_mul(x, x, out_dtype=torch.bfloat16, policy=on(None))
+    many = randn(3, 3, 3, 3, 3, 3, 3).permute(6, 0, 5, 1, 4, 2, 3)
+    with pytest.raises(KernelRefused, match="do not fold"):
+        silu(many, policy=on(None))
+    assert silu(many).shape == many.shape  # auto serves it with stock's computation

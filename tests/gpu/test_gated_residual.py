@@ -1,0 +1,144 @@
+"""gated_residual and gated_residual_ on the GPU, in both instruction classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gated_residual, gated_residual_
+from fusestream.kernels_cuda.ops.gated_residual import reference
+from gpu.support import assert_rounded_once, assert_same_special, padded_rows, shifted
+
+OFF = KernelPolicy.of("off")
+WIDTHS = (1, 3, 8, 127, 128, 1536, 5120, 8200)
+FORMS = ("none", "row", "batch", "frame", "ragged", "token", "one")
+
+
+def on(isa):
+    return KernelPolicy.of("on", isa=isa)
+
+
+def inputs(b, s, d, form, dtype=torch.float16, x_dtype=torch.float16, y_dtype=torch.float16):
+    x = (torch.randn(b, s, d, device="cuda") * 2).to(x_dtype)
+    y = torch.randn(b, s, d, device="cuda").to(y_dtype)
+    counts = {"batch": 1, "one": 1, "frame": 3, "ragged": 4, "token": s}
+    if form == "none":
+        return x, y, None
+    if form == "row":
+        return x, y, torch.randn(d, device="cuda").to(dtype)
+    wide = torch.randn(1 if form == "one" else b, counts[form], 6, d, device="cuda")
+    return x, y, wide.to(dtype)[:, :, 2]
+
+
+def exact(x, y, gate):
+    return reference(*(None if t is None else t.double() for t in (x, y, gate)))
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("d", WIDTHS)
+def test_gated_residual(isa, d, form):
+    for types in ("hhh", "hhf", "fhh", "fhf", "ffh", "hfh"):
+        x_type, y_type, gate_type = ({"h": torch.float16, "f": torch.float32}[t] for t in types)
+        x, y, gate = inputs(2, 21, d, form, gate_type, x_type, y_type)
+        got = gated_residual(x, y, gate, policy=on(isa))
+        want = exact(x, y, gate)
+        assert got.dtype is x_type and got.is_contiguous()
+        if x_type is torch.float16:
+            assert_rounded_once(got, want, slack=1e-7, what=f"{d} {form} {types}")
+        else:
+            torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)
+        if types == "hhh":
+            assert torch.equal(got, gated_residual(x, y, gate, policy=OFF)), "not stock's residual stream, bit for bit"
+        gated_residual_(x, y, gate, policy=on(isa))
+        assert torch.equal(x, got)
+
+
+@pytest.mark.parametrize("d", [8, 72, 127, 1536])
+@pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "every other row", "transposed batch"])
+def test_layouts(isa, d, layout):
+    ways = {"shifted": shifted, "gaps": lambda t: padded_rows(t, 8), "odd gaps": lambda t: padded_rows(t, 3),
+            "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+            "transposed batch": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)}
+    for form in ("none", "batch", "token"):
+        x, y, gate = inputs(2, 11, d, form)
+        x, y = ways[layout](x), ways[layout](y)
+        gate = shifted(gate, 3) if layout == "shifted" and gate is not None else gate
+        want = exact(x, y, gate)
+        got = gated_residual(x, y, gate, policy=on(isa))
+        assert_rounded_once(got, want, slack=1e-7, what=layout)
+        gated_residual_(x, y, gate, policy=on(isa))
+        assert torch.equal(x, got)
+
+
+def test_gaps_stay(isa):
+    room = torch.full((2, 11, 80), torch.nan, device="cuda", dtype=torch.float16)
+    x = room[..., :72].copy_(torch.randn(2, 11, 72, device="cuda"))
+    gated_residual_(x, torch.ones_like(x), torch.ones(72, device="cuda").half(), policy=on(isa))
+    assert room[..., 72:].isnan().all() and x.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 64), (2, 0, 64), (2, 4, 0), (1, 1, 1), (5,), (2, 3, 4, 8), (7, 16)])
+def test_other_shapes(isa, shape):
+    x, y = (torch.randn(shape, device="cuda").half() for _ in range(2))
+    assert torch.equal(gated_residual(x, y, policy=on(isa)), x + y)
+    if len(shape) > 1:
+        gate = torch.randn(shape[-1], device="cuda").half()
+        assert torch.equal(gated_residual(x, y, gate, policy=on(isa)), torch.addcmul(x, y, gate))
+
+
+@pytest.mark.parametrize("d", [65, 1536])
+def test_special_values(isa, d):
+    x, y, gate = inputs(1, 12, d, "batch")
+    for i, value in enumerate((torch.nan, torch.inf, -torch.inf, 65504)):
+        x[0, 2 * i, i], y[0, 2 * i + 1, i], gate[..., 10 + i] = value, value, value
+    y[0, 7], x[0, 7] = 60000, 60000
+    assert_same_special(gated_residual(x, y, gate, policy=on(isa)), gated_residual(x, y, gate, policy=OFF))
+    assert_same_special(gated_residual(x, y, policy=on(isa)), x + y)
+
+
+def test_many_rows(isa):
+    """More rows and batches than a grid dimension holds."""
+    for b, s in ((1, 70000), (70000, 2)):
+        x, y, gate = inputs(b, s, 8, "batch")
+        assert torch.equal(gated_residual(x, y, gate, policy=on(isa)), torch.addcmul(x, y, gate))
+
+
+def test_graph_and_compile(isa):
+    def block(x, y, gate):
+        out = gated_residual(x, y, gate, policy=on(isa))
+        gated_residual_(x, y, gate, policy=on(isa))
+        return out
+
+    x, y, gate = inputs(2, 40, 1536, "batch")
+    block(x.clone(), y, gate)
+    static, graph = x.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = block(static, y, gate)
+    fresh = torch.randn_like(x)
+    static.copy_(fresh)
+    graph.replay()
+    want = torch.addcmul(fresh, y, gate)
+    assert torch.equal(static, want) and torch.equal(captured, want)
+    buffer = fresh.clone()
+    out = torch.compile(block, fullgraph=True, backend="aot_eager")(buffer, y, gate)
+    assert torch.equal(out, want) and torch.equal(buffer, want)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
+def test_products_beyond_32_bits():
+    x = torch.zeros(1, 2**21 + 5, 1032, device="cuda", dtype=torch.float16)
+    y = x[:, :1].expand_as(x)
+    gate = torch.ones(1032, device="cuda").half()
+    x[0, -1] = 3
+    gated_residual_(x, y, gate, policy=on(None))
+    assert (x[0, -1] == 3).all() and not x[0, :-1].any()
+
+
+def test_refusals():
+    x = torch.randn(2, 4, 64, device="cuda").half()
+    with pytest.raises(KernelRefused, match="y is bfloat16"):
+        gated_residual(x, x.bfloat16(), policy=on(None))
+    with pytest.raises(KernelRefused, match="share memory"):
+        gated_residual_(x[:, :1].expand(2, 4, 64), x, policy=on(None))
+    with pytest.raises(KernelRefused, match="x: elements of a row"):
+        gated_residual(x.transpose(1, 2), x.transpose(1, 2), x[0, 0, :4].clone(), policy=on(None))

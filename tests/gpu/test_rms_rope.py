@@ -1,0 +1,240 @@
+"""rms_rope and rms_rope_ on the GPU, in both instruction classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusestream.kernels_cuda import KernelPolicy, KernelRefused, rms_rope, rms_rope_
+from fusestream.kernels_cuda.ops.rms_rope import reference
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
+
+EPS = 1e-6
+OFF = KernelPolicy.of("off")
+# (heads, d): Wan 1.3B and 14B, Flux, Qwen3, and sizes only the `any` kernel serves.
+SIZES = ((12, 128), (40, 128), (24, 128), (32, 128), (16, 64), (3, 256), (5, 32), (7, 16),
+         (1, 1), (1, 3), (1, 127), (3, 6), (2, 96), (40, 256))
+FORMS = ("none", "matrix", "batch", "cos")
+PLACES = ("flux", "wan", "plain")
+
+
+def on(isa):
+    return KernelPolicy.of("on", isa=isa)
+
+
+def rotations(form, b, s, d, place="flux", dtype=torch.float32):
+    """(rotation, sin) as the models hand them over."""
+    if form == "none" or d % 2:
+        return None, None
+    angle = torch.rand(b if form == "batch" else 1, s, d // 2, device="cuda") * 6.28
+    c, n = angle.cos().to(dtype), angle.sin().to(dtype)
+    if form == "cos":
+        return c.unsqueeze(1), n.unsqueeze(1)
+    m = torch.stack((c, -n, n, c), -1).unflatten(-1, (2, 2))
+    if place == "plain":
+        return m, None
+    return (m.unsqueeze(1) if place == "flux" else m.unsqueeze(2)), None
+
+
+def inputs(b, s, h, d, norm="token", dtype=torch.float16, k_heads=None, k_tokens=None):
+    q = torch.randn(b, s, h, d, device="cuda").half() * 3
+    k = torch.randn(b, k_tokens or s, k_heads or h, d, device="cuda").half()
+    weights = (None, None) if norm == "none" else (
+        (1 + 0.3 * torch.randn(t.shape[2] * d if norm == "token" else d, device="cuda")).to(dtype) for t in (q, k))
+    return q, k, *weights
+
+
+def exact(q, k, qw, kw, rotation, sin, norm, interleaved):
+    """The reference in float64."""
+    wide = [None if t is None else t.double() for t in (q, k, qw, kw, rotation, sin)]
+    return reference(*wide, EPS, norm, interleaved)
+
+
+def compare(got, q, k, qw, kw, rotation, sin, norm, interleaved, what):
+    for a, b in zip(got, exact(q, k, qw, kw, rotation, sin, norm, interleaved), strict=True):
+        assert a.is_contiguous()
+        assert_rounded_once(a.flatten(2), b.flatten(2), what=what)
+
+
+@pytest.mark.parametrize("norm", ["token", "head", "none"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("h", "d"), SIZES)
+def test_rms_rope(isa, h, d, form, norm):
+    for interleaved, dtype in ((True, torch.float32), (False, torch.float16), (False, torch.float32)):
+        tensors = inputs(2, 11, h, d, norm, dtype)
+        table = rotations(form, 2, 11, d, dtype=dtype)
+        got = rms_rope(*tensors, *table, eps=EPS, norm=norm, interleaved=interleaved, policy=on(isa))
+        what = f"{h}x{d} {form} {norm} {interleaved} {dtype}"
+        compare(got, *tensors, *table, norm, interleaved, what)
+        eager = rms_rope(*tensors, *table, eps=EPS, norm=norm, interleaved=interleaved, policy=OFF)
+        want = exact(*tensors, *table, norm, interleaved)
+        if dtype is torch.float32:
+            for a, b, c in zip(got, eager, want, strict=True):
+                assert_no_worse_than(a, b, c, what)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize(("h", "d"), [(1, 1), (12, 128), (40, 128), (3, 42), (6, 64)])
+@pytest.mark.parametrize("norm", ["token", "head"])
+def test_packed_in_place(isa, h, d, norm):
+    """q and k inside packed rows: the bits of the separate ones, and v as it was."""
+    packed = torch.randn(2, 21, 3, h, d, device="cuda").half()
+    before = packed.clone()
+    q, k, v = packed.unbind(2)
+    _, _, qw, kw = inputs(1, 1, h, d, norm)
+    table = rotations("matrix", 1, 21, d, "wan")
+    want = rms_rope(q.contiguous(), k.contiguous(), qw, kw, *table, eps=EPS, norm=norm, policy=on(isa))
+    out = rms_rope(q, k, qw, kw, *table, eps=EPS, norm=norm, policy=on(isa))
+    assert torch.equal(packed, before), "out of place leaves its input alone"
+    rms_rope_(q, k, qw, kw, *table, eps=EPS, norm=norm, policy=on(isa))
+    compare(want, before[:, :, 0], before[:, :, 1], qw, kw, *table, norm, True, "contiguous")
+    for a, b, c in zip(want, out, (q, k), strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+    assert torch.equal(v, before[:, :, 2])
+    rms_rope_(v, None, qw, eps=EPS, norm=norm, policy=on(isa))
+    assert torch.equal(packed[:, :, 0], want[0]) and torch.equal(packed[:, :, 1], want[1])
+    assert torch.equal(v, rms_rope(before[:, :, 2], None, qw, eps=EPS, norm=norm, policy=on(isa))[0])
+
+
+@pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "every other token", "heads first"])
+@pytest.mark.parametrize(("h", "d"), [(12, 128), (5, 64), (2, 10)])
+def test_layouts(isa, h, d, layout):
+    ways = {"shifted": shifted, "gaps": lambda t: padded_rows(t, 8), "odd gaps": lambda t: padded_rows(t, 3),
+            "every other token": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+            "heads first": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2)}
+    for norm, place, interleaved in (("token", "wan", True), ("head", "flux", False)):
+        q, k, qw, kw = inputs(2, 13, h, d, norm)
+        q, k = ways[layout](q), ways[layout](k)
+        rotation, _ = rotations("batch", 2, 13, d, place)
+        if layout == "shifted":
+            qw, kw, rotation = shifted(qw, 3), shifted(kw), shifted(rotation)
+        got = rms_rope(q, k, qw, kw, rotation, eps=EPS, norm=norm, interleaved=interleaved, policy=on(isa))
+        compare(got, q, k, qw, kw, rotation, None, norm, interleaved, layout)
+        want = [t.clone() for t in got]
+        rms_rope_(q, k, qw, kw, rotation, eps=EPS, norm=norm, interleaved=interleaved, policy=on(isa))
+        assert torch.equal(q, want[0]) and torch.equal(k, want[1])
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize(("s", "k_tokens"), [(37, 5), (3, 40), (1, 1), (8, 9)])
+@pytest.mark.parametrize(("h", "k_heads", "d"), [(12, 12, 128), (32, 8, 128), (4, 1, 48), (1, 16, 64)])
+def test_other_tokens_and_grouped_heads(isa, h, k_heads, d, s, k_tokens):
+    for norm in ("token", "head"):
+        tensors = inputs(2, s, h, d, norm, k_heads=k_heads, k_tokens=k_tokens)
+        table = rotations("matrix", 1, max(s, k_tokens) + 2, d)  # a longer table than tokens
+        for t in (table, (None, None)):
+            got = rms_rope(*tensors, *t, eps=EPS, norm=norm, policy=on(isa))
+            compare(got, *tensors, *t, norm, True, f"{norm} {s} {k_tokens}")
+
+
+def test_language_model_tables(isa):
+    """Cosines of [b, 1, s, d] that repeat for the upper half, cut to d/2: rows with gaps."""
+    q, k, qw, kw = inputs(1, 33, 32, 128, "head", k_heads=8)
+    angle = torch.rand(1, 33, 64, device="cuda") * 100
+    cos, sin = torch.cat((angle, angle), -1).cos().unsqueeze(1)[..., :64], angle.sin().unsqueeze(1)
+    got = rms_rope(q, k, qw, kw, cos, sin, eps=EPS, norm="head", interleaved=False, policy=on(isa))
+    compare(got, q, k, qw, kw, cos, sin, "head", False, "tables")
+
+
+def test_general_matrices(isa):
+    """Not only rotations: every entry of the matrix has its place."""
+    q, k, qw, kw = inputs(1, 9, 12, 128)
+    for interleaved in (True, False):
+        m = torch.randn(1, 1, 9, 64, 2, 2, device="cuda")
+        got = rms_rope(q, k, qw, kw, m, eps=EPS, interleaved=interleaved, policy=on(isa))
+        compare(got, q, k, qw, kw, m, None, "token", interleaved, "general")
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2, 64), (2, 0, 2, 64), (2, 4, 0, 64), (2, 4, 2, 0), (1, 1, 1, 1)])
+def test_empty_and_tiny(isa, shape):
+    q = torch.randn(shape, device="cuda").half()
+    for norm in ("token", "head"):
+        got, _ = rms_rope(q, eps=EPS, norm=norm, policy=on(isa))
+        assert got.shape == q.shape
+    got, other = rms_rope(torch.empty(1, 0, 2, 64, device="cuda").half(), torch.ones(1, 3, 2, 64, device="cuda").half(),
+                          eps=EPS, policy=on(isa))
+    assert got.numel() == 0 and torch.equal(other, torch.ones_like(other))
+
+
+@pytest.mark.parametrize(("h", "d"), [(12, 128), (1, 127), (40, 128)])
+def test_outliers(isa, h, d):
+    """Values near fp16's largest: the squares stay finite."""
+    q, k, qw, kw = inputs(1, 8, h, d)
+    q[:, ::2, :, ::7], k[:, 1::4] = 65504, -65000
+    table = rotations("matrix", 1, 8, d)
+    got = rms_rope(q, k, qw, kw, *table, eps=EPS, policy=on(isa))
+    compare(got, q, k, qw, kw, *table, "token", True, "outliers")
+
+
+@pytest.mark.parametrize(("h", "d"), [(12, 128), (2, 10)])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_special_values(isa, h, d, interleaved):
+    for norm in ("token", "head"):
+        q, k, qw, kw = inputs(1, 12, h, d, norm)
+        for i, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+            q[0, i, 0, i], k[0, i + 6, h - 1, d - 1 - i] = value, value
+        qw[5] = torch.inf
+        table = rotations("matrix", 1, 12, d)
+        got = rms_rope(q, k, qw, kw, *table, eps=EPS, norm=norm, interleaved=interleaved, policy=on(isa))
+        like = rms_rope(q, k, qw, kw, *table, eps=EPS, norm=norm, interleaved=interleaved, policy=OFF)
+        for a, b in zip(got, like, strict=True):
+            assert_same_special(a, b, norm)
+
+
+@pytest.mark.parametrize(("h", "d"), [(12, 128), (3, 100)])
+def test_bitwise_repeatable(isa, h, d):
+    for norm in ("token", "head"):
+        tensors, table = inputs(2, 300, h, d, norm), rotations("batch", 2, 300, d)
+        first = rms_rope(*tensors, *table, eps=EPS, norm=norm, policy=on(isa))
+        for _ in range(5):
+            for a, b in zip(first, rms_rope(*tensors, *table, eps=EPS, norm=norm, policy=on(isa)), strict=True):
+                assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
+def test_products_beyond_32_bits():
+    room = torch.zeros(2**31 + 2**14, device="cuda", dtype=torch.float16)
+    q = room.as_strided((1, 3, 12, 128), (0, 2**30, 128, 1))
+    q[0, 2] = torch.randn(12, 128, device="cuda").half()
+    got, _ = rms_rope(q, eps=EPS, policy=on(None))
+    compare([got], q, None, None, None, None, None, "token", True, "far apart")
+
+
+@pytest.mark.sanitize
+def test_graph_and_compile(isa):
+    """One capture, replayed over new values; one compiled graph that keeps both ops."""
+    packed = torch.randn(1, 50, 3, 12, 128, device="cuda").half()
+    _, _, qw, kw = inputs(1, 1, 12, 128)
+    table, _ = rotations("matrix", 1, 50, 128, "wan")
+
+    def block(packed):
+        q, k, _ = packed.unbind(2)
+        out = rms_rope(q, k, qw, kw, table, eps=EPS, policy=on(isa))
+        rms_rope_(q, k, qw, kw, table, eps=EPS, policy=on(isa))
+        return out
+
+    block(packed.clone())
+    static, graph = packed.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = block(static)
+    fresh = torch.randn_like(packed)
+    static.copy_(fresh)
+    graph.replay()
+    want_buffer = fresh.clone()
+    want = block(want_buffer)
+    assert torch.equal(static, want_buffer) and all(torch.equal(a, b) for a, b in zip(captured, want, strict=True))
+    compiled_buffer = fresh.clone()
+    got = torch.compile(block, fullgraph=True, backend="aot_eager")(compiled_buffer)
+    assert torch.equal(compiled_buffer, want_buffer) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_refusals():
+    q, k, qw, kw = inputs(1, 4, 2, 64)
+    apart = q.transpose(2, 3).contiguous().transpose(2, 3)
+    for bad, reason in ((q.bfloat16(), "q is bfloat16"), (apart, "q: elements are")):
+        with pytest.raises(KernelRefused, match=reason):
+            rms_rope(bad, eps=EPS, policy=on(None))
+        assert rms_rope(bad, eps=EPS)[0].shape == bad.shape  # auto serves it with stock's computation
+    with pytest.raises(KernelRefused, match="the kernels take one type"):
+        rms_rope(q, k, qw, kw.float(), eps=EPS, policy=on(None))
+    with pytest.raises(KernelRefused, match="share memory"):
+        rms_rope_(q[:, :1].expand(1, 4, 2, 64), eps=EPS, policy=on(None))
