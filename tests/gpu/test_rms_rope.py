@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, rms_rope, rms_rope_
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope, rms_rope_
 from fusestream.kernels_cuda.ops.rms_rope import reference
+from fusestream.kernels_cuda.registry import Call
 from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
 
 EPS = 1e-6
@@ -188,6 +189,19 @@ def test_bitwise_repeatable(isa, h, d):
         for _ in range(5):
             for a, b in zip(first, rms_rope(*tensors, *table, eps=EPS, norm=norm, policy=on(isa)), strict=True):
                 assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("norm", ["token", "head"])
+@pytest.mark.parametrize(("h", "k_heads", "d"), [(12, 12, 128), (9, 2, 128), (5, 5, 64), (24, 24, 64)])
+def test_every_tactic(isa, h, k_heads, d, norm):
+    """However the work is cut, the result is right; blocks of one token and of many."""
+    for s in (1, 90):
+        tensors, table = inputs(2, s, h, d, norm, k_heads=k_heads), rotations("matrix", 2, s, d)
+        call = Call("rms_rope", (*tensors, *table), (EPS, norm, True), on(isa))
+        tactics = OPS["rms_rope"].candidates[0].tactics(call)
+        assert len(tactics) > 3
+        for tactic in tactics:
+            compare(tactic.prepare(call)(*call.tensors), *tensors, *table, norm, True, tactic.name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
