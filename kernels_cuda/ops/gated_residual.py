@@ -16,6 +16,7 @@ from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .checks import wrong_dtype
+from .norm_modulate import MOST_ROWS
 from .rows import SharedRow, row_class, row_view, rows, shared_row, spread
 from .tiles import Tiles, known, packed, place_fields, tiles
 
@@ -143,6 +144,8 @@ def _tiles(call: Call) -> tuple[Tiles, int] | str:
     shared = shared_row(gate, x_rows, "gate")
     if not isinstance(shared, SharedRow):
         return shared or ""
+    if x_rows.tokens > MOST_ROWS:
+        return f"x: {x_rows.tokens} tokens exceed {MOST_ROWS}"
     b, s, d = x_rows.batches, x_rows.tokens, x_rows.d
     x_place = (x_rows.batch_stride, x_rows.row_stride, 1)
     return Tiles(b, s, d, (x_place, (y_rows.batch_stride, y_rows.row_stride, 1),
