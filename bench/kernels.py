@@ -63,8 +63,12 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
     example = row.inputs()
     size = moved_bytes(row, example)
     inputs = [example, *(row.inputs() for _ in range(sets_for(size) - 1))]
-    result: dict[str, Any] = {"op": row.op, "label": row.label, "bytes": size,
-                              "shapes": [None if t is None else [*t.shape, str(t.dtype)[6:]] for t in example]}
+    result: dict[str, Any] = {
+        "op": row.op,
+        "label": row.label,
+        "bytes": size,
+        "shapes": [None if t is None else [*t.shape, str(t.dtype)[6:]] for t in example],
+    }
     copy = copy_bandwidth(size)
     result["copy GB/s"] = copy / 1e9
     result["bound us"] = size / copy * 1e6
@@ -74,8 +78,13 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
         ours = device_seconds(op.bind(example, row.options, KernelPolicy.of("on", isa=isa)), inputs)
     except KernelRefused as error:
         return {**result, "refused": str(error)}
-    result |= {"ours us": ours * 1e6, "GB/s": size / ours / 1e9, "share of copy": size / ours / copy,
-               "stock / ours": stock / ours, "predicted us on RTX 2060 Super": copy * ours / TURING_BANDWIDTH * 1e6}
+    result |= {
+        "ours us": ours * 1e6,
+        "GB/s": size / ours / 1e9,
+        "share of copy": size / ours / copy,
+        "stock / ours": stock / ours,
+        "predicted us on RTX 2060 Super": copy * ours / TURING_BANDWIDTH * 1e6,
+    }
     if compile_stock:
         run, arguments = row.stock, row.options
         torch._dynamo.reset()  # or the ninth row meets the recompilation limit, and is eager in disguise
@@ -96,9 +105,12 @@ def sweep_row(row: Row, isa: Any) -> None:
     inputs = [example, *(row.inputs() for _ in range(sets_for(size) - 1))]
     call = Call(row.op, example, row.options, KernelPolicy.of("on", isa=isa))
     copy = copy_bandwidth(size)
-    found = [(device_seconds(way.prepare(call), inputs), way.name)
-             for candidate in op.candidates if candidate.ours and candidate.refuse(call) is None
-             for way in candidate.tactics(call)]
+    found = [
+        (device_seconds(way.prepare(call), inputs), way.name)
+        for candidate in op.candidates
+        if candidate.ours and candidate.refuse(call) is None
+        for way in candidate.tactics(call)
+    ]
     print(f"{row.op} {row.label}")
     for seconds, name in sorted(found):
         print(f"    {seconds * 1e6:8.1f} us {size / seconds / copy:6.1%} of copy  {name}", flush=True)
@@ -120,10 +132,19 @@ def host_cost() -> dict[str, float]:
 
 
 def environment() -> dict[str, str]:
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], check=False,
-                            capture_output=True, text=True).stdout.split("\n")[0]
-    return {"torch": torch.__version__, "driver": driver, "python": sys.version.split()[0], "kernels": source_hash(),
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        check=False,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\n")[0]
+    return {
+        "torch": torch.__version__,
+        "driver": driver,
+        "python": sys.version.split()[0],
+        "kernels": source_hash(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
 
 
 def save(section: str, results: list[dict[str, Any]], host: dict[str, float]) -> Path:
@@ -148,8 +169,10 @@ def line(result: dict[str, Any]) -> str:
     if "refused" in result:
         return f"{head} {result['refused']}"
     compiled = f"{result['torch.compile / ours']:5.2f}x" if "torch.compile / ours" in result else "     -"
-    return (f"{head} {result['ours us']:8.1f} {result['GB/s']:6.0f} {result['share of copy']:6.1%} "
-            f"{result['stock / ours']:5.2f}x {compiled} {result['auto']}")
+    return (
+        f"{head} {result['ours us']:8.1f} {result['GB/s']:6.0f} {result['share of copy']:6.1%} "
+        f"{result['stock / ours']:5.2f}x {compiled} {result['auto']}"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -54,5 +54,7 @@ def preference(capability: tuple[int, int], forced: IsaClass | None = None) -> l
     # Code with an `a` suffix runs on exactly its own capability.
     cubins = [v for v in cubins if not v.endswith("a") or number(v) == card]
     portable_codes = [v for v in PTX if number(v) <= card]
-    return [*sorted(cubins, key=lambda v: (number(v), v), reverse=True),
-            *sorted(portable_codes, key=number, reverse=True)]
+    return [
+        *sorted(cubins, key=lambda v: (number(v), v), reverse=True),
+        *sorted(portable_codes, key=number, reverse=True),
+    ]

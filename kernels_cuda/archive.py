@@ -52,8 +52,9 @@ class Unit:
     kernels: dict[str, dict[str, int]]
 
 
-def write(path: Path, built: Built, *, source_hash: str, compiler: str,
-          preset: int = 6 | lzma.PRESET_EXTREME) -> Manifest:
+def write(
+    path: Path, built: Built, *, source_hash: str, compiler: str, preset: int = 6 | lzma.PRESET_EXTREME
+) -> Manifest:
     """Pack compiled units. The file appears whole or not at all."""
     variants: dict[str, dict[str, Any]] = {}
     for variant, units in built.items():
@@ -62,8 +63,11 @@ def write(path: Path, built: Built, *, source_hash: str, compiler: str,
             for unit, (code, kernels) in sorted(units.items())
         }
     manifest = Manifest(source_hash, compiler, variants)
-    head = json.dumps({"format": FORMAT, "source_hash": source_hash, "compiler": compiler, "variants": variants},
-                      indent=1, sort_keys=False).encode()
+    head = json.dumps(
+        {"format": FORMAT, "source_hash": source_hash, "compiler": compiler, "variants": variants},
+        indent=1,
+        sort_keys=False,
+    ).encode()
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         _add(tar, "manifest.json", head)
@@ -128,8 +132,9 @@ def _read(path: Path, preference: Sequence[str]) -> tuple[Manifest, dict[str, Un
                     raise ArchiveError(f"{path.name} begins with {name}, not with its manifest")
                 manifest = _manifest(path, data)
                 # Worst first, so that a better variant's entry replaces it.
-                chosen = {unit: variant for variant in reversed(preference)
-                          for unit in manifest.variants.get(variant, {})}
+                chosen = {
+                    unit: variant for variant in reversed(preference) for unit in manifest.variants.get(variant, {})
+                }
                 wanted = {member_name(variant, unit): (variant, unit) for unit, variant in chosen.items()}
             elif name in wanted:
                 variant, unit = wanted.pop(name)

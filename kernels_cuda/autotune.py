@@ -80,13 +80,19 @@ def _time(run: Callable[[], Any], launches: int) -> float:
 def card_key(call: Call) -> str:
     """What a measured time depends on besides the shape."""
     properties = torch.cuda.get_device_properties(call.device)
-    return (f"{properties.name}|{properties.multi_processor_count}|driver {driver().version}|torch {torch.__version__}|"
-            f"{call.policy.isa or ''}|{matrix.source_hash()}")
+    return (
+        f"{properties.name}|{properties.multi_processor_count}|driver {driver().version}|torch {torch.__version__}|"
+        f"{call.policy.isa or ''}|{matrix.source_hash()}"
+    )
 
 
 class Tuner:
-    def __init__(self, file: WinnersFile, measure: Callable[..., dict[str, float]] = measure,
-                 card_key: Callable[[Call], str] = card_key) -> None:
+    def __init__(
+        self,
+        file: WinnersFile,
+        measure: Callable[..., dict[str, float]] = measure,
+        card_key: Callable[[Call], str] = card_key,
+    ) -> None:
         self._file = file
         self._measure = measure
         self._card_key = card_key

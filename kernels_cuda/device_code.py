@@ -64,8 +64,9 @@ def _from_archive(path: Path, preference: list[str], origin: str) -> DeviceCode:
     current = matrix.source_hash()
     manifest = archive.read_manifest(path)
     if manifest.source_hash != current:
-        raise ArchiveError(f"{path.name} is stale: it was built from sources {manifest.source_hash}, "
-                           f"the sources here are {current}")
+        raise ArchiveError(
+            f"{path.name} is stale: it was built from sources {manifest.source_hash}, the sources here are {current}"
+        )
     manifest, units = archive.read_units(path, preference)
     if not units:
         raise ArchiveError(f"{path.name} holds none of {', '.join(preference)}")

@@ -84,8 +84,11 @@ class Driver:
         """The device's primary context, the one torch uses."""
         context = ctypes.c_void_p()
         what = f"device {device}"
-        self.check(self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device(device)),
-                   "cuDevicePrimaryCtxRetain", what)
+        self.check(
+            self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device(device)),
+            "cuDevicePrimaryCtxRetain",
+            what,
+        )
         return context
 
     def device(self, ordinal: int) -> ctypes.c_int:
@@ -95,8 +98,11 @@ class Driver:
 
     def attribute(self, device: int, which: int) -> int:
         value = ctypes.c_int()
-        self.check(self.library.cuDeviceGetAttribute(ctypes.byref(value), which, self.device(device)),
-                   "cuDeviceGetAttribute", f"device {device}")
+        self.check(
+            self.library.cuDeviceGetAttribute(ctypes.byref(value), which, self.device(device)),
+            "cuDeviceGetAttribute",
+            f"device {device}",
+        )
         return value.value
 
     def capability(self, device: int) -> tuple[int, int]:
@@ -118,8 +124,9 @@ class Driver:
 
     def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()
-        self.check(self.library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode()),
-                   "cuModuleGetFunction", name)
+        self.check(
+            self.library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), "cuModuleGetFunction", name
+        )
         return handle
 
     def function_attribute(self, function: ctypes.c_void_p, which: int, name: str) -> int:
@@ -129,15 +136,20 @@ class Driver:
 
     def allow_shared_bytes(self, function: ctypes.c_void_p, size: int, name: str) -> None:
         """Opt in to more than 48 KB of dynamic shared memory."""
-        self.check(self.library.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, size),
-                   "cuFuncSetAttribute", name)
+        self.check(
+            self.library.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, size), "cuFuncSetAttribute", name
+        )
 
     def resident_blocks(self, function: ctypes.c_void_p, threads: int, shared_bytes: int, name: str) -> int:
         """Blocks of this shape that fit on one multiprocessor at a time."""
         count = ctypes.c_int()
-        self.check(self.library.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            ctypes.byref(count), function, threads, ctypes.c_size_t(shared_bytes)),
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor", name)
+        self.check(
+            self.library.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                ctypes.byref(count), function, threads, ctypes.c_size_t(shared_bytes)
+            ),
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            name,
+        )
         return count.value
 
 

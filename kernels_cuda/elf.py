@@ -43,20 +43,20 @@ class Cubin:
 
 
 def _name(table: bytes, offset: int) -> str:
-    return table[offset:table.index(b"\0", offset)].decode()
+    return table[offset : table.index(b"\0", offset)].decode()
 
 
 def _attributes(data: bytes) -> list[tuple[int, bytes]]:
     """The (attribute, value) pairs of an .nv.info section."""
     found, at = [], 0
     while at + 4 <= len(data):
-        layout, attribute, size = data[at], data[at + 1], int.from_bytes(data[at + 2:at + 4], "little")
+        layout, attribute, size = data[at], data[at + 1], int.from_bytes(data[at + 2 : at + 4], "little")
         if layout == FORMAT_SIZED:
-            found.append((attribute, data[at + 4:at + 4 + size]))
+            found.append((attribute, data[at + 4 : at + 4 + size]))
             at += 4 + size
         else:
             if layout == FORMAT_HALF:
-                found.append((attribute, data[at + 2:at + 4]))
+                found.append((attribute, data[at + 2 : at + 4]))
             at += 4
     return found
 
@@ -66,10 +66,10 @@ def _sections(data: bytes) -> dict[str, bytes]:
     table, entry, count, names_at = (struct.unpack_from("<Q", data, 40)[0], *struct.unpack_from("<HHH", data, 58))
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + i * entry) for i in range(count)]
     names_offset, names_size = headers[names_at][4:6]
-    names = data[names_offset:names_offset + names_size]
+    names = data[names_offset : names_offset + names_size]
     found = {}
     for name, kind, _, _, offset, size, *_ in headers:
-        found[_name(names, name)] = bytes(size) if kind == NO_BITS else data[offset:offset + size]
+        found[_name(names, name)] = bytes(size) if kind == NO_BITS else data[offset : offset + size]
     return found
 
 
@@ -88,9 +88,11 @@ def read(data: bytes) -> Cubin:
             name = section.removeprefix(".text.")
             own = dict(_attributes(sections.get(f".nv.info.{name}", b"")))
             cubin.kernels[name] = KernelFacts(
-                code=len(body), shared=len(sections.get(f".nv.shared.{name}", b"")),
+                code=len(body),
+                shared=len(sections.get(f".nv.shared.{name}", b"")),
                 parameters=int.from_bytes(own.get(ATTR_PARAM_BYTES, b""), "little"),
-                threads=math.prod(struct.unpack("<III", own[ATTR_MAX_THREADS])) if ATTR_MAX_THREADS in own else 1024)
+                threads=math.prod(struct.unpack("<III", own[ATTR_MAX_THREADS])) if ATTR_MAX_THREADS in own else 1024,
+            )
     for attribute, value in _attributes(sections[".nv.info"]):
         if attribute in (ATTR_REGISTERS, ATTR_FRAME_BYTES):
             symbol, amount = struct.unpack("<II", value)

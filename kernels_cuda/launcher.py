@@ -36,11 +36,13 @@ DEFAULT_SHARED_LIMIT = 48 * 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 _stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
-    lambda device: torch.cuda.current_stream(device).cuda_stream)
+    lambda device: torch.cuda.current_stream(device).cuda_stream
+)
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 # Allocates on the current device. Private to torch, so its absence is no error.
 _empty_strided: Callable[..., torch.Tensor] | None = getattr(
-    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
+    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None
+)
 
 
 def parameter_struct(name: str, *groups: tuple[type, str]) -> type[ctypes.Structure]:
@@ -61,7 +63,7 @@ def pointer_count(params: type[ctypes.Structure]) -> int:
 def output(shape: Sequence[int], dtype: torch.dtype, device: int) -> Callable[[], torch.Tensor]:
     """A maker of contiguous CUDA tensors of one shape: half the host time of `torch.empty`, which parses arguments."""
     sizes = tuple(shape)
-    strides = tuple(math.prod(max(size, 1) for size in sizes[i + 1:]) for i in range(len(sizes)))
+    strides = tuple(math.prod(max(size, 1) for size in sizes[i + 1 :]) for i in range(len(sizes)))
     where = torch.device("cuda", device)
     if os.environ.get("FUSESTREAM_POISON"):  # GPU tests: what no kernel wrote is a NaN, not an old result
         return lambda: torch.empty(sizes, dtype=dtype, device=where).view(torch.uint8).fill_(0xFF).view(dtype)
@@ -77,11 +79,22 @@ def output(shape: Sequence[int], dtype: torch.dtype, device: int) -> Callable[[]
 class Launch:
     """One prepared launch. Call it with the pointers, in the struct's order."""
 
-    __slots__ = ("_card", "_config", "_config_ref", "_function", "_launch", "_pack", "_params", "_slots", "device",
-                 "what")
+    __slots__ = (
+        "_card",
+        "_config",
+        "_config_ref",
+        "_function",
+        "_launch",
+        "_pack",
+        "_params",
+        "_slots",
+        "device",
+        "what",
+    )
 
-    def __init__(self, kernel: Kernel, params: ctypes.Structure, grid: Grid, block: int, shared_bytes: int,
-                 what: str) -> None:
+    def __init__(
+        self, kernel: Kernel, params: ctypes.Structure, grid: Grid, block: int, shared_bytes: int, what: str
+    ) -> None:
         self._card = kernel.card
         self._function = kernel.handle
         self._launch = kernel.card.driver.launch_kernel
@@ -127,8 +140,10 @@ class Kernel:
         """Fix everything but the pointers. `shape` is for messages: what a reader needs to find the call."""
         what = f"{self.name} on cuda:{self.card.index} for {shape} (grid {grid}, block {block})"
         if ctypes.sizeof(params) != self.facts["parameters"]:
-            raise KernelError(f"{what}: {type(params).__name__} has {ctypes.sizeof(params)} bytes, "
-                              f"the kernel was compiled for {self.facts['parameters']}")
+            raise KernelError(
+                f"{what}: {type(params).__name__} has {ctypes.sizeof(params)} bytes, "
+                f"the kernel was compiled for {self.facts['parameters']}"
+            )
         if any(not 0 < size <= limit for size, limit in zip(grid, MAX_GRID, strict=True)) or not 0 < block <= 1024:
             raise KernelError(f"{what}: the grid is out of range")
         self.card.allow_shared_bytes(self, shared_bytes)
@@ -153,8 +168,9 @@ class Card:
             raise CodeUnavailable(too_old)
         preference = arch.preference(self.capability, forced)
         if not preference:
-            raise CodeUnavailable(f"code of class {forced} does not run on compute capability "
-                                  f"{self.capability[0]}.{self.capability[1]}")
+            raise CodeUnavailable(
+                f"code of class {forced} does not run on compute capability {self.capability[0]}.{self.capability[1]}"
+            )
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.code = device_code.load(preference)
         self._context = self.driver.context(index)
@@ -203,8 +219,10 @@ class Card:
             for name, facts in source.kernels.items():
                 handle = self.driver.function(module, name)
                 # Asking for an attribute makes a lazily loading driver finish: nothing may load during a capture.
-                live = {"registers": self.driver.function_attribute(handle, REGISTERS, name),
-                        "stack": self.driver.function_attribute(handle, LOCAL_BYTES, name)}
+                live = {
+                    "registers": self.driver.function_attribute(handle, REGISTERS, name),
+                    "stack": self.driver.function_attribute(handle, LOCAL_BYTES, name),
+                }
                 self._kernels[unit, name] = Kernel(self, unit, name, handle, {**facts, **live})
             self._modules[unit] = module
 

@@ -57,8 +57,9 @@ class KernelPolicy:
         return hash(self.token)  # part of every op's cache key; a string remembers its hash
 
     @staticmethod
-    def of(default: Mode = "auto", *, precision: Precision = "precise", isa: IsaClass | None = None, **ops: Mode) -> (
-            KernelPolicy):
+    def of(
+        default: Mode = "auto", *, precision: Precision = "precise", isa: IsaClass | None = None, **ops: Mode
+    ) -> KernelPolicy:
         """`KernelPolicy.of("auto", norm_modulate="on")`."""
         return KernelPolicy(default, tuple(ops.items()), precision, isa)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -204,8 +205,18 @@ class Op:
 
     def run(self, tensors: Tensors, options: Options, policy: KernelPolicy) -> Any:
         """The eager path, also what a compiled graph ends up in."""
-        key = (policy, options, _grad_enabled() and _wants_gradient(tensors), *[
-            None if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15) for t in tensors])
+        # Contiguous tensors of one shape differ at most in the strides of dimensions of one, which nobody uses.
+        key = (
+            policy,
+            options,
+            _grad_enabled() and _wants_gradient(tensors),
+            *[
+                None
+                if t is None
+                else (t.shape, t.is_contiguous() or t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15)
+                for t in tensors
+            ],
+        )
         plans = self._thread.plans
         plan = plans.get(key)
         if plan is None:
@@ -231,8 +242,10 @@ class Op:
                 reasons.append((candidate.name, reason))
         ours = [candidate for candidate in able if candidate.ours]
         if mode == "on" and not ours:
-            raise KernelRefused(f"{self.name} is forced on but cannot serve {call.describe()}: "
-                                + "; ".join(f"{name}: {reason}" for name, reason in reasons))
+            raise KernelRefused(
+                f"{self.name} is forced on but cannot serve {call.describe()}: "
+                + "; ".join(f"{name}: {reason}" for name, reason in reasons)
+            )
         if mode == "on":
             winner = ours[0]
         elif not ours:
@@ -254,8 +267,11 @@ class Op:
         """The plan for this signature, to call as plan(*tensors) without the lookup.
 
         The caller promises shapes, strides, dtypes, device and 16-byte alignment of the example, and one thread.
+        With FUSESTREAM_CHECK_BOUND set, as in the tests, a broken promise is a KernelError.
         """
-        return self.resolve(Call(self.name, tensors, options, policy))
+        call = Call(self.name, tensors, options, policy)
+        plan = self.resolve(call)
+        return _checked(call, plan) if os.environ.get("FUSESTREAM_CHECK_BOUND") else plan
 
     def forget(self) -> None:
         """Drop this thread's plans: for tests that change what candidates find."""
@@ -270,6 +286,19 @@ class Op:
     def _reference(self, call: Call) -> Plan:
         run, options = self.reference, call.options
         return lambda *tensors: run(*tensors, *options)
+
+
+def _checked(call: Call, plan: Plan) -> Plan:
+    """A bound plan that looks at what it is given."""
+    expected, aligned = call.describe(), call.aligned
+
+    def run(*tensors: Tensor | None) -> Any:
+        now = replace(call, tensors=tensors)
+        if now.describe() != expected or (aligned and not now.aligned):
+            raise KernelError(f"{call.op} was bound to {expected}, and called with {now.describe()}")
+        return plan(*tensors)
+
+    return run
 
 
 OPS: dict[str, Op] = {}

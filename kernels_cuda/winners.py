@@ -65,8 +65,10 @@ class WinnersFile:
             data = json.loads(self.path.read_text(encoding="utf-8"))
             if data["format"] != FORMAT:
                 return {}  # another version of the pack wrote it: not ours to read, and ours to replace
-            return {str(key): Winner(str(entry["name"]), {str(n): float(s) for n, s in entry["seconds"].items()})
-                    for key, entry in data["winners"].items()}
+            return {
+                str(key): Winner(str(entry["name"]), {str(n): float(s) for n, s in entry["seconds"].items()})
+                for key, entry in data["winners"].items()
+            }
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

@@ -32,18 +32,20 @@ from .. import archive
 from ..device_code import PREBUILT
 from ..errors import ArchiveError, BuildError
 from . import matrix, report
-from .nvrtc import nvrtc
+from .nvrtc import WHEELS, nvrtc
 from .unit import Facts
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "kernels"
 HERE = Path(__file__).resolve().parent
+RELEASE_COMPILER = 12  # its cubins load from driver 525 on, those of 13 from 580 on
 
 
 def ninja_command() -> str:
     """The wheel's ninja, else one on PATH."""
     try:
         from ninja import BIN_DIR  # noqa: PLC0415 - wanted only by those who build
+
         return str(Path(BIN_DIR) / "ninja")
     except ImportError:
         found = shutil.which("ninja")
@@ -58,6 +60,7 @@ def output(unit: str, variant: str, folder: Path = BUILD) -> Path:
 
 def ninja_file(pairs: list[tuple[str, str]], folder: Path = BUILD) -> str:
     """The build as ninja reads it. The compiler's own scripts are inputs too: change them and everything is rebuilt."""
+
     def escape(path: Path | str) -> str:
         return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
@@ -74,8 +77,11 @@ def ninja_file(pairs: list[tuple[str, str]], folder: Path = BUILD) -> str:
     ]
     for unit, variant in pairs:
         target = escape(output(unit, variant, folder))
-        lines += [f"build {target}: compile {escape(matrix.SOURCES / (unit + '.cu'))} | {implicit}",
-                  f"  unit = {unit}", f"  variant = {variant}"]
+        lines += [
+            f"build {target}: compile {escape(matrix.SOURCES / (unit + '.cu'))} | {implicit}",
+            f"  unit = {unit}",
+            f"  variant = {variant}",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -128,8 +134,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.check:
         return check(options.out)
     started = time.monotonic()
-    pairs = [(unit, variant) for unit in options.only or matrix.units() for variant in matrix.variants(unit)
-             if not options.variant or variant in options.variant]
+    pairs = [
+        (unit, variant)
+        for unit in options.only or matrix.units()
+        for variant in matrix.variants(unit)
+        if not options.variant or variant in options.variant
+    ]
     try:
         compile_all(pairs, options.jobs)
     except BuildError as error:
@@ -141,12 +151,19 @@ def main(arguments: list[str] | None = None) -> int:
         entries = {v: {u: {"kernels": facts} for u, (_, facts) in units.items()} for v, units in built.items()}
         print(report.table(archive.Manifest("", nvrtc().version, entries), everything=True))
         return 0
+    if nvrtc().major > RELEASE_COMPILER:
+        print(
+            f"Warning: built with {nvrtc().version}, whose cubins need a newer driver than those of {RELEASE_COMPILER}.x. "
+            f"For a release: pip install {WHEELS}"
+        )
     manifest = archive.write(options.out, built, source_hash=matrix.source_hash(), compiler=nvrtc().version)
     print(report.table(manifest, everything=options.all))
     raw = sum(len(code) for units in built.values() for code, _ in units.values())
-    print(f"{options.out.name}: {options.out.stat().st_size / 1024:.0f} KiB ({raw / 1024:.0f} unpacked), "
-          f"{len(matrix.units())} units, {len(built)} variants, sources {manifest.source_hash}, {manifest.compiler}, "
-          f"{time.monotonic() - started:.1f} s")
+    print(
+        f"{options.out.name}: {options.out.stat().st_size / 1024:.0f} KiB ({raw / 1024:.0f} unpacked), "
+        f"{len(matrix.units())} units, {len(built)} variants, sources {manifest.source_hash}, {manifest.compiler}, "
+        f"{time.monotonic() - started:.1f} s"
+    )
     return 0
 
 

@@ -8,7 +8,9 @@ NVRTC that came with its torch; that one serves as well, for that machine.
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -65,14 +67,26 @@ def find() -> tuple[Path, Path] | None:
     return None
 
 
+def _wheel_version(library: Path) -> str | None:
+    """The version with its patch level, which the library itself does not tell."""
+    wheel = "nvidia-cuda-nvrtc-cu12" if library.parent.parent.name == "cuda_nvrtc" else "nvidia-cuda-nvrtc"
+    try:
+        return importlib.metadata.version(wheel)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 class Nvrtc:
     def __init__(self, library: Path, headers: Path) -> None:
+        if sys.platform == "win32":
+            os.add_dll_directory(str(library.parent))  # its builtins lie beside it, and are loaded by name
         self._library = ctypes.CDLL(str(library))
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         self.headers = headers
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-        self.version = f"NVRTC {major.value}.{minor.value}"
+        self.major = major.value
+        self.version = f"NVRTC {_wheel_version(library) or f'{major.value}.{minor.value}'}"
 
     def _check(self, status: int, call: str) -> None:
         if status:
@@ -87,14 +101,20 @@ class Nvrtc:
 
     def compile(self, source: Path, variant: str) -> Compiled:
         """Compile one unit for one variant. BuildError carries the compiler's log."""
-        options = [f"--gpu-architecture={variant}", *OPTIONS, f"--include-path={source.parent}",
-                   f"--include-path={self.headers}"]
+        options = [
+            f"--gpu-architecture={variant}",
+            *OPTIONS,
+            f"--include-path={source.parent}",
+            f"--include-path={self.headers}",
+        ]
         if not is_ptx(variant):
             options.append("--ptxas-options=-v")
         program = ctypes.c_void_p()
         text = source.read_bytes().replace(b"\r\n", b"\n")
-        self._check(self._library.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None),
-                    "nvrtcCreateProgram")
+        self._check(
+            self._library.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None),
+            "nvrtcCreateProgram",
+        )
         try:
             arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             status = self._library.nvrtcCompileProgram(program, len(options), arguments)
@@ -110,7 +130,8 @@ class Nvrtc:
 
 _PROPERTIES = re.compile(
     r"Function properties for (?P<name>\w+)\n.*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
-    r"ptxas info\s*: Used \d+ registers(?P<rest>.*)")
+    r"ptxas info\s*: Used \d+ registers(?P<rest>.*)"
+)
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 

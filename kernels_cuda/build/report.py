@@ -81,7 +81,8 @@ def table(manifest: Manifest, *, everything: bool = False) -> str:
             spilled = facts["spill_stores"] + facts["spill_loads"]
             lines.append(
                 f"{variant:8} {name:44} {facts['registers']:4} {facts['shared']:6} {facts['stack']:5} {spilled:5} "
-                f"{facts['code']:7} {occupancy(facts, number(variant)):4.0%}  {', '.join(why)}")
+                f"{facts['code']:7} {occupancy(facts, number(variant)):4.0%}  {', '.join(why)}"
+            )
     if len(lines) == 1:
         lines = []
     return "\n".join([*lines, f"{count} kernels, {sum(1 for row in rows(manifest) if row[4])} flagged"])

@@ -41,9 +41,18 @@ class Tactic:
         return f"{self.packs} packs {self.rounds} rounds"
 
 
-def norm_modulate(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, weight: Tensor | None = None,
-                  bias: Tensor | None = None, *, eps: float, kind: Kind = "layer", out_dtype: torch.dtype | None = None,
-                  policy: KernelPolicy = STANDARD) -> Tensor:
+def norm_modulate(
+    x: Tensor,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    kind: Kind = "layer",
+    out_dtype: torch.dtype | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
     """norm(x) * weight + bias, then * (1 + scale) + shift, each part optional.
 
     x             [batch, ..., d] fp16 or fp32; rows may be anywhere, their elements adjacent
@@ -57,11 +66,20 @@ def norm_modulate(x: Tensor, scale: Tensor | None = None, shift: Tensor | None =
     return out
 
 
-def residual_gate_norm_modulate(x: Tensor, y: Tensor, gate: Tensor | None = None, scale: Tensor | None = None,
-                                shift: Tensor | None = None, weight: Tensor | None = None,
-                                bias: Tensor | None = None, *, eps: float, kind: Kind = "layer",
-                                out_dtype: torch.dtype | None = None,
-                                policy: KernelPolicy = STANDARD) -> tuple[Tensor, Tensor]:
+def residual_gate_norm_modulate(
+    x: Tensor,
+    y: Tensor,
+    gate: Tensor | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    kind: Kind = "layer",
+    out_dtype: torch.dtype | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> tuple[Tensor, Tensor]:
     """x_new = x + gate * y, and norm_modulate(x_new), in one pass.
 
     y has x's shape; gate broadcasts as scale does (None: 1). x_new is rounded to x's dtype before it is normalised, as
@@ -75,8 +93,16 @@ def residual_gate_norm_modulate(x: Tensor, y: Tensor, gate: Tensor | None = None
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def reference(x: Tensor, scale: Tensor | None, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-              eps: float, kind: str, out_dtype: torch.dtype | None) -> Tensor:
+def reference(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    kind: str,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
     value = x.to(wide)
@@ -95,9 +121,18 @@ def reference(x: Tensor, scale: Tensor | None, shift: Tensor | None, weight: Ten
     return flat.reshape(x.shape).to(out_dtype or x.dtype)
 
 
-def residual_reference(x: Tensor, y: Tensor, gate: Tensor | None, scale: Tensor | None, shift: Tensor | None,
-                       weight: Tensor | None, bias: Tensor | None, eps: float, kind: str,
-                       out_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def residual_reference(
+    x: Tensor,
+    y: Tensor,
+    gate: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    kind: str,
+    out_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(x.dtype, torch.float32)
     flat, added = (t.to(wide).reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
     if gate is not None:
@@ -106,8 +141,16 @@ def residual_reference(x: Tensor, y: Tensor, gate: Tensor | None, scale: Tensor 
     return x_new, reference(x_new, scale, shift, weight, bias, eps, kind, out_dtype)
 
 
-def stock(x: Tensor, scale: Tensor | None, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-          eps: float, kind: str, out_dtype: torch.dtype | None) -> Tensor:
+def stock(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    kind: str,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
     """What stock runs (WanAttentionBlock.forward): the norm, then addcmul with modulation repeated over the tokens."""
     weight, bias = (None if t is None else t.to(x.dtype) for t in (weight, bias))
     if kind == "layer":
@@ -129,9 +172,18 @@ def stock(x: Tensor, scale: Tensor | None, shift: Tensor | None, weight: Tensor 
     return value.to(out_dtype or x.dtype)
 
 
-def residual_stock(x: Tensor, y: Tensor, gate: Tensor | None, scale: Tensor | None, shift: Tensor | None,
-                   weight: Tensor | None, bias: Tensor | None, eps: float, kind: str,
-                   out_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def residual_stock(
+    x: Tensor,
+    y: Tensor,
+    gate: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    kind: str,
+    out_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
     if gate is None:
         x_new = (x + y).to(x.dtype)
     else:
@@ -234,24 +286,48 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         return (lambda *_: new_out()) if o.y is None else (lambda *_: (new_x(), new_out()))
     launch, affine_is_modulation = _prepare(call, o, card, tactic or best_tactic(o.x.shape[-1]))
 
-    def norm(x: Tensor, scale: Tensor | None, shift: Tensor | None, weight: Tensor | None,
-             bias: Tensor | None) -> Tensor:
+    def norm(
+        x: Tensor, scale: Tensor | None, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         out = new_out()
         if affine_is_modulation:
             scale, shift, weight, bias = weight, bias, None, None
-        launch(x.data_ptr(), 0, 0, 0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
-               0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), 0)
+        launch(
+            x.data_ptr(),
+            0,
+            0,
+            0 if scale is None else scale.data_ptr(),
+            0 if shift is None else shift.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            0,
+        )
         return out
 
-    def residual(x: Tensor, y: Tensor, gate: Tensor | None, scale: Tensor | None, shift: Tensor | None,
-                 weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def residual(
+        x: Tensor,
+        y: Tensor,
+        gate: Tensor | None,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         x_new, out = new_x(), new_out()
         if affine_is_modulation:
             scale, shift, weight, bias = weight, bias, None, None
-        launch(x.data_ptr(), y.data_ptr(), 0 if gate is None else gate.data_ptr(),
-               0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
-               0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-               out.data_ptr(), x_new.data_ptr())
+        launch(
+            x.data_ptr(),
+            y.data_ptr(),
+            0 if gate is None else gate.data_ptr(),
+            0 if scale is None else scale.data_ptr(),
+            0 if shift is None else shift.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x_new.data_ptr(),
+        )
         return x_new, out
 
     return norm if o.y is None else residual
@@ -267,7 +343,8 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launc
     by, plus = (o.weight, o.bias) if swap else (o.scale, o.shift)
     gate_rows, scale_rows, shift_rows = (
         shared_row(t, x, name) or SharedRow(0, 0, x.tokens)
-        for name, t in (("gate", o.gate), ("scale", by), ("shift", plus)))
+        for name, t in (("gate", o.gate), ("scale", by), ("shift", plus))
+    )
     assert isinstance(gate_rows, SharedRow)  # no strings here: `obstacles` found none
     assert isinstance(scale_rows, SharedRow)
     assert isinstance(shift_rows, SharedRow)
@@ -286,16 +363,29 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launc
     if not in_registers:
         grid = (min(x.batches * x.tokens, blocks), 1, 1)
     params = NormParams(
-        x_batch=x.batch_stride, x_row=x.row_stride, y_batch=y.batch_stride, y_row=y.row_stride,
-        gate_batch=gate_rows.batch_stride, gate_frame=gate_rows.frame_stride,
-        scale_batch=scale_rows.batch_stride, scale_frame=scale_rows.frame_stride,
-        shift_batch=shift_rows.batch_stride, shift_frame=shift_rows.frame_stride,
-        batches=x.batches, tokens=x.tokens, d=x.d, rows_per_block=rows_per_block, is_rms=kind == "rms",
+        x_batch=x.batch_stride,
+        x_row=x.row_stride,
+        y_batch=y.batch_stride,
+        y_row=y.row_stride,
+        gate_batch=gate_rows.batch_stride,
+        gate_frame=gate_rows.frame_stride,
+        scale_batch=scale_rows.batch_stride,
+        scale_frame=scale_rows.frame_stride,
+        shift_batch=shift_rows.batch_stride,
+        shift_frame=shift_rows.frame_stride,
+        batches=x.batches,
+        tokens=x.tokens,
+        d=x.d,
+        rows_per_block=rows_per_block,
+        is_rms=kind == "rms",
         tokens_per_frame=min(r.tokens_per_frame for r in (gate_rows, scale_rows, shift_rows)),
-        eps=eps, inverse_d=1 / x.d, offset=0.0 if swap and o.weight is not None else 1.0,
+        eps=eps,
+        inverse_d=1 / x.d,
+        offset=0.0 if swap and o.weight is not None else 1.0,
         y_is_float=o.y is not None and o.y.dtype is torch.float32,
         modulation_is_float=any(t.dtype is torch.float32 for t in o.modulation.values()),
-        affine_is_float=any(t.dtype is torch.float32 for t in o.affine.values()))
+        affine_is_float=any(t.dtype is torch.float32 for t in o.affine.values()),
+    )
     return kernel.prepare(params, grid=grid, block=threads, shape=call.describe()), swap
 
 
@@ -310,9 +400,15 @@ def _in_registers(call: Call, o: Operands) -> bool:
     strides = [x.batch_stride, x.row_stride, y.batch_stride, y.row_stride]
     for t in operands.values():
         strides += [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
-    return (call.aligned and x.d % PACK == 0 and x.d <= WIDEST and all(stride % PACK == 0 for stride in strides)
-            and (o.y is None or o.y.dtype is torch.float16) and len({t.dtype for t in operands.values()}) <= 1
-            and not (o.x.dtype is torch.float32 and any(t.dtype is torch.float32 for t in operands.values())))
+    return (
+        call.aligned
+        and x.d % PACK == 0
+        and x.d <= WIDEST
+        and all(stride % PACK == 0 for stride in strides)
+        and (o.y is None or o.y.dtype is torch.float16)
+        and len({t.dtype for t in operands.values()}) <= 1
+        and not (o.x.dtype is torch.float32 and any(t.dtype is torch.float32 for t in operands.values()))
+    )
 
 
 def threads_for(d: int, packs: int) -> int:
@@ -349,12 +445,15 @@ def shape_class(call: Call) -> str:
 
 def _kernels(family: str) -> tuple[str, ...]:
     types = ("f16_f16", "f16_f32", "f32_f16")  # of x, and of the modulation
-    return (*(f"{family}_{pair}_{packs}" for pair in types for packs in BLOCKS),
-            *(f"{family}_{x}_any" for x in TYPES.values()))
+    return (
+        *(f"{family}_{pair}_{packs}" for pair in types for packs in BLOCKS),
+        *(f"{family}_{x}_any" for x in TYPES.values()),
+    )
 
 
-_TAIL = ("Tensor? scale, Tensor? shift, Tensor? weight, Tensor? bias, float eps, str kind, ScalarType? out_dtype, "
-         "str policy")
+_TAIL = (
+    "Tensor? scale, Tensor? shift, Tensor? weight, Tensor? bias, float eps, str kind, ScalarType? out_dtype, str policy"
+)
 
 NORM = Op(
     name="norm_modulate",

@@ -77,6 +77,7 @@ __device__ void norm_rows(const NormParams& p) {
         int frame = first_frame, left_in_frame = first_left;
         bool new_frame = true;
         Pack<M> scale[V], shift[V], gate[V];
+        for (int v = 0; v < V; v++) zero(scale[v]), zero(shift[v]), zero(gate[v]);
         Pack<X> next[V];
         Pack<__half> next_y[V];
         columns.template load<Reading::kStreaming>(next, x);
@@ -84,13 +85,13 @@ __device__ void norm_rows(const NormParams& p) {
 
         for (int row = 0; row < rows; row++) {
             if (new_frame) {  // an absent operand is a row of zeros
-                for (int v = 0; v < V; v++) zero(scale[v]), zero(shift[v]), zero(gate[v]);
                 const i64 g = batch * p.gate_batch + frame * p.gate_frame;
                 const i64 m = batch * p.scale_batch + frame * p.scale_frame;
                 const i64 a = batch * p.shift_batch + frame * p.shift_frame;
-                if (kResidual && p.gate != nullptr) columns.template load<Reading::kCached>(gate, at<M>(p.gate, g));
-                if (p.scale != nullptr) columns.template load<Reading::kCached>(scale, at<M>(p.scale, m));
-                if (p.shift != nullptr) columns.template load<Reading::kCached>(shift, at<M>(p.shift, a));
+                if (kResidual && p.gate != nullptr)
+                    columns.template load_existing<Reading::kCached>(gate, at<M>(p.gate, g));
+                if (p.scale != nullptr) columns.template load_existing<Reading::kCached>(scale, at<M>(p.scale, m));
+                if (p.shift != nullptr) columns.template load_existing<Reading::kCached>(shift, at<M>(p.shift, a));
             }
 
             float values[V][kPack];
@@ -113,10 +114,10 @@ __device__ void norm_rows(const NormParams& p) {
             }
             if (row + 1 < rows) {
                 x += p.x_row;
-                columns.template load<Reading::kStreaming>(next, x);
+                columns.template load_existing<Reading::kStreaming>(next, x);
                 if constexpr (kResidual) {
                     y += p.y_row;
-                    columns.template load<Reading::kStreaming>(next_y, y);
+                    columns.template load_existing<Reading::kStreaming>(next_y, y);
                 }
             }
 

@@ -144,11 +144,19 @@ struct Columns {
         return ((2 * v + which) * int(blockDim.x) + int(threadIdx.x)) * kQuad;
     }
 
+    // Columns that do not exist become zero.
     template <Reading kReading, typename T>
     __device__ void load(Pack<T> (&row)[V], const T* from) const {
 #pragma unroll
+        for (int v = 0; v < V; v++) zero(row[v]);
+        load_existing<kReading>(row, from);
+    }
+
+    // Columns that do not exist stay as they are: for a row after another in the same packs.
+    template <Reading kReading, typename T>
+    __device__ void load_existing(Pack<T> (&row)[V], const T* from) const {
+#pragma unroll
         for (int v = 0; v < V; v++) {
-            zero(row[v]);
             if constexpr (kQuads) {
 #pragma unroll
                 for (int q = 0; q < 2; q++) {

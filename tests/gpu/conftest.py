@@ -13,7 +13,7 @@ SEED = int(os.environ.get("FUSESTREAM_SEED") or random.SystemRandom().randrange(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sanitize: short enough to run under compute-sanitizer")
-    os.environ["FUSESTREAM_POISON"] = "1"
+    os.environ["FUSESTREAM_POISON"] = os.environ["FUSESTREAM_CHECK_BOUND"] = "1"
 
 
 def pytest_report_header() -> str:

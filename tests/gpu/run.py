@@ -59,8 +59,15 @@ class Outcomes:
                 self.skips.add(str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr))
 
     def pytest_collection_finish(self) -> None:
-        module = next((m for name, m in sys.modules.items() if name.endswith("gpu.conftest") or
-                       getattr(m, "__file__", None) == str(Path(__file__).with_name("conftest.py"))), None)
+        module = next(
+            (
+                m
+                for name, m in sys.modules.items()
+                if name.endswith("gpu.conftest")
+                or getattr(m, "__file__", None) == str(Path(__file__).with_name("conftest.py"))
+            ),
+            None,
+        )
         self.seed = str(getattr(module, "SEED", ""))
 
 
@@ -68,16 +75,30 @@ def environment() -> dict[str, str]:
     import torch
 
     properties = torch.cuda.get_device_properties(0)
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], check=False,
-                            capture_output=True, text=True).stdout.split("\n")[0]
-    return {"gpu": properties.name, "capability": f"{properties.major}.{properties.minor}", "driver": driver,
-            "torch": torch.__version__, "cuda": str(torch.version.cuda), "python": sys.version.split()[0]}
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        check=False,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\n")[0]
+    return {
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "driver": driver,
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "python": sys.version.split()[0],
+    }
 
 
 def write_record(outcomes: Outcomes, sanitized: dict[str, str]) -> None:
     here = environment()
-    archive = subprocess.run([sys.executable, str(ROOT / "kernels_cuda" / "build" / "cli.py"), "--check"], check=False,
-                             capture_output=True, text=True).stdout.strip()
+    archive = subprocess.run(
+        [sys.executable, str(ROOT / "kernels_cuda" / "build" / "cli.py"), "--check"],
+        check=False,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     record[here["gpu"]] = {
         **here,
@@ -97,11 +118,36 @@ def sanitize(arguments: list[str]) -> dict[str, str]:
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     results = {}
     for check in SANITIZERS:
-        command = [tool, "--tool", check, "--error-exitcode", "99", "--print-limit", "5", "--target-processes", "all",
-                   sys.executable, "-m", "pytest", "tests/gpu", "-m", "sanitize", "-q", "-x", "-p", "no:cacheprovider",
-                   *arguments]
-        run = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True,
-                             env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+        command = [
+            tool,
+            "--tool",
+            check,
+            "--error-exitcode",
+            "99",
+            "--print-limit",
+            "5",
+            "--target-processes",
+            "all",
+            sys.executable,
+            "-m",
+            "pytest",
+            "tests/gpu",
+            "-m",
+            "sanitize",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            *arguments,
+        ]
+        run = subprocess.run(
+            command,
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        )
         text = run.stdout + run.stderr
         summary = re.findall(r"=+ (ERROR SUMMARY: .*|RACECHECK SUMMARY: .*)", text)
         passed = re.findall(r"(\d+ passed.*)", text)

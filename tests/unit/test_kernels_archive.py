@@ -8,12 +8,14 @@ import lzma
 import tarfile
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fusestream.kernels_cuda import archive, device_code
+from fusestream.kernels_cuda.arch import preference
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.errors import ArchiveError, BuildError, CodeUnavailable
 from fusestream.kernels_cuda.ledger import LEDGER
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 FACTS = {"k": {"parameters": 8, "registers": 32}}
 BUILT = {
@@ -35,7 +37,9 @@ def test_what_is_written_comes_back(path):
     manifest, units = archive.read_units(path, ["sm_75"])
     assert (manifest.source_hash, manifest.compiler, list(manifest.variants)) == ("abc", "NVRTC 12.9", list(BUILT))
     assert {name: (unit.variant, unit.code, unit.kernels) for name, unit in units.items()} == {
-        "a": ("sm_75", b"turing a", FACTS), "b": ("sm_75", b"turing b" * 100, FACTS)}
+        "a": ("sm_75", b"turing a", FACTS),
+        "b": ("sm_75", b"turing b" * 100, FACTS),
+    }
 
 
 def test_each_unit_comes_in_its_best_variant(path):
@@ -61,6 +65,7 @@ def test_any_tar_can_list_it(path):
 
 def test_missing():
     from pathlib import Path
+
     with pytest.raises(ArchiveError, match=r"none.tar.xz does not exist"):
         archive.read_manifest(Path("/nowhere/none.tar.xz"))
 
@@ -72,7 +77,7 @@ def test_no_truncation_passes(tmp_path_factory, data):
     file = tmp_path_factory.mktemp("archive") / "kernels.tar.xz"
     archive.write(file, BUILT, source_hash="abc", compiler="NVRTC 12.9")
     whole = file.read_bytes()
-    file.write_bytes(whole[:data.draw(st.integers(0, len(whole) - 1))])
+    file.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
     check_found_or_whole(file)
 
 
@@ -85,7 +90,7 @@ def check_found_or_whole(file):
 
 
 def test_half_an_archive_is_damaged(path):
-    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ArchiveError, match=r"kernels.tar.xz is damaged"):
         archive.read_manifest(path)
 
@@ -131,10 +136,17 @@ def manifest_with(variants):
     return json.dumps({"format": 1, "source_hash": "", "compiler": "", "variants": variants}).encode()
 
 
-@pytest.mark.parametrize(("manifest", "words"), [
-    (b"{", "manifest cannot be read"), (b"{}", "manifest cannot be read"), (b"[]", "manifest cannot be read"),
-    (json.dumps({"format": 2}).encode(), "has format 2, this version reads 1"),
-    (manifest_with({"sm_75": {"a": {}}}), "cannot be read"), (manifest_with({"sm_75": 3}), "cannot be read")])
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (b"{", "manifest cannot be read"),
+        (b"{}", "manifest cannot be read"),
+        (b"[]", "manifest cannot be read"),
+        (json.dumps({"format": 2}).encode(), "has format 2, this version reads 1"),
+        (manifest_with({"sm_75": {"a": {}}}), "cannot be read"),
+        (manifest_with({"sm_75": 3}), "cannot be read"),
+    ],
+)
 def test_a_bad_manifest(path, manifest, words):
     repack(path, lambda members: [("manifest.json", manifest), *members[1:]])
     with pytest.raises(ArchiveError, match=words):
@@ -174,6 +186,16 @@ def test_an_archive_without_this_card_is_no_use(tmp_path, monkeypatch):
     archive.write(file, {"sm_75": BUILT["sm_75"]}, source_hash=matrix.source_hash(), compiler="NVRTC 12.9")
     with pytest.raises(CodeUnavailable, match="holds none of sm_90, compute_80"):
         device_code.load(["sm_90", "compute_80"], prebuilt=file, cache=tmp_path)
+
+
+@pytest.mark.skipif(not device_code.PREBUILT.exists(), reason="no archive in this tree: kernels_cuda/build/cli.py")
+def test_the_archive_in_the_tree_is_current():
+    """Built from the sources beside it, by the compiler whose cubins load from driver 525 on, for every card."""
+    manifest = archive.read_manifest(device_code.PREBUILT)
+    assert manifest.source_hash == matrix.source_hash(), "stale: run kernels_cuda/build/cli.py"
+    assert manifest.compiler.startswith("NVRTC 12.")
+    for capability in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0), (13, 0)):
+        assert archive.read_units(device_code.PREBUILT, preference(capability))[1].keys() == set(matrix.units())
 
 
 def test_the_source_hash_sees_every_change(tmp_path):

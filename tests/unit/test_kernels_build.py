@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import pytest
+
 from fusestream.kernels_cuda import OPS, archive, device_code, elf
 from fusestream.kernels_cuda.arch import CUBINS, is_ptx, number
 from fusestream.kernels_cuda.build import cli, matrix, nvrtc, report
@@ -77,9 +78,14 @@ def test_parameter_structs_match_their_twins(built):
 
 @needs_compiler
 def test_nothing_spills(built):
-    bad = [f"{variant} {name}" for variant, units in built.items() if not is_ptx(variant)
-           for _, kernels in units.values() for name, facts in kernels.items()
-           if facts["spill_stores"] or facts["spill_loads"]]
+    bad = [
+        f"{variant} {name}"
+        for variant, units in built.items()
+        if not is_ptx(variant)
+        for _, kernels in units.values()
+        for name, facts in kernels.items()
+        if facts["spill_stores"] or facts["spill_loads"]
+    ]
     assert not bad
 
 
@@ -110,8 +116,13 @@ def test_the_whole_command(tmp_path):
     script = matrix.SOURCES.parent / "build" / "cli.py"
 
     def cli_script(*arguments):
-        return subprocess.run([sys.executable, str(script), "--out", str(out), *arguments], cwd=tmp_path, check=False,
-                              capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, str(script), "--out", str(out), *arguments],
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
 
     run = cli_script()
     assert run.returncode == 0, run.stderr

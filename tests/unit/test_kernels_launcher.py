@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from fusestream.kernels_cuda import CodeUnavailable, launcher, preload
 from fusestream.kernels_cuda.driver import LaunchConfig, library_names, open_library
 from fusestream.kernels_cuda.launcher import Pointer, parameter_struct, pointer_count

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
 from fusestream.kernels_cuda.ops.norm_modulate import best_tactic, tactics, threads_for
 from fusestream.kernels_cuda.ops.rows import rows, tokens_per_frame
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")
@@ -18,8 +19,12 @@ FORMS = ("none", "batch", "frame", "token", "video")
 
 def modulation(form, batch, frames, run, d, dtype, seed):
     """One broadcast operand, as a chunk of a wider tensor."""
-    shapes = {"batch": (batch, 6, d), "frame": (batch, frames, 6, d), "token": (batch, frames * run, 6, d),
-              "video": (batch, frames, 1, 6, d)}
+    shapes = {
+        "batch": (batch, 6, d),
+        "frame": (batch, frames, 6, d),
+        "token": (batch, frames * run, 6, d),
+        "video": (batch, frames, 1, 6, d),
+    }
     if form == "none":
         return None
     wide = torch.randn(shapes[form], generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -38,10 +43,18 @@ def spread_by_index(t, tokens, run, form):
 
 
 @settings(max_examples=60, deadline=None)
-@given(batch=st.integers(1, 3), frames=st.integers(2, 4), run=st.integers(1, 3), d=st.sampled_from([1, 3, 8, 127, 160]),
-       form=st.sampled_from(FORMS), kind=st.sampled_from(["layer", "rms"]),
-       affine=st.booleans(), residual=st.booleans(),
-       dtype=st.sampled_from([torch.float16, torch.float32]), seed=st.integers(0, 2**31))
+@given(
+    batch=st.integers(1, 3),
+    frames=st.integers(2, 4),
+    run=st.integers(1, 3),
+    d=st.sampled_from([1, 3, 8, 127, 160]),
+    form=st.sampled_from(FORMS),
+    kind=st.sampled_from(["layer", "rms"]),
+    affine=st.booleans(),
+    residual=st.booleans(),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
+    seed=st.integers(0, 2**31),
+)
 def test_reference_is_the_definition(batch, frames, run, d, form, kind, affine, residual, dtype, seed):
     """Against the formula in float64, written with plain indexing."""
     make = torch.Generator().manual_seed(seed)
@@ -49,8 +62,9 @@ def test_reference_is_the_definition(batch, frames, run, d, form, kind, affine, 
     x = (torch.randn(batch, tokens, d, generator=make) * 3 + 1).half()
     y = torch.randn(batch, tokens, d, generator=make).half()
     scale, shift, gate = (modulation(form, batch, frames, run, d, dtype, seed + i) for i in range(3))
-    weight, bias = ((torch.randn(d, generator=make).to(dtype), torch.randn(d, generator=make).to(dtype))
-                    if affine else (None, None))
+    weight, bias = (
+        (torch.randn(d, generator=make).to(dtype), torch.randn(d, generator=make).to(dtype)) if affine else (None, None)
+    )
 
     wide = x.double()
     if residual:
@@ -79,8 +93,11 @@ def test_stock_and_reference_agree(form):
     x = torch.randn(2, 6, 64).half()
     y = torch.randn(2, 6, 64).half()
     scale, shift, gate = (modulation(form, 2, 3, 2, 64, torch.float16, i) for i in range(3))
-    for a, b in zip(residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS),
-                    residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=OFF), strict=True):
+    for a, b in zip(
+        residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS),
+        residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=OFF),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b, rtol=4e-3, atol=8e-3)
 
 
@@ -102,8 +119,10 @@ def test_row_views():
     assert rows(torch.zeros(3)) == "a tensor of rank 1 has no rows"
 
 
-@pytest.mark.parametrize(("d", "packs", "threads"), [
-    (1, 2, 32), (1536, 3, 64), (3072, 3, 128), (4096, 4, 128), (5120, 4, 160), (8192, 4, 256), (9216, 2, 576)])
+@pytest.mark.parametrize(
+    ("d", "packs", "threads"),
+    [(1, 2, 32), (1536, 3, 64), (3072, 3, 128), (4096, 4, 128), (5120, 4, 160), (8192, 4, 256), (9216, 2, 576)],
+)
 def test_a_row_fits_its_block(d, packs, threads):
     assert threads_for(d, packs) == threads
     if d <= 8192:
@@ -129,11 +148,13 @@ def test_modes():
     LEDGER.clear()
     norm_modulate(x, eps=EPS, kind="rms", policy=KernelPolicy.of("auto", norm_modulate="auto"))
     assert [(r.op, r.candidate, r.reason, r.served_by) for r in LEDGER.refusals] == [
-        ("norm_modulate", "cuda", "tensor is on the CPU", "the reference")]
+        ("norm_modulate", "cuda", "tensor is on the CPU", "the reference")
+    ]
     with pytest.raises(KernelRefused, match=r"forced on but cannot serve \(float16\[1, 4, 16\].*on the CPU"):
         norm_modulate(x, eps=EPS, policy=KernelPolicy.of("on"))
-    torch.testing.assert_close(norm_modulate(x, eps=EPS, policy=OFF),
-                               torch.nn.functional.layer_norm(x, (16,), eps=EPS), rtol=0, atol=0)
+    torch.testing.assert_close(
+        norm_modulate(x, eps=EPS, policy=OFF), torch.nn.functional.layer_norm(x, (16,), eps=EPS), rtol=0, atol=0
+    )
 
 
 def test_compile_keeps_the_op_whole():

@@ -7,17 +7,21 @@ import logging
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fusestream.kernels_cuda import OPS, KernelPolicy, check_policy
 from fusestream.kernels_cuda.arch import CUBINS, PTX, VARIANTS, isa_class, preference, too_old
 from fusestream.kernels_cuda.ledger import Choice, Ledger
-from hypothesis import given
-from hypothesis import strategies as st
 
 modes = st.sampled_from(["auto", "on", "off"])
 policies = st.builds(
     lambda default, ops, precision, isa: KernelPolicy.of(default, precision=precision, isa=isa, **ops),
-    modes, st.dictionaries(st.sampled_from(sorted(OPS)), modes), st.sampled_from(["precise", "fast"]),
-    st.sampled_from([None, "sm_75", "sm_80"]))
+    modes,
+    st.dictionaries(st.sampled_from(sorted(OPS)), modes),
+    st.sampled_from(["precise", "fast"]),
+    st.sampled_from([None, "sm_75", "sm_80"]),
+)
 
 
 @given(policies)
@@ -65,10 +69,14 @@ def test_the_ledger_says_each_reason_once(caplog):
         ledger.say_once("archive is stale")
         ledger.say_once("archive is stale")
     assert [(r.reason, r.example, r.times) for r in ledger.refusals] == [
-        ("x is bfloat16", "first", 2), ("another reason", "third", 1)]
+        ("x is bfloat16", "first", 2),
+        ("another reason", "third", 1),
+    ]
     assert [record.message for record in caplog.records] == [
         "op: cuda cannot serve first: x is bfloat16. stock serves it.",
-        "op: cuda cannot serve third: another reason. stock serves it.", "archive is stale"]
+        "op: cuda cannot serve third: another reason. stock serves it.",
+        "archive is stale",
+    ]
     ledger.chose(Choice("op", "8x8", "cuda", "measured", {"cuda": 1.0, "stock": 2.0}))
     ledger.chose(Choice("op", "8x8", "stock", "measured"))
     assert [c.winner for c in ledger.choices] == ["stock"]
@@ -76,9 +84,21 @@ def test_the_ledger_says_each_reason_once(caplog):
     assert not (ledger.refusals or ledger.choices or ledger.messages)
 
 
-@pytest.mark.parametrize(("capability", "best"), [
-    ((7, 5), "sm_75"), ((8, 0), "sm_80"), ((8, 6), "sm_86"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100"),
-    ((12, 0), "sm_120"), ((12, 1), "sm_120"), ((13, 0), "compute_80"), ((11, 0), "compute_80")])
+@pytest.mark.parametrize(
+    ("capability", "best"),
+    [
+        ((7, 5), "sm_75"),
+        ((8, 0), "sm_80"),
+        ((8, 6), "sm_86"),
+        ((8, 9), "sm_89"),
+        ((9, 0), "sm_90a"),
+        ((10, 0), "sm_100"),
+        ((12, 0), "sm_120"),
+        ((12, 1), "sm_120"),
+        ((13, 0), "compute_80"),
+        ((11, 0), "compute_80"),
+    ],
+)
 def test_the_best_variant_comes_first(capability, best):
     """Before a unit is looked at: extra variants stand in front, and are passed over where a unit has none."""
     assert preference(capability)[0] == best

@@ -9,12 +9,13 @@ import threading
 
 import pytest
 import torch
-from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused, autotune, registry
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import LEDGER, KernelError, KernelPolicy, KernelRefused, autotune, registry
 from fusestream.kernels_cuda.autotune import Tuner, round_up
 from fusestream.kernels_cuda.registry import Call, CudaCandidate, Op, StockCandidate
 from fusestream.kernels_cuda.winners import WinnersFile
-from hypothesis import given
-from hypothesis import strategies as st
 
 numbers = itertools.count()  # op names, once each: torch keeps a registration for good
 
@@ -50,9 +51,15 @@ def make():
 
     def make(*candidates, **more):
         name = f"test_op_{next(numbers)}"
-        op = Op(name=name, schema="(Tensor x, Tensor? y, float plus, str policy) -> Tensor", reference=reference,
-                fake=lambda x, y, plus: torch.empty_like(x), candidates=candidates,
-                shape_class=lambda call: f"{round_up(call.tensors[0].numel())}", **more)
+        op = Op(
+            name=name,
+            schema="(Tensor x, Tensor? y, float plus, str policy) -> Tensor",
+            reference=reference,
+            fake=lambda x, y, plus: torch.empty_like(x),
+            candidates=candidates,
+            shape_class=lambda call: f"{round_up(call.tensors[0].numel())}",
+            **more,
+        )
         made.append(name)
         return op
 
@@ -81,8 +88,9 @@ STOCK = StockCandidate(reference)
 x = torch.ones(3)
 
 
-@pytest.mark.parametrize(("times", "winner"), [
-    ({"fast": 1.0, "stock": 2.0}, "fast"), ({"fast": 2.0, "stock": 1.0}, "stock")])
+@pytest.mark.parametrize(
+    ("times", "winner"), [({"fast": 1.0, "stock": 2.0}, "fast"), ({"fast": 2.0, "stock": 1.0}, "stock")]
+)
 def test_auto_keeps_the_fastest(make, tuner, times, winner):
     """Ours when it is faster, stock's when that is: never slower than stock."""
     op, policy = make(Fast(), STOCK), KernelPolicy()
@@ -152,8 +160,9 @@ def test_on_refuses_with_every_reason(make, tuner):
     op = make(Fast("a", reason="x is too long"), Fast("b", reason="the moon is full"), STOCK)
     with pytest.raises(KernelRefused) as refused:
         op((x, None), (2.0,), KernelPolicy.of("on"))
-    assert str(refused.value) == (f"{op.name} is forced on but cannot serve (float32[3], -; 2.0) on cpu: "
-                                  "a: x is too long; b: the moon is full")
+    assert str(refused.value) == (
+        f"{op.name} is forced on but cannot serve (float32[3], -; 2.0) on cpu: a: x is too long; b: the moon is full"
+    )
 
 
 def test_off_forces_stock(make, tuner):
@@ -170,7 +179,8 @@ def test_every_refusal_is_recorded(make, tuner):
         op((torch.ones(n), None), (0.0,), KernelPolicy())
         op((torch.ones(n), None), (0.0,), KernelPolicy())
     assert [(r.reason, r.example, r.served_by, r.times) for r in LEDGER.refusals] == [
-        ("x is too long", "(float32[3], -; 0.0) on cpu", "the reference", 2)]
+        ("x is too long", "(float32[3], -; 0.0) on cpu", "the reference", 2)
+    ]
 
 
 def test_one_of_several_refuses(make, tuner):
@@ -191,10 +201,22 @@ def test_two_models_with_opposite_toggles(make, tuner):
     assert len(fast.prepared) == 1
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.sampled_from([torch.float16, torch.float32]),
-                          st.booleans(), st.sampled_from([0.0, 1.0])), min_size=1, max_size=20))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 4),
+            st.booleans(),
+            st.sampled_from([torch.float16, torch.float32]),
+            st.booleans(),
+            st.sampled_from([0.0, 1.0]),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
 def test_a_plan_never_meets_another_signature(calls):
     """Whatever order inputs come in, each finds a plan made for its shape, strides, dtype, alignment and options."""
+
     class Strict(Fast):
         def prepare(self, call):
             def plan(x, y):
@@ -202,13 +224,20 @@ def test_a_plan_never_meets_another_signature(calls):
                 return reference(x, y, *call.options)
 
             def facts(x, y):
-                return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, y is None
+                strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+                return x.shape, strides, x.dtype, x.data_ptr() % 16, y is None
 
             made_for = facts(*call.tensors)
             return plan
 
-    op = Op(name=f"test_op_strict_{next(numbers)}", schema="(Tensor x, Tensor? y, float plus, str policy) -> Tensor",
-            reference=reference, fake=reference, candidates=(Strict(),), shape_class=lambda call: "")
+    op = Op(
+        name=f"test_op_strict_{next(numbers)}",
+        schema="(Tensor x, Tensor? y, float plus, str policy) -> Tensor",
+        reference=reference,
+        fake=reference,
+        candidates=(Strict(),),
+        shape_class=lambda call: "",
+    )
     try:
         for n, transposed, dtype, shifted, plus in calls:
             room = torch.arange(2 * n * n + 1).to(dtype)
@@ -258,6 +287,17 @@ def test_bind_skips_the_lookup(make, tuner):
     bound = op.bind((x, x), (1.0,), KernelPolicy.of("on"))
     assert torch.equal(bound(x, 2 * x), 3 * x + 1)
     assert len(fast.prepared) == 1 and not op._thread.plans
+
+
+def test_a_bound_plan_can_check_its_promise(make, tuner, monkeypatch):
+    monkeypatch.setenv("FUSESTREAM_CHECK_BOUND", "1")
+    bound = make(Fast(), STOCK).bind((x, x), (1.0,), KernelPolicy.of("on"))
+    assert torch.equal(bound(2 * x, x), 3 * x + 1)
+    for wrong in (torch.ones(4), torch.ones(6)[::2], torch.ones(3).double()):
+        with pytest.raises(
+            KernelError, match=r"was bound to \(float32\[3\], float32\[3\]; 1.0\) on cpu, and called with"
+        ):
+            bound(wrong, x)
 
 
 def test_meta_and_fake_tensors_take_the_registered_road(make, tuner):

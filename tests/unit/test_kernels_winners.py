@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fusestream.kernels_cuda.ledger import LEDGER
 from fusestream.kernels_cuda.winners import FORMAT, Winner, WinnersFile
 
@@ -41,9 +42,19 @@ def test_no_writer_loses_anothers_entry(tmp_path):
     assert not list(path.parent.glob("*.partial"))
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": 1}', b'{"format": 1, "winners": {"a": 3}}',
-    b'{"format": 1, "winners": {"a": {"name": "cuda", "seconds": {"cuda": "fast"}}}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"format": 1}',
+        b'{"format": 1, "winners": {"a": 3}}',
+        b'{"format": 1, "winners": {"a": {"name": "cuda", "seconds": {"cuda": "fast"}}}}',
+    ],
+)
 def test_a_corrupt_file_is_measured_again(tmp_path, content):
     path = tmp_path / "w.json"
     path.write_bytes(content)
