@@ -68,7 +68,7 @@ __device__ void gated_residual_rows(const GatedResidualParams& p) {
     });
 }
 
-extern "C" __global__ void __launch_bounds__(kTileThreads)
+extern "C" __global__ void __launch_bounds__(kTileThreads, 1)
     gated_residual_any(const __grid_constant__ GatedResidualParams p) {
     for_each_row(p.extent, [&](i64 batch, i64 token) {
         const i64 x_at = p.x_place.at(batch, token), y_at = p.y_place.at(batch, token);
