@@ -23,8 +23,13 @@ def guided(*shape: int, dtype: torch.dtype = torch.float32, blended: bool = Fals
 ROWS = [
     Row("diffusion_step", "Wan 480x832x81: 16x21x60x104", lambda: guided(1, 16, 21, 60, 104), CFG, stock),
     Row("diffusion_step", "Wan 720x1280x81: 16x21x90x160", lambda: guided(1, 16, 21, 90, 160), CFG, stock),
-    Row("diffusion_step", "the same, half model output", lambda: guided(1, 16, 21, 90, 160, dtype=torch.float16), CFG,
-        stock),
+    Row(
+        "diffusion_step",
+        "the same, half model output",
+        lambda: guided(1, 16, 21, 90, 160, dtype=torch.float16),
+        CFG,
+        stock,
+    ),
     Row("diffusion_step", "the same, denoised", lambda: guided(1, 16, 21, 90, 160), DENOISED, stock),
     Row("diffusion_step", "the same, masked", lambda: guided(1, 16, 21, 90, 160, blended=True), CFG, stock),
     Row("diffusion_step", "the same, DDIM and clamp", lambda: guided(1, 16, 21, 90, 160), DDIM, stock),

@@ -35,15 +35,24 @@ def silu(x: Tensor, *, out_dtype: torch.dtype | None = None, policy: KernelPolic
     return out
 
 
-def gelu(x: Tensor, kind: Gelu = "erf", *, out_dtype: torch.dtype | None = None,
-         policy: KernelPolicy = STANDARD) -> Tensor:
+def gelu(
+    x: Tensor, kind: Gelu = "erf", *, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD
+) -> Tensor:
     """GELU, exact ("erf", torch's default), "tanh" (Wan, UMT5) or "quick" (CLIP): x * sigmoid(1.702 x). As `silu`."""
     out: Tensor = GELU((x,), (f"gelu_{kind}", out_dtype), policy)
     return out
 
 
-def silu_mul(gate: Tensor, up: Tensor | None = None, *, layout: Layout = "split", scale: float = 1.0,
-             saturate: bool = False, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD) -> Tensor:
+def silu_mul(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    layout: Layout = "split",
+    scale: float = 1.0,
+    saturate: bool = False,
+    out_dtype: torch.dtype | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
     """silu(gate) * up * scale, the gate of SwiGLU.
 
     gate, up  fp16 or fp32 of one shape, rows anywhere. Or gate alone: [.., 2 * f] with the gate in the first half
@@ -56,16 +65,25 @@ def silu_mul(gate: Tensor, up: Tensor | None = None, *, layout: Layout = "split"
     return out
 
 
-def gelu_mul(gate: Tensor, up: Tensor | None = None, kind: Gelu = "tanh", *, layout: Layout = "split",
-             scale: float = 1.0, saturate: bool = False, out_dtype: torch.dtype | None = None,
-             policy: KernelPolicy = STANDARD) -> Tensor:
+def gelu_mul(
+    gate: Tensor,
+    up: Tensor | None = None,
+    kind: Gelu = "tanh",
+    *,
+    layout: Layout = "split",
+    scale: float = 1.0,
+    saturate: bool = False,
+    out_dtype: torch.dtype | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
     """gelu(gate) * up * scale, the gate of GeGLU and of UMT5 (kind "tanh"). As `silu_mul`."""
     out: Tensor = GELU_MUL((gate, up), (f"gelu_{kind}", layout, scale, saturate, out_dtype), policy)
     return out
 
 
-def silu_addcmul(a: Tensor, b: Tensor, c: Tensor, *, out_dtype: torch.dtype | None = None,
-                 policy: KernelPolicy = STANDARD) -> Tensor:
+def silu_addcmul(
+    a: Tensor, b: Tensor, c: Tensor, *, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD
+) -> Tensor:
     """silu(a + b * c). fp16 or fp32; shapes broadcast as torch's do: a bias or a factor per channel, first or last.
 
     Returns a contiguous tensor of the broadcast shape, of `out_dtype` (a's dtype if None).
@@ -125,8 +143,9 @@ def _halves(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: floa
     return gate[..., :half], gate[..., half:]
 
 
-def gated_reference(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool,
-                    out_dtype: torch.dtype | None) -> Tensor:
+def gated_reference(
+    gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool, out_dtype: torch.dtype | None
+) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     first, second = _halves(gate, up, kind, layout, scale)
     wide = torch.promote_types(gate.dtype, torch.float32)
@@ -137,8 +156,9 @@ def gated_reference(gate: Tensor, up: Tensor | None, kind: str, layout: str, sca
     return value.to(out_dtype).contiguous()
 
 
-def gated_stock(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool,
-                out_dtype: torch.dtype | None) -> Tensor:
+def gated_stock(
+    gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool, out_dtype: torch.dtype | None
+) -> Tensor:
     """What stock runs: two operations, in the tensors' type. Where fp16 would overflow it runs them in fp32 (T5)."""
     if scale != 1 or saturate:
         return gated_reference(gate, up, kind, layout, scale, saturate, out_dtype)
@@ -146,10 +166,9 @@ def gated_stock(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: 
     return (_activate(first, kind) * second).to(out_dtype or gate.dtype).contiguous()
 
 
-def gated_fake(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool,  # noqa: ARG001
-               out_dtype: torch.dtype | None) -> Tensor:
+def gated_fake(gate: Tensor, up: Tensor | None, *rest: Any) -> Tensor:
     shape = gate.shape if up is not None else (*gate.shape[:-1], gate.shape[-1] // 2)
-    return gate.new_empty(shape, dtype=out_dtype or gate.dtype)
+    return gate.new_empty(shape, dtype=rest[-1] or gate.dtype)
 
 
 def addcmul_reference(a: Tensor, b: Tensor, c: Tensor, out_dtype: torch.dtype | None) -> Tensor:
@@ -237,9 +256,13 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     kind, scale, saturate = call.options[0], *(call.options[2:4] if gated else (1.0, False))
     view = known(_tiles(call))
     params = ActivationParams(
-        scale=scale, saturate=saturate and _out_dtype(call) is torch.float16, kind=KINDS.index(kind),
-        gate_is_float=gate.dtype is torch.float32, up_is_float=up.dtype is torch.float32,
-        out_is_float=_out_dtype(call) is torch.float32)
+        scale=scale,
+        saturate=saturate and _out_dtype(call) is torch.float16,
+        kind=KINDS.index(kind),
+        gate_is_float=gate.dtype is torch.float32,
+        up_is_float=up.dtype is torch.float32,
+        out_is_float=_out_dtype(call) is torch.float32,
+    )
     view.fill(params, "gate", "up", "out")
     is_packed = gated and call.tensors[1] is None
     between = (int(up.storage_offset()) - int(gate.storage_offset())) * gate.element_size() if is_packed else 0
@@ -285,8 +308,12 @@ def addcmul_plan(call: Call, card: Card, _tactic: object = None) -> Plan:
         return lambda *_: new_out()
     view = known(tiles_of(shape, a, b, c))
     types = (a.dtype, b.dtype, c.dtype, _out_dtype(call))
-    params = AddcmulParams(**{f"{name}_is_float": dtype is torch.float32
-                              for name, dtype in zip(["a", "b", "c", "out"], types, strict=True)})
+    params = AddcmulParams(
+        **{
+            f"{name}_is_float": dtype is torch.float32
+            for name, dtype in zip(["a", "b", "c", "out"], types, strict=True)
+        }
+    )
     view.fill(params, "a", "b", "c", "out")
     wide = view.wide((0, 1)) and call.aligned and all(dtype is torch.float16 for dtype in types)
     grid, threads = view.grid(wide)
@@ -303,21 +330,34 @@ def addcmul_plan(call: Call, card: Card, _tactic: object = None) -> Plan:
 
 def shape_class(call: Call) -> str:
     """Width exactly, rows to a power of two, layout."""
-    sizes = " ".join("-" if t is None else row_class(t) + ("" if t.is_contiguous() else " strided")
-                     for t in call.tensors)
+    sizes = " ".join(
+        "-" if t is None else row_class(t) + ("" if t.is_contiguous() else " strided") for t in call.tensors
+    )
     return f"{' '.join(map(str, call.options[:2]))} {sizes}"
 
 
 def _op(name: str, kinds: tuple[str, ...]) -> Op:
     gated = name.endswith("_mul")
-    schema = ("(Tensor gate, Tensor? up, str kind, str layout, float scale, bool saturate, ScalarType? out_dtype, "
-              "str policy) -> Tensor") if gated else "(Tensor x, str kind, ScalarType? out_dtype, str policy) -> Tensor"
+    schema = (
+        (
+            "(Tensor gate, Tensor? up, str kind, str layout, float scale, bool saturate, ScalarType? out_dtype, "
+            "str policy) -> Tensor"
+        )
+        if gated
+        else "(Tensor x, str kind, ScalarType? out_dtype, str policy) -> Tensor"
+    )
     run: tuple[Any, Any, Any] = (gated_reference, gated_fake, gated_stock) if gated else (reference, fake, stock)
     endings = ("_mul", "_mul_interleaved") if gated else ("",)
     kernels = ("activation_any", *(f"{kind}{ending}" for kind in kinds for ending in endings))
-    return Op(name=name, schema=schema, reference=run[0], fake=run[1],
-              candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(run[2])),
-              shape_class=shape_class, kernels={"activations": kernels})
+    return Op(
+        name=name,
+        schema=schema,
+        reference=run[0],
+        fake=run[1],
+        candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(run[2])),
+        shape_class=shape_class,
+        kernels={"activations": kernels},
+    )
 
 
 SILU = _op("silu", KINDS[:1])

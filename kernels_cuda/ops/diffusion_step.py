@@ -26,10 +26,22 @@ PREDICTIONS = ("velocity", "eps", "denoised")  # enum Prediction
 TYPES = {torch.float16: "f16", torch.float32: "f32"}
 
 
-def diffusion_step(x: Tensor, cond: Tensor, pair: Tensor, uncond: Tensor | None = None, previous: Tensor | None = None,
-                   mask: Tensor | None = None, *, cfg: float = 1.0, prediction: Prediction = "velocity",
-                   method: Method = "euler", blend: float = 1.0, low: float | None = None, high: float | None = None,
-                   policy: KernelPolicy = STANDARD) -> Tensor:
+def diffusion_step(
+    x: Tensor,
+    cond: Tensor,
+    pair: Tensor,
+    uncond: Tensor | None = None,
+    previous: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    cfg: float = 1.0,
+    prediction: Prediction = "velocity",
+    method: Method = "euler",
+    blend: float = 1.0,
+    low: float | None = None,
+    high: float | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
     """One step of a sampler: the next latent.
 
     x           the latent, [batch, ...], fp16 or fp32
@@ -51,8 +63,16 @@ def diffusion_step(x: Tensor, cond: Tensor, pair: Tensor, uncond: Tensor | None 
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def _check(x: Tensor, cond: Tensor, uncond: Tensor | None, previous: Tensor | None, mask: Tensor | None, pair: Tensor,
-           prediction: str, method: str) -> None:
+def _check(
+    x: Tensor,
+    cond: Tensor,
+    uncond: Tensor | None,
+    previous: Tensor | None,
+    mask: Tensor | None,
+    pair: Tensor,
+    prediction: str,
+    method: str,
+) -> None:
     """Raises ValueError for what does not belong together."""
     for name, t in (("cond", cond), ("uncond", uncond), ("previous", previous)):
         if t is not None and t.shape != x.shape:
@@ -76,27 +96,66 @@ def _pair(pair: Tensor, like: Tensor) -> list[Tensor]:
     return [t if pair.ndim == 1 else t.view(-1, *[1] * (like.ndim - 1)) for t in pair.unbind(-1)]
 
 
-def reference(x: Tensor, cond: Tensor, uncond: Tensor | None, previous: Tensor | None, mask: Tensor | None,
-              pair: Tensor, cfg: float, prediction: str, method: str, blend: float, low: float | None,
-              high: float | None) -> Tensor:
+def reference(
+    x: Tensor,
+    cond: Tensor,
+    uncond: Tensor | None,
+    previous: Tensor | None,
+    mask: Tensor | None,
+    pair: Tensor,
+    cfg: float,
+    prediction: str,
+    method: str,
+    blend: float,
+    low: float | None,
+    high: float | None,
+) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     _check(x, cond, uncond, previous, mask, pair, prediction, method)
     wide = torch.promote_types(x.dtype, torch.float32)
     other, before, share = (None if t is None else t.to(wide) for t in (uncond, previous, mask))
-    return _step(x.to(wide), cond.to(wide), other, before, share, pair.to(wide), cfg, prediction, method, blend, low,
-                 high).to(x.dtype).contiguous()
+    return (
+        _step(x.to(wide), cond.to(wide), other, before, share, pair.to(wide), cfg, prediction, method, blend, low, high)
+        .to(x.dtype)
+        .contiguous()
+    )
 
 
-def stock(x: Tensor, cond: Tensor, uncond: Tensor | None, previous: Tensor | None, mask: Tensor | None, pair: Tensor,
-          cfg: float, prediction: str, method: str, blend: float, low: float | None, high: float | None) -> Tensor:
+def stock(
+    x: Tensor,
+    cond: Tensor,
+    uncond: Tensor | None,
+    previous: Tensor | None,
+    mask: Tensor | None,
+    pair: Tensor,
+    cfg: float,
+    prediction: str,
+    method: str,
+    blend: float,
+    low: float | None,
+    high: float | None,
+) -> Tensor:
     """What stock runs, operation by operation: cfg_function, to_d, the step, KSamplerX0Inpaint's blend."""
     _check(x, cond, uncond, previous, mask, pair, prediction, method)
-    return _step(x, cond, uncond, previous, mask, pair, cfg, prediction, method, blend, low, high).to(
-        x.dtype).contiguous()
+    return (
+        _step(x, cond, uncond, previous, mask, pair, cfg, prediction, method, blend, low, high).to(x.dtype).contiguous()
+    )
 
 
-def _step(x: Tensor, cond: Tensor, uncond: Tensor | None, previous: Tensor | None, mask: Tensor | None, pair: Tensor,
-          cfg: float, prediction: str, method: str, blend: float, low: float | None, high: float | None) -> Tensor:
+def _step(
+    x: Tensor,
+    cond: Tensor,
+    uncond: Tensor | None,
+    previous: Tensor | None,
+    mask: Tensor | None,
+    pair: Tensor,
+    cfg: float,
+    prediction: str,
+    method: str,
+    blend: float,
+    low: float | None,
+    high: float | None,
+) -> Tensor:
     m = cond if uncond is None else uncond + (cond - uncond) * cfg
     now, then = _pair(pair, x)
     if method == "euler":
@@ -158,8 +217,12 @@ def _tiles(tensors: Sequence[Tensor | None]) -> Tiles | str:
     assert x is not None and cond is not None and pair is not None
     nothing = (0,) * x.ndim
     per_batch = (pair.stride(0), *nothing[1:]) if pair.ndim == 2 and pair.shape[0] > 1 else nothing
-    return tiles(x.shape, *(nothing if t is None else t.expand(x.shape).stride()
-                            for t in (x, cond, uncond, previous, mask)), per_batch, packed(x.shape))
+    return tiles(
+        x.shape,
+        *(nothing if t is None else t.expand(x.shape).stride() for t in (x, cond, uncond, previous, mask)),
+        per_batch,
+        packed(x.shape),
+    )
 
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
@@ -171,28 +234,49 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     if not x.numel():
         return lambda *_: new_out()
     view = known(_tiles(call.tensors))
-    floats = {f"{name}_is_float": t is not None and t.dtype is torch.float32
-              for name, t in (("x", x), ("cond", cond), ("uncond", uncond), ("previous", previous), ("mask", mask))}
+    floats = {
+        f"{name}_is_float": t is not None and t.dtype is torch.float32
+        for name, t in (("x", x), ("cond", cond), ("uncond", uncond), ("previous", previous), ("mask", mask))
+    }
     params = StepParams(
-        cfg=cfg, blend=blend, low=float("-inf") if low is None else low, high=float("inf") if high is None else high,
-        is_ddim=method == "ddim", prediction=PREDICTIONS.index(prediction),
-        is_clamped=low is not None or high is not None, pair_step=pair.stride(-1), **floats)
+        cfg=cfg,
+        blend=blend,
+        low=float("-inf") if low is None else low,
+        high=float("inf") if high is None else high,
+        is_ddim=method == "ddim",
+        prediction=PREDICTIONS.index(prediction),
+        is_clamped=low is not None or high is not None,
+        pair_step=pair.stride(-1),
+        **floats,
+    )
     view.fill(params, *_OPERANDS)
     streams = [(t, place) for t, place in zip((x, cond, uncond, previous), view.places, strict=False) if t is not None]
     # The mask and the pair are read an element at a time: their place does not matter.
     rows = Tiles(view.batches, view.rows, view.width, (*(place for _, place in streams), view.places[-1]))
-    wide = (rows.wide() and all(t.data_ptr() % ALIGNMENT == 0 for t, _ in streams) and view.places[5][2] == 0
-            and (uncond is None or uncond.dtype is cond.dtype) and (previous is None or previous.dtype is x.dtype))
+    wide = (
+        rows.wide()
+        and all(t.data_ptr() % ALIGNMENT == 0 for t, _ in streams)
+        and view.places[5][2] == 0
+        and (uncond is None or uncond.dtype is cond.dtype)
+        and (previous is None or previous.dtype is x.dtype)
+    )
     name = f"diffusion_step_{TYPES[x.dtype]}_{TYPES[cond.dtype]}" if wide else "diffusion_step_any"
     grid, threads = view.grid(wide)
     launch = card.kernel("diffusion_step", name).prepare(params, grid=grid, block=threads, shape=call.describe())
 
-    def run(x: Tensor, cond: Tensor, uncond: Tensor | None, previous: Tensor | None, mask: Tensor | None,
-            pair: Tensor) -> Tensor:
+    def run(
+        x: Tensor, cond: Tensor, uncond: Tensor | None, previous: Tensor | None, mask: Tensor | None, pair: Tensor
+    ) -> Tensor:
         out = new_out()
-        launch(x.data_ptr(), cond.data_ptr(), 0 if uncond is None else uncond.data_ptr(),
-               0 if previous is None else previous.data_ptr(), 0 if mask is None else mask.data_ptr(), pair.data_ptr(),
-               out.data_ptr())
+        launch(
+            x.data_ptr(),
+            cond.data_ptr(),
+            0 if uncond is None else uncond.data_ptr(),
+            0 if previous is None else previous.data_ptr(),
+            0 if mask is None else mask.data_ptr(),
+            pair.data_ptr(),
+            out.data_ptr(),
+        )
         return out
 
     return run
@@ -206,12 +290,18 @@ def shape_class(call: Call) -> str:
 
 STEP = Op(
     name="diffusion_step",
-    schema=("(Tensor x, Tensor cond, Tensor? uncond, Tensor? previous, Tensor? mask, Tensor pair, float cfg, "
-            "str prediction, str method, float blend, float? low, float? high, str policy) -> Tensor"),
+    schema=(
+        "(Tensor x, Tensor cond, Tensor? uncond, Tensor? previous, Tensor? mask, Tensor pair, float cfg, "
+        "str prediction, str method, float blend, float? low, float? high, str policy) -> Tensor"
+    ),
     reference=reference,
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
     shape_class=shape_class,
-    kernels={"diffusion_step": ("diffusion_step_any", *(f"diffusion_step_{x}_{m}" for x in TYPES.values()
-                                                        for m in TYPES.values()))},
+    kernels={
+        "diffusion_step": (
+            "diffusion_step_any",
+            *(f"diffusion_step_{x}_{m}" for x in TYPES.values() for m in TYPES.values()),
+        )
+    },
 )

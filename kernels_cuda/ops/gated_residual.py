@@ -16,6 +16,7 @@ from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .checks import wrong_dtype
+from .norm_modulate import MOST_ROWS
 from .rows import SharedRow, row_class, row_view, rows, shared_row, spread
 from .tiles import Tiles, known, packed, place_fields, tiles
 
@@ -143,11 +144,21 @@ def _tiles(call: Call) -> tuple[Tiles, int] | str:
     shared = shared_row(gate, x_rows, "gate")
     if not isinstance(shared, SharedRow):
         return shared or ""
+    if x_rows.tokens > MOST_ROWS:
+        return f"x: {x_rows.tokens} tokens exceed {MOST_ROWS}"
     b, s, d = x_rows.batches, x_rows.tokens, x_rows.d
     x_place = (x_rows.batch_stride, x_rows.row_stride, 1)
-    return Tiles(b, s, d, (x_place, (y_rows.batch_stride, y_rows.row_stride, 1),
-                           (shared.batch_stride, shared.frame_stride, 1),
-                           x_place if call.op == GATED_.name else (s * d, d, 1))), shared.tokens_per_frame
+    return Tiles(
+        b,
+        s,
+        d,
+        (
+            x_place,
+            (y_rows.batch_stride, y_rows.row_stride, 1),
+            (shared.batch_stride, shared.frame_stride, 1),
+            x_place if call.op == GATED_.name else (s * d, d, 1),
+        ),
+    ), shared.tokens_per_frame
 
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
@@ -176,12 +187,19 @@ def _prepare(call: Call, card: Card) -> Launch:
     found = _tiles(call)
     view, run = found if isinstance(found, tuple) else (known(found), 1)
     params = GatedResidualParams(
-        tokens_per_frame=run, x_is_float=x.dtype is torch.float32, y_is_float=y.dtype is torch.float32,
-        gate_is_float=gate is not None and gate.dtype is torch.float32)
+        tokens_per_frame=run,
+        x_is_float=x.dtype is torch.float32,
+        y_is_float=y.dtype is torch.float32,
+        gate_is_float=gate is not None and gate.dtype is torch.float32,
+    )
     view.fill(params, "x", "y", "gate", "out")
     columns = [column for _, _, column in view.places]
-    wide = (call.aligned and view.wide((0, 1)) and y.dtype is torch.float16
-            and columns == [1, 1, 0 if gate is None else 1, 1])
+    wide = (
+        call.aligned
+        and view.wide((0, 1))
+        and y.dtype is torch.float16
+        and columns == [1, 1, 0 if gate is None else 1, 1]
+    )
     modulation = TYPES[torch.float16 if gate is None else gate.dtype]
     name = f"gated_residual_{TYPES[x.dtype]}_{modulation}" if wide else "gated_residual_any"
     grid, threads = view.grid(wide)
@@ -190,8 +208,9 @@ def _prepare(call: Call, card: Card) -> Launch:
 
 def shape_class(call: Call) -> str:
     """Width exactly, rows to a power of two, and how much gate each row has to read."""
-    return " ".join("-" if t is None else row_class(t) + ("" if t.is_contiguous() else " strided")
-                    for t in call.tensors)
+    return " ".join(
+        "-" if t is None else row_class(t) + ("" if t.is_contiguous() else " strided") for t in call.tensors
+    )
 
 
 _KERNELS = ("gated_residual_any", *(f"gated_residual_{x}_{m}" for x in TYPES.values() for m in TYPES.values()))

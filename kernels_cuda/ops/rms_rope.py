@@ -26,9 +26,19 @@ HEADS = (16, 32, 64, 128, 256)  # head sizes whose head is a group of neighbouri
 TYPES = (torch.float16, torch.float32)
 
 
-def rms_rope(q: Tensor, k: Tensor | None = None, q_weight: Tensor | None = None, k_weight: Tensor | None = None,
-             rotation: Tensor | None = None, sin: Tensor | None = None, *, eps: float, norm: Norm = "token",
-             interleaved: bool = True, policy: KernelPolicy = STANDARD) -> tuple[Tensor, Tensor | None]:
+def rms_rope(
+    q: Tensor,
+    k: Tensor | None = None,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    rotation: Tensor | None = None,
+    sin: Tensor | None = None,
+    *,
+    eps: float,
+    norm: Norm = "token",
+    interleaved: bool = True,
+    policy: KernelPolicy = STANDARD,
+) -> tuple[Tensor, Tensor | None]:
     """RMSNorm of q and k, then RoPE. The norm, its weights, the rotation and k are optional.
 
     q, k      [batch, tokens, heads, d] fp16 with any strides but the last: views of a packed [b, s, 3 * h * d] buffer,
@@ -45,9 +55,19 @@ def rms_rope(q: Tensor, k: Tensor | None = None, q_weight: Tensor | None = None,
     return out[0], None if k is None else out[1]
 
 
-def rms_rope_(q: Tensor, k: Tensor | None = None, q_weight: Tensor | None = None, k_weight: Tensor | None = None,
-              rotation: Tensor | None = None, sin: Tensor | None = None, *, eps: float, norm: Norm = "token",
-              interleaved: bool = True, policy: KernelPolicy = STANDARD) -> None:
+def rms_rope_(
+    q: Tensor,
+    k: Tensor | None = None,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    rotation: Tensor | None = None,
+    sin: Tensor | None = None,
+    *,
+    eps: float,
+    norm: Norm = "token",
+    interleaved: bool = True,
+    policy: KernelPolicy = STANDARD,
+) -> None:
     """rms_rope in place: q and k are overwritten where they lie. They must not overlap each other."""
     RMS_ROPE_((q, k, q_weight, k_weight, rotation, sin), (eps, norm, interleaved), policy)
 
@@ -124,13 +144,17 @@ def _table(q: Tensor, k: Tensor | None, rotation: Tensor | None, sin: Tensor | N
     tail = (d // 2, 2, 2) if sin is None else (d // 2,)
 
     def view(t: Tensor, name: str) -> Tensor:
-        lead, found = t.shape[:t.ndim - len(tail)], t
+        lead, found = t.shape[: t.ndim - len(tail)], t
         if len(lead) == 3 and 1 in lead[1:]:
             found = t[:, :, 0] if lead[2] == 1 else t[:, 0]
         elif len(lead) == 1:
             found = t[None]
-        if (found.ndim != 2 + len(tail) or found.shape[2:] != tail or found.shape[0] not in (1, b)
-                or (found.shape[1] != 1 and found.shape[1] < tokens)):
+        if (
+            found.ndim != 2 + len(tail)
+            or found.shape[2:] != tail
+            or found.shape[0] not in (1, b)
+            or (found.shape[1] != 1 and found.shape[1] < tokens)
+        ):
             raise ValueError(f"{name}: {list(t.shape)} does not turn {b} x {tokens} tokens with heads of {d}")
         return found
 
@@ -141,20 +165,31 @@ def _turn(x: Tensor, table: Table | None, interleaved: bool) -> Tensor:
     """RoPE of [b, s, h, d] in the type of the table."""
     if table is None:
         return x
-    rotation, sin = (None if t is None else t[:, :x.shape[1]].unsqueeze(2) for t in table)
+    rotation, sin = (None if t is None else t[:, : x.shape[1]].unsqueeze(2) for t in table)
     assert rotation is not None
     x = x.to(torch.promote_types(x.dtype, rotation.dtype))
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
     if sin is None:
-        pair = (torch.addcmul(rotation[..., 0, 0] * a, rotation[..., 0, 1], b),
-                torch.addcmul(rotation[..., 1, 0] * a, rotation[..., 1, 1], b))
+        pair = (
+            torch.addcmul(rotation[..., 0, 0] * a, rotation[..., 0, 1], b),
+            torch.addcmul(rotation[..., 1, 0] * a, rotation[..., 1, 1], b),
+        )
     else:
         pair = torch.addcmul(rotation * a, sin, b, value=-1), torch.addcmul(rotation * b, sin, a)
     return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
 
 
-def reference(q: Tensor, k: Tensor | None, q_weight: Tensor | None, k_weight: Tensor | None, rotation: Tensor | None,
-              sin: Tensor | None, eps: float, norm: str, interleaved: bool) -> list[Tensor]:
+def reference(
+    q: Tensor,
+    k: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    rotation: Tensor | None,
+    sin: Tensor | None,
+    eps: float,
+    norm: str,
+    interleaved: bool,
+) -> list[Tensor]:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     o = Operands.of((q, k, q_weight, k_weight, rotation, sin), norm)
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -173,8 +208,17 @@ def reference(q: Tensor, k: Tensor | None, q_weight: Tensor | None, k_weight: Te
     return out
 
 
-def stock(q: Tensor, k: Tensor | None, q_weight: Tensor | None, k_weight: Tensor | None, rotation: Tensor | None,
-          sin: Tensor | None, eps: float, norm: str, interleaved: bool) -> list[Tensor]:
+def stock(
+    q: Tensor,
+    k: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    rotation: Tensor | None,
+    sin: Tensor | None,
+    eps: float,
+    norm: str,
+    interleaved: bool,
+) -> list[Tensor]:
     """What stock runs (WanSelfAttention.forward, flux QKNorm): rms_norm in half precision, then apply_rope."""
     o = Operands.of((q, k, q_weight, k_weight, rotation, sin), norm)
     out = []
@@ -256,13 +300,26 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     if any(t.numel() for t in o.streams.values()):
         launch = _prepare(call, o, card, tactic or best_tactic(o.width))
 
-    def run(into: Sequence[Tensor], q: Tensor, k: Tensor | None, q_weight: Tensor | None, k_weight: Tensor | None,
-            rotation: Tensor | None, sin: Tensor | None) -> None:
+    def run(
+        into: Sequence[Tensor],
+        q: Tensor,
+        k: Tensor | None,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        rotation: Tensor | None,
+        sin: Tensor | None,
+    ) -> None:
         if launch is not None:
-            launch(q.data_ptr(), 0 if k is None else k.data_ptr(),
-                   into[0].data_ptr(), 0 if k is None else into[1].data_ptr(),
-                   0 if q_weight is None else q_weight.data_ptr(), 0 if k_weight is None else k_weight.data_ptr(),
-                   0 if rotation is None else rotation.data_ptr(), 0 if sin is None else sin.data_ptr())
+            launch(
+                q.data_ptr(),
+                0 if k is None else k.data_ptr(),
+                into[0].data_ptr(),
+                0 if k is None else into[1].data_ptr(),
+                0 if q_weight is None else q_weight.data_ptr(),
+                0 if k_weight is None else k_weight.data_ptr(),
+                0 if rotation is None else rotation.data_ptr(),
+                0 if sin is None else sin.data_ptr(),
+            )
 
     def out_of_place(*tensors: Any) -> list[Tensor]:
         out = [new() for new in makers]
@@ -288,17 +345,24 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> Launch:
     blocks = kernel.resident_blocks(threads) * card.multiprocessors * tactic.rounds
     tokens_per_block = -(-b * s // blocks) if in_registers else 1
     params = RmsRopeParams(
-        batches=b, d=d, tokens_per_block=tokens_per_block, eps=eps, normalised=norm != "none",
-        per_head=norm == "head", interleaved=interleaved,
+        batches=b,
+        d=d,
+        tokens_per_block=tokens_per_block,
+        eps=eps,
+        normalised=norm != "none",
+        per_head=norm == "head",
+        interleaved=interleaved,
         weight_is_float=any(t.dtype is torch.float32 for t in o.weights.values()),
-        rotation_is_float=any(t.dtype is torch.float32 for t in o.tables.values()))
+        rotation_is_float=any(t.dtype is torch.float32 for t in o.tables.values()),
+    )
     for name, t in o.streams.items():
         setattr(params, f"{name}_tokens", t.shape[1])
         setattr(params, f"{name}_heads", t.shape[2])
         places = [stride if size > 1 else 0 for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True)]
         packed = [t.shape[1] * t.shape[2] * d, t.shape[2] * d, d]
-        for where, stride, out_stride in zip(("batch", "token", "head"), places, places if written else packed,
-                                             strict=True):
+        for where, stride, out_stride in zip(
+            ("batch", "token", "head"), places, places if written else packed, strict=True
+        ):
             setattr(params, f"{name}_{where}", stride)
             setattr(params, f"{name}_out_{where}", out_stride)
     for name, t in zip(("rotation", "sines"), o.tables.values(), strict=False):
@@ -331,8 +395,10 @@ def shape_class(call: Call) -> str:
     return f"{norm} {'interleaved' if interleaved else 'halves'} heads {heads} {sizes}{layout}"
 
 
-_TAIL = ("Tensor? q_weight, Tensor? k_weight, Tensor? rotation, Tensor? sin, float eps, str norm, bool interleaved, "
-         "str policy")
+_TAIL = (
+    "Tensor? q_weight, Tensor? k_weight, Tensor? rotation, Tensor? sin, float eps, str norm, bool interleaved, "
+    "str policy"
+)
 _KERNELS = ("rms_rope_any", *(f"rms_rope_{norm}_{packs}" for norm in ("token", "head") for packs in BLOCKS))
 
 RMS_ROPE = Op(

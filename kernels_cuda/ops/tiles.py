@@ -34,7 +34,8 @@ class Tiles:
         """
         return self.width % PACK == 0 and all(
             column in columns and (column == 0 or (batch % PACK == 0 and row % PACK == 0))
-            for batch, row, column in self.places)
+            for batch, row, column in self.places
+        )
 
     def grid(self, wide: bool) -> tuple[Grid, int]:
         """(grid, threads): chunks of a row that leave few threads idle, rows, batches."""

@@ -27,11 +27,14 @@ struct GatedResidualParams {
     i64 tokens_per_frame;
     int x_is_float, y_is_float, gate_is_float;  // `any` only
 
-    // The usual cases need no division: one gate for all tokens, or one each.
+    // The usual cases need no division: one gate for all tokens, or one each. Tokens that share gates fit 32 bits.
     __device__ i64 gate_at(i64 batch, i64 token) const {
-        const i64 frame = tokens_per_frame >= extent.rows ? 0
-                          : tokens_per_frame == 1         ? token
-                                                          : token / tokens_per_frame;
+        i64 frame = 0;
+        if (tokens_per_frame == 1) {
+            frame = token;
+        } else if (tokens_per_frame < extent.rows) {
+            frame = static_cast<unsigned>(token) / static_cast<unsigned>(tokens_per_frame);
+        }
         return gate_place.at(batch, frame);
     }
 };
@@ -65,7 +68,7 @@ __device__ void gated_residual_rows(const GatedResidualParams& p) {
     });
 }
 
-extern "C" __global__ void __launch_bounds__(kTileThreads)
+extern "C" __global__ void __launch_bounds__(kTileThreads, 1)
     gated_residual_any(const __grid_constant__ GatedResidualParams p) {
     for_each_row(p.extent, [&](i64 batch, i64 token) {
         const i64 x_at = p.x_place.at(batch, token), y_at = p.y_place.at(batch, token);

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
+
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_addcmul, silu_mul
 from fusestream.kernels_cuda.ops.activations import reference
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
 
 OFF = KernelPolicy.of("off")
 KINDS = ("silu", "tanh", "erf", "quick")
@@ -103,9 +104,13 @@ def test_scale_and_saturate(isa, size):
 
 @pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "transposed", "four dimensions"])
 def test_layouts(isa, layout):
-    ways = {"shifted": shifted, "gaps": lambda t: padded_rows(t, 8), "odd gaps": lambda t: padded_rows(t, 3),
-            "transposed": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
-            "four dimensions": lambda t: padded_rows(t.view(2, 6, 4, 32), 8)[:, :, ::2]}
+    ways = {
+        "shifted": shifted,
+        "gaps": lambda t: padded_rows(t, 8),
+        "odd gaps": lambda t: padded_rows(t, 3),
+        "transposed": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+        "four dimensions": lambda t: padded_rows(t.view(2, 6, 4, 32), 8)[:, :, ::2],
+    }
     for width in (128,):
         gate, up = ways[layout](randn(2, 6, width)), ways[layout](randn(2, 6, width))
         assert_rounded_once(flat(silu(gate, policy=on(isa))), flat(exact(gate, "silu")), what=layout)
@@ -124,20 +129,30 @@ def test_types(isa, types):
     assert got.dtype is out_type
     torch.testing.assert_close(got.double(), want, rtol=1e-3 if out_type is torch.float16 else 1e-5, atol=1e-6)
     got = silu(gate, out_dtype=out_type, policy=on(isa))
-    torch.testing.assert_close(got.double(), exact(gate, "silu"), rtol=1e-3 if out_type is torch.float16 else 1e-5,
-                               atol=1e-6)
+    torch.testing.assert_close(
+        got.double(), exact(gate, "silu"), rtol=1e-3 if out_type is torch.float16 else 1e-5, atol=1e-6
+    )
     got = silu_addcmul(gate, up, gate, out_dtype=out_type, policy=on(isa))
-    torch.testing.assert_close(got.double(), exact(gate.double() + up.double() * gate.double(), "silu"),
-                               rtol=1e-3 if out_type is torch.float16 else 1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        got.double(),
+        exact(gate.double() + up.double() * gate.double(), "silu"),
+        rtol=1e-3 if out_type is torch.float16 else 1e-5,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize("channels", ["last", "first", "batch", "full", "odd", "scale and shift"])
 def test_addcmul(isa, channels):
     a = randn(2, 6, 7 if channels == "odd" else 8, 24)
-    b, c = {"last": (randn(24), randn(24)), "first": (randn(6, 1, 1), randn(6, 1, 1)), "odd": (randn(24), randn(1)),
-            "batch": (randn(2, 1, 1, 24), randn(2, 1, 1, 1)), "full": (randn(2, 6, 8, 24), randn(2, 6, 8, 24)),
-            "scale and shift": (randn(2, 6, 8, 24), randn(24))}[channels]
+    b, c = {
+        "last": (randn(24), randn(24)),
+        "first": (randn(6, 1, 1), randn(6, 1, 1)),
+        "odd": (randn(24), randn(1)),
+        "batch": (randn(2, 1, 1, 24), randn(2, 1, 1, 1)),
+        "full": (randn(2, 6, 8, 24), randn(2, 6, 8, 24)),
+        "scale and shift": (randn(2, 6, 8, 24), randn(24)),
+    }[channels]
     a, b, c = (randn(24), b, c) if channels == "scale and shift" else (a, b, c)
     want = exact(a.double() + b.double() * c.double(), "silu")
     got = silu_addcmul(a, b, c, policy=on(isa))

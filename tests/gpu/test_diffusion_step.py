@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu.support import assert_rounded_once, assert_same_special, padded_rows, shifted
+
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, diffusion_step
 from fusestream.kernels_cuda.ops.diffusion_step import reference
-from gpu.support import assert_rounded_once, assert_same_special, padded_rows, shifted
 
 OFF = KernelPolicy.of("off")
 SHAPES = ((2, 16, 3, 10, 12), (1, 16, 21, 60, 104), (3, 4, 7, 9), (1,), (5, 1), (2, 3, 127))
@@ -48,11 +49,12 @@ def test_steps(isa, shape, method, prediction, types):
     x, previous = randn(*shape, dtype=x_type), randn(*shape, dtype=x_type)
     cond, uncond = randn(*shape, dtype=m_type), randn(*shape, dtype=m_type)
     for pair in (pair_of(method), pair_of(method, shape[0])):
-        for tensors, more in (((x, cond, pair, None, None, None), {}),
-                              ((x, cond, pair, uncond, None, None), {"cfg": 5.0}),
-                              ((x, cond, pair, uncond, previous, None), {"cfg": 5.0, "blend": 0.3, "low": -1.0}),
-                              ((x, cond, pair, None, previous, torch.rand(shape, device="cuda")),
-                               {"low": -0.5, "high": 2.0})):
+        for tensors, more in (
+            ((x, cond, pair, None, None, None), {}),
+            ((x, cond, pair, uncond, None, None), {"cfg": 5.0}),
+            ((x, cond, pair, uncond, previous, None), {"cfg": 5.0, "blend": 0.3, "low": -1.0}),
+            ((x, cond, pair, None, previous, torch.rand(shape, device="cuda")), {"low": -0.5, "high": 2.0}),
+        ):
             options = {"prediction": prediction, "method": method, **more}
             got = diffusion_step(*tensors, **options, policy=on(isa))
             check(got, tensors, options, f"{shape} {options}")
@@ -75,9 +77,13 @@ def test_masks(isa, mask_type):
 
 @pytest.mark.parametrize("layout", ["shifted", "odd gaps", "gaps", "halves of a batch", "time first"])
 def test_layouts(isa, layout):
-    ways = {"shifted": shifted, "odd gaps": lambda t: padded_rows(t, 3), "gaps": lambda t: padded_rows(t, 8),
-            "halves of a batch": lambda t: torch.cat((t, t)).chunk(2)[1],
-            "time first": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)}
+    ways = {
+        "shifted": shifted,
+        "odd gaps": lambda t: padded_rows(t, 3),
+        "gaps": lambda t: padded_rows(t, 8),
+        "halves of a batch": lambda t: torch.cat((t, t)).chunk(2)[1],
+        "time first": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    }
     x, cond, uncond = (ways[layout](randn(2, 6, 16)) for _ in range(3))
     tensors = (x, cond, pair_of("euler"), uncond, None, None)
     check(diffusion_step(*tensors, cfg=4.0, policy=on(isa)), tensors, {"cfg": 4.0}, layout)
@@ -89,7 +95,7 @@ def test_slices_of_the_samplers_sigmas(isa):
     x, cond = randn(1, 4, 32), randn(1, 4, 32)
     for prediction in ("velocity", "denoised"):
         for i in range(7):
-            tensors = (x, cond, sigmas[i:i + 2], None, None, None)
+            tensors = (x, cond, sigmas[i : i + 2], None, None, None)
             options = {"prediction": prediction}
             check(diffusion_step(*tensors, **options, policy=on(isa)), tensors, options, f"{prediction} {i}")
 
@@ -99,10 +105,11 @@ def test_slices_of_the_samplers_sigmas(isa):
 def test_special_values(isa, size, prediction):
     x, cond, uncond, previous = (randn(2, size) for _ in range(4))
     for i, t in enumerate((x, cond, uncond, previous)):
-        t[0, 3 * i:3 * i + 3] = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda")
-    for tensors, options in (((x, cond, pair_of("euler"), uncond, None, None), {"cfg": 2.0}),
-                             ((x, cond, pair_of("euler"), uncond, previous, None),
-                              {"cfg": 2.0, "blend": 0.5, "low": -1.0, "high": 1.0})):
+        t[0, 3 * i : 3 * i + 3] = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda")
+    for tensors, options in (
+        ((x, cond, pair_of("euler"), uncond, None, None), {"cfg": 2.0}),
+        ((x, cond, pair_of("euler"), uncond, previous, None), {"cfg": 2.0, "blend": 0.5, "low": -1.0, "high": 1.0}),
+    ):
         got = diffusion_step(*tensors, prediction=prediction, **options, policy=on(isa))
         assert_same_special(got, diffusion_step(*tensors, prediction=prediction, **options, policy=OFF), prediction)
 
@@ -137,9 +144,9 @@ def test_graph_and_compile(isa):
         captured = step(x, cond, uncond, pair)
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for i in range(4):
-        pair.copy_(sigmas[i:i + 2])
+        pair.copy_(sigmas[i : i + 2])
         graph.replay()
-        want = step(x, cond, uncond, sigmas[i:i + 2])
+        want = step(x, cond, uncond, sigmas[i : i + 2])
         assert torch.equal(captured, want) and torch.equal(compiled(x, cond, uncond, pair), want)
 
 

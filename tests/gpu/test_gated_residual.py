@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu.support import assert_rounded_once, assert_same_special, padded_rows, shifted
+
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gated_residual, gated_residual_
 from fusestream.kernels_cuda.ops.gated_residual import reference
-from gpu.support import assert_rounded_once, assert_same_special, padded_rows, shifted
 
 OFF = KernelPolicy.of("off")
 WIDTHS = (1, 3, 8, 127, 128, 1536, 5120, 8200)
@@ -56,9 +57,13 @@ def test_gated_residual(isa, d, form):
 @pytest.mark.parametrize("d", [8, 72, 127, 1536])
 @pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "every other row", "transposed batch"])
 def test_layouts(isa, d, layout):
-    ways = {"shifted": shifted, "gaps": lambda t: padded_rows(t, 8), "odd gaps": lambda t: padded_rows(t, 3),
-            "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
-            "transposed batch": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)}
+    ways = {
+        "shifted": shifted,
+        "gaps": lambda t: padded_rows(t, 8),
+        "odd gaps": lambda t: padded_rows(t, 3),
+        "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+        "transposed batch": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    }
     for form in ("none", "batch", "token"):
         x, y, gate = inputs(2, 11, d, form)
         x, y = ways[layout](x), ways[layout](y)

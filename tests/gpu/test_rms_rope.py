@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, rms_rope, rms_rope_
-from fusestream.kernels_cuda.ops.rms_rope import reference
 from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
+
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope, rms_rope_
+from fusestream.kernels_cuda.ops.rms_rope import reference
+from fusestream.kernels_cuda.registry import Call
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")
 # (heads, d): Wan 1.3B and 14B, Flux, Qwen3, and sizes only the `any` kernel serves.
-SIZES = ((12, 128), (40, 128), (24, 128), (32, 128), (16, 64), (3, 256), (5, 32), (7, 16),
-         (1, 1), (1, 3), (1, 127), (3, 6), (2, 96), (40, 256))
+SIZES = (
+    (12, 128),
+    (40, 128),
+    (24, 128),
+    (32, 128),
+    (16, 64),
+    (3, 256),
+    (5, 32),
+    (7, 16),
+    (1, 1),
+    (1, 3),
+    (1, 127),
+    (3, 6),
+    (2, 96),
+    (40, 256),
+)
 FORMS = ("none", "matrix", "batch", "cos")
 PLACES = ("flux", "wan", "plain")
 
@@ -38,8 +54,13 @@ def rotations(form, b, s, d, place="flux", dtype=torch.float32):
 def inputs(b, s, h, d, norm="token", dtype=torch.float16, k_heads=None, k_tokens=None):
     q = torch.randn(b, s, h, d, device="cuda").half() * 3
     k = torch.randn(b, k_tokens or s, k_heads or h, d, device="cuda").half()
-    weights = (None, None) if norm == "none" else (
-        (1 + 0.3 * torch.randn(t.shape[2] * d if norm == "token" else d, device="cuda")).to(dtype) for t in (q, k))
+    weights = (
+        (None, None)
+        if norm == "none"
+        else (
+            (1 + 0.3 * torch.randn(t.shape[2] * d if norm == "token" else d, device="cuda")).to(dtype) for t in (q, k)
+        )
+    )
     return q, k, *weights
 
 
@@ -98,9 +119,13 @@ def test_packed_in_place(isa, h, d, norm):
 @pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "every other token", "heads first"])
 @pytest.mark.parametrize(("h", "d"), [(12, 128), (5, 64), (2, 10)])
 def test_layouts(isa, h, d, layout):
-    ways = {"shifted": shifted, "gaps": lambda t: padded_rows(t, 8), "odd gaps": lambda t: padded_rows(t, 3),
-            "every other token": lambda t: t.repeat_interleave(2, 1)[:, ::2],
-            "heads first": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2)}
+    ways = {
+        "shifted": shifted,
+        "gaps": lambda t: padded_rows(t, 8),
+        "odd gaps": lambda t: padded_rows(t, 3),
+        "every other token": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+        "heads first": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    }
     for norm, place, interleaved in (("token", "wan", True), ("head", "flux", False)):
         q, k, qw, kw = inputs(2, 13, h, d, norm)
         q, k = ways[layout](q), ways[layout](k)
@@ -150,8 +175,12 @@ def test_empty_and_tiny(isa, shape):
     for norm in ("token", "head"):
         got, _ = rms_rope(q, eps=EPS, norm=norm, policy=on(isa))
         assert got.shape == q.shape
-    got, other = rms_rope(torch.empty(1, 0, 2, 64, device="cuda").half(), torch.ones(1, 3, 2, 64, device="cuda").half(),
-                          eps=EPS, policy=on(isa))
+    got, other = rms_rope(
+        torch.empty(1, 0, 2, 64, device="cuda").half(),
+        torch.ones(1, 3, 2, 64, device="cuda").half(),
+        eps=EPS,
+        policy=on(isa),
+    )
     assert got.numel() == 0 and torch.equal(other, torch.ones_like(other))
 
 
@@ -188,6 +217,19 @@ def test_bitwise_repeatable(isa, h, d):
         for _ in range(5):
             for a, b in zip(first, rms_rope(*tensors, *table, eps=EPS, norm=norm, policy=on(isa)), strict=True):
                 assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("norm", ["token", "head"])
+@pytest.mark.parametrize(("h", "k_heads", "d"), [(12, 12, 128), (9, 2, 128), (5, 5, 64), (24, 24, 64)])
+def test_every_tactic(isa, h, k_heads, d, norm):
+    """However the work is cut, the result is right; blocks of one token and of many."""
+    for s in (1, 90):
+        tensors, table = inputs(2, s, h, d, norm, k_heads=k_heads), rotations("matrix", 2, s, d)
+        call = Call("rms_rope", (*tensors, *table), (EPS, norm, True), on(isa))
+        tactics = OPS["rms_rope"].candidates[0].tactics(call)
+        assert len(tactics) > 3
+        for tactic in tactics:
+            compare(tactic.prepare(call)(*call.tensors), *tensors, *table, norm, True, tactic.name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")

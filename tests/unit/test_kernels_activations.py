@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_addcmul, silu_mul
-from fusestream.kernels_cuda.ops.tiles import Tiles, packed, tiles, tiles_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_addcmul, silu_mul
+from fusestream.kernels_cuda.ops.tiles import Tiles, packed, tiles, tiles_of
 
 OFF = KernelPolicy.of("off")
 KINDS = ("silu", "tanh", "erf", "quick")
@@ -34,17 +35,26 @@ def gated(gate, up, kind, **options):
 
 
 @settings(max_examples=60, deadline=None)
-@given(shape=st.lists(st.integers(1, 9), min_size=1, max_size=4), kind=st.sampled_from(KINDS),
-       dtype=st.sampled_from([torch.float16, torch.float32]), layout=st.sampled_from(["pair", "split", "interleaved"]),
-       power=st.integers(-10, 4), size=st.sampled_from([0.1, 3.0, 100.0]), seed=st.integers(0, 2**31))
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    kind=st.sampled_from(KINDS),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
+    layout=st.sampled_from(["pair", "split", "interleaved"]),
+    power=st.integers(-10, 4),
+    size=st.sampled_from([0.1, 3.0, 100.0]),
+    seed=st.integers(0, 2**31),
+)
 def test_reference_is_the_definition(shape, kind, dtype, layout, power, size, seed):
     torch.manual_seed(seed)
     gate, up = ((torch.randn(shape) * size).to(dtype) for _ in range(2))
     step = 2**-11 if dtype is torch.float16 else 2e-6
     want = by_hand(gate, kind)
     torch.testing.assert_close(plain(gate, kind).double(), want, rtol=step, atol=2e-7 * size + 2**-25)
-    both = {"pair": (gate, up), "split": (torch.cat((gate, up), -1), None),
-            "interleaved": (torch.stack((gate, up), -1).flatten(-2), None)}[layout]
+    both = {
+        "pair": (gate, up),
+        "split": (torch.cat((gate, up), -1), None),
+        "interleaved": (torch.stack((gate, up), -1).flatten(-2), None),
+    }[layout]
     options = {} if layout == "pair" else {"layout": layout}
     want = want * up.double() * 2.0**power
     got = gated(*both, kind, scale=2.0**power, **options)
@@ -52,8 +62,9 @@ def test_reference_is_the_definition(shape, kind, dtype, layout, power, size, se
     fits = want.abs() < 65504
     allowed = 1e-6 * size * size * 2.0**power + 2**-25
     torch.testing.assert_close(got.double()[fits], want[fits], rtol=step, atol=allowed)
-    torch.testing.assert_close(gated(*both, kind, policy=OFF, **options), gated(*both, kind, **options),
-                               rtol=4e-3, atol=1e-2 * size)
+    torch.testing.assert_close(
+        gated(*both, kind, policy=OFF, **options), gated(*both, kind, **options), rtol=4e-3, atol=1e-2 * size
+    )
 
 
 def test_scale_keeps_what_would_overflow():
@@ -72,13 +83,19 @@ def test_scale_keeps_what_would_overflow():
 @pytest.mark.parametrize("channels", ["last", "first", "both full"])
 def test_addcmul_broadcasts_like_torch(channels):
     a = torch.randn(2, 5, 4, 6).half()
-    b, c = {"last": (torch.randn(6).half(), torch.randn(6).half()),
-            "first": (torch.randn(5, 1, 1).half(), torch.randn(2, 5, 1, 1).half()),
-            "both full": (torch.randn_like(a), torch.randn_like(a))}[channels]
+    b, c = {
+        "last": (torch.randn(6).half(), torch.randn(6).half()),
+        "first": (torch.randn(5, 1, 1).half(), torch.randn(2, 5, 1, 1).half()),
+        "both full": (torch.randn_like(a), torch.randn_like(a)),
+    }[channels]
     want = by_hand(a.double() + b.double() * c.double(), "silu")
     torch.testing.assert_close(silu_addcmul(a, b, c).double(), want, rtol=2**-11, atol=1e-6)
-    torch.testing.assert_close(silu_addcmul(b.expand_as(a), a, c).double(),
-                               by_hand(b.double() + a.double() * c.double(), "silu"), rtol=2**-11, atol=1e-6)
+    torch.testing.assert_close(
+        silu_addcmul(b.expand_as(a), a, c).double(),
+        by_hand(b.double() + a.double() * c.double(), "silu"),
+        rtol=2**-11,
+        atol=1e-6,
+    )
     torch.testing.assert_close(silu_addcmul(a, b, c, policy=OFF).double(), want, rtol=4e-3, atol=4e-3)
 
 
@@ -88,7 +105,7 @@ def test_tiles_address_every_element(shape, order, gap):
     """The merged view meets the same addresses in the same order as the shape and strides it was made from."""
     dims = list(range(len(shape)))
     order.shuffle(dims)
-    wide = torch.empty([*(shape[i] for i in dims[:-1]), shape[dims[-1]] + gap])[..., :shape[dims[-1]]]
+    wide = torch.empty([*(shape[i] for i in dims[:-1]), shape[dims[-1]] + gap])[..., : shape[dims[-1]]]
     back = [dims.index(i) for i in range(len(shape))]
     x = wide.permute(back)
     shared = torch.empty([n if order.random() < 0.5 else 1 for n in shape]).expand(shape)
@@ -97,8 +114,12 @@ def test_tiles_address_every_element(shape, order, gap):
         assert "do not fold" in view
         return
     for t, place in zip((x, shared), view.places, strict=False):
-        met = [sum(i * s for i, s in zip(index, place, strict=True)) for index in
-               torch.cartesian_prod(*(torch.arange(n) for n in (view.batches, view.rows, view.width))).tolist()]
+        met = [
+            sum(i * s for i, s in zip(index, place, strict=True))
+            for index in torch.cartesian_prod(
+                *(torch.arange(n) for n in (view.batches, view.rows, view.width))
+            ).tolist()
+        ]
         index = torch.cartesian_prod(*(torch.arange(n) for n in shape)).view(-1, len(shape)).tolist()
         assert met == [sum(i * s for i, s in zip(each, t.stride(), strict=True)) for each in index]
 
@@ -111,8 +132,10 @@ def test_contiguous_tensors_are_one_row():
     assert tiles((2, 4, 8), (64, 16, 2)).wide((2,)) and not tiles((2, 4, 8), (64, 15, 1)).wide()
 
 
-@pytest.mark.parametrize(("width", "grid", "threads"), [(1, (1, 1, 1), 32), (8960, (3, 1, 1), 192),
-                                                        (8192, (2, 1, 1), 256), (2**34, (2**22, 1, 1), 256)])
+@pytest.mark.parametrize(
+    ("width", "grid", "threads"),
+    [(1, (1, 1, 1), 32), (8960, (3, 1, 1), 192), (8192, (2, 1, 1), 256), (2**34, (2**22, 1, 1), 256)],
+)
 def test_chunks(width, grid, threads):
     assert Tiles(1, 1, width, ()).grid(wide=width > 8) == (grid, threads)
 
@@ -154,9 +177,16 @@ def test_compile_keeps_the_ops_whole():
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "arguments"), [
-    ("silu", ("silu", None)), ("gelu", ("gelu_erf", torch.float32)), ("silu_mul", ("silu", "split", 0.5, True, None)),
-    ("gelu_mul", ("gelu_tanh", "interleaved", 1.0, False, None)), ("silu_addcmul", (None,))])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("silu", ("silu", None)),
+        ("gelu", ("gelu_erf", torch.float32)),
+        ("silu_mul", ("silu", "split", 0.5, True, None)),
+        ("gelu_mul", ("gelu_tanh", "interleaved", 1.0, False, None)),
+        ("silu_addcmul", (None,)),
+    ],
+)
 def test_registration_is_sound(name, arguments):
     """torch's own checks of the schema and the fake."""
     x = torch.randn(3, 16).half()

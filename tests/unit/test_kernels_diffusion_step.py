@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, diffusion_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, diffusion_step
 
 OFF = KernelPolicy.of("off")
 METHODS = [(method, p) for method in ("euler", "ddim") for p in ("velocity", "eps", "denoised")]
@@ -23,16 +24,25 @@ def by_hand(x, cond, uncond, now, then, cfg, prediction, method):
             denoised = other + (denoised - other) * cfg
         return x + (x - denoised) / now * (then - now)
     m = cond if uncond is None else uncond.double() + cfg * (cond - uncond.double())
-    a, s = now**0.5, (1 - now)**0.5
+    a, s = now**0.5, (1 - now) ** 0.5
     x0 = {"velocity": a * x - s * m, "eps": (x - s * m) / a, "denoised": m}[prediction]
     eps = (x - a * x0) / s
-    return then**0.5 * x0 + (1 - then)**0.5 * eps
+    return then**0.5 * x0 + (1 - then) ** 0.5 * eps
 
 
 @settings(max_examples=80, deadline=None)
-@given(b=st.integers(1, 3), c=st.integers(1, 4), n=st.integers(1, 17), way=st.sampled_from(METHODS),
-       types=st.sampled_from(["ff", "fh", "hh", "hf"]), guided=st.booleans(), cfg=st.floats(0.5, 8),
-       seed=st.integers(0, 2**31), blended=st.sampled_from(["no", "scalar", "mask", "channels"]), clamp=st.booleans())
+@given(
+    b=st.integers(1, 3),
+    c=st.integers(1, 4),
+    n=st.integers(1, 17),
+    way=st.sampled_from(METHODS),
+    types=st.sampled_from(["ff", "fh", "hh", "hf"]),
+    guided=st.booleans(),
+    cfg=st.floats(0.5, 8),
+    seed=st.integers(0, 2**31),
+    blended=st.sampled_from(["no", "scalar", "mask", "channels"]),
+    clamp=st.booleans(),
+)
 def test_reference_is_the_definition(b, c, n, way, types, guided, cfg, seed, blended, clamp):
     torch.manual_seed(seed)
     (method, prediction), (x_type, m_type) = way, ({"h": torch.float16, "f": torch.float32}[t] for t in types)
@@ -53,8 +63,9 @@ def test_reference_is_the_definition(b, c, n, way, types, guided, cfg, seed, ble
     want = want.clamp(low, high) if clamp else want
     assert got.dtype is x_type
     torch.testing.assert_close(got.double(), want, rtol=1e-3 if x_type is torch.float16 else 1e-5, atol=5e-5)
-    eager = diffusion_step(*arguments, cfg=cfg, prediction=prediction, method=method, blend=blend, low=low, high=high,
-                           policy=OFF)
+    eager = diffusion_step(
+        *arguments, cfg=cfg, prediction=prediction, method=method, blend=blend, low=low, high=high, policy=OFF
+    )
     torch.testing.assert_close(eager.double(), want, rtol=2e-2, atol=8e-2)
 
 
@@ -68,9 +79,14 @@ def test_a_pair_for_each_batch():
 def test_wrong_arguments_are_value_errors():
     x, pair = torch.zeros(2, 4, 5), torch.tensor([1.0, 0.5])
     for arguments, options, words in (
-            ((x, x[:1], pair), {}, "cond: "), ((x, x, pair, x[:, :1]), {}, "uncond: "), ((x, x, x), {}, "pair: "),
-            ((x, x, pair, None, None, x), {}, "mask without"), ((x, x, pair, None, x, x[:, :, :2]), {}, "mask: "),
-            ((x, x, pair), {"prediction": "score"}, "prediction is"), ((x, x, pair), {"method": "heun"}, "method is")):
+        ((x, x[:1], pair), {}, "cond: "),
+        ((x, x, pair, x[:, :1]), {}, "uncond: "),
+        ((x, x, x), {}, "pair: "),
+        ((x, x, pair, None, None, x), {}, "mask without"),
+        ((x, x, pair, None, x, x[:, :, :2]), {}, "mask: "),
+        ((x, x, pair), {"prediction": "score"}, "prediction is"),
+        ((x, x, pair), {"method": "heun"}, "method is"),
+    ):
         with pytest.raises(ValueError, match=words):
             diffusion_step(*arguments, **options)
 
@@ -87,10 +103,11 @@ def test_special_values_and_empty():
 
 def test_modes_and_compile():
     x, cond, sigmas = torch.randn(2, 4, 6), torch.randn(2, 4, 6), torch.tensor([1.0, 0.7, 0.2])
-    compiled = torch.compile(lambda x, m, pair: diffusion_step(x, m, pair, m, cfg=3.0), fullgraph=True,
-                             backend="aot_eager")
+    compiled = torch.compile(
+        lambda x, m, pair: diffusion_step(x, m, pair, m, cfg=3.0), fullgraph=True, backend="aot_eager"
+    )
     for i in range(2):
-        pair = sigmas[i:i + 2]
+        pair = sigmas[i : i + 2]
         torch.testing.assert_close(compiled(x, cond, pair), diffusion_step(x, cond, pair, cond, cfg=3.0))
     with pytest.raises(KernelRefused, match=r"forced on but cannot serve .*on the CPU"):
         diffusion_step(x, cond, sigmas[:2], policy=KernelPolicy.of("on"))

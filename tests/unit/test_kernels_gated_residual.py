@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gated_residual, gated_residual_
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gated_residual, gated_residual_
 
 OFF = KernelPolicy.of("off")
 FORMS = ("none", "row", "batch", "frame", "token", "video")
@@ -15,8 +16,13 @@ FORMS = ("none", "row", "batch", "frame", "token", "video")
 def gate_of(form, b, frames, run, d, dtype):
     """A gate as the models hand it over, and as [b, s, d] written with plain indexing."""
     s = frames * run
-    shapes = {"row": (d,), "batch": (b, 1, 6, d), "frame": (b, frames, 6, d), "token": (b, s, 6, d),
-              "video": (b, frames, 1, 6, d)}
+    shapes = {
+        "row": (d,),
+        "batch": (b, 1, 6, d),
+        "frame": (b, frames, 6, d),
+        "token": (b, s, 6, d),
+        "video": (b, frames, 1, 6, d),
+    }
     if form == "none":
         return None, torch.ones(b, s, d, dtype=torch.float64)
     wide = torch.randn(shapes[form]).to(dtype)
@@ -27,8 +33,15 @@ def gate_of(form, b, frames, run, d, dtype):
 
 
 @settings(max_examples=60, deadline=None)
-@given(b=st.integers(1, 3), frames=st.integers(2, 4), run=st.integers(1, 3), d=st.sampled_from([1, 3, 8, 127]),
-       form=st.sampled_from(FORMS), types=st.sampled_from(["hhh", "fhh", "ffh", "hhf"]), seed=st.integers(0, 2**31))
+@given(
+    b=st.integers(1, 3),
+    frames=st.integers(2, 4),
+    run=st.integers(1, 3),
+    d=st.sampled_from([1, 3, 8, 127]),
+    form=st.sampled_from(FORMS),
+    types=st.sampled_from(["hhh", "fhh", "ffh", "hhf"]),
+    seed=st.integers(0, 2**31),
+)
 def test_reference_is_the_definition(b, frames, run, d, form, types, seed):
     torch.manual_seed(seed)
     x_type, y_type, gate_type = ({"h": torch.float16, "f": torch.float32}[t] for t in types)

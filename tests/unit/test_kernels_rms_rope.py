@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope, rms_rope_
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope, rms_rope_
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")
@@ -59,15 +60,26 @@ def by_hand(x, weight, rotation, sin, norm, interleaved):
 
 
 @settings(max_examples=80, deadline=None)
-@given(b=st.integers(1, 3), s=st.integers(2, 9), h=st.integers(1, 4), grouped=st.booleans(),
-       d=st.sampled_from([2, 6, 16, 64]), form=st.sampled_from(FORMS), norm=st.sampled_from(["token", "head", "none"]),
-       interleaved=st.booleans(),
-       weighted=st.booleans(), dtype=st.sampled_from([torch.float16, torch.float32]), seed=st.integers(0, 2**31))
+@given(
+    b=st.integers(1, 3),
+    s=st.integers(2, 9),
+    h=st.integers(1, 4),
+    grouped=st.booleans(),
+    d=st.sampled_from([2, 6, 16, 64]),
+    form=st.sampled_from(FORMS),
+    norm=st.sampled_from(["token", "head", "none"]),
+    interleaved=st.booleans(),
+    weighted=st.booleans(),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
+    seed=st.integers(0, 2**31),
+)
 def test_reference_is_the_definition(b, s, h, grouped, d, form, norm, interleaved, weighted, dtype, seed):
     torch.manual_seed(seed)
     q, k = torch.randn(b, s, h, d).half() * 3, torch.randn(b, s, 1 if grouped else h, d).half()
-    weights = [torch.randn(t.shape[2] * d if norm == "token" else d).to(dtype) if weighted and norm != "none" else None
-               for t in (q, k)]
+    weights = [
+        torch.randn(t.shape[2] * d if norm == "token" else d).to(dtype) if weighted and norm != "none" else None
+        for t in (q, k)
+    ]
     rotation, sin = tables(form, angles(b, s, d), dtype)
     got = rms_rope(q, k, *weights, rotation, sin, eps=EPS, norm=norm, interleaved=interleaved)
     stock = rms_rope(q, k, *weights, rotation, sin, eps=EPS, norm=norm, interleaved=interleaved, policy=OFF)
