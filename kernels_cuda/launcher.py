@@ -60,6 +60,11 @@ def pointer_count(params: type[ctypes.Structure]) -> int:
     return count
 
 
+def address(t: torch.Tensor | None) -> int:
+    """A tensor's pointer, or null."""
+    return 0 if t is None else t.data_ptr()
+
+
 def output(shape: Sequence[int], dtype: torch.dtype, device: int) -> Callable[[], torch.Tensor]:
     """A maker of contiguous CUDA tensors of one shape: half the host time of `torch.empty`, which parses arguments."""
     sizes = tuple(shape)

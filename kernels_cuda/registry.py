@@ -182,6 +182,7 @@ class Op:
     kernels      unit -> every kernel the plans may launch: the archive is checked for them
     shape_class  a coarse name of the call: winners are measured once per class
     mutates      positions of the tensors written in place (measuring works on clones of them)
+    validate     raises ValueError for shapes that make no sense together: in every mode, before any candidate is asked
     """
 
     name: str
@@ -192,6 +193,7 @@ class Op:
     shape_class: Callable[[Call], str]
     kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mutates: tuple[int, ...] = ()
+    validate: Callable[[Call], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._thread = _PlansOfThread()
@@ -229,38 +231,28 @@ class Op:
 
     def resolve(self, call: Call) -> Plan:
         """Choose a candidate for a new signature and have it prepare its plan."""
+        self.validate(call)
         mode = call.policy.mode(self.name)
         if mode == "off":
-            return self._stock(call)
-        reasons: list[tuple[str, str]] = []
-        able: list[Candidate] = []
-        for candidate in self.candidates:
-            reason = candidate.refuse(call)
-            if reason is None:
-                able.append(candidate)
-            else:
-                reasons.append((candidate.name, reason))
+            return self._without_ours(call).prepare(call)
+        refusals = [(candidate, candidate.refuse(call)) for candidate in self.candidates]
+        able = [candidate for candidate, reason in refusals if reason is None]
+        reasons = {candidate.name: reason for candidate, reason in refusals if reason is not None}
         ours = [candidate for candidate in able if candidate.ours]
         if mode == "on" and not ours:
-            raise KernelRefused(
-                f"{self.name} is forced on but cannot serve {call.describe()}: "
-                + "; ".join(f"{name}: {reason}" for name, reason in reasons)
-            )
+            why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise KernelRefused(f"{self.name} is forced on but cannot serve {call.describe()}: {why}")
         if mode == "on":
             winner = ours[0]
+            LEDGER.chose(Choice(self.name, self.shape_class(call), winner.name, "forced on"))
         elif not ours:
             on_cpu = call.device.type == "cpu"
-            served_by = "the reference" if on_cpu else "stock"
-            for name, reason in reasons:
-                LEDGER.refused(self.name, name, reason, call.describe(), served_by)
-            return self._reference(call) if on_cpu else self._stock(call)
+            winner = StockCandidate(self.reference, "the reference") if on_cpu else self._without_ours(call)
         else:
             runners = [way for candidate in able for way in candidate.tactics(call)[:MOST_TACTICS]]
             winner = runners[0] if len(runners) == 1 else autotune.fastest(self, call, runners)
-        for name, reason in reasons:
+        for name, reason in reasons.items():
             LEDGER.refused(self.name, name, reason, call.describe(), winner.name)
-        if mode == "on":
-            LEDGER.chose(Choice(self.name, self.shape_class(call), winner.name, "forced on"))
         return winner.prepare(call)
 
     def bind(self, tensors: Tensors, options: Options, policy: KernelPolicy = STANDARD) -> Plan:
@@ -277,15 +269,10 @@ class Op:
         """Drop this thread's plans: for tests that change what candidates find."""
         self._thread.plans.clear()
 
-    def _stock(self, call: Call) -> Plan:
-        for candidate in self.candidates:
-            if not candidate.ours and candidate.refuse(call) is None:
-                return candidate.prepare(call)
-        return self._reference(call)
-
-    def _reference(self, call: Call) -> Plan:
-        run, options = self.reference, call.options
-        return lambda *tensors: run(*tensors, *options)
+    def _without_ours(self, call: Call) -> Candidate:
+        """What stock runs, or the reference where stock has nothing for this input."""
+        theirs = (candidate for candidate in self.candidates if not candidate.ours and candidate.refuse(call) is None)
+        return next(theirs, StockCandidate(self.reference, "the reference"))
 
 
 def _checked(call: Call, plan: Plan) -> Plan:

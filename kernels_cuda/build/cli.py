@@ -70,7 +70,7 @@ def ninja_file(pairs: list[tuple[str, str]], folder: Path = BUILD) -> str:
         "ninja_required_version = 1.5",
         f"compiler = {nvrtc().version}",  # in the command line, so that another compiler rebuilds everything
         "rule compile",
-        f'  command = "{sys.executable}" "{HERE / "compile.py"}" $unit $variant "$out" "$compiler"',
+        f'  command = "{sys.executable}" "{HERE / "compile.py"}" $unit $variant $out "$compiler"',
         "  description = $variant $unit",
         "  depfile = $out.d",
         "  deps = gcc",

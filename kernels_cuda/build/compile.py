@@ -37,7 +37,8 @@ def main(unit: str, variant: str, target: str, *_compiler: str) -> int:
     out.with_name(out.name + ".json").write_text(json.dumps(built.kernels, indent=1, sort_keys=True))
     sources = [matrix.SOURCES / f"{unit}.cu", *matrix.headers(unit)]
     made_from = " ".join(str(path).replace(" ", "\\ ") for path in sources)
-    out.with_name(out.name + ".d").write_text(f"{target}: {made_from}\n")
+    escaped = target.replace(" ", "\\ ")
+    out.with_name(out.name + ".d").write_text(f"{escaped}: {made_from}\n")
     return 0
 
 

@@ -5,6 +5,7 @@ The maths, the layout and the access pattern stand at the head of src/norm_modul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
+from ..launcher import MAX_GRID, Card, Launch, Pointer, address, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .checks import mixed_dtypes, word, wrong_dtype
-from .rows import SharedRow, row_class, row_view, rows, shared_row, spread
+from .rows import SharedRow, frames_of, row_class, row_view, rows, shared_row, spread, tokens_per_frame
 
 Kind = Literal["layer", "rms"]
+Maybe = Tensor | None
+Dtype = torch.dtype | None
 
 TYPES = {torch.float16: "f16", torch.float32: "f32"}
 PACK = 8  # kPack: elements a thread moves at once
@@ -94,14 +97,7 @@ def residual_gate_norm_modulate(
 
 
 def reference(
-    x: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    kind: str,
-    out_dtype: torch.dtype | None,
+    x: Tensor, scale: Maybe, shift: Maybe, weight: Maybe, bias: Maybe, eps: float, kind: str, out_dtype: Dtype
 ) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -113,7 +109,7 @@ def reference(
         value = value * weight.to(wide)
     if bias is not None:
         value = value + bias.to(wide)
-    flat = value.reshape(_batches(x), -1, x.shape[-1])
+    flat = _flat(value)
     if scale is not None:
         flat = flat * (1 + spread(scale.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "scale"))
     if shift is not None:
@@ -124,17 +120,17 @@ def reference(
 def residual_reference(
     x: Tensor,
     y: Tensor,
-    gate: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    gate: Maybe,
+    scale: Maybe,
+    shift: Maybe,
+    weight: Maybe,
+    bias: Maybe,
     eps: float,
     kind: str,
-    out_dtype: torch.dtype | None,
+    out_dtype: Dtype,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(x.dtype, torch.float32)
-    flat, added = (t.to(wide).reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
+    flat, added = _flat(x.to(wide)), _flat(y.to(wide))
     if gate is not None:
         added = added * spread(gate.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "gate")
     x_new = (flat + added).reshape(x.shape).to(x.dtype)
@@ -142,14 +138,7 @@ def residual_reference(
 
 
 def stock(
-    x: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    kind: str,
-    out_dtype: torch.dtype | None,
+    x: Tensor, scale: Maybe, shift: Maybe, weight: Maybe, bias: Maybe, eps: float, kind: str, out_dtype: Dtype
 ) -> Tensor:
     """What stock runs (WanAttentionBlock.forward): the norm, then addcmul with modulation repeated over the tokens."""
     weight, bias = (None if t is None else t.to(x.dtype) for t in (weight, bias))
@@ -160,7 +149,7 @@ def stock(
         if bias is not None:
             value = value + bias
     if scale is not None or shift is not None:
-        flat = value.reshape(_batches(x), -1, x.shape[-1])
+        flat = _flat(value)
         size = flat.shape[1], flat.shape[0], flat.shape[2]
         if scale is None:
             flat = flat + spread(_present(shift), *size, "shift")
@@ -175,19 +164,19 @@ def stock(
 def residual_stock(
     x: Tensor,
     y: Tensor,
-    gate: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    gate: Maybe,
+    scale: Maybe,
+    shift: Maybe,
+    weight: Maybe,
+    bias: Maybe,
     eps: float,
     kind: str,
-    out_dtype: torch.dtype | None,
+    out_dtype: Dtype,
 ) -> tuple[Tensor, Tensor]:
     if gate is None:
         x_new = (x + y).to(x.dtype)
     else:
-        flat, added = (t.reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
+        flat, added = _flat(x), _flat(y)
         by = spread(gate, flat.shape[1], flat.shape[0], flat.shape[2], "gate")
         x_new = torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype)
     return x_new, stock(x_new, scale, shift, weight, bias, eps, kind, out_dtype)
@@ -201,8 +190,14 @@ def residual_fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=rest[-1] or x.dtype)
 
 
-def _batches(x: Tensor) -> int:
-    return x.shape[0] if x.ndim > 2 else 1
+def _sizes(t: Tensor) -> tuple[int, int, int]:
+    """(batches, tokens, d). A tensor of rank 2 is one batch."""
+    batches, middle = (t.shape[0], t.shape[1:-1]) if t.ndim > 2 else (1, t.shape[:-1])
+    return batches, math.prod(middle), t.shape[-1]
+
+
+def _flat(t: Tensor) -> Tensor:
+    return t.reshape(_sizes(t))
 
 
 def _present(t: Tensor | None) -> Tensor:
@@ -251,6 +246,19 @@ class Operands(NamedTuple):
         return {name: t for name, t in named.items() if t is not None}
 
 
+def validate(call: Call) -> None:
+    """Shapes that no implementation could serve. What broadcasts, and how, is judged in rows.py."""
+    o = Operands.of(call)
+    batches, tokens, d = _sizes(o.x)
+    if o.y is not None and o.y.shape != o.x.shape:
+        raise ValueError(f"{call.op}: y {list(o.y.shape)} has not the shape of x {list(o.x.shape)}")
+    for name, t in o.affine.items():
+        if t.shape != (d,):
+            raise ValueError(f"{call.op}: {name} {list(t.shape)} is not [{d}]")
+    for name, t in o.modulation.items():
+        tokens_per_frame(tokens, frames_of(t, batches, d, name).shape[1], name)
+
+
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
     o = Operands.of(call)
@@ -286,48 +294,18 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         return (lambda *_: new_out()) if o.y is None else (lambda *_: (new_x(), new_out()))
     launch, affine_is_modulation = _prepare(call, o, card, tactic or best_tactic(o.x.shape[-1]))
 
-    def norm(
-        x: Tensor, scale: Tensor | None, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None
-    ) -> Tensor:
+    def norm(x: Tensor, scale: Maybe, shift: Maybe, weight: Maybe, bias: Maybe) -> Tensor:
         out = new_out()
         if affine_is_modulation:
             scale, shift, weight, bias = weight, bias, None, None
-        launch(
-            x.data_ptr(),
-            0,
-            0,
-            0 if scale is None else scale.data_ptr(),
-            0 if shift is None else shift.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            0,
-        )
+        launch(x.data_ptr(), 0, 0, address(scale), address(shift), address(weight), address(bias), out.data_ptr(), 0)
         return out
 
-    def residual(
-        x: Tensor,
-        y: Tensor,
-        gate: Tensor | None,
-        scale: Tensor | None,
-        shift: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def residual(x: Tensor, y: Tensor, gate: Maybe, *rest: Maybe) -> tuple[Tensor, Tensor]:
         x_new, out = new_x(), new_out()
-        if affine_is_modulation:
-            scale, shift, weight, bias = weight, bias, None, None
-        launch(
-            x.data_ptr(),
-            y.data_ptr(),
-            0 if gate is None else gate.data_ptr(),
-            0 if scale is None else scale.data_ptr(),
-            0 if shift is None else shift.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            x_new.data_ptr(),
-        )
+        scale, shift, weight, bias = (*rest[2:], None, None) if affine_is_modulation else rest
+        rows_of_d = address(gate), address(scale), address(shift), address(weight), address(bias)
+        launch(x.data_ptr(), y.data_ptr(), *rows_of_d, out.data_ptr(), x_new.data_ptr())
         return x_new, out
 
     return norm if o.y is None else residual
@@ -462,6 +440,7 @@ NORM = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
     shape_class=shape_class,
+    validate=validate,
     kernels={"norm_modulate": _kernels("norm_modulate")},
 )
 
@@ -472,5 +451,6 @@ RESIDUAL = Op(
     fake=residual_fake,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(residual_stock)),
     shape_class=shape_class,
+    validate=validate,
     kernels={"norm_modulate": _kernels("residual_gate_norm_modulate")},
 )

@@ -136,10 +136,23 @@ def test_wrong_shapes_are_value_errors():
         norm_modulate(x, torch.zeros(2, 1, 9).half(), None, eps=EPS)
     with pytest.raises(ValueError, match="scale"):
         norm_modulate(x, torch.zeros(3, 1, 8).half(), None, eps=EPS)
+    with pytest.raises(ValueError, match="8 rows of modulation cannot be spread over 6 tokens"):
+        norm_modulate(x, torch.zeros(2, 8, 8).half(), None, eps=EPS)
+    with pytest.raises(ValueError, match=r"weight \[7\] is not \[8\]"):
+        norm_modulate(x, weight=torch.zeros(7).half(), eps=EPS)
+    for policy in (KernelPolicy(), OFF):  # stock would broadcast it, a kernel would read beyond it
+        with pytest.raises(ValueError, match=r"y \[2, 1, 8\] has not the shape of x \[2, 6, 8\]"):
+            residual_gate_norm_modulate(x, x[:, :1], eps=EPS, policy=policy)
 
 
 def test_empty_and_one():
-    assert norm_modulate(torch.zeros(2, 0, 8).half(), eps=EPS).shape == (2, 0, 8)
+    for shape in ((2, 0, 8), (0, 4, 8), (2, 4, 0), (0, 8)):
+        x, row = torch.zeros(shape).half(), torch.zeros(1, 1, shape[-1]).half()
+        for policy in (KernelPolicy(), OFF):
+            assert norm_modulate(x, row, row, eps=EPS, policy=policy).shape == shape
+            assert [t.shape for t in residual_gate_norm_modulate(x, x, row, row, row, eps=EPS, policy=policy)] == [
+                shape
+            ] * 2
     assert norm_modulate(torch.ones(1, 1, 1).half(), eps=EPS).item() == 0
 
 
