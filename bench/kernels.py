@@ -54,7 +54,7 @@ def all_rows(only: str | None) -> list[Row]:
 
 def moved_bytes(row: Row, tensors: Tensors) -> int:
     outputs = row.stock(*tensors, *row.options)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
     return row.moved(tensors, outputs) if row.moved else sum_bytes(*tensors, *outputs)
 
 

@@ -71,6 +71,8 @@ def test_shapes(isa, c, groups, layout):
 @pytest.mark.parametrize("c", [1, 13, 40])
 @pytest.mark.parametrize("way", ["plain", "shifted", "frames", "channels", "batch", "shifted weight"])
 def test_ways_to_lie(isa, c, layout, way):
+    if c == 1 and layout == "last":
+        pytest.skip("one channel is in either layout, and torch takes it for channels-first")
     x, weight, bias = inputs(layout, 2, c, 3, 4, 8)
     if way == "shifted":
         x = shifted(x.movedim(1, -1), 3).movedim(-1, 1) if layout == "last" else shifted(x, 3)

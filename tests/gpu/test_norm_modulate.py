@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
 
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
+from fusestream.kernels_cuda import STANDARD, KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
 from fusestream.kernels_cuda.ops.norm_modulate import reference
 from fusestream.kernels_cuda.ops.rows import spread
 
@@ -187,16 +187,18 @@ def test_special_values(isa, d):
         y[0, 2 * i + 1, i] = value
     x[0, 7, ::2], y[0, 7, ::2], gate[..., 4] = 60000, 60000, 1.0  # the sum overflows fp16
     scale[..., 5], shift[..., 6] = torch.inf, torch.nan
+    # Stock is the judge of LayerNorm. torch's fused RMSNorm is none: around one Inf it makes a whole row NaN, but only
+    # where the row is no multiple of four. There the plain arithmetic is, which the reference runs on the CPU.
     for kind in ("layer", "rms"):
-        assert_same_special(
-            norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=on(isa)),
-            norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=OFF),
-            kind,
-        )
+        device, judge = ("cuda", OFF) if kind == "layer" else ("cpu", STANDARD)
+        x_, y_, gate_, scale_, shift_ = (t.to(device) for t in (x, y, gate, scale, shift))
+        got = norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=on(isa))
+        like = norm_modulate(x_, scale_, shift_, eps=EPS, kind=kind, policy=judge)
+        assert_same_special(got, like.cuda(), kind)
         got = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, kind=kind, policy=on(isa))
-        stock = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, kind=kind, policy=OFF)
-        for a, b in zip(got, stock, strict=True):
-            assert_same_special(a, b, kind)
+        like = residual_gate_norm_modulate(x_, y_, gate_, scale_, shift_, eps=EPS, kind=kind, policy=judge)
+        for a, b in zip(got, like, strict=True):
+            assert_same_special(a, b.cuda(), kind)
 
 
 @pytest.mark.parametrize("d", [100, 1536, 5120])

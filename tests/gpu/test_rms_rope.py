@@ -204,9 +204,12 @@ def test_special_values(isa, h, d, interleaved):
         qw[5] = torch.inf
         table = rotations("matrix", 1, 12, d)
         got = rms_rope(q, k, qw, kw, *table, eps=EPS, norm=norm, interleaved=interleaved, policy=on(isa))
-        like = rms_rope(q, k, qw, kw, *table, eps=EPS, norm=norm, interleaved=interleaved, policy=OFF)
+        # Judged by the plain arithmetic, which the reference runs on the CPU: around one Inf torch's fused RMSNorm
+        # makes a whole row NaN, but only where the row is no multiple of four.
+        plain = [t if t is None else t.cpu() for t in (q, k, qw, kw, *table)]
+        like = rms_rope(*plain, eps=EPS, norm=norm, interleaved=interleaved)
         for a, b in zip(got, like, strict=True):
-            assert_same_special(a, b, norm)
+            assert_same_special(a, b.cuda(), norm)
 
 
 @pytest.mark.parametrize(("h", "d"), [(12, 128), (3, 100)])
