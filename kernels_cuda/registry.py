@@ -182,7 +182,8 @@ class Op:
     kernels      unit -> every kernel the plans may launch: the archive is checked for them
     shape_class  a coarse name of the call: winners are measured once per class
     mutates      positions of the tensors written in place (measuring works on clones of them)
-    validate     raises ValueError for shapes that make no sense together: in every mode, before any candidate is asked
+    validate     raises ValueError for shapes that make no sense together: in every mode, before any candidate is asked.
+                 The message names the operand, its shape and what was expected; the op's name is put before it
     """
 
     name: str
@@ -231,7 +232,10 @@ class Op:
 
     def resolve(self, call: Call) -> Plan:
         """Choose a candidate for a new signature and have it prepare its plan."""
-        self.validate(call)
+        try:
+            self.validate(call)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from error
         mode = call.policy.mode(self.name)
         if mode == "off":
             return self._without_ours(call).prepare(call)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import word, wrong_dtype
+from .checks import check_one_of, check_shape, word, wrong_dtype
 from .rows import row_class
 from .tiles import Tiles, known, packed, place_fields, tiles, tiles_of
 
@@ -27,6 +27,7 @@ Layout = Literal["split", "interleaved"]
 KINDS = ("silu", "gelu_tanh", "gelu_erf", "gelu_quick")  # enum Kind
 TYPES = (torch.float16, torch.float32)
 LARGEST = 65504.0
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # what the struct holds as a normal float
 
 
 def silu(x: Tensor, *, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD) -> Tensor:
@@ -111,12 +112,10 @@ def _check_kind(kind: str) -> None:
 
 def reference(x: Tensor, kind: str, out_dtype: torch.dtype | None) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-    _check_kind(kind)
     return _activate(x.to(torch.promote_types(x.dtype, torch.float32)), kind).to(out_dtype or x.dtype).contiguous()
 
 
 def stock(x: Tensor, kind: str, out_dtype: torch.dtype | None) -> Tensor:
-    _check_kind(kind)
     return _activate(x, kind).to(out_dtype or x.dtype).contiguous()
 
 
@@ -127,13 +126,11 @@ def fake(x: Tensor, _kind: str, out_dtype: torch.dtype | None) -> Tensor:
 def _halves(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float) -> tuple[Tensor, Tensor]:
     """gate and up as two views. Raises ValueError for what does not belong together."""
     _check_kind(kind)
-    if math.frexp(scale)[0] != 0.5:
-        raise ValueError(f"scale {scale} is no power of two")
-    if layout not in ("split", "interleaved"):
-        raise ValueError(f"layout is {layout!r}, expected split or interleaved")
+    check_one_of("layout", layout, ("split", "interleaved"))
+    if math.frexp(scale)[0] != 0.5 or not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+        raise ValueError(f"scale is {scale}, expected a power of two that fp32 holds")
+    check_shape("up", up, gate, "gate")
     if up is not None:
-        if up.shape != gate.shape:
-            raise ValueError(f"up: {list(up.shape)} is not gate's shape {list(gate.shape)}")
         return gate, up
     if gate.ndim == 0 or gate.shape[-1] % 2:
         raise ValueError(f"gate: {list(gate.shape)} has no two halves")
@@ -181,9 +178,17 @@ def addcmul_stock(a: Tensor, b: Tensor, c: Tensor, out_dtype: torch.dtype | None
     return functional.silu(torch.addcmul(a, b.to(a.dtype), c.to(a.dtype))).to(out_dtype or a.dtype).contiguous()
 
 
-def _shape(*tensors: Tensor) -> torch.Size:
-    shape: torch.Size = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
-    return shape
+def _shape(a: Tensor, b: Tensor, c: Tensor) -> torch.Size:
+    """The broadcast shape. Raises ValueError that names the first operand which does not fit those before it."""
+    return _broadcast(_broadcast(a.shape, "b", b), "c", c)
+
+
+def _broadcast(shape: torch.Size, name: str, t: Tensor) -> torch.Size:
+    try:
+        both: torch.Size = torch.broadcast_shapes(shape, t.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise ValueError(f"{name}: {list(t.shape)} does not broadcast with {list(shape)}") from error
+    return both
 
 
 def addcmul_fake(a: Tensor, b: Tensor, c: Tensor, out_dtype: torch.dtype | None) -> Tensor:
@@ -223,7 +228,6 @@ def _views(call: Call) -> tuple[Tensor, Tensor]:
     gate = call.tensors[0]
     assert gate is not None
     if len(call.tensors) == 1:
-        _check_kind(call.options[0])
         return gate, gate
     return _halves(gate, call.tensors[1], *call.options[:3])
 
@@ -231,6 +235,12 @@ def _views(call: Call) -> tuple[Tensor, Tensor]:
 def _tiles(call: Call) -> Tiles | str:
     gate, up = _views(call)
     return tiles(gate.shape, gate.stride(), up.stride(), packed(gate.shape))
+
+
+def validate(call: Call) -> None:
+    """Shapes and options that no implementation could serve: of silu, gelu, silu_mul and gelu_mul."""
+    _check_kind(call.options[0])
+    _views(call)
 
 
 def obstacles(call: Call) -> Iterator[str]:
@@ -285,6 +295,10 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
         return out
 
     return run
+
+
+def addcmul_validate(call: Call) -> None:
+    _shape(*call.present)
 
 
 def addcmul_obstacles(call: Call) -> Iterator[str]:
@@ -356,6 +370,7 @@ def _op(name: str, kinds: tuple[str, ...]) -> Op:
         fake=run[1],
         candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(run[2])),
         shape_class=shape_class,
+        validate=validate,
         kernels={"activations": kernels},
     )
 
@@ -372,5 +387,6 @@ SILU_ADDCMUL = Op(
     fake=addcmul_fake,
     candidates=(CudaCandidate("cuda", addcmul_obstacles, addcmul_plan), StockCandidate(addcmul_stock)),
     shape_class=shape_class,
+    validate=addcmul_validate,
     kernels={"activations": ("silu_addcmul", "silu_addcmul_any")},
 )

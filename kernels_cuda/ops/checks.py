@@ -1,11 +1,18 @@
-"""Obstacles that many ops share. Each function yields reasons, in words a user understands; none means no obstacle."""
+"""What many ops check.
+
+Obstacles: each function yields reasons, in words a user understands; none means no obstacle. The `check_` functions are
+for an op's `validate`, and raise ValueError for what no implementation could serve.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
+
+MOST_STEPS = 10_000  # of the search for a shared byte: views of real buffers take some dozens
 
 
 def word(value: Tensor | torch.dtype) -> str:
@@ -24,3 +31,91 @@ def mixed_dtypes(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """Operands that must be of one type and are not."""
     if len({t.dtype for t in tensors.values()}) > 1:
         yield f"{', '.join(f'{name} is {word(t)}' for name, t in tensors.items())}; the kernels take one type"
+
+
+def check_shape(name: str, t: Tensor | None, like: Tensor, of: str = "x") -> None:
+    """A tensor that does not broadcast: it has the shape of another."""
+    if t is not None and t.shape != like.shape:
+        raise ValueError(f"{name}: {list(t.shape)} is not {of}'s shape {list(like.shape)}")
+
+
+def check_one_of(name: str, value: object, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
+
+
+def check_eps(eps: float) -> None:
+    if not (math.isfinite(eps) and eps >= 0):
+        raise ValueError(f"eps is {eps}, expected a finite number that is not negative")
+
+
+def check_written(
+    written: Mapping[str, Tensor | None], read: Mapping[str, Tensor | None], itself: Collection[str] = ()
+) -> None:
+    """Tensors written in place have each element once, and lie apart from each other and from those read.
+
+    itself  of those read, the ones that may also be a written tensor, element for element
+
+    Addresses are not part of a signature: like all of `validate` this sees the first call of one. A caller that keeps
+    handing over memory that overlaps is found, one that does so later is not.
+    """
+    targets = {name: t for name, t in written.items() if t is not None and t.numel()}
+    for name, t in targets.items():
+        if any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True)):
+            raise ValueError(
+                f"{name}: {list(t.shape)} with strides {t.stride()} is written, and its elements share memory"
+            )
+    names = list(targets)
+    pairs = [(one, two, targets[two]) for i, one in enumerate(names) for two in names[i + 1 :]]
+    pairs += [(one, two, t) for one in names for two, t in read.items() if t is not None]
+    for one, two, t in pairs:
+        target = targets[one]
+        if two in itself and _same(target, t):
+            continue
+        if overlap(target, t):
+            raise ValueError(f"{one}: {list(target.shape)} is written, and overlaps {two} {list(t.shape)} in memory")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.data_ptr() == b.data_ptr()
+        and a.dtype == b.dtype
+        and a.shape == b.shape
+        and all(m == n for size, m, n in zip(a.shape, a.stride(), b.stride(), strict=True) if size > 1)
+    )
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have a byte in common. Exact for views that interleave, such as q and k of one projection.
+
+    Some byte of a is some byte of b: a sum of steps, each taken 0 to `most` times, equals a distance. The steps of b,
+    which are subtracted, are counted from its last byte, so that all of them are positive.
+    """
+    if a.device != b.device or a.device.type == "meta" or not a.numel() or not b.numel():
+        return False
+    distance = b.data_ptr() - a.data_ptr()
+    steps: dict[int, int] = {}
+    for t, is_b in ((a, False), (b, True)):
+        unit = t.element_size()
+        dims = [(stride * unit, size - 1) for size, stride in zip(t.shape, t.stride(), strict=True)]
+        for step, most in ((1, unit - 1), *dims):
+            if step and most:
+                steps[step] = steps.get(step, 0) + most  # equal steps of both are one: that keeps the search short
+                distance += step * most if is_b else 0
+    ordered = sorted(steps.items(), reverse=True)
+    reach = [sum(step * most for step, most in ordered[i:]) for i in range(len(ordered) + 1)]
+    open_ends, taken = [(0, distance)], 0
+    while open_ends:
+        at, left = open_ends.pop()
+        if not 0 <= left <= reach[at]:
+            continue
+        if left in (0, reach[at]):
+            return True
+        step, most = ordered[at]
+        fewest = max(0, -((reach[at + 1] - left) // step))
+        choices = range(fewest, min(most, left // step) + 1)
+        taken += len(choices)
+        if taken > MOST_STEPS:
+            return False  # not known to: an error must be certain
+        open_ends += [(at + 1, left - step * n) for n in choices]
+    return False

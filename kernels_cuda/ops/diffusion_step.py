@@ -15,7 +15,7 @@ from torch import Tensor
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import ALIGNMENT, Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import word, wrong_dtype
+from .checks import check_one_of, check_shape, word, wrong_dtype
 from .rows import row_class
 from .tiles import Tiles, known, packed, place_fields, tiles
 
@@ -23,6 +23,7 @@ Prediction = Literal["velocity", "eps", "denoised"]
 Method = Literal["euler", "ddim"]
 
 PREDICTIONS = ("velocity", "eps", "denoised")  # enum Prediction
+METHODS = ("euler", "ddim")
 TYPES = {torch.float16: "f16", torch.float32: "f32"}
 
 
@@ -63,34 +64,6 @@ def diffusion_step(
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def _check(
-    x: Tensor,
-    cond: Tensor,
-    uncond: Tensor | None,
-    previous: Tensor | None,
-    mask: Tensor | None,
-    pair: Tensor,
-    prediction: str,
-    method: str,
-) -> None:
-    """Raises ValueError for what does not belong together."""
-    for name, t in (("cond", cond), ("uncond", uncond), ("previous", previous)):
-        if t is not None and t.shape != x.shape:
-            raise ValueError(f"{name}: {list(t.shape)} is not x's shape {list(x.shape)}")
-    if pair.shape != (2,) and (x.ndim == 0 or pair.shape not in ((1, 2), (x.shape[0], 2))):
-        raise ValueError(f"pair: {list(pair.shape)} is neither [2] nor [1 or batch, 2]")
-    if mask is not None:
-        if previous is None:
-            raise ValueError("mask without previous, which it blends in")
-        behind = list(zip(reversed(mask.shape), reversed(x.shape), strict=False))
-        if mask.ndim > x.ndim or any(m not in (1, n) for m, n in behind):
-            raise ValueError(f"mask: {list(mask.shape)} does not broadcast to {list(x.shape)}")
-    if prediction not in PREDICTIONS:
-        raise ValueError(f"prediction is {prediction!r}, expected one of {', '.join(PREDICTIONS)}")
-    if method not in ("euler", "ddim"):
-        raise ValueError(f"method is {method!r}, expected euler or ddim")
-
-
 def _pair(pair: Tensor, like: Tensor) -> list[Tensor]:
     """Now and next, to broadcast against [batch, ...]."""
     return [t if pair.ndim == 1 else t.view(-1, *[1] * (like.ndim - 1)) for t in pair.unbind(-1)]
@@ -111,7 +84,6 @@ def reference(
     high: float | None,
 ) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-    _check(x, cond, uncond, previous, mask, pair, prediction, method)
     wide = torch.promote_types(x.dtype, torch.float32)
     other, before, share = (None if t is None else t.to(wide) for t in (uncond, previous, mask))
     return (
@@ -136,7 +108,6 @@ def stock(
     high: float | None,
 ) -> Tensor:
     """What stock runs, operation by operation: cfg_function, to_d, the step, KSamplerX0Inpaint's blend."""
-    _check(x, cond, uncond, previous, mask, pair, prediction, method)
     return (
         _step(x, cond, uncond, previous, mask, pair, cfg, prediction, method, blend, low, high).to(x.dtype).contiguous()
     )
@@ -198,11 +169,28 @@ StepParams = parameter_struct(
 )
 
 
+def validate(call: Call) -> None:
+    """Shapes and options that no implementation could serve."""
+    x, cond, uncond, previous, mask, pair = call.tensors
+    assert x is not None and cond is not None and pair is not None
+    for name, t in (("cond", cond), ("uncond", uncond), ("previous", previous)):
+        check_shape(name, t, x)
+    if pair.shape != (2,) and (x.ndim == 0 or pair.shape not in ((1, 2), (x.shape[0], 2))):
+        raise ValueError(f"pair: {list(pair.shape)} is neither [2] nor [1 or batch, 2]")
+    if mask is not None:
+        if previous is None:
+            raise ValueError(f"mask: {list(mask.shape)} without previous, which it blends in")
+        behind = list(zip(reversed(mask.shape), reversed(x.shape), strict=False))
+        if mask.ndim > x.ndim or any(m not in (1, n) for m, n in behind):
+            raise ValueError(f"mask: {list(mask.shape)} does not broadcast to {list(x.shape)}")
+    check_one_of("prediction", call.options[1], PREDICTIONS)
+    check_one_of("method", call.options[2], METHODS)
+
+
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     x, cond, uncond, previous, mask, pair = call.tensors
     assert x is not None and cond is not None and pair is not None
-    _check(x, cond, uncond, previous, mask, pair, *call.options[1:3])
     yield from wrong_dtype(TYPES, x=x, cond=cond, uncond=uncond, previous=previous, mask=mask)
     if pair.dtype is not torch.float32:
         yield f"pair is {word(pair)}, the kernels take float32"
@@ -298,6 +286,7 @@ STEP = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
     shape_class=shape_class,
+    validate=validate,
     kernels={
         "diffusion_step": (
             "diffusion_step_any",

@@ -5,6 +5,7 @@ The maths, the layout and the access pattern stand at the head of src/gated_resi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from ctypes import c_int, c_int64
 from typing import Any
@@ -15,9 +16,9 @@ from torch import Tensor
 from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import wrong_dtype
+from .checks import check_shape, check_written, wrong_dtype
 from .norm_modulate import MOST_ROWS
-from .rows import SharedRow, row_class, row_view, rows, shared_row, spread
+from .rows import SharedRow, frames_of, row_class, row_view, rows, shared_row, spread, tokens_per_frame
 from .tiles import Tiles, known, packed, place_fields, tiles
 
 TYPES = {torch.float16: "f16", torch.float32: "f32"}
@@ -43,16 +44,8 @@ def gated_residual_(x: Tensor, y: Tensor, gate: Tensor | None = None, *, policy:
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def _check(x: Tensor, y: Tensor, gate: Tensor | None) -> None:
-    if y.shape != x.shape:
-        raise ValueError(f"y: {list(y.shape)} is not x's shape {list(x.shape)}")
-    if gate is not None and x.ndim < 2:
-        raise ValueError(f"x: {list(x.shape)} has no rows for a gate")
-
-
 def reference(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-    _check(x, y, gate)
     wide = torch.promote_types(x.dtype, torch.float32)
     if gate is None:
         return (x.to(wide) + y.to(wide)).to(x.dtype).contiguous()
@@ -63,7 +56,6 @@ def reference(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
 
 def stock(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
     """What stock runs (WanAttentionBlock.forward): addcmul, with the gate repeated over the tokens."""
-    _check(x, y, gate)
     if gate is None:
         return (x + y).to(x.dtype).contiguous()
     flat, added = (t.reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
@@ -81,11 +73,10 @@ def reference_(x: Tensor, y: Tensor, gate: Tensor | None) -> None:
 
 def stock_(x: Tensor, y: Tensor, gate: Tensor | None) -> None:
     """In place wherever torch can."""
-    _check(x, y, gate)
     if gate is None:
         x.add_(y)
         return
-    b, s, d = _batches(x), x[..., 0].numel() // max(_batches(x), 1), x.shape[-1]
+    b, s, d = _batches(x), _tokens(x), x.shape[-1]
     by = spread(gate, s, b, d, "gate")
     by = by.view(*by.shape[:1], *[1] * (x.ndim - 2), d) if by.shape[1] == 1 else by.expand(b, s, d).reshape(x.shape)
     x.addcmul_(y, by if x.ndim > 2 else by.reshape(-1, d))
@@ -97,6 +88,10 @@ def fake_(*_: Any) -> None:
 
 def _batches(x: Tensor) -> int:
     return x.shape[0] if x.ndim > 2 else 1
+
+
+def _tokens(x: Tensor) -> int:
+    return math.prod(x.shape[1:-1] if x.ndim > 2 else x.shape[:-1])
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
@@ -112,15 +107,24 @@ GatedResidualParams = parameter_struct(
 )
 
 
+def validate(call: Call) -> None:
+    """Shapes that no implementation could serve."""
+    x, y, gate = call.tensors
+    assert x is not None and y is not None
+    check_shape("y", y, x)
+    if gate is not None:
+        if x.ndim < 2:
+            raise ValueError(f"x: {list(x.shape)} has no rows for a gate")
+        tokens_per_frame(_tokens(x), frames_of(gate, _batches(x), x.shape[-1], "gate").shape[1], "gate")
+    if call.op == GATED_.name:
+        check_written({"x": x}, {"y": y, "gate": gate}, itself="y")
+
+
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
     x, y, gate = call.tensors
     assert x is not None and y is not None
-    _check(x, y, gate)
     yield from wrong_dtype(TYPES, x=x, y=y, gate=gate)
-    shares = any(stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1)
-    if shares and call.op == GATED_.name:
-        yield "x is written in place, and its elements share memory"
     view = _tiles(call)
     if isinstance(view, str):
         yield view
@@ -222,6 +226,7 @@ GATED = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
     shape_class=shape_class,
+    validate=validate,
     kernels={"gated_residual": _KERNELS},
 )
 
@@ -232,6 +237,7 @@ GATED_ = Op(
     fake=fake_,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_)),
     shape_class=shape_class,
+    validate=validate,
     kernels={"gated_residual": _KERNELS},
     mutates=(0,),
 )

@@ -251,10 +251,10 @@ def validate(call: Call) -> None:
     o = Operands.of(call)
     batches, tokens, d = _sizes(o.x)
     if o.y is not None and o.y.shape != o.x.shape:
-        raise ValueError(f"{call.op}: y {list(o.y.shape)} has not the shape of x {list(o.x.shape)}")
+        raise ValueError(f"y {list(o.y.shape)} has not the shape of x {list(o.x.shape)}")
     for name, t in o.affine.items():
         if t.shape != (d,):
-            raise ValueError(f"{call.op}: {name} {list(t.shape)} is not [{d}]")
+            raise ValueError(f"{name} {list(t.shape)} is not [{d}]")
     for name, t in o.modulation.items():
         tokens_per_frame(tokens, frames_of(t, batches, d, name).shape[1], name)
 

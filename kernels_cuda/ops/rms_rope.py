@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import mixed_dtypes, wrong_dtype
+from .checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
 from .norm_modulate import ANY_THREADS, BLOCKS, PACK, WIDEST, Tactic, best_tactic, tactics, threads_for
 from .rows import row_class
 
@@ -96,16 +96,18 @@ class Operands(NamedTuple):
         """Raises ValueError for shapes that do not belong together."""
         q, k, q_weight, k_weight, rotation, sin = tensors
         assert q is not None
+        check_one_of("norm", norm, ("token", "head", "none"))
         for name, x, weight in (("q", q, q_weight), ("k", k, k_weight)):
             if x is not None and (x.ndim != 4 or x.shape[0] != q.shape[0] or x.shape[3] != q.shape[3]):
                 raise ValueError(f"{name}: {list(x.shape)} is not [batch, tokens, heads, d] like q {list(q.shape)}")
             if weight is None:
                 continue
-            wanted = 0 if x is None or norm == "none" else x.shape[3] * (x.shape[2] if norm == "token" else 1)
+            if x is None or norm == "none":
+                what = f"there is no {name}" if x is None else "nothing is normalised"
+                raise ValueError(f"{name}_weight: {list(weight.shape)} is given, expected None: {what}")
+            wanted = x.shape[3] * (x.shape[2] if norm == "token" else 1)
             if weight.shape != (wanted,):
                 raise ValueError(f"{name}_weight: {list(weight.shape)}, the norm of one {norm} has {wanted} weights")
-        if norm not in ("token", "head", "none"):
-            raise ValueError(f"norm is {norm!r}, expected token, head or none")
         return Operands(q, k, q_weight, k_weight, _table(q, k, rotation, sin))
 
     @property
@@ -135,11 +137,11 @@ class Operands(NamedTuple):
 def _table(q: Tensor, k: Tensor | None, rotation: Tensor | None, sin: Tensor | None) -> Table | None:
     if rotation is None:
         if sin is not None:
-            raise ValueError("sin without rotation, which holds the cosines")
+            raise ValueError(f"sin: {list(sin.shape)} without rotation, which holds the cosines")
         return None
     b, d = q.shape[0], q.shape[3]
     if d % 2:
-        raise ValueError(f"a head of {d} elements has no pairs to turn")
+        raise ValueError(f"q: {list(q.shape)}, a head of {d} elements has no pairs to turn")
     tokens = max(q.shape[1], 0 if k is None else k.shape[1])
     tail = (d // 2, 2, 2) if sin is None else (d // 2,)
 
@@ -270,6 +272,14 @@ RmsRopeParams = parameter_struct(
 )
 
 
+def validate(call: Call) -> None:
+    """Shapes and options that no implementation could serve."""
+    o = Operands.of(call.tensors, call.options[1])
+    check_eps(call.options[0])
+    if call.op == RMS_ROPE_.name:
+        check_written(o.streams, {**o.weights, **o.tables})
+
+
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     o = Operands.of(call.tensors, call.options[1])
@@ -280,8 +290,6 @@ def obstacles(call: Call) -> Iterator[str]:
     for name, t in {**o.streams, **o.weights}.items():
         if t.shape[-1] > 1 and t.stride(-1) != 1:
             yield f"{name}: elements are {t.stride(-1)} apart, not adjacent"
-        if call.op == RMS_ROPE_.name and name in o.streams and 0 in _strides(t, 3):
-            yield f"{name} is written in place, and its elements share memory"
     for name, t in o.tables.items():
         if not t[0, 0].is_contiguous():
             yield f"{name}: the rotations of a token are not contiguous"
@@ -408,6 +416,7 @@ RMS_ROPE = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
     shape_class=shape_class,
+    validate=validate,
     kernels={"rms_rope": _KERNELS},
 )
 
@@ -418,6 +427,7 @@ RMS_ROPE_ = Op(
     fake=fake_,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock_)),
     shape_class=shape_class,
+    validate=validate,
     kernels={"rms_rope": _KERNELS},
     mutates=(0, 1),
 )

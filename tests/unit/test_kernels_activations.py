@@ -154,6 +154,46 @@ def test_wrong_shapes_are_value_errors():
         silu_mul(x, layout="columns")
 
 
+def half(*shape):
+    return torch.zeros(shape).half()
+
+
+@pytest.mark.parametrize(
+    ("operand", "op", "tensors", "options"),
+    [
+        ("kind", gelu, [half(4)], {"kind": "exact"}),
+        ("up", silu_mul, [half(2, 6), half(1, 6)], {}),
+        ("up", silu_mul, [half(2, 6), half(6)], {}),
+        ("up", silu_mul, [half(2, 6), half(2, 7)], {}),
+        ("up", gelu_mul, [half(0, 6), half(0, 5)], {}),
+        ("gate", silu_mul, [half(2, 5)], {}),
+        ("gate", gelu_mul, [half()], {}),
+        ("gate", gelu_mul, [half(2, 5)], {"layout": "interleaved"}),
+        ("kind", gelu_mul, [half(2, 6)], {"kind": "exact"}),
+        ("layout", silu_mul, [half(2, 6)], {"layout": "columns"}),
+        *(("scale", silu_mul, [half(2, 6)], {"scale": s}) for s in (0.0, -1.0, 3.0, math.inf, math.nan, 2.0**-150)),
+        ("b", silu_addcmul, [half(2, 6), half(2, 5), half(6)], {}),
+        ("c", silu_addcmul, [half(2, 6), half(6), half(3, 6)], {}),
+        ("c", silu_addcmul, [half(6), half(2, 1), half(3, 6)], {}),
+        ("c", silu_addcmul, [half(0, 6), half(6), half(2, 6)], {}),
+    ],
+)
+def test_wrong_operands_are_named(operand, op, tensors, options):
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=rf"^{op.__name__}: {operand}\b"):
+            op(*tensors, **options, policy=policy)
+
+
+def test_forms_that_serve():
+    for policy in (KernelPolicy(), OFF):
+        assert silu(half(), policy=policy).shape == ()
+        assert silu_mul(half(0, 6), policy=policy).shape == (0, 3)
+        assert silu_mul(half(2, 0), policy=policy).shape == (2, 0)
+        assert silu_mul(half(), half(), scale=2.0**-3, policy=policy).shape == ()
+        for b, c, shape in (((6,), (), (2, 6)), ((2, 1), (1, 6), (2, 6)), ((3, 1, 1), (6,), (3, 2, 6))):
+            assert silu_addcmul(half(2, 6), half(*b), half(*c), policy=policy).shape == shape
+
+
 def test_special_values_and_empty():
     x = torch.tensor([math.nan, math.inf, -math.inf, 65504, -65504, 0.0, -0.0]).half()
     for kind in KINDS:

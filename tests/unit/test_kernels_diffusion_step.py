@@ -82,13 +82,54 @@ def test_wrong_arguments_are_value_errors():
         ((x, x[:1], pair), {}, "cond: "),
         ((x, x, pair, x[:, :1]), {}, "uncond: "),
         ((x, x, x), {}, "pair: "),
-        ((x, x, pair, None, None, x), {}, "mask without"),
+        ((x, x, pair, None, None, x), {}, r"mask: .* without previous"),
         ((x, x, pair, None, x, x[:, :, :2]), {}, "mask: "),
         ((x, x, pair), {"prediction": "score"}, "prediction is"),
         ((x, x, pair), {"method": "heun"}, "method is"),
     ):
         with pytest.raises(ValueError, match=words):
             diffusion_step(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("operand", "given", "options"),
+    [
+        ("cond", {"cond": (4, 5)}, {}),
+        ("cond", {"cond": (2, 4, 1)}, {}),
+        ("cond", {"x": (0, 4, 5), "cond": (0, 4, 6)}, {}),
+        ("uncond", {"uncond": (1, 4, 5)}, {}),
+        ("previous", {"previous": (2, 4)}, {}),
+        ("mask", {"mask": (2, 4, 5)}, {}),
+        ("mask", {"previous": (2, 4, 5), "mask": (3, 1, 1)}, {}),
+        ("mask", {"previous": (2, 4, 5), "mask": (2, 4, 6)}, {}),
+        ("mask", {"previous": (2, 4, 5), "mask": (2,)}, {}),
+        ("mask", {"previous": (2, 4, 5), "mask": (1, 2, 4, 5)}, {}),
+        ("pair", {"pair": ()}, {}),
+        ("pair", {"pair": (1,)}, {}),
+        ("pair", {"pair": (3,)}, {}),
+        ("pair", {"pair": (3, 2)}, {}),
+        ("pair", {"pair": (2, 1)}, {}),
+        ("pair", {"pair": (1, 2, 2)}, {}),
+        ("pair", {"x": (), "cond": (), "pair": (1, 2)}, {}),
+        ("prediction", {}, {"prediction": "score"}),
+        ("method", {}, {"method": "heun"}),
+    ],
+)
+def test_wrong_operands_are_named(operand, given, options):
+    shapes = {"x": (2, 4, 5), "cond": (2, 4, 5), "pair": (2,), **given}
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=rf"^diffusion_step: {operand}\b"):
+            diffusion_step(**{name: torch.ones(shape) for name, shape in shapes.items()}, **options, policy=policy)
+
+
+@pytest.mark.parametrize("mask", [None, (), (1,), (5,), (4, 1), (1, 4, 5), (2, 1, 1), (2, 4, 5)])
+@pytest.mark.parametrize("pair", [(2,), (1, 2), (2, 2)])
+def test_forms_that_broadcast(mask, pair):
+    x = torch.ones(2, 4, 5)
+    mask = None if mask is None else torch.ones(mask)
+    for policy in (KernelPolicy(), OFF):
+        assert diffusion_step(x, x, torch.ones(pair), x, x, mask, policy=policy).shape == x.shape
+        assert diffusion_step(x[:, :0], x[:, :0], torch.ones(pair), policy=policy).shape == (2, 0, 5)
 
 
 def test_special_values_and_empty():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gated_residual, gated_residual_
+from fusestream.kernels_cuda.ops.checks import overlap
 
 OFF = KernelPolicy.of("off")
 FORMS = ("none", "row", "batch", "frame", "token", "video")
@@ -76,6 +77,93 @@ def test_wrong_shapes_are_value_errors():
         gated_residual(x, x, torch.zeros(2, 1, 9).half())
     with pytest.raises(ValueError, match="no rows"):
         gated_residual(x[0, 0], x[0, 0], x[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("operand", "x", "y", "gate"),
+    [
+        ("y", (2, 6, 8), (2, 5, 8), None),
+        ("y", (2, 6, 8), (1, 6, 8), None),
+        ("y", (2, 6, 8), (6, 8), (8,)),
+        ("y", (2, 6, 8), (2, 6, 1), None),
+        ("y", (), (1,), None),
+        ("x", (8,), (8,), (8,)),
+        ("gate", (2, 6, 8), (2, 6, 8), ()),
+        ("gate", (2, 6, 8), (2, 6, 8), (1,)),
+        ("gate", (2, 6, 8), (2, 6, 8), (2, 1, 9)),
+        ("gate", (2, 6, 8), (2, 6, 8), (2, 6, 1)),
+        ("gate", (2, 6, 8), (2, 6, 8), (3, 1, 8)),
+        ("gate", (2, 6, 8), (2, 6, 8), (2, 7, 8)),
+        ("gate", (2, 6, 8), (2, 6, 8), (2, 0, 8)),
+        ("gate", (2, 6, 8), (2, 6, 8), (2, 3, 2, 8)),
+        ("gate", (2, 3, 2, 8), (2, 3, 2, 8), (1, 2, 3, 1, 8)),
+        ("gate", (6, 8), (6, 8), (2, 6, 8)),
+        ("gate", (0, 6, 8), (0, 6, 8), (1, 1, 9)),
+    ],
+)
+def test_wrong_operands_are_named(operand, x, y, gate):
+    tensors = [None if shape is None else torch.zeros(shape).half() for shape in (x, y, gate)]
+    for op in (gated_residual, gated_residual_):
+        for policy in (KernelPolicy(), OFF):
+            with pytest.raises(ValueError, match=rf"^{op.__name__}: {operand}: "):
+                op(*tensors, policy=policy)
+
+
+@pytest.mark.parametrize(
+    "shape", [(8,), (1, 8), (4, 8), (6, 8), (1, 1, 8), (2, 1, 8), (2, 4, 8), (1, 6, 8), (2, 3, 1, 8), (1, 6, 1, 8)]
+)
+def test_forms_that_broadcast(shape):
+    for x in (torch.zeros(2, 6, 8).half(), torch.zeros(2, 3, 2, 8).half()):
+        for policy in (KernelPolicy(), OFF):
+            assert gated_residual(x, x, torch.zeros(shape).half(), policy=policy).shape == x.shape
+            gated_residual_(x.clone(), x, torch.zeros(shape).half(), policy=policy)
+
+
+def test_in_place_needs_a_place_of_its_own():
+    x = torch.ones(4, 6, 8).half()
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=r"x: .* share memory"):
+            gated_residual_(x[:1].expand(4, 6, 8), x, policy=policy)
+        with pytest.raises(ValueError, match=r"x: .* overlaps y"):
+            gated_residual_(x[:3], x[1:], policy=policy)
+        with pytest.raises(ValueError, match=r"x: .* overlaps gate"):
+            gated_residual_(x, x.clone(), x[:, :1], policy=policy)
+        gated_residual_(x[::2], x[1::2], policy=policy)
+        there = torch.ones(2, 6, 8).half()
+        gated_residual_(there, there, policy=policy)  # itself, element for element
+        assert (there == 2).all()
+
+
+def strided(data):
+    """Two views of one buffer, any strides, and the bytes each covers."""
+    buffer = torch.zeros(4096, dtype=torch.uint8)
+    views, bytes_of = [], []
+    for _ in range(2):
+        dtype = data.draw(st.sampled_from([torch.float16, torch.float32]))
+        sizes = data.draw(st.lists(st.integers(1, 4), max_size=3))
+        strides = [data.draw(st.integers(0, 12)) for _ in sizes]
+        typed = buffer.view(dtype)
+        view = typed.as_strided(sizes, strides, data.draw(st.integers(0, 40)))
+        places = torch.arange(typed.numel()).as_strided(sizes, strides, view.storage_offset()).flatten().tolist()
+        unit = view.element_size()
+        views.append(view)
+        bytes_of.append({place * unit + byte for place in places for byte in range(unit)})
+    return views, bytes_of
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_overlap_is_exact(data):
+    (a, b), (of_a, of_b) = strided(data)
+    assert overlap(a, b) == overlap(b, a) == bool(of_a & of_b)
+
+
+def test_overlap_of_thirds_is_found_fast():
+    packed = torch.empty(2, 32760, 3, 40, 128, dtype=torch.float16)
+    q, k, _ = packed.unbind(2)
+    assert not overlap(q, k) and overlap(q, packed) and overlap(q[:, 5:], q[:, :6])
+    assert not overlap(q.transpose(1, 2), k) and not overlap(q[:, :5], q[:, 5:])
+    assert not overlap(packed[..., :64], packed[..., 64:])
 
 
 def test_special_values_and_empty():

@@ -49,7 +49,7 @@ def by_hand(x, weight, rotation, sin, norm, interleaved):
         c, n = (t.double().reshape(-1, t.shape[-2], d // 2) for t in (rotation, sin))
         m = torch.stack((c, -n, n, c), -1).unflatten(-1, (2, 2))
     else:
-        m = rotation.double().reshape(-1, max(rotation.shape[-6:-3], default=s), d // 2, 2, 2)
+        m = rotation.double().reshape(-1, s, d // 2, 2, 2)
     out = torch.empty_like(value)
     for j in range(d // 2):
         e0, e1 = (2 * j, 2 * j + 1) if interleaved else (j, j + d // 2)
@@ -131,10 +131,84 @@ def test_wrong_shapes_are_value_errors():
         rms_rope(q[..., :15], rotation=torch.zeros(6, 7, 2, 2), eps=EPS)
     with pytest.raises(ValueError, match="k: "):
         rms_rope(q, torch.zeros(2, 6, 2, 8).half(), eps=EPS)
-    with pytest.raises(ValueError, match="sin without"):
+    with pytest.raises(ValueError, match=r"sin: .* without"):
         rms_rope(q, sin=torch.zeros(6, 8), eps=EPS)
     with pytest.raises(ValueError, match="norm is"):
         rms_rope(q, eps=EPS, norm="row")
+
+
+H = torch.float16
+BOTH = (KernelPolicy(), OFF)
+
+
+def zeros(*shape):
+    return torch.zeros(shape, dtype=H)
+
+
+@pytest.mark.parametrize(
+    ("operand", "tensors", "options"),
+    [
+        ("q", {"q": zeros(6, 2, 16)}, {}),
+        ("q", {"q": zeros(1, 2, 6, 2, 16)}, {}),
+        ("q", {"q": zeros(2, 6, 2, 15), "rotation": zeros(6, 7, 2, 2)}, {}),
+        ("k", {"k": zeros(1, 6, 2, 16)}, {}),
+        ("k", {"k": zeros(2, 6, 2, 8)}, {}),
+        ("k", {"k": zeros(2, 6, 32)}, {}),
+        ("q_weight", {"q_weight": zeros(16)}, {}),
+        ("q_weight", {"q_weight": zeros(1)}, {}),
+        ("q_weight", {"q_weight": zeros(2, 16)}, {}),
+        ("q_weight", {"q_weight": zeros(32)}, {"norm": "head"}),
+        ("q_weight", {"q_weight": zeros(0)}, {"norm": "none"}),
+        ("k_weight", {"k_weight": zeros(32)}, {}),
+        ("k_weight", {"k": zeros(2, 6, 1, 16), "k_weight": zeros(32)}, {}),
+        ("rotation", {"rotation": zeros(5, 8, 2, 2)}, {}),
+        ("rotation", {"rotation": zeros(6, 7, 2, 2)}, {}),
+        ("rotation", {"rotation": zeros(6, 8, 2)}, {}),
+        ("rotation", {"rotation": zeros(8)}, {}),
+        ("rotation", {"rotation": zeros(3, 6, 8, 2, 2)}, {}),
+        ("rotation", {"rotation": zeros(1, 2, 6, 8, 2, 2)}, {}),  # a table per head
+        ("rotation", {"k": zeros(2, 9, 2, 16), "rotation": zeros(6, 8, 2, 2)}, {}),  # k is longer
+        ("rotation", {"rotation": zeros(6, 8, 2, 2), "sin": zeros(6, 8)}, {}),
+        ("sin", {"sin": zeros(6, 8)}, {}),
+        ("sin", {"rotation": zeros(6, 8), "sin": zeros(5, 8)}, {}),
+        ("sin", {"rotation": zeros(6, 8), "sin": zeros(6, 16)}, {}),
+        ("norm", {}, {"norm": "row"}),
+        ("eps", {}, {"eps": -1.0}),
+        ("eps", {}, {"eps": float("nan")}),
+    ],
+)
+def test_wrong_operands_are_named(operand, tensors, options):
+    for op in (rms_rope, rms_rope_):
+        for policy in BOTH:
+            with pytest.raises(ValueError, match=rf"^{op.__name__}: {operand}\b"):
+                op(**{"q": zeros(2, 6, 2, 16), **tensors}, **{"eps": EPS, **options}, policy=policy)
+
+
+@pytest.mark.parametrize("lead", [(6,), (9,), (1,), (1, 6), (2, 6), (1, 1, 6), (2, 6, 1), (2, 1, 1), (1, 9, 1)])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_forms_that_broadcast(lead, heads):
+    q, k = zeros(2, 6, 2, 16), zeros(2, 3, heads, 16)
+    for norm, weights in (("token", (zeros(32), zeros(16 * heads))), ("head", (zeros(16),) * 2), ("none", (None,) * 2)):
+        for table in ((zeros(*lead, 8, 2, 2), None), (zeros(*lead, 8), zeros(*lead, 8))):
+            out = rms_rope(q, k, *weights, *table, eps=EPS, norm=norm)
+            assert [t.shape for t in out] == [q.shape, k.shape]
+
+
+def test_in_place_needs_places_of_its_own():
+    q = zeros(2, 6, 2, 16)
+    for policy in BOTH:
+        with pytest.raises(ValueError, match=r"q: .* share memory"):
+            rms_rope_(q[:, :1].expand(2, 6, 2, 16), eps=EPS, policy=policy)
+        with pytest.raises(ValueError, match=r"k: .* share memory"):
+            rms_rope_(q, zeros(2, 6, 1, 16).expand(2, 6, 2, 16), eps=EPS, policy=policy)
+        with pytest.raises(ValueError, match=r"q: .* overlaps k"):
+            rms_rope_(q, q, eps=EPS, policy=policy)
+        with pytest.raises(ValueError, match=r"q: .* overlaps k"):
+            rms_rope_(q[:, :4], q[:, 3:], eps=EPS, policy=policy)
+        with pytest.raises(ValueError, match=r"q: .* overlaps q_weight"):
+            rms_rope_(q, None, q.flatten()[8:40], eps=EPS, policy=policy)
+        rms_rope_(q[:, :3], q[:, 3:], eps=EPS, policy=policy)
+        rms_rope_(q[:, 0::2], q[:, 1::2], eps=EPS, policy=policy)
 
 
 def test_empty():
