@@ -16,7 +16,7 @@ from ..launcher import Card, Pointer, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .checks import wrong_dtype
-from .planes import Planes, output_like, per_channel, plane_class, plane_view, planes, strides_like
+from .planes import Planes, check_planes, output_like, per_channel, plane_class, plane_view, planes, strides_like
 
 EPS = 1e-12  # of F.normalize
 PACK = 8  # kPack
@@ -83,6 +83,13 @@ ChannelRmsParams = parameter_struct(
 )
 
 
+def validate(call: Call) -> None:
+    """Shapes that no implementation could serve."""
+    x, weight, bias = call.tensors
+    assert x is not None
+    check_planes(x, weight, bias)
+
+
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     x, weight, bias = call.tensors
@@ -90,10 +97,7 @@ def obstacles(call: Call) -> Iterator[str]:
     yield from wrong_dtype(TYPES, x=x)
     yield from wrong_dtype(WEIGHT_TYPES, weight=weight, bias=bias)
     for name, t in (("weight", weight), ("bias", bias)):
-        if t is None:
-            continue
-        per_channel(t, x, name)
-        if not t.is_contiguous():
+        if t is not None and not t.is_contiguous():
             yield f"{name} is not contiguous"
     view, out = planes(x.shape, x.stride()), planes(x.shape, strides_like(x))
     if isinstance(view, str):
@@ -192,5 +196,6 @@ CHANNEL_RMS_SILU = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
     shape_class=shape_class,
+    validate=validate,
     kernels={"channel_rms_silu": (FIRST, f"{FIRST}_any", *LAST, "channel_rms_silu_last_any")},
 )

@@ -15,8 +15,18 @@ from torch.nn import functional
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import wrong_dtype
-from .planes import ACTIVATIONS, Planes, output_like, per_channel, plane_class, plane_view, planes, strides_like
+from .checks import check_eps, check_one_of, wrong_dtype
+from .planes import (
+    ACTIVATIONS,
+    Planes,
+    check_planes,
+    output_like,
+    per_channel,
+    plane_class,
+    plane_view,
+    planes,
+    strides_like,
+)
 
 PACK = 8  # kPack
 THREADS = 256  # kThreads
@@ -58,7 +68,8 @@ def instance_norm(
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
     """InstanceNorm: each channel of each batch by its own mean and variance, then ReLU if asked; as group_norm_silu."""
-    out: Tensor = INSTANCE_NORM((x, weight, bias), (x.shape[1], eps, "relu" if relu else "none"), policy)
+    groups = max(x.shape[1], 1) if x.ndim > 1 else 1  # of a tensor without them `validate` speaks
+    out: Tensor = INSTANCE_NORM((x, weight, bias), (groups, eps, "relu" if relu else "none"), policy)
     return out
 
 
@@ -67,7 +78,6 @@ def instance_norm(
 
 def reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, act: str) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-    check(x, groups)
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.numel() == 0:
         return torch.empty_like(x)
@@ -84,7 +94,6 @@ def reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int
 
 def stock(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, act: str) -> Tensor:
     """What stock runs: nn.GroupNorm or nn.InstanceNorm2d, then the activation."""
-    check(x, groups)
     weight, bias = (
         None if t is None else per_channel(t, x, name).flatten().to(x.dtype)
         for t, name in ((weight, "weight"), (bias, "bias"))
@@ -115,11 +124,6 @@ def in_format(value: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x).copy_(value)
 
 
-def check(x: Tensor, groups: int) -> None:
-    if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
-        raise ValueError(f"x: {list(x.shape)} cannot be split into {groups} groups of channels")
-
-
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 GroupNormParams = parameter_struct(
@@ -132,18 +136,26 @@ GroupNormParams = parameter_struct(
 )
 
 
+def validate(call: Call) -> None:
+    """Shapes and options that no implementation could serve."""
+    x, weight, bias = call.tensors
+    assert x is not None
+    groups, eps, act = call.options
+    check_planes(x, weight, bias)
+    if groups < 1 or x.shape[1] % groups:
+        raise ValueError(f"x: {list(x.shape)} cannot be split into {groups} groups of channels")
+    check_eps(eps)
+    check_one_of("act", act, ACTIVATIONS)
+
+
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     x, weight, bias = call.tensors
     assert x is not None
-    check(x, call.options[0])
     yield from wrong_dtype(TYPES, x=x)
     yield from wrong_dtype(WEIGHT_TYPES, weight=weight, bias=bias)
     for name, t in (("weight", weight), ("bias", bias)):
-        if t is None:
-            continue
-        per_channel(t, x, name)
-        if not t.is_contiguous():
+        if t is not None and not t.is_contiguous():
             yield f"{name} is not contiguous"
     view, out = planes(x.shape, x.stride()), planes(x.shape, strides_like(x))
     if isinstance(view, str):
@@ -270,6 +282,7 @@ def _op(name: str) -> Op:
         fake=fake,
         candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
         shape_class=shape_class,
+        validate=validate,
         kernels={"group_norm": KERNELS},
     )
 

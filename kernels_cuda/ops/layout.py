@@ -59,12 +59,10 @@ def split_parts(x: Tensor, *widths: int) -> list[Tensor]:
 
 
 def concat_parts(a: Tensor, b: Tensor) -> Tensor:
-    check_tokens(a, b)
     return torch.cat((a, b), dim=1)
 
 
 def swapped(x: Tensor) -> Tensor:
-    check_heads(x)
     return x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
@@ -83,15 +81,21 @@ def fake_swap(x: Tensor) -> Tensor:
 
 
 def check_widths(x: Tensor, widths: Sequence[int]) -> list[int]:
+    """Those of the parts there are, which come first."""
     present = [width for width in widths if width >= 0]
+    if not present or list(widths[: len(present)]) != present:
+        raise ValueError(f"sizes: {list(widths)} are not the widths of one to {MOST_PARTS} parts")
     if not 2 <= x.ndim <= 4 or sum(present) != x.shape[-1]:
         raise ValueError(f"x: {list(x.shape)} does not split into parts of {present}")
     return present
 
 
 def check_tokens(a: Tensor, b: Tensor) -> None:
-    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[2] or a.dtype != b.dtype:
-        raise ValueError(f"{word(a)} {list(a.shape)} and {word(b)} {list(b.shape)} are not two runs of tokens")
+    if a.ndim != 3:
+        raise ValueError(f"a: {list(a.shape)} is not [batch, tokens, d]")
+    if b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[2] or a.dtype != b.dtype:
+        wanted = f"{word(a)} [{a.shape[0]}, tokens, {a.shape[2]}] as a is"
+        raise ValueError(f"b: {word(b)} {list(b.shape)} is not {wanted}")
 
 
 def check_heads(x: Tensor) -> None:
@@ -106,9 +110,13 @@ LayoutParams = parameter_struct(
 )
 
 
+def validate(call: Call) -> None:
+    """Shapes that no implementation could serve."""
+    CHECKS[call.op](*call.tensors, *call.options)
+
+
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    CHECKS[call.op](*call.tensors, *call.options)
     for t in call.present:
         if t.element_size() != 2:
             yield f"elements are {word(t)}, the kernels move elements of two bytes"
@@ -202,6 +210,7 @@ SPLIT_PROJECTION = Op(
     fake=fake_split,
     candidates=(CudaCandidate("cuda", obstacles, plan_split), StockCandidate(split_parts)),
     shape_class=shape_class,
+    validate=validate,
     kernels=KERNELS,
 )
 
@@ -212,6 +221,7 @@ CONCAT_TOKENS = Op(
     fake=fake_concat,
     candidates=(CudaCandidate("cuda", obstacles, plan_concat), StockCandidate(concat_parts)),
     shape_class=shape_class,
+    validate=validate,
     kernels=KERNELS,
 )
 
@@ -222,5 +232,6 @@ SWAP_HEADS = Op(
     fake=fake_swap,
     candidates=(CudaCandidate("cuda", obstacles, plan_swap), StockCandidate(swapped)),
     shape_class=shape_class,
+    validate=validate,
     kernels=KERNELS,
 )

@@ -89,6 +89,15 @@ def output_like(x: Tensor, card: Card) -> Callable[[], Tensor]:
     return lambda: flat().as_strided(shape, strides)
 
 
+def check_planes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    """Raises ValueError for what is not an image with a weight and a bias for each channel."""
+    if x.ndim < 2:
+        raise ValueError(f"x: {list(x.shape)} is not [batch, channels, ...]")
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None:
+            per_channel(t, x, name)
+
+
 def per_channel(t: Tensor, x: Tensor, name: str) -> Tensor:
     """A weight or bias, stored as [c], [c, 1, 1] or [c, 1, 1, 1], so that it broadcasts against x."""
     if t.numel() != x.shape[1] or t.ndim == 0 or t.shape[0] != x.shape[1]:

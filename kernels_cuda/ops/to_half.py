@@ -16,7 +16,7 @@ from torch import Tensor
 from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import wrong_dtype
+from .checks import check_written, wrong_dtype
 from .rows import row_class
 
 LARGEST = 65504.0
@@ -83,12 +83,10 @@ def fake(x: Tensor, scale: Tensor | None) -> Tensor:  # noqa: ARG001 - x says it
 
 
 def reference_into(x: Tensor, scale: Tensor | None, out: Tensor) -> None:
-    check_out(x, out)
     out.copy_(reference(x, scale))
 
 
 def stock_into(x: Tensor, scale: Tensor | None, out: Tensor) -> None:
-    check_out(x, out)
     out.copy_(stock(x, scale))
 
 
@@ -136,20 +134,27 @@ def matrix(x: Tensor, by_row: bool) -> Matrix | str:
     return f"strides {x.stride()} are neither contiguous nor rows of adjacent elements"
 
 
+def validate(call: Call) -> None:
+    """Shapes that no implementation could serve."""
+    x, scale, *rest = call.tensors
+    assert x is not None
+    if scale is not None:
+        over_rows(scale, x)
+    if rest and rest[0] is not None:
+        check_out(x, rest[0])
+        check_written({"out": rest[0]}, {"x": x, "scale": scale})
+
+
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     x, scale, *rest = call.tensors
     assert x is not None
-    if rest and rest[0] is not None:
-        check_out(x, rest[0])
-        if not rest[0].is_contiguous():
-            yield f"out is not contiguous (strides {rest[0].stride()})"
+    if rest and rest[0] is not None and not rest[0].is_contiguous():
+        yield f"out is not contiguous (strides {rest[0].stride()})"
     yield from wrong_dtype(TYPES, x=x)
     yield from wrong_dtype((torch.float32,), scale=scale)
-    if scale is not None:
-        over_rows(scale, x)
-        if not scale.is_contiguous():
-            yield "scale is not contiguous"
+    if scale is not None and not scale.is_contiguous():
+        yield "scale is not contiguous"
     view = matrix(x, scale is not None and scale.numel() > 1)
     if isinstance(view, str):
         yield f"x: {view}"
@@ -224,6 +229,7 @@ TO_HALF = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
     shape_class=shape_class,
+    validate=validate,
     kernels=KERNELS,
 )
 
@@ -234,6 +240,7 @@ TO_HALF_INTO = Op(
     fake=fake_into,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_into)),
     shape_class=shape_class,
+    validate=validate,
     kernels=KERNELS,
     mutates=(2,),
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, channel_rms_silu
 from fusestream.kernels_cuda.ops.channel_rms_silu import lane_shape, tile_shape
 from fusestream.kernels_cuda.ops.planes import planes, strides_like
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 OFF = KernelPolicy.of("off")
 WAN_WIDTHS = (96, 192, 384, 160, 256, 320, 512, 640, 1024)
@@ -126,6 +127,36 @@ def test_wrong_shapes_are_value_errors():
         for policy in (KernelPolicy(), OFF):
             with pytest.raises(ValueError, match="is not one value for each of 6 channels"):
                 channel_rms_silu(x, weight.half(), bias, policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("operand", "x", "weight", "bias"),
+    [
+        ("x", (), (1,), None),
+        ("x", (6,), (6,), None),
+        ("weight", (2, 6, 3), (), None),
+        ("weight", (2, 6, 3), (1,), None),
+        ("weight", (2, 6, 3), (12,), None),
+        ("weight", (2, 6, 3), (1, 6, 1), None),
+        ("weight", (2, 6, 3), (6, 2), None),
+        ("weight", (0, 6, 3), (5,), None),
+        ("bias", (2, 6, 3), (6,), (3,)),
+        ("bias", (2, 6, 3), (6,), (1, 6)),
+    ],
+)
+def test_wrong_operands_are_named(operand, x, weight, bias):
+    tensors = [None if shape is None else torch.ones(shape).half() for shape in (x, weight, bias)]
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=rf"^channel_rms_silu: {operand}: "):
+            channel_rms_silu(*tensors, policy=policy)
+
+
+@pytest.mark.parametrize("tail", [(), (1,), (1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("shape", [(2, 6), (2, 6, 3), (2, 6, 3, 4), (2, 6, 2, 3, 4), (0, 6, 3), (2, 6, 0)])
+def test_forms_that_broadcast(tail, shape):
+    for policy in (KernelPolicy(), OFF):
+        x, t = torch.ones(shape).half(), torch.ones(6, *tail).half()
+        assert channel_rms_silu(x, t, t, policy=policy).shape == x.shape
 
 
 def test_empty_zero_and_special():

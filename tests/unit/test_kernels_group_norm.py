@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, group_norm_silu, instance_norm
 from fusestream.kernels_cuda.ops.group_norm import column_shape
 from fusestream.kernels_cuda.ops.planes import Planes
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 EPS = 1e-5
 OFF = KernelPolicy.of("off")
@@ -78,6 +79,48 @@ def test_columns_cover_everything(channels, pixels):
     assert threads <= 256
     assert chunk % (threads // lanes * 4) == 0
     assert -(-pixels // chunk) * blocks * 2 <= 16 * 68 + 2 * blocks
+
+
+@pytest.mark.parametrize(
+    ("operand", "x", "weight", "bias", "options"),
+    [
+        ("x", (), None, None, {}),
+        ("x", (6,), None, None, {}),
+        ("weight", (2, 6, 3), (1,), None, {}),
+        ("weight", (2, 6, 3), (3,), None, {}),
+        ("weight", (2, 6, 3), (1, 6), None, {}),
+        ("weight", (0, 6, 3), (5,), None, {}),
+        ("bias", (2, 6, 3), None, (12,), {}),
+        ("bias", (2, 6, 3), (6,), (6, 2), {}),
+        ("eps", (2, 6, 3), None, None, {"eps": -1.0}),
+        ("eps", (2, 6, 3), None, None, {"eps": float("nan")}),
+    ],
+)
+def test_wrong_operands_are_named(operand, x, weight, bias, options):
+    tensors = [None if shape is None else torch.ones(shape).half() for shape in (x, weight, bias)]
+    options = {"eps": EPS, **options}
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=rf"^instance_norm: {operand}\b"):
+            instance_norm(*tensors, **options, policy=policy)
+        with pytest.raises(ValueError, match=rf"^group_norm_silu: {operand}\b"):
+            group_norm_silu(tensors[0], 3, *tensors[1:], **options, policy=policy)
+
+
+@pytest.mark.parametrize("groups", [-3, 0, 4, 12])
+def test_groups_that_do_not_divide(groups):
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=rf"^group_norm_silu: x: \[2, 6, 3\] .* into {groups} groups"):
+            group_norm_silu(torch.ones(2, 6, 3).half(), groups, eps=EPS, policy=policy)
+
+
+@pytest.mark.parametrize("shape", [(2, 6), (2, 6, 3), (2, 6, 3, 4), (2, 6, 2, 3, 4), (0, 6, 3), (2, 6, 0)])
+def test_forms_that_broadcast(shape):
+    x = torch.ones(shape).half()
+    for policy in (KernelPolicy(), OFF):
+        for t in (None, torch.ones(6), torch.ones(6, 1, 1)):
+            assert instance_norm(x, t, t, eps=EPS, policy=policy).shape == x.shape
+            assert group_norm_silu(x, 3, t, t, eps=EPS, policy=policy).shape == x.shape
+        assert instance_norm(x[:, :0], eps=EPS, policy=policy).shape == x[:, :0].shape
 
 
 def test_errors_empty_and_special():

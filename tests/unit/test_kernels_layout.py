@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fusestream.kernels_cuda import (
     LEDGER,
     OPS,
@@ -14,8 +17,6 @@ from fusestream.kernels_cuda import (
     swap_heads,
 )
 from fusestream.kernels_cuda.ops.boxes import Box, divisor
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 OFF = KernelPolicy.of("off")
 
@@ -79,13 +80,60 @@ def test_never_an_alias(policy):
     assert concat_tokens(x[0], x[0, :, :0], policy=policy).data_ptr() != x.data_ptr()
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [((), (0,)), ((24,), (24,)), ((1, 2, 3, 4, 24), (24,)), ((5, 24), (8, 8)), ((5, 24), (24, 1)), ((0, 24), (8, 8))],
+)
+def test_a_projection_that_does_not_split(shape, sizes):
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=r"^split_projection: x: .* does not split into"):
+            split_projection(torch.zeros(shape).half(), sizes, policy=policy)
+    with pytest.raises(ValueError, match=r"^split_projection: sizes: "):
+        OPS["split_projection"]((torch.zeros(5, 24).half(),), (12, -1, 12, -1), OFF)
+
+
+@pytest.mark.parametrize(
+    ("operand", "a", "b"),
+    [
+        ("a", (5, 24), (5, 24)),
+        ("a", (1, 2, 5, 24), (2, 5, 24)),
+        ("b", (2, 5, 24), (5, 24)),
+        ("b", (2, 5, 24), (1, 5, 24)),
+        ("b", (2, 5, 24), (2, 5, 1)),
+        ("b", (2, 0, 24), (2, 5, 23)),
+    ],
+)
+def test_tokens_that_do_not_join(operand, a, b):
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=rf"^concat_tokens: {operand}: "):
+            concat_tokens(torch.zeros(a).half(), torch.zeros(b).half(), policy=policy)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4), (1, 2, 3, 4, 5)])
+def test_heads_that_do_not_swap(shape):
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=r"^swap_heads: x: .* is not \[b, s, h, d\]"):
+            swap_heads(torch.zeros(shape).half(), policy=policy)
+
+
+def test_forms_that_serve():
+    for policy in (KernelPolicy(), OFF):
+        for lead in ((5,), (2, 5), (2, 3, 5), (0, 5)):
+            parts = split_projection(torch.zeros(*lead, 24).half(), (8, 0, 16), policy=policy)
+            assert [t.shape for t in parts] == [(*lead, 8), (*lead, 0), (*lead, 16)]
+        x = torch.zeros(2, 5, 24).half()
+        assert concat_tokens(x, x[:, :0], policy=policy).shape == (2, 5, 24)
+        assert concat_tokens(x[:, :1], x, policy=policy).shape == (2, 6, 24)
+        assert swap_heads(torch.zeros(2, 0, 3, 4).half(), policy=policy).shape == (2, 3, 0, 4)
+
+
 def test_errors_and_empty():
     x = torch.zeros(2, 5, 24).half()
     for sizes in ((8, 8), (24, 1), (), (6, 6, 6, 3, 3), (25, -1)):
         with pytest.raises(ValueError, match=r"sizes|does not split"):
             split_projection(x, sizes)
     for other in (x[:1], x[..., :8], x.float(), x[0]):
-        with pytest.raises(ValueError, match="not two runs of tokens"):
+        with pytest.raises(ValueError, match=r"b: .* is not float16 \[2, tokens, 24\]"):
             concat_tokens(x, other)
     with pytest.raises(ValueError, match=r"not \[b, s, h, d\]"):
         swap_heads(x)

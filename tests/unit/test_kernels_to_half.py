@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, to_half
-from fusestream.kernels_cuda.ops.to_half import LARGEST, TYPES, matrix
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, to_half
+from fusestream.kernels_cuda.ops.to_half import LARGEST, TYPES, matrix
 
 OFF = KernelPolicy.of("off")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -118,6 +119,53 @@ def test_errors():
         for policy in (KernelPolicy(), OFF):
             with pytest.raises(ValueError, match="cannot take"):
                 to_half(x, out=out, policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("operand", "x", "scale", "out"),
+    [
+        ("scale", (4, 6), (6,), None),
+        ("scale", (4, 6), (1, 4), None),
+        ("scale", (4, 6), (4, 6), None),
+        ("scale", (4, 6), (0,), None),
+        ("scale", (), (2,), None),
+        ("scale", (0, 6), (6,), None),
+        ("out", (4, 6), None, (6, 4)),
+        ("out", (4, 6), None, (24,)),
+        ("out", (4, 6), None, (5, 6)),
+        ("out", (), None, (1,)),
+        ("out", (0, 6), None, (0, 7)),
+    ],
+)
+def test_wrong_operands_are_named(operand, x, scale, out):
+    out = None if out is None else torch.empty(out).half()
+    scale = None if scale is None else torch.ones(scale)
+    op = "to_half" if out is None else "to_half_into"
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=rf"^{op}: {operand}: "):
+            to_half(torch.ones(x).bfloat16(), scale, out=out, policy=policy)
+
+
+@pytest.mark.parametrize("scale", [(), (1,), (1, 1, 1), (4,), (4, 1), (4, 1, 1)])
+def test_scales_that_broadcast(scale):
+    x = torch.ones(4, 6).bfloat16()
+    for policy in (KernelPolicy(), OFF):
+        assert to_half(x, torch.ones(scale), policy=policy).shape == x.shape
+        out = torch.empty(4, 6).half()
+        assert to_half(x, torch.ones(scale), out=out, policy=policy) is out and (out == 1).all()
+
+
+def test_out_needs_a_place_of_its_own():
+    x = torch.ones(8, 6).bfloat16()
+    as_half = x.view(torch.float16)
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=r"out: .* share memory"):
+            to_half(x, out=torch.empty(1, 6).half().expand(8, 6), policy=policy)
+        with pytest.raises(ValueError, match=r"out: .* overlaps x"):
+            to_half(x, out=as_half, policy=policy)
+        with pytest.raises(ValueError, match=r"out: .* overlaps x"):
+            to_half(x[:5], out=as_half[3:], policy=policy)
+        to_half(x[:4], out=as_half[4:], policy=policy)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (), (1,), (2, 3, 4)])
