@@ -49,7 +49,8 @@ def test_reference_is_the_definition(shape, kind, dtype, layout, power, size, se
     gate, up = ((torch.randn(shape) * size).to(dtype) for _ in range(2))
     step = 2**-11 if dtype is torch.float16 else 2e-6
     want = by_hand(gate, kind)
-    torch.testing.assert_close(plain(gate, kind).double(), want, rtol=step, atol=2e-7 * size + 2**-25)
+    # In fp32 1 + erf(x) cancels near x = -4: what is left of it is a few ulps of 1, times x / 2.
+    torch.testing.assert_close(plain(gate, kind).double(), want, rtol=step, atol=4e-7 * size + 2**-25)
     both = {
         "pair": (gate, up),
         "split": (torch.cat((gate, up), -1), None),
