@@ -23,7 +23,7 @@ from bed.server import link_folder  # noqa: E402
 
 def main() -> int:
     options, rest = command_line().parse_known_args()
-    if rest and options.command != "test":
+    if rest and options.command not in ("test", "bench", "kernels"):
         command_line().error(f"unknown arguments: {' '.join(rest)}")
     try:
         code: int = options.run(options, rest)
@@ -50,7 +50,12 @@ def command_line() -> argparse.ArgumentParser:
         "--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave the results"
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
-    for name, run in {"setup": setup_command, "demo": demo, "test": test, "lint": lint}.items():
+    add["bench"].add_argument(
+        "part", choices=["kernels", "report"], help="what to measure, or `report`: only the tables"
+    )
+    for name, run in {
+        "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
+    }.items():  # fmt: skip
         add[name].set_defaults(run=run)
     return cli
 
@@ -59,6 +64,8 @@ HELP = {
     "demo": "make the example video with the real ComfyUI and leave it in output/",
     "test": "run every check: lint, unit, server and browser tests",
     "lint": "run ruff, mypy and clang-format",
+    "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
+    "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --no-compile)",
     "setup": "only set up what the other commands need",
 }
 
@@ -90,6 +97,8 @@ def demo(options: argparse.Namespace, _rest: list[str]) -> int:
 def test(options: argparse.Namespace, rest: list[str]) -> int:
     bed, folder = set_up(options, with_browser=True)
     code = 0 if rest else check(bed)
+    if not rest:
+        call(bed, "tests/gpu/run.py", "--stale")
     pytest_code = call(bed, "-m", "pytest", *rest, env={"COMFYUI_PATH": str(folder)})
     return code or pytest_code
 
@@ -97,6 +106,17 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
 def lint(options: argparse.Namespace, _rest: list[str]) -> int:
     bed, _ = set_up(options, with_browser=False)
     return check(bed)
+
+
+def kernels(options: argparse.Namespace, rest: list[str]) -> int:
+    bed, _ = set_up(options, with_browser=False)
+    return call(bed, "kernels_cuda/build/cli.py", *rest)
+
+
+def bench(options: argparse.Namespace, rest: list[str]) -> int:
+    bed, _ = set_up(options, with_browser=False)
+    code = call(bed, "bench/kernels.py", *rest) if options.part == "kernels" else 0
+    return code or call(bed, "bench/report.py")
 
 
 def check(bed: Bed) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from fusestream.kernels_cuda.ops.channel_rms_silu import stock
 from torch import Tensor
+
+from fusestream.kernels_cuda.ops.channel_rms_silu import stock
 
 from ..row import Row
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from fusestream.kernels_cuda.ops.group_norm import stock
 from torch import Tensor
+
+from fusestream.kernels_cuda.ops.group_norm import stock
 
 from ..measure import sum_bytes
 from ..row import Row

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from fusestream.kernels_cuda.ops.layout import concat_parts, split_parts, swapped
 from torch import Tensor
+
+from fusestream.kernels_cuda.ops.layout import concat_parts, split_parts, swapped
 
 from ..row import Row
 

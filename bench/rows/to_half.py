@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from fusestream.kernels_cuda.ops.to_half import unsaturated
 from torch import Tensor
+
+from fusestream.kernels_cuda.ops.to_half import unsaturated
 
 from ..row import Row
 

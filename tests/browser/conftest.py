@@ -66,24 +66,29 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    """The user's settings when the page opens. A test parametrizes this one to have others."""
+    """The user's settings when the page opens. A module that needs others has a fixture of this name."""
     return {}
 
 
 @pytest.fixture
-def front(server: Server, chromium: Browser, settings: dict[str, Any]) -> Iterator[FrontEnd]:
+def front(
+    request: pytest.FixtureRequest, server: Server, chromium: Browser, settings: dict[str, Any]
+) -> Iterator[FrontEnd]:
     """The front end, opened by a user who has seen it before, in a browser that has not."""
     # The front end stores settings on the server as it is used: without this a test would inherit the last one's.
     path = server.base / "user" / "default" / "comfy.settings.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"Comfy.TutorialCompleted": True, **settings}), encoding="utf-8")
-    context = chromium.new_context(viewport={"width": 1280, "height": 800}, locale="en-US")
-    front = FrontEnd(context.new_page(), server.url)
-    front.open()
-    yield front
-    problems = list(front.problems)  # before the page goes: closing it aborts requests
-    stop_work(front)
-    context.close()
+    with chromium.new_context(viewport={"width": 1280, "height": 800}, locale="en-US") as context:
+        front = FrontEnd(context.new_page(), server.url)
+        try:
+            front.open()
+        except Exception:
+            print(keep(request.node.name, front, server))  # the hook below sees only fixtures that were made
+            raise
+        yield front
+        problems = list(front.problems)  # before the page goes: closing it aborts requests
+        stop_work(front)
     assert not problems, "the page complained"
 
 

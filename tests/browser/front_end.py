@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Error, Locator, Page, Response, expect
+from playwright.sync_api import ConsoleMessage, Error, Locator, Page, Request, Response, expect
 
 from bed.server import PACK
 
@@ -33,6 +33,11 @@ IDLE = "window.seenTitles.some(title => title.startsWith('[')) && !document.titl
 # A widget on the canvas has a place only once it was drawn.
 DRAWN = """() => app.graph.nodes.every(n =>
     !n.widgets?.length || n.widgets[0].last_y != null || document.querySelector(`[data-node-id="${n.id}"]`))"""
+# A click on the canvas goes to the nodes of the last frame, where they were then.
+IN_FRAME = """id => {
+    const node = app.graph.getNodeById(id)
+    return app.canvas.visible_nodes.includes(node) && Math.abs(node.getBounding()[0] - node.pos[0]) < 1
+}"""
 TITLE_BAR = """id => {
     const node = app.graph.getNodeById(id)
     return app.canvasPosToClientPos([node.pos[0] + node.size[0] / 2, node.pos[1] - LiteGraph.NODE_TITLE_HEIGHT / 2])
@@ -40,7 +45,7 @@ TITLE_BAR = """id => {
 
 
 class FrontEnd:
-    """One page. `problems` collects what it complains of, one line each; a test that wants one clears them."""
+    """One page. `problems` collects what it complains of, one line each."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url
@@ -48,6 +53,7 @@ class FrontEnd:
         page.on("console", self._on_console)
         page.on("pageerror", self._on_page_error)
         page.on("response", self._on_response)
+        page.on("requestfailed", self._on_request_failed)
 
     def open(self) -> None:
         """Load the page and wait until its start-up is over, the first workflow drawn."""
@@ -89,6 +95,7 @@ class FrontEnd:
         return str(id_)
 
     def select(self, node: str) -> None:
+        self.page.wait_for_function(IN_FRAME, arg=node)
         self.page.mouse.click(*self.page.evaluate(TITLE_BAR, node))
 
     def prompt(self) -> dict[str, Any]:
@@ -123,3 +130,8 @@ class FrontEnd:
         ours = response.url.startswith(self.url)
         if ours and response.status >= 400 and not (response.status == 404 and MAY_BE_MISSING.search(response.url)):
             self.problems.append(f"{response.status} {response.request.method} {response.url}")
+
+    def _on_request_failed(self, request: Request) -> None:
+        # The front end itself aborts what it no longer needs.
+        if request.url.startswith(self.url) and request.failure != "net::ERR_ABORTED":
+            self.problems.append(f"{request.failure} {request.method} {request.url}")

@@ -16,8 +16,8 @@ Wan 2.2: 16x16x4, 48 latent channels, pixels folded 2x2 into 12 channels. A list
          e.g. encoder.downsamples.{0..3}.downsamples.{0..2}; c stays. Encoder and decoder have widths of their own.
 
 Stock reads the width of a Wan 2.1 VAE from the file. That of Wan 2.2 it fixes at 160 and 256, in the arguments it gives to
-`comfy.ldm.wan.vae2_2.WanVAE`, and no option changes them; a full-size file would have 1.4 GB. `wan22_widths` lends stock a
-class that overrides these two arguments, and nothing else, for the time of a load.
+`comfy.ldm.wan.vae2_2.WanVAE`, and no option changes them; a full-size file would have 1.4 GB. `wan22_widths` overrides
+these two arguments, and nothing else, for the time of a load.
 """
 
 from __future__ import annotations
@@ -148,17 +148,13 @@ def wan22_widths(vae2_2: ModuleType, path: Path) -> Iterator[None]:
     """While open, stock's `VAE` takes the widths of a Wan 2.2 VAE from the file. `vae2_2` is `comfy.ldm.wan.vae2_2`."""
     shape = shapes(path)
     widths = {"dim": shape["encoder.head.0.gamma"][0] // 4, "dec_dim": shape["decoder.head.0.gamma"][0]}
-    stock: Any = vae2_2.WanVAE
-
-    class NarrowWanVAE(stock):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**(options | widths))
-
-    vae2_2.WanVAE = NarrowWanVAE  # type: ignore[attr-defined]
+    stock = vae2_2.WanVAE
+    changed: Any = vae2_2  # a module, to mypy, has no attributes to set
+    changed.WanVAE = lambda **options: stock(**(options | widths))
     try:
         yield
     finally:
-        vae2_2.WanVAE = stock  # type: ignore[attr-defined]
+        changed.WanVAE = stock
 
 
 # Stock casts what it finds into its own VAE dtype, plain fp8 included; scaled fp8 it does not know here.

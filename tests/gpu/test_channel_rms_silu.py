@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, shifted
+
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, channel_rms_silu
 from fusestream.kernels_cuda.ops.channel_rms_silu import reference
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, shifted
 
 OFF = KernelPolicy.of("off")
 WIDTHS = (1, 3, 8, 13, 64, 96, 160, 192, 256, 320, 384, 512, 640, 1024, 1280, 2304, 5000)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, shifted
+
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, group_norm_silu, instance_norm
 from fusestream.kernels_cuda.ops.group_norm import reference
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, shifted
 
 EPS = 1e-5
 OFF = KernelPolicy.of("off")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, concat_tokens, split_projection, swap_heads
 from gpu.support import padded_rows, shifted
+
+from fusestream.kernels_cuda import KernelPolicy, KernelRefused, concat_tokens, split_projection, swap_heads
 
 DTYPES = (torch.float16, torch.bfloat16)
 WAYS = {

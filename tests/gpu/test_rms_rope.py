@@ -244,7 +244,6 @@ def test_products_beyond_32_bits():
     compare([got], q, None, None, None, None, None, "token", True, "far apart")
 
 
-@pytest.mark.sanitize
 def test_graph_and_compile(isa):
     """One capture, replayed over new values; one compiled graph that keeps both ops."""
     packed = torch.randn(1, 50, 3, 12, 128, device="cuda").half()

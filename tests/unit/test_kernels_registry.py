@@ -89,10 +89,16 @@ x = torch.ones(3)
 
 
 @pytest.mark.parametrize(
-    ("times", "winner"), [({"fast": 1.0, "stock": 2.0}, "fast"), ({"fast": 2.0, "stock": 1.0}, "stock")]
+    ("times", "winner"),
+    [
+        ({"fast": 1.0, "stock": 2.0}, "fast"),
+        ({"fast": 2.0, "stock": 1.0}, "stock"),
+        ({"fast": 1.0, "stock": 1.03}, "stock"),  # within the noise of a race
+        ({"fast": 1.0, "stock": 1.05}, "fast"),
+    ],
 )
 def test_auto_keeps_the_fastest(make, tuner, times, winner):
-    """Ours when it is faster, stock's when that is: never slower than stock."""
+    """Ours when it is clearly faster, stock's otherwise: never slower than stock."""
     op, policy = make(Fast(), STOCK), KernelPolicy()
     tuner.times.update(times)
     for _ in range(3):

@@ -1,0 +1,84 @@
+"""README's tables, written from the measured files: no figure in the README was typed.
+
+python bench/report.py           rewrite the tables
+python bench/report.py --check   exit 1 if they differ from bench/results
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "bench" / "results"
+BLOCK = re.compile(r"(<!-- kernels:begin -->\n).*?(<!-- kernels:end -->)", re.DOTALL)
+# One or two rows that stand for each op: the shapes a Wan, UMT5 or VAE run meets most.
+CHOSEN = (
+    "norm_modulate|Wan 1.3B 480x832x81: 32760x1536",
+    "norm_modulate|Wan 14B 480x832x81: 32760x5120",
+    "residual_gate_norm_modulate|Wan 1.3B 480x832x81: 32760x1536",
+    "rms_rope_|Wan 1.3B 480x832x81",
+    "gated_residual_|Wan 1.3B 480x832x81: 32760x1536",
+    "gelu|Wan 1.3B feed-forward, tanh: 32760x8960",
+    "gelu_mul|UMT5, scaled and saturated: 512x10240",
+    "channel_rms_silu|480p: 96x4x480x832 channels-last",
+    "channel_rms_silu|480p: 384x4x120x208 channels-last",
+    "group_norm_silu|image VAE 1024: 1x128x1024x1024 channels-last",
+    "diffusion_step|Wan 720x1280x81: 16x21x90x160",
+    "to_half|",
+    "split_projection|Wan 1.3B 480x832x81: 32760x(3x1536)",
+    "swap_heads|Wan 1.3B 480x832x81: 32760x12x128",
+)
+
+
+def table(results: dict[str, Any]) -> str:
+    """A Markdown table of the chosen rows of one card's file."""
+    rows = results["kernels"]["rows"]
+    lines = [
+        "| Operation | Shape | Stock | FuseStream | Faster | torch.compile | Share of copy bandwidth |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for choice in CHOSEN:
+        op, label = choice.split("|", 1)
+        row = next((r for r in rows if r["op"] == op and r["label"].startswith(label) and "ours us" in r), None)
+        if row is None:
+            continue
+        compiled = f"{row['torch.compile us']:.0f} us" if "torch.compile us" in row else "fails"
+        lines.append(
+            f"| `{op}` | {row['label']} | {row['stock us']:.0f} us | {row['ours us']:.0f} us | "
+            f"{row['stock / ours']:.1f}x | {compiled} | {row['share of copy']:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def rendered(readme: str) -> str:
+    """`readme` with the tables of every results file between its markers."""
+    parts = []
+    for path in sorted(RESULTS.glob("*.json")):
+        results = json.loads(path.read_text(encoding="utf-8"))
+        environment = results["kernels"]["rows"][0]["environment"]
+        head = f"Measured on {path.stem.replace('-', ' ')} with torch {environment['torch']} ({environment['date']}):"
+        parts.append(f"{head}\n\n{table(results)}\n")
+    return BLOCK.sub(lambda found: found.group(1) + "\n" + "\n".join(parts) + "\n" + found.group(2), readme)
+
+
+def main() -> int:
+    old = README.read_text(encoding="utf-8")
+    new = rendered(old)
+    if "--check" in sys.argv:
+        print(
+            "README's tables are those of bench/results"
+            if new == old
+            else "README's tables differ: dev.py bench report"
+        )
+        return int(new != old)
+    README.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""README's figures are those of bench/results, and the results keep the promises made of `auto`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = sorted((ROOT / "bench" / "results").glob("*.json"))
+
+
+def report() -> Any:
+    spec = importlib.util.spec_from_file_location("bench_report", ROOT / "bench" / "report.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_shows_the_measured_figures() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert RESULTS and report().rendered(readme) == readme, "call `python3 dev.py bench report`"
+
+
+def test_the_check_sees_a_changed_figure() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    forged = readme.replace(" us |", " ms |", 1)
+    assert forged != readme and report().rendered(forged) != forged
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_auto_is_never_slower_than_stock(path: Path) -> None:
+    """Where `auto` chose a kernel of ours, it was at least as fast as stock in the same run, but for noise of 2 %."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]["rows"]
+    slower = [(r["op"], r["label"]) for r in rows if r.get("auto", "stock") != "stock" and r["stock / ours"] < 0.98]
+    assert rows and not slower
