@@ -138,14 +138,17 @@ def check(bed: Bed) -> int:
         call(bed, "-m", "ruff", "format", "--check", "--diff", "."),
         call(bed, "-m", "mypy", config, *modules, "-p=bed", "-p=checkpoints", env=env),
         call(bed, "-m", "mypy", config, "dev.py", env=env),
-        call(bed, "-m", "clang_format", "--dry-run", "-Werror", *sources) if sources else 0,
+        run(str(bed.python.with_name("clang-format")), "--dry-run", "-Werror", *sources),
     ]
     return next((code for code in codes if code), 0)
 
 
 def call(bed: Bed, *arguments: str, env: dict[str, str] | None = None) -> int:
     """Run the environment's Python in the repository; its exit code."""
-    command = [str(bed.python), *arguments]
+    return run(str(bed.python), *arguments, env=env)
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> int:
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **(env or {})}, check=False).returncode
 
 

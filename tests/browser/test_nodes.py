@@ -52,8 +52,7 @@ def test_help_page_opens_from_the_node(front: FrontEnd) -> None:
 
 def test_search_finds_every_node_by_name_and_alias(front: FrontEnd, ours: dict[str, dict[str, Any]]) -> None:
     before = len(front.nodes())
-    front.page.mouse.dblclick(*EMPTY_SPOT)
-    search = front.page.get_by_role("search")
+    search = front.open_search(EMPTY_SPOT)
     results = search.get_by_test_id("result-item")
     for node in ours.values():
         for words in (*node["search_aliases"], node["display_name"]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import uuid
 from typing import Any
 
 import av
@@ -44,7 +45,7 @@ def widgets(front: FrontEnd, drawn_by: type[Canvas | Elements]) -> Canvas | Elem
 
 def test_changed_workflow_runs_and_shows_its_video(front: FrontEnd, widgets: Canvas | Elements) -> None:
     # New every time: the server would skip what it has done before.
-    text = f"an owl on a fence, seen by {type(widgets).__name__}"
+    text = f"an owl on a fence, {uuid.uuid4()}"
     widgets.text(front.node("What to show"), "text", text)
     with front.page.expect_request("**/api/prompt") as sent:
         front.run()

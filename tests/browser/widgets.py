@@ -26,7 +26,7 @@ class Canvas:
         self.page = page
 
     def number(self, node: str, widget: str, value: float) -> None:
-        self.page.mouse.dblclick(*self.page.evaluate(MIDDLE, [node, widget]))
+        self.page.mouse.click(*self.page.evaluate(MIDDLE, [node, widget]))
         box = self.page.locator(".graphdialog input")
         box.fill(str(value))
         box.press("Enter")
