@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from bed import browser, comfyui, environment, steps  # noqa: E402 - the path above comes first
 from bed.paths import Bed  # noqa: E402
-from bed.server import link_folder  # noqa: E402
+from bed.server import has_nvidia_gpu, link_folder  # noqa: E402
 
 
 def main() -> int:
@@ -99,6 +99,9 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
     code = 0 if rest else check(bed)
     if not rest:
         call(bed, "tests/gpu/run.py", "--stale")
+        if not has_nvidia_gpu():
+            steps.say("no NVIDIA GPU here: tests/gpu is left out")
+            rest = ["--ignore=tests/gpu"]
     pytest_code = call(bed, "-m", "pytest", *rest, env={"COMFYUI_PATH": str(folder)})
     return code or pytest_code
 
