@@ -34,7 +34,11 @@ def test_the_check_sees_a_changed_figure() -> None:
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_auto_is_never_slower_than_stock(path: Path) -> None:
-    """Where `auto` chose a kernel of ours, it was at least as fast as stock in the same run, but for noise of 2 %."""
+    """Where `auto` chose a kernel of ours, it was at least as fast as stock in the same run.
+
+    But for noise: 2 %, or a tenth of a microsecond where the work is one launch and nothing else.
+    """
     rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]["rows"]
-    slower = [(r["op"], r["label"]) for r in rows if r.get("auto", "stock") != "stock" and r["stock / ours"] < 0.98]
+    ours = [row for row in rows if row.get("auto", "stock") != "stock"]
+    slower = [(r["op"], r["label"]) for r in ours if r["ours us"] > max(r["stock us"] * 1.02, r["stock us"] + 0.1)]
     assert rows and not slower

@@ -85,7 +85,8 @@ def test_the_rules_see_a_breach(tmp_path: Path) -> None:
 
 
 def test_no_empty_placeholder_modules() -> None:
-    empty = [path for path in SOURCES if len(path.read_text(encoding="utf-8").split()) < 20]
+    modules = [path for path in SOURCES if path.name != "__init__.py"]
+    empty = [path for path in modules if len(path.read_text(encoding="utf-8").split()) < 20]
     assert not empty
 
 
