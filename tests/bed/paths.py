@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +27,3 @@ class Bed:
     def stamps(self) -> Path:
         """One file for each finished step, inside the environment so that removing one removes the other."""
         return self.venv / ".fusestream"
-
-
-def is_inside_venv(bed: Bed) -> bool:
-    """Whether this very interpreter is the environment's."""
-    return Path(sys.prefix).resolve() == bed.venv.resolve()
