@@ -73,7 +73,7 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
     result["copy GB/s"] = copy / 1e9
     result["bound us"] = size / copy * 1e6
     stock = device_seconds(lambda *t: row.stock(*t, *row.options), inputs)
-    result["stock us"] = stock * 1e6
+    result |= {"stock is": row.against, "stock us": stock * 1e6}
     try:
         ours = device_seconds(op.bind(example, row.options, KernelPolicy.of("on", isa=isa)), inputs)
     except KernelRefused as error:

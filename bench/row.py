@@ -17,6 +17,7 @@ class Row:
 
     inputs   makes a fresh set of the op's tensors on the GPU
     stock    what stock ComfyUI runs, as run(*tensors, *options); torch.compile gets the same
+    against  whose operations stock's are, where it is not torch alone
     moved    bytes of the tensors that must be read or written, given inputs and outputs; None: all of both, once
     """
 
@@ -26,3 +27,4 @@ class Row:
     options: tuple[Any, ...]
     stock: Callable[..., Any]
     moved: Callable[[Tensors, tuple[Tensor, ...]], int] | None = None
+    against: str = "torch"

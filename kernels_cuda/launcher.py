@@ -60,11 +60,6 @@ def pointer_count(params: type[ctypes.Structure]) -> int:
     return count
 
 
-def address(t: torch.Tensor | None) -> int:
-    """A tensor's pointer, or null."""
-    return 0 if t is None else t.data_ptr()
-
-
 def output(shape: Sequence[int], dtype: torch.dtype, device: int) -> Callable[[], torch.Tensor]:
     """A maker of contiguous CUDA tensors of one shape: half the host time of `torch.empty`, which parses arguments."""
     sizes = tuple(shape)
@@ -72,6 +67,10 @@ def output(shape: Sequence[int], dtype: torch.dtype, device: int) -> Callable[[]
     where = torch.device("cuda", device)
     if os.environ.get("FUSESTREAM_POISON"):  # GPU tests: what no kernel wrote is a NaN, not an old result
         return lambda: torch.empty(sizes, dtype=dtype, device=where).view(torch.uint8).fill_(0xFF).view(dtype)
+
+    empty = _empty_strided
+    if empty is not None and torch.cuda.device_count() == 1:
+        return lambda: empty(sizes, strides, dtype)
 
     def new() -> torch.Tensor:
         if _empty_strided is not None and _current_device() == device:
@@ -85,6 +84,7 @@ class Launch:
     """One prepared launch. Call it with the pointers, in the struct's order."""
 
     __slots__ = (
+        "_alone",
         "_card",
         "_config",
         "_config_ref",
@@ -101,6 +101,7 @@ class Launch:
         self, kernel: Kernel, params: ctypes.Structure, grid: Grid, block: int, shared_bytes: int, what: str
     ) -> None:
         self._card = kernel.card
+        self._alone = torch.cuda.device_count() == 1  # then the current device need not be asked for
         self._function = kernel.handle
         self._launch = kernel.card.driver.launch_kernel
         self._params = params
@@ -115,7 +116,7 @@ class Launch:
     def __call__(self, *pointers: int) -> None:
         self._pack(self._params, 0, *pointers)
         self._config.stream = _stream_of(self.device)
-        if _current_device() == self.device:
+        if self._alone or _current_device() == self.device:
             status = self._launch(self._config_ref, self._function, self._slots, None)
             if status:
                 self._retry(status)

@@ -41,7 +41,9 @@ MOST_TACTICS = 4  # measured per candidate
 MOST_PLANS = 4096  # per op and thread: a session meets a few hundred signatures, and each plan is about a kilobyte
 
 
+# Bound once: these run at every call.
 _grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
 
 
 def _wants_gradient(tensors: Tensors) -> bool:
@@ -202,7 +204,7 @@ class Op:
         OPS[self.name] = self
 
     def __call__(self, tensors: Tensors, options: Options, policy: KernelPolicy) -> Any:
-        if torch.compiler.is_compiling() or type(tensors[0]) is not Tensor:
+        if _is_compiling() or type(tensors[0]) is not Tensor:
             return self.traced(*tensors, *options, policy.token)
         return self.run(tensors, options, policy)
 

@@ -5,7 +5,6 @@ The maths, the layouts and the access patterns stand at the head of src/channel_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64
 
 import torch
@@ -15,18 +14,16 @@ from torch.nn import functional
 from ..launcher import Card, Pointer, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import wrong_dtype
-from .planes import Planes, check_planes, output_like, per_channel, plane_class, plane_view, planes, strides_like
+from .planes import Planes, check_planes, obstacles, output_like, per_channel, plane_class, plane_view, strides_like
 
 EPS = 1e-12  # of F.normalize
 PACK = 8  # kPack
 CHANNELS_PER_THREAD = 12  # kChannelsPerThread
 TILE_THREADS = 352  # kMostTileThreads
 THREADS = 256  # kMostThreads
-PACKS = (2, 3, 4, 5, 8)  # packs per lane the channels-last kernels were compiled for
-PIXELS_PER_LANE = 4
-TYPES = (torch.float16,)
-WEIGHT_TYPES = (torch.float16, torch.float32)
+# Channels-last: packs of a pixel per lane the kernels were compiled for -> pixels per lane.
+PACKS = {2: 4, 3: 2, 4: 2, 5: 1, 8: 1}
+WARP = 32
 
 
 def channel_rms_silu(
@@ -77,7 +74,7 @@ ChannelRmsParams = parameter_struct(
     "ChannelRmsParams",
     (Pointer, "x weight bias out"),
     (c_int64, "x_batch x_step out_batch out_step pixels"),
-    (c_int, "blocks_per_batch channels lanes pixels_per_lane"),
+    (c_int, "blocks_per_batch channels lanes"),
     (c_float, "root"),
     (c_int, "weight_is_float bias_is_float silu"),
 )
@@ -90,22 +87,6 @@ def validate(call: Call) -> None:
     check_planes(x, weight, bias)
 
 
-def obstacles(call: Call) -> Iterator[str]:
-    """What keeps the kernels from serving a call."""
-    x, weight, bias = call.tensors
-    assert x is not None
-    yield from wrong_dtype(TYPES, x=x)
-    yield from wrong_dtype(WEIGHT_TYPES, weight=weight, bias=bias)
-    for name, t in (("weight", weight), ("bias", bias)):
-        if t is not None and not t.is_contiguous():
-            yield f"{name} is not contiguous"
-    view, out = planes(x.shape, x.stride()), planes(x.shape, strides_like(x))
-    if isinstance(view, str):
-        yield f"x: {view}"
-    elif isinstance(out, str) or view.layout != out.layout:
-        yield f"x: torch would not keep the layout of strides {x.stride()} in the result"
-
-
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix layout, strides, grid and kernel; what remains per call is the output and the pointers."""
     x, weight, bias = call.tensors
@@ -116,8 +97,7 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         return lambda *_: new_out()
     view, out = plane_view(x.shape, x.stride()), plane_view(x.shape, strides_like(x))
     name, lanes, threads, pixels = _kernel(call, view, out)
-    per_lane = PIXELS_PER_LANE if _many(view, pixels, card) and name in LAST else 1
-    blocks = -(-view.pixels // (pixels * per_lane))
+    blocks = -(-view.pixels // pixels)
     params = ChannelRmsParams(
         x_batch=view.batch_stride,
         x_step=view.step,
@@ -127,7 +107,6 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         blocks_per_batch=blocks,
         channels=view.channels,
         lanes=lanes,
-        pixels_per_lane=per_lane,
         root=view.channels**0.5,
         weight_is_float=weight.dtype is torch.float32,
         bias_is_float=bias is not None and bias.dtype is torch.float32,
@@ -144,11 +123,6 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
     return run
 
 
-def _many(view: Planes, pixels_per_block: int, card: Card) -> bool:
-    """Whether there are enough pixels to give each lane several and still fill the card a few times over."""
-    return view.batches * view.pixels >= 16 * PIXELS_PER_LANE * pixels_per_block * card.multiprocessors
-
-
 def _kernel(call: Call, view: Planes, out: Planes) -> tuple[str, int, int, int]:
     """(kernel, lanes, threads, pixels that a block takes at a time)."""
     strides = view.batch_stride, view.step, out.batch_stride, out.step
@@ -161,14 +135,15 @@ def _kernel(call: Call, view: Planes, out: Planes) -> tuple[str, int, int, int]:
     split = lane_shape(view.channels) if whole and view.channels % PACK == 0 else None
     if split:
         lanes, packs = split
-        return f"channel_rms_silu_last_{packs}", lanes, THREADS, THREADS // lanes
+        return f"channel_rms_silu_last_{packs}", lanes, THREADS, THREADS // lanes * PACKS[packs]
     return "channel_rms_silu_last_any", 32, THREADS, THREADS // 32
 
 
 def tile_shape(channels: int) -> tuple[int, int] | None:
     """(lanes across the pixels, threads) of a channels-first tile: as wide as the threads allow, or None."""
     groups = -(-channels // CHANNELS_PER_THREAD)
-    return next(((lanes, lanes * groups) for lanes in (32, 16, 8, 4, 2) if lanes * groups <= TILE_THREADS), None)
+    widths = ((lanes, -(-lanes * groups // WARP) * WARP) for lanes in (32, 16, 8, 4, 2))
+    return next(((lanes, threads) for lanes, threads in widths if threads <= TILE_THREADS), None)
 
 
 def lane_shape(channels: int) -> tuple[int, int] | None:

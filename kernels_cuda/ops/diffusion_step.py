@@ -239,11 +239,13 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     )
     view.fill(params, *_OPERANDS)
     streams = [(t, place) for t, place in zip((x, cond, uncond, previous), view.places, strict=False) if t is not None]
-    # The mask and the pair are read an element at a time: their place does not matter.
+    # The pair is read an element at a time: its place does not matter.
     rows = Tiles(view.batches, view.rows, view.width, (*(place for _, place in streams), view.places[-1]))
+    masks = Tiles(view.batches, view.rows, view.width, (view.places[4],))  # along a row: adjacent, or one value
     wide = (
         rows.wide()
-        and all(t.data_ptr() % ALIGNMENT == 0 for t, _ in streams)
+        and masks.wide((0, 1))
+        and all(t.data_ptr() % ALIGNMENT == 0 for t in (*(t for t, _ in streams), mask) if t is not None)
         and view.places[5][2] == 0
         and (uncond is None or uncond.dtype is cond.dtype)
         and (previous is None or previous.dtype is x.dtype)

@@ -5,7 +5,6 @@ The maths, the layouts and the access patterns stand at the head of src/group_no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64
 
 import torch
@@ -15,25 +14,25 @@ from torch.nn import functional
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import check_eps, check_one_of, wrong_dtype
+from .checks import check_eps, check_one_of
 from .planes import (
     ACTIVATIONS,
     Planes,
     check_planes,
+    obstacles,
     output_like,
     per_channel,
     plane_class,
     plane_view,
-    planes,
     strides_like,
 )
 
 PACK = 8  # kPack
 THREADS = 256  # kThreads
+MERGE_THREADS = 1024  # kMergeThreads
 HELD = 4  # kHeld
+HELD_FIRST = 8  # kHeldFirst
 WIDEST = 32  # packs of channels across a block, channels-last
-TYPES = (torch.float16,)
-WEIGHT_TYPES = (torch.float16, torch.float32)
 
 
 def group_norm_silu(
@@ -148,22 +147,6 @@ def validate(call: Call) -> None:
     check_one_of("act", act, ACTIVATIONS)
 
 
-def obstacles(call: Call) -> Iterator[str]:
-    """What keeps the kernels from serving a call."""
-    x, weight, bias = call.tensors
-    assert x is not None
-    yield from wrong_dtype(TYPES, x=x)
-    yield from wrong_dtype(WEIGHT_TYPES, weight=weight, bias=bias)
-    for name, t in (("weight", weight), ("bias", bias)):
-        if t is not None and not t.is_contiguous():
-            yield f"{name} is not contiguous"
-    view, out = planes(x.shape, x.stride()), planes(x.shape, strides_like(x))
-    if isinstance(view, str):
-        yield f"x: {view}"
-    elif isinstance(out, str) or view.layout != out.layout:
-        yield f"x: torch would not keep the layout of strides {x.stride()} in the result"
-
-
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix layout, chunks and grids of the three launches; what remains per call is memory and pointers."""
     x, weight, bias = call.tensors
@@ -182,7 +165,7 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         parts = view.batches * chunks * view.channels
     else:
         threads = THREADS
-        chunks = -(-packs_per_plane * (view.channels // groups) // (THREADS * HELD))
+        chunks = -(-packs_per_plane * (view.channels // groups) // (THREADS * HELD_FIRST))
         stats_blocks = parts = view.batches * groups * chunks
         apply_blocks = -(-view.batches * view.channels * packs_per_plane // (THREADS * HELD))
     params = {
@@ -213,7 +196,7 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         )
         for name, blocks, block in (
             (f"{view.layout}_stats{end}", stats_blocks, threads),
-            ("merge", view.batches * groups, THREADS),
+            ("merge", view.batches * groups, MERGE_THREADS),
             (f"{view.layout}_apply{end}", apply_blocks, threads),
         )
     )
@@ -249,7 +232,7 @@ def column_shape(view: Planes, multiprocessors: int) -> tuple[int, int, int, int
     lanes = -(-packs // column_blocks)
     rows = THREADS // lanes
     turns = -(-view.pixels // (rows * HELD))
-    wanted = max(1, 16 * multiprocessors // (view.batches * column_blocks))
+    wanted = max(1, 6 * multiprocessors // (view.batches * column_blocks))
     return lanes, column_blocks, lanes * rows, rows * HELD * max(1, -(-turns // wanted))
 
 

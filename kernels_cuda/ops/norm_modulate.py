@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..launcher import MAX_GRID, Card, Launch, Pointer, address, output, parameter_struct
+from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .checks import mixed_dtypes, word, wrong_dtype
@@ -298,14 +298,33 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         out = new_out()
         if affine_is_modulation:
             scale, shift, weight, bias = weight, bias, None, None
-        launch(x.data_ptr(), 0, 0, address(scale), address(shift), address(weight), address(bias), out.data_ptr(), 0)
+        launch(
+            x.data_ptr(),
+            0,
+            0,
+            0 if scale is None else scale.data_ptr(),
+            0 if shift is None else shift.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            0,
+        )
         return out
 
     def residual(x: Tensor, y: Tensor, gate: Maybe, *rest: Maybe) -> tuple[Tensor, Tensor]:
         x_new, out = new_x(), new_out()
         scale, shift, weight, bias = (*rest[2:], None, None) if affine_is_modulation else rest
-        rows_of_d = address(gate), address(scale), address(shift), address(weight), address(bias)
-        launch(x.data_ptr(), y.data_ptr(), *rows_of_d, out.data_ptr(), x_new.data_ptr())
+        launch(
+            x.data_ptr(),
+            y.data_ptr(),
+            0 if gate is None else gate.data_ptr(),
+            0 if scale is None else scale.data_ptr(),
+            0 if shift is None else shift.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x_new.data_ptr(),
+        )
         return x_new, out
 
     return norm if o.y is None else residual

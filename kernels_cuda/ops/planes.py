@@ -7,7 +7,7 @@ adjacent (contiguous tensors). "last": the channels of a pixel are adjacent (tor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 
 from ..launcher import Card, output
+from ..registry import Call
+from .checks import wrong_dtype
 
 Layout = Literal["first", "last"]
+
+TYPES = (torch.float16,)
+WEIGHT_TYPES = (torch.float16, torch.float32)
 
 ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}  # kNone, kSilu, kRelu
 
@@ -111,3 +116,19 @@ def plane_class(x: Tensor) -> str:
     layout = "-" if isinstance(view, str) else view.layout
     others = max(1, x.numel() // max(x.shape[1], 1))
     return f"{str(x.dtype).removeprefix('torch.')}[{x.shape[1]} {layout} x {1 << (others - 1).bit_length()}]"
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels of these ops from serving a call on (x, weight, bias)."""
+    x, weight, bias = call.tensors
+    assert x is not None
+    yield from wrong_dtype(TYPES, x=x)
+    yield from wrong_dtype(WEIGHT_TYPES, weight=weight, bias=bias)
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and not t.is_contiguous():
+            yield f"{name} is not contiguous"
+    view, out = planes(x.shape, x.stride()), planes(x.shape, strides_like(x))
+    if isinstance(view, str):
+        yield f"x: {view}"
+    elif isinstance(out, str) or view.layout != out.layout:
+        yield f"x: torch would not keep the layout of strides {x.stride()} in the result"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int, c_int64
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,13 +18,53 @@ from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
-from .norm_modulate import ANY_THREADS, BLOCKS, PACK, WIDEST, Tactic, best_tactic, tactics, threads_for
 from .rows import row_class
 
 Norm = Literal["token", "head", "none"]
 
 HEADS = (16, 32, 64, 128, 256)  # head sizes whose head is a group of neighbouring lanes
 TYPES = (torch.float16, torch.float32)
+PACK = 8  # kPack
+WARP = 32
+BLOCK_WARPS = 4  # kBlockWarps
+ANY_THREADS = 256
+MOST_PIECES = 2**31 - 1
+WIDEST_WARP = 3072  # elements of a row up to which a warp is the better holder
+# (what the mean is over and how pairs lie, who holds a piece of a row): packs per thread of the compiled kernels.
+PIECES = {
+    ("token", "warp"): (2, 6, 8, 12, 16, 20),
+    ("token", "block"): (2, 5, 16),
+    ("token_halves", "block"): (16,),
+    ("head", "warp"): (6, 4, 8, 2),
+    ("head_halves", "warp"): (4,),
+    ("head_sines", "warp"): (4, 8, 2),
+}
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """Who holds a piece of a row, and how many packs each thread has of it."""
+
+    kind: str
+    holder: str
+    packs: int
+
+    def __str__(self) -> str:
+        return f"{self.holder} {self.packs} packs"
+
+    @property
+    def kernel(self) -> str:
+        return f"rms_rope_{self.kind}_{self.holder}_{self.packs}"
+
+    @property
+    def warps(self) -> int:
+        """That share a piece."""
+        return BLOCK_WARPS if self.holder == "block" else 1
+
+    @property
+    def width(self) -> int:
+        """Elements of a piece."""
+        return self.warps * WARP * self.packs * PACK
 
 
 def rms_rope(
@@ -266,7 +307,7 @@ RmsRopeParams = parameter_struct(
     (c_int64, "q_batch k_batch q_token k_token q_head k_head"),
     (c_int64, "q_out_batch k_out_batch q_out_token k_out_token q_out_head k_out_head"),
     (c_int64, "rotation_batch rotation_token sines_batch sines_token batches q_tokens k_tokens"),
-    (c_int, "q_heads k_heads d tokens_per_block"),
+    (c_int, "q_heads k_heads d q_pieces k_pieces"),
     (c_float, "eps"),
     (c_int, "normalised per_head interleaved weight_is_float rotation_is_float"),
 )
@@ -306,7 +347,7 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     makers = [output(t.shape, t.dtype, card.index) for t in o.streams.values()]
     launch = None
     if any(t.numel() for t in o.streams.values()):
-        launch = _prepare(call, o, card, tactic or best_tactic(o.width))
+        launch = _prepare(call, o, card, tactic or next(iter(ways(call)), None))
 
     def run(
         into: Sequence[Tensor],
@@ -340,22 +381,14 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     return in_place if call.op == RMS_ROPE_.name else out_of_place
 
 
-def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> Launch:
+def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Launch:
+    """Tactic None: only the `any` kernel serves."""
     eps, norm, interleaved = call.options
     written = call.op == RMS_ROPE_.name
     b, s, d = o.q.shape[0], o.tokens, o.q.shape[3]
-    in_registers = _in_registers(call, o)
-    # Without a norm no thread needs another's sum: the kernel without barriers serves.
-    kind = f"{'token' if norm == 'token' else 'head'}_{tactic.packs}" if in_registers else "any"
-    threads = threads_for(o.width, tactic.packs) if in_registers else min(ANY_THREADS, -(-o.width // 32) * 32)
-    kernel = card.kernel("rms_rope", f"rms_rope_{kind}")
-    # As many blocks as the card holds at once, a few times over: a block then works through a run of tokens.
-    blocks = kernel.resident_blocks(threads) * card.multiprocessors * tactic.rounds
-    tokens_per_block = -(-b * s // blocks) if in_registers else 1
     params = RmsRopeParams(
         batches=b,
         d=d,
-        tokens_per_block=tokens_per_block,
         eps=eps,
         normalised=norm != "none",
         per_head=norm == "head",
@@ -376,22 +409,55 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> Launch:
     for name, t in zip(("rotation", "sines"), o.tables.values(), strict=False):
         for i, where in enumerate(("batch", "token")):
             setattr(params, f"{name}_{where}", t.stride(i) if t.shape[i] > 1 else 0)
-    grid = (-(-s // tokens_per_block) if in_registers else min(s, blocks), min(b, MAX_GRID[1]), 1)
+    if tactic is None:
+        kernel = card.kernel("rms_rope", "rms_rope_any")
+        threads = min(ANY_THREADS, -(-o.width // WARP) * WARP)
+        blocks = kernel.resident_blocks(threads) * card.multiprocessors * 2
+        grid = min(s, blocks), min(b, MAX_GRID[1]), 1
+    else:
+        kernel = card.kernel("rms_rope", tactic.kernel)
+        threads = BLOCK_WARPS * WARP
+        for name, t in o.streams.items():
+            setattr(params, f"{name}_pieces", _pieces(t, tactic))
+        grid = -(-b * s * (params.q_pieces + params.k_pieces) * tactic.warps // BLOCK_WARPS), 1, 1
     return kernel.prepare(params, grid=grid, block=threads, shape=call.describe())
 
 
-def _in_registers(call: Call, o: Operands) -> bool:
-    """Whether the fast kernels serve a call: 16-byte accesses everywhere, whole heads per warp, a row that fits."""
+def _pieces(t: Tensor, tactic: Tactic) -> int:
+    """Into how many pieces a row is cut: one where the norm is over the token."""
+    return -(-t.shape[2] * t.shape[3] // tactic.width)
+
+
+def _whole_packs(call: Call, o: Operands) -> bool:
+    """Whether every access can be one of 16 bytes."""
     strides = [stride for t in o.streams.values() for stride in _strides(t, 3)]
     strides += [stride for t in o.tables.values() for stride in _strides(t, 2)]
-    return call.aligned and o.q.shape[3] in HEADS and o.width <= WIDEST and all(s % PACK == 0 for s in strides)
+    return call.aligned and o.q.shape[3] in HEADS and all(s % PACK == 0 for s in strides)
 
 
 def ways(call: Call) -> list[Tactic]:
-    """What may be measured for a call: nothing where only the `any` kernel serves."""
+    """What may be measured for a call, best known first: nothing where only the `any` kernel serves.
+
+    A row of a token's norm goes to a warp or a block, with the fewest packs that hold it. Warps need no barrier; with
+    wide rows too few of them fit a multiprocessor.
+    """
     o = Operands.of(call.tensors, call.options[1])
-    served = any(t.numel() for t in o.streams.values()) and _in_registers(call, o)
-    return tactics(o.width) if served else []
+    _, norm, interleaved = call.options
+    if not any(t.numel() for t in o.streams.values()) or not _whole_packs(call, o):
+        return []
+    # Without a norm no thread needs another's sum: rows may be cut as for a norm over heads.
+    pairs = "" if interleaved else "_halves" if norm == "token" or o.table is None or o.table.sin is None else "_sines"
+    kind = ("token" if norm == "token" else "head") + pairs
+    found = []
+    for (of, holder), packs in PIECES.items():
+        fits = [Tactic(kind, holder, each) for each in packs if of == kind]
+        if norm == "token":
+            fits = [tactic for tactic in fits if tactic.width >= o.width][:1]
+        found += fits
+    if norm == "token" and o.width > WIDEST_WARP:
+        found.reverse()
+    rows = o.q.shape[0] * o.tokens
+    return [t for t in found if rows * sum(_pieces(x, t) for x in o.streams.values()) <= MOST_PIECES]
 
 
 def shape_class(call: Call) -> str:
@@ -407,7 +473,10 @@ _TAIL = (
     "Tensor? q_weight, Tensor? k_weight, Tensor? rotation, Tensor? sin, float eps, str norm, bool interleaved, "
     "str policy"
 )
-_KERNELS = ("rms_rope_any", *(f"rms_rope_{norm}_{packs}" for norm in ("token", "head") for packs in BLOCKS))
+_KERNELS = (
+    "rms_rope_any",
+    *(Tactic(kind, holder, packs).kernel for (kind, holder), each in PIECES.items() for packs in each),
+)
 
 RMS_ROPE = Op(
     name="rms_rope",

@@ -112,7 +112,10 @@ def check_out(x: Tensor, out: Tensor) -> None:
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 ToHalfParams = parameter_struct(
-    "ToHalfParams", (Pointer, "x scale out"), (c_int64, "x_row rows cols packs_per_row"), (c_int, "scale_per_row")
+    "ToHalfParams",
+    (Pointer, "x scale out"),
+    (c_int64, "x_row rows cols packs_per_row packs_reciprocal"),
+    (c_int, "scale_per_row"),
 )
 
 
@@ -205,12 +208,21 @@ def _prepare(call: Call, card: Card, out: int) -> Launch | Callable[..., None]:
         rows=view.rows,
         cols=view.cols,
         packs_per_row=packs_per_row,
+        packs_reciprocal=reciprocal(packs_per_row) if view.rows * packs_per_row < 2**32 else 0,
         scale_per_row=by_row,
     )
     kernel = card.kernel("to_half", f"to_half_{TYPES[x.dtype]}" + ("" if whole else "_any"))
     work = view.rows * (packs_per_row if whole else view.cols)
     grid = (math.ceil(work / (THREADS * PACKS_PER_THREAD)), 1, 1)
     return kernel.prepare(params, grid=grid, block=THREADS, shape=call.describe())
+
+
+def reciprocal(divisor: int) -> int:
+    """2^64 / divisor, rounded up: the upper 64 bits of its product with n < 2^32 are n // divisor. 0 for a divisor of 1.
+
+    ctypes keeps the bits of a number beyond 2^63.
+    """
+    return -(-(2**64) // divisor) % 2**64
 
 
 def shape_class(call: Call) -> str:

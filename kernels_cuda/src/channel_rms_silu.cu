@@ -16,8 +16,9 @@
 // multiprocessor.
 //
 // Channels-last. `lanes` lanes of a warp (a power of two) hold one pixel, V packs of 8 channels each, and sum by
-// shuffles: 96 = 4 lanes x 3 packs, 384 = 16 x 3, 1024 = 32 x 4. The next pixel is on its way while this one is scaled.
-// The weights come from L1 each time; registers are worth more to the pixels.
+// shuffles: 96 = 4 lanes x 3 packs, 384 = 16 x 3, 1024 = 32 x 4. Where V is small a lane has several pixels, whose
+// loads are on their way together. No loop: a block does its pixels and ends, and another starts loading. The weights
+// come from L1 each time; registers are worth more to the pixels.
 //
 // `*_any`: any alignment, any C, any number of pixels; two walks, the second through the caches.
 
@@ -36,15 +37,15 @@ struct ChannelRmsParams {
     i64 pixels;
     int blocks_per_batch;
     int channels;
-    int lanes;            // channels-first: packs of pixels across a tile; channels-last: lanes that share a pixel
-    int pixels_per_lane;  // channels-last: how many pixels, one after the other
-    float root;           // sqrt(C)
+    int lanes;   // channels-first: packs of pixels across a tile; channels-last: lanes that share a pixel
+    float root;  // sqrt(C)
     int weight_is_float, bias_is_float;
     int silu;
 };
 
 constexpr int kMostThreads = 256;      // channels-last and `any`
-constexpr int kMostTileThreads = 352;  // channels-first
+constexpr int kMostTileThreads = 352;  // channels-first: whole warps
+constexpr int kMostLanes = 32;
 constexpr int kChannelsPerThread = 12;
 
 // What the compiler is told about it: 384 twice leaves 80 registers, so that three blocks of 256 fit a multiprocessor.
@@ -103,9 +104,9 @@ __device__ inline void load_weights(const void* base, int index, bool is_float, 
 }
 
 extern "C" __global__ void TILE_BOUNDS channel_rms_silu_first(const __grid_constant__ ChannelRmsParams p) {
-    // Sums of squares [group][half pack][lane][4]: neighbouring lanes write neighbouring 16 bytes. Row 0 is then reused
+    // Sums of squares [warp][half pack][lane][4]: neighbouring lanes write neighbouring 16 bytes. Row 0 is then reused
     // for the factors.
-    __shared__ float sums[kMostTileThreads * kPack];
+    __shared__ float sums[kMostTileThreads / 32 * kMostLanes * kPack];
     const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = blockDim.x / p.lanes;
     const int width = p.lanes * kPack;
     const Tile tile(p);
@@ -128,12 +129,21 @@ extern "C" __global__ void TILE_BOUNDS channel_rms_silu_first(const __grid_const
     float mine[kPack] = {};
 #pragma unroll
     for (int v = 0; v < kChannelsPerThread; v++) add_squares(packs[v], mine);
-    low[group * 2 * p.lanes] = make_float4(mine[0], mine[1], mine[2], mine[3]);
-    high[group * 2 * p.lanes] = make_float4(mine[4], mine[5], mine[6], mine[7]);
+    // First over the groups of a warp, by shuffles: what is left for a few threads to add is short.
+    for (int offset = p.lanes; offset < 32; offset *= 2) {
+#pragma unroll
+        for (int i = 0; i < kPack; i++) mine[i] += __shfl_xor_sync(0xffffffffu, mine[i], offset);
+    }
+    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    if (threadIdx.x % 32 < p.lanes) {
+        low[warp * 2 * p.lanes] = make_float4(mine[0], mine[1], mine[2], mine[3]);
+        high[warp * 2 * p.lanes] = make_float4(mine[4], mine[5], mine[6], mine[7]);
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         float total = 0;
-        for (int g = 0; g < groups; g++) total += sums[g * width + i];
+#pragma unroll 4
+        for (int w = 0; w < warps; w++) total += sums[w * width + i];
         sums[i] = factor(total, p.root);  // no other thread reads this column
     }
     __syncthreads();
@@ -172,63 +182,67 @@ struct Pixel {
     }
 };
 
-template <int V>
+// N pixels per lane.
+template <int V, int N>
 __device__ void channels_last(const ChannelRmsParams& p) {
     const int lane = threadIdx.x % p.lanes, step = blockDim.x / p.lanes;
     const Tile tile(p);
-    const i64 first = tile.index * p.pixels_per_lane * step + threadIdx.x / p.lanes;
+    const i64 first = tile.index * N * step + threadIdx.x / p.lanes;
 
-    Pixel<V> next;
-    next.load(tile.x + first * p.x_step, lane, p.lanes, p.channels, first < p.pixels);
-    // Lanes past the last pixel stay for the shuffles: every lane of a warp makes the same number of turns.
-    for (int i = 0; i < p.pixels_per_lane; i++) {
-        const i64 at = first + static_cast<i64>(i) * step, after = at + step;
-        Pixel<V> now = next;
-        if (i + 1 < p.pixels_per_lane) {
-            next.load(tile.x + after * p.x_step, lane, p.lanes, p.channels, after < p.pixels);
-        }
+    Pixel<V> pixels[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const i64 at = first + n * step;
+        pixels[n].load(tile.x + at * p.x_step, lane, p.lanes, p.channels, at < p.pixels);
+    }
+    float by[N];
+    // Lanes past the last pixel stay for the shuffles.
+#pragma unroll
+    for (int n = 0; n < N; n++) {
         float sums[kPack] = {};
 #pragma unroll
-        for (int v = 0; v < V; v++) add_squares(now.packs[v], sums);
+        for (int v = 0; v < V; v++) add_squares(pixels[n].packs[v], sums);
         float total = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
         for (int offset = p.lanes / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
-        const float by = factor(total, p.root);
-        if (at >= p.pixels) continue;
-        __half* out = tile.out + at * p.out_step;
+        by[n] = factor(total, p.root);
+    }
 #pragma unroll
-        for (int v = 0; v < V; v++) {
-            const int c = (v * p.lanes + lane) * kPack;
-            if (c >= p.channels) continue;
-            float value[kPack], weight[kPack];
-            forget(now.packs[v]);
-            unpack(now.packs[v], value);
-            load_weights(p.weight, c, p.weight_is_float, weight);
+    for (int v = 0; v < V; v++) {
+        const int c = (v * p.lanes + lane) * kPack;
+        if (c >= p.channels) break;
+        float weight[kPack], bias[kPack];
+        load_weights(p.weight, c, p.weight_is_float, weight);
 #pragma unroll
-            for (int k = 0; k < kPack; k++) value[k] = value[k] * by * weight[k];
-            if (p.bias) {
-                float bias[kPack];
-                load_weights(p.bias, c, p.bias_is_float, bias);
+        for (int k = 0; k < kPack; k++) bias[k] = -0.0f;  // v + -0 is v, even for -0
+        if (p.bias) load_weights(p.bias, c, p.bias_is_float, bias);
 #pragma unroll
-                for (int k = 0; k < kPack; k++) value[k] += bias[k];
-            }
+        for (int n = 0; n < N; n++) {
+            const i64 at = first + n * step;
+            if (at >= p.pixels) break;
+            float value[kPack];
+            forget(pixels[n].packs[v]);
+            unpack(pixels[n].packs[v], value);
+#pragma unroll
+            for (int k = 0; k < kPack; k++) value[k] = fmaf(value[k] * by[n], weight[k], bias[k]);
             if (p.silu) silu(value);
             Pack<__half> result;
             pack(value, result);
-            store_whole(out + c, result);
+            store_whole(tile.out + at * p.out_step + c, result);
         }
     }
 }
 
-#define CHANNELS_LAST(V, BLOCKS)                                                \
+#define CHANNELS_LAST(V, N, BLOCKS)                                             \
     extern "C" __global__ void __launch_bounds__(kMostThreads, BLOCKS)          \
         channel_rms_silu_last_##V(const __grid_constant__ ChannelRmsParams p) { \
-        channels_last<V>(p);                                                    \
+        channels_last<V, N>(p);                                                 \
     }
-CHANNELS_LAST(2, 4)
-CHANNELS_LAST(3, 4)
-CHANNELS_LAST(4, 3)
-CHANNELS_LAST(5, 3)
-CHANNELS_LAST(8, 2)
+// PACKS in ops/channel_rms_silu.py
+CHANNELS_LAST(2, 4, 3)
+CHANNELS_LAST(3, 2, 4)
+CHANNELS_LAST(4, 2, 3)
+CHANNELS_LAST(5, 1, 4)
+CHANNELS_LAST(8, 1, 3)
 
 // A thread per pixel: neighbouring threads read neighbouring pixels of one channel.
 extern "C" __global__ void __launch_bounds__(kMostThreads)

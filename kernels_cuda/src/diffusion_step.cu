@@ -92,6 +92,33 @@ __device__ inline float clamped(const StepParams& p, float value) {
     return value < p.low ? p.low : value > p.high ? p.high : value;
 }
 
+// The mask under a thread's packs: four of its elements at a time, or one for the whole row.
+template <bool kQuads>
+__device__ inline void load_mask(const StepParams& p, const Chunk<kQuads>& chunk, i64 row,
+                                 float (&mask)[kTilePacks][kPack]) {
+    const float all = p.mask_place.column == 0 ? load_element(p.mask, row, p.mask_is_float) : 0.0f;
+#pragma unroll
+    for (int v = 0; v < kTilePacks; v++) {
+#pragma unroll
+        for (int i = 0; i < kPack; i += kQuad) {
+            const i64 at = row + chunk.start + chunk.at(v, i);
+            if (p.mask_place.column == 0 || !chunk.columns.has(v, i)) {
+                mask[v][i] = mask[v][i + 1] = mask[v][i + 2] = mask[v][i + 3] = all;
+            } else if (p.mask_is_float) {
+                unsigned words[4];
+                load_words<Reading::kCached>(words, static_cast<const float*>(p.mask) + at);
+#pragma unroll
+                for (int j = 0; j < kQuad; j++) mask[v][i + j] = __uint_as_float(words[j]);
+            } else {
+                unsigned words[2];
+                load_words<Reading::kCached>(words, static_cast<const __half*>(p.mask) + at);
+                const float2 low = to_floats(words[0]), high = to_floats(words[1]);
+                mask[v][i] = low.x, mask[v][i + 1] = low.y, mask[v][i + 2] = high.x, mask[v][i + 3] = high.y;
+            }
+        }
+    }
+}
+
 // X: type of x, previous and out. M: type of the model's output.
 template <typename X, typename M>
 __device__ void step_rows(const StepParams& p) {
@@ -100,7 +127,6 @@ __device__ void step_rows(const StepParams& p) {
         const M* cond = static_cast<const M*>(p.cond) + p.cond_place.at(batch, row);
         const M* uncond = static_cast<const M*>(p.uncond) + p.uncond_place.at(batch, row);
         const X* previous = static_cast<const X*>(p.previous) + p.previous_place.at(batch, row);
-        const i64 mask_at = p.mask_place.at(batch, row);
         X* out = static_cast<X*>(p.out) + p.out_place.at(batch, row);
         const Chunk<sizeof(X) == 4 || sizeof(M) == 4> chunk(p.extent);
         Pack<X> old[kTilePacks], before[kTilePacks];
@@ -109,6 +135,8 @@ __device__ void step_rows(const StepParams& p) {
         chunk.columns.template load<Reading::kStreaming>(with, cond + chunk.start);
         if (p.uncond != nullptr) chunk.columns.template load<Reading::kStreaming>(without, uncond + chunk.start);
         if (p.previous != nullptr) chunk.columns.template load<Reading::kStreaming>(before, previous + chunk.start);
+        float mask[kTilePacks][kPack] = {};
+        if (p.mask != nullptr) load_mask(p, chunk, p.mask_place.at(batch, row), mask);
         const Step step(p, p.pair_place.at(batch, row));
 #pragma unroll
         for (int v = 0; v < kTilePacks; v++) {
@@ -127,14 +155,7 @@ __device__ void step_rows(const StepParams& p) {
                 float other[kPack];
                 unpack(before[v], other);
 #pragma unroll
-                for (int i = 0; i < kPack; i++) {
-                    float mask = 0;
-                    if (p.mask != nullptr && chunk.columns.has(v, i)) {
-                        const i64 at = mask_at + (chunk.start + chunk.at(v, i)) * p.mask_place.column;
-                        mask = load_element(p.mask, at, p.mask_is_float);
-                    }
-                    value[i] = blended(p, value[i], other[i], mask);
-                }
+                for (int i = 0; i < kPack; i++) value[i] = blended(p, value[i], other[i], mask[v][i]);
             }
 #pragma unroll
             for (int i = 0; i < kPack; i++) value[i] = clamped(p, value[i]);

@@ -19,7 +19,7 @@
 //             rsqrt(var + eps) * weight
 //   *_apply   the result
 //
-// Access. Channels-first: a chunk is 1024 packs of 8 pixels, four per thread, that run on over the channels of the
+// Access. Channels-first: a chunk is 2048 packs of 8 pixels, eight per thread, that run on over the channels of the
 // group. Channels-last: a block is `lanes` packs of channels wide and walks down the pixels, four at a time in flight;
 // a thread keeps to its eight channels. `*_any`: any alignment, any size; the packs are gathered element by element.
 
@@ -50,7 +50,9 @@ struct GroupNormParams {
 };
 
 constexpr int kThreads = 256;
-constexpr int kHeld = 4;  // packs a thread has in flight
+constexpr int kMergeThreads = 1024;
+constexpr int kHeld = 4;       // packs a thread has in flight
+constexpr int kHeldFirst = 8;  // the same, for the statistics of channels-first
 
 // Count, mean and M2 of some numbers.
 struct Moments {
@@ -98,9 +100,25 @@ __device__ inline i64 elements_before(const GroupNormParams& p, i64 pack) {
 }
 
 __device__ inline i64 elements_of_chunk(const GroupNormParams& p, i64 chunk) {
-    const i64 packs = p.channels_per_group * p.packs_per_plane, first = chunk * kThreads * kHeld;
-    return elements_before(p, min(first + kThreads * kHeld, packs)) - elements_before(p, first);
+    const i64 packs = p.channels_per_group * p.packs_per_plane, first = chunk * kThreads * kHeldFirst;
+    return elements_before(p, min(first + kThreads * kHeldFirst, packs)) - elements_before(p, first);
 }
+
+// A pack's place: its plane, and its number within. Going on to the next of a thread takes no division where planes are
+// long.
+struct PlanePack {
+    i64 plane, at;
+
+    __device__ PlanePack(i64 index, i64 packs_per_plane)
+        : plane(quotient(index, packs_per_plane)), at(index - plane * packs_per_plane) {}
+
+    __device__ void advance(i64 packs_per_plane) {
+        at += kThreads;
+        if (at < packs_per_plane) return;
+        const i64 planes = packs_per_plane >= kThreads ? 1 : quotient(at, packs_per_plane);
+        plane += planes, at -= planes * packs_per_plane;
+    }
+};
 
 template <bool kWhole>
 __device__ void first_stats(const GroupNormParams& p) {
@@ -111,18 +129,20 @@ __device__ void first_stats(const GroupNormParams& p) {
     const i64 packs = p.channels_per_group * p.packs_per_plane;
     const __half* x = static_cast<const __half*>(p.x) + batch * p.x_batch + group * p.channels_per_group * p.x_step;
 
-    Pack<__half> held[kHeld];
-    int count[kHeld];
+    Pack<__half> held[kHeldFirst];
+    int count[kHeldFirst];
+    i64 index = chunk * kHeldFirst * kThreads + threadIdx.x;
+    PlanePack place(index, p.packs_per_plane);
 #pragma unroll
-    for (int v = 0; v < kHeld; v++) {
-        const i64 index = (chunk * kHeld + v) * kThreads + threadIdx.x;
-        const i64 plane = quotient(index, p.packs_per_plane), at = (index - plane * p.packs_per_plane) * kPack;
-        count[v] = index < packs ? clamp_to_pack(p.pixels - at) : 0;
-        load<kWhole>(held[v], x + plane * p.x_step + at, count[v]);
+    for (int v = 0; v < kHeldFirst; v++) {
+        count[v] = index < packs ? clamp_to_pack(p.pixels - place.at * kPack) : 0;
+        load<kWhole>(held[v], x + place.plane * p.x_step + place.at * kPack, count[v]);
+        index += kThreads;
+        place.advance(p.packs_per_plane);
     }
     float sum = 0;
 #pragma unroll
-    for (int v = 0; v < kHeld; v++) {
+    for (int v = 0; v < kHeldFirst; v++) {
         float a[kPack];
         unpack(held[v], a);
 #pragma unroll
@@ -131,12 +151,14 @@ __device__ void first_stats(const GroupNormParams& p) {
     const float mean = block_sum(sum) / static_cast<float>(elements_of_chunk(p, chunk));
     float squares = 0;
 #pragma unroll
-    for (int v = 0; v < kHeld; v++) {
+    for (int v = 0; v < kHeldFirst; v++) {
         float a[kPack];
+        if (kWhole && count[v] == 0) break;
+        forget(held[v]);
         unpack(held[v], a);
 #pragma unroll
         for (int i = 0; i < kPack; i++) {
-            if (i < count[v]) squares = fmaf(a[i] - mean, a[i] - mean, squares);
+            if (kWhole || i < count[v]) squares = fmaf(a[i] - mean, a[i] - mean, squares);
         }
     }
     squares = block_sum(squares);
@@ -150,17 +172,20 @@ __device__ void first_apply(const GroupNormParams& p) {
     Pack<__half> held[kHeld];
     i64 plane[kHeld], channel[kHeld], to[kHeld];
     int count[kHeld];
+    i64 index = block * kHeld * kThreads + threadIdx.x;
+    PlanePack place(index, p.packs_per_plane);
 #pragma unroll
     for (int v = 0; v < kHeld; v++) {
-        const i64 index = (block * kHeld + v) * kThreads + threadIdx.x;
-        plane[v] = quotient(index, p.packs_per_plane);
-        const i64 at = (index - plane[v] * p.packs_per_plane) * kPack;
+        plane[v] = place.plane;
+        const i64 at = place.at * kPack;
         const i64 batch = quotient(plane[v], p.channels);
         channel[v] = plane[v] - batch * p.channels;
         count[v] = index < packs ? clamp_to_pack(p.pixels - at) : 0;
         load<kWhole>(held[v], static_cast<const __half*>(p.x) + batch * p.x_batch + channel[v] * p.x_step + at,
                      count[v]);
         to[v] = batch * p.out_batch + channel[v] * p.out_step + at;
+        index += kThreads;
+        place.advance(p.packs_per_plane);
     }
 #pragma unroll
     for (int v = 0; v < kHeld; v++) {
@@ -304,13 +329,14 @@ __device__ void last_apply(const GroupNormParams& p) {
 
 // ---------------------------------------------------------------------------------------------------------------- both
 
-// One block per (batch, group). Thread t joins parts t, t + 256, ..., then halves join halves.
-extern "C" __global__ void __launch_bounds__(kThreads) group_norm_merge(const __grid_constant__ GroupNormParams p) {
-    __shared__ Moments moments[kThreads];
+// One block per (batch, group). Thread t joins parts t, t + 1024, ..., then halves join halves.
+extern "C" __global__ void __launch_bounds__(kMergeThreads)
+    group_norm_merge(const __grid_constant__ GroupNormParams p) {
+    __shared__ Moments moments[kMergeThreads];
     const i64 batch = quotient(blockIdx.x, p.groups), group = blockIdx.x - batch * p.groups;
     const i64 parts = p.is_last ? p.chunks * p.channels_per_group : p.chunks;
     Moments mine{0, 0, 0};
-    for (i64 i = threadIdx.x; i < parts; i += kThreads) {
+    for (i64 i = threadIdx.x; i < parts; i += kMergeThreads) {
         i64 index, count;
         if (p.is_last) {
             const i64 chunk = quotient(i, p.channels_per_group), channel = i - chunk * p.channels_per_group;
@@ -324,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) group_norm_merge(const __
         mine.join(static_cast<float>(count), part.x, part.y);
     }
     moments[threadIdx.x] = mine;
-    for (int half = kThreads / 2; half > 0; half /= 2) {
+    for (int half = kMergeThreads / 2; half > 0; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half) {
             const Moments other = moments[threadIdx.x + half];
@@ -334,12 +360,19 @@ extern "C" __global__ void __launch_bounds__(kThreads) group_norm_merge(const __
     __syncthreads();
     const Moments all = moments[0];
     const float inverse = rsqrtf(all.m2 / all.n + p.eps);
-    for (int i = threadIdx.x; i < p.channels_per_group; i += kThreads) {
+    for (int i = threadIdx.x; i < p.channels_per_group; i += kMergeThreads) {
         const i64 channel = group * p.channels_per_group + i;
         const float weight = p.weight ? load_element(p.weight, channel, p.weight_is_float) : 1.0f;
         p.coefficients[batch * p.channels + channel] = make_float2(all.mean, inverse * weight);
     }
 }
+
+// With three blocks in mind Blackwell's statistics would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kLastStatsBlocks = 2;
+#else
+constexpr int kLastStatsBlocks = 3;
+#endif
 
 // BLOCKS: that many are to fit a multiprocessor.
 #define GROUP_NORM(NAME, BLOCKS)                                             \
@@ -353,5 +386,5 @@ extern "C" __global__ void __launch_bounds__(kThreads) group_norm_merge(const __
     }
 GROUP_NORM(first_stats, 3)
 GROUP_NORM(first_apply, 3)
-GROUP_NORM(last_stats, 2)
+GROUP_NORM(last_stats, kLastStatsBlocks)
 GROUP_NORM(last_apply, 3)

@@ -15,18 +15,24 @@
 // Bytes per element (half): 2 read + 2 written. The rotations of a token (matrices: 8*d bytes) are read from device
 // memory once: Wan 1.3B has 1 KB of them to 12 KB of q and k.
 //
-// Access. A block owns a run of tokens and walks their rows, q0 k0 q1 k1 .., each held in registers: V packs of 8
-// elements per thread, the next row on its way while this one is reduced. The threads of a block span whole heads, so
-// the columns a thread owns lie at one place of their heads whatever the pack: 16 coefficients per thread serve all its
-// packs of q and of k. A half-split partner is a lane of the same warp. Weights are read again for every row, from L1.
+// Access. A piece of a row belongs to one warp, which holds all of it packed in registers: V packs of 8 elements per
+// lane, all loads on their way together, no barrier, no second row: tens of warps at different places of their work
+// keep the memory busy. A mean over the token needs the whole row in one piece (Wan 1.3B: 6 packs, 14B: 20); rows that
+// are wider, or so few that warps run out, are cut over the four warps of a block. Means over heads are free to cut
+// rows anywhere between heads. The pieces of q and k of one token lie in one block, so the second finds the rotations
+// in L1.
+//
+// All packs of a thread lie at the same place of their heads, so one set of coefficients serves them all. For
+// interleaved pairs neighbouring lanes hold neighbouring packs; for half-split ones a lane holds a pack and the one
+// half a head away, so that partners are in one thread.
 //
 // All arithmetic is float; the output is rounded once, after the rotation (stock also rounds between norm and
 // rotation).
 //
 // `rms_rope_any` serves the rest: heads that are no power of two, odd strides and addresses, very wide rows.
 
+#include "packs.cuh"
 #include "reduce.cuh"
-#include "vector.cuh"
 
 // Mirrored by RmsRopeParams in ops/rms_rope.py. Pointers first. Pairs are (q, k).
 struct RmsRopeParams {
@@ -43,7 +49,7 @@ struct RmsRopeParams {
     i64 tokens[2];
     int heads[2];
     int d;
-    int tokens_per_block;
+    int pieces[2];  // of a row; together: of a token
     float eps;
     int normalised;  // 0: RoPE alone
     int per_head;    // `any` only: the others have it in their name
@@ -51,112 +57,84 @@ struct RmsRopeParams {
     int weight_is_float, rotation_is_float;
 };
 
-// N = 2 or 4 neighbouring elements of a table whose type is known only at run time.
-__device__ inline void load_pair(const void* base, i64 index, bool is_float, float (&out)[2]) {
-    if (is_float) {
-        const float2 wide = *reinterpret_cast<const float2*>(static_cast<const float*>(base) + index);
-        out[0] = wide.x, out[1] = wide.y;
-    } else {
-        const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(static_cast<const __half*>(base) + index));
-        out[0] = wide.x, out[1] = wide.y;
-    }
-}
+// Four neighbouring elements of a table whose type is known only at run time.
 __device__ inline void load_four(const void* base, i64 index, bool is_float, float (&out)[4]) {
     if (is_float) {
-        const float4 wide = *reinterpret_cast<const float4*>(static_cast<const float*>(base) + index);
-        out[0] = wide.x, out[1] = wide.y, out[2] = wide.z, out[3] = wide.w;
+        unsigned words[4];
+        load_words<Reading::kCached>(words, static_cast<const float*>(base) + index);
+#pragma unroll
+        for (int i = 0; i < 4; i++) out[i] = __uint_as_float(words[i]);
     } else {
-        const uint2 bits = *reinterpret_cast<const uint2*>(static_cast<const __half*>(base) + index);
-        const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&bits.x));
-        const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&bits.y));
+        unsigned words[2];
+        load_words<Reading::kCached>(words, static_cast<const __half*>(base) + index);
+        const float2 low = to_floats(words[0]), high = to_floats(words[1]);
         out[0] = low.x, out[1] = low.y, out[2] = high.x, out[3] = high.y;
     }
 }
 
-// What the eight elements from `column` of a head are turned with: out = a * x + b * partner.
-struct Rotation {
-    float a[kPack], b[kPack];
+// How the pairs of a head lie, and what they are turned with. kSines: halves, turned by cosines and sines, which take
+// half the registers of a matrix. kHalves: by either.
+enum Pairs { kNeighbours, kHalves, kSines };
 
-    __device__ void load(const RmsRopeParams& p, i64 batch, i64 token, int column) {
+// What a thread's elements are turned with: out = a * x + b * partner. Halves: [0] for the lower half of a head, [1]
+// for the upper; of sines one set serves both, because the upper half has the same a and the opposite b.
+template <Pairs kPairs>
+struct Rotation {
+    static constexpr int kParts = kPairs == kNeighbours ? 1 : 2;
+    static constexpr int kSets = kPairs == kHalves ? 2 : 1;
+    float a[kSets][kPack], b[kSets][kPack];
+
+    // The pairs of the pack `within` elements into a head.
+    __device__ void load(const RmsRopeParams& p, i64 batch, i64 token, int within) {
         const i64 at = batch * p.rotation_batch + token * p.rotation_token;
-        const i64 sines_at = batch * p.sines_batch + token * p.sines_token;
         const bool wide = p.rotation_is_float;
-        if (p.interleaved) {
-            if (p.sines == nullptr) {
+        constexpr int kCount = kPack * kParts / 2;
+        const int pair = within * kParts / 2;
+        if (kPairs != kSines && p.sines == nullptr) {
 #pragma unroll
-                for (int j = 0; j < kPack / 2; j++) {
-                    float m[4];
-                    load_four(p.rotation, at + (column / 2 + j) * 4, wide, m);
-                    a[2 * j] = m[0], b[2 * j] = m[1], b[2 * j + 1] = m[2], a[2 * j + 1] = m[3];
-                }
-            } else {
-                float c[4], s[4];
-                load_four(p.rotation, at + column / 2, wide, c);
-                load_four(p.sines, sines_at + column / 2, wide, s);
-#pragma unroll
-                for (int j = 0; j < kPack / 2; j++) {
-                    a[2 * j] = a[2 * j + 1] = c[j];
-                    b[2 * j] = -s[j], b[2 * j + 1] = s[j];
-                }
-            }
-            return;
-        }
-        const bool upper = column >= p.d / 2;
-        const int pair = upper ? column - p.d / 2 : column;
-        if (p.sines == nullptr) {
-#pragma unroll
-            for (int i = 0; i < kPack; i++) {
-                float m[2];  // one row of the matrix: the lower half wants the first, the upper half the second
-                load_pair(p.rotation, at + (pair + i) * 4 + (upper ? 2 : 0), wide, m);
-                a[i] = upper ? m[1] : m[0];
-                b[i] = upper ? m[0] : m[1];
+            for (int j = 0; j < kCount; j++) {
+                float m[4];
+                load_four(p.rotation, at + (pair + j) * 4, wide, m);
+                set(j, m[0], m[1], m[2], m[3]);
             }
         } else {
+            const i64 sines_at = batch * p.sines_batch + token * p.sines_token;
 #pragma unroll
-            for (int i = 0; i < kPack; i += 4) {
+            for (int i = 0; i < kCount; i += 4) {
                 float c[4], s[4];
                 load_four(p.rotation, at + pair + i, wide, c);
                 load_four(p.sines, sines_at + pair + i, wide, s);
 #pragma unroll
-                for (int j = 0; j < 4; j++) a[i + j] = c[j], b[i + j] = upper ? s[j] : -s[j];
+                for (int j = 0; j < 4; j++) set(i + j, c[j], -s[j], s[j], c[j]);
             }
         }
     }
-};
 
-// Where a block is in its walk over rows. part 0: q, part 1: k. A token that only one of them has is visited once.
-struct Cursor {
-    i64 token;
-    int part;
-
-    __device__ void skip(const RmsRopeParams& p, i64 last) {
-        while (token < last && token >= p.tokens[part]) step();
-    }
-    __device__ void step() {
-        token += part;
-        part ^= 1;
-    }
-};
-
-template <int V>
-struct Row {
-    Pack<__half> packs[V];
-
-    __device__ static int column(int v) {
-        return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kPack;
+    __device__ void set(int j, float m00, float m01, float m10, float m11) {
+        if constexpr (kPairs == kNeighbours) {
+            a[0][2 * j] = m00, b[0][2 * j] = m01, a[0][2 * j + 1] = m11, b[0][2 * j + 1] = m10;
+        } else {
+            a[0][j] = m00, b[0][j] = m01;
+            if constexpr (kPairs == kHalves) a[1][j] = m11, b[1][j] = m10;
+        }
     }
 
-    // Beyond the row's end the packs are zero, which no sum notices.
-    __device__ void load(const RmsRopeParams& p, i64 batch, const Cursor& at, int log_d) {
-        const int width = p.heads[at.part] << log_d;
-        const i64 start = batch * p.x_batch[at.part] + at.token * p.x_token[at.part];
+    // The packs that turn together.
+    __device__ void turn(float (&x)[kParts][kPack]) const {
+        if constexpr (kPairs == kNeighbours) {
 #pragma unroll
-        for (int v = 0; v < V; v++) {
-            const int c = column(v);
-            zero(packs[v]);
-            if (c < width) {
-                const i64 index = start + (c >> log_d) * p.x_head[at.part] + (c & (p.d - 1));
-                load_pack<Reading::kStreaming>(packs[v], static_cast<const __half*>(p.x[at.part]) + index);
+            for (int i = 0; i < kPack; i += 2) {
+                const float first = x[0][i], second = x[0][i + 1];
+                x[0][i] = fmaf(a[0][i], first, b[0][i] * second);
+                x[0][i + 1] = fmaf(a[0][i + 1], second, b[0][i + 1] * first);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kPack; i++) {
+                const float first = x[0][i], second = x[1][i];
+                const float back = kPairs == kSines ? -b[0][i] : b[kSets - 1][i];
+                x[0][i] = fmaf(a[0][i], first, b[0][i] * second);
+                x[1][i] = fmaf(a[kSets - 1][i], second, back * first);
             }
         }
     }
@@ -174,99 +152,134 @@ __device__ inline void load_weight(const void* base, int index, bool is_float, f
     }
 }
 
-// d is a power of two from 16 to 256, so a head is a group of 2 to 32 neighbouring lanes.
-template <int V, bool kPerHead, int kWarps>
-__device__ void rms_rope_rows(const RmsRopeParams& p) {
-    __shared__ typename BlockSum<kWarps>::Slots slots;
-    BlockSum<kWarps> block_sum(slots);
-    const int log_d = 31 - __clz(p.d);
-    const int lanes = p.d / kPack;
-    const int within = Row<V>::column(0) & (p.d - 1);  // and of every other pack: a block spans whole heads
-    const i64 first = static_cast<i64>(blockIdx.x) * p.tokens_per_block;
-    const i64 last = min(first + p.tokens_per_block, max(p.tokens[0], p.tokens[1]));
+// V packs of a row in each of kThreads threads. d is a power of two from 16 to 256, so a head is a group of
+// neighbouring lanes, at most a warp.
+template <int V, int kParts, int kThreads>
+struct Piece {
+    static constexpr int kTurns = V / kParts;  // groups of packs that turn together
+    Pack<__half> packs[kTurns][kParts];
+    unsigned lanes;   // threads that share a head
+    unsigned within;  // where in its head a thread's first pack lies
+    unsigned apart;   // and how far on, half a head, the other
+    int head, hop;    // the head of the first packs, and how many heads on the next ones are
 
-    for (i64 batch = blockIdx.y; batch < p.batches; batch += gridDim.y) {
-        Cursor ahead = {first, 0};
-        ahead.skip(p, last);
-        Row<V> next;
-        next.load(p, batch, ahead, log_d);
-        Rotation turn;
-        i64 turn_token = -1;  // whose rotation is in registers: none yet
+    __device__ Piece(unsigned thread, int d, int index) {
+        const int log_d = 31 - __clz(d);
+        lanes = static_cast<unsigned>(d) / (kPack * kParts);
+        within = (thread & (lanes - 1)) * kPack;
+        apart = static_cast<unsigned>(d) / 2;
+        head = (index * (V * kThreads * kPack) + thread * (kPack * kParts)) >> log_d;
+        hop = (kThreads * kPack * kParts) >> log_d;
+    }
 
-        while (ahead.token < last) {
-            const Cursor here = ahead;
-            const Row<V> row = next;
-            const int part = here.part;
-            ahead.step();
-            ahead.skip(p, last);
-            if (ahead.token < last) next.load(p, batch, ahead, log_d);
-            if (p.rotation != nullptr && turn_token != here.token) {
-                turn.load(p, batch, here.token, within);
-                turn_token = here.token;
+    // Beyond the row's end the packs are zero, which no sum notices.
+    __device__ void load(const __half* row, i64 head_stride, int heads) {
+        row += head * head_stride + within;
+#pragma unroll
+        for (int t = 0; t < kTurns; t++) {
+#pragma unroll
+            for (int part = 0; part < kParts; part++) {
+                zero(packs[t][part]);
+                if (head + t * hop < heads) load_pack<Reading::kStreaming>(packs[t][part], row + part * apart);
             }
+            row += hop * head_stride;
+        }
+    }
 
-            float factor[V];
+    __device__ float squares(int t) const {
+        float sum = 0;
 #pragma unroll
-            for (int v = 0; v < V; v++) {
-                float x[kPack];
-                unpack(row.packs[v], x);
-                factor[v] = 0;
+        for (int part = 0; part < kParts; part++) {
+            float x[kPack];
+            unpack(packs[t][part], x);
 #pragma unroll
-                for (int i = 0; i < kPack; i++) factor[v] = fmaf(x[i], x[i], factor[v]);
-            }
-            if (!p.normalised) {
-#pragma unroll
-                for (int v = 0; v < V; v++) factor[v] = 1;
-            } else if (kPerHead) {
-#pragma unroll
-                for (int v = 0; v < V; v++) {
-                    for (int offset = lanes / 2; offset > 0; offset /= 2) {
-                        factor[v] += __shfl_xor_sync(0xffffffffu, factor[v], offset);
-                    }
-                    factor[v] = rsqrtf(factor[v] / p.d + p.eps);
-                }
-            } else {
-                float squares = 0;
-#pragma unroll
-                for (int v = 0; v < V; v++) squares += factor[v];
-                const float width = static_cast<float>(p.heads[part] << log_d);
-                const float scale = rsqrtf(block_sum(squares) / width + p.eps);
-#pragma unroll
-                for (int v = 0; v < V; v++) factor[v] = scale;
-            }
+            for (int i = 0; i < kPack; i++) sum = fmaf(x[i], x[i], sum);
+        }
+        return sum;
+    }
+};
 
-            const int width = p.heads[part] << log_d;
-            const i64 start = batch * p.out_batch[part] + here.token * p.out_token[part];
+constexpr int kBlockWarps = 4;
+
+// kWarps share a piece: 1, or all of a block.
+template <int V, bool kPerHead, Pairs kPairs, int kWarps>
+__device__ void rms_rope_pieces(const RmsRopeParams& p) {
+    const int warp = threadIdx.x / 32;
+    const int per_token = p.pieces[0] + p.pieces[1];
+    const unsigned index = kWarps == 1 ? blockIdx.x * kBlockWarps + warp : blockIdx.x;
+    const unsigned token_of_all = index / static_cast<unsigned>(per_token);
+    int which = index - token_of_all * per_token;
+    const unsigned most = static_cast<unsigned>(max(p.tokens[0], p.tokens[1]));
+    const i64 batch = p.batches == 1 && token_of_all < most ? 0 : token_of_all / most;
+    const i64 token = token_of_all - static_cast<unsigned>(batch) * most;
+    const int part = which >= p.pieces[0];
+    which -= part ? p.pieces[0] : 0;
+    if (batch >= p.batches || token >= p.tokens[part]) return;  // all threads of the piece alike
+
+    constexpr int kParts = Rotation<kPairs>::kParts;
+    Piece<V, kParts, kWarps * 32> piece(kWarps == 1 ? threadIdx.x % 32 : threadIdx.x, p.d, which);
+    const __half* row = static_cast<const __half*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
+    piece.load(row, p.x_head[part], p.heads[part]);
+    Rotation<kPairs> rotation;
+    if (p.rotation != nullptr) rotation.load(p, batch, token, piece.within);
+
+    float factor[piece.kTurns];
 #pragma unroll
-            for (int v = 0; v < V; v++) {
-                const int c = Row<V>::column(v);
-                float x[kPack];
-                unpack(row.packs[v], x);
+    for (int t = 0; t < piece.kTurns; t++) factor[t] = p.normalised ? piece.squares(t) : 1.0f;
+    if (p.normalised && kPerHead) {
 #pragma unroll
-                for (int i = 0; i < kPack; i++) x[i] *= factor[v];
-                if (p.weight[part] != nullptr && c < width) {
-                    float weight[kPack];
-                    load_weight(p.weight[part], kPerHead ? within : c, p.weight_is_float, weight);
+        for (int t = 0; t < piece.kTurns; t++) {
+            for (unsigned offset = piece.lanes / 2; offset > 0; offset /= 2) {
+                factor[t] += __shfl_xor_sync(0xffffffffu, factor[t], offset);
+            }
+            factor[t] = rsqrtf(factor[t] * (1.0f / p.d) + p.eps);  // d is a power of two
+        }
+    } else if (p.normalised) {
+        float sum = 0;
 #pragma unroll
-                    for (int i = 0; i < kPack; i++) x[i] *= weight[i];
-                }
-                if (p.rotation != nullptr) {
-                    float partner[kPack];
+        for (int t = 0; t < piece.kTurns; t++) sum += factor[t];
+        if constexpr (kWarps == 1) {
+            sum = warp_sum(sum);
+        } else {
+            __shared__ typename BlockSum<kWarps>::Slots slots;
+            BlockSum<kWarps> block_sum(slots);
+            sum = block_sum(sum);
+        }
+        const float scale = rsqrtf(sum / static_cast<float>(p.heads[part] * p.d) + p.eps);
 #pragma unroll
-                    for (int i = 0; i < kPack; i++) {
-                        partner[i] = p.interleaved ? x[i ^ 1] : __shfl_xor_sync(0xffffffffu, x[i], lanes / 2);
-                    }
+        for (int t = 0; t < piece.kTurns; t++) factor[t] = scale;
+    }
+
+    __half* out = static_cast<__half*>(p.out[part]) + batch * p.out_batch[part] + token * p.out_token[part];
+    int head = piece.head;
+    out += head * p.out_head[part] + piece.within;
 #pragma unroll
-                    for (int i = 0; i < kPack; i++) x[i] = fmaf(turn.a[i], x[i], turn.b[i] * partner[i]);
-                }
-                if (c < width) {
-                    Pack<__half> result;
-                    pack(x, result);
-                    const i64 index = start + (c >> log_d) * p.out_head[part] + (c & (p.d - 1));
-                    store_pack(static_cast<__half*>(p.out[part]) + index, result);
-                }
+    for (int t = 0; t < piece.kTurns; t++) {
+        if (head >= p.heads[part]) break;
+        const int weights = piece.within + (kPerHead ? 0 : head * p.d);
+        float x[kParts][kPack];
+#pragma unroll
+        for (int half = 0; half < kParts; half++) {
+            forget(piece.packs[t][half]);
+            unpack(piece.packs[t][half], x[half]);
+#pragma unroll
+            for (int i = 0; i < kPack; i++) x[half][i] *= factor[t];
+            if (p.weight[part] != nullptr) {
+                float weight[kPack];
+                load_weight(p.weight[part], weights + half * piece.apart, p.weight_is_float, weight);
+#pragma unroll
+                for (int i = 0; i < kPack; i++) x[half][i] *= weight[i];
             }
         }
+        if (p.rotation != nullptr) rotation.turn(x);
+#pragma unroll
+        for (int half = 0; half < kParts; half++) {
+            Pack<__half> result;
+            pack(x[half], result);
+            store_whole(out + half * piece.apart, result);
+        }
+        head += piece.hop;
+        out += piece.hop * p.out_head[part];
     }
 }
 
@@ -361,14 +374,29 @@ extern "C" __global__ void __launch_bounds__(256) rms_rope_any(const __grid_cons
     }
 }
 
-#define RMS_ROPE_ROWS(NAME, V, PER_HEAD, THREADS, BLOCKS)                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ RmsRopeParams p) { \
-        rms_rope_rows<V, PER_HEAD, THREADS / 32>(p);                                                              \
+#define RMS_ROPE(NAME, V, PER_HEAD, PAIRS, WARPS, BLOCKS)                  \
+    extern "C" __global__ void __launch_bounds__(kBlockWarps * 32, BLOCKS) \
+        rms_rope_##NAME##_##V(const __grid_constant__ RmsRopeParams p) {   \
+        rms_rope_pieces<V, PER_HEAD, PAIRS, WARPS>(p);                     \
     }
-// Names say over what the mean is taken, and the packs per thread (BLOCKS in ops/norm_modulate.py).
-RMS_ROPE_ROWS(rms_rope_token_2, 2, false, 384, 2)
-RMS_ROPE_ROWS(rms_rope_token_3, 3, false, 256, 2)
-RMS_ROPE_ROWS(rms_rope_token_4, 4, false, 256, 2)
-RMS_ROPE_ROWS(rms_rope_head_2, 2, true, 384, 1)  // with two blocks in mind sm_75 would spill
-RMS_ROPE_ROWS(rms_rope_head_3, 3, true, 256, 2)
-RMS_ROPE_ROWS(rms_rope_head_4, 4, true, 256, 2)
+// Names say over what the mean is taken, how pairs lie unless they are neighbours, who holds a piece, and packs per
+// thread (PIECES in ops/rms_rope.py). The last number: blocks that are to fit a multiprocessor, the more the fewer
+// registers.
+RMS_ROPE(token_warp, 2, false, kNeighbours, 1, 6)
+RMS_ROPE(token_warp, 6, false, kNeighbours, 1, 5)
+RMS_ROPE(token_warp, 8, false, kNeighbours, 1, 4)
+RMS_ROPE(token_warp, 12, false, kNeighbours, 1, 4)
+RMS_ROPE(token_warp, 16, false, kNeighbours, 1, 3)
+RMS_ROPE(token_warp, 20, false, kNeighbours, 1, 3)
+RMS_ROPE(token_block, 2, false, kNeighbours, kBlockWarps, 6)
+RMS_ROPE(token_block, 5, false, kNeighbours, kBlockWarps, 6)
+RMS_ROPE(token_block, 16, false, kNeighbours, kBlockWarps, 3)
+RMS_ROPE(token_halves_block, 16, false, kHalves, kBlockWarps, 3)
+RMS_ROPE(head_warp, 2, true, kNeighbours, 1, 8)
+RMS_ROPE(head_warp, 4, true, kNeighbours, 1, 6)
+RMS_ROPE(head_warp, 6, true, kNeighbours, 1, 5)
+RMS_ROPE(head_warp, 8, true, kNeighbours, 1, 4)
+RMS_ROPE(head_halves_warp, 4, true, kHalves, 1, 4)
+RMS_ROPE(head_sines_warp, 2, true, kSines, 1, 7)
+RMS_ROPE(head_sines_warp, 4, true, kSines, 1, 6)
+RMS_ROPE(head_sines_warp, 8, true, kSines, 1, 5)

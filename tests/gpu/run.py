@@ -138,7 +138,7 @@ def sanitize(arguments: list[str]) -> dict[str, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "FUSESTREAM_SAMPLE": "2" if whole else "24"},
+            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "FUSESTREAM_SAMPLE": "8" if whole else "100"},
         )
     return {check: sanitizer_result(check, process) for check, process in running.items()}
 

@@ -7,7 +7,7 @@ import torch
 from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
 
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope, rms_rope_
-from fusestream.kernels_cuda.ops.rms_rope import reference
+from fusestream.kernels_cuda.ops.rms_rope import PIECES, reference
 from fusestream.kernels_cuda.registry import Call
 
 EPS = 1e-6
@@ -27,7 +27,10 @@ SIZES = (
     (1, 127),
     (3, 6),
     (2, 96),
+    (16, 128),
+    (17, 256),
     (40, 256),
+    (65, 256),
 )
 FORMS = ("none", "matrix", "batch", "cos")
 PLACES = ("flux", "wan", "plain")
@@ -223,16 +226,20 @@ def test_bitwise_repeatable(isa, h, d):
 
 
 @pytest.mark.parametrize("norm", ["token", "head"])
-@pytest.mark.parametrize(("h", "k_heads", "d"), [(12, 12, 128), (9, 2, 128), (5, 5, 64), (24, 24, 64)])
+@pytest.mark.parametrize(("h", "k_heads", "d"), [(12, 12, 128), (9, 2, 128), (5, 5, 64), (24, 24, 128), (17, 17, 256)])
 def test_every_tactic(isa, h, k_heads, d, norm):
-    """However the work is cut, the result is right; blocks of one token and of many."""
-    for s in (1, 90):
-        tensors, table = inputs(2, s, h, d, norm, k_heads=k_heads), rotations("matrix", 2, s, d)
-        call = Call("rms_rope", (*tensors, *table), (EPS, norm, True), on(isa))
+    """However the rows are cut, the result is right; a row that a piece holds exactly, and one with room to spare."""
+    for s, form, interleaved in ((1, "matrix", True), (90, "matrix", True), (7, "matrix", False), (8, "cos", False)):
+        tensors, table = inputs(2, s, h, d, norm, k_heads=k_heads), rotations(form, 2, s, d)
+        call = Call("rms_rope", (*tensors, *table), (EPS, norm, interleaved), on(isa))
         tactics = OPS["rms_rope"].candidates[0].tactics(call)
-        assert len(tactics) > 3
+        assert len(tactics) == sum(
+            len(packs) if norm == "head" else 1
+            for (kind, _), packs in PIECES.items()
+            if kind == norm + ("" if interleaved else "_sines" if form == "cos" and norm == "head" else "_halves")
+        )
         for tactic in tactics:
-            compare(tactic.prepare(call)(*call.tensors), *tensors, *table, norm, True, tactic.name)
+            compare(tactic.prepare(call)(*call.tensors), *tensors, *table, norm, interleaved, tactic.name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
