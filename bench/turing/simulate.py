@@ -1,0 +1,198 @@
+"""One multiprocessor, cycle by cycle, running the same path on every warp: how long does an iteration take?
+
+Each quarter issues at most one instruction per cycle, from a warp whose stall count has run out, whose scoreboards are
+clear and whose pipe is free. Memory instructions go through a short queue into the pipe that the quarters share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import machine
+from .machine import DEFAULT, Card, Guesses
+from .sass import Instruction
+
+SETTLE, MEASURE = 2, 4  # iterations left out, iterations timed
+
+
+@dataclass(frozen=True)
+class Step:
+    """An instruction, with everything the simulation asks of it."""
+
+    pipe: str
+    cost: float
+    stall: int
+    yields: bool
+    waits: tuple[int, ...]
+    write: int | None
+    read: int | None
+    latency: float
+    bytes: int
+    barrier: bool
+
+
+def prepare(
+    path: list[Instruction], card: Card, accumulate: str | None, from_dram: bool, guesses: Guesses = DEFAULT
+) -> list[Step]:
+    steps = []
+    for instruction in path:
+        where, control = machine.pipe(instruction), instruction.control
+        moved = machine.global_bytes(instruction)
+        latency = guesses.latency(where)
+        if moved:
+            latency = machine.LATENCY[machine.DRAM if from_dram else machine.L2]
+        elif instruction.base == "HMMA" and (accumulate or machine.accumulates(instruction)) == "f32":
+            latency += guesses.fp32_sum_extra
+        steps.append(
+            Step(
+                where,
+                machine.cost(instruction, card, accumulate, guesses),
+                max(control.stall, 1),
+                control.yields,
+                control.waits,
+                control.write_barrier,
+                control.read_barrier,
+                latency,
+                moved,
+                instruction.base == "BAR" and "SYNC" in instruction.modifiers,
+            )
+        )
+    return steps
+
+
+@dataclass
+class Warp:
+    block: int
+    ready: float
+    at: int = 0
+    finished: list[float] = field(default_factory=list)
+    clear: list[float] = field(default_factory=lambda: [0.0] * 6)
+    waiting: bool = False
+
+
+@dataclass
+class Quarter:
+    warps: list[Warp]
+    next_issue: float = 0.0
+    free: dict[str, float] = field(default_factory=dict)
+    queue: list[float] = field(default_factory=list)
+    last: Warp | None = None
+
+
+class Multiprocessor:
+    """`blocks` resident blocks of `warps` warps, each started `spread` cycles after the one before."""
+
+    def __init__(
+        self, steps: list[Step], card: Card, blocks: int, warps: int, from_dram: bool, spread: float, guesses: Guesses
+    ) -> None:
+        self.steps, self.warps_per_block, self.guesses = steps, warps, guesses
+        self.depth = max(1, round(guesses.memory_queue))
+        # Bytes per cycle from beyond the multiprocessor.
+        self.far = card.dram_bytes_per_cycle if from_dram else machine.L2_BYTES_PER_CYCLE
+        self.memory_free = self.far_free = 0.0
+        self.arrived: dict[int, list[Warp]] = {}
+        everyone = [Warp(block, block * spread) for block in range(blocks) for _ in range(warps)]
+        self.quarters = [Quarter(everyone[q :: machine.QUARTERS]) for q in range(machine.QUARTERS)]
+        self.everyone = everyone
+
+    def _earliest(self, quarter: Quarter, warp: Warp) -> float:
+        if warp.waiting:
+            return float("inf")
+        step = self.steps[warp.at]
+        when = max(warp.ready, quarter.next_issue)
+        for number in step.waits:
+            when = max(when, warp.clear[number])
+        if step.pipe == machine.MEMORY:
+            if len(quarter.queue) >= self.depth:
+                when = max(when, quarter.queue[-self.depth])
+        else:
+            when = max(when, quarter.free.get(step.pipe, 0.0))
+        return when
+
+    def _issue(self, quarter: Quarter, warp: Warp, now: float) -> bool:
+        """Issue a warp's next instruction; whether that freed warps of other quarters."""
+        step = self.steps[warp.at]
+        start = now
+        if step.pipe == machine.MEMORY:
+            start = max(now + 1, self.memory_free)
+            self.memory_free = start + step.cost
+            quarter.queue = [*quarter.queue[-self.depth :], start]
+        elif step.pipe != machine.NONE:
+            quarter.free[step.pipe] = start + step.cost
+        read_at = start + (step.cost if step.pipe == machine.MEMORY else 0) + self.guesses.read_latency
+        done = start + (step.cost if step.pipe == machine.MEMORY else 0) + step.latency
+        if step.bytes:
+            begin = max(start, self.far_free)
+            self.far_free = begin + step.bytes / self.far
+            done = max(done, begin + step.bytes / self.far + step.latency)
+        if step.write is not None:
+            warp.clear[step.write] = max(warp.clear[step.write], done)
+        if step.read is not None:
+            warp.clear[step.read] = max(warp.clear[step.read], read_at)
+        warp.ready = now + step.stall
+        quarter.next_issue = now + 1
+        quarter.last = None if step.yields else warp
+        warp.at += 1
+        if warp.at == len(self.steps):
+            warp.at = 0
+            warp.finished.append(now)
+        return step.barrier and self._arrive(warp, now)
+
+    def _arrive(self, warp: Warp, now: float) -> bool:
+        """A warp reaches BAR.SYNC; whether it was the last of its block."""
+        there = self.arrived.setdefault(warp.block, [])
+        there.append(warp)
+        warp.waiting = True
+        if len(there) < self.warps_per_block:
+            return False
+        for other in there:
+            other.waiting = False
+            other.ready = max(other.ready, now + self.guesses.barrier_latency)
+        there.clear()
+        return True
+
+    def _next(self, quarter: Quarter) -> tuple[float, int]:
+        """When this quarter issues next, and which of its warps.
+
+        Of warps that could: the one it stayed with, else the oldest; but none that is iterations ahead of another, or a
+        full pipe would belong to one warp for ever.
+        """
+        slowest = min((len(warp.finished) for warp in quarter.warps), default=0)
+        found = [
+            (
+                self._earliest(quarter, warp),
+                len(warp.finished) > slowest + 1,
+                -1 if warp is quarter.last else age,
+                age,
+            )
+            for age, warp in enumerate(quarter.warps)
+        ]
+        when, _, _, age = min(found, default=(float("inf"), False, 0, 0))
+        return when, age
+
+    def run(self) -> float:
+        """Cycles per iteration, averaged over the warps, when all of them are on their way."""
+        upcoming = [self._next(quarter) for quarter in self.quarters]
+        while any(len(warp.finished) < SETTLE + MEASURE for warp in self.everyone):
+            number = min(range(len(upcoming)), key=lambda n: upcoming[n][0])
+            when, age = upcoming[number]
+            quarter = self.quarters[number]
+            if self._issue(quarter, quarter.warps[age], when):
+                upcoming = [self._next(other) for other in self.quarters]
+            else:
+                upcoming[number] = self._next(quarter)
+        spans = [warp.finished[SETTLE + MEASURE - 1] - warp.finished[SETTLE - 1] for warp in self.everyone]
+        return sum(spans) / len(spans) / MEASURE
+
+
+def simulate(
+    steps: list[Step], card: Card, blocks: int, warps: int, from_dram: bool, guesses: Guesses = DEFAULT
+) -> tuple[float, float]:
+    """Cycles in which every warp of `blocks` resident blocks finishes one iteration; and those of one block alone.
+
+    Blocks start apart, as they do on a card after their different prologues: in step they would all want the same pipe.
+    """
+    alone = Multiprocessor(steps, card, 1, warps, from_dram, 0.0, guesses).run()
+    if blocks == 1:
+        return alone, alone
+    return Multiprocessor(steps, card, blocks, warps, from_dram, alone / blocks, guesses).run(), alone
