@@ -58,7 +58,7 @@ def table(results: dict[str, Any]) -> str:
 def rendered(readme: str) -> str:
     """`readme` with the tables of every results file between its markers."""
     parts = []
-    for path in sorted(RESULTS.glob("*.json")):
+    for path in sorted(RESULTS.glob("nvidia-*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
         environment = results["kernels"]["rows"][0]["environment"]
         head = f"Measured on {path.stem.replace('-', ' ')} with torch {environment['torch']} ({environment['date']}):"

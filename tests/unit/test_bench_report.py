@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = sorted((ROOT / "bench" / "results").glob("*.json"))
+RESULTS = sorted((ROOT / "bench" / "results").glob("nvidia-*.json"))
 
 
 def report() -> Any:

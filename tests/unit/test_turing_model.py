@@ -1,0 +1,307 @@
+"""The model of Turing cards: decoding, loops, paths, occupancy, and cycles counted by hand.
+
+Most of it runs on short listings written here; the last tests compile a real kernel and disassemble it, and are skipped
+where the compiler or the disassembler is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fusestream.bench.turing import disassemble, machine, torch_kernels
+from fusestream.bench.turing.cli import RESULTS, read_rules
+from fusestream.bench.turing.flow import Rules, find_loops, main_loop, split
+from fusestream.bench.turing.machine import CARDS, resident_blocks
+from fusestream.bench.turing.model import Launch, bounds, count, predict, trace
+from fusestream.bench.turing.sass import CONTROL_SHIFT, Control, Instruction, decode_control, parse
+from fusestream.kernels_cuda import elf
+from fusestream.kernels_cuda.build import nvrtc
+
+SUPER = CARDS["2060s"]
+
+
+def word(stall: int = 1, write: int = 7, read: int = 7, waits: int = 0) -> str:
+    """The upper encoding word that holds these scheduling fields."""
+    return f"{(waits << 11 | read << 8 | write << 5 | 1 << 4 | stall) << CONTROL_SHIFT:016x}"
+
+
+def listing(*lines: str) -> list[Instruction]:
+    """Instructions as the disassembler would print them: `label:`, or `text` with ` | stall write read waits` after it."""
+    text, address = [".text.kernel:"], 0
+    for line in lines:
+        if line.endswith(":"):
+            text.append(f".{line}")
+            continue
+        code, _, fields = line.partition(" | ")
+        upper = word(*(int(field, 0) for field in fields.split()))
+        text += [f"        /*{address:04x}*/    {code} ;    /* 0x{0:016x} */", f"      /* 0x{upper} */"]
+        address += 16
+    return parse("\n".join(text))["kernel"]
+
+
+@pytest.mark.parametrize(
+    ("upper", "expected"),
+    [
+        (0x000FE400078E00FF, Control(stall=2)),
+        (0x001FD80003F04270, Control(stall=12, yields=True, waits=(0,))),
+        (0x000E220000002100, Control(stall=1, write_barrier=0)),
+        (0x0001F20000000800, Control(stall=9, read_barrier=0)),
+        (0x040FE200078E00FF, Control(stall=1, reuse=1)),
+    ],
+)
+def test_control_words_of_real_code(upper: int, expected: Control) -> None:
+    assert decode_control(upper) == expected
+
+
+def test_parser_reads_predicates_operands_and_targets() -> None:
+    code = listing("top:", "@!P0 IADD3 R2, R2.reuse, 0x10, RZ", "@P1 BRA `(.top)", "EXIT")
+    assert [i.predicate for i in code] == ["@!P0", "@P1", None]
+    assert code[0].operands == ("R2", "R2.reuse", "0x10", "RZ") and code[1].target == 0 and code[1].address == 16
+
+
+NEST = (
+    "MOV R0, RZ",
+    "outer:",
+    "LDG.E.128.SYS R4, [R2]",
+    "inner:",
+    "HMMA.1688.F32 R8, R4, R6, R8",
+    "@P0 BRA `(.inner)",
+    "@P1 BRA `(.past)",
+    "FSEL R1, R2, R3, P0",
+    "FSEL R1, R2, R3, P0",
+    "past:",
+    "MUFU.EX2 R9, R8",
+    "HMMA.1688.F32 R8, R4, R6, R8",
+    "@P2 BRA `(.outer)",
+    "EXIT",
+)
+
+
+def opcodes(path: list[Instruction]) -> str:
+    return " ".join(instruction.base for instruction in path)
+
+
+def test_main_loop_is_the_one_with_most_tensor_work() -> None:
+    code = listing(*NEST)
+    blocks = split(code)
+    loops = find_loops(blocks)
+    assert [code[blocks[loop.header].start].base for loop in loops] == ["HMMA", "LDG"]
+    main = main_loop(code, blocks, loops)
+    assert main is not None and code[blocks[main.header].start].base == "LDG"
+
+
+def test_walk_repeats_inner_loops_and_leaves_out_what_it_is_told() -> None:
+    code = listing(*NEST)
+    whole = "LDG HMMA BRA HMMA BRA HMMA BRA BRA FSEL FSEL MUFU HMMA BRA"
+    assert opcodes(trace(code, Rules(default_trips=3))) == whole
+    assert opcodes(trace(code, read_rules(["0x20=3"], []))) == whole
+    assert opcodes(trace(code, Rules(skip=("FSEL:2",)))) == "LDG HMMA BRA BRA MUFU HMMA BRA"
+    assert "FSEL" in opcodes(trace(code, Rules(skip=("FSEL:3",))))
+    assert opcodes(trace(code, Rules(), loop_at=0x20)) == "HMMA BRA"
+
+
+def test_walk_never_leaves_out_tensor_work() -> None:
+    code = listing(
+        "top:", "@P1 BRA `(.end)", "HMMA.1688.F16 R8, R4, R6, R8", "end:", "IADD3 R1, R1, R2, RZ", "@P0 BRA `(.top)"
+    )
+    assert "HMMA" in opcodes(trace(code, Rules(skip=("HMMA",))))
+
+
+def test_straight_code_is_walked_to_its_end() -> None:
+    assert (
+        opcodes(trace(listing("LDG.E R2, [R4]", "@P0 EXIT", "STG.E [R6], R2", "EXIT"), Rules())) == "LDG EXIT STG EXIT"
+    )
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "threads", "blocks"),
+    [
+        (128, 0, 128, 4),  # 65536 / (128 * 128)
+        (162, 26112, 128, 2),  # shared memory: 65536 / 26112
+        (162, 0, 128, 3),  # 168 after rounding: 3 warps in each quarter
+        (102, 0, 128, 4),  # 104 after rounding; 102 would let 5 in
+        (255, 0, 256, 1),
+        (32, 0, 1024, 1),  # 1024 threads are all there are
+        (32, 0, 64, 16),
+        (128, 70000, 128, 0),
+    ],
+)
+def test_resident_blocks(registers: int, shared: int, threads: int, blocks: int) -> None:
+    assert resident_blocks(SUPER, registers, shared, threads) == blocks
+
+
+def test_peaks_are_those_of_the_data_sheets() -> None:
+    assert SUPER.peak("f16") == pytest.approx(57.4e12, rel=0.01)
+    assert SUPER.peak("f32") == pytest.approx(28.7e12, rel=0.01)
+    assert CARDS["t4"].peak("f32") == pytest.approx(65e12, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "pipe", "cycles"),
+    [
+        ("HMMA.1688.F16 R0, R2, R4, R0", "tensor", 8),
+        ("HMMA.1688.F32 R0, R2, R4, R0", "tensor", 16),
+        ("LDSM.16.M88.4 R0, [R2]", "memory", 8),
+        ("LDSM.16.MT88.2 R0, [R2]", "memory", 4),
+        ("LDS R0, [R2]", "memory", 2),
+        ("LDS.U.128 R0, [R2]", "memory", 8),
+        ("STS.128 [R2], R4", "memory", 10),
+        ("STS [R2], R4", "memory", 4),
+        ("LDG.E.64.SYS R0, [R2]", "memory", 4),
+        ("SHFL.BFLY PT, R1, R2, 0x1, 0x1f", "memory", 1),
+        ("MUFU.EX2 R0, R1", "xu", 8),
+        ("F2F.F16.F32 R0, R1", "xu", 8),
+        ("FFMA R0, R1, R2, R3", "fma", 2),
+        ("IMAD.WIDE R0, R1, R2, R3", "fma", 2),
+        ("FMNMX R0, R1, R2, PT", "alu", 2),
+        ("HFMA2 R0, R1, R2, R3", "tensor", 2),
+        ("UIADD3 UR4, UR4, 0x1, URZ", "uniform", 2),
+    ],
+)
+def test_costs(text: str, pipe: str, cycles: float) -> None:
+    instruction = listing(text)[0]
+    assert (machine.pipe(instruction), machine.cost(instruction, SUPER)) == (pipe, cycles)
+
+
+def test_only_known_tensor_instructions_are_counted() -> None:
+    with pytest.raises(ValueError, match="1688"):
+        machine.flops(listing("HMMA.884.F32.F32.STEP0 R0, R2, R4, R0")[0])
+
+
+def loop_of(*body: str) -> list[Instruction]:
+    return trace(listing("top:", *body, "@P0 BRA `(.top) | 1"), Rules())
+
+
+@pytest.mark.parametrize(("mode", "cycles"), [("f16", 8 * 8 * 2), ("f32", 16 * 8 * 2)])
+def test_independent_tensor_work_fills_its_pipe(mode: str, cycles: int) -> None:
+    """8 HMMA, 8 warps: two warps in each quarter share its tensor cores."""
+    path = loop_of(*[f"HMMA.1688.{mode.upper()} R{8 + 4 * n}, R2, R4, RZ | 1" for n in range(8)])
+    found = predict(path, Launch(threads=256, registers=255, shared=0), SUPER)
+    assert found.cycles == pytest.approx(cycles, rel=0.02) and found.share == pytest.approx(1, rel=0.02)
+    assert found.verdict.startswith("bound by tensor")
+
+
+def test_dependent_work_of_few_warps_is_latency() -> None:
+    """One warp per quarter; each MUFU is waited for: 14 cycles until the scoreboard clears, 4 of stall, then the branch."""
+    path = loop_of("MUFU.EX2 R0, R0 | 1 0", "FADD R0, R0, R0 | 4 7 7 0b1")
+    found = predict(path, Launch(threads=128, registers=255, shared=40000), SUPER)
+    assert found.cycles == 14 + 4 + 1 and "latency" in found.verdict
+
+
+def test_stall_counts_are_obeyed() -> None:
+    found = predict(loop_of(*["IADD3 R0, R0, R1, RZ | 6"] * 5), Launch(128, 255, 40000), SUPER)
+    assert found.cycles == 5 * 6 + 1
+
+
+def test_shared_memory_serves_all_quarters_in_turn() -> None:
+    """4 LDSM.x4 of 8 cycles for each of 4 warps."""
+    path = loop_of(*["LDSM.16.M88.4 R4, [R2] | 1 0"] * 4)
+    found = predict(path, Launch(128, 255, 40000), SUPER)
+    assert found.cycles == pytest.approx(4 * 8 * 4, rel=0.05) and found.verdict.startswith("bound by memory")
+
+
+def test_a_barrier_holds_every_warp_for_the_last() -> None:
+    """Memory instructions are served in turn, so warps come to the barrier apart; without it the loop is shorter."""
+    body = ["LDSM.16.M88.4 R4, [R2] | 1 0", "MOV R0, R4 | 1 7 7 0b1"]
+    launch = Launch(128, 255, 40000)
+    free, held = (predict(loop_of(*body, *more), launch, SUPER).cycles for more in ([], ["BAR.SYNC 0x0 | 1"]))
+    assert held > free + machine.DEFAULT.barrier_latency / 2
+
+
+def test_copies_reach_what_was_measured_of_dram() -> None:
+    path = loop_of("LDG.E.128.SYS R4, [R2] | 1 0", "STG.E.128.SYS [R2], R4 | 1 7 1 0b1", "NOP | 1 7 7 0b10")
+    found = predict(path, Launch(threads=256, registers=32, shared=0), SUPER)
+    assert found.bytes_per_second == pytest.approx(0.85 * 448e9, rel=0.02) and found.verdict.startswith("bound by dram")
+
+
+def test_the_other_mode_costs_the_other_mode() -> None:
+    path = loop_of("HMMA.1688.F32 R8, R2, R4, RZ | 1")
+    assert bounds(path, SUPER, 4, "f16", False)["tensor"] * 2 == bounds(path, SUPER, 4, "f32", False)["tensor"]
+    assert count(path, SUPER).accumulate == "f32"
+
+
+def test_a_product_in_each_mode_keeps_its_own_cost() -> None:
+    """QK with FP32 sums and PV with FP16 sums: 16 and 8 cycles, and the peak lies between those of the modes."""
+    path = loop_of(*(f"HMMA.1688.{mode} R{8 + 4 * n}, R2, R4, RZ | 1" for n in range(4) for mode in ("F32", "F16")))
+    found = predict(path, Launch(threads=256, registers=255, shared=0), SUPER)
+    assert count(path, SUPER).accumulate == found.accumulate == "mixed" and found.as_compiled
+    assert found.cycles == pytest.approx(4 * (16 + 8) * 2, rel=0.02) and found.share == pytest.approx(1, rel=0.02)
+    assert found.tflops == pytest.approx(57.4 * 8 / 12, rel=0.02)
+    assert predict(path, Launch(256, 255, 0), SUPER, "f16").cycles == pytest.approx(8 * 8 * 2, rel=0.02)
+
+
+def test_stored_results_say_what_torch_reaches() -> None:
+    """The counts of torch's kernel are kept, so that a comparison needs no wheel; and they count the whole tile."""
+    stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+    for known in torch_kernels.KERNELS:
+        found = next(value for label, value in stored.items() if known.symbol in label)
+        assert found["count"]["flops"] * known.threads // 32 == known.flops
+        compiled = [p for p in found["predictions"] if p["as_compiled"]]
+        assert compiled and all(p["accumulate"] == "f32" and 0.2 < p["share"] < 1 for p in compiled)
+
+
+MMA = """
+__device__ void multiply(%(type)s (&d)[%(count)d], const unsigned (&a)[2], unsigned b) {
+  asm volatile("%(mma)s" : %(outputs)s : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+extern "C" __global__ void __launch_bounds__(128) product(const uint4* x, %(type)s* y, int steps) {
+  __shared__ uint4 tile[2][128];
+  %(type)s sum[8][%(count)d] = {};
+  unsigned at = (unsigned)__cvta_generic_to_shared(&tile[0][threadIdx.x]);
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i) {
+    tile[i & 1][threadIdx.x] = x[i * 128 + threadIdx.x];
+    __syncthreads();
+    unsigned a[4], b[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%%0,%%1,%%2,%%3}, [%%4];"
+        : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%%0,%%1,%%2,%%3}, [%%4];"
+        : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at + 2048));
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      unsigned left[2] = {a[n & 2], a[(n & 2) + 1]};
+      multiply(sum[n], left, b[n & 3]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+    for (int m = 0; m < %(count)d; ++m) y[(n * %(count)d + m) * 128 + threadIdx.x] = sum[n][m];
+}
+"""
+F32 = {
+    "type": "float",
+    "count": 4,
+    "mma": "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};",
+    "outputs": '"+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])',
+}
+F16 = {
+    "type": "unsigned",
+    "count": 2,
+    "mma": "mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3}, {%4}, {%0,%1};",
+    "outputs": '"+r"(d[0]), "+r"(d[1])',
+}
+
+
+@pytest.mark.skipif(nvrtc.find() is None, reason="NVRTC is not installed")
+@pytest.mark.skipif(disassemble.find_program("nvdisasm") is None, reason="nvdisasm is not installed")
+@pytest.mark.parametrize(("mode", "parts"), [("f32", F32), ("f16", F16)])
+def test_a_compiled_product(mode: str, parts: dict[str, object], tmp_path: Path) -> None:
+    source = tmp_path / "product.cu"
+    source.write_text(MMA % parts)
+    cubin = nvrtc.nvrtc().compile(source, "sm_75").code
+    facts = elf.read(cubin).kernels["product"]
+    path = trace(parse(disassemble.disassemble(cubin))["product"], Rules())
+    counted = count(path, SUPER)
+    wanted = {"HMMA": 8, "LDSM": 2, "LDG": 1, "STS": 1, "BAR": 1}
+    assert {opcode: counted.opcodes[opcode] for opcode in wanted} == wanted
+    assert counted.accumulate == mode and counted.flops == 8 * 2 * 16 * 8 * 8
+    assert counted.global_bytes == 512 and counted.shared_bytes == 3 * 512
+    assert counted.pipes["tensor"] == 8 * (16 if mode == "f32" else 8)
+    found = predict(path, Launch(facts.threads, facts.registers, facts.shared), SUPER)
+    # 8 blocks of 4 warps, and the memory pipe serves them all: LDG 8, STS 10, two LDSM of 8.
+    assert found.blocks == 8 and found.bounds["memory"] == 32 * (8 + 10 + 2 * 8)
+    assert found.bounds["memory"] <= found.cycles < 1.1 * found.bounds["memory"]
+    assert found.alone > machine.LATENCY[machine.L2]
