@@ -10,6 +10,8 @@ from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, Kern
 from .launcher import preload
 from .ledger import LEDGER
 from .ops.activations import gelu, gelu_mul, silu, silu_addcmul, silu_mul
+from .ops.attention import attention, t5_distance_bias
+from .ops.attention_operands import BlockList
 from .ops.channel_rms_silu import channel_rms_silu
 from .ops.diffusion_step import diffusion_step
 from .ops.gated_residual import gated_residual, gated_residual_
@@ -26,11 +28,13 @@ __all__ = [
     "OPS",
     "STANDARD",
     "ArchiveError",
+    "BlockList",
     "BuildError",
     "CodeUnavailable",
     "KernelError",
     "KernelPolicy",
     "KernelRefused",
+    "attention",
     "channel_rms_silu",
     "check_policy",
     "concat_tokens",
@@ -51,5 +55,6 @@ __all__ = [
     "silu_mul",
     "split_projection",
     "swap_heads",
+    "t5_distance_bias",
     "to_half",
 ]

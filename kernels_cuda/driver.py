@@ -17,6 +17,7 @@ from .errors import CodeUnavailable, KernelError
 
 SUCCESS = 0
 ERROR_INVALID_CONTEXT = 201
+ERROR_NOT_FOUND = 500
 
 # CUfunction_attribute
 SHARED_BYTES = 1
@@ -128,6 +129,17 @@ class Driver:
             self.library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), "cuModuleGetFunction", name
         )
         return handle
+
+    def global_ints(self, module: ctypes.c_void_p, name: str) -> tuple[int, ...]:
+        """The values of an `int` array that the module defines, or nothing where it defines none of this name."""
+        where, size = ctypes.c_uint64(), ctypes.c_size_t()
+        status = self.library.cuModuleGetGlobal_v2(ctypes.byref(where), ctypes.byref(size), module, name.encode())
+        if status == ERROR_NOT_FOUND:
+            return ()
+        self.check(status, "cuModuleGetGlobal", name)
+        values = (ctypes.c_int * (size.value // ctypes.sizeof(ctypes.c_int)))()
+        self.check(self.library.cuMemcpyDtoH_v2(values, where, size), "cuMemcpyDtoH", name)
+        return tuple(values)
 
     def function_attribute(self, function: ctypes.c_void_p, which: int, name: str) -> int:
         value = ctypes.c_int()

@@ -62,7 +62,7 @@ def _attributes(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _sections(data: bytes) -> dict[str, bytes]:
-    """Section name -> its bytes. A section without bytes in the file (shared memory) is as long as it says."""
+    """Section name -> its bytes, in the file's order. One without bytes there (shared memory) is as long as it says."""
     table, entry, count, names_at = (struct.unpack_from("<Q", data, 40)[0], *struct.unpack_from("<HHH", data, 58))
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + i * entry) for i in range(count)]
     names_offset, names_size = headers[names_at][4:6]
@@ -71,6 +71,17 @@ def _sections(data: bytes) -> dict[str, bytes]:
     for name, kind, _, _, offset, size, *_ in headers:
         found[_name(names, name)] = bytes(size) if kind == NO_BITS else data[offset : offset + size]
     return found
+
+
+def ints(data: bytes, name: str) -> tuple[int, ...]:
+    """The values of a global `int` array of a cubin."""
+    sections = _sections(data)
+    bodies = list(sections.values())
+    for at in range(0, len(sections[".symtab"]), 24):
+        symbol, _, _, section, start, size = struct.unpack_from("<IBBHQQ", sections[".symtab"], at)
+        if _name(sections[".strtab"], symbol) == name:
+            return struct.unpack_from(f"<{size // 4}i", bodies[section], start)
+    raise KeyError(name)
 
 
 def read(data: bytes) -> Cubin:

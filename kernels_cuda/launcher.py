@@ -141,6 +141,7 @@ class Kernel:
     name: str
     handle: ctypes.c_void_p
     facts: dict[str, int]
+    cut: tuple[int, ...] = ()  # how this variant cuts the work, where the source says so: an array `<name>_cut`
 
     def prepare(self, params: ctypes.Structure, *, grid: Grid, block: int, shape: str, shared_bytes: int = 0) -> Launch:
         """Fix everything but the pointers. `shape` is for messages: what a reader needs to find the call."""
@@ -229,7 +230,8 @@ class Card:
                     "registers": self.driver.function_attribute(handle, REGISTERS, name),
                     "stack": self.driver.function_attribute(handle, LOCAL_BYTES, name),
                 }
-                self._kernels[unit, name] = Kernel(self, unit, name, handle, {**facts, **live})
+                cut = self.driver.global_ints(module, f"{name}_cut")
+                self._kernels[unit, name] = Kernel(self, unit, name, handle, {**facts, **live}, cut)
             self._modules[unit] = module
 
     def allow_shared_bytes(self, kernel: Kernel, size: int) -> None:

@@ -1,0 +1,170 @@
+"""The operands of attention by name, the checks of their shapes, and masks as torch would need them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..registry import Call, Options, Tensors
+
+NO_LIMIT = -1
+
+
+class BlockList(NamedTuple):
+    """Which blocks of keys each block of queries sees.
+
+    keys    [1 or batch, 1 or heads, query blocks, most] int32: numbers of key blocks, each at most once
+    counts  [1 or batch, 1 or heads, query blocks] int32: how many of them count
+    rows    queries in a block, a multiple of 256
+    size    keys in a block, a multiple of 64
+    """
+
+    keys: Tensor
+    counts: Tensor
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors and options of a call, by name."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    key_lengths: Tensor | None
+    distance_bias: Tensor | None
+    blocks: BlockList | None
+    scale: float
+    causal: bool
+    left: int
+    right: int
+
+    @staticmethod
+    def of(tensors: Tensors, options: Options) -> Operands:
+        q, k, v, mask, key_lengths, distance_bias, listed, counts = tensors
+        scale, causal, left, right, rows, size = options
+        assert q is not None and k is not None and v is not None
+        blocks = None if listed is None or counts is None else BlockList(listed, counts, rows, size)
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return Operands(q, k, v, mask, key_lengths, distance_bias, blocks, scale, causal, left, right)
+
+    @property
+    def shift(self) -> int:
+        """How far the keys reach beyond the queries: the last of both meet."""
+        return self.k.shape[1] - self.q.shape[1]
+
+    @property
+    def right_limit(self) -> int:
+        """The window's right side, with causality in it."""
+        if not self.causal:
+            return self.right
+        return 0 if self.right == NO_LIMIT else min(0, self.right)
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but lengths and grouped heads."""
+        return (
+            self.mask is None
+            and self.distance_bias is None
+            and self.blocks is None
+            and self.left == NO_LIMIT
+            and self.right_limit == NO_LIMIT
+        )
+
+    def seen(self, first: int, last: int) -> Tensor | None:
+        """Which keys the queries [first, last) may see: bool, broadcasts to [batch, heads, rows, keys]. None: all."""
+        q_tokens, k_tokens, device = self.q.shape[1], self.k.shape[1], self.q.device
+        rows = torch.arange(first, last, device=device)[:, None]
+        keys = torch.arange(k_tokens, device=device)
+        parts = []
+        if self.right_limit != NO_LIMIT:
+            parts.append((keys <= rows + self.shift + self.right_limit)[None, None])
+        if self.left != NO_LIMIT:
+            parts.append((keys >= rows + self.shift - self.left)[None, None])
+        if self.key_lengths is not None:
+            parts.append((keys < self.key_lengths[:, None])[:, None, None])
+        if self.mask is not None and self.mask.dtype is torch.bool:
+            parts.append(self.mask.expand(*self.mask.shape[:-2], q_tokens, k_tokens)[..., first:last, :])
+        if self.blocks is not None:
+            parts.append(
+                _listed(self.blocks, k_tokens)[
+                    ..., first // self.blocks.rows : -(-last // self.blocks.rows), :
+                ].repeat_interleave(self.blocks.rows, -2)[..., first % self.blocks.rows :, :][..., : last - first, :]
+            )
+        found = None
+        for part in parts:
+            found = part if found is None else found & part
+        return found
+
+    def added(self, first: int, last: int, dtype: torch.dtype) -> Tensor | None:
+        """What is added to the scores of the queries [first, last): broadcasts to [batch, heads, rows, keys]."""
+        q_tokens, k_tokens = self.q.shape[1], self.k.shape[1]
+        total = None
+        if self.mask is not None and self.mask.dtype is not torch.bool:
+            total = self.mask.expand(*self.mask.shape[:-2], q_tokens, k_tokens)[..., first:last, :].to(dtype)
+        if self.distance_bias is not None:
+            at = torch.arange(k_tokens, device=self.q.device) - torch.arange(first, last, device=self.q.device)[:, None]
+            bias = self.distance_bias.to(dtype)[:, at + q_tokens - 1]
+            total = bias if total is None else total + bias
+        return total
+
+
+def _listed(blocks: BlockList, k_tokens: int) -> Tensor:
+    """The block list as a mask [batch, heads, query blocks, keys]."""
+    most = blocks.keys.shape[-1]
+    counted = torch.arange(most, device=blocks.keys.device) < blocks.counts[..., None]
+    key_blocks = -(-k_tokens // blocks.size)
+    chosen = torch.zeros(*blocks.keys.shape[:-1], key_blocks + 1, dtype=torch.bool, device=blocks.keys.device)
+    chosen.scatter_(-1, torch.where(counted, blocks.keys.long(), key_blocks), True)
+    return chosen[..., :key_blocks].repeat_interleave(blocks.size, -1)[..., :k_tokens]
+
+
+def validate(call: Call) -> None:
+    """Shapes and options that no implementation could serve."""
+    o = Operands.of(call.tensors, call.options)
+    if o.q.ndim != 4:
+        raise ValueError(f"q: {list(o.q.shape)} is not [batch, tokens, heads, d]")
+    b, s, h, d = o.q.shape
+    if o.k.ndim != 4 or o.k.shape[0] != b or o.k.shape[3] != d or o.k.shape[2] == 0 or h % o.k.shape[2]:
+        raise ValueError(
+            f"k: {list(o.k.shape)} does not go with q {list(o.q.shape)}: batch and d are equal, q's heads a multiple of k's"
+        )
+    if o.v.shape != o.k.shape:
+        raise ValueError(f"v: {list(o.v.shape)} is not k's shape {list(o.k.shape)}")
+    t = o.k.shape[1]
+    if o.mask is not None:
+        try:
+            o.mask.expand(b, h, s, t)
+        except RuntimeError as error:
+            raise ValueError(f"mask: {list(o.mask.shape)} does not broadcast to {[b, h, s, t]}") from error
+        if o.mask.dtype not in (torch.bool, o.q.dtype) and not o.mask.is_floating_point():
+            raise ValueError(f"mask: {o.mask.dtype} is neither bool nor a floating type")
+    if o.key_lengths is not None and o.key_lengths.shape != (b,):
+        raise ValueError(f"key_lengths: {list(o.key_lengths.shape)} is not one for each of {b} batch rows")
+    if o.distance_bias is not None and o.distance_bias.shape != (h, s + t - 1):
+        raise ValueError(f"distance_bias: {list(o.distance_bias.shape)}, expected {[h, s + t - 1]}")
+    for name, limit in (("left", o.left), ("right", o.right)):
+        if limit < NO_LIMIT:
+            raise ValueError(f"window: {name} is {limit}, expected -1 (no limit) or more")
+    if o.blocks is not None:
+        _check_blocks(o.blocks, (b, h, s))
+    if not math.isfinite(o.scale):
+        raise ValueError(f"scale is {o.scale}, expected a finite number")
+
+
+def _check_blocks(blocks: BlockList, sizes: tuple[int, int, int]) -> None:
+    b, h, s = sizes
+    if blocks.rows <= 0 or blocks.size <= 0:
+        raise ValueError(f"blocks: {blocks.rows} queries by {blocks.size} keys is no block")
+    wanted = -(-s // blocks.rows)
+    keys = blocks.keys.shape
+    if len(keys) != 4 or keys[0] not in (1, b) or keys[1] not in (1, h) or keys[2] != wanted:
+        raise ValueError(f"blocks: keys {list(keys)}, expected [1 or {b}, 1 or {h}, {wanted}, any]")
+    if blocks.counts.shape != keys[:3]:
+        raise ValueError(f"blocks: counts {list(blocks.counts.shape)}, expected {list(keys[:3])}")

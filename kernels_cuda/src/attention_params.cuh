@@ -1,0 +1,35 @@
+// The arguments of attention, the same struct for every kernel. Mirrored by AttentionParams in ops/attention.py.
+#pragma once
+
+#include "mma.cuh"
+
+struct AttentionParams {
+    const __half* q;
+    const __half* k;
+    const __half* v;
+    __half* out;
+    const int* key_lengths;        // [batch], or null: every batch row has k_length keys
+    const __half* bias;            // added to the scaled scores, or null
+    const unsigned char* mask;     // nonzero: attend, or null
+    const float* relative;         // [head, distance]: added to the scaled scores, or null
+    const int* block_list;         // key blocks a query block visits, or null: all
+    const int* block_counts;       // how many
+    i64 q_batch, q_token, q_head;  // strides, in elements; the elements of a head are adjacent, 16-byte aligned
+    i64 k_batch, k_token, k_head;
+    i64 v_batch, v_token, v_head;
+    i64 out_batch, out_token, out_head;
+    i64 bias_batch, bias_head, bias_query;  // 0: shared. Keys are adjacent
+    i64 mask_batch, mask_head, mask_query;
+    i64 relative_head;
+    i64 list_batch, list_head, list_query;  // of block_list; list_query: from query block to query block
+    i64 count_batch, count_head;            // of block_counts; query blocks are adjacent
+    int q_length, k_length;
+    int heads_per_key_head;
+    // Query i sees keys from i + shift - left to i + shift + right, where shift = k_length - q_length; -1: no limit.
+    // Causal is right = 0.
+    int window_left, window_right;
+    int relative_zero;  // where distance 0 (key - query) stands in a row of `relative`
+    // Rows of a query block and keys of a key block of block_list: multiples of the kernel's rows per block, and of 64.
+    int list_rows, list_keys;
+    float scale_log2;  // softmax scale * log2(e); positive
+};

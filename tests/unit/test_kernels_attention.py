@@ -1,0 +1,242 @@
+"""attention without a GPU: the reference against float64 written with loops, torch's own as stock runs it, shapes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import OPS, BlockList, KernelPolicy, KernelRefused, attention, t5_distance_bias
+from fusestream.kernels_cuda.ops import attention as op
+from fusestream.kernels_cuda.registry import Call
+
+OFF = KernelPolicy.of("off")
+ON = KernelPolicy.of("on")
+
+
+def inputs(b, s, t, h, hk, d, dtype=torch.float32):
+    return tuple(torch.randn(b, n, heads, d).to(dtype) for n, heads in ((s, h), (t, hk), (t, hk)))
+
+
+def by_hand(q, k, v, mask=None, *, scale=None, causal=False, window=(-1, -1), lengths=None, bias=None, blocks=None):
+    """The definition in float64, query by query and key by key."""
+    b, s, h, d = q.shape
+    t, group = k.shape[1], h // k.shape[2]
+    scale = d**-0.5 if scale is None else scale
+    out = torch.zeros(b, s, h, d, dtype=torch.float64)
+    full = None if mask is None else mask.expand(b, h, s, t)
+
+    def is_seen(n, head, i, j):
+        at = i + t - s  # the key that stands where the query stands
+        if (causal and j > at) or (window[0] >= 0 and j < at - window[0]) or (window[1] >= 0 and j > at + window[1]):
+            return False
+        if lengths is not None and j >= lengths[n]:
+            return False
+        if blocks is not None:
+            row = min(n, blocks.keys.shape[0] - 1), min(head, blocks.keys.shape[1] - 1), i // blocks.rows
+            if j // blocks.size not in blocks.keys[row][: int(blocks.counts[row])].tolist():
+                return False
+        return full is None or full.dtype is not torch.bool or bool(full[n, head, i, j])
+
+    def score(n, head, i, j):
+        value = scale * (q[n, i, head].double() @ k[n, j, head // group].double())
+        if full is not None and full.dtype is not torch.bool:
+            value = value + full[n, head, i, j].double()
+        return value if bias is None else value + bias[head, j - i + s - 1].double()
+
+    for n, head, i in itertools.product(range(b), range(h), range(s)):
+        seen = [j for j in range(t) if is_seen(n, head, i, j)]
+        if seen:
+            weights = torch.softmax(torch.stack([score(n, head, i, j) for j in seen]), 0)
+            out[n, i, head] = weights @ v[n, seen, head // group].double()
+    return out
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 6), st.integers(1, 6), st.sampled_from([(1, 1), (2, 2), (4, 2)])),
+    mask=st.sampled_from(["none", "bool", "float", "keys", "queries"]),
+    causal=st.booleans(),
+    window=st.sampled_from([(-1, -1), (2, -1), (-1, 1), (1, 0), (0, 0)]),
+    lengths=st.booleans(),
+    distance=st.booleans(),
+    scale=st.sampled_from([None, 1.0, 0.3]),
+)
+@settings(max_examples=60, deadline=None)
+def test_reference_is_the_definition(sizes, mask, causal, window, lengths, distance, scale):
+    b, s, t, (h, hk) = sizes
+    q, k, v = inputs(b, s, t, h, hk, 8)
+    masks = {
+        "none": None,
+        "bool": torch.rand(b, 1, s, t) > 0.4,
+        "float": torch.randn(1, h, s, t),
+        "keys": torch.rand(b, 1, 1, t) > 0.3,
+        "queries": torch.rand(1, h, s, t) > 0.3,
+    }
+    many = torch.randint(0, t + 1, (b,), dtype=torch.int32) if lengths else None
+    bias = torch.randn(h, s + t - 1) if distance else None
+    got = attention(
+        q, k, v, masks[mask], scale=scale, causal=causal, window=window, key_lengths=many, distance_bias=bias
+    )
+    want = by_hand(q, k, v, masks[mask], scale=scale, causal=causal, window=window, lengths=many, bias=bias)
+    torch.testing.assert_close(got.double(), want, atol=2e-6, rtol=1e-5)
+
+
+def test_long_queries_are_cut(monkeypatch):
+    """The reference works through the queries a thousand at a time; where it cuts must not show."""
+    q, k, v = inputs(2, 11, 9, 2, 1, 8)
+    keys = torch.tensor([[[[0, 1], [1, 0], [2, 2]]]], dtype=torch.int32)
+    blocks = BlockList(keys, torch.tensor([[[2, 1, 1]]], dtype=torch.int32), 4, 3)
+    whole = attention(q, k, v, causal=True, blocks=blocks)
+    monkeypatch.setattr(op, "REFERENCE_ROWS", 3)
+    torch.testing.assert_close(whole, attention(q, k, v, causal=True, blocks=blocks), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(whole.double(), by_hand(q, k, v, causal=True, blocks=blocks), atol=2e-6, rtol=1e-5)
+
+
+def test_a_full_block_list_changes_nothing():
+    q, k, v = inputs(1, 20, 21, 2, 2, 16)
+    keys = torch.arange(3, dtype=torch.int32).expand(1, 1, 3, 3).contiguous()
+    blocks = BlockList(keys, torch.full((1, 1, 3), 3, dtype=torch.int32), 8, 8)
+    torch.testing.assert_close(attention(q, k, v, blocks=blocks), attention(q, k, v), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "what", ["plain", "causal", "mask", "bias", "grouped", "lengths", "window", "distance", "blocks"]
+)
+def test_stock_computes_the_same(what):
+    """What `off` runs is torch's scaled_dot_product_attention, whatever is asked."""
+    h, hk = (4, 2) if what == "grouped" else (3, 3)
+    q, k, v = inputs(2, 24, 24, h, hk, 16)
+    options = {
+        "causal": {"causal": True},
+        "mask": {"mask": torch.rand(2, 1, 24, 24) > 0.3},
+        "bias": {"mask": torch.randn(1, h, 1, 24)},
+        "lengths": {"key_lengths": torch.tensor([5, 24], dtype=torch.int32)},
+        "window": {"window": (3, 2)},
+        "distance": {"distance_bias": torch.randn(h, 47)},
+        "blocks": {
+            "blocks": BlockList(
+                torch.tensor([[[[0, 2], [1, 0], [2, 1]]]], dtype=torch.int32),
+                torch.tensor([[[2, 1, 2]]], dtype=torch.int32),
+                8,
+                8,
+            )
+        },
+    }.get(what, {})
+    torch.testing.assert_close(
+        attention(q, k, v, policy=OFF, **options), attention(q, k, v, **options), atol=2e-6, rtol=1e-5
+    )
+
+
+def test_rows_without_keys_are_zero():
+    q, k, v = inputs(2, 4, 5, 2, 2, 8)
+    out = attention(q, k, v, key_lengths=torch.tensor([0, 5], dtype=torch.int32))
+    assert not out[0].any() and out[1].all()
+    assert not attention(q, k, v, torch.zeros(4, 5, dtype=torch.bool)).any()
+    causal = attention(q, k[:, :2], v[:, :2], causal=True)  # the first two queries come before every key
+    assert not causal[:, :2].any() and causal[:, 2:].all()
+    assert not attention(q, k[:, :0], v[:, :0]).any()
+
+
+def test_what_is_not_seen_does_not_matter():
+    """NaN and Inf behind the key length stay there; in a key that is seen they come through."""
+    q, k, v = inputs(1, 4, 6, 2, 2, 8)
+    lengths = torch.tensor([4], dtype=torch.int32)
+    want = attention(q, k, v, key_lengths=lengths)
+    k[:, 4:], v[:, 4:] = torch.nan, torch.inf
+    assert torch.equal(attention(q, k, v, key_lengths=lengths), want)
+    v[0, 1, 0, 3] = torch.nan
+    assert attention(q, k, v, key_lengths=lengths)[0, :, 0, 3].isnan().all()
+
+
+def test_distances_are_those_of_t5():
+    """Against ComfyUI's own T5: the bias of every pair, as it materialises it."""
+    from comfy.text_encoders.t5 import T5Attention
+
+    for s, t in ((1, 1), (7, 7), (300, 300)):
+        table = torch.randn(32, 4)
+        places = torch.arange(t)[None, :] - torch.arange(s)[:, None]
+        buckets = T5Attention._relative_position_bucket(places, bidirectional=True, num_buckets=32, max_distance=128)
+        want = table[buckets].permute(2, 0, 1)
+        by_distance = t5_distance_bias(table, s, t)
+        got = by_distance[:, torch.arange(t)[None, :] - torch.arange(s)[:, None] + s - 1]
+        assert torch.equal(got, want)
+    one_way = t5_distance_bias(torch.arange(32.0)[:, None], 200, 200, bidirectional=False)[0]
+    assert (one_way[199:] == 0).all() and one_way[198] == 1 and one_way[0] == 31
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"q": torch.zeros(1, 4, 8)}, r"q: \[1, 4, 8\] is not"),
+        ({"k": torch.zeros(1, 4, 3, 8)}, r"q's heads a multiple of k's"),
+        ({"k": torch.zeros(1, 4, 0, 8)}, r"q's heads a multiple of k's"),
+        ({"v": torch.zeros(1, 5, 2, 8)}, r"v: .* is not k's shape"),
+        ({"mask": torch.zeros(3, 1, 4, 4)}, r"mask: .* does not broadcast"),
+        ({"mask": torch.zeros(4, 4, dtype=torch.int32)}, r"mask: torch.int32 is neither"),
+        ({"key_lengths": torch.zeros(2, dtype=torch.int32)}, r"key_lengths: \[2\] is not one"),
+        ({"distance_bias": torch.zeros(2, 6)}, r"distance_bias: \[2, 6\], expected \[2, 7\]"),
+        ({"window": (-2, 0)}, r"window: left is -2"),
+        ({"scale": math.nan}, r"scale is nan"),
+        ({"blocks": BlockList(torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 2), 4, 4)}, r"blocks: keys \[1, 1, 2, 1\]"),
+        ({"blocks": BlockList(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 2), 4, 4)}, r"blocks: counts"),
+        ({"blocks": BlockList(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1), 0, 4)}, r"is no block"),
+    ],
+)
+def test_wrong_shapes_are_named(change, words):
+    operands = {"q": torch.zeros(1, 4, 2, 8), "k": torch.zeros(1, 4, 2, 8), "v": torch.zeros(1, 4, 2, 8), **change}
+    for policy in (KernelPolicy(), OFF, ON):
+        with pytest.raises(ValueError, match=f"attention: .*{words}"):
+            attention(**operands, policy=policy)
+
+
+def call(q, k, v, mask=None, lengths=None, bias=None, keys=None, counts=None, options=(None, False, -1, -1, 0, 0)):
+    return Call("attention", (q, k, v, mask, lengths, bias, keys, counts), options)
+
+
+def test_every_obstacle_is_spoken():
+    q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
+    lists = torch.zeros(1, 1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, dtype=torch.int32)
+    wide = torch.zeros(1, 8, 1, 384, dtype=torch.float16)
+    turned = q.transpose(1, 3).contiguous().transpose(1, 3)
+    cases = [
+        (call(q.float(), q, q), "q is float32"),
+        (call(*(torch.zeros(1, 8, 2, 80).half() for _ in range(3))), "heads have 80 elements"),
+        (call(wide, wide, wide, torch.zeros(8, 8).bool()), "heads of 384 elements are served without"),
+        (call(q, q, q, options=(-1.0, False, -1, -1, 0, 0)), "scale is -1.0"),
+        (call(turned, q, q), "elements of a head are 16 apart"),
+        (call(torch.zeros(1, 8, 2, 68).half()[..., 1:65], q, q), "rows do not start at multiples of 16 bytes"),
+        (call(q, q, q, torch.zeros(8, 8)), "mask is float32"),
+        (call(q, q, q, torch.zeros(8, 1).half()), "mask: the keys of"),
+        (call(q, q, q, lengths=torch.zeros(1)), "key_lengths is float32"),
+        (call(q, q, q, bias=torch.zeros(2, 15).half()), "distance_bias is float16"),
+        (call(q, q, q, bias=torch.zeros(2, 30)[:, ::2]), "distance_bias is not contiguous"),
+        (call(q, q, q, keys=lists[0], counts=lists[1], options=(None, False, -1, -1, 64, 64)), "blocks are 64 x 64"),
+    ]
+    for each, words in cases:
+        assert words in next(op.obstacles(each)), words
+    assert next(op.obstacles(call(q, q, q)), None) is None
+    with pytest.raises(KernelRefused, match="tensor is on the CPU"):
+        attention(q, q, q, policy=ON)
+
+
+def test_fast_is_an_offer():
+    q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
+    fast = Call("attention", call(q, q, q).tensors, call(q, q, q).options, KernelPolicy.of("auto", precision="fast"))
+    assert [str(way) for way in op.ways(fast)] == ["fast", "precise"]
+    assert [str(way) for way in op.ways(call(q, q, q))] == ["precise"]
+    assert op.shape_class(fast) != op.shape_class(call(q, q, q))
+
+
+def test_compiles_as_one_node():
+    q, k, v = inputs(1, 8, 8, 2, 2, 16)
+    compiled = torch.compile(lambda *t: attention(*t, causal=True), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, causal=True))
+
+
+def test_the_candidates_are_in_stocks_order():
+    names = [candidate.name for candidate in OPS["attention"].candidates]
+    assert names == ["cuda", "torch flash", "torch cudnn", "torch mem-efficient", "stock"]
