@@ -13,19 +13,21 @@ import comfy.sd
 import comfy.utils
 import torch
 
+from ..kernels_cuda import STANDARD, KernelPolicy
 from ..memory import WeightFile
-from . import umt5
+from . import attention, umt5
 from .recognise import Kind, WrongFile, inspect
 
 # Stock takes a diffusion model out of a whole checkpoint by this prefix.
 CHECKPOINT_PREFIX = "model.diffusion_model."
 
 
-def load_diffusion_model(path: str) -> Any:
-    """Load the diffusion model at `path` as a stock MODEL (a `ModelPatcher`)."""
+def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD) -> Any:
+    """Load the diffusion model at `path` as a stock MODEL (a `ModelPatcher`) whose attention is ours."""
     header = inspect(path, Kind.WAN)
     model = comfy.sd.load_diffusion_model(path)
     _require_all_weights(model.model.diffusion_model, header, CHECKPOINT_PREFIX)
+    attention.install(model, policy)
     return model
 
 

@@ -33,6 +33,8 @@ class Kind(Enum):
 class WrongFile(ValueError):
     """A sound file in the wrong place, or one that lacks what its kind must have."""
 
+    __module__ = "fusestream"  # what ComfyUI shows before the message: not a path of the user's disk
+
 
 def recognise(names: Iterable[str]) -> Kind:
     """The kind of model whose tensors bear these `names`."""

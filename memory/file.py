@@ -39,6 +39,8 @@ BITS: Mapping[str, int] = MappingProxyType(
 class BadFile(ValueError):
     """A weight file that cannot be trusted. The message names the file, the tensor and what to do."""
 
+    __module__ = "fusestream"  # what ComfyUI shows before the message: not a path of the user's disk
+
 
 @dataclass(frozen=True)
 class Extent:
