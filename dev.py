@@ -129,7 +129,7 @@ def check(bed: Bed) -> int:
     packages = bed.cache / "typing"
     packages.mkdir(parents=True, exist_ok=True)
     link_folder(packages / "fusestream", ROOT)
-    modules = [f"-p=fusestream.{folder}" for folder in ("fusion", "kernels_cuda", "memory", "nodes")]
+    modules = [f"-p=fusestream.{folder}" for folder in ("bench", "fusion", "kernels_cuda", "memory", "nodes")]
     env = {"MYPYPATH": os.pathsep.join([str(packages), str(ROOT / "tests")])}
     config = f"--config-file={ROOT / 'pyproject.toml'}"
     sources = sorted(str(path) for suffix in ("cu", "cuh") for path in (ROOT / "kernels_cuda").rglob(f"*.{suffix}"))

@@ -34,6 +34,7 @@ import torch
 
 from ..kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
 from ..kernels_cuda.build.matrix import source_hash
+from ..kernels_cuda.policy import Mode
 from ..kernels_cuda.registry import Call
 from . import rows as row_files
 from .measure import copy_bandwidth, device_seconds, host_seconds, sets_for, sum_bytes
@@ -43,6 +44,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 # RTX 2060 Super: 448 GB/s. The share of it our kernels reach on the measured card is assumed there too.
 TURING_BANDWIDTH = 448e9
+# FLOP/s of nothing but mma m16n8k8 (Turing's) and m16n8k16, measured on the card.
+TENSOR_CEILING = {"NVIDIA H200": {"sm_75": 480e12, "sm_80": 645e12}}
 
 
 def all_rows(only: str | None) -> list[Row]:
@@ -69,23 +72,19 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
         "bytes": size,
         "shapes": [None if t is None else [*t.shape, str(t.dtype)[6:]] for t in example],
     }
-    copy = copy_bandwidth(size)
-    result["copy GB/s"] = copy / 1e9
-    result["bound us"] = size / copy * 1e6
     stock = device_seconds(lambda *t: row.stock(*t, *row.options), inputs)
     result |= {"stock is": row.against, "stock us": stock * 1e6}
     try:
-        ours = device_seconds(op.bind(example, row.options, KernelPolicy.of("on", isa=isa)), inputs)
+        ours = device_seconds(op.bind(example, row.options, policy("on", row, isa)), inputs)
     except KernelRefused as error:
         return {**result, "refused": str(error)}
-    result |= {
-        "ours us": ours * 1e6,
-        "GB/s": size / ours / 1e9,
-        "share of copy": size / ours / copy,
-        "stock / ours": stock / ours,
-        "predicted us on RTX 2060 Super": copy * ours / TURING_BANDWIDTH * 1e6,
-    }
-    if compile_stock:
+    result |= {"ours us": ours * 1e6, "stock / ours": stock / ours}
+    if row.flops is not None:
+        result |= matrix_figures(row, isa, ours, stock)
+        result |= peer_figures(row, isa, inputs, ours)
+    else:
+        result |= memory_figures(size, ours)
+    if compile_stock and row.flops is None:
         run, arguments = row.stock, row.options
         torch._dynamo.reset()  # or the ninth row meets the recompilation limit, and is eager in disguise
         compiled = torch.compile(lambda *t: run(*t, *arguments), dynamic=False)
@@ -95,9 +94,47 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
         except AssertionError as error:  # inductor's own check: it cannot compile views of one packed buffer in place
             result["torch.compile failed"] = str(error).splitlines()[0]
     LEDGER.clear()
-    op(example, row.options, KernelPolicy.of("auto", isa=isa))
+    op(example, row.options, policy("auto", row, isa))
     result["auto"] = LEDGER.choices[-1].winner if LEDGER.choices else "stock"
     return result
+
+
+def policy(mode: Mode, row: Row, isa: Any) -> KernelPolicy:
+    return KernelPolicy.of(mode, isa=isa, precision=row.precision)
+
+
+def memory_figures(size: int, ours: float) -> dict[str, Any]:
+    """The bound is a copy of the same footprint in the same run."""
+    copy = copy_bandwidth(size)
+    return {
+        "copy GB/s": copy / 1e9,
+        "bound us": size / copy * 1e6,
+        "GB/s": size / ours / 1e9,
+        "share of copy": size / ours / copy,
+        "predicted us on RTX 2060 Super": copy * ours / TURING_BANDWIDTH * 1e6,
+    }
+
+
+def matrix_figures(row: Row, isa: Any, ours: float, stock: float) -> dict[str, Any]:
+    """The bound is what the tensor instruction of the class reaches on this card with nothing else to do."""
+    assert row.flops is not None
+    ceiling = TENSOR_CEILING.get(torch.cuda.get_device_name(), {}).get(isa or "sm_80")
+    result = {"TFLOP/s": row.flops / ours / 1e12, "stock TFLOP/s": row.flops / stock / 1e12}
+    if ceiling is not None:
+        result |= {"bound us": row.flops / ceiling * 1e6, "share of ceiling": row.flops / ours / ceiling}
+    return result
+
+
+def peer_figures(row: Row, isa: Any, inputs: list[Tensors], ours: float) -> dict[str, Any]:
+    """Torch's other candidates at the same inputs, each on its own."""
+    if not row.peers:
+        return {}
+    call = Call(row.op, inputs[0], row.options, policy("on", row, isa))
+    able = [c for c in OPS[row.op].candidates if not c.ours and c.name != "stock" and c.refuse(call) is None]
+    seconds = {c.name: device_seconds(c.prepare(call), inputs) for c in able}
+    return {f"{name} us": s * 1e6 for name, s in seconds.items()} | {
+        f"{name} / ours": s / ours for name, s in seconds.items()
+    }
 
 
 def sweep_row(row: Row, isa: Any) -> None:
@@ -171,6 +208,12 @@ def line(result: dict[str, Any]) -> str:
     head = f"{result['op'][:28]:28} {result['label'][:46]:46}"
     if "refused" in result:
         return f"{head} {result['refused']}"
+    if "TFLOP/s" in result:
+        ratios = {
+            k.removesuffix(" / ours").removeprefix("torch "): v for k, v in result.items() if k.endswith(" / ours")
+        }
+        peers = " ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios.items())
+        return f"{head} {result['ours us']:8.1f} {result['TFLOP/s']:6.1f} TFLOP/s: {peers} {result['auto']}"
     compiled = f"{result['torch.compile / ours']:5.2f}x" if "torch.compile / ours" in result else "     -"
     return (
         f"{head} {result['ours us']:8.1f} {result['GB/s']:6.0f} {result['share of copy']:6.1%} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ class Row:
     inputs   makes a fresh set of the op's tensors on the GPU
     stock    what stock ComfyUI runs, as run(*tensors, *options); torch.compile gets the same
     against  whose operations stock's are, where it is not torch alone
+    precision, flops, peers   of matrix work: how to accumulate, operations, and whether torch's other candidates are timed
     moved    bytes of the tensors that must be read or written, given inputs and outputs; None: all of both, once
     """
 
@@ -28,3 +29,6 @@ class Row:
     stock: Callable[..., Any]
     moved: Callable[[Tensors, tuple[Tensor, ...]], int] | None = None
     against: str = "torch"
+    precision: Literal["precise", "fast"] = "precise"
+    flops: float | None = None
+    peers: bool = True

@@ -61,7 +61,7 @@ def moved(tensors: Tensors, _: tuple[Tensor, ...]) -> int:
 
 
 try:
-    from comfy_kitchen import apply_rope1
+    from comfy_kitchen import apply_rope1  # type: ignore[import-untyped]
 except ImportError:
     apply_rope1 = None
 
