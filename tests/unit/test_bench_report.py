@@ -34,11 +34,19 @@ def test_the_check_sees_a_changed_figure() -> None:
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_auto_is_never_slower_than_stock(path: Path) -> None:
-    """Where `auto` chose a kernel of ours, it was at least as fast as stock in the same run.
+    """What `auto` chose was at least as fast as stock in the same run.
 
     But for noise: 2 %, or a tenth of a microsecond where the work is one launch and nothing else.
     """
     rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]["rows"]
-    ours = [row for row in rows if row.get("auto", "stock") != "stock"]
-    slower = [(r["op"], r["label"]) for r in ours if r["ours us"] > max(r["stock us"] * 1.02, r["stock us"] + 0.1)]
+    slower = []
+    for row in rows:
+        winner = row.get("auto", "stock")
+        if winner == "stock" or (
+            "TFLOP/s" in row and winner.startswith("cuda") and winner.split()[-1] not in row["label"]
+        ):
+            continue  # the latter: `auto` took another way to accumulate than this row's
+        seconds = row.get(f"{winner} us", row["ours us"])
+        if seconds > max(row["stock us"] * 1.02, row["stock us"] + 0.1):
+            slower.append((row["op"], row["label"], winner))
     assert rows and not slower

@@ -1,0 +1,211 @@
+"""Which layers stay on the GPU and which pass through it, within a budget. Pure arithmetic.
+
+Layers are used one after the other, over and over: a cyclic scan. Keeping what was used last is then the worst that can
+be done, because it is what is needed latest. Best is a fixed set of residents, and a ring of slots through which all
+others pass:
+
+    resident   has its own place, is copied once
+    streamed   is copied in every pass into the next slot of the ring, as soon as the layer that had the slot is done
+
+A byte resident is a byte less to copy in every pass, whichever layer it belongs to. So residents are as many bytes as
+fit, and they are spread over the order, so that the bus finds an even load. The ring has at least two slots, the layer in
+use and the next; more where the simulation says that it pays, for instance because layers differ in size.
+
+`simulate` predicts what a plan will do at given rates: pass by pass, stall by stall. The pager's ledger is compared with
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+LEAST_SLOTS = 2  # the layer in use and the next one
+MOST_SLOTS = 6
+ALIGNMENT = 512  # of a layer's place, in bytes: what device allocators give
+
+
+class OverBudget(MemoryError):
+    """Not even the least window fits. The message says what is needed, what there is, and what to change."""
+
+    __module__ = "fusestream"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the machine does, measured or guessed: bus in bytes per second, compute in seconds of each layer."""
+
+    bus: float
+    compute: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """sizes: bytes of each layer, in order of use. slot_bytes: room of one slot of the ring."""
+
+    sizes: tuple[int, ...]
+    resident: frozenset[int]
+    slots: int
+    slot_bytes: int
+
+    @property
+    def streamed(self) -> tuple[int, ...]:
+        """The layers that pass through the ring, in order."""
+        return tuple(i for i in range(len(self.sizes)) if i not in self.resident)
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(aligned(self.sizes[i]) for i in self.resident)
+
+    @property
+    def window_bytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    @property
+    def footprint(self) -> int:
+        """Device bytes at every instant: places and slots are taken once and kept."""
+        return self.resident_bytes + self.window_bytes
+
+    @property
+    def bytes_per_pass(self) -> int:
+        """Over the bus, once the residents are there."""
+        return sum(self.sizes[i] for i in self.streamed)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """first: seconds of the pass that starts with nothing on the GPU. steady: of every later pass. stalls: seconds that
+    each layer's compute waits for its bytes in a steady pass. bus_share: how much of a steady pass the bus is busy.
+    """
+
+    first: float
+    steady: float
+    stalls: tuple[float, ...]
+    bus_share: float
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes a layer takes on the device."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def make_plan(sizes: Sequence[int], budget: int, rates: Rates | None = None) -> Plan:
+    """The best plan for these layers in `budget` bytes: the fastest by simulation, or without rates the one that copies
+    least.
+
+    Raises OverBudget where two slots for the largest streamed layer do not fit beside what must then be resident.
+    """
+    sizes = tuple(sizes)
+    rooms = [aligned(size) for size in sizes]
+    if sum(rooms) <= budget:
+        return Plan(sizes, frozenset(range(len(sizes))), 0, 0)
+    found = []
+    for slot in sorted({room for room in rooms if room}):  # larger layers than a slot are resident
+        for slots in range(LEAST_SLOTS, MOST_SLOTS + 1):
+            left = budget - slots * slot - sum(room for room in rooms if room > slot)
+            if left < 0:
+                break
+            # Layers without bytes are always there.
+            fixed = {i for i, room in enumerate(rooms) if room > slot or room == 0}
+            found.append(Plan(sizes, frozenset(fixed | _spread(rooms, fixed, left)), slots, slot))
+    if not found:
+        raise OverBudget(_need(rooms, budget))
+    return min(found, key=lambda plan: _cost(plan, rates))
+
+
+def _cost(plan: Plan, rates: Rates | None) -> tuple[float, ...]:
+    """What is compared: steady time where rates are known, then bytes copied, then memory taken by the ring."""
+    steady = simulate(plan, rates).steady if rates is not None else 0.0
+    return float(f"{steady:.6g}"), plan.bytes_per_pass, plan.slots, plan.slot_bytes
+
+
+def _spread(rooms: Sequence[int], fixed: set[int], left: int) -> set[int]:
+    """Layers to keep beside the fixed ones: as many bytes as fit into `left`, evenly over the order."""
+    rest = [i for i in range(len(rooms)) if i not in fixed]
+
+    def share(part: float) -> list[int]:
+        """This part of the bytes, a layer at a time whenever enough has come together."""
+        kept, owed = [], 0.0
+        for i in rest:
+            owed += part * rooms[i]
+            if owed >= rooms[i] * (1 - 1e-9):
+                kept.append(i)
+                owed -= rooms[i]
+        return kept
+
+    def total(part: float) -> int:
+        return sum(rooms[i] for i in share(part))
+
+    most = _bisect(lambda part: total(part) > left, 0.0, 1.0)
+    # Many shares may keep as much; the least of them is the one that is even around the cycle.
+    least = most - _bisect(lambda less: total(most - less) < total(most), 0.0, most)
+    chosen = set(share(least if total(least) == total(most) else most))
+    # What the even share leaves over: one more wherever the run of streamed layers is longest.
+    left -= sum(rooms[i] for i in chosen)
+    while True:
+        fitting = [i for i in rest if i not in chosen and rooms[i] <= left]
+        if not fitting:
+            return chosen
+        best = max(fitting, key=lambda i: (_distance(i, chosen | fixed, len(rooms)), rooms[i], -i))
+        chosen.add(best)
+        left -= rooms[best]
+
+
+def _bisect(too_far: Callable[[float], bool], low: float, high: float) -> float:
+    """The largest number between these that is not too far."""
+    if not too_far(high):
+        return high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if too_far(middle) else (middle, high)
+    return low
+
+
+def _distance(i: int, others: Iterable[int], count: int) -> int:
+    """Steps to the nearest of these layers, around the cycle."""
+    return min((min((i - other) % count, (other - i) % count) for other in others), default=count)
+
+
+def _need(rooms: Sequence[int], budget: int) -> str:
+    least = min(
+        LEAST_SLOTS * slot + sum(room for room in rooms if room > slot) for slot in sorted({r for r in rooms if r})
+    )
+    gib = 2**30
+    return (
+        f"The weights need at least {least / gib:.2f} GiB of VRAM to pass through ({LEAST_SLOTS} of the largest layers at a "
+        f"time), and the budget is {budget / gib:.2f} GiB. Raise the VRAM budget, or close what else uses the card."
+    )
+
+
+def simulate(plan: Plan, rates: Rates, passes: int = 4) -> Prediction:
+    """What a plan does at these rates.
+
+    The bus copies one layer at a time, in order of use. A copy into a slot starts when the slot's last layer is done; a
+    layer computes when the one before is done and its own bytes are there.
+    """
+    count = len(plan.sizes)
+    if len(rates.compute) != count:
+        raise ValueError(f"{len(rates.compute)} compute times for {count} layers")
+    bus_free = now = 0.0
+    done: list[float] = []  # when each streamed layer's compute ended, all passes in one row
+    ends, stalls, busy = [0.0], [0.0] * count, 0.0
+    for number in range(passes):
+        busy = 0.0
+        for i, size in enumerate(plan.sizes):
+            there = 0.0
+            if i not in plan.resident:
+                slot_free = done[-plan.slots] if len(done) >= plan.slots else 0.0
+                bus_free = max(bus_free, slot_free) + size / rates.bus
+                there, busy = bus_free, busy + size / rates.bus
+            elif number == 0:
+                bus_free += size / rates.bus
+                there, busy = bus_free, busy + size / rates.bus
+            stalls[i] = max(0.0, there - now)
+            now = max(now, there) + rates.compute[i]
+            if i not in plan.resident:
+                done.append(now)
+        ends.append(now)
+    steady = ends[-1] - ends[-2]
+    share = busy / steady if steady > 0 else 0.0
+    return Prediction(ends[1], steady, tuple(stalls), min(share, 1.0) if math.isfinite(share) else 0.0)
