@@ -1,0 +1,96 @@
+"""A layer: named weights that are used together, and how they lie beside each other on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+import torch
+
+from .file import Extent
+
+# A weight starts at a multiple of this: what 16-byte loads need. Weights whose bytes are a multiple of it too, as real
+# ones are, lie without a gap, so that q, k and v in this order are one packed weight.
+WEIGHT_ALIGNMENT = 16
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+        "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+        "BOOL": torch.bool,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of a file as it shall be on the device. dtype None: as stored."""
+
+    name: str
+    extent: Extent
+    dtype: torch.dtype | None = None
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        found = DTYPES.get(self.extent.dtype)
+        if found is None:
+            raise ValueError(f"{self.name}: {self.extent.dtype} is no type that torch computes with")
+        return found
+
+    @property
+    def device_dtype(self) -> torch.dtype:
+        return self.dtype or self.stored_dtype
+
+    @property
+    def is_converted(self) -> bool:
+        return self.device_dtype != self.stored_dtype
+
+    @property
+    def nbytes(self) -> int:
+        """On the device."""
+        return math.prod(self.extent.shape) * self.device_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights in the order in which they shall lie."""
+
+    name: str
+    weights: tuple[Weight, ...]
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each weight starts in the layer's room."""
+        found, at = [], 0
+        for weight in self.weights:
+            found.append(at)
+            at += -(-weight.nbytes // WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT
+        return tuple(found)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of the layer's room."""
+        return sum(-(-weight.nbytes // WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT for weight in self.weights)
+
+    @property
+    def stored_bytes(self) -> int:
+        """In the file, and over the bus."""
+        return sum(weight.extent.nbytes for weight in self.weights)
+
+    def views(self, room: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The weights as tensors in `room`, uint8 [at least nbytes]. Nothing is copied."""
+        return {weight.name: view(room, at, weight) for at, weight in zip(self.offsets, self.weights, strict=True)}
+
+
+def view(room: torch.Tensor, at: int, weight: Weight) -> torch.Tensor:
+    """One weight in a room of bytes."""
+    return room[at : at + weight.nbytes].view(weight.device_dtype).view(weight.extent.shape)
+
+
+def staging_bytes(layers: Sequence[Layer]) -> int:
+    """Room that conversion needs beside the layers: the largest weight that is stored in another type."""
+    return max((w.extent.nbytes for layer in layers for w in layer.weights if w.is_converted), default=0)

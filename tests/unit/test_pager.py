@@ -1,0 +1,405 @@
+"""The pager on plain memory: right bytes, never over budget, whatever is asked, in whatever order, whatever fails."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fusestream.memory import (
+    DeviceBudget,
+    Extent,
+    HostBackend,
+    Layer,
+    Ledger,
+    OverBudget,
+    Pager,
+    PagerError,
+    Weight,
+    make_plan,
+    staging_bytes,
+)
+from fusestream.memory.layer import WEIGHT_ALIGNMENT
+
+
+class BadDisk(OSError):
+    """What the tests' source raises."""
+
+
+class Numbers:
+    """A source whose bytes follow from where they lie, and that fails or waits when told to."""
+
+    def __init__(self) -> None:
+        self.failing: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reads = 0
+
+    @staticmethod
+    def content(extent: Extent) -> torch.Tensor:
+        return (torch.arange(extent.begin, extent.end) * 37 + extent.begin // 251).to(torch.uint8)
+
+    def read_into(self, extent: Extent, buffer: memoryview) -> None:
+        self.gate.wait()
+        self.reads += 1
+        if extent.name in self.failing:
+            raise BadDisk(extent.name)
+        assert len(buffer) == extent.nbytes
+        buffer[:] = self.content(extent).numpy().data
+
+
+def make_layers(shapes: list[list[int]], dtype: str = "F16") -> list[Layer]:
+    """Layers of weights with these numbers of elements."""
+    at, layers = 0, []
+    for number, counts in enumerate(shapes):
+        weights = []
+        for count in counts:
+            size = count * (2 if dtype == "F16" else 4)
+            name = f"{number}.{len(weights)}"
+            weights.append(Weight(name, Extent(name, dtype, (count,), at, at + size)))
+            at += size
+        layers.append(Layer(f"layer {number}", tuple(weights)))
+    return layers
+
+
+def right(layer: Layer, weights) -> bool:
+    return all(
+        torch.equal(weights[w.name].view(torch.uint8), Numbers.content(w.extent))
+        and weights[w.name].dtype is torch.float16
+        for w in layer.weights
+    )
+
+
+class Streaming(RuleBasedStateMachine):
+    """Any calls in any order, beside a model of what must be true."""
+
+    @initialize(
+        shapes=st.lists(st.lists(st.integers(0, 400), min_size=1, max_size=3), min_size=1, max_size=9),
+        room=st.integers(0, 20_000),
+    )
+    def begin(self, shapes, room):
+        self.source, self.ledger = Numbers(), Ledger()
+        self.layers = make_layers(shapes)
+        self.device = DeviceBudget(room)
+        self.budget = room
+        self.backend = HostBackend(self.source, self.ledger)
+        self.using: list[tuple[int, object]] = []
+        try:
+            self.pager = Pager(self.layers, room, self.device, self.backend, self.ledger)
+        except OverBudget:
+            self.pager = None
+            self.backend.close()
+            assert self.device.taken == 0
+
+    def streams(self):
+        return self.pager is not None
+
+    @precondition(streams)
+    @rule(data=st.data())
+    def acquire(self, data):
+        i = data.draw(st.integers(0, len(self.layers) - 1))
+        broken = any(w.name in self.source.failing for w in self.layers[i].weights)
+        try:
+            weights = self.pager.acquire(i)
+        except BadDisk:
+            assert broken
+        except PagerError as error:
+            assert "slots of the window in use" in str(error)
+            held = {j for j, _ in self.using} - self.pager.plan.resident - {i}
+            assert len(held) >= self.pager.plan.slots
+        else:
+            assert right(self.layers[i], weights)
+            self.using.append((i, weights))
+
+    @precondition(lambda self: self.pager is not None and self.using)
+    @rule(data=st.data())
+    def release(self, data):
+        i, weights = self.using.pop(data.draw(st.integers(0, len(self.using) - 1)))
+        assert right(self.layers[i], weights), "what is in use was overwritten"
+        self.pager.release(i)
+
+    @precondition(streams)
+    @rule(data=st.data())
+    def prefetch(self, data):
+        self.pager.prefetch(data.draw(st.integers(0, len(self.layers) - 1)))
+
+    @precondition(streams)
+    @rule(number=st.integers(0, 8))
+    def disk_breaks(self, number):
+        self.source.failing = {f"{number}.0"}
+
+    @rule()
+    def disk_heals(self):
+        self.source.failing = set()
+
+    @precondition(streams)
+    @rule()
+    def interrupted(self):
+        self.pager.abandon()
+        self.using = []
+
+    @precondition(streams)
+    @rule(room=st.integers(0, 20_000))
+    def another_budget(self, room):
+        self.device.total = max(room, self.budget)
+        try:
+            self.pager.resize(room)
+            self.budget = self.device.total = room
+        except PagerError:
+            assert self.using
+        except OverBudget:
+            pass
+        self.device.total = self.budget
+
+    @precondition(streams)
+    @rule()
+    def a_pass(self):
+        self.source.failing = set()
+        if self.using:
+            return
+        for i, layer in enumerate(self.layers):
+            with self.pager.use(i) as weights:
+                assert right(layer, weights)
+
+    @invariant()
+    def within_the_budget(self):
+        if getattr(self, "pager", None) is not None:
+            assert self.pager.held_bytes <= self.budget
+            assert self.device.taken == self.pager.held_bytes == self.ledger.held("VRAM")
+
+    def teardown(self):
+        if getattr(self, "pager", None) is not None:
+            self.pager.close()
+            self.pager.close()
+            assert self.device.taken == 0 and self.ledger.held("VRAM") == 0
+
+
+TestStreaming = Streaming.TestCase
+TestStreaming.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture
+def streaming():
+    """Ten layers of 1024 bytes through a window of two slots, three of them resident."""
+    source, ledger, device = Numbers(), Ledger(), DeviceBudget(5 * 1024)
+    layers = make_layers([[256, 256]] * 10)
+    pager = Pager(layers, device.total, device, HostBackend(source, ledger), ledger)
+    yield pager, layers, source, ledger, device
+    source.gate.set()
+    pager.close()
+
+
+def test_a_pass_reads_each_streamed_layer_once(streaming):
+    pager, layers, source, ledger, _ = streaming
+    assert (len(pager.plan.resident), pager.plan.slots) == (3, 2)
+    for number in range(4):
+        for i, layer in enumerate(layers):
+            with pager.use(i) as weights:
+                assert right(layer, weights)
+        expected = 10 * 2 + number * 7 * 2  # two weights a layer
+        assert expected <= source.reads <= expected + 2, "at most the next layer is on its way already"
+    copied = ledger.summary()["bytes by route"]["file"]
+    assert 10 * 1024 + 3 * 7 * 1024 - 1 < copied <= 10 * 1024 + 3 * 7 * 1024 + 1024
+
+
+def test_the_next_layer_comes_while_one_is_in_use(streaming):
+    pager, layers, source, _, _ = streaming
+    streamed = pager.plan.streamed
+    with pager.use(streamed[0]):
+        pager._backend.drain()
+        reads = source.reads
+        source.gate.clear()  # nothing more can be read
+        assert right(layers[streamed[1]], pager.acquire(streamed[1]))
+        assert source.reads == reads
+        source.gate.set()
+
+
+def test_packed_weights_lie_side_by_side(streaming):
+    """q and k of one layer, in order and without a gap: one packed weight is a view of both."""
+    pager, _, _, _, _ = streaming
+    with pager.use(0) as weights:
+        q, k = weights["0.0"], weights["0.1"]
+        assert k.data_ptr() == q.data_ptr() + q.numel() * 2 and q.numel() * 2 % WEIGHT_ALIGNMENT == 0
+        packed = torch.as_strided(q, (512,), (1,))
+        assert torch.equal(packed[256:].view(torch.int16), k.view(torch.int16))
+
+
+def test_a_layer_may_be_used_twice_at_once(streaming):
+    pager, layers, _, _, _ = streaming
+    i = pager.plan.streamed[0]
+    with pager.use(i) as outer:
+        with pager.use(i) as inner:
+            assert outer["0.0" if i == 0 else f"{i}.0"].data_ptr() == inner[f"{i}.0"].data_ptr()
+        for j in pager.plan.streamed[1:]:
+            pager.prefetch(j)
+        pager._backend.drain()
+        assert right(layers[i], outer), "the first use goes on"
+    with pytest.raises(PagerError, match="released more often"):
+        pager.release(i)
+
+
+def test_too_many_at_once_is_said(streaming):
+    pager, _, _, _, _ = streaming
+    first, second, third, *_ = pager.plan.streamed
+    words = r"finds all 2 slots of the window in use.*Raise the VRAM budget"
+    with pager.use(first), pager.use(second), pytest.raises(PagerError, match=words):
+        pager.acquire(third)
+    with pager.use(third):
+        pass
+
+
+def test_an_interrupt_leaves_nothing_behind(streaming):
+    """In the middle of a layer's work, and while waiting for one."""
+    pager, layers, source, _, _ = streaming
+    first, second, third, *_ = pager.plan.streamed
+    with pytest.raises(KeyboardInterrupt), pager.use(first):
+        raise KeyboardInterrupt
+    pager.acquire(second)
+    pager.acquire(first)
+    pager.abandon()  # the caller has lost count
+    source.gate.clear()
+    wait = pager._backend.wait
+
+    def interrupted(copy):
+        raise KeyboardInterrupt
+
+    pager._backend.wait = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        pager.acquire(third)
+    pager._backend.wait = wait
+    source.gate.set()
+    for i, layer in enumerate(layers):
+        with pager.use(i) as weights:
+            assert right(layer, weights)
+
+
+def test_a_read_error_names_itself_and_passes(streaming):
+    pager, layers, source, _, device = streaming
+    i = pager.plan.streamed[3]
+    source.failing = {f"{i}.1"}
+    taken = device.taken
+    for _ in range(3):
+        with pytest.raises(BadDisk, match=rf"{i}\.1"):
+            pager.acquire(i)
+    source.failing = set()
+    with pager.use(i) as weights:
+        assert right(layers[i], weights)
+    assert device.taken == taken
+
+
+def test_two_models_share_a_device():
+    ledger, device = Ledger(), DeviceBudget(8 * 1024, "cuda:0")
+    layers = make_layers([[512]] * 10)
+    pagers = [Pager(layers, 4 * 1024, device, HostBackend(Numbers(), ledger), ledger) for _ in range(2)]
+    assert device.left == 0
+    backend = HostBackend(Numbers(), ledger)
+    with pytest.raises(OverBudget, match=r"on cuda:0, and of its budget .* other models hold"):
+        Pager(layers, 4 * 1024, device, backend, ledger)
+    backend.close()
+    assert device.left == 0, "what failed took nothing"
+    for i, layer in enumerate(layers):
+        with pagers[0].use(i) as one, pagers[1].use(i) as other:
+            assert right(layer, one) and right(layer, other)
+    pagers[0].close()
+    assert device.left == 4 * 1024
+    with pytest.raises(PagerError, match="weights were unloaded"):
+        pagers[0].acquire(0)
+    pagers[1].close()
+    assert device.taken == 0
+
+
+def test_less_and_more_without_starting_anew(streaming):
+    pager, layers, _, ledger, device = streaming
+    for i in range(10):
+        with pager.use(i):
+            pass
+    kept = {i: pager._places[i].room.data_ptr() for i in pager.plan.resident}
+    device.total = 7 * 1024
+    pager.resize(7 * 1024)
+    assert len(pager.plan.resident) == 5
+    assert all(pager._places[i].room.data_ptr() == kept[i] for i in kept.keys() & pager.plan.resident)
+    pager.resize(3 * 1024)
+    assert device.taken <= 3 * 1024 and ledger.peak("VRAM") <= 7 * 1024
+    for i, layer in enumerate(layers):
+        with pager.use(i) as weights:
+            assert right(layer, weights)
+    with pager.use(0), pytest.raises(PagerError, match="cannot change while"):
+        pager.resize(5 * 1024)
+    with pytest.raises(OverBudget):
+        pager.resize(100)
+    with pager.use(4) as weights:  # what was there goes on
+        assert right(layers[4], weights)
+
+
+def test_stored_types_become_the_models():
+    """fp32 in the file, fp16 on the device, by the function that is handed in."""
+    layers = [
+        Layer(layer.name, tuple(Weight(w.name, w.extent, torch.float16) for w in layer.weights))
+        for layer in make_layers([[100], [60, 30]], "F32")
+    ]
+    ledger, device, calls = Ledger(), DeviceBudget(10_000), []
+
+    def convert(stored, out):
+        calls.append(stored.shape)
+        out.copy_(stored.nan_to_num(posinf=0, neginf=0))
+
+    backend = HostBackend(Numbers(), ledger, convert, staging_bytes(layers))
+    assert staging_bytes(layers) == 400
+    pager = Pager(layers, 10_000, device, backend, ledger)
+    with pager.use(1) as weights:
+        stored = Numbers.content(layers[1].weights[0].extent).view(torch.float32)
+        assert torch.equal(weights["1.0"], stored.nan_to_num(posinf=0, neginf=0).half())
+        assert weights["1.1"].shape == (30,) and weights["1.1"].dtype is torch.float16
+    assert calls[:2] == [(60,), (30,)]
+    pager.close()
+
+
+def test_closing_in_the_middle_of_a_copy_ends_and_leaks_nothing():
+    source, ledger, device = Numbers(), Ledger(), DeviceBudget(5 * 1024)
+    pager = Pager(make_layers([[512]] * 10), device.total, device, HostBackend(source, ledger), ledger)
+    source.gate.clear()
+    pager.prefetch(pager.plan.streamed[0])
+    threading.Timer(0.05, source.gate.set).start()
+    pager.close()
+    assert device.taken == 0
+    room = weakref.ref(pager)
+    del pager
+    gc.collect()
+    assert room() is None
+    assert not [t for t in threading.enumerate() if t.name == "fusestream-copies" and t.is_alive()]
+
+
+def test_the_ledger_tells_it_all(streaming):
+    pager, _, _, ledger, _ = streaming
+    ledger.note("backend", "plain memory: there is no GPU")
+    for i in range(10):
+        with pager.use(i):
+            pass
+    pager._backend.drain()
+    told = json.loads(ledger.to_json())
+    assert told["summary"]["counts"]["stall"] == 10 and told["summary"]["notes"]["backend"].startswith("plain")
+    assert told["summary"]["peak bytes"]["VRAM"] == pager.held_bytes
+    assert {row[0] for row in told["timeline"]} == {"copy", "stall"}
+    events = json.loads(ledger.chrome_trace())["traceEvents"]
+    assert {e["ph"] for e in events} == {"M", "X"} and all(e.get("dur", 0) >= 0 for e in events)
+    assert sum(e["args"].get("bytes", 0) for e in events if e.get("cat") == "copy") >= 10 * 1024
+
+
+def test_the_ledger_does_not_grow():
+    ledger = Ledger(most=10)
+    for number in range(1000):
+        ledger.add("copy", "x", number, number + 0.5, 3, "file")
+    assert len(ledger.entries) == 10
+    assert ledger.summary()["bytes by route"]["file"] == 3000 and ledger.summary()["seconds"]["copy"] == 500
+
+
+def test_a_plan_for_the_same_sizes_is_the_pagers(streaming):
+    pager, layers, _, _, device = streaming
+    assert pager.plan == make_plan([layer.nbytes for layer in layers], device.total)
