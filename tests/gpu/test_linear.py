@@ -14,7 +14,6 @@ from fusestream.kernels_cuda import (
     LEDGER,
     KernelPolicy,
     KernelRefused,
-    gelu_mul,
     linear,
     linear_,
     linear_pair,
@@ -172,7 +171,10 @@ def test_ends_and_corners(isa, precision, cut, m, n, k, paired):
 
 @pytest.mark.parametrize("k", [1536, 5120, 13824])
 def test_error_of_half_sums(isa, cut, k):
-    """Unit variance: `fast` is off by at most twice what fp32 sums are, `precise` by what cuBLAS is."""
+    """Unit variance: `fast` is off by at most twice what fp32 sums are, `precise` by what cuBLAS is.
+
+    Two m16n8k8 cut off twice what one m16n8k16 cuts off: 1 % of the rounding of the result at the largest k.
+    """
     x, weight = half(384, k), half(512, k)
     exact = x.double() @ weight.double().t()
     error = {
@@ -185,7 +187,7 @@ def test_error_of_half_sums(isa, cut, k):
             ),
         )
     }
-    assert error["precise"] <= 1.01 * error["stock"], error
+    assert error["precise"] <= 1.03 * error["stock"], error
     assert error["fast"] <= 2 * error["precise"], error
 
 
@@ -223,15 +225,15 @@ def test_special_values(isa, precision, cut, value):
     """A NaN or infinity spoils its row or its column, as in torch; all others are as they were."""
     x, weight, bias = half(200, 96), half(136, 96), half(136)
     tensors, options = (x, weight, bias, None, None), ("none", 1.0, False, None)
-    clean = with_cut(cut, "linear", tensors, options, isa, "precise")
+    clean, again = (with_cut(cut, "linear", tensors, options, isa, p) for p in (precision, "precise"))
     x[5, 7] = value
     weight[9, 3] = value
     bias[11] = value
     got = with_cut(cut, "linear", tensors, options, isa, precision)
     like = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
     assert torch.equal(got.isnan(), like.isnan()) and torch.equal(got.isinf(), like.isinf())
-    fine = like.isfinite()
-    assert torch.equal(got[fine], clean[fine])  # the blocks that lost their half sums were summed again
+    # Blocks that lost their half sums were summed again, with fp32 sums.
+    assert ((got == clean) | (got == again))[like.isfinite()].all()
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
@@ -281,16 +283,16 @@ def test_in_place(isa, precision):
 
 def test_umt5(isa, precision):
     """Its feed-forward: the hidden product reaches 10^5, the residual stream is fp32."""
-    x, both, w_out, stream = half(300, 256), half(2 * 640, 256) * 4, half(256, 640), half(300, 256).float()
-    hidden = linear_pair(x * 8, both, activation="gelu_tanh", scale=2.0**-6, policy=policy(isa, precision))
-    got = linear(hidden, w_out, residual=stream, scale=2.0**6, policy=policy(isa, precision))
-    gate, up = torch.nn.functional.linear(x * 8, both).chunk(2, -1)
-    stored = gelu_mul(gate, up, scale=2.0**-6)
-    assert hidden.isfinite().all() and got.dtype is torch.float32
-    torch.testing.assert_close(hidden.float(), stored.float(), atol=2.0, rtol=2e-2)
-    exact = stream.double() + hidden.double() @ w_out.double().t() * 64
-    sizes = hidden.double().abs() @ w_out.double().abs().t() * 64
-    check(got, exact, sizes, precision, "umt5")
+    x, both, w_out, stream = half(300, 256) * 8, half(2 * 640, 256) * 4, half(256, 640), half(300, 256).float()
+    hidden = linear_pair(x, both, activation="gelu_tanh", scale=2.0**-8, policy=policy(isa, precision))
+    got = linear(hidden, w_out, residual=stream, scale=2.0**8, policy=policy(isa, precision))
+    exact, sizes = exactly("linear_pair", (x, both, None), ("gelu_tanh", 2.0**-8, False, None))
+    assert exact.abs().max() * 2**8 > 1e5
+    check(hidden, exact, sizes, precision, "hidden")
+    assert got.dtype is torch.float32
+    exact = stream.double() + hidden.double() @ w_out.double().t() * 2**8
+    sizes = hidden.double().abs() @ w_out.double().abs().t() * 2**8
+    check(got, exact, sizes, precision, "out")
 
 
 @pytest.mark.parametrize("paired", [False, True])
