@@ -100,7 +100,7 @@ def laid_out(t, layout):
 @st.composite
 def configurations(draw):
     paired = draw(st.integers(0, 3)) == 0
-    b, s = draw(st.sampled_from([(1, 0), (2, 0), (3, 0)]))[0], draw(ROWS)
+    b, s = draw(st.integers(1, 3)), draw(ROWS)
     n, k = draw(EIGHTS) * 8, draw(EIGHTS) * 8
     found = {
         "paired": paired,
