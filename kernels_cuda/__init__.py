@@ -17,6 +17,8 @@ from .ops.diffusion_step import diffusion_step
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
 from .ops.layout import concat_tokens, split_projection, swap_heads
+from .ops.linear import linear, linear_, linear_pair
+from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_rope import rms_rope, rms_rope_
 from .ops.to_half import to_half
@@ -45,6 +47,10 @@ __all__ = [
     "gelu_mul",
     "group_norm_silu",
     "instance_norm",
+    "linear",
+    "linear_",
+    "linear_pair",
+    "mlp",
     "norm_modulate",
     "preload",
     "residual_gate_norm_modulate",

@@ -26,32 +26,17 @@
 //
 // `*_any` serve every other layout and type, an element at a time.
 
-#include "fast.cuh"
+#include "gelu.cuh"
 #include "tiles.cuh"
 
 enum Kind { kSilu, kGeluTanh, kGeluErf, kGeluQuick };
-
-// x * phi(x). phi(-|x|) = exp(-x^2 / 2) * P(t), t = 1 / (1 + k |x|), with P fitted for the least relative error
-// (2.4e-7 down to |x| = 6.4, beyond which fp16 has only zeros). Unlike 1 + erf it loses no digits for negative x.
-__device__ inline float gelu_erf(float x) {
-    const float t = reciprocal_fast(fmaf(0.28284273f, fabsf(x), 1.0f));
-    float p = -0.10832050f;
-    p = fmaf(p, t, 0.39056775f);
-    p = fmaf(p, t, -0.25004306f);
-    p = fmaf(p, t, 0.29450852f);
-    p = fmaf(p, t, 0.05006062f);
-    p = fmaf(p, t, 0.12407452f);
-    p = fmaf(p, t, -0.00084782328f);
-    const float tail = p * exp2_fast(-0.72134752f * x * x);
-    return x * (x < 0.0f ? tail : 1.0f - tail);
-}
 
 __device__ inline float activate(Kind kind, float x) {
     switch (kind) {
         case kSilu:
             return times_logistic(x, x);
         case kGeluTanh:
-            return times_logistic(x, 1.5957691216f * fmaf(0.044715f * x, x * x, x));
+            return gelu_tanh(x);
         case kGeluErf:
             return gelu_erf(x);
         default:

@@ -1,0 +1,421 @@
+"""linear, linear_ and linear_pair: a matrix product and everything that is done to its result, in one kernel.
+
+The maths, the layout, the access pattern and the range of the half sums stand at the head of src/linear.cu; the operands
+and what stock runs in linear_operands.py, what cuBLAS can fuse in linear_torch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import c_float, c_int, c_int64
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
+from ..policy import STANDARD, IsaClass, KernelPolicy
+from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from .checks import word, wrong_dtype
+from .linear_operands import ACTIVATIONS, Operands, compute, stock_compute, validate
+from .linear_torch import CublasEpilogue, CublasFused
+from .rows import Rows, SharedRow, row_class, row_view, rows, shared_row
+
+Activation = Literal["none", "gelu", "gelu_tanh", "silu", "relu"]
+
+TYPES = (torch.float16, torch.float32)
+PACK = 8  # elements of an access: k, n and every stride are multiples
+MOST = 2**31 - 2**10  # rows, columns, k: tiles reach a little further
+WARP = 64  # rows and columns of a warp's tile
+K_TILE = 32
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A block's tile of the result: its rows, and rows of the weight."""
+
+    rows: int
+    columns: int
+
+    @property
+    def warps(self) -> int:
+        return self.rows * self.columns // WARP**2
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor, by registers: eight warps of it."""
+        return 8 // self.warps
+
+    def out_columns(self, paired: bool) -> int:
+        return self.columns // 2 if paired else self.columns
+
+    def tiles(self, m: int, n: int, paired: bool) -> int:
+        return -(-m // self.rows) * -(-n // self.out_columns(paired))
+
+    def shared_bytes(self, isa: IsaClass) -> int:
+        """kStages * kStage of linear_core.cuh."""
+        stages = 2 if isa == "sm_75" else 3 if self.warps == 4 else 4
+        return stages * (self.rows + self.columns) * K_TILE * 2
+
+
+# How well each uses the tensor cores, once there is enough work: for choosing without measuring. Best known first.
+CUTS = {Cut(128, 128): 1.0, Cut(128, 256): 0.95, Cut(64, 128): 0.7}
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """The tile, and how the tensor cores accumulate."""
+
+    cut: Cut
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.cut.rows}x{self.cut.columns} {self.precision}"
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float = 1.0,
+    saturate: bool = False,
+    out_dtype: torch.dtype | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """residual + gate * activation(scale * (x @ weight^T) + bias), each part optional.
+
+    x         [batch, ..., k] fp16; rows may be anywhere, their elements adjacent
+    weight    [n, k] fp16, as torch's Linear has it; rows may be apart
+    bias      [n], fp16 or fp32
+    residual  [batch, ..., n], fp16 or fp32, rows anywhere
+    gate      fp16 or fp32: [n], [1 or batch, 1, n], [.., frames, n] or [.., frames, 1, n], spread over the tokens as stock
+              does
+    scale     multiplies the sums in fp32, before anything is rounded: 2^-k keeps what would overflow fp16, and 2^k gives
+              back what a layer before this one took away (T5)
+    saturate  what still overflows an fp16 result becomes +-65504 instead of infinity; NaN stays
+    Returns a contiguous [batch, ..., n] of `out_dtype` (the residual's dtype, or x's). With precision `fast` the tensor
+    cores may sum up to 32 products in fp16; everything else is fp32, and rounded once.
+    """
+    out: Tensor = LINEAR((x, weight, bias, residual, gate), (activation, scale, saturate, out_dtype), policy)
+    return out
+
+
+def linear_(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float = 1.0,
+    saturate: bool = False,
+    policy: KernelPolicy = STANDARD,
+) -> None:
+    """`linear`, written to `out`, [batch, ..., n] fp16 or fp32 with rows anywhere. The residual may be `out` itself."""
+    LINEAR_((out, x, weight, bias, residual, gate), (activation, scale, saturate), policy)
+
+
+def linear_pair(
+    x: Tensor,
+    weight: Tensor,
+    up: Tensor | None = None,
+    *,
+    activation: Activation = "silu",
+    scale: float = 1.0,
+    saturate: bool = False,
+    out_dtype: torch.dtype | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """activation(x @ weight^T) * (x @ up^T) * scale: SwiGLU, GeGLU and UMT5's feed-forward, in one kernel.
+
+    weight, up  [n, k] fp16 each, with equal strides; or weight alone, [2 n, k], with the activated half first
+    The rest is as `linear` has it. Neither product is ever rounded to fp16.
+    """
+    out: Tensor = LINEAR_PAIR((x, weight, up), (activation, scale, saturate, out_dtype), policy)
+    return out
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+
+# Mirrors LinearParams in src/linear_params.cuh.
+LinearParams = parameter_struct(
+    "LinearParams",
+    (Pointer, "x weight up bias residual gate out"),
+    (c_int64, "x_batch residual_batch residual_row gate_batch gate_frame out_batch out_row"),
+    (c_int, "x_row weight_row m n k tokens tokens_per_frame activation"),
+    (c_float, "scale"),
+    (c_int, "saturate bias_is_float residual_is_float gate_is_float out_is_float"),
+)
+
+
+def folded(view: Rows) -> Rows:
+    """All rows as one batch, where they are equally far apart."""
+    if view.tokens == 1:
+        return Rows(1, view.batches, view.d, 0, view.batch_stride)
+    if view.batches == 1 or view.batch_stride == view.tokens * view.row_stride:
+        return Rows(1, view.batches * view.tokens, view.d, 0, view.row_stride)
+    return view
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
+    o = Operands.of_call(call)
+    yield from wrong_dtype((torch.float16,), x=o.x, weight=o.weight, up=o.up)
+    yield from wrong_dtype(TYPES, bias=o.bias, residual=o.residual, gate=o.gate)
+    if o.out_dtype not in TYPES:
+        yield f"the output is {word(o.out_dtype)}, the kernels write float16 and float32"
+    if not o.m * o.n:
+        return  # nothing to compute, and nothing to refuse
+    if not o.k:
+        yield "k is 0: there is nothing to multiply"
+    for name, size in (("k", o.k), ("n", o.n)):
+        if size % PACK:
+            yield f"{name} is {size}, the kernels take multiples of {PACK}"
+    if max(o.m, o.n, o.k) > MOST:
+        yield f"a size of {o.m} x {o.n} x {o.k} exceeds {MOST}"
+    yield from _rows_apart(x=o.x, weight=o.weight, up=o.up, residual=o.residual, out=o.out)
+    if o.up is not None and rows(o.up) != rows(o.weight):
+        yield f"weight and up have different strides ({o.weight.stride()} and {o.up.stride()})"
+    for name, view in (("x", folded(row_view(o.x))), ("weight", row_view(o.weight))):
+        if view.row_stride > MOST:
+            yield f"{name}: rows are {view.row_stride} elements apart, at most {MOST} are served"
+    if o.bias is not None and (o.bias.stride(0) != 1 or o.bias.data_ptr() % 16):
+        yield "bias is not contiguous, or does not start at a multiple of 16 bytes"
+    yield from _gate_obstacles(o)
+    if folded(row_view(o.x)).batches > MAX_GRID[1] or min(CUTS, key=lambda c: c.columns).tiles(o.m, o.n, True) > MOST:
+        yield f"{o.m} rows of {o.n} columns in {o.batches} batches exceed a grid"
+
+
+def _rows_apart(**tensors: Tensor | None) -> Iterator[str]:
+    for name, t in tensors.items():
+        if t is None:
+            continue
+        view = rows(t)
+        if isinstance(view, str):
+            yield f"{name}: {view}"
+        elif t.data_ptr() % 16 or view.row_stride % PACK or view.batch_stride % PACK:
+            yield f"{name}: rows do not start at multiples of 16 bytes (strides {t.stride()})"
+
+
+def _gate_obstacles(o: Operands) -> Iterator[str]:
+    if o.gate is None:
+        return
+    shared = shared_row(o.gate, Rows(o.batches, o.tokens, o.n, 0, 0), "gate")
+    if isinstance(shared, str):
+        yield shared
+    elif shared is not None and (o.gate.data_ptr() % 16 or shared.batch_stride % PACK or shared.frame_stride % PACK):
+        yield f"gate: rows do not start at multiples of 16 bytes (strides {o.gate.stride()})"
+
+
+def ways(call: Call) -> list[Tactic]:
+    """`fast` is an offer: where the card's fp32 sums are as quick, it may lose."""
+    precise = [Tactic(cut, "precise") for cut in CUTS]
+    if call.policy.precision != "fast":
+        return precise
+    fast = [Tactic(cut, "fast") for cut in CUTS]
+    return [*fast[:2], *precise[:1], *fast[2:], *precise[1:]]
+
+
+def best_cut(m: int, n: int, paired: bool, multiprocessors: int) -> Cut:
+    """The least time by rule: rounds of blocks over the card, by the warps a multiprocessor works through."""
+
+    def cost(cut: Cut) -> float:
+        rounds, left = divmod(cut.tiles(m, n, paired), multiprocessors * cut.resident)
+        last = -(-left // multiprocessors) * cut.warps
+        # With fewer than four warps some of a multiprocessor's quarters have nothing to do.
+        return (rounds * cut.resident * cut.warps + (max(last, 4) if last else 0)) / CUTS[cut]
+
+    return min(CUTS, key=cost)
+
+
+def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
+    """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
+    o = Operands.of_call(call)
+    new_out = output(o.shape, o.out_dtype, card.index)
+    if not o.m * o.n:
+        return (lambda *_: new_out()) if o.out is None else (lambda *_: None)
+    launch = _prepare(call, o, card, tactic)
+
+    def single(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gate: Tensor | None) -> Tensor:
+        out = new_out()
+        into(out, x, weight, bias, residual, gate)
+        return out
+
+    def into(
+        out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        gate: Tensor | None,
+    ) -> None:
+        launch(
+            x.data_ptr(),
+            weight.data_ptr(),
+            0,
+            0 if bias is None else bias.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            0 if gate is None else gate.data_ptr(),
+            out.data_ptr(),
+        )
+
+    second = 0 if o.up is None else o.up.data_ptr() - o.weight.data_ptr()  # of halves of one tensor
+
+    def pair(x: Tensor, weight: Tensor, up: Tensor | None) -> Tensor:
+        out, at = new_out(), weight.data_ptr()
+        launch(x.data_ptr(), at, at + second if up is None else up.data_ptr(), 0, 0, 0, out.data_ptr())
+        return out
+
+    return pair if o.paired else single if o.out is None else into
+
+
+def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Launch:
+    x, weight = folded(row_view(o.x)), row_view(o.weight)
+    out = Rows(o.batches, o.tokens, o.n, o.tokens * o.n, o.n) if o.out is None else row_view(o.out)
+    residual = out if o.residual is None else row_view(o.residual)
+    gate = shared_row(o.gate, out, "gate") or SharedRow(0, 0, o.tokens)
+    assert isinstance(gate, SharedRow)  # no string here: `obstacles` found none
+    params = LinearParams(
+        x_batch=x.batch_stride,
+        residual_batch=residual.batch_stride,
+        residual_row=residual.row_stride,
+        gate_batch=gate.batch_stride,
+        gate_frame=gate.frame_stride,
+        out_batch=out.batch_stride,
+        out_row=out.row_stride,
+        x_row=x.row_stride,
+        weight_row=weight.row_stride,
+        m=x.tokens,
+        n=o.n,
+        k=o.k,
+        tokens=o.tokens,
+        tokens_per_frame=gate.tokens_per_frame,
+        activation=ACTIVATIONS.index(o.activation),
+        scale=o.scale,
+        saturate=o.saturate and o.out_dtype is torch.float16,
+        out_is_float=o.out_dtype is torch.float32,
+    )
+    for name, t in (("bias", o.bias), ("residual", o.residual), ("gate", o.gate)):
+        setattr(params, f"{name}_is_float", t is not None and t.dtype is torch.float32)
+    tactic = tactic or Tactic(best_cut(o.m, o.n, o.paired, card.multiprocessors), call.policy.precision)
+    cut = tactic.cut
+    kernel = card.kernel("linear", kernel_name(tactic, o.paired))
+    return kernel.prepare(
+        params,
+        grid=(cut.tiles(x.tokens, o.n, o.paired), x.batches, 1),
+        block=cut.warps * 32,
+        shape=call.describe(),
+        shared_bytes=cut.shared_bytes(card.isa_class("linear")),
+    )
+
+
+def kernel_name(tactic: Tactic, paired: bool) -> str:
+    return f"linear_{'pair_' if paired else ''}{tactic.cut.rows}x{tactic.cut.columns}_{tactic.precision}"
+
+
+def shape_class(call: Call) -> str:
+    """Widths exactly, rows to a power of two, and what is done to the product."""
+    o = Operands.of_call(call)
+    parts = [row_class(o.x), f"to {o.n}", word(o.out_dtype), call.policy.precision, o.activation]
+    parts += [f"{name} {word(t)}" for name, t in (("bias", o.bias), ("residual", o.residual)) if t is not None]
+    if o.gate is not None:
+        parts.append(f"gate {row_class(o.gate)}")
+    if o.scale != 1 or o.saturate:
+        parts.append("scaled")
+    strided = any(t is not None and not t.is_contiguous() for t in (o.x, o.weight))
+    return " ".join([*parts, "strided"] if strided else parts)
+
+
+# ----------------------------------------------------------------------------------------------------------- the ops
+
+
+def reference(*arguments: Any) -> Tensor:
+    return compute(Operands.of("linear", arguments[:5], arguments[5:]))
+
+
+def stock(*arguments: Any) -> Tensor:
+    return stock_compute(Operands.of("linear", arguments[:5], arguments[5:]))
+
+
+def fake(*arguments: Any) -> Tensor:
+    return _empty(Operands.of("linear", arguments[:5], arguments[5:]))
+
+
+def reference_(out: Tensor, *arguments: Any) -> None:
+    out.copy_(compute(Operands.of("linear_", (out, *arguments[:5]), arguments[5:])))
+
+
+def stock_(out: Tensor, *arguments: Any) -> None:
+    out.copy_(stock_compute(Operands.of("linear_", (out, *arguments[:5]), arguments[5:])))
+
+
+def fake_(*_: Any) -> None:
+    return None
+
+
+def pair_reference(*arguments: Any) -> Tensor:
+    return compute(Operands.of("linear_pair", arguments[:3], arguments[3:]))
+
+
+def pair_stock(*arguments: Any) -> Tensor:
+    return stock_compute(Operands.of("linear_pair", arguments[:3], arguments[3:]))
+
+
+def pair_fake(*arguments: Any) -> Tensor:
+    return _empty(Operands.of("linear_pair", arguments[:3], arguments[3:]))
+
+
+def _empty(o: Operands) -> Tensor:
+    return o.x.new_empty(o.shape, dtype=o.out_dtype)
+
+
+def _kernels(paired: bool) -> dict[str, tuple[str, ...]]:
+    names = tuple(kernel_name(Tactic(cut, precision), paired) for cut in CUTS for precision in ("precise", "fast"))
+    return {"linear": names}
+
+
+_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? gate"
+_OPTIONS = "str activation, float scale, bool saturate"
+_OURS = CudaCandidate("cuda", obstacles, plan, ways)
+
+LINEAR = Op(
+    name="linear",
+    schema=f"({_TENSORS}, {_OPTIONS}, ScalarType? out_dtype, str policy) -> Tensor",
+    reference=reference,
+    fake=fake,
+    candidates=(_OURS, StockCandidate(stock), CublasEpilogue(), CublasFused()),
+    shape_class=shape_class,
+    validate=validate,
+    kernels=_kernels(False),
+)
+
+LINEAR_ = Op(
+    name="linear_",
+    schema=f"(Tensor(a!) out, {_TENSORS}, {_OPTIONS}, str policy) -> ()",
+    reference=reference_,
+    fake=fake_,
+    candidates=(_OURS, StockCandidate(stock_), CublasEpilogue(), CublasFused()),
+    shape_class=shape_class,
+    validate=validate,
+    kernels=_kernels(False),
+    mutates=(0,),
+)
+
+LINEAR_PAIR = Op(
+    name="linear_pair",
+    schema=f"(Tensor x, Tensor weight, Tensor? up, {_OPTIONS}, ScalarType? out_dtype, str policy) -> Tensor",
+    reference=pair_reference,
+    fake=pair_fake,
+    candidates=(_OURS, StockCandidate(pair_stock)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels=_kernels(True),
+)

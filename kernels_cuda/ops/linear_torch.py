@@ -1,0 +1,134 @@
+"""What torch's own matrix products can do of `linear`, beside plain stock.
+
+cuBLAS has epilogues of its own: bias with GELU or ReLU, and adding what is there already. Where they do not reach, one
+fused pass of ours over the product is still fewer bytes than stock's operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..policy import KernelPolicy
+from ..registry import Call, Candidate, Plan, Tensors
+from .activations import gelu, silu
+from .gated_residual import gated_residual
+from .linear_operands import Operands
+
+# Which GELU: torch computes the tanh form, on every device and by either library.
+EPILOGUES = {"gelu_tanh": True, "relu": False}  # activation -> use_gelu of torch._addmm_activation
+PASSES: dict[str, Callable[[Tensor, KernelPolicy], Tensor]] = {
+    "gelu": lambda y, policy: gelu(y, "erf", policy=policy),
+    "gelu_tanh": lambda y, policy: gelu(y, "tanh", policy=policy),
+    "silu": lambda y, policy: silu(y, policy=policy),
+    "relu": lambda y, _: y.relu_(),
+    "none": lambda y, _: y,
+}
+
+
+def _unlike_torch(call: Call, o: Operands) -> str | None:
+    """What neither candidate here serves."""
+    if call.device.type != "cuda":
+        return f"tensor is on the {call.device.type.upper()}"
+    if o.x.dtype is not torch.float16 or o.weight.dtype is not o.x.dtype:
+        return "x and weight are not float16"
+    if o.bias is not None and o.bias.dtype is not o.x.dtype:
+        return "bias is not float16"
+    if o.saturate or o.scale != 1:
+        return "the sums are to be scaled or saturated"
+    if not o.x.numel() or not o.weight.numel():
+        return "there is nothing to compute"
+    return None
+
+
+@dataclass(frozen=True)
+class CublasEpilogue:
+    """One call of cuBLAS: bias and GELU or ReLU, or the product added to a residual."""
+
+    name: str = "cublas epilogue"
+    ours: bool = False
+
+    def refuse(self, call: Call) -> str | None:
+        o = Operands.of_call(call)
+        reason = _unlike_torch(call, o)
+        if reason is not None:
+            return reason
+        if o.gate is not None:
+            return "cuBLAS has no gate"
+        if o.out_dtype is not torch.float16:
+            return "the output is not float16"
+        if o.residual is not None:
+            adds = o.activation == "none" and o.bias is None and o.residual.dtype is torch.float16
+            return None if adds else "cuBLAS adds a residual to a plain product only"
+        if o.activation not in EPILOGUES:
+            return f"cuBLAS has no epilogue for activation {o.activation}"
+        return "cuBLAS activates together with a bias only" if o.bias is None else None
+
+    def tactics(self, call: Call) -> Sequence[Candidate]:  # noqa: ARG002 - there is one way
+        return (self,)
+
+    def prepare(self, call: Call) -> Plan:
+        def run(o: Operands) -> Tensor:
+            x, turned = o.x.reshape(-1, o.k), o.weight.t()
+            if o.residual is not None:
+                return torch.addmm(o.residual.reshape(-1, o.n), x, turned).reshape(o.shape)
+            assert o.bias is not None
+            out: Tensor = torch._addmm_activation(o.bias, x, turned, use_gelu=EPILOGUES[o.activation])
+            return out.reshape(o.shape)
+
+        return _plan(call, run)
+
+
+@dataclass(frozen=True)
+class CublasFused:
+    """torch's Linear, then our fused pass for the activation and our fused pass for gate and residual."""
+
+    name: str = "cublas + fused pass"
+    ours: bool = False
+
+    def refuse(self, call: Call) -> str | None:
+        o = Operands.of_call(call)
+        reason = _unlike_torch(call, o)
+        if reason is not None:
+            return reason
+        if o.gate is not None and o.residual is None:
+            return "no fused pass multiplies by a gate alone"
+        if o.out_dtype is not (torch.float16 if o.residual is None else o.residual.dtype):
+            return "no fused pass changes the type"
+        if o.residual is None and o.activation in ("none", "relu"):
+            return "there is nothing to fuse"
+        return None
+
+    def tactics(self, call: Call) -> Sequence[Candidate]:  # noqa: ARG002 - there is one way
+        return (self,)
+
+    def prepare(self, call: Call) -> Plan:
+        policy = KernelPolicy.of("on", isa=call.policy.isa)
+
+        def run(o: Operands) -> Tensor:
+            value = PASSES[o.activation](functional.linear(o.x, o.weight, o.bias), policy)
+            return value if o.residual is None else gated_residual(o.residual, value, o.gate, policy=policy)
+
+        return _plan(call, run)
+
+
+def _plan(call: Call, run: Callable[[Operands], Tensor]) -> Plan:
+    op, options = call.op, call.options
+
+    def into(*tensors: Tensor | None) -> Tensor | None:
+        o = Operands.of(op, _all(tensors), options)
+        value = run(o)
+        if o.out is None:
+            return value
+        o.out.copy_(value)
+        return None
+
+    return into
+
+
+def _all(tensors: tuple[Tensor | None, ...]) -> Tensors:
+    return tensors

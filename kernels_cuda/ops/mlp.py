@@ -1,0 +1,110 @@
+"""mlp: two `linear` with an activation between them, over a few tokens at a time.
+
+The hidden activation is several times as wide as what goes in and comes out (14B at 480x832x81: 0.9 GB). It exists only
+for one chunk of tokens, and each chunk is written where it belongs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..policy import STANDARD, KernelPolicy
+from .linear import Activation, linear, linear_, linear_pair
+from .rows import frames_of, tokens_per_frame
+
+CHUNK_BYTES = 256 * 2**20
+CHUNK_ROWS = 256  # a multiple of every kernel's tile: a chunk leaves none half empty
+
+
+def mlp(
+    x: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    b_in: Tensor | None = None,
+    b_out: Tensor | None = None,
+    *,
+    up: Tensor | None = None,
+    activation: Activation = "gelu_tanh",
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    hidden_scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """residual + gate * (activation(x @ w_in^T + b_in) @ w_out^T + b_out); with `up`, the activation is multiplied by
+    x @ up^T.
+
+    x             [batch, ..., k] fp16
+    w_in, up      [hidden, k] fp16; b_in [hidden]. A pair has no b_in
+    w_out         [n, hidden] fp16; b_out [n]
+    residual, gate, out_dtype   of the second `linear`
+    hidden_scale  of a pair: its product is stored multiplied by this, a power of two, and the second product divided by it
+    chunk_bytes   about the most the hidden activation may take
+    Returns a contiguous [batch, ..., n]. Where our kernels compute it, the chunks do not change the result: every row is
+    summed in the same order wherever it stands. (With precision `fast`, a row that shares a tile with one whose half sums
+    overflowed is summed in fp32 too.)
+    """
+    if hidden_scale != 1 and up is None:
+        raise ValueError(f"mlp: hidden_scale is {hidden_scale}, and only the product of a pair can be scaled")
+    if up is not None and b_in is not None:
+        raise ValueError(f"mlp: b_in: {list(b_in.shape)}, and a pair has no bias")
+    batches = x.shape[0] if x.ndim > 2 else 1
+    shape = (*x.shape[:-1], w_out.shape[0])
+
+    def hidden(part: Tensor) -> Tensor:
+        if up is not None:
+            return linear_pair(part, w_in, up, activation=activation, scale=hidden_scale, policy=policy)
+        return linear(part, w_in, b_in, activation=activation, policy=policy)
+
+    tokens = x.shape[:-1].numel() // max(batches, 1)
+    chunk = chunk_tokens(batches, w_in.shape[0], chunk_bytes)
+    if tokens <= chunk:
+        return linear(
+            hidden(x),
+            w_out,
+            b_out,
+            residual=residual,
+            gate=gate,
+            scale=1 / hidden_scale,
+            out_dtype=out_dtype,
+            policy=policy,
+        )
+    dtype = out_dtype or (x if residual is None else residual).dtype
+    out = torch.empty(batches, tokens, shape[-1], dtype=dtype, device=x.device)
+    x = x.reshape(batches, tokens, x.shape[-1])
+    added = None if residual is None else residual.reshape(out.shape)
+    for start in range(0, tokens, chunk):
+        some = slice(start, min(start + chunk, tokens))
+        linear_(
+            out[:, some],
+            hidden(x[:, some]),
+            w_out,
+            b_out,
+            residual=None if added is None else added[:, some],
+            gate=gate_of(gate, batches, tokens, shape[-1], some),
+            scale=1 / hidden_scale,
+            policy=policy,
+        )
+    return out.reshape(shape)
+
+
+def chunk_tokens(batches: int, hidden: int, most_bytes: int) -> int:
+    """Tokens of a chunk: whole tiles, at least one."""
+    rows = most_bytes // max(batches * hidden * 2, 1)
+    return max(rows // CHUNK_ROWS, 1) * CHUNK_ROWS
+
+
+def gate_of(gate: Tensor | None, batches: int, tokens: int, n: int, some: slice) -> Tensor | None:
+    """The gate's rows for some tokens: as they lie, or one for each of the tokens."""
+    if gate is None:
+        return None
+    view = frames_of(gate, batches, n, "gate")
+    frames = view.shape[1]
+    if frames == 1:
+        return view
+    if frames == tokens:
+        return view[:, some]
+    places = torch.arange(some.start, some.stop, device=gate.device) // tokens_per_frame(tokens, frames, "gate")
+    return view[:, places]

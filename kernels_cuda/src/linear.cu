@@ -1,0 +1,72 @@
+// linear, linear_, linear_pair: a matrix product, and everything that is done to its result before it is stored.
+//
+//   linear       out = residual + gate * act(scale * (x w^T) + bias)
+//   linear_pair  out = act(x w^T) * (x up^T) * scale                   SwiGLU, GeGLU, UMT5
+//
+// act: none, GELU (erf or tanh), SiLU, ReLU. The sums are float, and so is all that follows; the result is rounded
+// once, to half or float. `scale` comes before the rounding, so a power of two keeps what half could not hold. With
+// `saturate` what still does not fit becomes +-65504; a NaN stays.
+//
+// Layout. x is [batch, row, k], weight [n, k] as torch's Linear has it, both half with adjacent elements and rows
+// anywhere at multiples of 16 bytes; k and n are multiples of 8. Both operands of x w^T have k innermost, which is what
+// the fragments of A and B want, so nothing is transposed. A gate is a row of n for a batch, a frame or a token.
+//
+// Tiles. A block of out is rows x columns, a warp's part 64 x 64: of the shapes that fit the registers (128 float sums
+// per thread), the square one reads least from shared memory, 4 KB for 64 x 64 x 16. 128 x 256 by eight warps asks L2
+// for the fewest bytes, 1 for 85 operations; 128 x 128 by four warps leaves two blocks on a multiprocessor, which wait
+// at different times; 64 x 128 is for few rows. k advances by 32, a tile of 64-byte rows: two tiles in flight on sm_75
+// (48 KB for eight warps, 2 x 32 KB for two blocks of four), three or four from sm_80 on (at most 96 KB).
+// Warps of a pair hold 32 columns of either product, because the rows of both weights alternate in the shared tile: the
+// gate and the value it meets are sums of the same lane's neighbours, and neither is ever stored.
+//
+// Access. A tile comes by cp.async, or through registers a tile ahead of its use (linear_tiles.cuh). What lies beyond
+// k, m or n is zero and not read. Fragments come by ldmatrix from swizzled rows (mma.cuh), a step ahead of their
+// products. Results leave through shared memory, 16 rows of a warp at a time: a lane then holds eight adjacent columns,
+// so out, residual and gate are moved in 16-byte pieces and whole 128-byte lines. Blocks that run together stand eight
+// tiles high in out, and share their operands in L2.
+//
+// Half sums (`fast`). GeForce cards of sm_75, sm_86 and sm_89 multiply twice as fast when they sum in half. Here at
+// most 32 products are summed in half, by n = 4 instructions (m16n8k8) or n = 2 (m16n8k16), and the part is added to a
+// float.
+//   Error. Each instruction rounds the part so far. For independent operands the part after j instructions has j/n of
+//   the whole part's variance, and over all k the roundings amount to (n + 1)/2 times the one of a half result. With
+//   that one itself the error is sqrt(1 + (n + 1)/2) times that of float sums, 1.87 or 1.58, whatever k is. Range. A
+//   part beyond 65504 is infinite. Added to a float sum it makes that infinite or NaN, and no later addition makes it
+//   finite again; so a block looks at its sums once, at the end, and if one is not finite it multiplies again with
+//   float sums. Nothing overflows unseen, outliers of any size cost time, not digits. A block whose operands are
+//   infinite themselves pays too, to no avail.
+//   At the other end, a part below 2^-14 is rounded to multiples of 2^-24: an absolute error of about sqrt(k) 2^-27.
+// Where the tile is whole the order of the sums does not depend on the block's shape, so all cuts give the same result.
+
+#include "linear_epilogue.cuh"
+
+template <int kRowWarps, int kColumnWarps, bool kFast, bool kPaired>
+__device__ inline void linear(const LinearParams& p) {
+    using Cut = Product<kRowWarps, kColumnWarps, kPaired>;
+    using Out = Epilogue<kPaired>;
+    extern __shared__ __align__(128) unsigned char memory[];
+    static_assert(Cut::kStages * Cut::kStage >= Cut::kThreads / 32 * Out::kBytes);
+
+    const Cut product{p, shared_address(memory)};
+    Sums sums;
+    product.template multiply_tiles<kFast>(sums);
+    if (kFast && Cut::any_lost(sums)) product.template multiply_tiles<false>(sums);
+    float* corner = reinterpret_cast<float*>(memory + thread_again() / 32 * Out::kBytes);
+    const int2 at = product.place();
+    Out{p}.run(corner, sums, at.x + Cut::warp_row(), at.y + Cut::warp_column() / (kPaired ? 2 : 1));
+}
+
+#define LINEAR(NAME, ROW_WARPS, COLUMN_WARPS, FAST, PAIRED)                                                     \
+    extern "C" __global__ void __launch_bounds__(ROW_WARPS * COLUMN_WARPS * 32, 8 / (ROW_WARPS * COLUMN_WARPS)) \
+        NAME(const __grid_constant__ LinearParams p) {                                                          \
+        linear<ROW_WARPS, COLUMN_WARPS, FAST, PAIRED>(p);                                                       \
+    }
+#define LINEAR_TILE(ROWS, COLUMNS, ROW_WARPS, COLUMN_WARPS)                                \
+    LINEAR(linear_##ROWS##x##COLUMNS##_precise, ROW_WARPS, COLUMN_WARPS, false, false)     \
+    LINEAR(linear_##ROWS##x##COLUMNS##_fast, ROW_WARPS, COLUMN_WARPS, true, false)         \
+    LINEAR(linear_pair_##ROWS##x##COLUMNS##_precise, ROW_WARPS, COLUMN_WARPS, false, true) \
+    LINEAR(linear_pair_##ROWS##x##COLUMNS##_fast, ROW_WARPS, COLUMN_WARPS, true, true)
+
+LINEAR_TILE(128, 256, 2, 4)
+LINEAR_TILE(128, 128, 2, 2)
+LINEAR_TILE(64, 128, 1, 2)

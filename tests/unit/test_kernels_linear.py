@@ -1,0 +1,377 @@
+"""linear, linear_, linear_pair and mlp without a GPU: against float64, what is refused and why, shapes and chunks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, linear, linear_, linear_pair, mlp
+from fusestream.kernels_cuda.build import matrix
+from fusestream.kernels_cuda.ops import linear as op
+from fusestream.kernels_cuda.ops import mlp as mlp_file
+from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.linear_torch import CublasEpilogue, CublasFused
+from fusestream.kernels_cuda.registry import Call
+
+OFF = KernelPolicy.of("off")
+ON = KernelPolicy.of("on")
+
+
+def by_hand(kind, v):
+    """An activation of one number, by its definition."""
+    if kind == "gelu":
+        return 0.5 * v * (1 + math.erf(v / math.sqrt(2)))
+    if kind == "gelu_tanh":
+        return 0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+    if kind == "silu":
+        return v / (1 + math.exp(-v))
+    return max(v, 0.0) if kind == "relu" else v
+
+
+def gate_row(gate, batch, token, tokens):
+    """The row of a gate [batches, frames, n] that a token meets, as stock repeats it."""
+    frames = gate.shape[1]
+    run = tokens if frames == 1 else -(-tokens // frames)
+    return gate[batch if gate.shape[0] > 1 else 0, token // run]
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 5), st.integers(1, 6), st.integers(1, 7)),
+    kind=st.sampled_from(ACTIVATIONS),
+    bias=st.booleans(),
+    residual=st.booleans(),
+    gate=st.sampled_from(["none", "all", "batch", "frames", "tokens"]),
+    scale=st.sampled_from([1.0, 0.25, -2.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_reference_is_the_definition(sizes, kind, bias, residual, gate, scale):
+    b, s, n, k = sizes
+    x, weight = torch.randn(b, s, k), torch.randn(n, k)
+    added, stream = torch.randn(n) if bias else None, torch.randn(b, s, n) if residual else None
+    frames = {"all": (1, 1), "batch": (b, 1), "frames": (b, 2 if s % 2 == 0 else 1), "tokens": (b, s)}
+    by = torch.randn(*frames[gate], n) if gate != "none" else None
+    got = linear(x, weight, added, activation=kind, residual=stream, gate=by, scale=scale)
+    for i in range(b):
+        for t in range(s):
+            for j in range(n):
+                value = scale * float(x[i, t].double() @ weight[j].double()) + (float(added[j]) if bias else 0)
+                value = by_hand(kind, value) * (1 if by is None else float(gate_row(by, i, t, s)[j]))
+                value += float(stream[i, t, j]) if residual else 0
+                assert math.isclose(float(got[i, t, j]), value, rel_tol=2e-5, abs_tol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_a_pair_is_two_products(kind):
+    x, gate, up = torch.randn(2, 3, 8), torch.randn(6, 8), torch.randn(6, 8)
+    want = linear(x.double(), gate.double(), activation=kind) * linear(x.double(), up.double()) * 0.5
+    for given_ in ((gate, up), (torch.cat((gate, up)), None)):
+        got = linear_pair(x, *given_, activation=kind, scale=0.5)
+        torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(linear_pair(x, *given_, activation=kind, scale=0.5, policy=OFF), got)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("what", ["plain", "bias", "residual", "gate", "both", "scale", "all"])
+def test_stock_computes_the_same(kind, what):
+    """What `off` runs is torch's Linear and then torch's operations."""
+    x, weight = torch.randn(2, 6, 16), torch.randn(8, 16)
+    options = {"activation": kind}
+    if what in ("bias", "all"):
+        options["bias"] = torch.randn(8)
+    if what in ("residual", "both", "all"):
+        options["residual"] = torch.randn(2, 6, 8)
+    if what in ("gate", "both", "all"):
+        options["gate"] = torch.randn(2, 3, 1, 8)
+    if what in ("scale", "all"):
+        options["scale"] = 0.125
+    torch.testing.assert_close(
+        linear(x, weight, **options, policy=OFF), linear(x, weight, **options), atol=2e-5, rtol=2e-5
+    )
+
+
+def test_the_result_has_the_streams_type():
+    x, weight, stream = torch.randn(3, 8).half(), torch.randn(8, 8).half(), torch.randn(3, 8)
+    for policy in (KernelPolicy(), OFF):
+        assert linear(x, weight, policy=policy).dtype is torch.float16
+        assert linear(x, weight, residual=stream, policy=policy).dtype is torch.float32
+        assert linear(x, weight, residual=stream, out_dtype=torch.float16, policy=policy).dtype is torch.float16
+        assert linear(x, weight, out_dtype=torch.float32, policy=policy).dtype is torch.float32
+
+
+def test_scale_keeps_what_would_overflow():
+    """Sums of 2^17 do not fit fp16, an eighth of them does; saturating keeps the largest number instead of infinity."""
+    x, weight = torch.full((1, 32), 64.0).half(), torch.full((8, 32), 64.0).half()
+    for policy in (KernelPolicy(), OFF):
+        assert linear(x, weight, policy=policy).isinf().all()
+        assert (linear(x, weight, scale=0.125, policy=policy) == 16384).all()
+        assert (linear(x, weight, saturate=True, policy=policy) == 65504).all()
+        assert (linear(x, -weight, saturate=True, policy=policy) == -65504).all()
+        assert linear(x * torch.nan, weight, saturate=True, policy=policy).isnan().all()
+        assert (linear_pair(x / 4, weight, weight, activation="relu", scale=2.0**-16, policy=policy) == 16384).all()
+
+
+def test_in_place_over_the_residual():
+    x, weight, stream = torch.randn(2, 5, 8), torch.randn(8, 8), torch.randn(2, 5, 8)
+    gate = torch.randn(2, 5, 8)
+    want = linear(x, weight, residual=stream, gate=gate, activation="silu")
+    room = torch.zeros(2, 9, 8)
+    linear_(room[:, 2:7], x, weight, residual=stream, gate=gate, activation="silu")
+    torch.testing.assert_close(room[:, 2:7], want)
+    assert not room[:, :2].any() and not room[:, 7:].any()
+    linear_(stream, x, weight, residual=stream, gate=gate, activation="silu")
+    torch.testing.assert_close(stream, want)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weight": torch.zeros(8)}, r"weight: \[8\] is not \[n, k\]"),
+        ({"x": torch.zeros(2, 9)}, r"x: \[2, 9\] does not go with the weight \[8, 16\]"),
+        ({"bias": torch.zeros(9)}, r"bias: \[9\] is not \[8\]"),
+        ({"residual": torch.zeros(3, 8)}, r"residual: \[3, 8\] is not the result's shape \[2, 8\]"),
+        ({"gate": torch.zeros(3, 8)}, r"gate: 3 rows of modulation cannot be spread over 2 tokens"),
+        ({"gate": torch.zeros(7)}, r"gate: \[7\] does not broadcast"),
+        ({"activation": "tanh"}, r"activation is 'tanh'"),
+        ({"scale": 0.0}, r"scale is 0.0"),
+        ({"scale": math.inf}, r"scale is inf"),
+    ],
+)
+def test_wrong_shapes_are_named(change, words):
+    operands = {"x": torch.zeros(2, 16), "weight": torch.zeros(8, 16), **change}
+    for policy in (KernelPolicy(), OFF, ON):
+        with pytest.raises(ValueError, match=f"linear: .*{words}"):
+            linear(**operands, policy=policy)
+
+
+def test_wrong_pairs_and_places_are_named():
+    x, weight = torch.zeros(2, 16), torch.zeros(8, 16)
+    with pytest.raises(ValueError, match=r"up: \[6, 16\] is not the weight's shape \[8, 16\]"):
+        linear_pair(x, weight, torch.zeros(6, 16))
+    with pytest.raises(ValueError, match=r"weight: \[7, 16\] is not \[2 n, k\]"):
+        linear_pair(x, torch.zeros(7, 16))
+    with pytest.raises(ValueError, match=r"linear_: out: \[2, 9\] is not the result's shape \[2, 8\]"):
+        linear_(torch.zeros(2, 9), x, weight)
+    square = torch.zeros(16, 16)
+    with pytest.raises(ValueError, match=r"linear_: out: \[2, 16\] is written, and overlaps x"):
+        linear_(x, x, square)
+    with pytest.raises(ValueError, match=r"is written, and overlaps residual"):
+        room = torch.zeros(3, 16)
+        linear_(room[:2], x, square, residual=room[1:])
+
+
+def halves(*shape):
+    return torch.zeros(*shape, dtype=torch.float16)
+
+
+def call(x=None, weight=None, bias=None, residual=None, gate=None, options=("none", 1.0, False, None)):
+    x = halves(4, 32) if x is None else x
+    weight = halves(16, 32) if weight is None else weight
+    return Call("linear", (x, weight, bias, residual, gate), options)
+
+
+def test_every_obstacle_is_spoken():
+    apart = halves(4, 70).as_strided((4, 32), (65, 1))
+    turned = halves(32, 4).t()
+    cases = [
+        (call(x=halves(4, 32).float()), "x is float32"),
+        (call(weight=halves(16, 32).float()), "weight is float32"),
+        (call(bias=halves(16).double()), "bias is float64"),
+        (call(residual=halves(4, 16).bfloat16()), "residual is bfloat16"),
+        (call(gate=halves(16).bfloat16()), "gate is bfloat16"),
+        (call(options=("none", 1.0, False, torch.bfloat16)), "the output is bfloat16"),
+        (call(halves(4, 0), halves(16, 0)), "k is 0"),
+        (call(halves(4, 36), halves(16, 36)), "k is 36, the kernels take multiples of 8"),
+        (call(weight=halves(15, 32)), "n is 15, the kernels take multiples of 8"),
+        (call(x=halves(32)), "x: a tensor of rank 1 has no rows"),
+        (call(x=turned), "x: elements of a row are 4 apart"),
+        (call(x=apart), "x: rows do not start at multiples of 16 bytes"),
+        (call(x=halves(140)[3:131].view(4, 32)), "x: rows do not start at multiples of 16 bytes"),
+        (call(weight=halves(32, 16).t()), "weight: elements of a row are 16 apart"),
+        (call(residual=halves(16, 4).t()), "residual: elements of a row are 4 apart"),
+        (call(bias=halves(32)[::2]), "bias is not contiguous"),
+        (call(bias=halves(17)[1:]), "bias is not contiguous, or does not start"),
+        (call(gate=halves(32)[::2]), "gate: elements of a row are 2 apart"),
+        (call(gate=halves(4, 18)[:, :16]), "gate: rows do not start at multiples of 16 bytes"),
+        (call(x=halves(1).expand(2, 2**31).expand(2, 2**31)[:, :32].expand(4, 2, 32)[:2]), "x: elements of a row"),
+    ]
+    for each, words in cases:
+        assert words in next(op.obstacles(each), "nothing"), words
+    for fine in (call(), call(halves(0, 32)), call(bias=halves(16), residual=halves(4, 16), gate=halves(4, 16))):
+        assert next(op.obstacles(fine), None) is None
+    with pytest.raises(KernelRefused, match="tensor is on the CPU"):
+        linear(halves(4, 32), halves(16, 32), policy=ON)
+
+
+def far(rows, columns, stride):
+    """A shape with its rows far apart, without the memory."""
+    return torch.empty(rows * stride, dtype=torch.float16, device="meta").as_strided((rows, columns), (stride, 1))
+
+
+def test_what_exceeds_the_kernels_is_spoken():
+    big = torch.empty(2**31, 8, dtype=torch.float16, device="meta")
+    weight = torch.empty(8, 8, dtype=torch.float16, device="meta")
+    assert "exceeds" in next(op.obstacles(call(big, weight)))
+    assert "x: rows are 4294967296 elements apart" in next(op.obstacles(call(far(3, 8, 2**32), weight)))
+    many = torch.empty(70000, 2, 9, 8, dtype=torch.float16, device="meta")[:, :, 0]
+    assert next(op.obstacles(call(many, weight)), None) is None
+    apart = torch.empty(70000, 3, 8, dtype=torch.float16, device="meta")[:, :2]
+    assert "in 70000 batches exceed a grid" in next(op.obstacles(call(apart, weight)))
+    pair = Call("linear_pair", (weight, far(8, 8, 16), far(8, 8, 24)), ("silu", 1.0, False, None))
+    assert "weight and up have different strides" in next(op.obstacles(pair))
+
+
+def test_cuts_fit_a_multiprocessor():
+    """Turing has 64 KB for all blocks that are resident; 86, 89 and 120 have 100, and 99 for one block."""
+    for cut in op.CUTS:
+        assert cut.shared_bytes("sm_75") * min(cut.resident, 2) <= 64 * 1024
+        assert cut.shared_bytes("sm_80") <= 99 * 1024
+        assert cut.resident * cut.warps == 8
+        assert mlp_file.CHUNK_ROWS % cut.rows == 0
+
+
+def test_the_cut_follows_the_work():
+    assert op.best_cut(32760, 8960, False, 34) == op.Cut(128, 128)
+    assert op.best_cut(64, 8960, False, 34) == op.Cut(64, 128)
+    assert op.best_cut(128 * 34, 256, False, 34) == op.Cut(128, 128)
+
+
+def test_fast_is_an_offer():
+    fast = Call("linear", call().tensors, call().options, KernelPolicy.of("auto", precision="fast"))
+    assert [str(way) for way in op.ways(fast)][:3] == ["128x128 fast", "128x256 fast", "128x128 precise"]
+    assert [str(way) for way in op.ways(call())] == ["128x128 precise", "128x256 precise", "64x128 precise"]
+    assert op.shape_class(fast) != op.shape_class(call())
+
+
+def test_shape_classes_tell_apart_what_costs_differently():
+    calls = [
+        call(),
+        call(bias=halves(16)),
+        call(bias=halves(16).float()),
+        call(residual=halves(4, 16)),
+        call(residual=halves(4, 16).float()),
+        call(gate=halves(16)),
+        call(gate=halves(4, 16)),
+        call(options=("gelu", 1.0, False, None)),
+        call(options=("none", 0.5, False, None)),
+        call(options=("none", 1.0, False, torch.float32)),
+        call(x=halves(4, 64)[:, :32]),
+        call(weight=halves(24, 32)),
+        call(x=halves(9, 32)),
+    ]
+    assert len({op.shape_class(each) for each in calls}) == len(calls)
+    assert op.shape_class(call(x=halves(7, 32))) == op.shape_class(call(x=halves(8, 32)))
+
+
+def test_what_cublas_is_asked(monkeypatch):
+    """Which calls its epilogues serve, whatever the device."""
+    monkeypatch.setattr(Call, "device", property(lambda _: torch.device("cuda", 0)))
+    bias, stream = halves(16), halves(4, 16)
+    options = {kind: (kind, 1.0, False, None) for kind in ACTIVATIONS}
+    serves = [
+        call(bias=bias, options=options["gelu_tanh"]),
+        call(bias=bias, options=options["relu"]),
+        call(residual=stream),
+    ]
+    refuses = [
+        (call(bias=bias, options=options["gelu"]), "no epilogue for activation gelu"),
+        (call(options=options["relu"]), "with a bias only"),
+        (call(bias=bias, residual=stream), "a residual to a plain product only"),
+        (call(residual=stream.float()), "the output is not float16"),
+        (call(gate=bias), "cuBLAS has no gate"),
+        (call(options=("relu", 0.5, False, None)), "scaled or saturated"),
+        (call(bias=bias.float(), options=options["relu"]), "bias is not float16"),
+        (call(x=halves(0, 32), bias=bias, options=options["relu"]), "nothing to compute"),
+        (call(x=halves(4, 32).float()), "x and weight are not float16"),
+    ]
+    assert all(CublasEpilogue().refuse(each) is None for each in serves)
+    for each, words in refuses:
+        assert words in (CublasEpilogue().refuse(each) or "served"), words
+    assert CublasFused().refuse(call(options=options["gelu"])) is None
+    assert CublasFused().refuse(call(residual=stream.float(), gate=bias)) is None
+    assert "nothing to fuse" in (CublasFused().refuse(call()) or "")
+    assert "gate alone" in (CublasFused().refuse(call(gate=bias)) or "")
+    assert "changes the type" in (CublasFused().refuse(call(options=("gelu", 1.0, False, torch.float32))) or "")
+
+
+def test_off_is_stock():
+    """`off` takes the first candidate that is not ours."""
+    for name, rest in (("linear", ["cublas epilogue", "cublas + fused pass"]), ("linear_pair", [])):
+        assert [c.name for c in OPS[name].candidates] == ["cuda", "stock", *rest]
+
+
+def test_struct_and_enum_mirror_the_source():
+    source = (matrix.SOURCES / "linear_params.cuh").read_text(encoding="utf-8")
+    listed = source.split("enum Activation {")[1].split("}")[0]
+    names = [name.strip() for name in listed.split(",")]
+    assert names == ["kIdentity", "kGeluErf", "kGeluTanh", "kSilu", "kRelu"] and len(names) == len(ACTIVATIONS)
+    body = source.split("struct LinearParams {")[1].split("};")[0]
+    places = [body.index(field) for field in ("x;", "weight;", "up;", "bias;", "residual;", "gate;", "out;")]
+    assert places == sorted(places)
+
+
+def test_empty_cases():
+    for policy in (KernelPolicy(), OFF):
+        assert linear(halves(0, 32), halves(16, 32), policy=policy).shape == (0, 16)
+        assert linear(halves(2, 0, 32), halves(16, 32), policy=policy).shape == (2, 0, 16)
+        assert linear(halves(4, 32), halves(0, 32), policy=policy).shape == (4, 0)
+        assert not linear(halves(4, 0), halves(16, 0), policy=policy).any()
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.sampled_from([1, 255, 256, 257, 700])),
+    paired=st.booleans(),
+    gate=st.sampled_from(["none", "all", "frames", "tokens"]),
+    residual=st.booleans(),
+    chunk=st.sampled_from([1, 256 * 32 * 2 * 2, 2**30]),
+)
+@settings(max_examples=40, deadline=None)
+def test_mlp_does_not_depend_on_its_chunks(sizes, paired, gate, residual, chunk):
+    b, s = sizes
+    x, w_in, w_out = torch.randn(b, s, 16).double(), torch.randn(32, 16).double(), torch.randn(8, 32).double()
+    up = torch.randn(32, 16).double() if paired else None
+    options = {"activation": "gelu_tanh", "up": up}
+    if residual:
+        options["residual"] = torch.randn(b, s, 8).double()
+    frames = {"all": 1, "frames": min(3, s), "tokens": s}
+    if gate != "none":
+        options["gate"] = torch.randn(b, frames[gate], 1, 8).double()
+    b_in = None if paired else torch.randn(32).double()
+    b_out = torch.randn(8).double()
+    got = mlp(x, w_in, w_out, b_in, b_out, **options, hidden_scale=0.25 if paired else 1.0, chunk_bytes=chunk)
+    hidden = (
+        linear_pair(x, w_in, up, activation="gelu_tanh") if paired else linear(x, w_in, b_in, activation="gelu_tanh")
+    )
+    want = linear(hidden, w_out, b_out, residual=options.get("residual"), gate=options.get("gate"))
+    torch.testing.assert_close(got, want, atol=1e-9, rtol=1e-9)
+
+
+def test_mlp_says_what_it_cannot():
+    x, w = torch.randn(2, 8), torch.randn(8, 8)
+    with pytest.raises(ValueError, match=r"mlp: hidden_scale is 0.5"):
+        mlp(x, w, w, hidden_scale=0.5)
+    with pytest.raises(ValueError, match=r"mlp: b_in: \[8\]"):
+        mlp(x, w, w, torch.randn(8), up=w)
+
+
+def test_chunks_are_whole_tiles():
+    assert mlp_file.chunk_tokens(1, 8960, 256 * 2**20) % 256 == 0
+    assert mlp_file.chunk_tokens(2, 13824, 1) == 256
+    assert mlp_file.chunk_tokens(1, 13824, 256 * 2**20) * 13824 * 2 <= 256 * 2**20
+
+
+def test_compiles_as_one_node():
+    x, weight, stream = torch.randn(2, 6, 16), torch.randn(16, 16), torch.randn(2, 6, 16)
+
+    def run(x, weight, stream):
+        pair = linear_pair(x, weight, weight, activation="silu")
+        linear_(stream, pair, weight, residual=stream)
+        return linear(x, weight, activation="gelu", residual=stream)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    again = stream.clone()
+    torch.testing.assert_close(compiled(x, weight, again), run(x, weight, stream))
+    torch.testing.assert_close(again, stream)
