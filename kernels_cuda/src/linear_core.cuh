@@ -196,7 +196,7 @@ struct Product {
 #pragma unroll
             for (int turn = 0; turn < kGroups * kTurns; turn++) {
                 const int group = turn / kTurns, m = turn % kTurns * kBeside;
-                if (!kHasAsyncCopy || turn % 2 == 0) keep_order(p.k, turn);
+                if (turn % 2 == 0) keep_order(p.k, turn);
                 if constexpr (!kHasAsyncCopy) walk.bring(turn, kGroups * kTurns, tile + 1);
                 // The last columns' fragments are in registers: the tile has been read.
                 if (turn == (kGroups - 1) * kTurns) walk.pass(tile, walk.slot);
