@@ -65,7 +65,7 @@ BAD_HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "left over": ({"a": tensor(0, 1)}, b"12", "1 bytes after its last tensor"),
     "size": ({"a": tensor(0, 2, [2], "F16")}, b"12", "'a' of dtype F16 .* needs 4 bytes, the header gives it 2"),
     "odd bits": ({"a": tensor(0, 1, [1], "F4")}, b"1", "'a' of dtype F4"),
-    "huge shape": ({"a": tensor(0, 0, [2**40, 2**40, 0, 2**63], "F16")}, b"", None),
+    "no bytes, huge shape": ({"a": tensor(0, 0, [0, 2**40, 2**40], "F16")}, b"", None),
     "overflowing shape": ({"a": tensor(0, 1, [2**62, 2**62])}, b"1", "impossible shape"),
     "negative": ({"a": tensor(0, 1, [-1])}, b"1", "impossible shape"),
     "boolean size": ({"a": tensor(0, 1, [True])}, b"1", "impossible shape"),  # type: ignore[list-item]
@@ -76,11 +76,11 @@ BAD_HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "no shape": ({"a": {"dtype": "U8", "data_offsets": [0, 1]}}, b"1", "lacks its dtype, shape"),
     "entry": ({"a": 3}, b"", "lacks its dtype"),
     "metadata": ({"__metadata__": {"a": 1}}, b"", "__metadata__ is not a table of texts"),
-    "list": ([], b"", "JSON list, not an object"),
-    "not json": (b"{nope", b"", "is not JSON"),
-    "not utf-8": (b'{"\xff": 1}', b"", "is not JSON"),
-    "deep": (b"[" * 100_000, b"", "is not JSON"),
-    "twice": (b'{"a": 1, "a": 1}', b"", "names 'a' twice"),
+    "list": ([], b"", "it is a list, not an object"),
+    "not json": (b"{nope", b"", "is not sound JSON"),
+    "not utf-8": (b'{"\xff": 1}', b"", "is not sound JSON"),
+    "deep": (b"[" * 100_000, b"", "is not sound JSON"),
+    "twice": (b'{"a": 1, "a": 1}', b"", "the name 'a' comes twice"),
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ BAD_HEADERS: dict[str, tuple[Any, bytes, str]] = {
 def test_refuses_a_malformed_header(tmp_path: Path, case: str) -> None:
     header, data, message = BAD_HEADERS[case]
     path = file_of(tmp_path / "bad.safetensors", header, data)
-    if message is None:  # a zero among the sizes makes any shape empty, and the library agrees
+    if message is None:  # a zero before they multiply: the library agrees
         assert read_header(path).extents["a"].nbytes == 0
         return
     with pytest.raises(BadFile, match=message) as caught:
