@@ -136,7 +136,7 @@ def check(bed: Bed) -> int:
     codes = [
         call(bed, "-m", "ruff", "check", "."),
         call(bed, "-m", "ruff", "format", "--check", "--diff", "."),
-        call(bed, "-m", "mypy", config, *modules, "-p=bed", "-p=checkpoints", env=env),
+        call(bed, "-m", "mypy", config, *modules, "-p=bed", "-p=checkpoints", "-p=fuzz", env=env),
         call(bed, "-m", "mypy", config, "dev.py", env=env),
         run(str(bed.python.with_name("clang-format")), "--dry-run", "-Werror", *sources),
     ]
