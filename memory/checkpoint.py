@@ -1,0 +1,142 @@
+"""One or several safetensors files as one checkpoint: tensors by name, their bytes from whichever file holds them.
+
+Two ways to the bytes. `read_into` copies, checks before and after every piece, and cannot give wrong bytes or crash: the
+way for pinned buffers, for disks that come and go, and for everything the CPU touches. `view` copies nothing: the way for
+memory the GPU is to read by itself. A view is checked when it is made and no later. Whoever uses one calls `check` again
+after the last byte was used; and where another program cuts the file in between, touching a lost page through a view
+ends the process (SIGBUS) on Linux and macOS. Registering a view's pages with the driver pins them, which closes that gap:
+from then on a cut file gives old bytes, and `check` tells. Windows cuts no file that is mapped.
+
+Closing: `close` stops new reads and views. A read under way ends well. A view that was handed out stays readable, and its
+mapping in place, until the last reference to it is gone: nobody crashes because somebody else closed. On Windows such a
+file cannot be deleted or replaced until then; `mapped` tells.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import torch
+
+from .file import BadFile, Extent, WeightFile
+from .open_file import OpenFile
+
+Buffer = bytearray | memoryview | torch.Tensor
+
+
+class Checkpoint:
+    """Open weight files. `Checkpoint.open(paths)` makes one; all methods may be called from any thread."""
+
+    def __init__(self, files: Iterable[OpenFile]) -> None:
+        self._open = tuple(files)
+        self._home: dict[str, tuple[Extent, OpenFile]] = {}
+        for file in self._open:
+            for name, extent in file.header.extents.items():
+                if name in self._home:
+                    raise BadFile(_clash(name, self._home[name][1].path, file.path))
+                self._home[name] = (extent, file)
+        self.files: tuple[WeightFile, ...] = tuple(file.header for file in self._open)
+        self.extents: Mapping[str, Extent] = MappingProxyType({name: home[0] for name, home in self._home.items()})
+
+    @classmethod
+    def open(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Checkpoint:
+        """Open and check the files at `paths`; on any fault `BadFile`, and nothing stays open."""
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        if not several:
+            raise ValueError("a checkpoint needs at least one file")
+        files: list[OpenFile] = []
+        try:
+            for path in several:
+                files.append(OpenFile(Path(path)))  # noqa: PERF401 - those already open must be closed if one fails
+            return cls(files)
+        except BaseException:
+            for file in files:
+                file.close()
+            raise
+
+    @property
+    def nbytes(self) -> int:
+        return sum(extent.nbytes for extent in self.extents.values())
+
+    @property
+    def mapped(self) -> bool:
+        """Whether any file is mapped: from the first `view` until closed and the last view is gone."""
+        return any(file.mapped for file in self._open)
+
+    def file_of(self, extent: Extent) -> WeightFile:
+        return self._file(extent).header
+
+    def read_into(self, extent: Extent, buffer: Buffer, start: int | None = None) -> None:
+        """Copy the extent's bytes into `buffer`: all of them, or with `start` as many as the buffer holds from there.
+
+        The buffer is contiguous writable bytes; a torch tensor must be uint8 and on the CPU, pinned or not. After an
+        error its content is undefined.
+        """
+        file = self._file(extent)
+        with _flat(buffer) as target:
+            begin = start or 0
+            exact = len(target) == extent.nbytes if start is None else 0 <= start <= extent.nbytes - len(target)
+            if not exact:
+                raise ValueError(
+                    f"{file.path}: tensor {extent.name!r} has {extent.nbytes} bytes; "
+                    f"{len(target)} from byte {begin} are not what the buffer should hold"
+                )
+            file.read_into(target, extent.begin + begin)
+
+    def view(self, extent: Extent) -> memoryview:
+        """The extent's bytes where they lie in the page cache, read-only. The module's head says when not to use it."""
+        return self._file(extent).view(extent.begin, extent.end)
+
+    def check(self, extent: Extent | None = None) -> None:
+        """Raise `FileChanged` unless the extent's file, or every file, is still the one that was opened."""
+        for file in self._open if extent is None else [self._file(extent)]:
+            file.check()
+
+    def close(self) -> None:
+        for file in self._open:
+            file.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _file(self, extent: Extent) -> OpenFile:
+        """The extent's file. An extent of another checkpoint would silently give other bytes."""
+        home = self._home.get(extent.name)
+        if home is None or (home[0] is not extent and home[0] != extent):
+            raise ValueError(f"tensor {extent.name!r} is not of this checkpoint")
+        return home[1]
+
+
+def _clash(name: str, first: Path, second: Path) -> str:
+    if first == second:
+        return f"{first}: is given twice for one checkpoint. Name each file once."
+    return (
+        f"{second}: has a tensor {name[:120]!r}, and so has {first}. They are not parts of one checkpoint: "
+        "choose only files that belong together."
+    )
+
+
+def _flat(buffer: Buffer) -> memoryview:
+    """The buffer's own memory as writable bytes in a row."""
+    if isinstance(buffer, torch.Tensor):
+        if buffer.dtype != torch.uint8 or buffer.device.type != "cpu" or not buffer.is_contiguous():
+            raise ValueError(
+                f"the buffer must be contiguous uint8 on the CPU, not {buffer.dtype} on {buffer.device} "
+                f"with strides {buffer.stride()}"
+            )
+        array: Any = buffer.numpy()
+        view = memoryview(array)
+    else:
+        view = memoryview(buffer)
+    if view.readonly or not view.c_contiguous:
+        raise ValueError("the buffer must be writable and contiguous")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())  # memoryview casts no empty shapes
