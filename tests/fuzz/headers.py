@@ -5,6 +5,12 @@
 The rule: a header whose promises hold, checked again here by other code, or `BadFile` with the file's name in a short
 message. Never another exception, never a second, never much memory. The safetensors library is the second opinion: where
 the two differ, the reason must stand in `STRICTER` or `LAXER`.
+
+What it found: the first reader failed 324 of 20 000 cases. It took shapes that overflow before a zero or that torch cannot
+hold, names and metadata with half a character, NaN and numbers out of range, nesting as deep as the process allowed, and it
+answered with messages as long as the header. By hand, beside it: quadratic time for a name twice among many (2 s for 0.2 MB)
+and for the product of many sizes (2 s for 0.6 MB), 420 MB of memory for 18 MB of empty lists. All of it is in the corpus.
+Since then 1 250 000 cases (seeds 11 to 15, 250 000 each) with the safetensors library 0.8.0 beside it: nothing.
 """
 
 from __future__ import annotations
