@@ -171,7 +171,7 @@ class OpenFile:
     def close(self) -> None:
         """No more reads and views. A read under way in another thread ends well; the handle is closed after it."""
         with self._lock:
-            if self._closed:
+            if self._closed:  # one releases, once
                 return
             self._closed = True
             # Never `mmap.close()`: it refuses while views exist, and torch.frombuffer makes tensors that it cannot see.

@@ -347,6 +347,18 @@ def test_further_handles_are_only_taken_on_the_same_file(tmp_path: Path, monkeyp
     assert open_files(tmp_path) == 0
 
 
+def test_further_handles_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "preadv", raising=False)
+    monkeypatch.setattr(open_file, "PIECE", 100)
+    with Checkpoint.open(saved(tmp_path / "x.safetensors", weights(1))) as checkpoint:
+        opened: list[Path] = []
+        handle = open_file.io.FileIO
+        monkeypatch.setattr(open_file.io, "FileIO", lambda path, mode: opened.append(path) or handle(path, mode))
+        for extent in checkpoint.extents.values():
+            filled(checkpoint, extent)
+        assert len(opened) == 1
+
+
 def test_closed_is_closed(tmp_path: Path, way: str) -> None:
     checkpoint = Checkpoint.open(saved(tmp_path / "x.safetensors", weights(1)))
     extent = checkpoint.extents["bytes"]
@@ -427,7 +439,7 @@ def test_open_and_close_leave_nothing_behind(tmp_path: Path, way: str) -> None:
 
 
 @on_posix
-def test_beyond_four_gibibytes(tmp_path: Path, way: str) -> None:
+def test_beyond_four_gibibytes(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file: marks before and after 4 GiB, at addresses that are equal in 32 bits."""
     big, small = 2**32 + 2**20, 4096
     table = {
@@ -440,7 +452,7 @@ def test_beyond_four_gibibytes(tmp_path: Path, way: str) -> None:
         file.write(struct.pack("<Q", len(header)) + header)
     begin = 8 + len(header)
     os.truncate(path, begin + big + small)
-    marks = {1000: b"low!", 2**32 + 1000: b"high", 2**32 - 2: b"seam", big: b"next"}
+    marks = {1000: b"low!", 2**32 + 1000: b"high", 2**32 - 2: b"seam", big: b"next", big + 3000: b"last"}
     with path.open("r+b") as file:
         for at, mark in marks.items():
             file.seek(begin + at)
@@ -457,5 +469,8 @@ def test_beyond_four_gibibytes(tmp_path: Path, way: str) -> None:
                 assert raw(piece) == mark
                 assert checkpoint.view(extent)[at : at + 4] == mark
         after = checkpoint.extents["after"]
-        assert filled(checkpoint, after) == b"next" + bytes(small - 4)
+        want = b"next" + bytes(2996) + b"last" + bytes(small - 3004)
+        assert filled(checkpoint, after) == want
+        monkeypatch.setattr(open_file, "PIECE", 1000)
+        assert filled(checkpoint, after) == want
         assert checkpoint.view(after)[:4] == b"next"
