@@ -12,10 +12,14 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from safetensors.torch import load_file
 
+import checkpoints
 from fusestream.memory import (
+    Checkpoint,
     DeviceBudget,
     Extent,
+    FileChanged,
     HostBackend,
     Layer,
     Ledger,
@@ -403,3 +407,53 @@ def test_the_ledger_does_not_grow():
 def test_a_plan_for_the_same_sizes_is_the_pagers(streaming):
     pager, layers, _, _, device = streaming
     assert pager.plan == make_plan([layer.nbytes for layer in layers], device.total)
+
+
+@pytest.fixture
+def tiny_wan(tmp_path):
+    """A real file, its path, and its blocks as layers."""
+    path = checkpoints.write("wan_t2v", tmp_path, "fp16")
+    source = Checkpoint.open(path)
+    blocks: dict[str, list[Weight]] = {}
+    for name, extent in source.extents.items():
+        parts = name.removeprefix("model.diffusion_model.").split(".")
+        block = ".".join(parts[:2]) if parts[0] == "blocks" else "the rest"
+        blocks.setdefault(block, []).append(Weight(name, extent))
+    layers = [Layer(name, tuple(weights)) for name, weights in blocks.items()]
+    yield path, source, layers
+    source.close()
+
+
+def test_a_real_checkpoint_comes_whole(tiny_wan):
+    """A Wan file, block by block through a window of two: the weights that the safetensors library reads."""
+    path, source, layers = tiny_wan
+    room = sum(layer.nbytes for layer in layers) * 2 // 3
+    ledger, device = Ledger(), DeviceBudget(room)
+    want = load_file(path)
+    pager = Pager(layers, room, device, HostBackend(source, ledger), ledger)
+    assert pager.plan.streamed
+    seen = set()
+    for _ in range(2):
+        for i in range(len(layers)):
+            with pager.use(i) as weights:
+                for name, weight in weights.items():
+                    assert weight.dtype is want[name].dtype and torch.equal(weight, want[name]), name
+                    seen.add(name)
+    assert seen == want.keys()
+    pager.close()
+
+
+def test_a_file_that_changes_underneath_is_an_error_and_no_weights(tiny_wan):
+    path, source, layers = tiny_wan
+    room = sum(layer.nbytes for layer in layers) * 2 // 3
+    ledger, device = Ledger(), DeviceBudget(room)
+    pager = Pager(layers, room, device, HostBackend(source, ledger), ledger)
+    with pager.use(0):
+        pass
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(FileChanged, match=path.name):
+        for i in range(len(layers)):
+            with pager.use(i):
+                pass
+    pager.close()
+    assert device.taken == 0
