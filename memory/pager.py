@@ -87,14 +87,8 @@ class Pager:
         """Layer i's weights. They stay until `release(i)`, called as often as this. Raises what reading them raised."""
         with self._lock:
             self._check_open()
-            place = self._find(i) or self._fetch(i, needed=True)
-            assert place is not None and place.copy is not None
             start = now()
-            try:
-                self._backend.wait(place.copy)
-            finally:
-                if place.copy.error is not None:
-                    place.layer, place.copy = None, None  # what is in the room is nothing
+            place = self._there(i)
             waited = now()
             self.ledger.add("stall", self.layers[i].name, start, waited)
             weights = self.layers[i].views(place.room)
@@ -189,6 +183,25 @@ class Pager:
         if place is not None:
             return place if place.copy is not None else None
         return next((slot for slot in self._ring if slot.layer == i), None)
+
+    def _there(self, i: int) -> Place:
+        """The room that has layer i, which compute now waits for. What failed when it was fetched ahead is tried again: a
+        disk or a network may be back."""
+        place = self._find(i)
+        ahead = place is not None
+        while True:
+            place = place or self._fetch(i, needed=True)
+            assert place is not None and place.copy is not None
+            try:
+                self._backend.wait(place.copy)
+                return place
+            except BaseException:
+                if place.copy.error is None:
+                    raise  # an interrupt: the bytes are still on their way
+                place.layer, place.copy = None, None  # what is in the room is nothing
+                if not ahead:
+                    raise
+            place, ahead = None, False
 
     def _fetch(self, i: int, *, needed: bool) -> Place | None:
         """Ask for layer i. needed: it is used now, so that any idle slot will do; else only what is needed later."""

@@ -298,6 +298,17 @@ def test_a_read_error_names_itself_and_passes(streaming):
     assert device.taken == taken
 
 
+def test_what_failed_ahead_of_its_use_is_tried_again(streaming):
+    pager, layers, source, _, _ = streaming
+    first, second, *_ = pager.plan.streamed
+    source.failing = {f"{second}.0"}
+    with pager.use(first):
+        pager._backend.drain()
+    source.failing = set()
+    with pager.use(second) as weights:
+        assert right(layers[second], weights)
+
+
 def test_two_models_share_a_device():
     ledger, device = Ledger(), DeviceBudget(8 * 1024, "cuda:0")
     layers = make_layers([[512]] * 10)
