@@ -3,7 +3,7 @@
 Stock asks `transformer_options["optimized_attention_override"]` before each attention. The override belongs to one loaded
 model, with that model's policy; two models in one graph do not meet. It answers as stock's `attention_pytorch` does.
 What it does not serve goes back to stock's function, with the reason in the ledger: once in the log, always in the
-report.
+report. Where the model's policy says `on`, the reason is an error instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import LEDGER, KernelPolicy, attention
+from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused, attention
 
 HOOK = "optimized_attention_override"
 STOCK = "attention_pytorch"
@@ -47,6 +47,10 @@ class AttentionOverride:
         Returns [batch, tokens, heads * d], or with `skip_output_reshape` [batch, heads, tokens, d].
         """
         reason = self._obstacle(stock, q, others)
+        if reason is not None and self.policy.mode("attention") == "on":
+            raise KernelRefused(
+                f"kernels is 'on' for this model, and FuseStream's attention cannot serve it: {reason}. Choose 'auto'."
+            )
         if reason is not None:
             if q.is_cuda:  # on the CPU there is nothing to choose, and nothing to report
                 LEDGER.refused("attention", "the hook", reason, f"{q.dtype}{list(q.shape)}", "stock's function")

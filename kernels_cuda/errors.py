@@ -6,9 +6,13 @@ from __future__ import annotations
 class KernelError(RuntimeError):
     """The driver refused a call: the message names kernel, shape and the driver's own error."""
 
+    __module__ = "fusestream"  # what ComfyUI shows before the message
+
 
 class KernelRefused(RuntimeError):
     """A forced kernel (`on`) cannot serve this input: the message holds the reason of every candidate."""
+
+    __module__ = "fusestream"  # what ComfyUI shows before the message
 
 
 class CodeUnavailable(RuntimeError):

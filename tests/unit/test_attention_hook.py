@@ -7,7 +7,7 @@ import torch
 from comfy.ldm.modules.attention import attention_pytorch
 
 from fusestream.fusion import attention as hook
-from fusestream.kernels_cuda import LEDGER, KernelPolicy
+from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 
 
 class Watched(hook.AttentionOverride):
@@ -92,6 +92,15 @@ def test_every_refusal_is_spoken():
         "ComfyUI was started with another attention (attention_sage), and that is kept"
     ]
     assert reasons(auto, attention_pytorch, q, dropout=1, sinks=2)[0].startswith("the model passes dropout, sinks")
+
+
+def test_forced_on_it_says_why_not_instead_of_handing_over():
+    q, on = torch.zeros(1, 4, 8), hook.AttentionOverride(KernelPolicy.of("on"))
+    with pytest.raises(KernelRefused, match=r"cannot serve it: tensor is on the CPU\. Choose 'auto'"):
+        on(attention_pytorch, q, q, q, 2)
+    with pytest.raises(KernelRefused, match="the model computes in bfloat16"):
+        gpu = q.bfloat16().as_subclass(OnGpu)
+        on(attention_pytorch, gpu, gpu, gpu, 2)
 
 
 def test_each_model_has_its_own():
