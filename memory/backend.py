@@ -28,6 +28,11 @@ Ticket = threading.Event
 Convert = Callable[[torch.Tensor, torch.Tensor], None]
 
 
+def cast(stored: torch.Tensor, out: torch.Tensor) -> None:
+    """The conversion where none is handed in: torch's own."""
+    out.copy_(stored)
+
+
 class Source(Protocol):
     """Where bytes come from."""
 
@@ -71,7 +76,7 @@ class HostBackend:
     def __init__(self, source: Source, ledger: Ledger, convert: Convert | None = None, staging_bytes: int = 0) -> None:
         self._source = source
         self._ledger = ledger
-        self._convert = convert or (lambda stored, out: out.copy_(stored) and None)
+        self._convert = convert or cast
         self._staging = torch.empty(staging_bytes, dtype=torch.uint8)
         self._copies: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._closing = threading.Event()

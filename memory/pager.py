@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -44,7 +44,7 @@ class Place:
     layer: int | None = None
     copy: Copy | None = None
     users: int = 0
-    released: list[Ticket] = field(default_factory=list)  # uses that the next copy into this room must wait for
+    released: tuple[Ticket, ...] = ()  # the last use's end, which the next copy into this room waits for
 
 
 class Pager:
@@ -67,10 +67,10 @@ class Pager:
         self._rates = rates
         self._lock = threading.RLock()
         self._closed = False
+        self._position = 0  # the layer used last
         self._places: dict[int, Place] = {}  # of residents
         self._ring: list[Place] = []
-        self.plan = Plan(tuple(layer.nbytes for layer in self.layers), frozenset(), 0, 0)
-        self._settle(make_plan(self.plan.sizes, budget, rates))
+        self._settle(make_plan([layer.nbytes for layer in self.layers], budget, rates))
 
     # ------------------------------------------------------------------------------------------------------ in use
 
@@ -104,7 +104,7 @@ class Pager:
                 raise PagerError(f"{self.layers[i].name} is released more often than it was acquired")
             place.users -= 1
             if place in self._ring:
-                place.released.append(self._backend.mark())
+                place.released = (self._backend.mark(),)
 
     def prefetch(self, i: int) -> bool:
         """Start bringing layer i, if there is room that nothing needed sooner has. Whether it is there or on its way."""
@@ -118,7 +118,7 @@ class Pager:
             for place in (*self._ring, *self._places.values()):
                 if place.users:
                     place.users = 0
-                    place.released.append(self._backend.mark())
+                    place.released = (self._backend.mark(),)
 
     # ------------------------------------------------------------------------------------------------------ memory
 
@@ -216,9 +216,9 @@ class Pager:
         # In this order: interrupted anywhere, the slot is empty or has what it says. Copies run in the order they were
         # submitted, so one that nobody remembers does no harm.
         place.layer, place.copy = None, None
-        copy = Copy(self.layers[i], place.room, tuple(place.released))
+        copy = Copy(self.layers[i], place.room, place.released)
         self._backend.submit(copy)
-        place.released = []
+        place.released = ()
         place.copy = copy
         place.layer = i
         return place
@@ -232,8 +232,6 @@ class Pager:
         here = i if needed else self._position
         latest = max(idle, key=lambda slot: self._steps(here, slot.layer))
         return latest if needed or self._steps(here, latest.layer) > self._steps(here, i) else None
-
-    _position = 0  # the layer used last
 
     def _steps(self, start: int, layer: int | None) -> int:
         """How far on in the order a layer is from `start`, around the cycle; `start` itself is a whole cycle away."""

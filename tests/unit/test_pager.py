@@ -376,6 +376,18 @@ def test_stored_types_become_the_models():
     pager.close()
 
 
+def test_without_a_conversion_handed_in_torch_casts():
+    stored = make_layers([[60, 30]], "F32")[0]
+    layer = Layer(stored.name, tuple(Weight(w.name, w.extent, torch.float16) for w in stored.weights))
+    ledger, device = Ledger(), DeviceBudget(10_000)
+    pager = Pager([layer], 10_000, device, HostBackend(Numbers(), ledger, None, staging_bytes([layer])), ledger)
+    with pager.use(0) as weights:
+        for w in layer.weights:
+            want = Numbers.content(w.extent).view(torch.float32).half()
+            assert torch.equal(weights[w.name].view(torch.int16), want.view(torch.int16))
+    pager.close()
+
+
 def test_closing_in_the_middle_of_a_copy_ends_and_leaks_nothing():
     source, ledger, device = Numbers(), Ledger(), DeviceBudget(5 * 1024)
     pager = Pager(make_layers([[512]] * 10), device.total, device, HostBackend(source, ledger), ledger)
