@@ -105,8 +105,15 @@ class Candidate(Protocol):
         """A plan for this signature: called as plan(*tensors), it returns the op's result."""
 
 
+class OneWay:
+    """A candidate that there is only one way to run."""
+
+    def tactics(self: Candidate, call: Call) -> Sequence[Candidate]:  # noqa: ARG002
+        return (self,)
+
+
 @dataclass(frozen=True)
-class StockCandidate:
+class StockCandidate(OneWay):
     """What stock ComfyUI computes, in torch's own operations: called as run(*tensors, *options)."""
 
     run: Callable[..., Any]
@@ -115,9 +122,6 @@ class StockCandidate:
 
     def refuse(self, call: Call) -> str | None:  # noqa: ARG002 - stock serves whatever stock serves
         return None
-
-    def tactics(self, call: Call) -> Sequence[Candidate]:  # noqa: ARG002
-        return (self,)
 
     def prepare(self, call: Call) -> Plan:
         run, options = self.run, call.options

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..autotune import round_up
 from ..launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .attention_operands import NO_LIMIT, BlockList, Operands, validate
-from .checks import wrong_dtype
+from .checks import word, wrong_dtype
 from .sdpa import BACKENDS, SERVING, TorchBackend, run_sdpa
 
 HEADS = (64, 96, 128, 384)  # elements of a head the kernels were compiled for
@@ -313,7 +314,7 @@ def shape_class(call: Call) -> str:
     """Heads exactly, tokens to a power of two, and what is asked beside the plain product."""
     o = Operands.of(call.tensors, call.options)
     b, s, h, d = o.q.shape
-    tokens = "x".join(str(1 << max(n - 1, 0).bit_length()) for n in (s, o.k.shape[1]))
+    tokens = "x".join(str(round_up(n)) for n in (s, o.k.shape[1]))
     asked = [
         name
         for name, there in (
@@ -326,10 +327,8 @@ def shape_class(call: Call) -> str:
         if there
     ]
     if o.mask is not None:
-        asked.append(f"mask {str(o.mask.dtype).removeprefix('torch.')} {'x'.join(map(str, o.mask.shape[:-2]))}")
-    return (
-        f"{str(o.q.dtype)[6:]} {b}x{h}/{o.k.shape[2]}x{d} {tokens} {call.policy.precision} {' '.join(asked)}".rstrip()
-    )
+        asked.append(f"mask {word(o.mask)} {'x'.join(map(str, o.mask.shape[:-2]))}")
+    return f"{word(o.q)} {b}x{h}/{o.k.shape[2]}x{d} {tokens} {call.policy.precision} {' '.join(asked)}".rstrip()
 
 
 KERNELS = tuple(

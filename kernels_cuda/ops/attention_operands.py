@@ -79,6 +79,8 @@ class Operands:
 
     def seen(self, first: int, last: int) -> Tensor | None:
         """Which keys the queries [first, last) may see: bool, broadcasts to [batch, heads, rows, keys]. None: all."""
+        if self.plain and self.key_lengths is None:
+            return None  # before anything is asked of the device: torch's candidates come by here at every call
         q_tokens, k_tokens, device = self.q.shape[1], self.k.shape[1], self.q.device
         rows = torch.arange(first, last, device=device)[:, None]
         keys = torch.arange(k_tokens, device=device)

@@ -6,7 +6,7 @@ fused pass of ours over the product is still fewer bytes than stock's operations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..policy import KernelPolicy
-from ..registry import Call, Candidate, Plan, Tensors
+from ..registry import Call, OneWay, Plan
 from .activations import gelu, silu
 from .gated_residual import gated_residual
 from .linear_operands import Operands
@@ -46,7 +46,7 @@ def _unlike_torch(call: Call, o: Operands) -> str | None:
 
 
 @dataclass(frozen=True)
-class CublasEpilogue:
+class CublasEpilogue(OneWay):
     """One call of cuBLAS: bias and GELU or ReLU, or the product added to a residual."""
 
     name: str = "cublas epilogue"
@@ -68,9 +68,6 @@ class CublasEpilogue:
             return f"cuBLAS has no epilogue for activation {o.activation}"
         return "cuBLAS activates together with a bias only" if o.bias is None else None
 
-    def tactics(self, call: Call) -> Sequence[Candidate]:  # noqa: ARG002 - there is one way
-        return (self,)
-
     def prepare(self, call: Call) -> Plan:
         def run(o: Operands) -> Tensor:
             x, turned = o.x.reshape(-1, o.k), o.weight.t()
@@ -84,7 +81,7 @@ class CublasEpilogue:
 
 
 @dataclass(frozen=True)
-class CublasFused:
+class CublasFused(OneWay):
     """torch's Linear, then our fused pass for the activation and our fused pass for gate and residual."""
 
     name: str = "cublas + fused pass"
@@ -103,9 +100,6 @@ class CublasFused:
             return "there is nothing to fuse"
         return None
 
-    def tactics(self, call: Call) -> Sequence[Candidate]:  # noqa: ARG002 - there is one way
-        return (self,)
-
     def prepare(self, call: Call) -> Plan:
         policy = KernelPolicy.of("on", isa=call.policy.isa)
 
@@ -120,7 +114,7 @@ def _plan(call: Call, run: Callable[[Operands], Tensor]) -> Plan:
     op, options = call.op, call.options
 
     def into(*tensors: Tensor | None) -> Tensor | None:
-        o = Operands.of(op, _all(tensors), options)
+        o = Operands.of(op, tensors, options)
         value = run(o)
         if o.out is None:
             return value
@@ -128,7 +122,3 @@ def _plan(call: Call, run: Callable[[Operands], Tensor]) -> Plan:
         return None
 
     return into
-
-
-def _all(tensors: tuple[Tensor | None, ...]) -> Tensors:
-    return tensors

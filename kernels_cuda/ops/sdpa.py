@@ -6,7 +6,7 @@ dense mask first, as stock ComfyUI would hand it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..registry import Call, Candidate, Plan
+from ..registry import Call, OneWay, Plan
 from .attention_operands import Operands
 
 # In the order in which stock ComfyUI prefers them.
@@ -35,15 +35,17 @@ _ABLE = {
 
 def sdpa_arguments(o: Operands) -> dict[str, Any]:
     """q, k, v as [batch, heads, tokens, d] views, the dense mask if one is needed, and the flags."""
-    arguments: dict[str, Any] = {name: t.transpose(1, 2) for name, t in (("query", o.q), ("key", o.k), ("value", o.v))}
-    arguments |= {"attn_mask": None, "is_causal": False, "scale": o.scale}
-    arguments["enable_gqa"] = o.q.shape[2] != o.k.shape[2]
-    simply_causal = o.causal and o.shift == 0 and o.left < 0 and o.right < 0
-    if o.key_lengths is None and o.mask is None and o.distance_bias is None and o.blocks is None and simply_causal:
-        arguments["is_causal"] = True
-        return arguments
-    arguments["attn_mask"] = dense_mask(o)
-    return arguments
+    nothing_else = o.key_lengths is None and o.mask is None and o.distance_bias is None and o.blocks is None
+    only_causal = nothing_else and o.causal and o.shift == 0 and o.left < 0 and o.right < 0
+    return {
+        "query": o.q.transpose(1, 2),
+        "key": o.k.transpose(1, 2),
+        "value": o.v.transpose(1, 2),
+        "attn_mask": None if only_causal else dense_mask(o),
+        "is_causal": only_causal,
+        "scale": o.scale,
+        "enable_gqa": o.q.shape[2] != o.k.shape[2],
+    }
 
 
 def dense_mask(o: Operands) -> Tensor | None:
@@ -66,7 +68,7 @@ def run_sdpa(o: Operands, backends: Iterable[SDPBackend]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TorchBackend:
+class TorchBackend(OneWay):
     """One backend of torch's attention, as a candidate of its own."""
 
     name: str
@@ -84,9 +86,6 @@ class TorchBackend:
             a["query"], a["key"], a["value"], a["attn_mask"], 0.0, a["is_causal"], a["enable_gqa"]
         )
         return None if _ABLE[self.backend](asked, False) else "torch says that this backend cannot serve the call"
-
-    def tactics(self, call: Call) -> Sequence[Candidate]:  # noqa: ARG002 - there is one way
-        return (self,)
 
     def prepare(self, call: Call) -> Plan:
         options, backends = call.options, (self.backend,)
