@@ -5,8 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusestream.kernels_cuda import KernelPolicy
+
+LAYOUTS = ("first", "last")  # of images: pixels of a channel adjacent, or channels of a pixel
 HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative
 SMALLEST = 2.0**-25  # half of fp16's smallest step, absolute
+
+
+def on(isa: str | None) -> KernelPolicy:
+    """Our kernel or an error, in one instruction class or the card's own."""
+    return KernelPolicy.of("on", isa=isa)
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    """An image [batch, channel, ...] in one of the LAYOUTS."""
+    return x.contiguous() if layout == "first" else x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def assert_rounded_once(got: Tensor, exact: Tensor, slack: float = 4e-6, what: str = "") -> None:

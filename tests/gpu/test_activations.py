@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_addcmul, silu_mul
 from fusestream.kernels_cuda.ops.activations import reference
@@ -12,10 +12,6 @@ from fusestream.kernels_cuda.ops.activations import reference
 OFF = KernelPolicy.of("off")
 KINDS = ("silu", "tanh", "erf", "quick")
 SHAPES = ((1,), (8,), (3, 127), (2, 5, 1536), (1, 7, 5120), (2, 3, 8960), (4, 65, 8), (3, 1000, 3), (70000, 2, 8))
-
-
-def on(isa):
-    return KernelPolicy.of("on", isa=isa)
 
 
 def plain(x, kind, **options):

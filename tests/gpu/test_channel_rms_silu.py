@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, shifted
+from gpu.support import LAYOUTS, assert_no_worse_than, assert_rounded_once, assert_same_special, laid_out, on, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, channel_rms_silu
 from fusestream.kernels_cuda.ops.channel_rms_silu import reference
 
 OFF = KernelPolicy.of("off")
 WIDTHS = (1, 3, 8, 13, 64, 96, 160, 192, 256, 320, 384, 512, 640, 1024, 1280, 2304, 5000)
-LAYOUTS = ("first", "last")
-
-
-def on(isa):
-    return KernelPolicy.of("on", isa=isa)
-
-
-def laid_out(x, layout):
-    return x.contiguous() if layout == "first" else x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def inputs(layout, b, c, *image, dtype=torch.float16):

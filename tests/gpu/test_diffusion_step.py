@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_rounded_once, assert_same_special, padded_rows, shifted
+from gpu.support import assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, diffusion_step
 from fusestream.kernels_cuda.ops.diffusion_step import reference
@@ -13,10 +13,6 @@ OFF = KernelPolicy.of("off")
 SHAPES = ((2, 16, 3, 10, 12), (1, 16, 21, 60, 104), (3, 4, 7, 9), (1,), (5, 1), (2, 3, 127))
 WAYS = [(method, prediction) for method in ("euler", "ddim") for prediction in ("velocity", "eps", "denoised")]
 KINDS = {"h": torch.float16, "f": torch.float32}
-
-
-def on(isa):
-    return KernelPolicy.of("on", isa=isa)
 
 
 def randn(*shape, dtype=torch.float32):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_rounded_once, assert_same_special, padded_rows, shifted
+from gpu.support import assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gated_residual, gated_residual_
 from fusestream.kernels_cuda.ops.gated_residual import reference
@@ -12,10 +12,6 @@ from fusestream.kernels_cuda.ops.gated_residual import reference
 OFF = KernelPolicy.of("off")
 WIDTHS = (1, 3, 8, 127, 128, 1536, 5120, 8200)
 FORMS = ("none", "row", "batch", "frame", "ragged", "token", "one")
-
-
-def on(isa):
-    return KernelPolicy.of("on", isa=isa)
 
 
 def inputs(b, s, d, form, dtype=torch.float16, x_dtype=torch.float16, y_dtype=torch.float16):

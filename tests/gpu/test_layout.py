@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import padded_rows, shifted
+from gpu.support import on, padded_rows, shifted
 
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, concat_tokens, split_projection, swap_heads
+from fusestream.kernels_cuda import KernelRefused, concat_tokens, split_projection, swap_heads
 
 DTYPES = (torch.float16, torch.bfloat16)
 WAYS = {
@@ -18,10 +18,6 @@ WAYS = {
     "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
     "one batch for all": lambda t: t[:1].expand(t.shape),
 }
-
-
-def on(isa):
-    return KernelPolicy.of("on", isa=isa)
 
 
 def same(a, b):

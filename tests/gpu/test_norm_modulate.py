@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import STANDARD, KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
 from fusestream.kernels_cuda.ops.norm_modulate import reference
@@ -14,10 +14,6 @@ EPS = 1e-6
 OFF = KernelPolicy.of("off")
 WIDTHS = (1, 3, 8, 127, 128, 1536, 3072, 5120, 8192, 8200, 20000)
 FORMS = ("none", "batch", "frame", "token", "one")
-
-
-def on(isa):
-    return KernelPolicy.of("on", isa=isa)
 
 
 def exact(x, scale=None, shift=None, weight=None, bias=None, kind="layer"):

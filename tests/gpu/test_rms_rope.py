@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, padded_rows, shifted
+from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope, rms_rope_
 from fusestream.kernels_cuda.ops.rms_rope import PIECES, reference
@@ -34,10 +34,6 @@ SIZES = (
 )
 FORMS = ("none", "matrix", "batch", "cos")
 PLACES = ("flux", "wan", "plain")
-
-
-def on(isa):
-    return KernelPolicy.of("on", isa=isa)
 
 
 def rotations(form, b, s, d, place="flux", dtype=torch.float32):

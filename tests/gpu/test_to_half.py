@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_no_worse_than, assert_rounded_once, shifted
+from gpu.support import assert_no_worse_than, assert_rounded_once, on, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, to_half
 from fusestream.kernels_cuda.ops.to_half import LARGEST, TYPES
@@ -12,10 +12,6 @@ from fusestream.kernels_cuda.ops.to_half import LARGEST, TYPES
 OFF = KernelPolicy.of("off")
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DTYPES = list(TYPES)
-
-
-def on(isa):
-    return KernelPolicy.of("on", isa=isa)
 
 
 def stored(*shape, dtype, scale=1.0):
