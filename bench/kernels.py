@@ -20,6 +20,7 @@ import pkgutil
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,6 @@ def moved_bytes(row: Row, tensors: Tensors) -> int:
 
 
 def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
-    op = OPS[row.op]
     example = row.inputs()
     size = moved_bytes(row, example)
     inputs = [example, *(row.inputs() for _ in range(sets_for(size) - 1))]
@@ -75,7 +75,7 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
     stock = device_seconds(lambda *t: row.stock(*t, *row.options), inputs)
     result |= {"stock is": row.against, "stock us": stock * 1e6}
     try:
-        ours = device_seconds(op.bind(example, row.options, policy("on", row, isa)), inputs)
+        ours = device_seconds(prepared(row, example, policy("on", row, isa)), inputs)
     except KernelRefused as error:
         return {**result, "refused": str(error)}
     result |= {"ours us": ours * 1e6, "stock / ours": stock / ours}
@@ -94,9 +94,18 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
         except AssertionError as error:  # inductor's own check: it cannot compile views of one packed buffer in place
             result["torch.compile failed"] = str(error).splitlines()[0]
     LEDGER.clear()
-    op(example, row.options, policy("auto", row, isa))
-    result["auto"] = LEDGER.choices[-1].winner if LEDGER.choices else "stock"
+    chosen = prepared(row, example, policy("auto", row, isa))
+    chosen(*example)
+    result["auto"] = ", ".join(dict.fromkeys(choice.winner for choice in LEDGER.choices)) or "stock"
+    if row.flops is not None:
+        seconds = device_seconds(chosen, inputs)
+        result |= {"auto us": seconds * 1e6, "stock / auto": stock / seconds}
     return result
+
+
+def prepared(row: Row, example: Tensors, policy: KernelPolicy) -> Callable[..., Any]:
+    """What runs a row under a policy: a bound op, or the row's own chain of ops."""
+    return row.ours(policy) if row.ours else OPS[row.op].bind(example, row.options, policy)
 
 
 def policy(mode: Mode, row: Row, isa: Any) -> KernelPolicy:
@@ -139,7 +148,6 @@ def peer_figures(row: Row, isa: Any, inputs: list[Tensors], ours: float) -> dict
 
 def sweep_row(row: Row, isa: Any) -> None:
     """Every way our kernels can cut the work: for choosing the rule that `on` and the first race of `auto` follow."""
-    op = OPS[row.op]
     example = row.inputs()
     size = moved_bytes(row, example)
     inputs = [example, *(row.inputs() for _ in range(sets_for(size) - 1))]
@@ -147,7 +155,7 @@ def sweep_row(row: Row, isa: Any) -> None:
     copy = copy_bandwidth(size)
     found = [
         (device_seconds(way.prepare(call), inputs), way.name)
-        for candidate in op.candidates
+        for candidate in OPS[row.op].candidates
         if candidate.ours and candidate.refuse(call) is None
         for way in candidate.tactics(call)
     ]
@@ -213,7 +221,8 @@ def line(result: dict[str, Any]) -> str:
             k.removesuffix(" / ours").removeprefix("torch "): v for k, v in result.items() if k.endswith(" / ours")
         }
         peers = " ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios.items())
-        return f"{head} {result['ours us']:8.1f} {result['TFLOP/s']:6.1f} TFLOP/s: {peers} {result['auto']}"
+        auto = f"auto {result['stock / auto']:.2f}x {result['auto']}"
+        return f"{head} {result['ours us']:8.1f} {result['TFLOP/s']:6.1f} TFLOP/s: {peers} {auto}"
     compiled = f"{result['torch.compile / ours']:5.2f}x" if "torch.compile / ours" in result else "     -"
     return (
         f"{head} {result['ours us']:8.1f} {result['GB/s']:6.0f} {result['share of copy']:6.1%} "
@@ -233,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     results = []
     if options.sweep:
-        for row in all_rows(options.only):
+        for row in (row for row in all_rows(options.only) if row.op in OPS):
             sweep_row(row, options.isa)
             torch.cuda.empty_cache()
         return 0

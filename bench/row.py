@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from ..kernels_cuda import KernelPolicy
+
 Tensors = tuple["Tensor | None", ...]
 
 
@@ -18,6 +20,7 @@ class Row:
     inputs   makes a fresh set of the op's tensors on the GPU
     stock    what stock ComfyUI runs, as run(*tensors, *options); torch.compile gets the same
     against  whose operations stock's are, where it is not torch alone
+    ours     of several ops: ours(policy) is what runs them, called as stock is; `op` is then only a name
     precision, flops, peers   of matrix work: how to accumulate, operations, and whether torch's other candidates are timed
     moved    bytes of the tensors that must be read or written, given inputs and outputs; None: all of both, once
     """
@@ -32,3 +35,4 @@ class Row:
     precision: Literal["precise", "fast"] = "precise"
     flops: float | None = None
     peers: bool = True
+    ours: Callable[[KernelPolicy], Callable[..., Any]] | None = None

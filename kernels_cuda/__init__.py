@@ -13,6 +13,7 @@ from .ops.activations import gelu, gelu_mul, silu, silu_addcmul, silu_mul
 from .ops.attention import attention, t5_distance_bias
 from .ops.attention_operands import BlockList
 from .ops.channel_rms_silu import channel_rms_silu
+from .ops.conv import conv2d, conv3d, fold_batch_norm
 from .ops.diffusion_step import diffusion_step
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
@@ -22,6 +23,7 @@ from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_rope import rms_rope, rms_rope_
 from .ops.to_half import to_half
+from .ops.upsample_conv import fold_upsample, upsample_conv2d
 from .policy import STANDARD, KernelPolicy
 from .registry import OPS, check_policy
 
@@ -40,7 +42,11 @@ __all__ = [
     "channel_rms_silu",
     "check_policy",
     "concat_tokens",
+    "conv2d",
+    "conv3d",
     "diffusion_step",
+    "fold_batch_norm",
+    "fold_upsample",
     "gated_residual",
     "gated_residual_",
     "gelu",
@@ -63,4 +69,5 @@ __all__ = [
     "swap_heads",
     "t5_distance_bias",
     "to_half",
+    "upsample_conv2d",
 ]

@@ -1,6 +1,7 @@
 // The product of a block: kRowWarps x kColumnWarps warps, each with 64 x 64 of it in registers.
 #pragma once
 
+#include "keep_order.cuh"
 #include "linear_params.cuh"
 #include "linear_tiles.cuh"
 
@@ -9,13 +10,6 @@ constexpr int kGroups = kWarpTile / 16;  // of 16 columns: what one ldmatrix bri
 
 // Sums of a warp's tile: [16 columns][8 columns][16 rows][fragment].
 using Sums = float[kGroups][2][4][4];
-
-// Nothing is scheduled across this. Left alone, the assembler puts all products of a tile first and all sums of their
-// parts last, where neither hides the other. positive: something the assembler cannot know to be so; place: another
-// number each time, or it finds out that it has asked before.
-__device__ inline void keep_order(int positive, int place) {
-    asm volatile("{ .reg .pred p; setp.eq.s32 p, %0, %1; @p exit; }" ::"r"(positive), "r"(-1 - place));
-}
 
 template <int kRowWarps, int kColumnWarps, bool kPaired>
 struct Product {

@@ -1,63 +1,8 @@
 // What happens to the sums before they are stored: bias, activation, gate, residual, the other half of a pair.
 #pragma once
 
-#include "gelu.cuh"
+#include "eight.cuh"
 #include "linear_core.cuh"
-
-// Eight adjacent elements of half or float.
-struct Eight {
-    float v[8];
-
-    __device__ void load(const void* base, i64 index, bool is_float) {
-        if (is_float) {
-            const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(base) + index);
-            const float4 low = from[0], high = from[1];
-            v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-            v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-        } else {
-            const uint4 words = *reinterpret_cast<const uint4*>(static_cast<const __half*>(base) + index);
-            const unsigned all[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float2 pair = floats_of(all[i]);
-                v[2 * i] = pair.x, v[2 * i + 1] = pair.y;
-            }
-        }
-    }
-
-    __device__ void store(void* base, i64 index, bool is_float) const {
-        if (is_float) {
-            float4* to = reinterpret_cast<float4*>(static_cast<float*>(base) + index);
-            to[0] = make_float4(v[0], v[1], v[2], v[3]);
-            to[1] = make_float4(v[4], v[5], v[6], v[7]);
-        } else {
-            *reinterpret_cast<uint4*>(static_cast<__half*>(base) + index) =
-                make_uint4(halves_of(v[0], v[1]), halves_of(v[2], v[3]), halves_of(v[4], v[5]), halves_of(v[6], v[7]));
-        }
-    }
-
-    // The decision is one for all eight, and the same in every lane.
-    __device__ void activate(int kind) {
-        if (kind == kGeluErf) {
-#pragma unroll
-            for (float& x : v) x = gelu_erf(x);
-        } else if (kind == kGeluTanh) {
-#pragma unroll
-            for (float& x : v) x = gelu_tanh(x);
-        } else if (kind == kSilu) {
-#pragma unroll
-            for (float& x : v) x = times_logistic(x, x);
-        } else if (kind == kRelu) {
-#pragma unroll
-            for (float& x : v) x = x < 0.0f ? 0.0f : x;  // NaN stays
-        }
-    }
-
-    __device__ void saturate() {
-#pragma unroll
-        for (float& x : v) x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
-    }
-};
 
 // A warp's way out: 16 rows of sums at a time go through its own corner of shared memory, so that each lane comes to
 // hold eight adjacent columns and a row is stored in whole 128-byte lines.

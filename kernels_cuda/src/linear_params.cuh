@@ -3,9 +3,6 @@
 
 #include "mma.cuh"
 
-// Mirrored by ACTIVATIONS in ops/linear_operands.py.
-enum Activation { kIdentity, kGeluErf, kGeluTanh, kSilu, kRelu };
-
 struct LinearParams {
     const __half* x;       // [batch, m, k]
     const __half* weight;  // [n, k]; of a pair: the gate's
@@ -22,7 +19,7 @@ struct LinearParams {
     int m, n, k;            // k and n are multiples of 8
     int tokens;             // of a batch of residual, gate and out: m is one of them or all of them
     int tokens_per_frame;   // that share a row of gate
-    int activation;
+    int activation;         // enum Activation
     float scale;
     int saturate;
     int bias_is_float, residual_is_float, gate_is_float, out_is_float;
