@@ -99,11 +99,9 @@ def block(c: int, t: int, h: int, w: int) -> list[Row]:
     """norm, SiLU, conv, norm, SiLU, conv, skip: a residual block with its cache, as a chunk of a video meets it."""
 
     def make() -> Tensors:
-        def weight() -> Tensor:
-            return last(half(c, c, 3, 3, 3)) * (27 * c) ** -0.5
-
-        caches = (last(half(1, c, 2, h, w)) for _ in range(2))
-        return last(half(1, c, t, h, w)), half(c), weight(), half(c), half(c), weight(), half(c), *caches
+        x, *one = operands(c, c, t, h, w, (3, 3, 3), 2)[:4]
+        _, *two = operands(c, c, t, h, w, (3, 3, 3), 2)[:4]
+        return x, half(c), *one[:2], half(c), *two[:2], one[2], two[2]
 
     def theirs(*tensors: Any) -> Tensor:
         x, norm_1, conv_1, bias_1, norm_2, conv_2, bias_2, cache_1, cache_2 = (first(t) for t in tensors)

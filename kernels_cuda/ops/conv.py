@@ -27,8 +27,16 @@ PATCH = 16  # kPatchPixels: of an image row that a block computes
 MOST = 2**31 - 2**20  # elements of a frame, its strides included
 THIN = 16  # results' channels up to which `thin` serves
 
-# Kernels of the image, their stride -> what a block computes of the channels, best known first.
-CUTS = {((3, 3), 1): ("96", "192"), ((3, 3), 2): ("192", "96"), ((1, 1), 1): ("96", "192")}
+# What a block computes: image rows by channels. 8x128 is for float sums alone: with half sums it would spill.
+Cuts = tuple[tuple[int, int], ...]
+PLAIN: Cuts = ((16, 96), (8, 96))
+PRECISE_ONLY = (8, 128)
+# Taps of the image, their stride -> cuts, best known first.
+CUTS: dict[tuple[tuple[int, int], int], Cuts] = {
+    ((3, 3), 1): (*PLAIN, PRECISE_ONLY),
+    ((3, 3), 2): ((4, 96),),
+    ((1, 1), 1): PLAIN,
+}
 THIN_TAPS = ((3, 3), (1, 1))
 
 
@@ -180,13 +188,13 @@ def ways(call: Call) -> list[Tactic]:
     return cuts_for(o.shape[1], CUTS[taps_of(o), o.stride], taps_of(o) in THIN_TAPS, call.policy.precision)
 
 
-def cuts_for(n: int, cuts: tuple[str, ...], thin: bool, precision: str) -> list[Tactic]:
-    """Tactics, best known first: few channels are served by `thin`, 96 or fewer are not spread over 192."""
+def cuts_for(n: int, cuts: Cuts, thin: bool, precision: str) -> list[Tactic]:
+    """Tactics, best known first: few channels are served by `thin`, else what leaves the fewest computed in vain."""
     if thin and n <= THIN:
         return [Tactic("thin", "precise")]
-    known = [cut for cut in cuts if n > 96 or cut != "192"]
-    order = sorted(known, key=lambda cut: -(-n // int(cut)) * int(cut))  # the least to spare; sorted keeps ties
-    return [Tactic(cut, each) for each in dict.fromkeys((precision, "precise")) for cut in order]
+    order = sorted(cuts, key=lambda cut: -(-n // cut[1]) * cut[1])  # sorted keeps the order of ties
+    ways = [(cut, each) for each in dict.fromkeys((precision, "precise")) for cut in order]
+    return [Tactic(f"{cut[0]}x{cut[1]}", each) for cut, each in ways if cut != PRECISE_ONLY or each == "precise"]
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
@@ -307,8 +315,14 @@ def fake(*arguments: Any) -> Tensor:
 
 def kernel_names() -> tuple[str, ...]:
     kinds = {f"{d}x{a}" + ("_stride_2" if stride == 2 else ""): cuts for ((d, a), stride), cuts in CUTS.items()}
-    names = [f"conv_{kind}_{cut}_{p}" for kind, cuts in kinds.items() for cut in cuts for p in ("precise", "fast")]
+    names = [f"conv_{kind}_{tactic}" for kind, cuts in kinds.items() for tactic in kernels_of(cuts)]
     return (*names, *(f"conv_{d}x{a}_thin_precise" for d, a in THIN_TAPS))
+
+
+def kernels_of(cuts: Cuts) -> list[str]:
+    """`16x96_precise`: what follows the taps in the names of kernels."""
+    ways = [(cut, each) for cut in cuts for each in ("precise", "fast")]
+    return [f"{cut[0]}x{cut[1]}_{each}" for cut, each in ways if cut != PRECISE_ONLY or each == "precise"]
 
 
 CONV = Op(

@@ -21,11 +21,13 @@ from .conv import (
     MOST,
     PACK,
     PATCH,
+    PLAIN,
     ConvParams,
     Tactic,
     cuts_for,
     fill_image,
     image_obstacles,
+    kernels_of,
     output_in_format,
     weight_obstacles,
     widened,
@@ -33,8 +35,6 @@ from .conv import (
 from .conv_operands import channels_adjacent, memory_format
 from .linear import Activation
 from .linear_operands import ACTIVATIONS, activate
-
-CUTS = ("96", "192")
 
 
 def upsample_conv2d(
@@ -151,7 +151,7 @@ def obstacles(call: Call) -> Iterator[str]:
 
 def ways(call: Call) -> list[Tactic]:
     assert call.tensors[1] is not None
-    return cuts_for(call.tensors[1].shape[0], CUTS, False, call.policy.precision)
+    return cuts_for(call.tensors[1].shape[0], PLAIN, False, call.policy.precision)
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
@@ -217,5 +217,5 @@ UPSAMPLE_CONV = Op(
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
     shape_class=shape_class,
     validate=validate,
-    kernels={"conv": tuple(f"conv_2x2_{cut}_{p}" for cut in CUTS for p in ("precise", "fast"))},
+    kernels={"conv": tuple(f"conv_2x2_{tactic}" for tactic in kernels_of(PLAIN))},
 )

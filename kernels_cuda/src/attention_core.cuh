@@ -398,7 +398,7 @@ struct Attention {
 #pragma unroll
                 for (int n = 0; n < kUnits; n++) {
                     store_word(room + Tile::offset((lane >> 2) + r * 8, n) + (lane & 3) * 4,
-                               halves_of(o[m][n][2 * r] * inverse, o[m][n][2 * r + 1] * inverse));
+                               mean_halves(o[m][n][2 * r] * inverse, o[m][n][2 * r + 1] * inverse));
                 }
             }
             __syncwarp();

@@ -25,25 +25,29 @@ __device__ inline void adjust(float (&s)[4][2][4], const AttentionParams& p, flo
             }
         }
     } else {
-        // Along a diagonal of 8x8 tiles the distances repeat: 14 loads serve 32 scores. Rows beyond the last query
-        // and keys beyond the last are masked below; here they read the nearest distance there is.
+        // Along a diagonal of 8x8 tiles the distances repeat: 14 loads serve 32 scores. At the edge rows beyond the
+        // last query and keys beyond the last, which are masked below, read the nearest distance there is.
         const float* relative = p.relative + blockIdx.y * p.relative_head + p.relative_zero;
+        const int least = column - row(0, 0);
+        const bool inside = row0 + kStep <= p.q_length && key0 + kStep <= p.k_length;
+        float by[7][2];
+        if (inside) {
 #pragma unroll
-        for (int d = -3; d <= 3; d++) {
+            for (int d = 0; d < 14; d++) by[d / 2][d % 2] = (relative + least)[(d / 2 - 3) * 8 + d % 2];
+        } else {
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int distance = column + i - row(0, 0) + d * 8;
-                const float by = relative[min(max(distance, 1 - p.q_length), p.k_length - 1)] * kLog2E;
+            for (int d = 0; d < 14; d++) {
+                const int distance = least + (d / 2 - 3) * 8 + d % 2;
+                by[d / 2][d % 2] = relative[min(max(distance, 1 - p.q_length), p.k_length - 1)];
+            }
+        }
 #pragma unroll
-                for (int m = 0; m < 2; m++) {
+        for (int n = 0; n < 4; n++) {
 #pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        const int n = d + r + 2 * m;
-                        if (n >= 0 && n < 4) {
-                            float& score = s[n < 0 || n > 3 ? 0 : n][m][2 * r + i];
-                            score = fmaf(score, scale, by);
-                        }
-                    }
+            for (int m = 0; m < 2; m++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    s[n][m][i] = fmaf(s[n][m][i], scale, by[3 + n - 2 * m - i / 2][i % 2] * kLog2E);
                 }
             }
         }

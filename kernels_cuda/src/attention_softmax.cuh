@@ -1,6 +1,7 @@
 // What the attention kernels share: the exponential, the range of the weights, the queries of `fast`.
 #pragma once
 
+#include "fast.cuh"
 #include "mma.cuh"
 
 constexpr float kLog2E = 1.4426950408889634f;
@@ -8,12 +9,6 @@ constexpr float kNever = 1e30f;  // minus the maximum of a row that has seen no 
 
 __device__ inline float minus_infinity() {
     return __int_as_float(0xff800000);
-}
-
-__device__ inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // Weights are 2^(score - maximum - kShift); the maximum is stale by at most kSlack.
@@ -28,6 +23,15 @@ struct Softmax {
 __device__ inline float sum_of(unsigned weights) {
     const float2 pair = floats_of(weights);
     return pair.x + pair.y;
+}
+
+// Two elements of the result. A weighted mean of finite values lies among them, so it fits; where rounded weights carry
+// it a little beyond the largest half, that is what it is. Infinities and NaN stay.
+__device__ inline float within_half(float mean) {
+    return fabsf(mean) < 66000.0f ? fminf(fmaxf(mean, -65504.0f), 65504.0f) : mean;
+}
+__device__ inline unsigned mean_halves(float low, float high) {
+    return halves_of(within_half(low), within_half(high));
 }
 
 // A row that saw no key is all zeros.

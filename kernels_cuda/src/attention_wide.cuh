@@ -250,7 +250,7 @@ struct WideAttention {
 #pragma unroll
                 for (int n = 0; n < 6; n++) {
                     *reinterpret_cast<unsigned*>(to + 8 * n) =
-                        halves_of(o[m][n][2 * r] * inverse, o[m][n][2 * r + 1] * inverse);
+                        mean_halves(o[m][n][2 * r] * inverse, o[m][n][2 * r + 1] * inverse);
                 }
             }
         }

@@ -18,15 +18,16 @@
 // with channels innermost (torch's channels_last_3d). Channels are a multiple of 8; n is anything.
 //
 // The product. Rows of A are pixels of out, its columns k = (frame, 32 channels, tap of the image), B is the weight. A
-// block computes a patch of 16 x 16 or 8 x 16 pixels (4 x 16 with a stride of two) by 96 to 192 channels, for one
-// frame.
+// block computes a patch of 16 x 16 or 8 x 16 pixels (4 x 16 with a stride of two) by 96 or 128 channels of out, for
+// one frame.
 //
 // Access. For a frame and 32 channels the pixels that the patch sees under all taps are brought to shared memory once
 // (conv_patch.cuh), and serve all nine taps from there: 18 x 18 pixels instead of 9 x 16 x 16, a seventh of what a
 // plain implicit GEMM asks of L2. While one such patch is multiplied the next is brought, a part with each tap. Weights
 // come as tiles of 32 channels of a tap. Both by cp.async from sm_80 on; on sm_75 through registers, a tile ahead of
 // use, two patches and two tiles in at most 64 KB. Blocks of the same pixels follow each other, so that L2 has what
-// (the last convolution of a decoder has 3): 32 pixels by 16 channels, bound by shared memory.
+// they share. `thin` is for few channels (the last convolution of a decoder has 3): 32 pixels by 16 channels a warp,
+// bound by shared memory.
 //
 // Half sums (`fast`): as in linear.cu, at most 32 products are summed in half before they are added to a float. A block
 // that comes out with an infinity or a NaN multiplies again with float sums.
@@ -49,25 +50,33 @@ __device__ inline void conv(const ConvParams& p) {
 }
 
 // What the host must know of a cut: image rows, channels and threads of a block, bytes of shared memory.
-#define CONV(NAME, FAST, ...)                                                                                   \
+#define CONV(NAME, FAST, ...)                                                                             \
     extern "C" __device__ int NAME##_cut[] = {Conv<__VA_ARGS__>::kImageRows, Conv<__VA_ARGS__>::kColumns, \
-                                                    Conv<__VA_ARGS__>::kThreads, Conv<__VA_ARGS__>::kBytes};    \
-    extern "C" __global__ void __launch_bounds__(Conv<__VA_ARGS__>::kThreads)                                   \
-        NAME(const __grid_constant__ ConvParams p) {                                                            \
-        conv<Conv<__VA_ARGS__>, FAST>(p);                                                                       \
+                                              Conv<__VA_ARGS__>::kThreads, Conv<__VA_ARGS__>::kBytes};    \
+    extern "C" __global__ void __launch_bounds__(Conv<__VA_ARGS__>::kThreads)                             \
+        NAME(const __grid_constant__ ConvParams p) {                                                      \
+        conv<Conv<__VA_ARGS__>, FAST>(p);                                                                 \
     }
-#define CONV_CUT(NAME, ...)                         \
-    CONV(conv_##NAME##_precise, false, __VA_ARGS__) \
-    CONV(conv_##NAME##_fast, true, __VA_ARGS__)
+// A warp's part is 64 pixels by 48 channels, or by 96: then a block has half as many warps, and reads two thirds as
+// much from shared memory, which else binds. On sm_75 the latter do not fit the registers.
+constexpr int kAcross = kHasAsyncCopy ? 1 : 2, kGroupsOf96 = 6 / kAcross;
 
-//       taps of the image, cut    taps, stride, warps, of a warp: image rows, 16 channels
-CONV_CUT(3x3_96, 3, 3, 1, 4, 2, 4, 3)
-CONV_CUT(3x3_192, 3, 3, 1, 2, 4, 4, 3)
+// Named after the taps of the image, the stride, and image rows by channels of a block. The numbers: taps, stride,
+// warps, of a warp: image rows, 16 channels.
+CONV(conv_3x3_16x96_precise, false, 3, 3, 1, 4, kAcross, 4, kGroupsOf96)
+CONV(conv_3x3_16x96_fast, true, 3, 3, 1, 4, 2, 4, 3)
+CONV(conv_3x3_8x96_precise, false, 3, 3, 1, 2, 2, 4, 3)
+CONV(conv_3x3_8x96_fast, true, 3, 3, 1, 2, 2, 4, 3)
+CONV(conv_3x3_8x128_precise, false, 3, 3, 1, 2, 2, 4, 4)
 CONV(conv_3x3_thin_precise, false, 3, 3, 1, 8, 1, 2, 1)
-CONV_CUT(3x3_stride_2_96, 3, 3, 2, 1, 2, 4, 3)
-CONV_CUT(3x3_stride_2_192, 3, 3, 2, 1, 4, 4, 3)
-CONV_CUT(2x2_96, 2, 2, 1, 4, 2, 4, 3)
-CONV_CUT(2x2_192, 2, 2, 1, 2, 4, 4, 3)
-CONV_CUT(1x1_96, 1, 1, 1, 4, 2, 4, 3)
-CONV_CUT(1x1_192, 1, 1, 1, 2, 4, 4, 3)
+CONV(conv_3x3_stride_2_4x96_precise, false, 3, 3, 2, 2, 2, 2, 3)
+CONV(conv_3x3_stride_2_4x96_fast, true, 3, 3, 2, 2, 2, 2, 3)
+CONV(conv_2x2_16x96_precise, false, 2, 2, 1, 4, kAcross, 4, kGroupsOf96)
+CONV(conv_2x2_16x96_fast, true, 2, 2, 1, 4, 2, 4, 3)
+CONV(conv_2x2_8x96_precise, false, 2, 2, 1, 2, 2, 4, 3)
+CONV(conv_2x2_8x96_fast, true, 2, 2, 1, 2, 2, 4, 3)
+CONV(conv_1x1_16x96_precise, false, 1, 1, 1, 4, kAcross, 4, kGroupsOf96)
+CONV(conv_1x1_16x96_fast, true, 1, 1, 1, 4, 2, 4, 3)
+CONV(conv_1x1_8x96_precise, false, 1, 1, 1, 2, 2, 4, 3)
+CONV(conv_1x1_8x96_fast, true, 1, 1, 1, 2, 2, 4, 3)
 CONV(conv_1x1_thin_precise, false, 1, 1, 1, 8, 1, 2, 1)

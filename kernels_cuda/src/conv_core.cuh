@@ -27,12 +27,13 @@ struct Conv {
     static constexpr int kPart = (Copy::kSteps + kParts - 1) / kParts;
     static constexpr int kTileBytes = kColumns * Tile::kRowBytes, kTiles = kPatches * Shape::kBytes;
     static constexpr int kBytes = kTiles + kSlots * kTileBytes;
+    static_assert(kBytes <= (kHasAsyncCopy ? 99 : 64) * 1024, "a block has room on every card of its class");
 
     static constexpr int kDownAtOnce = kThreads / 4;  // rows of weights that the block's lanes bring at a time
     static constexpr int kDown = (kColumns + kDownAtOnce - 1) / kDownAtOnce;
 
     // `fast`: blocks of 16 pixels whose half sums run side by side, so that no product waits for the one before it.
-    static constexpr int kBeside = kHasAsyncCopy ? 2 : 1;
+    static constexpr int kBeside = kHasAsyncCopy && kTall % 4 == 0 ? 2 : 1;
     static constexpr int kTurns = kTall / kBeside;
     using Parts = unsigned[2][kBeside][2];
     using Sums = float[kGroups][2][kTall][4];

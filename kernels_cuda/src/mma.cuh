@@ -17,9 +17,7 @@
 // one address per operand and reaches every fragment of the tile by a constant XOR and a constant offset.
 #pragma once
 
-#include <cuda_fp16.h>
-
-using i64 = long long;
+#include "half.cuh"
 
 #if __CUDA_ARCH__ >= 800
 constexpr bool kHasAsyncCopy = true;

@@ -1,6 +1,7 @@
 // More about packs of half: at addresses that are no multiple of 16, and across barriers.
 #pragma once
 
+#include "stores.cuh"
 #include "vector.cuh"
 
 // The compiler must not keep what it unpacked before this point: two passes over a packed row would else hold the row
@@ -12,12 +13,8 @@ __device__ inline void forget(Pack<__half>& pack) {
     for (unsigned& word : pack.words) word ^= zero;
 }
 
-// One 16-byte store, said so that the compiler cannot take it apart: a plain assignment became four 4-byte stores in an
-// unrolled loop with conditions.
 __device__ inline void store_whole(void* p, const Pack<__half>& pack) {
-    const unsigned (&w)[4] = pack.words;
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
-                 : "memory");
+    store_whole(p, pack.words);
 }
 
 // The first `count` of eight elements, at any address; the rest is zero.

@@ -6,6 +6,7 @@
 // them before it computes: with full multiprocessors that is 64 KB in flight on each for every operand.
 #pragma once
 
+#include "stores.cuh"
 #include "vector.cuh"
 
 constexpr int kTilePacks = 2;
@@ -29,18 +30,6 @@ __device__ inline void for_each_row(const Extent& extent, F body) {
     for (i64 batch = blockIdx.z; batch < extent.batches; batch += gridDim.z) {
         for (i64 row = blockIdx.y; row < extent.rows; row += gridDim.y) body(batch, row);
     }
-}
-
-// A store of 16 or 8 bytes, spelled out: of an assignment the compiler makes stores of 4 bytes in these kernels, where
-// a branch around the load hides that the words belong together.
-__device__ inline void store_whole(void* p, const unsigned (&from)[4]) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(p), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
-                 : "memory");
-}
-__device__ inline void store_whole(void* p, const unsigned (&from)[2]) {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(p), "r"(from[0]), "r"(from[1]) : "memory");
 }
 
 // The packs of a thread in the block's chunk of a row. Add `start` to an operand's row first.

@@ -8,9 +8,7 @@
 // where they compute.
 #pragma once
 
-#include <cuda_fp16.h>
-
-using i64 = long long;
+#include "half.cuh"
 
 constexpr int kPack = 8;
 constexpr int kQuad = 4;

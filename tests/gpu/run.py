@@ -16,17 +16,23 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "gpu" / "record.json"
 UNDER_TEST = ("kernels_cuda", "memory", "fusion")
-SANITIZER_SECONDS = 400
+SANITIZER_SECONDS = int(os.environ.get("FUSESTREAM_SANITIZER_SECONDS") or 400)
+# These measure times or the card's memory: nothing runs beside them.
+ALONE = ("test_kernel_system.py", "test_pager.py")
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
@@ -70,6 +76,58 @@ class Outcomes:
             None,
         )
         self.seed = str(getattr(module, "SEED", ""))
+
+    def merge(self, found: dict[str, Any]) -> None:
+        for file, count in found["files"].items():
+            self.files.setdefault(file, Counter()).update(count)
+        self.skips |= set(found["skips"])
+        self.seed = found["seed"]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"files": self.files, "skips": sorted(self.skips), "seed": self.seed}
+
+
+def run_here(arguments: list[str], result: Path | None) -> tuple[int, Outcomes]:
+    """pytest in this process; `result`: where another process waits for the outcomes."""
+    import pytest
+
+    outcomes = Outcomes()
+    status = int(pytest.main(["-q", "--rootdir", str(ROOT), *arguments], plugins=[outcomes]))
+    if result:
+        result.write_text(json.dumps(outcomes.as_json()))
+    return status, outcomes
+
+
+def run_apart(
+    files: list[Path], jobs: int, arguments: list[str], folder: Path, quiet: Callable[[], None]
+) -> tuple[int, Outcomes]:
+    """Each file in a process of its own, `jobs` at a time, under one seed; then those that want to be alone.
+
+    quiet: called before these, returns when nothing else runs
+    """
+    outcomes, worst = Outcomes(), 0
+    env = {**os.environ, "FUSESTREAM_SEED": os.environ.get("FUSESTREAM_SEED") or str(secrets.randbelow(2**31))}
+
+    def one(file: Path) -> None:
+        nonlocal worst
+        result = folder / f"{file.stem}.json"
+        command = [sys.executable, str(Path(__file__)), "--result", str(result), str(file), *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        print("\n".join(lines[-60:] if done.returncode else lines[-1:]), flush=True)
+        worst = max(worst, abs(done.returncode))
+        if result.exists():
+            outcomes.merge(json.loads(result.read_text()))
+        else:
+            outcomes.files[file.relative_to(ROOT).as_posix()] = Counter(failed=1)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, [file for file in files if file.name not in ALONE]))
+    quiet()
+    for file in files:
+        if file.name in ALONE:
+            one(file)
+    return worst, outcomes
 
 
 def environment() -> dict[str, str]:
@@ -121,7 +179,7 @@ NOT_OURS = [
 ]
 
 
-def sanitize(arguments: list[str]) -> dict[str, str]:
+def start_sanitizers(arguments: list[str]) -> dict[str, subprocess.Popen[str]]:
     """Each tool, side by side, over a sample of the tests marked `sanitize`.
 
     torch's caching allocator is off, so that every overrun is seen.
@@ -129,6 +187,7 @@ def sanitize(arguments: list[str]) -> dict[str, str]:
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     pytest = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "sanitize", "-q", "-p", "no:cacheprovider", *arguments]
     running = {}
+    samples = (os.environ.get("FUSESTREAM_SANITIZER_SAMPLE") or "100", "8")
     for check in SANITIZERS:
         whole = check == "initcheck"
         options = ["--tool", check, "--error-exitcode", "99", "--print-limit", "5", "--target-processes", "all"]
@@ -138,9 +197,9 @@ def sanitize(arguments: list[str]) -> dict[str, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "FUSESTREAM_SAMPLE": "8" if whole else "100"},
+            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "FUSESTREAM_SAMPLE": samples[whole]},
         )
-    return {check: sanitizer_result(check, process) for check, process in running.items()}
+    return running
 
 
 def sanitizer_result(check: str, process: subprocess.Popen[str]) -> str:
@@ -179,14 +238,27 @@ def main() -> int:
     cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     cli.add_argument("--sanitize", action="store_true", help="also run compute-sanitizer's four tools")
     cli.add_argument("--stale", action="store_true", help="run nothing: say whether the record is of these sources")
+    cli.add_argument("--jobs", type=int, default=1, help="test files that run side by side")
+    cli.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # one file, for run_apart
     options, rest = cli.parse_known_args()
     if options.stale:
         return say_if_stale()
-    import pytest
+    if options.result:
+        return run_here(rest, options.result)[0]
+    sanitized: dict[str, str] = {}
 
-    outcomes = Outcomes()
-    status = int(pytest.main([str(ROOT / "tests" / "gpu"), "-q", "--rootdir", str(ROOT), *rest], plugins=[outcomes]))
-    sanitized = sanitize(rest) if options.sanitize else {}
+    def await_sanitizers() -> None:
+        sanitized.update({check: sanitizer_result(check, process) for check, process in started.items()})
+
+    if options.jobs > 1:
+        started = start_sanitizers(rest) if options.sanitize else {}
+        with tempfile.TemporaryDirectory() as folder:
+            files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda file: -file.stat().st_size)
+            status, outcomes = run_apart(files, options.jobs, rest, Path(folder), await_sanitizers)
+    else:
+        status, outcomes = run_here([str(ROOT / "tests" / "gpu"), *rest], None)
+        started = start_sanitizers(rest) if options.sanitize else {}
+        await_sanitizers()
     partial = any(argument.startswith(("-k", "-m", "tests/")) for argument in rest)
     ran = sum(count["passed"] + count["failed"] for count in outcomes.files.values())
     if ran and not partial:

@@ -24,7 +24,7 @@ from fusestream.kernels_cuda.ops import linear as op
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.registry import Call
 
-EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500)
+EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 4
 # What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.
 SUM_STEP = {"precise": 2e-6, "fast": 4 * HALF_STEP}
 ROWS = st.one_of(st.integers(1, 17), st.sampled_from([63, 64, 65, 127, 128, 129, 255, 256, 257]), st.integers(18, 700))
@@ -79,7 +79,7 @@ def check(got, exact, sizes, precision, what):
     """One rounding of the result, and the error of the sums. GELU and SiLU magnify an error by 1.13 at most."""
     step = HALF_STEP * exact.abs() * 1.001 + SMALLEST if got.dtype is torch.float16 else 2e-6 * exact.abs()
     allowed = step + 1.3 * SUM_STEP[precision] * sizes + 4e-6 * exact.abs() + 1e-7
-    fits = exact.abs() < (65504 if got.dtype is torch.float16 else torch.inf)
+    fits = exact.abs() + allowed < (65504 if got.dtype is torch.float16 else torch.inf)
     assert got.double()[fits].isfinite().all(), f"{what}: not finite"
     over = ((got.double() - exact).abs() - allowed)[fits]
     worst = float(over.max()) if over.numel() else -1.0

@@ -84,6 +84,8 @@ KNOWN_SPILLS = {
     "attention_128_fast_general": 96,
     "attention_128_precise_general": 64,
     "attention_96_fast_general": 32,
+    "conv_2x2_16x96_precise": 16,
+    "conv_3x3_16x96_precise": 32,
 }
 
 

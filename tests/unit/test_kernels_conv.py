@@ -1,0 +1,232 @@
+"""conv3d, conv2d and upsample_conv2d without a GPU: against float64 and torch, what is refused and why, the folds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from fusestream.kernels_cuda import (
+    OPS,
+    KernelPolicy,
+    conv2d,
+    conv3d,
+    fold_batch_norm,
+    fold_upsample,
+    upsample_conv2d,
+)
+from fusestream.kernels_cuda.build import matrix
+from fusestream.kernels_cuda.ops import conv as op
+from fusestream.kernels_cuda.ops import upsample_conv
+from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.registry import Call
+
+OFF = KernelPolicy.of("off")
+
+
+def last(t):
+    return t.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)),
+    taps=st.tuples(st.integers(1, 3), st.sampled_from([1, 3])),
+    cached=st.integers(0, 2),
+    time_stride=st.integers(1, 2),
+    n=st.integers(1, 3),
+    bias=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_reference_is_the_definition(sizes, taps, cached, time_stride, n, bias):
+    """Each result is the sum over its taps of the frames, rows and columns that exist."""
+    b, c, t, h, w = sizes
+    before, reach = taps[0] - 1, taps[1] // 2
+    cached = min(cached, before)
+    x, cache = torch.randn(b, c, t, h, w), torch.randn(b, c, cached, h, w) if cached else None
+    weight, added = torch.randn(n, c, taps[0], taps[1], taps[1]), torch.randn(n) if bias else None
+    got = conv3d(x, weight, added, cache=cache, time_stride=time_stride)
+    assert got.shape == (b, n, (t - 1) // time_stride + 1, h, w)
+    everything = x if cache is None else torch.cat((cache, x), 2)
+    for frame in range(got.shape[2]):
+        want = torch.zeros(b, n, h, w, dtype=torch.float64)
+        for i in range(taps[0]):
+            at = frame * time_stride + i - before + cached
+            if at < 0:
+                continue
+            wide = functional.pad(everything[:, :, at].double(), (reach,) * 4)
+            want += functional.conv2d(wide, weight[:, :, i].double())
+        want += 0 if added is None else added.double().reshape(-1, 1, 1)
+        torch.testing.assert_close(got[:, :, frame].double(), want, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_stock_computes_the_same(kind, with_cache):
+    """What `off` runs is torch's convolution and then torch's operations."""
+    x, weight, bias = last(torch.randn(2, 8, 3, 6, 5)), torch.randn(4, 8, 3, 3, 3), torch.randn(4)
+    more = {"cache": torch.randn(2, 8, 2, 6, 5) if with_cache else None, "residual": torch.randn(2, 4, 3, 6, 5)}
+    ours = conv3d(x, weight, bias, activation=kind, **more)
+    theirs = conv3d(x, weight, bias, activation=kind, policy=OFF, **more)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert ours.stride() == theirs.stride() == last(ours).stride()
+
+
+def test_stock_is_comfyui_s_causal_convolution():
+    """Against torch's Conv3d with the frames that comfy/ldm/wan/vae.py puts before the chunk."""
+    torch.manual_seed(0)
+    module = nn.Conv3d(4, 6, 3, padding=(0, 1, 1))
+    x, cache = torch.randn(1, 4, 3, 5, 7), torch.randn(1, 4, 1, 5, 7)
+    with torch.no_grad():
+        zeros = torch.zeros(1, 4, 1, 5, 7)
+        want = module(torch.cat((zeros, cache, x), 2))
+        single = module(functional.pad(x[:, :, :1], (0, 0, 0, 0, 2, 0)))
+    for policy in (KernelPolicy(), OFF):
+        torch.testing.assert_close(conv3d(x, module.weight, module.bias, cache=cache, policy=policy), want)
+        torch.testing.assert_close(conv3d(x[:, :, :1], module.weight, module.bias, policy=policy), single)
+
+
+def test_steps_of_two_pad_behind():
+    """An autoencoder's downsampling: ZeroPad2d((0, 1, 0, 1)), then a stride of two."""
+    x, weight = torch.randn(2, 3, 8, 10), torch.randn(5, 3, 3, 3)
+    want = functional.conv2d(functional.pad(x, (0, 1, 0, 1)), weight, stride=2)
+    torch.testing.assert_close(conv2d(x, weight, stride=2), want, atol=1e-5, rtol=1e-5)
+    want = functional.conv2d(x, weight, stride=2, padding=1)
+    torch.testing.assert_close(
+        conv2d(x, weight, stride=2, padding=(1, 1, 1, 1), policy=OFF), want, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_time_steps_of_two_over_one_cached_frame():
+    x, cache, weight = torch.randn(1, 4, 4, 3, 3), torch.randn(1, 4, 1, 3, 3), torch.randn(4, 4, 3, 1, 1)
+    want = functional.conv3d(torch.cat((cache, x), 2), weight, stride=(2, 1, 1))
+    got = conv3d(x, weight, cache=cache, time_stride=2, before=1)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_four_phases_are_the_upsampled_convolution(n, c, h, w):
+    """The kernel's maths, done in float64: 2x2 taps of each phase, at the places the kernel writes them to."""
+    x, weight = torch.randn(2, c, h, w).double(), torch.randn(n, c, 3, 3).double()
+    folded = fold_upsample(weight).double().reshape(4, n, c, 2, 2)
+    got = torch.empty(2, n, 2 * h, 2 * w, dtype=torch.float64)
+    padded = functional.pad(x, (1, 1, 1, 1))
+    for down in range(2):
+        for across in range(2):
+            seen = padded[:, :, down : down + h + 1, across : across + w + 1]
+            got[:, :, down::2, across::2] = functional.conv2d(seen, folded[2 * down + across])
+    want = functional.conv2d(functional.interpolate(x, scale_factor=2.0, mode="nearest-exact"), weight, padding=1)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)  # folded in fp32
+    torch.testing.assert_close(upsample_conv2d(x, weight), want)
+    torch.testing.assert_close(upsample_conv2d(x, weight, policy=OFF), want)
+
+
+def test_a_folded_weight_is_made_for_the_kernel():
+    folded = fold_upsample(torch.randn(6, 8, 3, 3).half())
+    assert folded.shape == (24, 8, 2, 2) and folded.dtype is torch.float16
+    assert folded.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_batch_norm_is_folded_into_the_convolution():
+    torch.manual_seed(1)
+    module, norm = nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5).eval()
+    with torch.no_grad():
+        for t in (norm.weight, norm.bias, norm.running_mean):
+            t.normal_()
+        norm.running_var.uniform_(0.5, 2)
+        x = torch.randn(2, 3, 6, 6)
+        for bias in (module.bias, None):
+            plain = functional.conv2d(x, module.weight, bias, padding=1)
+            weight, added = fold_batch_norm(
+                module.weight, bias, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
+            )
+            torch.testing.assert_close(conv2d(x, weight, added), norm(plain), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.zeros(4, 5, 3, 3, 3)}, "does not go with the weight"),
+        ({"bias": torch.zeros(3)}, r"bias: \[3\] is not \[4\]"),
+        ({"cache": torch.zeros(1, 8, 2, 4, 5)}, "cache: .* is not frames of x's"),
+        ({"cache": torch.zeros(1, 8, 3, 4, 4)}, "cache: 3 frames, and the first result sees 2"),
+        ({"residual": torch.zeros(1, 4, 2, 4, 5)}, "residual: .* is not the result's shape"),
+        ({"activation": "tanh"}, "activation is 'tanh'"),
+        ({"before": 0, "x": torch.zeros(1, 8, 2, 4, 4)}, "smaller than the weight's taps"),
+        ({"before": -1}, "make no sense"),
+    ],
+)
+def test_impossible_calls_are_errors(change, message):
+    arguments = {"x": torch.zeros(1, 8, 2, 4, 4), "weight": torch.zeros(4, 8, 3, 3, 3), **change}
+    with pytest.raises(ValueError, match=message):
+        conv3d(arguments.pop("x"), arguments.pop("weight"), **arguments)
+
+
+def test_impossible_upsamplings_are_errors():
+    x, weight = torch.zeros(1, 8, 4, 4), torch.zeros(4, 8, 3, 3)
+    with pytest.raises(ValueError, match="does not go with the weight"):
+        upsample_conv2d(x, torch.zeros(4, 8, 1, 1))
+    with pytest.raises(ValueError, match=r"not fold_upsample\(weight\)'s"):
+        upsample_conv2d(x, weight, folded=weight)
+    with pytest.raises(ValueError, match=r"bias: \[3\] is not \[4\]"):
+        upsample_conv2d(x, weight, torch.zeros(3))
+
+
+def half(*shape):
+    return last(torch.zeros(*shape, dtype=torch.float16))
+
+
+def why_not(x, weight, bias=None, cache=None, residual=None, stride=1):
+    reach = weight.shape[-1] // 2
+    options = ("none", 1, weight.shape[2] - 1, stride, *[reach] * 4)
+    return next(op.obstacles(Call("conv", (x, weight, bias, cache, residual), options)), None)
+
+
+def test_the_kernels_say_what_they_do_not_serve():
+    x, weight = half(1, 8, 2, 6, 6), half(16, 8, 3, 3, 3)
+    assert why_not(x, weight) is None
+    assert why_not(half(1, 3, 2, 6, 6), half(16, 3, 3, 3, 3)) is None  # brought to eight channels
+    assert "x is float32" in why_not(x.float(), weight)
+    assert "x is not channels-last" in why_not(x.contiguous(), weight)
+    assert "weight is not in torch.channels_last_3d" in why_not(x, weight.contiguous())
+    assert "5x5 taps with stride 1" in why_not(x, half(16, 8, 1, 5, 5))
+    assert "1x1 taps with stride 2" in why_not(x, half(16, 8, 1, 1, 1), stride=2)
+    assert "multiples of 16 bytes" in why_not(half(1, 20, 2, 6, 6)[:, 4:12], weight)
+    assert "bias is not contiguous" in why_not(x, weight, torch.zeros(32)[::2])
+    assert why_not(half(1, 8, 2, 0, 6), weight) is None  # nothing to compute
+    call = Call("upsample_conv2d", (half(1, 8, 4, 4), half(8, 8, 3, 3), None, None), ("none",))
+    assert "fold_upsample" in next(upsample_conv.obstacles(call))
+
+
+@pytest.mark.parametrize("n", [1, 16, 17, 96, 97, 128, 160, 192, 256, 320, 384, 640, 1024])
+@pytest.mark.parametrize("precision", ["precise", "fast"])
+def test_cuts_leave_little_to_spare(n, precision):
+    tactics = op.cuts_for(n, op.CUTS[(3, 3), 1], True, precision)
+    assert len(set(tactics)) == len(tactics)
+    if n <= op.THIN:
+        assert [str(t) for t in tactics] == ["thin precise"]
+        return
+    assert tactics[0].precision == precision
+    widths = [int(t.cut.split("x")[1]) for t in tactics if t.precision == precision]
+    spare = [-(-n // width) * width for width in widths]
+    assert spare == sorted(spare)
+
+
+def test_every_kernel_named_is_compiled():
+    """The names the ops ask for are those that conv.cu spells."""
+    source = (matrix.SOURCES / "conv.cu").read_text(encoding="utf-8")
+    named = {*OPS["conv"].kernels["conv"], *OPS["upsample_conv2d"].kernels["conv"]}
+    assert named == {line.split("(")[1].split(",")[0] for line in source.splitlines() if line.startswith("CONV(")}
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+def test_results_keep_the_format(layout):
+    x, weight = torch.randn(2, 8, 2, 4, 4), torch.randn(8, 8, 1, 3, 3)
+    x = last(x) if layout == "last" else x
+    for value in (conv3d(x, weight), conv3d(x, weight, policy=OFF)):
+        assert value.stride() == x.stride()
+    for value in (upsample_conv2d(x[:, :, 0], weight[:, :, 0]), conv2d(x[:, :, 0], weight[:, :, 0])):
+        assert (value.stride(1) == 1) == (layout == "last")
