@@ -70,6 +70,7 @@ class Driver:
 
     def __init__(self, library: Any) -> None:
         self.library = library
+        self._contexts: dict[int, ctypes.c_void_p] = {}
         u64, size, c_int, handle = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 
         def bind(name: str, *arguments: Any) -> Any:
@@ -114,12 +115,15 @@ class Driver:
 
     def enter(self, device: int) -> None:
         """Make the device's primary context, the one torch uses, current on this thread."""
-        handle, context = ctypes.c_int(), ctypes.c_void_p()
-        what = f"device {device}"
-        self.check(self.library.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet", what)
-        status = self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
-        self.check(status, "cuDevicePrimaryCtxRetain", what)
-        self.check(self.library.cuCtxSetCurrent(context), "cuCtxSetCurrent", what)
+        context = self._contexts.get(device)
+        if context is None:
+            handle, context = ctypes.c_int(), ctypes.c_void_p()
+            what = f"device {device}"
+            self.check(self.library.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet", what)
+            status = self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+            self.check(status, "cuDevicePrimaryCtxRetain", what)
+            self._contexts[device] = context
+        self.check(self.library.cuCtxSetCurrent(context), "cuCtxSetCurrent", f"device {device}")
 
     def attribute(self, device: int, which: int) -> int:
         value, handle = ctypes.c_int(), ctypes.c_int()
