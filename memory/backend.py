@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -57,6 +57,7 @@ class Copy:
     done: threading.Event = field(default_factory=threading.Event)
     reached: Any = None  # on the device, that the bytes are there
     error: BaseException | None = None
+    weights: Mapping[str, torch.Tensor] | None = None  # views of the room, once somebody asked
 
 
 class Backend(Protocol):
@@ -81,7 +82,7 @@ class Backend(Protocol):
 
     def submit(self, copy: Copy) -> None: ...
 
-    def weights(self, copy: Copy) -> dict[str, torch.Tensor]:
+    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
         """A copied layer's weights by name."""
 
     def mark(self) -> Ticket: ...
@@ -139,7 +140,7 @@ class HostBackend:
 
     def trim(self) -> None: ...
 
-    def weights(self, copy: Copy) -> dict[str, torch.Tensor]:
+    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
         assert copy.layer is not None
         return copy.layer.views(copy.room)
 

@@ -16,10 +16,11 @@ on in every test and benchmark.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -138,10 +139,13 @@ class ManagedBackend(CopyingBackend):
         if not self._closed:
             self._evict(room)
 
-    def weights(self, copy: Copy) -> dict[str, torch.Tensor]:
+    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
         assert copy.layer is not None
-        number = self._number[id(copy.layer)]
-        return copy.layer.views(self._room[self._begins[number] : self._begins[number + 1]])
+        if copy.weights is None:
+            number = self._number[id(copy.layer)]
+            room = self._room[self._begins[number] : self._begins[number + 1]]
+            copy.weights = MappingProxyType(copy.layer.views(room))
+        return copy.weights
 
     def _order_after(self, after: Sequence[Mark]) -> None:
         for ticket in after:

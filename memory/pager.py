@@ -148,10 +148,12 @@ class Pager:
 
     # ------------------------------------------------------------------------------------------------------ memory
 
-    def resize(self, budget: int) -> None:
-        """Another budget, between uses. What stays resident is kept; the rest makes room first."""
+    def resize(self, budget: int, rates: Rates | None = None) -> None:
+        """Another budget, or a plan for rates that were measured meanwhile, between uses. What stays resident is kept; the
+        rest makes room first. Where the memory cannot be had the plan before is taken up again."""
         with self._lock:
             self._check_open()
+            self._rates = rates or self._rates
             plan = self._plan_for(budget)
             if any(place.users for place in (*self._ring, *self._places.values())):
                 raise PagerError("the VRAM budget of a model cannot change while one of its layers is in use")

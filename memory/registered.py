@@ -15,7 +15,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,8 +27,9 @@ from .ram import GIB, RamBudget
 from .runs import Run, Span, address_of
 
 PART_BYTES = 64 << 20
-READ_BYTES = 8 << 20
-READERS = 8
+READ_BYTES = 4 << 20
+READERS = 12
+LONGEST_PAUSE = 0.02  # seconds
 
 
 class NotRegistered(RuntimeError):
@@ -76,6 +77,8 @@ class Registrar:
         self._ledger = ledger
         self._entries = [Entry(tuple(spans)) for spans in layers]
         self._position = 0  # the layer that is needed now
+        self._wanted: tuple[Entry, Run, int] | None = None  # what the copying thread waits for
+        self._sending = False  # whether it is asking the device for copies
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -133,6 +136,7 @@ class Registrar:
         finally:
             last = self._device.copy_event()
             with self._changed:
+                self._sending = False
                 entry.users -= 1
                 entry.last = last
                 self._changed.notify_all()
@@ -175,17 +179,24 @@ class Registrar:
     def _part_at(self, entry: Entry, run: Run, at: int) -> Part:
         """The part that has this byte of the run's file, once it is registered."""
 
-        def find() -> Part | None:
-            return next(
-                (p for p in entry.parts if p.registered and p.span.file is run.file and p.begin <= at < p.end), None
-            )
-
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or find() is not None or entry.state == "refused")
-            self._check(entry)
-            found = find()
+            found = registered_part(entry, run, at)
+            if found is None:
+                self._sending, self._wanted = False, (entry, run, at)
+                self._changed.notify_all()
+                self._changed.wait_for(
+                    lambda: self._closing or registered_part(entry, run, at) is not None or entry.state == "refused"
+                )
+                self._wanted = None
+                self._check(entry)
+                found = registered_part(entry, run, at)
+            self._sending = True
         assert found is not None
         return found
+
+    def _copies_are_behind(self) -> bool:
+        """Whether there is something to ask a copy of, which was not done yet."""
+        return self._sending or (self._wanted is not None and registered_part(*self._wanted) is not None)
 
     # --------------------------------------------------------------------------------------------------- the thread
 
@@ -225,6 +236,7 @@ class Registrar:
     def _register(self, entry: Entry) -> None:
         """Map and register a layer whose RAM is taken."""
         parts: list[Part] = []
+        reads: list[list[Future[bool]]] = []
         try:
             for span in entry.spans:
                 mapped = span.file.map_pages(span.begin, span.end)
@@ -235,30 +247,37 @@ class Registrar:
                     parts.append(Part(span, begin, end, address + begin - span.begin))
             with self._changed:
                 entry.parts = parts
-            for part in parts:
+            reads = [self._read_in(part) for part in parts]
+            for part, reading in zip(parts, reads, strict=True):
+                for read in reading:
+                    read.result()
                 if self._closing:
                     raise NotRegistered("the pager was closed")
-                self._read_in(part)
                 self._device.register(part.address, part.end - part.begin)
                 self._ledger.hold("registered RAM", part.end - part.begin)
                 with self._changed:
                     part.registered = True
                     self._changed.notify_all()
+                    # The driver does one thing at a time, and who has just had it gets it again: without this the copies,
+                    # and the bus, would wait until everything is registered.
+                    self._changed.wait_for(lambda: self._closing or not self._copies_are_behind(), LONGEST_PAUSE)
             with self._changed:
                 entry.state = "here"
                 self._changed.notify_all()
         except BaseException as error:
+            for reading in reads:
+                for read in reading:
+                    read.cancel()
+            wait([read for reading in reads for read in reading])  # they are at the mapping's addresses
             self._refuse(entry, error)
 
-    def _read_in(self, part: Part) -> None:
+    def _read_in(self, part: Part) -> list[Future[bool]]:
         """From the disk into the page cache, by several threads. The driver, left to do it, would read page after page and
         keep everybody waiting."""
-        jobs = [
-            self._readers.submit(read_in, at, min(READ_BYTES, part.address + part.end - part.begin - at))
-            for at in range(part.address, part.address + part.end - part.begin, READ_BYTES)
+        end = part.address + part.end - part.begin
+        return [
+            self._readers.submit(read_in, at, min(READ_BYTES, end - at)) for at in range(part.address, end, READ_BYTES)
         ]
-        for job in jobs:
-            job.result()
 
     def _refuse(self, entry: Entry, error: BaseException) -> None:
         """What the driver or the file has against it. A copy under way may have begun with the first parts."""
@@ -290,6 +309,11 @@ class Registrar:
         with self._changed:
             entry.parts, entry.kept = [], []
         self._ram.give_back(entry.nbytes)
+
+
+def registered_part(entry: Entry, run: Run, at: int) -> Part | None:
+    """The part that has this byte of the run's file, if it is registered."""
+    return next((p for p in entry.parts if p.registered and p.span.file is run.file and p.begin <= at < p.end), None)
 
 
 def choose_layers(sizes: Sequence[int], streamed: Collection[int], budget: int) -> frozenset[int]:

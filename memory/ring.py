@@ -117,6 +117,7 @@ class PinnedRing:
     _buffers: list[Buffer] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
     _closing: bool = False
+    _unmade: int = 0  # buffers that were not needed yet: pinning takes time, and other threads read meanwhile
 
     @property
     def piece_bytes(self) -> int:
@@ -187,14 +188,17 @@ class PinnedRing:
     def _start(self) -> None:
         if self._threads or self._closing:
             return
-        for _ in range(self.size.buffers):
-            pinned = self.device.pin(self.size.buffer_bytes)
-            self._buffers.append(Buffer(pinned, pinned.view))
-        self._free.extend(self._buffers)
+        self._unmade = self.size.buffers
         for number in range(self.readers):
             thread = threading.Thread(target=self._work, name=f"fusestream-reader-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def _make_buffer(self) -> Buffer:
+        pinned = self.device.pin(self.size.buffer_bytes)
+        buffer = Buffer(pinned, pinned.view)
+        self._buffers.append(buffer)
+        return buffer
 
     def _give_back(self, piece: Piece, after: Event) -> None:
         assert piece.buffer is not None
@@ -208,12 +212,14 @@ class PinnedRing:
         self.device.enter_thread()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or (self._jobs and self._free))
+                self._changed.wait_for(lambda: self._closing or (self._jobs and (self._free or self._unmade)))
                 if self._closing:
                     return
                 reading, piece = self._jobs.popleft()
-                buffer = self._free.popleft()
+                buffer = self._free.popleft() if self._free else None
+                self._unmade -= buffer is None
             try:
+                buffer = buffer or self._make_buffer()
                 if buffer.busy is not None:
                     buffer.busy.synchronize()
                 begin = self.reads.read(piece.run, piece.offset, piece.nbytes, buffer.view)
@@ -221,7 +227,9 @@ class PinnedRing:
             except BaseException as error:
                 piece.error = error
             with self._changed:
-                if reading.cancelled or piece.error is not None:
+                if buffer is None:
+                    self._unmade += 1
+                elif reading.cancelled or piece.error is not None:
                     self._free.append(buffer)
                 else:
                     piece.buffer = buffer

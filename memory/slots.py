@@ -6,7 +6,8 @@ from which the conversion writes them to their place, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
@@ -49,9 +50,11 @@ class SlotsBackend(CopyingBackend):
     def take(self, nbytes: int) -> torch.Tensor:
         return self._device.room(nbytes)
 
-    def weights(self, copy: Copy) -> dict[str, torch.Tensor]:
+    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
         assert copy.layer is not None
-        return copy.layer.views(copy.room)
+        if copy.weights is None:  # of a resident they are the same in every pass
+            copy.weights = MappingProxyType(copy.layer.views(copy.room))
+        return copy.weights
 
     def trim(self) -> None:
         self._device.trim()

@@ -266,7 +266,7 @@ def test_the_drivers_own_count_stays_within_the_budget(model):
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
-    pager = model.open("registered", 5 * ROOM)
+    pager = model.open("registered", 5 * ROOM, DeviceBudget(9 * ROOM))
     largest = 0
     for budget in (5, 3, 5, 9, 2):
         pager.resize(budget * ROOM)

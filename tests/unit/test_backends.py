@@ -332,6 +332,71 @@ def test_a_managed_pool_counts_as_ram(beds):
     assert bed.ram.taken == 0
 
 
+def test_a_plan_for_measured_rates(beds):
+    bed = beds([50_000] * 9)
+    bed.open("registered", window("registered", 200_032, resident=3))
+    bed.a_pass()
+    bed.pager.check()
+    bed.pager.resize(window("registered", 200_032, resident=3), compare(bed.pager).rates)
+    bed.a_pass()
+    empty = beds([1000] * 3)
+    empty.open("registered", 10_000)
+    assert compare(empty.pager) is None, "nothing was copied yet"
+
+
+def test_with_less_ram_other_layers_are_registered_after_another_plan(beds):
+    """Layers that become resident are copied once more and then need no RAM."""
+    bed = beds([100_000] * 12)
+    bed.ram = RamBudget(2 * MIB)
+    vram = DeviceBudget(100 * MIB)
+    bed.open("registered", window("registered", 400_064), vram)
+    for resident in (0, 6, 0, 11):
+        bed.pager.resize(window("registered", 400_064, resident))
+        bed.a_pass()
+        bed.a_pass()
+        assert bed.device.most_locked <= 2 * MIB
+
+
+def test_when_the_memory_of_a_plan_cannot_be_had_the_one_before_goes_on(beds):
+    bed = beds([50_000] * 9)
+    vram = DeviceBudget(100 * MIB)
+    bed.open("registered", window("registered", 200_032), vram)
+    bed.a_pass()
+    take, taken = bed.device.room, []
+
+    def limited(nbytes):
+        taken.append(nbytes)
+        if len(taken) == 4:  # after some residents
+            raise OverBudget("the plain device is full")
+        return take(nbytes)
+
+    bed.device.room = limited
+    with pytest.raises(OverBudget, match="full"):
+        bed.pager.resize(window("registered", 200_032, resident=5))
+    assert vram.taken == bed.pager.held_bytes == window("registered", 200_032)
+    bed.a_pass()
+
+    def full(nbytes):
+        raise OverBudget("the plain device is full")
+
+    bed.device.room = full
+    with pytest.raises(OverBudget, match="full"):
+        bed.pager.resize(window("registered", 200_032, resident=5))
+    assert vram.taken == 0, "nothing could be had: it is closed"
+    with pytest.raises(PagerError, match="unloaded"):
+        bed.pager.acquire(0)
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_what_the_device_lacks_at_opening_leaves_nothing(beds, kind):
+    bed = beds([50_000] * 9)
+    bed.device.memory = 10_000
+    vram = DeviceBudget(100 * MIB)
+    with pytest.raises(OverBudget):
+        bed.open(kind, window(kind, 200_032), vram)
+    assert vram.taken == 0
+
+
 def test_managed_addresses_stay(beds):
     bed = beds([1000] * 6)
     bed.open("managed", 2 * PAGE)
