@@ -26,6 +26,9 @@ LEAST_BUDGET = GIB // 8  # a small ring of pinned buffers; without it nothing st
 class Lender(Protocol):
     """Who has taken RAM and may do without."""
 
+    def lendable(self) -> int:
+        """Bytes that are idle."""
+
     def relent(self, nbytes: int) -> None:
         """Give back about this much of what is idle."""
 
@@ -89,6 +92,13 @@ class RamBudget:
     def leave(self, lender: Lender) -> None:
         with self._lock:
             self._lenders.remove(lender)
+
+    def within_reach(self, asker: Lender) -> int:
+        """What is left, and what the others could give back."""
+        with self._lock:
+            others = [lender for lender in self._lenders if lender is not asker]
+            left = self.total - self._taken
+        return left + sum(lender.lendable() for lender in others)
 
     def beg(self, nbytes: int, asker: Lender | None = None) -> None:
         """The others give back what they do not need. The asker holds no lock: others may be asking it."""

@@ -67,6 +67,10 @@ class Entry:
     def nbytes(self) -> int:
         return sum(span.nbytes for span in self.spans)
 
+    @property
+    def idle(self) -> bool:
+        return self.state == "here" and not self.users and (self.last is None or self.last.query())
+
 
 class Registrar:
     """The layers of one model. `take` is called by the copying thread, in the order of the copies."""
@@ -79,6 +83,7 @@ class Registrar:
         self._position = 0  # the layer that is needed now
         self._wanted: tuple[Entry, Run, int] | None = None  # what the copying thread waits for
         self._sending = False  # whether it is asking the device for copies
+        self._planning = False
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -87,13 +92,13 @@ class Registrar:
 
     def expect(self, streamed: Collection[int]) -> None:
         """These layers will be copied in every pass, the others once. No copy is under way."""
+        reach = self._ram.within_reach(self)
+        leaving = []
         with self._changed:
-            self._changed.wait_for(lambda: all(e.state != "coming" for e in self._entries) or self._closing)
+            self._planning = True  # the thread finishes what it is at, and takes up nothing more
+            self._changed.wait_for(lambda: all(e.state not in ("coming", "leaving") for e in self._entries))
             registered = sum(e.nbytes for e in self._entries if e.state == "here")
-            chosen = choose_layers(
-                [e.nbytes for e in self._entries], streamed, self._ram.total - self._ram.taken + registered
-            )
-            leaving = []
+            chosen = choose_layers([e.nbytes for e in self._entries], streamed, reach + registered)
             for i, entry in enumerate(self._entries):
                 entry.chosen = i in chosen
                 if not entry.chosen and entry.state == "here":
@@ -104,6 +109,7 @@ class Registrar:
         for entry in leaving:
             self._unregister(entry)
         with self._changed:
+            self._planning = False
             self._changed.notify_all()
 
     def serves(self, i: int) -> bool:
@@ -121,7 +127,7 @@ class Registrar:
         with self._changed:
             self._position = i
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._closing or entry.state in ("coming", "here", "refused"))
+            self._changed.wait_for(lambda: self._closing or self._is_settled(entry))
             self._check(entry)
             entry.users += 1
         try:
@@ -141,6 +147,10 @@ class Registrar:
                 entry.last = last
                 self._changed.notify_all()
 
+    def lendable(self) -> int:
+        with self._changed:
+            return sum(entry.nbytes for entry in self._entries if entry.idle)
+
     def relent(self, nbytes: int) -> None:
         """Another model needs RAM: give back what is idle here. It is read from now on."""
         freed = 0
@@ -148,8 +158,7 @@ class Registrar:
             with self._changed:
                 if freed >= nbytes:
                     return
-                is_idle = entry.state == "here" and not entry.users and (entry.last is None or entry.last.query())
-                if not is_idle:
+                if not entry.idle:
                     continue
                 entry.state, entry.chosen = "leaving", False
             self._unregister(entry)
@@ -170,11 +179,19 @@ class Registrar:
             if entry.state == "here":
                 self._unregister(entry)
 
+    @staticmethod
+    def _is_settled(entry: Entry) -> bool:
+        """Whether it is known if these pages are registered. What was chosen when the copy was announced may since have been
+        given to another model."""
+        return entry.state in ("coming", "here", "refused") or (entry.state == "absent" and not entry.chosen)
+
     def _check(self, entry: Entry) -> None:
         if self._closing:
             raise RuntimeError("the pager was closed while weights were on their way")
         if entry.state == "refused":
             raise NotRegistered(entry.why)
+        if entry.state == "absent":
+            raise NotRegistered("the RAM was given to another model")
 
     def _part_at(self, entry: Entry, run: Run, at: int) -> Part:
         """The part that has this byte of the run's file, once it is registered."""
@@ -208,21 +225,23 @@ class Registrar:
                 while entry is None:
                     if self._closing:
                         return
-                    entry = self._next()
+                    entry = None if self._planning else self._next()
                     if entry is None:
                         self._changed.wait()
                 entry.state = "coming"
-            if self._ram.try_take(entry.nbytes):
-                self._register(entry)
-                continue
-            self._ram.beg(entry.nbytes, self)
-            if self._ram.try_take(entry.nbytes):
+            if self._has_taken(entry.nbytes):
                 self._register(entry)
                 continue
             with self._changed:
                 entry.why = f"{entry.nbytes / GIB:.2f} GiB more do not fit into the RAM budget of {self._ram.total / GIB:.2f} GiB"
                 entry.state = "refused"
                 self._changed.notify_all()
+
+    def _has_taken(self, nbytes: int) -> bool:
+        if self._ram.try_take(nbytes):
+            return True
+        self._ram.beg(nbytes, self)
+        return self._ram.try_take(nbytes)
 
     def _next(self) -> Entry | None:
         """The chosen layer that is needed soonest and is not there."""

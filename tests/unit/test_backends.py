@@ -34,6 +34,10 @@ MIB = 1 << 20
 WAYS = ("registered", "pinned", "direct")
 
 
+class BadDisk(OSError):
+    """What the tests' files raise."""
+
+
 class Bed:
     """A weight file, a device, and a pager of one kind over them."""
 
@@ -64,6 +68,18 @@ class Bed:
         self.ram = RamBudget(64 * MIB)
         self.memory: PlainManagedMemory | None = None
         self.pager: Pager | None = None
+        self.disk_fails = False
+        file = self.source._open[0]
+        for name in ("read_into", "map_pages"):
+            setattr(file, name, self.failing(getattr(file, name)))
+
+    def failing(self, method):
+        def read(*arguments):
+            if self.disk_fails:
+                raise BadDisk("a bad disk")
+            return method(*arguments)
+
+        return read
 
     def open(self, kind, budget, vram=None, guard=True) -> Pager:
         vram = vram or DeviceBudget(budget)
@@ -397,6 +413,18 @@ def test_what_the_device_lacks_at_opening_leaves_nothing(beds, kind):
     assert vram.taken == 0
 
 
+def test_what_failed_is_tried_again(beds):
+    for kind in (*WAYS[:2], "managed"):
+        bed = beds([50_000] * 9)
+        bed.open(kind, window(kind, 200_032))
+        bed.disk_fails = True
+        for _ in range(2):
+            with pytest.raises(BadDisk):
+                bed.pager.acquire(5)
+        bed.disk_fails = False
+        bed.a_pass()
+
+
 def test_managed_addresses_stay(beds):
     bed = beds([1000] * 6)
     bed.open("managed", 2 * PAGE)
@@ -446,6 +474,8 @@ class Streaming(RuleBasedStateMachine):
         i = data.draw(st.integers(0, len(self.bed.layers) - 1))
         try:
             weights = self.bed.pager.acquire(i)
+        except BadDisk:
+            assert self.bed.disk_fails
         except PagerError as error:
             assert "slots of the window in use" in str(error)
         else:
@@ -463,6 +493,10 @@ class Streaming(RuleBasedStateMachine):
     @rule(data=st.data())
     def prefetch(self, data):
         self.bed.pager.prefetch(data.draw(st.integers(0, len(self.bed.layers) - 1)))
+
+    @rule(fails=st.booleans())
+    def disk(self, fails):
+        self.bed.disk_fails = fails
 
     @precondition(streams)
     @rule()
@@ -483,6 +517,7 @@ class Streaming(RuleBasedStateMachine):
     @precondition(streams)
     @rule()
     def a_pass(self):
+        self.bed.disk_fails = False
         if not self.using:
             self.bed.a_pass()
 

@@ -55,6 +55,9 @@ class Borrower:
         budget.take(holds, "a test")
         budget.join(self)
 
+    def lendable(self) -> int:
+        return self.holds
+
     def relent(self, nbytes) -> None:
         given, self.holds = self.holds, 0
         self.budget.give_back(given)
@@ -73,6 +76,7 @@ def test_taking_asks_the_others_first():
     budget = RamBudget(100)
     first, second = Borrower(budget, 30), Borrower(budget, 40)
     assert budget.try_take(30) and not budget.try_take(1)
+    assert budget.within_reach(first) == 40 and budget.within_reach(second) == 30
     budget.beg(20, asker=first)
     assert first.holds == 30 and second.holds == 0
     budget.take(40, "more")
