@@ -22,12 +22,13 @@ from .layer import Layer
 from .ledger import Ledger
 from .open_file import OpenFile
 from .ram import RamBudget, measure_ram
-from .registered import PART_BYTES, NotRegistered, Registrar
+from .registered import NotRegistered, Registrar
 from .ring import PinnedRing, PlainReads, Reading, Reads, RingSize
 from .runs import Run, Span, address_of, runs_of, spans_of
 
 Way = Literal["auto", "registered", "pinned", "direct"]
 READERS = 12
+TRIED_BYTES = 1 << 20  # registered to see whether it can be done
 # Of the RAM budget, at most this share is the ring's while pages are registered too.
 RING_SHARE = 8
 
@@ -151,7 +152,7 @@ def choose(device: Device, spans: Sequence[Sequence[Span]], file_bytes: int, way
 
 def try_registering(device: Device, span: Span) -> str | None:
     """Register the beginning of a span, and undo it; the driver's reason if it cannot be done."""
-    end = min(span.end, span.begin + PART_BYTES // 64)
+    end = min(span.end, span.begin + TRIED_BYTES)
     mapped = span.file.map_pages(span.begin, end)
     address = address_of(mapped)
     try:

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from .cuda_managed import CudaManagedMemory
 from .device import CudaDevice
 from .ledger import now
-from .registered import PART_BYTES
 from .runs import Run, address_of, spans_of
 
 ROUNDS = 3
+PROBE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def measure_rates(device: CudaDevice, runs: Sequence[Run], managed: bool) -> Bus
     """As measured with the first bytes of these runs, or with those of a model before. managed: also that."""
     key = device.index, managed
     if key not in _known:
-        found = _measure(device, runs, managed, PART_BYTES)
+        found = _measure(device, runs, managed, PROBE_BYTES)
         if not found.pinned:
             return found
         _known[key] = found

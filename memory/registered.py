@@ -1,9 +1,15 @@
 """Pages of weight files that the device reads where they lie in the page cache: no copy, no buffer.
 
-A thread registers layers with the driver, ahead of use, in the order in which they will be needed, part by part, so that a
-copy may begin with the first part. Which layers: as many as the RAM budget holds, spread over the order, and always the same.
-Taking turns would be no use: the driver unregisters only when the device is idle, and keeps everybody waiting meanwhile
-(measured). So pages are unregistered when the budget is asked for by another model, when the plan changes and at the end.
+Layers are registered with the driver, part by part, once. Which layers: as many as the RAM budget holds, spread over the
+order, and always the same. Taking turns would be no use: the driver unregisters only when the device is idle, and keeps
+everybody waiting meanwhile (measured). So pages are unregistered when the budget is asked for by another model, when the plan
+changes and at the end.
+
+The driver does one thing at a time, and who has just had it gets it again (measured, too): a thread that registered one part
+after the other would keep the copies waiting until it is done. So the copying thread registers what it needs itself, and
+asks for the copy of a part before it registers the next: the bus is busy with one while the driver is with the other. Another
+thread registers ahead of use while the copying thread has nothing to do, and has the layers that come next read from the
+disk into the page cache.
 
 A layer has a mapping of its own: layers share pages at their ends, and the driver registers an address only once. Nobody
 but the driver touches these addresses: where the file was cut meanwhile, it says so, while a thread would be ended by
@@ -14,6 +20,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -26,10 +33,11 @@ from .plan import spread
 from .ram import GIB, RamBudget
 from .runs import Run, Span, address_of
 
-PART_BYTES = 64 << 20
-READ_BYTES = 4 << 20
+PART_BYTES = 128 << 20
+READ_BYTES = 32 << 20
 READERS = 12
-LONGEST_PAUSE = 0.02  # seconds
+LAYERS_AHEAD = 3  # that are read into the page cache
+COURTESY = 0.0003  # seconds between two parts registered ahead, in which others get at the driver
 
 
 class NotRegistered(RuntimeError):
@@ -45,9 +53,19 @@ class Part:
     end: int
     address: int
     registered: bool = False
+    reads: list[Future[bool]] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+    def wait_until_read(self) -> None:
+        if not all(read.done() for read in self.reads):
+            wait(self.reads)
 
 
-State = Literal["absent", "coming", "here", "leaving", "refused"]
+# absent -> mapping -> coming -> here -> leaving -> absent; refused from anywhere on the way
+State = Literal["absent", "mapping", "coming", "here", "leaving", "refused"]
 
 
 @dataclass(eq=False)
@@ -61,6 +79,7 @@ class Entry:
     kept: list[mmap.mmap] = field(default_factory=list)  # a mapping lives as long as its pages are registered
     users: int = 0
     last: Event | None = None  # the copy that reads it
+    has_ram: bool = False
     why: str = ""
 
     @property
@@ -81,10 +100,10 @@ class Registrar:
         self._ledger = ledger
         self._entries = [Entry(tuple(spans)) for spans in layers]
         self._position = 0  # the layer that is needed now
-        self._wanted: tuple[Entry, Run, int] | None = None  # what the copying thread waits for
-        self._sending = False  # whether it is asking the device for copies
+        self._sending = False  # whether the copying thread is at work
         self._planning = False
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # what is above, and the entries
+        self._turn = threading.Lock()  # one registers at a time; taken before `_changed`, never within
         self._closing = False
         self._thread: threading.Thread | None = None
         self._readers = ThreadPoolExecutor(READERS, "fusestream-page-reader")
@@ -96,19 +115,21 @@ class Registrar:
         leaving = []
         with self._changed:
             self._planning = True  # the thread finishes what it is at, and takes up nothing more
-            self._changed.wait_for(lambda: all(e.state not in ("coming", "leaving") for e in self._entries))
-            registered = sum(e.nbytes for e in self._entries if e.state == "here")
-            chosen = choose_layers([e.nbytes for e in self._entries], streamed, reach + registered)
+            self._changed.wait_for(lambda: all(e.state not in ("mapping", "leaving") for e in self._entries))
+        with self._turn, self._changed:
+            held = sum(e.nbytes for e in self._entries if e.has_ram)
+            chosen = choose_layers([e.nbytes for e in self._entries], streamed, reach + held)
             for i, entry in enumerate(self._entries):
                 entry.chosen = i in chosen
-                if not entry.chosen and entry.state == "here":
+                if not entry.chosen and entry.state in ("coming", "here"):
                     entry.state = "leaving"
                     leaving.append(entry)
-                elif entry.state == "refused":
-                    entry.state = "absent"
         for entry in leaving:
             self._unregister(entry)
         with self._changed:
+            for entry in self._entries:
+                if entry.state == "refused" and not entry.has_ram:
+                    entry.state = "absent"  # there may be more RAM now
             self._planning = False
             self._changed.notify_all()
 
@@ -125,17 +146,18 @@ class Registrar:
         the copy of this one was. Raises NotRegistered, at the beginning or later, where they have to be read instead."""
         entry = self._entries[i]
         with self._changed:
-            self._position = i
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._closing or self._is_settled(entry))
-            self._check(entry)
+            self._position, self._sending = i, True
             entry.users += 1
+            self._changed.notify_all()
         try:
+            self._prepare(entry)
             for run in runs:
                 offset = 0
                 while offset < run.nbytes:
                     at = run.begin + offset
-                    part = self._part_at(entry, run, at)
+                    part = next(p for p in entry.parts if p.span.file is run.file and p.begin <= at < p.end)
+                    if not part.registered:
+                        self._register(entry, part)
                     nbytes = min(part.end - at, run.nbytes - offset)
                     yield run, offset, part.address + (at - part.begin), nbytes
                     offset += nbytes
@@ -173,69 +195,55 @@ class Registrar:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        self._readers.shutdown()
-        self._ram.leave(self)
+        self._ram.leave(self)  # from now on nobody else unregisters
+        with self._changed:
+            self._changed.wait_for(lambda: all(e.state != "leaving" for e in self._entries))
+        self._readers.shutdown(cancel_futures=True)
         for entry in self._entries:
-            if entry.state == "here":
-                self._unregister(entry)
+            self._unregister(entry)
 
-    @staticmethod
-    def _is_settled(entry: Entry) -> bool:
-        """Whether it is known if these pages are registered. What was chosen when the copy was announced may since have been
-        given to another model."""
-        return entry.state in ("coming", "here", "refused") or (entry.state == "absent" and not entry.chosen)
+    # -------------------------------------------------------------------------------------------------- registering
+
+    def _prepare(self, entry: Entry) -> None:
+        """See to it that an entry's parts exist. Raises NotRegistered where it has none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or entry.state not in ("mapping", "leaving"))
+            self._check(entry)
+            if entry.state in ("coming", "here"):
+                return
+            entry.state = "mapping"
+        parts: list[Part] = []
+        kept: list[mmap.mmap] = []
+        try:
+            if not self._has_taken(entry.nbytes):
+                raise NotRegistered(
+                    f"{entry.nbytes / GIB:.2f} GiB more do not fit into the RAM budget of {self._ram.total / GIB:.2f} GiB"
+                )
+            entry.has_ram = True
+            for span in entry.spans:
+                mapped = span.file.map_pages(span.begin, span.end)
+                kept.append(mapped)
+                address = address_of(mapped)
+                for begin in range(span.begin, span.end, PART_BYTES):
+                    part = Part(span, begin, min(begin + PART_BYTES, span.end), address + begin - span.begin)
+                    parts.append(part)
+                    part.reads = self._read_in(part)
+        except BaseException as error:
+            entry.parts, entry.kept = parts, kept
+            self._refuse(entry, error)
+            raise NotRegistered(str(error)) from error
+        with self._changed:
+            entry.parts, entry.kept = parts, kept
+            entry.state = "coming" if parts else "here"
+            self._changed.notify_all()
 
     def _check(self, entry: Entry) -> None:
         if self._closing:
             raise RuntimeError("the pager was closed while weights were on their way")
         if entry.state == "refused":
             raise NotRegistered(entry.why)
-        if entry.state == "absent":
+        if entry.state == "absent" and not entry.chosen:
             raise NotRegistered("the RAM was given to another model")
-
-    def _part_at(self, entry: Entry, run: Run, at: int) -> Part:
-        """The part that has this byte of the run's file, once it is registered."""
-
-        with self._changed:
-            found = registered_part(entry, run, at)
-            if found is None:
-                self._sending, self._wanted = False, (entry, run, at)
-                self._changed.notify_all()
-                self._changed.wait_for(
-                    lambda: self._closing or registered_part(entry, run, at) is not None or entry.state == "refused"
-                )
-                self._wanted = None
-                self._check(entry)
-                found = registered_part(entry, run, at)
-            self._sending = True
-        assert found is not None
-        return found
-
-    def _copies_are_behind(self) -> bool:
-        """Whether there is something to ask a copy of, which was not done yet."""
-        return self._sending or (self._wanted is not None and registered_part(*self._wanted) is not None)
-
-    # --------------------------------------------------------------------------------------------------- the thread
-
-    def _work(self) -> None:
-        self._device.enter_thread()
-        while True:
-            with self._changed:
-                entry = None
-                while entry is None:
-                    if self._closing:
-                        return
-                    entry = None if self._planning else self._next()
-                    if entry is None:
-                        self._changed.wait()
-                entry.state = "coming"
-            if self._has_taken(entry.nbytes):
-                self._register(entry)
-                continue
-            with self._changed:
-                entry.why = f"{entry.nbytes / GIB:.2f} GiB more do not fit into the RAM budget of {self._ram.total / GIB:.2f} GiB"
-                entry.state = "refused"
-                self._changed.notify_all()
 
     def _has_taken(self, nbytes: int) -> bool:
         if self._ram.try_take(nbytes):
@@ -243,96 +251,110 @@ class Registrar:
         self._ram.beg(nbytes, self)
         return self._ram.try_take(nbytes)
 
-    def _next(self) -> Entry | None:
-        """The chosen layer that is needed soonest and is not there."""
-        count = len(self._entries)
-        for step in range(count):
-            entry = self._entries[(self._position + step) % count]
-            if entry.chosen and entry.state == "absent":
-                return entry
-        return None
-
-    def _register(self, entry: Entry) -> None:
-        """Map and register a layer whose RAM is taken."""
-        parts: list[Part] = []
-        reads: list[list[Future[bool]]] = []
-        try:
-            for span in entry.spans:
-                mapped = span.file.map_pages(span.begin, span.end)
-                entry.kept.append(mapped)
-                address = address_of(mapped)
-                for begin in range(span.begin, span.end, PART_BYTES):
-                    end = min(begin + PART_BYTES, span.end)
-                    parts.append(Part(span, begin, end, address + begin - span.begin))
-            with self._changed:
-                entry.parts = parts
-            reads = [self._read_in(part) for part in parts]
-            for part, reading in zip(parts, reads, strict=True):
-                for read in reading:
-                    read.result()
-                if self._closing:
-                    raise NotRegistered("the pager was closed")
-                self._device.register(part.address, part.end - part.begin)
-                self._ledger.hold("registered RAM", part.end - part.begin)
-                with self._changed:
-                    part.registered = True
-                    self._changed.notify_all()
-                    # The driver does one thing at a time, and who has just had it gets it again: without this the copies,
-                    # and the bus, would wait until everything is registered.
-                    self._changed.wait_for(lambda: self._closing or not self._copies_are_behind(), LONGEST_PAUSE)
-            with self._changed:
-                entry.state = "here"
-                self._changed.notify_all()
-        except BaseException as error:
-            for reading in reads:
-                for read in reading:
-                    read.cancel()
-            wait([read for reading in reads for read in reading])  # they are at the mapping's addresses
-            self._refuse(entry, error)
-
     def _read_in(self, part: Part) -> list[Future[bool]]:
         """From the disk into the page cache, by several threads. The driver, left to do it, would read page after page and
         keep everybody waiting."""
-        end = part.address + part.end - part.begin
+        end = part.address + part.nbytes
         return [
             self._readers.submit(read_in, at, min(READ_BYTES, end - at)) for at in range(part.address, end, READ_BYTES)
         ]
 
+    def _register(self, entry: Entry, part: Part) -> None:
+        """One part, unless the other thread was faster."""
+        part.wait_until_read()
+        with self._turn:
+            with self._changed:
+                self._check(entry)
+                if part.registered:
+                    return
+            try:
+                self._device.register(part.address, part.nbytes)
+            except BaseException as error:
+                self._refuse(entry, error)
+                raise NotRegistered(str(error)) from error
+            self._ledger.hold("registered RAM", part.nbytes)
+            with self._changed:
+                part.registered = True
+                if all(each.registered for each in entry.parts):
+                    entry.state = "here"
+                self._changed.notify_all()
+
     def _refuse(self, entry: Entry, error: BaseException) -> None:
-        """What the driver or the file has against it. A copy under way may have begun with the first parts."""
+        """What the driver or the file has against it. The thread cleans up when no copy reads its first parts any more."""
         with self._changed:
             entry.why = str(error)
             entry.state = "refused"
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not entry.users)
-            last = entry.last
-        if last is not None:
-            last.synchronize()
-        self._release(entry)
-        if not self._closing:
-            self._ledger.note("registering", f"given up for a layer: {error}")
+        self._ledger.note("registering", f"given up for a layer: {error}")
 
     def _unregister(self, entry: Entry) -> None:
-        """Of a layer that is leaving, or of any when closing."""
-        self._release(entry)
-        with self._changed:
-            entry.state = "absent"
-            self._changed.notify_all()
-
-    def _release(self, entry: Entry) -> None:
+        """Of a layer that is leaving or refused, or of any when closing."""
+        for part in entry.parts:
+            for read in part.reads:
+                read.cancel()
+            part.wait_until_read()  # they are at the mapping's addresses
+        if entry.last is not None:
+            entry.last.synchronize()
         for part in entry.parts:
             if part.registered:
                 self._device.unregister(part.address)
                 part.registered = False
-                self._ledger.hold("registered RAM", part.begin - part.end)
+                self._ledger.hold("registered RAM", -part.nbytes)
         with self._changed:
             entry.parts, entry.kept = [], []
-        self._ram.give_back(entry.nbytes)
+            had_ram, entry.has_ram = entry.has_ram, False
+            if entry.state != "refused":
+                entry.state = "absent"
+            self._changed.notify_all()
+        if had_ram:
+            self._ram.give_back(entry.nbytes)
 
+    # --------------------------------------------------------------------------------------------------- the thread
 
-def registered_part(entry: Entry, run: Run, at: int) -> Part | None:
-    """The part that has this byte of the run's file, if it is registered."""
-    return next((p for p in entry.parts if p.registered and p.span.file is run.file and p.begin <= at < p.end), None)
+    def _work(self) -> None:
+        self._device.enter_thread()
+        while True:
+            with self._changed:
+                while not self._closing and (job := self._next()) is None:
+                    self._changed.wait()
+                if self._closing:
+                    return
+            assert job is not None
+            try:
+                self._do(*job)
+            except (NotRegistered, RuntimeError):  # it is refused, or we are closing: the copy is told
+                continue
+
+    def _do(self, entry: Entry, part: Part | None) -> None:
+        if entry.state == "refused":
+            self._unregister(entry)
+        elif part is None:
+            self._prepare(entry)
+        else:
+            part.wait_until_read()
+            with self._changed:
+                if self._sending or self._planning:
+                    return
+            self._register(entry, part)
+            time.sleep(COURTESY)
+
+    def _next(self) -> tuple[Entry, Part | None] | None:
+        """What there is to do: clean up, map and read the next few layers, register the soonest part that is not."""
+        ahead = 0
+        count = len(self._entries)
+        register: tuple[Entry, Part] | None = None
+        for step in range(count):
+            entry = self._entries[(self._position + step) % count]
+            if entry.state == "refused" and entry.has_ram and not entry.users:
+                return entry, None
+            if self._planning or not entry.chosen or ahead >= LAYERS_AHEAD:
+                continue
+            if entry.state == "absent":
+                return entry, None
+            if entry.state == "coming":
+                ahead += 1
+                register = register or next(((entry, part) for part in entry.parts if not part.registered), None)
+        return None if self._sending else register
 
 
 def choose_layers(sizes: Sequence[int], streamed: Collection[int], budget: int) -> frozenset[int]:
