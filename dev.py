@@ -51,7 +51,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(
-        "part", choices=["kernels", "report"], help="what to measure, or `report`: only the tables"
+        "part", choices=["kernels", "pager", "report"], help="what to measure, or `report`: only the tables"
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
@@ -65,7 +65,8 @@ HELP = {
     "test": "run every check: lint, unit, server and browser tests",
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
-    "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --no-compile)",
+    "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --no-compile; "
+    "pager: --gb N, --folder DIR)",
     "setup": "only set up what the other commands need",
 }
 
@@ -119,7 +120,7 @@ def kernels(options: argparse.Namespace, rest: list[str]) -> int:
 
 def bench(options: argparse.Namespace, rest: list[str]) -> int:
     bed, _ = set_up(options, with_browser=False)
-    code = call(bed, "bench/kernels.py", *rest) if options.part == "kernels" else 0
+    code = call(bed, f"bench/{options.part}.py", *rest) if options.part != "report" else 0
     return code or call(bed, "bench/report.py")
 
 

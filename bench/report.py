@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "bench" / "results"
-BLOCK = re.compile(r"(<!-- kernels:begin -->\n).*?(<!-- kernels:end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (kernels|pager):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 # One or two rows that stand for each op: the shapes a Wan, UMT5 or VAE run meets most.
 CHOSEN = (
     "norm_modulate|Wan 1.3B 480x832x81: 32760x1536",
@@ -55,15 +55,32 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def pager_table(results: dict[str, Any]) -> str:
+    """A Markdown table of all rows of the pager's bench, misses included."""
+    lines = ["| What | Found | Promised | |", "| --- | --- | --- | --- |"]
+    for row in results["pager"]["rows"]:
+        if "error" in row:
+            lines.append(f"| {row['label']} | | | {row['error']} |")
+            continue
+        promised = "" if row["bound"] is None else f"at most {row['bound']:g}"
+        missed = "**missed** " if row["bound"] is not None and row["found"] > row["bound"] else ""
+        lines.append(f"| {row['label']} | {missed}{row['found']:g} {row['unit']} | {promised} | {row['note']} |")
+    return "\n".join(lines)
+
+
 def rendered(readme: str) -> str:
     """`readme` with the tables of every results file between its markers."""
-    parts = []
+    parts: dict[str, list[str]] = {"kernels": [], "pager": []}
     for path in sorted(RESULTS.glob("nvidia-*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
-        environment = results["kernels"]["rows"][0]["environment"]
-        head = f"Measured on {path.stem.replace('-', ' ')} with torch {environment['torch']} ({environment['date']}):"
-        parts.append(f"{head}\n\n{table(results)}\n")
-    return BLOCK.sub(lambda found: found.group(1) + "\n" + "\n".join(parts) + "\n" + found.group(2), readme)
+        tables = {"kernels": table, "pager": pager_table}
+        for part in parts.keys() & results.keys():
+            rows = results[part]
+            environment = rows["rows"][0]["environment"] if part == "kernels" else rows["environment"]
+            card = path.stem.replace("-", " ")
+            head = f"Measured on {card} with torch {environment['torch']} ({environment['date']}):"
+            parts[part].append(f"{head}\n\n{tables[part](results)}\n")
+    return BLOCK.sub(lambda found: f"{found[1]}\n" + "\n".join(parts[found[2]]) + f"\n{found[3]}", readme)
 
 
 def main() -> int:

@@ -3,35 +3,49 @@
 from .backend import Backend, Convert, Copy, HostBackend, Source
 from .budget import DeviceBudget
 from .checkpoint import Checkpoint
+from .comparison import Comparison, compare
+from .cuda import CudaError, NoDriver
+from .cuda_managed import NoManagedMemory
 from .file import BadFile, Extent, WeightFile, read_header
 from .layer import Layer, Weight, staging_bytes
 from .ledger import Ledger
 from .open_file import FileChanged
+from .opening import open_pager
 from .pager import Pager, PagerError
 from .plan import OverBudget, Plan, Prediction, Rates, make_plan, simulate
+from .ram import RamBudget
+from .rates import BusRates
 
 __all__ = [
     "Backend",
     "BadFile",
+    "BusRates",
     "Checkpoint",
+    "Comparison",
     "Convert",
     "Copy",
+    "CudaError",
     "DeviceBudget",
     "Extent",
     "FileChanged",
     "HostBackend",
     "Layer",
     "Ledger",
+    "NoDriver",
+    "NoManagedMemory",
     "OverBudget",
     "Pager",
     "PagerError",
     "Plan",
     "Prediction",
+    "RamBudget",
     "Rates",
     "Source",
     "Weight",
     "WeightFile",
+    "compare",
     "make_plan",
+    "open_pager",
     "read_header",
     "simulate",
     "staging_bytes",

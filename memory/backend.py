@@ -12,17 +12,24 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from .file import Extent
 from .layer import Layer, view
 from .ledger import Ledger, now
+from .plan import Plan, aligned
 
-Ticket = threading.Event
+
+class Ticket(Protocol):
+    """A point in compute's order. Of two with the same `order` the later one is reached later."""
+
+    @property
+    def order(self) -> int: ...
+
 
 # Stored weight -> weight of another type, both on the device, on the copies' order.
 Convert = Callable[[torch.Tensor, torch.Tensor], None]
@@ -40,34 +47,71 @@ class Source(Protocol):
         """All bytes of an extent into a buffer of exactly that size, or an exception that names the file."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Copy:
-    """A layer's bytes on their way into a room, uint8 [at least layer.nbytes]."""
+    """A layer's bytes on their way into a room. done: for the host, that everything was asked of the device or failed."""
 
-    layer: Layer
-    room: torch.Tensor
-    after: tuple[Ticket, ...] = ()
-    done: Ticket = field(default_factory=Ticket)
+    layer: Layer | None
+    room: Any
+    after: tuple[Any, ...] = ()
+    done: threading.Event = field(default_factory=threading.Event)
+    reached: Any = None  # on the device, that the bytes are there
     error: BaseException | None = None
+    weights: Mapping[str, torch.Tensor] | None = None  # views of the room, once somebody asked
 
 
 class Backend(Protocol):
     """One device's memory and its two orders."""
 
-    def take(self, nbytes: int) -> torch.Tensor:
-        """Room on the device: uint8 [nbytes]."""
+    overhead_bytes: int  # that the backend holds for itself
+
+    def room_bytes(self, nbytes: int) -> int:
+        """What a room of that size takes of the device."""
+
+    def expect(self, plan: Plan) -> None:
+        """What will be copied, how often."""
+
+    def take(self, nbytes: int) -> Any:
+        """Room on the device for layers of that size."""
+
+    def give_back(self, room: Any) -> None:
+        """Nothing is under way in this room, nobody uses it."""
+
+    def trim(self) -> None:
+        """What was given back goes back to the system."""
 
     def submit(self, copy: Copy) -> None: ...
 
+    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
+        """A copied layer's weights by name."""
+
     def mark(self) -> Ticket: ...
 
-    def wait(self, copy: Copy) -> None: ...
+    def wait(self, copy: Copy) -> Ticket:
+        """Compute waits for it; the point from which it has the bytes. What went wrong in a copy is raised here."""
+
+    def used(self, copy: Copy, begun: Any, over: Any) -> None:
+        """For the ledger: compute had these weights from one point to the other."""
+
+    def check_arrived(self) -> None:
+        """Raises FileChanged where a file changed while the device read it; of copies that are over."""
 
     def drain(self) -> None:
         """The host waits until nothing is under way."""
 
     def close(self) -> None:
         """Whatever is under way ends, nothing more is taken. May be called twice."""
+
+
+class Reached(threading.Event):
+    """A point in the host's own order: reached when it was asked for."""
+
+    order = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = now()
+        self.set()
 
 
 class HostBackend:
@@ -77,30 +121,53 @@ class HostBackend:
         self._source = source
         self._ledger = ledger
         self._convert = convert or cast
+        self.overhead_bytes = aligned(staging_bytes)
         self._staging = torch.empty(staging_bytes, dtype=torch.uint8)
         self._copies: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="fusestream-copies", daemon=True)
         self._thread.start()
 
+    def room_bytes(self, nbytes: int) -> int:
+        return aligned(nbytes)
+
+    def expect(self, plan: Plan) -> None: ...
+
     def take(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def give_back(self, room: torch.Tensor) -> None: ...
+
+    def trim(self) -> None: ...
+
+    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
+        assert copy.layer is not None
+        return copy.layer.views(copy.room)
 
     def submit(self, copy: Copy) -> None:
         self._copies.put(copy)
 
-    def mark(self) -> Ticket:
-        reached = Ticket()
-        reached.set()  # compute is the caller's own: what was asked for is done
-        return reached
+    def mark(self) -> Reached:
+        return Reached()  # compute is the caller's own: what was asked for is done
 
-    def wait(self, copy: Copy) -> None:
+    def wait(self, copy: Copy) -> Reached:
+        assert copy.layer is not None
+        start = now()
         copy.done.wait()
+        self._ledger.add("stall", copy.layer.name, start, now())
         if copy.error is not None:
             raise copy.error
+        return Reached()
+
+    def used(self, copy: Copy, begun: Reached, over: Reached) -> None:
+        assert copy.layer is not None
+        self._ledger.add("use", copy.layer.name, begun.time, over.time)
+
+    def check_arrived(self) -> None:
+        """Every byte was checked as it was read."""
 
     def drain(self) -> None:
-        last = Copy(Layer("", ()), torch.empty(0, dtype=torch.uint8))
+        last = Copy(None, None)
         self.submit(last)
         last.done.wait()
 
@@ -128,6 +195,8 @@ class HostBackend:
                 copy.done.set()
 
     def _copy(self, copy: Copy) -> None:
+        if copy.layer is None:
+            return
         start = now()
         for weight, at in zip(copy.layer.weights, copy.layer.offsets, strict=True):
             stored = copy.room[at : at + weight.nbytes]

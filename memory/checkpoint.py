@@ -68,7 +68,7 @@ class Checkpoint:
         return any(file.mapped for file in self._open)
 
     def file_of(self, extent: Extent) -> WeightFile:
-        return self._file(extent).header
+        return self.home(extent).header
 
     def read_into(self, extent: Extent, buffer: Buffer, start: int | None = None) -> None:
         """Copy the extent's bytes into `buffer`: all of them, or with `start` as many as the buffer holds from there.
@@ -76,7 +76,7 @@ class Checkpoint:
         The buffer is contiguous writable bytes; a torch tensor must be uint8 and on the CPU, pinned or not. After an
         error its content is undefined.
         """
-        file = self._file(extent)
+        file = self.home(extent)
         with _flat(buffer) as target:
             begin = start or 0
             exact = len(target) == extent.nbytes if start is None else 0 <= start <= extent.nbytes - len(target)
@@ -89,11 +89,11 @@ class Checkpoint:
 
     def view(self, extent: Extent) -> memoryview:
         """The extent's bytes where they lie in the page cache, read-only. The module's head says when not to use it."""
-        return self._file(extent).view(extent.begin, extent.end)
+        return self.home(extent).view(extent.begin, extent.end)
 
     def check(self, extent: Extent | None = None) -> None:
         """Raise `FileChanged` unless the extent's file, or every file, is still the one that was opened."""
-        for file in self._open if extent is None else [self._file(extent)]:
+        for file in self._open if extent is None else [self.home(extent)]:
             file.check()
 
     def close(self) -> None:
@@ -108,8 +108,8 @@ class Checkpoint:
     ) -> None:
         self.close()
 
-    def _file(self, extent: Extent) -> OpenFile:
-        """The extent's file. An extent of another checkpoint would silently give other bytes."""
+    def home(self, extent: Extent) -> OpenFile:
+        """The extent's open file. An extent of another checkpoint would silently give other bytes."""
         home = self._home.get(extent.name)
         if home is None or (home[0] is not extent and home[0] != extent):
             raise ValueError(f"tensor {extent.name!r} is not of this checkpoint")

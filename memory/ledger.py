@@ -10,10 +10,11 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["copy", "stall", "use"]
+Kind = Literal["copy", "stall", "use", "evict", "fill"]
 
 MOST_ENTRIES = 50_000
 
@@ -22,7 +23,8 @@ now = time.perf_counter
 
 @dataclass(frozen=True)
 class Entry:
-    """One stretch of time of one layer: its bytes on the way, compute waiting for them, compute using them."""
+    """One stretch of time of one layer: its bytes on the way, compute waiting for them, compute using them; with managed
+    memory also its pages being filled, and leaving the device."""
 
     kind: Kind
     layer: str
@@ -40,7 +42,10 @@ class Ledger:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
         self._route_bytes: Counter[str] = Counter()
-        self._stalls: defaultdict[str, float] = defaultdict(float)
+        self._by_layer: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._counts_by_layer: Counter[tuple[str, str]] = Counter()
+        self._copied = 0
+        self._held_changes: deque[tuple[float, str, int]] = deque(maxlen=most)
         self._held: Counter[str] = Counter()
         self._peaks: Counter[str] = Counter()
         self._notes: dict[str, str] = {}
@@ -51,15 +56,18 @@ class Ledger:
             self._entries.append(Entry(kind, layer, start, end, nbytes))
             self._seconds[kind] += end - start
             self._counts[kind] += 1
+            if kind == "copy":
+                self._copied += nbytes
             if route:
                 self._route_bytes[route] += nbytes
-            if kind == "stall":
-                self._stalls[layer] += end - start
+            self._by_layer[kind, layer] += end - start
+            self._counts_by_layer[kind, layer] += 1
 
     def hold(self, what: str, nbytes: int) -> None:
         """Memory of a kind was taken, or with a negative number given back."""
         with self._lock:
             self._held[what] += nbytes
+            self._held_changes.append((now(), what, nbytes))
             self._peaks[what] = max(self._peaks[what], self._held[what])
 
     def note(self, what: str, why: str) -> None:
@@ -80,6 +88,29 @@ class Ledger:
         with self._lock:
             return self._peaks[what]
 
+    def mean_seconds(self, kind: Kind, layer: str) -> float:
+        """Of one stretch of that kind; 0 where there was none."""
+        with self._lock:
+            return self._by_layer[kind, layer] / max(self._counts_by_layer[kind, layer], 1)
+
+    def rate(self) -> float:
+        """Bytes per second of the copies, while one was under way; 0 before the first."""
+        with self._lock:
+            return self._copied / self._seconds["copy"] if self._seconds["copy"] else 0.0
+
+    def overlap(self) -> float:
+        """The share of the copies' time, of those in the timeline, in which compute used a layer."""
+        entries = self.entries
+        uses = _union((e.start, e.end) for e in entries if e.kind == "use")
+        copies = _union((e.start, e.end) for e in entries if e.kind == "copy")
+        total = sum(end - start for start, end in copies)
+        return _common(copies, uses) / total if total else 0.0
+
+    def residency(self) -> list[tuple[float, str, int]]:
+        """When bytes were taken (+) and given back (-), by kind of memory; the latest such times."""
+        with self._lock:
+            return list(self._held_changes)
+
     def summary(self) -> dict[str, Any]:
         """Sums over the whole run, as plain values."""
         with self._lock:
@@ -87,7 +118,7 @@ class Ledger:
                 "seconds": dict(self._seconds),
                 "counts": dict(self._counts),
                 "bytes by route": dict(self._route_bytes),
-                "stalls by layer": dict(self._stalls),
+                "stalls by layer": {layer: s for (kind, layer), s in self._by_layer.items() if kind == "stall"},
                 "held bytes": dict(self._held),
                 "peak bytes": dict(self._peaks),
                 "notes": dict(self._notes),
@@ -95,14 +126,15 @@ class Ledger:
 
     def to_json(self) -> str:
         rows = [[e.kind, e.layer, e.start, e.end, e.nbytes] for e in self.entries]
-        return json.dumps({"summary": self.summary(), "timeline": rows})
+        return json.dumps({"summary": self.summary(), "timeline": rows, "memory": self.residency()})
 
     def chrome_trace(self) -> str:
-        """The timeline for chrome://tracing or Perfetto: a track for the bus, one for compute."""
-        tracks = {"copy": 1, "stall": 2, "use": 2}
+        """The timeline for chrome://tracing or Perfetto: a track for the bus, one for compute, one for pages, and the memory
+        held by kind."""
+        tracks = {"copy": 1, "stall": 2, "use": 2, "evict": 3, "fill": 3}
         named = [
             {"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": name}}
-            for tid, name in ((1, "bus"), (2, "compute"))
+            for tid, name in ((1, "bus"), (2, "compute"), (3, "pages"))
         ]
         events = [
             {
@@ -117,4 +149,39 @@ class Ledger:
             }
             for e in self.entries
         ]
-        return json.dumps({"traceEvents": named + events})
+        return json.dumps({"traceEvents": named + events + self._counters()})
+
+    def _counters(self) -> list[dict[str, Any]]:
+        """Held bytes over time. What fell out of the ring of changes is what it began with."""
+        changes = self.residency()
+        held = Counter({what: self.held(what) for _, what, _ in changes})
+        for _, what, nbytes in changes:
+            held[what] -= nbytes
+        counters = []
+        for when, what, nbytes in changes:
+            held[what] += nbytes
+            counters.append({"ph": "C", "pid": 0, "name": what, "ts": when * 1e6, "args": {"held": held[what]}})
+        return counters
+
+
+def _union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time without overlaps, in order."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(stretches):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _common(left: list[tuple[float, float]], right: list[tuple[float, float]]) -> float:
+    """Seconds in both of two such lists."""
+    seconds, i, j = 0.0, 0, 0
+    while i < len(left) and j < len(right):
+        seconds += max(0.0, min(left[i][1], right[j][1]) - max(left[i][0], right[j][0]))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return seconds

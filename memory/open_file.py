@@ -163,6 +163,19 @@ class OpenFile:
             self._check_handle()
             return memoryview(self._mapping())[begin:end]
 
+    def map_pages(self, begin: int, end: int) -> mmap.mmap:
+        """A mapping of its own for the pages that hold `[begin, end)`, for the driver. `begin` is where a mapping may begin;
+        the last page may go beyond the file. What is read through it is checked by nobody: call `check` afterwards."""
+        with self._in_use():
+            self._check_name()
+            self._check_handle()
+            length = min(end, self._stamp.size) - begin
+            with told_as_bad_file(self.path):
+                try:
+                    return mmap.mmap(self._file.fileno(), length, access=mmap.ACCESS_READ, offset=begin)
+                except ValueError as error:  # what Python says of a file shorter than its mapping
+                    raise changed(self.path, f"has lost some of its {self._stamp.size} bytes") from error
+
     @property
     def mapped(self) -> bool:
         """Whether the mapping exists: from the first view until closed and the last view is gone."""

@@ -18,13 +18,14 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from .backend import Backend, Copy, Ticket
 from .budget import DeviceBudget
 from .layer import Layer
-from .ledger import Ledger, now
+from .ledger import Ledger
 from .plan import Plan, Rates, aligned, make_plan
 
 Weights = Mapping[str, torch.Tensor]
@@ -40,11 +41,17 @@ class PagerError(RuntimeError):
 class Place:
     """Room for a layer: its own, or a slot of the ring."""
 
-    room: torch.Tensor
+    room: Any
+    nbytes: int
     layer: int | None = None
     copy: Copy | None = None
     users: int = 0
-    released: tuple[Ticket, ...] = ()  # the last use's end, which the next copy into this room waits for
+    released: tuple[Ticket, ...] = ()  # the ends of its last uses, which the next copy into this room waits for
+    begun: Ticket | None = None  # the use that is under way
+
+    def is_released_at(self, point: Ticket) -> None:
+        """Of the points of one order only the last matters."""
+        self.released = (*(t for t in self.released if t.order != point.order), point)
 
 
 class Pager:
@@ -59,7 +66,8 @@ class Pager:
         ledger: Ledger,
         rates: Rates | None = None,
     ) -> None:
-        """budget: bytes for these layers, taken from the device's. Raises OverBudget where they cannot pass through."""
+        """budget: bytes for these layers, taken from the device's, what the backend holds for itself included. Raises
+        OverBudget where they cannot pass through; the backend is then still the caller's to close."""
         self.layers = tuple(layers)
         self.ledger = ledger
         self._device = device
@@ -70,7 +78,15 @@ class Pager:
         self._position = 0  # the layer used last
         self._places: dict[int, Place] = {}  # of residents
         self._ring: list[Place] = []
-        self._settle(make_plan([layer.nbytes for layer in self.layers], budget, rates))
+        plan = self._plan_for(budget)
+        device.take(backend.overhead_bytes)
+        ledger.hold("VRAM", backend.overhead_bytes)
+        try:
+            self._settle(plan)
+        except BaseException:
+            self._drop(self._ring, list(self._places.values()))
+            self._give_back_overhead()
+            raise
 
     # ------------------------------------------------------------------------------------------------------ in use
 
@@ -87,11 +103,11 @@ class Pager:
         """Layer i's weights. They stay until `release(i)`, called as often as this. Raises what reading them raised."""
         with self._lock:
             self._check_open()
-            start = now()
-            place = self._there(i)
-            waited = now()
-            self.ledger.add("stall", self.layers[i].name, start, waited)
-            weights = self.layers[i].views(place.room)
+            place, begun = self._there(i)
+            assert place.copy is not None
+            weights = self._backend.weights(place.copy)
+            if not place.users:
+                place.begun = begun
             place.users += 1
             self._look_ahead(i)
             return weights
@@ -102,9 +118,11 @@ class Pager:
             place = self._find(i)
             if place is None or not place.users:
                 raise PagerError(f"{self.layers[i].name} is released more often than it was acquired")
+            point = self._backend.mark()
             place.users -= 1
-            if place in self._ring:
-                place.released = (self._backend.mark(),)
+            place.is_released_at(point)
+            if not place.users and place.copy is not None and place.begun is not None:
+                self._backend.used(place.copy, place.begun, point)
 
     def prefetch(self, i: int) -> bool:
         """Start bringing layer i, if there is room that nothing needed sooner has. Whether it is there or on its way."""
@@ -118,24 +136,41 @@ class Pager:
             for place in (*self._ring, *self._places.values()):
                 if place.users:
                     place.users = 0
-                    place.released = (self._backend.mark(),)
+                    place.is_released_at(self._backend.mark())
+
+    def check(self) -> None:
+        """The host waits for what is under way. Raises FileChanged where a file changed while its pages were read: before a
+        result leaves that was computed with them."""
+        with self._lock:
+            self._check_open()
+            self._backend.drain()
+            self._backend.check_arrived()
 
     # ------------------------------------------------------------------------------------------------------ memory
 
-    def resize(self, budget: int) -> None:
-        """Another budget, between uses. What stays resident is kept; the rest makes room first."""
+    def resize(self, budget: int, rates: Rates | None = None) -> None:
+        """Another budget, or a plan for rates that were measured meanwhile, between uses. What stays resident is kept; the
+        rest makes room first. Where the memory cannot be had the plan before is taken up again."""
         with self._lock:
             self._check_open()
-            plan = make_plan(self.plan.sizes, budget, self._rates)
+            self._rates = rates or self._rates
+            plan = self._plan_for(budget)
             if any(place.users for place in (*self._ring, *self._places.values())):
                 raise PagerError("the VRAM budget of a model cannot change while one of its layers is in use")
-            self._settle(plan)
+            before = self.plan
+            try:
+                self._settle(plan)
+            except BaseException:
+                self._settle_back(before)
+                raise
 
     @property
     def held_bytes(self) -> int:
         """Device bytes taken now."""
         with self._lock:
-            return sum(place.room.numel() for place in (*self._ring, *self._places.values()))
+            if self._closed:
+                return 0
+            return self._backend.overhead_bytes + sum(p.nbytes for p in (*self._ring, *self._places.values()))
 
     def close(self) -> None:
         """Give everything back. May be called twice, and in the middle of anything."""
@@ -146,18 +181,34 @@ class Pager:
             self._backend.close()
             self._drop(self._ring, list(self._places.values()))
             self._ring, self._places = [], {}
+            self._give_back_overhead()
+            self._backend.trim()
+
+    def _plan_for(self, budget: int) -> Plan:
+        sizes = [self._backend.room_bytes(layer.nbytes) for layer in self.layers]
+        return make_plan(sizes, budget - self._backend.overhead_bytes, self._rates)
 
     def _settle(self, plan: Plan) -> None:
         """Take the memory of a plan, after giving back what it no longer has."""
         self._backend.drain()
+        self._backend.check_arrived()
         leaving = [i for i in self._places if i not in plan.resident]
         self._drop(self._ring, [self._places.pop(i) for i in leaving])
         self._ring = []
+        self._backend.trim()  # or what is taken now comes on top of it
         self.plan = plan
+        self._backend.expect(plan)
         for i in sorted(plan.resident - self._places.keys()):
             self._places[i] = self._place(aligned(plan.sizes[i]))
         for _ in range(plan.slots):
             self._ring.append(self._place(plan.slot_bytes))
+
+    def _settle_back(self, plan: Plan) -> None:
+        """Another plan's memory could not be had: the one before, whose memory was just given back; or nothing."""
+        try:
+            self._settle(plan)
+        except BaseException:
+            self.close()
 
     def _place(self, nbytes: int) -> Place:
         self._device.take(nbytes)
@@ -167,13 +218,20 @@ class Pager:
             self._device.give_back(nbytes)
             raise
         self.ledger.hold("VRAM", nbytes)
-        return Place(room)
+        # The memory may have been another tensor's, whose last use is still to come in compute's order.
+        return Place(room, nbytes, released=(self._backend.mark(),))
 
     def _drop(self, *groups: Sequence[Place]) -> None:
         for group in groups:
             for place in group:
-                self._device.give_back(place.room.numel())
-                self.ledger.hold("VRAM", -place.room.numel())
+                self._backend.give_back(place.room)
+                place.room = place.copy = None
+                self._device.give_back(place.nbytes)
+                self.ledger.hold("VRAM", -place.nbytes)
+
+    def _give_back_overhead(self) -> None:
+        self._device.give_back(self._backend.overhead_bytes)
+        self.ledger.hold("VRAM", -self._backend.overhead_bytes)
 
     # ---------------------------------------------------------------------------------------------------- movement
 
@@ -184,17 +242,16 @@ class Pager:
             return place if place.copy is not None else None
         return next((slot for slot in self._ring if slot.layer == i), None)
 
-    def _there(self, i: int) -> Place:
-        """The room that has layer i, which compute now waits for. What failed when it was fetched ahead is tried again: a
-        disk or a network may be back."""
+    def _there(self, i: int) -> tuple[Place, Ticket]:
+        """The room that has layer i, and the point in compute from which it is there. What failed when it was fetched ahead
+        is tried again: a disk or a network may be back."""
         place = self._find(i)
         ahead = place is not None
         while True:
             place = place or self._fetch(i, needed=True)
             assert place is not None and place.copy is not None
             try:
-                self._backend.wait(place.copy)
-                return place
+                return place, self._backend.wait(place.copy)
             except BaseException:
                 if place.copy.error is None:
                     raise  # an interrupt: the bytes are still on their way

@@ -108,7 +108,7 @@ def make_plan(sizes: Sequence[int], budget: int, rates: Rates | None = None) -> 
                 break
             # Layers without bytes are always there.
             fixed = {i for i, room in enumerate(rooms) if room > slot or room == 0}
-            found.append(Plan(sizes, frozenset(fixed | _spread(rooms, fixed, left)), slots, slot))
+            found.append(Plan(sizes, frozenset(fixed | spread(rooms, fixed, left)), slots, slot))
     if not found:
         raise OverBudget(_need(rooms, budget))
     return min(found, key=lambda plan: _cost(plan, rates))
@@ -120,7 +120,7 @@ def _cost(plan: Plan, rates: Rates | None) -> tuple[float, ...]:
     return float(f"{steady:.6g}"), plan.bytes_per_pass, plan.slots, plan.slot_bytes
 
 
-def _spread(rooms: Sequence[int], fixed: set[int], left: int) -> set[int]:
+def spread(rooms: Sequence[int], fixed: set[int], left: int) -> set[int]:
     """Layers to keep beside the fixed ones: as many bytes as fit into `left`, evenly over the order."""
     rest = [i for i in range(len(rooms)) if i not in fixed]
 

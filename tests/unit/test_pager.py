@@ -413,9 +413,9 @@ def test_the_ledger_tells_it_all(streaming):
     told = json.loads(ledger.to_json())
     assert told["summary"]["counts"]["stall"] == 10 and told["summary"]["notes"]["backend"].startswith("plain")
     assert told["summary"]["peak bytes"]["VRAM"] == pager.held_bytes
-    assert {row[0] for row in told["timeline"]} == {"copy", "stall"}
+    assert {row[0] for row in told["timeline"]} == {"copy", "stall", "use"}
     events = json.loads(ledger.chrome_trace())["traceEvents"]
-    assert {e["ph"] for e in events} == {"M", "X"} and all(e.get("dur", 0) >= 0 for e in events)
+    assert {e["ph"] for e in events} == {"M", "X", "C"} and all(e.get("dur", 0) >= 0 for e in events)
     assert sum(e["args"].get("bytes", 0) for e in events if e.get("cat") == "copy") >= 10 * 1024
 
 

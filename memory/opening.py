@@ -1,0 +1,126 @@
+"""A model's pager, with the backend that serves best on this machine.
+
+    with Checkpoint.open(paths) as source:
+        pager = open_pager(source, layers, vram, budget=7 << 30, device="cuda:0")
+
+`auto` chooses by platform first: managed memory needs a system that pages it. Then by what would cost memory. Then by a
+quick measurement. The reason stands in the ledger, under "backend".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from .backend import Backend, Convert, HostBackend
+from .budget import DeviceBudget
+from .checkpoint import Checkpoint
+from .cuda_managed import CudaManagedMemory
+from .device import CudaDevice
+from .host import Host, Way
+from .layer import Layer, staging_bytes
+from .ledger import Ledger
+from .managed import PAGE, ManagedBackend, pages
+from .pager import Pager
+from .plan import Rates
+from .ram import RamBudget
+from .rates import BusRates, measure_rates
+from .runs import runs_of
+from .slots import SlotsBackend
+
+BackendName = Literal["auto", "slots", "managed", "host"]
+# Managed memory must be this much faster: filling its pool is one more copy, and takes the model's size of RAM.
+WORTH_IT = 1.05
+
+
+def open_pager(
+    source: Checkpoint,
+    layers: Sequence[Layer],
+    vram: DeviceBudget,
+    budget: int,
+    device: str | torch.device = "cuda",
+    *,
+    backend: BackendName = "auto",
+    ram: RamBudget | None = None,
+    host: Way = "auto",
+    convert: Convert | None = None,
+    ledger: Ledger | None = None,
+    compute: Sequence[float] | None = None,
+    guard: bool = False,
+) -> Pager:
+    """A pager for these layers of `source`, which stays open as long as the pager is used.
+
+    vram: what all models share on the device; budget: bytes of it for this one. ram: what may be pinned or registered; one
+    found by itself is not shared with other models. compute: seconds of each layer, where they are known, for the plan.
+    guard: refuse managed pools beyond the card's free memory.
+    """
+    ledger = ledger or Ledger()
+    where = torch.device(device)
+    if where.type == "cpu":
+        ledger.note("backend", "host: the device is the CPU")
+        made: Backend = HostBackend(source, ledger, convert, staging_bytes(layers))
+        return _paged(layers, budget, vram, made, ledger, None)
+    if backend == "host":
+        raise ValueError(f"the host backend serves the CPU, not {where}")
+    ram = ram or RamBudget.auto()
+    cuda = CudaDevice(where.index if where.index is not None else torch.cuda.current_device())
+    able = backend == "managed" or (backend == "auto" and why_not_managed(cuda, layers, ram, guard) is None)
+    bus = measure_rates(cuda, [run for layer in layers for run in runs_of(layer, source.home)], able)
+    ledger.note("rates", str(bus))
+    name, why = choose_backend(backend, why_not_managed(cuda, layers, ram, guard), bus)
+    ledger.note("backend", f"{name}: {why}")
+    if name == "managed":
+        made = ManagedBackend(cuda, CudaManagedMemory(cuda), source, layers, ram, ledger, convert, guard)
+        rate = bus.managed
+    else:
+        bytes_ = Host(cuda, source, layers, ram, ledger, host)
+        try:
+            made = SlotsBackend(cuda, layers, bytes_, ledger, convert)
+        except BaseException:
+            bytes_.close()
+            raise
+        rate = bus.registered if bytes_.way == "registered" else min(bus.pinned, bus.read * READERS_HELP)
+    rates = Rates(rate, tuple(compute)) if compute is not None and rate else None
+    return _paged(layers, budget, vram, made, ledger, rates)
+
+
+# One thread was measured reading; eight together were about four times as fast.
+READERS_HELP = 4
+
+
+def _paged(
+    layers: Sequence[Layer], budget: int, vram: DeviceBudget, backend: Backend, ledger: Ledger, rates: Rates | None
+) -> Pager:
+    try:
+        return Pager(layers, budget, vram, backend, ledger, rates)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def why_not_managed(device: CudaDevice, layers: Sequence[Layer], ram: RamBudget, guard: bool) -> str | None:
+    """What speaks against managed memory before anything is measured."""
+    gib = 2**30
+    pool = sum(pages(layer.nbytes) for layer in layers) + PAGE
+    if not device.is_managed_capable:
+        return "this system does not page managed memory (it takes Linux, and not WSL)"
+    if sum(layer.nbytes for layer in layers) > 1.01 * sum(layer.stored_bytes for layer in layers):
+        return "the weights are stored in a smaller type than they are used in, and managed memory keeps the larger"
+    if pool > ram.total - ram.taken:
+        return f"a managed pool of {pool / gib:.2f} GiB is more than what is left of the RAM budget"
+    if guard and pool > CudaManagedMemory(device).free_bytes():
+        return f"a managed pool of {pool / gib:.2f} GiB is more than the card has free, and the guard is on"
+    return None
+
+
+def choose_backend(asked: BackendName, against_managed: str | None, bus: BusRates) -> tuple[BackendName, str]:
+    """The backend of a GPU and why."""
+    if asked != "auto":
+        return asked, "asked for"
+    if against_managed is not None:
+        return "slots", against_managed
+    slots = max(bus.registered, bus.pinned)
+    found = f"measured {slots / 1e9:.1f} GB/s into slots, {bus.managed / 1e9:.1f} GB/s managed"
+    return ("managed" if bus.managed > WORTH_IT * slots else "slots"), found

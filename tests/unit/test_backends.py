@@ -1,0 +1,549 @@
+"""The backends for GPUs over a device of plain memory: right bytes by every route, within every budget, nothing left."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plain_device import PlainDevice, PlainManagedMemory
+from safetensors.torch import load_file, save_file
+
+from fusestream.memory import (
+    Checkpoint,
+    DeviceBudget,
+    FileChanged,
+    Layer,
+    Ledger,
+    OverBudget,
+    Pager,
+    PagerError,
+    Weight,
+    compare,
+)
+from fusestream.memory.host import Host
+from fusestream.memory.managed import PAGE, ManagedBackend
+from fusestream.memory.ram import RamBudget
+from fusestream.memory.slots import SlotsBackend
+
+MIB = 1 << 20
+WAYS = ("registered", "pinned", "direct")
+
+
+class BadDisk(OSError):
+    """What the tests' files raise."""
+
+
+class Bed:
+    """A weight file, a device, and a pager of one kind over them."""
+
+    def __init__(self, folder, counts, *, dtype=torch.float16, device_dtype=None, number=0) -> None:
+        self.path = folder / f"weights{number}.safetensors"
+        generator = torch.Generator().manual_seed(sum(counts) + number)
+        self.want = {
+            f"{i:02}.{name}": torch.randn(count, generator=generator).to(dtype)
+            for i, count in enumerate(counts)
+            for name in ("a.bias", "b.weight")
+        }
+        save_file(self.want, self.path)
+        self.source = Checkpoint.open(self.path)
+        self.layers = [
+            Layer(
+                f"layer {i}",
+                # not in the file's order, so that not all of it is one run
+                tuple(
+                    Weight(f"{i:02}.{name}", self.source.extents[f"{i:02}.{name}"], device_dtype)
+                    for name in (("b.weight", "a.bias") if i % 3 else ("a.bias", "b.weight"))
+                ),
+            )
+            for i in range(len(counts))
+        ]
+        self.want = {name: t.to(device_dtype or dtype) for name, t in self.want.items()}
+        self.device = PlainDevice()
+        self.ledger = Ledger()
+        self.ram = RamBudget(64 * MIB)
+        self.memory: PlainManagedMemory | None = None
+        self.pager: Pager | None = None
+        self.disk_fails = False
+        file = self.source._open[0]
+        for name in ("read_into", "map_pages"):
+            setattr(file, name, self.failing(getattr(file, name)))
+
+    def failing(self, method):
+        def read(*arguments):
+            if self.disk_fails:
+                raise BadDisk("a bad disk")
+            return method(*arguments)
+
+        return read
+
+    def open(self, kind, budget, vram=None, guard=True) -> Pager:
+        vram = vram or DeviceBudget(budget)
+        if kind == "managed":
+            self.memory = PlainManagedMemory(self.device)
+            backend = ManagedBackend(
+                self.device, self.memory, self.source, self.layers, self.ram, self.ledger, None, guard
+            )
+        else:
+            host = Host(self.device, self.source, self.layers, self.ram, self.ledger, kind)
+            backend = SlotsBackend(self.device, self.layers, host, self.ledger)
+        try:
+            self.pager = Pager(self.layers, budget, vram, backend, self.ledger)
+        except BaseException:
+            backend.close()
+            raise
+        return self.pager
+
+    def right(self, weights) -> bool:
+        if self.memory is not None:
+            assert all(self.memory.has(weight) for weight in weights.values() if weight.nbytes), "used, but not there"
+        return all(torch.equal(weight, self.want[name]) for name, weight in weights.items())
+
+    def a_pass(self) -> None:
+        for i in range(len(self.layers)):
+            with self.pager.use(i) as weights:
+                assert self.right(weights), i
+
+    def close(self) -> None:
+        if self.pager is not None:
+            self.pager.close()
+            self.pager.close()
+        self.source.close()
+        self.device.stop()
+        assert self.ram.taken == 0
+        held = self.ledger.summary()["held bytes"]
+        assert not any(held.values()), held
+        if self.memory is not None:
+            assert not self.memory.resident and not self.memory._memory
+
+
+@pytest.fixture
+def beds(tmp_path):
+    """Makes beds, and closes them."""
+    made = []
+
+    def make(*arguments, **options):
+        made.append(Bed(tmp_path, *arguments, **options, number=len(made)))
+        return made[-1]
+
+    yield make
+    for bed in made:
+        bed.close()
+
+
+def window(kind, layer_bytes, resident=0):
+    """A budget for two slots, and so many residents."""
+    room = PAGE if kind == "managed" else SlotsBackend.room_bytes(layer_bytes)
+    return (2 + resident) * room
+
+
+@pytest.mark.parametrize("kind", [*WAYS, "managed"])
+def test_passes_give_the_files_bytes(beds, kind):
+    bed = beds([50_000] * 9)
+    bed.open(kind, window(kind, 200_032, resident=2))
+    assert len(bed.pager.plan.resident) == 2
+    for _ in range(3):
+        bed.a_pass()
+    bed.pager.check()
+    told = bed.ledger.summary()
+    route = {"managed": "managed", "registered": "registered", "pinned": "page cache or disk"}.get(kind)
+    routes = told["bytes by route"]
+    if route is not None:
+        copied = routes[route]
+        assert 9 * 200_000 + 2 * 7 * 200_000 <= copied <= 9 * 200_096 + 3 * 8 * 200_096
+    else:
+        assert set(routes) <= {"disk, past the page cache", "page cache or disk"}
+    assert {"copy", "use"} <= told["counts"].keys()
+    found = compare(bed.pager)
+    assert found.rates.bus > 0 and found.predicted.steady > 0 and 0 <= found.overlap <= 1
+    assert all(seconds >= 0 for seconds in found.stalls)
+
+
+@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_stored_types_become_others_on_the_copies_order(beds, kind, stored):
+    bed = beds([3000, 20_000, 100, 20_000, 20_000], dtype=stored, device_dtype=torch.float16)
+    pager = bed.open(kind, 400_000)
+    for _ in range(2):
+        bed.a_pass()
+    assert pager._backend.overhead_bytes >= 20_000 * stored.itemsize
+    assert bed.ledger.peak("VRAM") <= 400_000 and pager.plan.streamed == ()
+    bed.pager.resize(pager._backend.overhead_bytes + 2 * 80_384)
+    assert bed.pager.plan.streamed
+    bed.a_pass()
+
+
+def test_managed_converts_once_when_it_fills(beds):
+    bed = beds([3000, 20_000, 100], dtype=torch.bfloat16, device_dtype=torch.float16)
+    bed.open("managed", 2 * PAGE)
+    for _ in range(3):
+        bed.a_pass()
+    assert bed.ledger.summary()["counts"]["fill"] == 3
+    assert bed.memory.most_resident <= 2 * PAGE and bed.memory.evictions > 3
+
+
+@pytest.mark.parametrize("ram", [1 * MIB, 1.5 * MIB, 3 * MIB])
+def test_what_the_ram_budget_does_not_hold_is_read(beds, ram):
+    """Twelve layers of 400 KB: some of them registered, the same in every pass; never more than the budget."""
+    bed = beds([100_000] * 12)
+    bed.ram = RamBudget(int(ram))
+    bed.open("registered", window("registered", 400_064))
+    for _ in range(4):
+        bed.a_pass()
+    routes = bed.ledger.summary()["bytes by route"]
+    assert routes["registered"] > 0 and routes["page cache or disk"] > 0
+    assert bed.device.most_locked <= ram and bed.ram.taken <= ram
+    registered = bed.device.registrations
+    bed.a_pass()
+    assert bed.device.registrations == registered, "no turns are taken"
+
+
+def test_with_ram_enough_every_layer_is_registered_once(beds):
+    bed = beds([100_000] * 12)
+    bed.open("registered", window("registered", 400_064))
+    for _ in range(3):
+        bed.a_pass()
+    assert bed.ledger.summary()["bytes by route"].keys() == {"registered"}
+    assert bed.ledger.held("registered RAM") >= 12 * 400_000 and bed.device.registrations == 12
+
+
+@pytest.mark.parametrize("good", [0, 3])
+def test_where_the_driver_refuses_pages_they_are_read(beds, good):
+    bed = beds([100_000] * 8)
+    bed.device.refuses_to_register = lambda count: count > good
+    bed.open("registered", window("registered", 400_064))
+    for _ in range(2):
+        bed.a_pass()
+    assert bed.ledger.summary()["bytes by route"]["page cache or disk"] > 0
+    assert "NOT_SUPPORTED" in bed.ledger.summary()["notes"]["registering"]
+
+
+def test_the_host_is_chosen_by_trying(beds):
+    bed = beds([1000] * 3)
+    bed.open("auto", 10_000)
+    assert bed.ledger.summary()["notes"]["host"].startswith("registered: the driver reads")
+    other = beds([1000] * 3)
+    other.device.refuses_to_register = lambda count: True
+    other.open("auto", 10_000)
+    assert "pinned: the driver does not read" in other.ledger.summary()["notes"]["host"]
+    other.a_pass()
+
+
+def test_a_file_larger_than_ram_is_read_past_the_page_cache(beds, monkeypatch):
+    from fusestream.memory import host, ram
+
+    monkeypatch.setattr(host, "measure_ram", lambda: ram.Ram(1000, 500))
+    bed = beds([1000] * 3)
+    bed.open("auto", 10_000)
+    assert "direct: the weights" in bed.ledger.summary()["notes"]["host"]
+    bed.a_pass()
+
+
+def test_two_models_share_the_ram_budget(beds):
+    """The second gets what the first holds and does not use."""
+    one, two = beds([100_000] * 6), beds([100_000] * 6)
+    two.device.stop()
+    two.device = one.device
+    one.ram = two.ram = RamBudget(3 * MIB)
+    one.open("registered", window("registered", 400_064))
+    one.a_pass()
+    one.pager.check()
+    before = one.ledger.held("registered RAM")
+    two.open("registered", window("registered", 400_064))
+    for _ in range(2):
+        one.a_pass()
+        two.a_pass()
+    assert one.device.most_locked <= 3 * MIB
+    assert one.ledger.held("registered RAM") + two.ledger.held("registered RAM") <= 3 * MIB
+    assert before > 0
+    one.pager.close()
+    two.a_pass()
+    two.pager.close()
+    two.device = PlainDevice()  # the fixture stops each bed's
+    assert not one.device.registered
+
+
+@pytest.mark.parametrize("kind", [*WAYS, "managed"])
+def test_a_file_that_changes_is_an_error_and_no_weights(beds, kind):
+    bed = beds([50_000] * 8)
+    bed.open(kind, window(kind, 200_032))
+    if kind == "managed":
+        with bed.pager.use(0):
+            pass
+    else:
+        bed.a_pass()
+    content = bed.path.read_bytes()
+    bed.path.write_bytes(content[:-1000] + bytes(1000))
+    with pytest.raises(FileChanged, match=bed.path.name):
+        for _ in range(2):
+            for i in range(8):
+                with bed.pager.use(i):
+                    pass
+
+
+def test_a_change_while_the_device_reads_is_told_afterwards(beds):
+    bed = beds([50_000] * 8)
+    bed.open("registered", window("registered", 200_032))
+    bed.a_pass()
+    bed.pager.check()
+    i = bed.pager.plan.streamed[3]
+    bed.device.gate.clear()
+    bed.pager.prefetch(i)
+    bed.pager._places  # noqa: B018
+    copy = bed.pager._find(i).copy
+    copy.done.wait()
+    assert copy.error is None
+    bed.path.write_bytes(bytes(bed.path.stat().st_size))
+    bed.device.gate.set()
+    with pytest.raises(FileChanged):
+        bed.pager.check()
+
+
+def test_fetching_while_a_graph_is_captured_is_refused(beds):
+    bed = beds([1000] * 8)
+    bed.open("registered", window("registered", 4064))
+    bed.device.is_capturing = True
+    with pytest.raises(RuntimeError, match="acquire them before"):
+        bed.pager.acquire(3)
+    bed.device.is_capturing = False
+    bed.pager.abandon()
+    bed.a_pass()
+
+
+@pytest.mark.parametrize("kind", [*WAYS, "managed"])
+def test_closing_in_the_middle_leaves_nothing(beds, kind):
+    bed = beds([300_000] * 8)
+    bed.ram = RamBudget(40 * MIB)
+    bed.open(kind, window(kind, 1_200_000))
+    bed.device.gate.clear()
+    for i in range(4):
+        bed.pager.prefetch(i)
+    threading.Timer(0.05, bed.device.gate.set).start()
+    bed.pager.close()
+    names = {thread.name for thread in threading.enumerate()}
+    assert not {name for name in names if name.startswith("fusestream")}, names
+    with pytest.raises(PagerError, match="unloaded"):
+        bed.pager.acquire(0)
+
+
+def test_the_guard_refuses_a_pool_beyond_the_cards_free_memory(beds):
+    bed = beds([1000] * 3)
+    memory = PlainManagedMemory(bed.device, free=3 * PAGE)
+    with pytest.raises(OverBudget, match="the guard against that is on"):
+        ManagedBackend(bed.device, memory, bed.source, bed.layers, bed.ram, bed.ledger, guard=True)
+    backend = ManagedBackend(bed.device, memory, bed.source, bed.layers, bed.ram, bed.ledger, guard=False)
+    backend.close()
+    assert bed.ram.taken == 0
+
+
+def test_a_managed_pool_counts_as_ram(beds):
+    bed = beds([1000] * 3)
+    bed.ram = RamBudget(3 * PAGE)
+    with pytest.raises(OverBudget, match=r"managed pool needs .* Raise the RAM budget"):
+        bed.open("managed", 4 * PAGE)
+    assert bed.ram.taken == 0
+
+
+def test_a_plan_for_measured_rates(beds):
+    bed = beds([50_000] * 9)
+    bed.open("registered", window("registered", 200_032, resident=3))
+    bed.a_pass()
+    bed.pager.check()
+    bed.pager.resize(window("registered", 200_032, resident=3), compare(bed.pager).rates)
+    bed.a_pass()
+    empty = beds([1000] * 3)
+    empty.open("registered", 10_000)
+    assert compare(empty.pager) is None, "nothing was copied yet"
+
+
+def test_with_less_ram_other_layers_are_registered_after_another_plan(beds):
+    """Layers that become resident are copied once more and then need no RAM."""
+    bed = beds([100_000] * 12)
+    bed.ram = RamBudget(2 * MIB)
+    vram = DeviceBudget(100 * MIB)
+    bed.open("registered", window("registered", 400_064), vram)
+    for resident in (0, 6, 0, 11):
+        bed.pager.resize(window("registered", 400_064, resident))
+        bed.a_pass()
+        bed.a_pass()
+        assert bed.device.most_locked <= 2 * MIB
+
+
+def test_when_the_memory_of_a_plan_cannot_be_had_the_one_before_goes_on(beds):
+    bed = beds([50_000] * 9)
+    vram = DeviceBudget(100 * MIB)
+    bed.open("registered", window("registered", 200_032), vram)
+    bed.a_pass()
+    take, taken = bed.device.room, []
+
+    def limited(nbytes):
+        taken.append(nbytes)
+        if len(taken) == 4:  # after some residents
+            raise OverBudget("the plain device is full")
+        return take(nbytes)
+
+    bed.device.room = limited
+    with pytest.raises(OverBudget, match="full"):
+        bed.pager.resize(window("registered", 200_032, resident=5))
+    assert vram.taken == bed.pager.held_bytes == window("registered", 200_032)
+    bed.a_pass()
+
+    def full(nbytes):
+        raise OverBudget("the plain device is full")
+
+    bed.device.room = full
+    with pytest.raises(OverBudget, match="full"):
+        bed.pager.resize(window("registered", 200_032, resident=5))
+    assert vram.taken == 0, "nothing could be had: it is closed"
+    with pytest.raises(PagerError, match="unloaded"):
+        bed.pager.acquire(0)
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_what_the_device_lacks_at_opening_leaves_nothing(beds, kind):
+    bed = beds([50_000] * 9)
+    bed.device.memory = 10_000
+    vram = DeviceBudget(100 * MIB)
+    with pytest.raises(OverBudget):
+        bed.open(kind, window(kind, 200_032), vram)
+    assert vram.taken == 0
+
+
+def test_what_failed_is_tried_again(beds):
+    for kind in (*WAYS[:2], "managed"):
+        bed = beds([50_000] * 9)
+        bed.open(kind, window(kind, 200_032))
+        bed.disk_fails = True
+        for _ in range(2):
+            with pytest.raises(BadDisk):
+                bed.pager.acquire(5)
+        bed.disk_fails = False
+        bed.a_pass()
+
+
+def test_managed_addresses_stay(beds):
+    bed = beds([1000] * 6)
+    bed.open("managed", 2 * PAGE)
+    where = []
+    for _ in range(3):
+        for i in range(6):
+            with bed.pager.use(i) as weights:
+                where.append({name: weight.data_ptr() for name, weight in weights.items()})
+    assert where[:6] == where[6:12] == where[12:]
+
+
+class Streaming(RuleBasedStateMachine):
+    """Any calls in any order on a backend for GPUs."""
+
+    folder = None
+
+    @initialize(
+        kind=st.sampled_from([*WAYS, "managed"]),
+        counts=st.lists(st.integers(0, 30_000), min_size=1, max_size=8),
+        room=st.integers(0, 300_000),
+        ram=st.integers(1, 30),
+        reads=st.integers(0, 3),
+    )
+    def begin(self, kind, counts, room, ram, reads):
+        self.bed = Bed(self.folder, counts)
+        self.budget = room * (16 if kind == "managed" else 1)
+        self.bed.ram = RamBudget(ram * MIB if kind == "managed" else ram * 50_000 + 131_072)
+        if reads:
+            self.bed.device.refuses_to_register = lambda count: count % 4 == reads
+        self.using = []
+        self.vram = DeviceBudget(self.budget)
+        try:
+            self.bed.open(kind, self.budget, self.vram)
+        except OverBudget:
+            assert self.bed.ram.taken == 0
+
+    def streams(self):
+        return self.bed.pager is not None and not self.bed.pager._closed
+
+    @rule()
+    def nothing(self):
+        """Where nothing could be opened."""
+
+    @precondition(streams)
+    @rule(data=st.data())
+    def acquire(self, data):
+        i = data.draw(st.integers(0, len(self.bed.layers) - 1))
+        try:
+            weights = self.bed.pager.acquire(i)
+        except BadDisk:
+            assert self.bed.disk_fails
+        except PagerError as error:
+            assert "slots of the window in use" in str(error)
+        else:
+            assert self.bed.right(weights)
+            self.using.append((i, weights))
+
+    @precondition(lambda self: self.streams() and self.using)
+    @rule(data=st.data())
+    def release(self, data):
+        i, weights = self.using.pop(data.draw(st.integers(0, len(self.using) - 1)))
+        assert self.bed.right(weights)
+        self.bed.pager.release(i)
+
+    @precondition(streams)
+    @rule(data=st.data())
+    def prefetch(self, data):
+        self.bed.pager.prefetch(data.draw(st.integers(0, len(self.bed.layers) - 1)))
+
+    @rule(fails=st.booleans())
+    def disk(self, fails):
+        self.bed.disk_fails = fails
+
+    @precondition(streams)
+    @rule()
+    def abandon(self):
+        self.bed.pager.abandon()
+        self.using = []
+
+    @precondition(streams)
+    @rule(room=st.integers(0, 300_000))
+    def another_budget(self, room):
+        room *= 16 if self.bed.memory is not None else 1
+        self.vram.total = max(room, self.budget)
+        with contextlib.suppress(PagerError, OverBudget):
+            self.bed.pager.resize(room)
+            self.budget = room
+        self.vram.total = self.budget
+
+    @precondition(streams)
+    @rule()
+    def a_pass(self):
+        self.bed.disk_fails = False
+        if not self.using:
+            self.bed.a_pass()
+
+    @invariant()
+    def within_the_budgets(self):
+        if hasattr(self, "bed") and self.streams():
+            assert self.bed.pager.held_bytes == self.vram.taken <= self.budget
+            assert self.bed.device.most_locked <= self.bed.ram.total
+            if self.bed.memory is not None:
+                assert self.bed.memory.most_resident <= self.budget or self.bed.pager.held_bytes <= self.budget
+
+    def teardown(self):
+        if hasattr(self, "bed"):
+            self.bed.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _folder(tmp_path_factory):
+    Streaming.folder = tmp_path_factory.mktemp("streaming")
+
+
+TestStreaming = Streaming.TestCase
+TestStreaming.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_the_file_that_is_read_is_the_librarys(beds):
+    bed = beds([5000] * 4)
+    read = load_file(bed.path)
+    assert all(torch.equal(read[name], bed.want[name]) for name in read)
