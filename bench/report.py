@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "bench" / "results"
-BLOCK = re.compile(r"(<!-- (kernels|pager):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (kernels|matrix|pager):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 # One or two rows that stand for each op: the shapes a Wan, UMT5 or VAE run meets most.
 CHOSEN = (
     "norm_modulate|Wan 1.3B 480x832x81: 32760x1536",
@@ -33,6 +33,47 @@ CHOSEN = (
     "split_projection|Wan 1.3B 480x832x81: 32760x(3x1536)",
     "swap_heads|Wan 1.3B 480x832x81: 32760x12x128",
 )
+
+
+# Matrix work: what a user gets is what `auto` chose, so that is what is shown.
+CHOSEN_MATRIX = (
+    "attention|Wan 1.3B 480x832x81, self",
+    "attention|Wan 1.3B 480x832x81, cross",
+    "attention|UMT5, relative bias",
+    "attention|Wan VAE 480x832",
+    "linear|Wan 1.3B 480x832x81, ffn in with GELU",
+    "linear|Wan 1.3B 480x832x81, ffn out with gate and residual",
+    "linear|Wan 14B 480x832x81, ffn in with GELU",
+    "linear_pair|UMT5, GeGLU",
+    "conv|3x3x3, 96 to 96, 4x480x832",
+    "conv|3x3x3, 192 to 192, 4x240x416",
+    "conv|3x3x3, 384 to 384, 2x120x208",
+    "conv|3x3x3, 96 to 3, 4x480x832",
+    "conv|3x3 stride 2, 96, 4x480x832",
+    "upsample_conv2d|192 to 96, 4x240x416",
+    "VAE residual block|96, 4x480x832",
+    "VAE residual block|192, 4x240x416",
+    "VAE residual block|384, 4x120x208",
+)
+
+
+def matrix_table(results: dict[str, Any]) -> str:
+    """A Markdown table of the chosen rows of matrix work, with float sums."""
+    lines = [
+        "| Operation | Shape | Stock | FuseStream | Faster | What served | Our kernel |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for choice in CHOSEN_MATRIX:
+        op, label = choice.split("|", 1)
+        found = (r for r in results["kernels"]["rows"] if r["op"] == op and r["label"].startswith(label))
+        row = next((r for r in found if r["label"].endswith(" precise") and "auto us" in r), None)
+        if row is None:
+            continue
+        lines.append(
+            f"| `{op}` | {row['label'].removesuffix(' precise')} | {row['stock us']:.0f} us | {row['auto us']:.0f} us | "
+            f"{row['stock / auto']:.2f}x | {row['auto']} | {row['TFLOP/s']:.0f} TFLOP/s |"
+        )
+    return "\n".join(lines)
 
 
 def table(results: dict[str, Any]) -> str:
@@ -68,15 +109,25 @@ def pager_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
+    """Versions and date of a table's first row."""
+    if part == "pager":
+        found: dict[str, str] = results["pager"]["environment"]
+        return found
+    needed = "auto us" if part == "matrix" else "ours us"
+    return next(
+        (row["environment"] for row in results["kernels"]["rows"] if needed in row), {"torch": "-", "date": "-"}
+    )
+
+
 def rendered(readme: str) -> str:
     """`readme` with the tables of every results file between its markers."""
-    parts: dict[str, list[str]] = {"kernels": [], "pager": []}
+    parts: dict[str, list[str]] = {"kernels": [], "matrix": [], "pager": []}
     for path in sorted(RESULTS.glob("nvidia-*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
-        tables = {"kernels": table, "pager": pager_table}
-        for part in parts.keys() & results.keys():
-            rows = results[part]
-            environment = rows["rows"][0]["environment"] if part == "kernels" else rows["environment"]
+        tables = {"kernels": table, "matrix": matrix_table, "pager": pager_table}
+        for part in parts.keys() & (results.keys() | {"matrix"}):
+            environment = measured_with(results, part)
             card = path.stem.replace("-", " ")
             head = f"Measured on {card} with torch {environment['torch']} ({environment['date']}):"
             parts[part].append(f"{head}\n\n{tables[part](results)}\n")
