@@ -247,3 +247,17 @@ def test_headers_are_followed(tmp_path):
 def test_what_is_no_cubin(data):
     with pytest.raises(ValueError):
         elf.read(data)
+
+
+@needs_compiler
+@pytest.mark.parametrize("unit", ["attention", "linear", "conv"])
+def test_half_sums_are_where_they_are_meant_to_be(built, unit):
+    """Turing's m16n8k8 with half accumulators in every `fast` kernel, and in no `precise` one."""
+    code, kernels = built["compute_75"][unit]
+    bodies = dict(re.findall(r"\.entry (\w+)\((.*?)(?=\.entry |\Z)", code.decode(), re.DOTALL))
+    assert set(bodies) == set(kernels)
+    for name, body in bodies.items():
+        halves = "mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16" in body
+        floats = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32" in body
+        assert halves == ("fast" in name), name
+        assert floats or halves, name
