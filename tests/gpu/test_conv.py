@@ -168,18 +168,38 @@ def test_channels_of_the_autoencoders(isa, precision, c, n):
     check(conv3d(x, weight, bias, policy=policy(isa, precision)), exact, sizes, precision, f"{c} to {n}")
 
 
-# (channels in, out, frames, rows, columns) of the Wan 2.1 VAE's residual convolutions at 480x832 and 720x1280.
-REAL = [
-    (384, 384, 1, 60, 104),
-    (384, 384, 2, 120, 208),
-    (192, 384, 2, 120, 208),
-    (192, 192, 4, 240, 416),
-    (96, 96, 4, 480, 832),
-    (96, 3, 4, 480, 832),
-    (384, 384, 2, 180, 320),
-    (192, 192, 4, 360, 640),
-    (96, 96, 4, 720, 1280),
-]
+# (channels in, out, frames, rows, columns) of the 3x3x3 convolutions of the Wan 2.1 and 2.2 VAEs.
+def wan_21(h, w):
+    """An image of h x w: decoder, then what only the encoder has."""
+    return [
+        (16, 384, 1, h // 8, w // 8),
+        (384, 384, 1, h // 8, w // 8),
+        (192, 384, 2, h // 4, w // 4),
+        (384, 384, 2, h // 4, w // 4),
+        (192, 192, 4, h // 2, w // 2),
+        (96, 96, 4, h, w),
+        (96, 3, 4, h, w),
+        (3, 96, 4, h, w),
+        (96, 192, 4, h // 2, w // 2),
+        (384, 32, 1, h // 8, w // 8),
+    ]
+
+
+def wan_22(h, w):
+    return [
+        (48, 1024, 1, h // 16, w // 16),
+        (1024, 1024, 2, h // 8, w // 8),
+        (1024, 512, 4, h // 4, w // 4),
+        (512, 256, 4, h // 2, w // 2),
+        (256, 12, 4, h // 2, w // 2),
+        (12, 160, 4, h // 2, w // 2),
+        (160, 320, 4, h // 4, w // 4),
+        (320, 640, 2, h // 8, w // 8),
+        (640, 96, 1, h // 16, w // 16),
+    ]
+
+
+REAL = [*wan_21(480, 832), *wan_21(720, 1280), *wan_22(480, 832), *wan_22(704, 1280)]
 
 
 @pytest.mark.parametrize("chunk", ["first", "one frame", "with cache"])
