@@ -40,15 +40,15 @@
 
 #include "linear_epilogue.cuh"
 
-template <int kRowWarps, int kColumnWarps, bool kFast, bool kPaired>
+template <int kRowWarps, int kColumnWarps, int kBands, bool kFast, bool kPaired>
 __device__ inline void linear(const LinearParams& p) {
-    using Cut = Product<kRowWarps, kColumnWarps, kPaired>;
-    using Out = Epilogue<kPaired>;
+    using Cut = Product<kRowWarps, kColumnWarps, kPaired, kBands>;
+    using Out = Epilogue<kPaired, kBands>;
     extern __shared__ __align__(128) unsigned char memory[];
     static_assert(Cut::kStages * Cut::kStage >= Cut::kThreads / 32 * Out::kBytes);
 
     const Cut product{p, shared_address(memory)};
-    Sums sums;
+    typename Cut::Sums sums;
     product.template multiply_tiles<kFast>(sums);
     if (kFast && Cut::any_lost(sums)) product.template multiply_tiles<false>(sums);
     float* corner = reinterpret_cast<float*>(memory + thread_again() / 32 * Out::kBytes);
@@ -56,17 +56,27 @@ __device__ inline void linear(const LinearParams& p) {
     Out{p}.run(corner, sums, at.x + Cut::warp_row(), at.y + Cut::warp_column() / (kPaired ? 2 : 1));
 }
 
-#define LINEAR(NAME, ROW_WARPS, COLUMN_WARPS, FAST, PAIRED)                                                     \
+// Beside each kernel, what a block of this variant takes: threads, bytes of dynamic shared memory. The launcher reads
+// it from the code that was loaded.
+#define LINEAR(NAME, ROW_WARPS, COLUMN_WARPS, BANDS, FAST, PAIRED)                                              \
+    extern "C" __device__ int NAME##_cut[2] = {ROW_WARPS * COLUMN_WARPS * 32,                                   \
+                                               Product<ROW_WARPS, COLUMN_WARPS, PAIRED, BANDS>::kStages *       \
+                                                   Product<ROW_WARPS, COLUMN_WARPS, PAIRED, BANDS>::kStage};    \
     extern "C" __global__ void __launch_bounds__(ROW_WARPS * COLUMN_WARPS * 32, 8 / (ROW_WARPS * COLUMN_WARPS)) \
         NAME(const __grid_constant__ LinearParams p) {                                                          \
-        linear<ROW_WARPS, COLUMN_WARPS, FAST, PAIRED>(p);                                                       \
+        linear<ROW_WARPS, COLUMN_WARPS, BANDS, FAST, PAIRED>(p);                                                \
     }
-#define LINEAR_TILE(ROWS, COLUMNS, ROW_WARPS, COLUMN_WARPS)                                \
-    LINEAR(linear_##ROWS##x##COLUMNS##_precise, ROW_WARPS, COLUMN_WARPS, false, false)     \
-    LINEAR(linear_##ROWS##x##COLUMNS##_fast, ROW_WARPS, COLUMN_WARPS, true, false)         \
-    LINEAR(linear_pair_##ROWS##x##COLUMNS##_precise, ROW_WARPS, COLUMN_WARPS, false, true) \
-    LINEAR(linear_pair_##ROWS##x##COLUMNS##_fast, ROW_WARPS, COLUMN_WARPS, true, true)
+#define LINEAR_TILE(ROWS, COLUMNS, ROW_WARPS, COLUMN_WARPS, BANDS, PRECISION, FAST)              \
+    LINEAR(linear_##ROWS##x##COLUMNS##_##PRECISION, ROW_WARPS, COLUMN_WARPS, BANDS, FAST, false) \
+    LINEAR(linear_pair_##ROWS##x##COLUMNS##_##PRECISION, ROW_WARPS, COLUMN_WARPS, BANDS, FAST, true)
 
-LINEAR_TILE(128, 256, 2, 4)
-LINEAR_TILE(128, 128, 2, 2)
-LINEAR_TILE(64, 128, 1, 2)
+#ifndef LAB
+LINEAR_TILE(192, 128, 2, 2, 6, precise, false)
+LINEAR_TILE(192, 256, 2, 4, 6, precise, false)
+LINEAR_TILE(128, 256, 2, 4, 4, precise, false)
+LINEAR_TILE(128, 256, 2, 4, 4, fast, true)
+LINEAR_TILE(128, 128, 2, 2, 4, precise, false)
+LINEAR_TILE(128, 128, 2, 2, 4, fast, true)
+LINEAR_TILE(64, 128, 1, 2, 4, precise, false)
+LINEAR_TILE(64, 128, 1, 2, 4, fast, true)
+#endif

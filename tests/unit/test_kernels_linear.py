@@ -225,10 +225,8 @@ def test_what_exceeds_the_kernels_is_spoken():
 
 
 def test_cuts_fit_a_multiprocessor():
-    """Turing has 64 KB for all blocks that are resident; 86, 89 and 120 have 100, and 99 for one block."""
+    """Eight warps by registers; shared memory is looked at in what was compiled (test_kernels_build.py)."""
     for cut in op.CUTS:
-        assert cut.shared_bytes("sm_75") * min(cut.resident, 2) <= 64 * 1024
-        assert cut.shared_bytes("sm_80") <= 99 * 1024
         assert cut.resident * cut.warps == 8
         assert mlp_file.CHUNK_ROWS % cut.rows == 0
 
@@ -322,11 +320,11 @@ def test_empty_cases():
 
 
 @given(
-    sizes=st.tuples(st.integers(1, 2), st.sampled_from([1, 255, 256, 257, 700])),
+    sizes=st.tuples(st.integers(1, 2), st.sampled_from([1, 767, 768, 769, 1700])),
     paired=st.booleans(),
     gate=st.sampled_from(["none", "all", "frames", "tokens"]),
     residual=st.booleans(),
-    chunk=st.sampled_from([1, 256 * 32 * 2 * 2, 2**30]),
+    chunk=st.sampled_from([1, 768 * 32 * 2 * 2, 2**30]),
 )
 @settings(max_examples=40, deadline=None)
 def test_mlp_does_not_depend_on_its_chunks(sizes, paired, gate, residual, chunk):
@@ -358,8 +356,8 @@ def test_mlp_says_what_it_cannot():
 
 
 def test_chunks_are_whole_tiles():
-    assert mlp_file.chunk_tokens(1, 8960, 256 * 2**20) % 256 == 0
-    assert mlp_file.chunk_tokens(2, 13824, 1) == 256
+    assert mlp_file.chunk_tokens(1, 8960, 256 * 2**20) % mlp_file.CHUNK_ROWS == 0
+    assert mlp_file.chunk_tokens(2, 13824, 1) == mlp_file.CHUNK_ROWS
     assert mlp_file.chunk_tokens(1, 13824, 256 * 2**20) * 13824 * 2 <= 256 * 2**20
 
 
