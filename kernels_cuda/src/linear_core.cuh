@@ -65,15 +65,12 @@ struct Product {
     static constexpr int kBeside = kHasAsyncCopy ? 2 : 1;
     using Parts = unsigned[2][kBeside][2];
 
-#ifndef AHEAD
-#define AHEAD (kHasAsyncCopy && kBands == 6 && kThreads == 128 ? 2 : 1)
-#endif
-#ifndef ORDER
-#define ORDER \
-    (!kHasAsyncCopy ? (kBands == 4 ? 4 : 1) : kBands == 6 ? (kThreads == 256 ? 6 : 2) : kThreads == 256 ? 2 : 8)
-#endif
-    static constexpr int kAhead = AHEAD;    // steps from a band's ldmatrix to its products
-    static constexpr int kOrdered = ORDER;  // steps that the assembler may mix
+    // Steps from a band's ldmatrix to its products, and steps that the assembler may mix: as measured.
+    static constexpr int kAhead = kHasAsyncCopy && kBands == 6 && kThreads == 128 ? 2 : 1;
+    static constexpr int kOrdered = !kHasAsyncCopy    ? (kBands == 4 ? 4 : 1)
+                                    : kBands == 6     ? (kThreads == 256 ? 6 : 2)
+                                    : kThreads == 256 ? 2
+                                                      : 8;
 
     static constexpr int kOutColumns = kPaired ? kColumns / 2 : kColumns;
     static constexpr int kRowTilesTogether = 8;
@@ -101,11 +98,8 @@ struct Product {
     template <int kPass, int kParts>
     struct Walk {
         static constexpr int kPart = (kPieces + kParts - 1) / kParts;
-// Pieces at a step from the barrier on: all of them well before the next barrier.
-#ifndef RATE
-#define RATE ((2 * kPieces + kPass - 1) / kPass)
-#endif
-        static constexpr int kAtStep = RATE;
+        // Pieces at a step from the barrier on: all of them well before the next barrier.
+        static constexpr int kAtStep = (2 * kPieces + kPass - 1) / kPass;
         static_assert(kPieces <= kPass * kAtStep);
 
         const LinearParams& p;
@@ -196,13 +190,13 @@ struct Product {
         }
     };
 
-    // sums = x * weight^T for the block's tile.
-    template <bool kFast>
+    // sums = x * weight^T for the block's tile. kMixed: steps that the assembler may mix.
+    template <bool kFast, int kMixed = kOrdered>
     __device__ void multiply_tiles(Sums& sums) const {
         if constexpr (kFast) {
             multiply_fast(sums);
         } else {
-            multiply_precise(sums);
+            multiply_precise<kMixed>(sums);
         }
         await_copies<0>();
         __syncthreads();  // the tiles' memory is free
@@ -215,6 +209,7 @@ struct Product {
         }
     }
 
+    template <int kMixed>
     __device__ void multiply_precise(Sums& sums) const {
         constexpr int kTurns = kSteps * kBands, kPass = kTurns - kAhead;
         static_assert(kTurns % (kAhead + 1) == 0 && kSteps % 2 == 0);
@@ -230,7 +225,7 @@ struct Product {
 #pragma unroll
             for (int turn = 0; turn < kTurns; turn++) {
                 const int k = turn / kBands, m = turn % kBands, after = (turn + kAhead) % kTurns;
-                if (turn % kOrdered == 0) keep_order(p.k, turn);
+                if (turn % kMixed == 0) keep_order(p.k, turn);
                 walk.bring(turn, k0);
                 if (turn == kPass) walk.pass();
                 walk.load_a(a[(turn + kAhead) % (kAhead + 1)], after > turn ? walk.slot : walk.next(), after / kBands,

@@ -121,10 +121,7 @@ struct Epilogue {
             __syncwarp();
             put(corner, sums, m);
             __syncwarp();
-#ifndef UNROLL
-#define UNROLL 1
-#endif
-#pragma unroll UNROLL
+#pragma unroll 1
             for (int i = 0; i < 16 / kRowsAtOnce; i++, r += kRowsAtOnce) {
                 const Place here = at;
                 const Words added = residual;

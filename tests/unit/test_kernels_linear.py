@@ -232,15 +232,19 @@ def test_cuts_fit_a_multiprocessor():
 
 
 def test_the_cut_follows_the_work():
-    assert op.best_cut(32760, 8960, False, 34) == op.Cut(128, 128)
-    assert op.best_cut(64, 8960, False, 34) == op.Cut(64, 128)
-    assert op.best_cut(128 * 34, 256, False, 34) == op.Cut(128, 128)
+    assert op.best_cut(32760, 8960, False, 34, "sm_80") == op.Cut(192, 128, 96)
+    assert op.best_cut(32760, 8960, False, 34, "sm_75") == op.Cut(128, 256)
+    assert op.best_cut(64, 8960, False, 34, "sm_80") == op.Cut(64, 128)
+    assert op.best_cut(128 * 34, 256, False, 34, "sm_75") == op.Cut(128, 256)
+    assert op.best_cut(32760, 8960, False, 34, "sm_80", "fast").precisions == ("precise", "fast")
 
 
 def test_fast_is_an_offer():
     fast = Call("linear", call().tensors, call().options, KernelPolicy.of("auto", precision="fast"))
-    assert [str(way) for way in op.ways(fast)][:3] == ["128x128 fast", "128x256 fast", "128x128 precise"]
-    assert [str(way) for way in op.ways(call())] == ["128x128 precise", "128x256 precise", "64x128 precise"]
+    assert [str(way) for way in op.ways(fast)][:3] == ["128x256 fast", "128x128 fast", "192x128 precise"]
+    assert [str(way) for way in op.ways(call())] == [
+        f"{cut} precise" for cut in ("192x128", "192x256", "128x256", "128x128", "64x128")
+    ]
     assert op.shape_class(fast) != op.shape_class(call())
 
 
