@@ -27,25 +27,30 @@ Activation = Literal["none", "gelu", "gelu_tanh", "silu", "relu"]
 TYPES = (torch.float16, torch.float32)
 PACK = 8  # elements of an access: k, n and every stride are multiples
 MOST = 2**31 - 2**10  # rows, columns, k: tiles reach a little further
-WARP = 64  # rows and columns of a warp's tile
-K_TILE = 32
+WARP_COLUMNS = 64  # of a warp's tile
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A block's tile of the result: its rows, and rows of the weight."""
+    """A block's tile of the result: its rows, and rows of the weight. And the rows of a warp's part of it."""
 
     rows: int
     columns: int
+    warp_rows: int = 64
 
     @property
     def warps(self) -> int:
-        return self.rows * self.columns // WARP**2
+        return self.rows * self.columns // (self.warp_rows * WARP_COLUMNS)
 
     @property
     def resident(self) -> int:
         """Blocks of a multiprocessor, by registers: eight warps of it."""
         return 8 // self.warps
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Half sums need registers of their own, which a warp of 96 rows does not have."""
+        return ("precise", "fast") if self.warp_rows == 64 else ("precise",)
 
     def out_columns(self, paired: bool) -> int:
         return self.columns // 2 if paired else self.columns
@@ -53,14 +58,15 @@ class Cut:
     def tiles(self, m: int, n: int, paired: bool) -> int:
         return -(-m // self.rows) * -(-n // self.out_columns(paired))
 
-    def shared_bytes(self, isa: IsaClass) -> int:
-        """kStages * kStage of linear_core.cuh."""
-        stages = 2 if isa == "sm_75" else 3 if self.warps == 4 else 4
-        return stages * (self.rows + self.columns) * K_TILE * 2
-
 
 # How well each uses the tensor cores, once there is enough work: for choosing without measuring. Best known first.
-CUTS = {Cut(128, 128): 1.0, Cut(128, 256): 0.95, Cut(64, 128): 0.7}
+CUTS: dict[Cut, dict[IsaClass, float]] = {
+    Cut(192, 128, 96): {"sm_80": 1.0, "sm_75": 0.5},
+    Cut(192, 256, 96): {"sm_80": 1.0, "sm_75": 0.65},
+    Cut(128, 256): {"sm_80": 0.92, "sm_75": 1.0},
+    Cut(128, 128): {"sm_80": 0.94, "sm_75": 0.97},
+    Cut(64, 128): {"sm_80": 0.8, "sm_75": 0.7},
+}
 
 
 @dataclass(frozen=True)
@@ -215,25 +221,30 @@ def _gate_obstacles(o: Operands) -> Iterator[str]:
         yield f"gate: rows do not start at multiples of 16 bytes (strides {o.gate.stride()})"
 
 
+def tactics(precision: str) -> list[Tactic]:
+    return [Tactic(cut, precision) for cut in CUTS if precision in cut.precisions]
+
+
 def ways(call: Call) -> list[Tactic]:
     """`fast` is an offer: where the card's fp32 sums are as quick, it may lose."""
-    precise = [Tactic(cut, "precise") for cut in CUTS]
+    precise = tactics("precise")
     if call.policy.precision != "fast":
         return precise
-    fast = [Tactic(cut, "fast") for cut in CUTS]
+    fast = tactics("fast")
     return [*fast[:2], *precise[:1], *fast[2:], *precise[1:]]
 
 
-def best_cut(m: int, n: int, paired: bool, multiprocessors: int) -> Cut:
+def best_cut(m: int, n: int, paired: bool, multiprocessors: int, isa: IsaClass, precision: str = "precise") -> Cut:
     """The least time by rule: rounds of blocks over the card, by the warps a multiprocessor works through."""
 
     def cost(cut: Cut) -> float:
         rounds, left = divmod(cut.tiles(m, n, paired), multiprocessors * cut.resident)
         last = -(-left // multiprocessors) * cut.warps
         # With fewer than four warps some of a multiprocessor's quarters have nothing to do.
-        return (rounds * cut.resident * cut.warps + (max(last, 4) if last else 0)) / CUTS[cut]
+        warps = rounds * cut.resident * cut.warps + (max(last, 4) if last else 0)
+        return warps * cut.warp_rows / CUTS[cut][isa]
 
-    return min(CUTS, key=cost)
+    return min((cut for cut in CUTS if precision in cut.precisions), key=cost)
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
@@ -305,15 +316,18 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Laun
     )
     for name, t in (("bias", o.bias), ("residual", o.residual), ("gate", o.gate)):
         setattr(params, f"{name}_is_float", t is not None and t.dtype is torch.float32)
-    tactic = tactic or Tactic(best_cut(o.m, o.n, o.paired, card.multiprocessors), call.policy.precision)
+    precision = call.policy.precision
+    isa = card.isa_class("linear")
+    tactic = tactic or Tactic(best_cut(o.m, o.n, o.paired, card.multiprocessors, isa, precision), precision)
     cut = tactic.cut
     kernel = card.kernel("linear", kernel_name(tactic, o.paired))
+    threads, shared_bytes = kernel.cut
     return kernel.prepare(
         params,
         grid=(cut.tiles(x.tokens, o.n, o.paired), x.batches, 1),
-        block=cut.warps * 32,
+        block=threads,
         shape=call.describe(),
-        shared_bytes=cut.shared_bytes(card.isa_class("linear")),
+        shared_bytes=shared_bytes,
     )
 
 
@@ -378,7 +392,7 @@ def _empty(o: Operands) -> Tensor:
 
 
 def _kernels(paired: bool) -> dict[str, tuple[str, ...]]:
-    names = tuple(kernel_name(Tactic(cut, precision), paired) for cut in CUTS for precision in ("precise", "fast"))
+    names = tuple(kernel_name(tactic, paired) for precision in ("precise", "fast") for tactic in tactics(precision))
     return {"linear": names}
 
 

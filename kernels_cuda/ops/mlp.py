@@ -14,7 +14,7 @@ from .linear import Activation, linear, linear_, linear_pair
 from .rows import frames_of, tokens_per_frame
 
 CHUNK_BYTES = 256 * 2**20
-CHUNK_ROWS = 256  # a multiple of every kernel's tile: a chunk leaves none half empty
+CHUNK_ROWS = 768  # a multiple of every kernel's tile: a chunk leaves none half empty
 
 
 def mlp(

@@ -7,25 +7,43 @@
 // Mirrored by ACTIVATIONS in ops/linear_operands.py.
 enum Activation { kIdentity, kGeluErf, kGeluTanh, kSilu, kRelu };
 
-// Eight adjacent elements of half or float.
-struct Eight {
-    float v[8];
+// Eight adjacent elements of half or float, as they lie in memory.
+struct Words {
+    uint4 low, high;
 
     __device__ void load(const void* base, i64 index, bool is_float) {
         if (is_float) {
-            const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(base) + index);
-            const float4 low = from[0], high = from[1];
-            v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-            v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+            const uint4* from = reinterpret_cast<const uint4*>(static_cast<const float*>(base) + index);
+            low = from[0], high = from[1];
         } else {
-            const uint4 words = *reinterpret_cast<const uint4*>(static_cast<const __half*>(base) + index);
-            const unsigned all[4] = {words.x, words.y, words.z, words.w};
+            low = *reinterpret_cast<const uint4*>(static_cast<const __half*>(base) + index);
+        }
+    }
+};
+
+// The same, to compute with.
+struct Eight {
+    float v[8];
+
+    __device__ void unpack(const Words& words, bool is_float) {
+        const uint4 &l = words.low, &h = words.high;
+        const unsigned all[8] = {l.x, l.y, l.z, l.w, h.x, h.y, h.z, h.w};
+        if (is_float) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = __uint_as_float(all[i]);
+        } else {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float2 pair = floats_of(all[i]);
                 v[2 * i] = pair.x, v[2 * i + 1] = pair.y;
             }
         }
+    }
+
+    __device__ void load(const void* base, i64 index, bool is_float) {
+        Words words;
+        words.load(base, index, is_float);
+        unpack(words, is_float);
     }
 
     __device__ void store(void* base, i64 index, bool is_float) const {

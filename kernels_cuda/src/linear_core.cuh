@@ -1,30 +1,69 @@
-// The product of a block: kRowWarps x kColumnWarps warps, each with 64 x 64 of it in registers.
+// The product of a block: kRowWarps x kColumnWarps warps, each with 16 kBands x 64 of it in registers.
+//
+// Precise: a warp goes down its bands of 16 rows, a step for each, with the weight's fragments of a k-step in registers
+// and the bands' streaming by. A step is 16 rows x 64 columns x 16 of k: 8 mma.m16n8k16 or 16 mma.m16n8k8.
+// Fast: 16 columns after the other, with the fragments of 32 of k in registers: a step is 32 (sm_75: 16) rows of these.
+//
+// A tile of k is read to its end, as far as the next steps need it, before the last steps of it are multiplied. There
+// stands the one barrier of the tile: behind it the next tile is read, and this one's memory is free for the tile
+// kStages further on. What brings that one stands between the products of the steps behind the barrier: early, because
+// an answer from L2 takes about a thousand cycles where all multiprocessors ask.
 #pragma once
 
 #include "keep_order.cuh"
 #include "linear_params.cuh"
 #include "linear_tiles.cuh"
 
-constexpr int kWarpTile = 64;
+constexpr int kWarpTile = 64;            // columns of a warp's tile, and rows where it has four bands
 constexpr int kGroups = kWarpTile / 16;  // of 16 columns: what one ldmatrix brings of the weight
 
 // Sums of a warp's tile: [16 columns][8 columns][16 rows][fragment].
-using Sums = float[kGroups][2][4][4];
+template <int kBands>
+using SumsOf = float[kGroups][2][kBands][4];
+using Sums = SumsOf<4>;
 
-template <int kRowWarps, int kColumnWarps, bool kPaired>
+// Tiles of k in shared memory: how wide, how many.
+template <int kThreads, int kBands>
+struct Depth {
+#if __CUDA_ARCH__ < 800
+    // Two of sm_75's blocks of four warps, or one of eight, share 64 KB.
+    static constexpr int kAcross = kStepK, kStages = 2;
+#elif __CUDA_ARCH__ == 900
+    // 227 KB for all blocks together.
+    static constexpr int kAcross = 2 * kStepK, kStages = kThreads == 128 && kBands == 6 ? 2 : kThreads == 64 ? 6 : 3;
+#else
+    // A block has 99 KB at most, and so have all blocks together.
+    static constexpr int kAcross = kStepK, kStages = kThreads == 256                             ? (kBands == 4 ? 4 : 3)
+                                                     : kThreads * kBands > 512 || kThreads == 64 ? 6
+                                                                                                 : 3;
+#endif
+};
+
+template <int kRowWarps, int kColumnWarps, bool kPaired, int kBands = 4>
 struct Product {
     static constexpr int kThreads = kRowWarps * kColumnWarps * 32;
-    static constexpr int kRows = kRowWarps * kWarpTile, kColumns = kColumnWarps * kWarpTile;
-    // Tiles in flight. Two of sm_75's blocks of four warps, or one of eight, share 64 KB; later cards have at least
-    // 100.
-    static constexpr int kStages = !kHasAsyncCopy ? 2 : kThreads == 128 ? 3 : 4;
-    using Tile = SwizzledTile<kStepK>;
+    static constexpr int kWarpRows = 16 * kBands;
+    static constexpr int kRows = kRowWarps * kWarpRows, kColumns = kColumnWarps * kWarpTile;
+    using Tiles = Depth<kThreads, kBands>;
+    static constexpr int kStages = Tiles::kStages, kAcross = Tiles::kAcross, kSteps = kAcross / 16;
+    using Tile = SwizzledTile<kAcross>;
     static constexpr int kRowTile = kRows * Tile::kRowBytes, kStage = (kRows + kColumns) * Tile::kRowBytes;
-    using RowOperand = Operand<kRows, kThreads, false>;
-    using ColumnOperand = Operand<kColumns, kThreads, kPaired>;
-    // `fast`: blocks of 16 rows whose half sums run side by side, so that no product waits for the one before it.
+    using RowOperand = Operand<kRows, kThreads, false, kAcross>;
+    using ColumnOperand = Operand<kColumns, kThreads, kPaired, kAcross>;
+    static constexpr int kPieces =
+        RowOperand::kDown + ColumnOperand::kDown;  // of 16 bytes that a lane brings of a tile
+
+    using Sums = SumsOf<kBands>;
+    // `fast`: bands whose half sums run side by side, so that no product waits for the one before it.
     static constexpr int kBeside = kHasAsyncCopy ? 2 : 1;
     using Parts = unsigned[2][kBeside][2];
+
+    // Steps from a band's ldmatrix to its products, and steps that the assembler may mix: as measured.
+    static constexpr int kAhead = kHasAsyncCopy && kBands == 6 && kThreads == 128 ? 2 : 1;
+    static constexpr int kOrdered = !kHasAsyncCopy    ? (kBands == 4 ? 4 : 1)
+                                    : kBands == 6     ? (kThreads == 256 ? 6 : 2)
+                                    : kThreads == 256 ? 2
+                                                      : 8;
 
     static constexpr int kOutColumns = kPaired ? kColumns / 2 : kColumns;
     static constexpr int kRowTilesTogether = 8;
@@ -32,7 +71,7 @@ struct Product {
     const LinearParams& p;
     const unsigned shared;
 
-    __device__ static int warp_row() { return thread_again() / 32 / kColumnWarps * kWarpTile; }
+    __device__ static int warp_row() { return thread_again() / 32 / kColumnWarps * kWarpRows; }
     __device__ static int warp_column() { return thread_again() / 32 % kColumnWarps * kWarpTile; }
 
     // The block's first row and first column of out. Blocks that run at the same time stand in a rectangle of eight row
@@ -46,13 +85,21 @@ struct Product {
         return make_int2((before + within % height) * kRows, within / height * kOutColumns);
     }
 
-    // What moves through the tiles of k.
+    // What moves through the tiles of k. kPass: the step that has a tile's barrier before it. kParts: without
+    // asynchronous copies a tile passes through registers, whole where there are enough of them: then it has the time
+    // of a tile to arrive. In parts each has the time of a few steps.
+    template <int kPass, int kParts>
     struct Walk {
+        static constexpr int kPart = (kPieces + kParts - 1) / kParts;
+        // Pieces at a step from the barrier on: all of them well before the next barrier.
+        static constexpr int kAtStep = (2 * kPieces + kPass - 1) / kPass;
+        static_assert(kPieces <= kPass * kAtStep);
+
         const LinearParams& p;
         const unsigned shared;
         RowOperand rows;
         ColumnOperand columns;
-        unsigned slot, next, ahead;  // of the tile being multiplied, of the one after it, of the one to be fetched
+        unsigned slot;  // of the tile being multiplied
         unsigned a_lane, b_lane;
 
         __device__ Walk(const Product& of, int2 at)
@@ -63,59 +110,70 @@ struct Product {
             const int lane = lane_again();
             a_lane = warp_row() * Tile::kRowBytes + Tile::lane_of_k(lane);
             b_lane = kRowTile + warp_column() * Tile::kRowBytes + Tile::lane_of_rows(lane);
-            slot = shared, next = shared + kStage, ahead = shared + (kStages - 1) * kStage;
+            slot = shared;
         }
 
-        __device__ void fetch_rows(unsigned to, int tile) { rows.fetch(to, p.x_row, tile * kStepK, p.k); }
-        __device__ void fetch_columns(unsigned to, int tile) {
-            columns.fetch(to + kRowTile, p.weight_row, tile * kStepK, p.k);
-        }
+        // The slots of the tiles before and after: found anew, not kept in registers.
+        __device__ unsigned last() const { return slot == shared ? shared + (kStages - 1) * kStage : slot - kStage; }
+        __device__ unsigned next() const { return slot == shared + (kStages - 1) * kStage ? shared : slot + kStage; }
 
-        // Without asynchronous copies and with few registers: the next tile in parts, each fetched and stored at its
-        // turn.
-        __device__ void bring(int turn, int turns, int tile) {
-            constexpr int kParts = 1 + (ColumnOperand::kDown + 3) / 4;
-            const int length = turns * 3 / 4 / kParts;
-            if (turn % length != 0 || turn > kParts * length) return;
-            const int part = turn / length;
-            if (part == 1) rows.store(next);
-            if (part > 1) columns.store(next + kRowTile, part * 4 - 8, part * 4 - 4);
-            if (part == 0) fetch_rows(next, tile);
-            if (part > 0 && part < kParts)
-                columns.fetch(next + kRowTile, p.weight_row, tile * kStepK, p.k, part * 4 - 4, part * 4);
+        __device__ void fetch(unsigned to, int k0, int from_piece = 0, int to_piece = kPieces) {
+            constexpr int kSplit = RowOperand::kDown;
+            if (from_piece < kSplit) {
+                rows.fetch(to, p.x_row, k0, p.k, from_piece, min(to_piece, kSplit));
+            }
+            if (to_piece > kSplit) {
+                columns.fetch(to + kRowTile, p.weight_row, k0, p.k, max(from_piece, kSplit) - kSplit,
+                              to_piece - kSplit);
+            }
+        }
+        __device__ void store(unsigned to, int from_piece = 0, int to_piece = kPieces) {
+            constexpr int kSplit = RowOperand::kDown;
+            rows.store(to, min(from_piece, kSplit), min(to_piece, kSplit));
+            columns.store(to + kRowTile, max(from_piece, kSplit) - kSplit, max(to_piece, kSplit) - kSplit);
         }
 
         __device__ void begin() {
             if constexpr (kHasAsyncCopy) {
 #pragma unroll
-                for (int i = 0; i < kStages - 1; i++) {
-                    fetch_rows(shared + i * kStage, i), fetch_columns(shared + i * kStage, i);
-                    commit_copies();
-                }
+                for (int i = 0; i < kStages - 1; i++) fetch(shared + i * kStage, i * kAcross), commit_copies();
                 await_copies<kStages - 2>();
             } else {
-                fetch_rows(shared, 0), fetch_columns(shared, 0);
-                rows.store(shared), columns.store(shared + kRowTile);
+#pragma unroll
+                for (int part = 0; part < kParts; part++) {
+                    const int from = part * kPart, to = min(from + kPart, kPieces);
+                    fetch(shared, 0, from, to), store(shared, from, to);
+                }
+                if (kParts == 1) fetch(next(), kAcross);
             }
             __syncthreads();
         }
 
-        // From here on the next tile may be read, and what was read before may be overwritten.
-        // free: the slot that nobody reads any more once this tile has been multiplied as far as it was.
-        __device__ void pass(int tile, unsigned free) {
-            await_copies<kHasAsyncCopy ? kStages - 3 : 0>();
-            __syncthreads();
+        // What a step does for the tiles to come, while the one that begins at k0 is multiplied.
+        __device__ void bring(int step, int k0) {
             if constexpr (kHasAsyncCopy) {
-                fetch_rows(ahead, tile + kStages - 1), fetch_columns(ahead, tile + kStages - 1);
-                commit_copies();
-                ahead = free;
+                const int from = step * kAtStep, to = min(from + kAtStep, kPieces);
+                if (from >= kPieces) return;
+                fetch(last(), k0 + (kStages - 1) * kAcross, from, to);
+                if (to == kPieces) commit_copies();
+            } else if constexpr (kParts == 1) {
+                if (step == kPass - 1) store(next()), fetch(next(), k0 + 2 * kAcross);
+            } else {
+                constexpr int kLength = kPass / kParts;
+                if (step % kLength != 0 || step > kParts * kLength) return;
+                const int part = step / kLength;
+                if (part > 0) store(next(), (part - 1) * kPart, part * kPart);
+                if (part < kParts) fetch(next(), k0 + kAcross, part * kPart, min((part + 1) * kPart, kPieces));
             }
         }
 
-        __device__ void advance() {
-            slot = next;
-            next = next == shared + (kStages - 1) * kStage ? shared : next + kStage;
+        // From here on the next tile may be read, and this one overwritten.
+        __device__ void pass() {
+            await_copies<kStages - 2>();
+            __syncthreads();
         }
+
+        __device__ void advance() { slot = next(); }
 
         __device__ void load_a(unsigned (&a)[4], unsigned from, int k, int m) const {
             load_matrices(a, Tile::at(from + a_lane, k, m));
@@ -125,59 +183,97 @@ struct Product {
         }
     };
 
-    // sums = x * weight^T for the block's tile.
-    template <bool kFast>
+    // sums = x * weight^T for the block's tile. kMixed: steps that the assembler may mix.
+    template <bool kFast, int kMixed = kOrdered>
     __device__ void multiply_tiles(Sums& sums) const {
-#pragma unroll
-        for (int i = 0; i < kGroups * 32; i++) sums[i / 32][i / 16 % 2][i / 4 % 4][i % 4] = 0;
-        Walk walk(*this, place());
-        walk.begin();
-        const int tiles = (p.k + kStepK - 1) / kStepK;
         if constexpr (kFast) {
-            multiply_fast(sums, walk, tiles);
+            multiply_fast(sums);
         } else {
-            multiply_precise(sums, walk, tiles);
+            multiply_precise<kMixed>(sums);
         }
         await_copies<0>();
         __syncthreads();  // the tiles' memory is free
     }
 
-    // Eight steps for a tile: 16 columns, one k-step each. Fragments are asked for a step, or four, before their use.
-    __device__ void multiply_precise(Sums& sums, Walk& walk, int tiles) const {
-        // The step before which the next tile must be there. With two tiles it is the last, when this one has been read
-        // to its end; with more, the next tile's rows are read in the second half of this one.
-        constexpr int kSteps = 2 * kGroups, kPass = kHasAsyncCopy ? kGroups : kSteps - 1;
-        unsigned a[2][4][4], b[2][4];
+    __device__ static void clear(Sums& sums) {
 #pragma unroll
-        for (int m = 0; m < 4; m++) walk.load_a(a[0][m], walk.slot, 0, m);
-        walk.load_b(b[0], walk.slot, 0, 0);
-        for (int tile = 0; tile < tiles; tile++) {
+        for (int i = 0; i < kGroups * 2 * kBands * 4; i++) {
+            sums[i / (8 * kBands)][i / (4 * kBands) % 2][i / 4 % kBands][i % 4] = 0;
+        }
+    }
+
+    template <int kMixed>
+    __device__ void multiply_precise(Sums& sums) const {
+        constexpr int kTurns = kSteps * kBands, kPass = kTurns - kAhead;
+        static_assert(kTurns % (kAhead + 1) == 0 && kSteps % 2 == 0);
+        unsigned a[kAhead + 1][4], b[2][kGroups][4];
+        Walk<kPass, kBands == 4 ? 1 : kThreads == 256 ? 3 : 5> walk(*this, place());
+        walk.begin();
+        clear(sums);
 #pragma unroll
-            for (int step = 0; step < kSteps; step++) {
-                if constexpr (!kHasAsyncCopy) {
-                    if (step == 0) walk.fetch_rows(walk.next, tile + 1), walk.fetch_columns(walk.next, tile + 1);
-                    if (step == kPass - 1) walk.rows.store(walk.next), walk.columns.store(walk.next + kRowTile);
-                }
-                if (step == kPass) walk.pass(tile, walk.slot);
-                const int after = (step + 1) % kSteps;
-                walk.load_b(b[after % 2], after > 0 ? walk.slot : walk.next, after / kGroups, after % kGroups);
+        for (int i = 0; i < kAhead; i++) walk.load_a(a[i], walk.slot, 0, i);
 #pragma unroll
-                for (int m = 0; m < 4; m++) {
-                    if (step == m) walk.load_a(a[1][m], walk.slot, 1, m);
-                    if (step == (kHasAsyncCopy ? kGroups + m : kSteps - 1)) walk.load_a(a[0][m], walk.next, 0, m);
-                }
-                multiply(sums[step % kGroups][0], sums[step % kGroups][1], a[step / kGroups], b[step % 2]);
+        for (int g = 0; g < kGroups; g++) walk.load_b(b[0][g], walk.slot, 0, g);
+        for (int k0 = 0; k0 < p.k; k0 += kAcross) {
+#pragma unroll
+            for (int turn = 0; turn < kTurns; turn++) {
+                const int k = turn / kBands, m = turn % kBands, after = (turn + kAhead) % kTurns;
+                if (turn % kMixed == 0) keep_order(p.k, turn);
+                walk.bring(turn, k0);
+                if (turn == kPass) walk.pass();
+                walk.load_a(a[(turn + kAhead) % (kAhead + 1)], after > turn ? walk.slot : walk.next(), after / kBands,
+                            after % kBands);
+                // The weight's next fragments, half of them where the registers of the last are free.
+                const auto load_b = [&](int g) {
+                    walk.load_b(b[(k + 1) % 2][g], k + 1 < kSteps ? walk.slot : walk.next(), (k + 1) % kSteps, g);
+                };
+                const bool last = m == kBands - 1;
+                if (last) load_b(0), load_b(1);
+                multiply_band(sums, m, a[turn % (kAhead + 1)], b[k % 2], [&](int g) {
+                    if (last && g < 2) load_b(2 + g);
+                });
             }
             walk.advance();
         }
     }
 
-    // 16 columns after the other, and of these 16 or 32 rows after the other: both k-steps of the tile in half sums,
-    // which are added to the float ones while the next are multiplied.
-    __device__ void multiply_fast(Sums& sums, Walk& walk, int tiles) const {
-        constexpr int kTurns = 4 / kBeside;
+    // 16 rows x 64 columns x 16 of k. done(g): for the last time 16 columns' fragments have been used.
+    template <typename Done>
+    __device__ static void multiply_band(Sums& sums, int m, const unsigned (&a)[4], const unsigned (&b)[kGroups][4],
+                                         Done done) {
+#if __CUDA_ARCH__ >= 800
+#pragma unroll
+        for (int g = 0; g < kGroups; g++) {
+            mma_step(sums[g][0][m], a, b[g][0], b[g][1]);
+            mma_step(sums[g][1][m], a, b[g][2], b[g][3]);
+            done(g);
+        }
+#else
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int g = 0; g < kGroups; g++) {
+                mma_half_step(sums[g][0][m], a[2 * half], a[2 * half + 1], b[g][half]);
+                mma_half_step(sums[g][1][m], a[2 * half], a[2 * half + 1], b[g][2 + half]);
+                if (half == 1) done(g);
+            }
+        }
+#endif
+    }
+
+    // 16 columns after the other, and of these 16 or 32 rows after the other: two k-steps in half sums, which are added
+    // to the float ones while the next are multiplied.
+    __device__ void multiply_fast(Sums& sums) const {
+        static_assert(kBands == 4, "the fragments of 32 of k take the registers of two more bands");
+        constexpr int kDown = 4 / kBeside, kRound = kGroups * kDown, kTurns = kSteps / 2 * kRound;
+        // The last columns' fragments are in registers: the tile has been read.
+        constexpr int kPass = kTurns - kDown;
+        constexpr int kApart = kHasAsyncCopy ? 2 : kThreads == 64 ? 4 : 1;  // turns that the assembler may mix
         unsigned a[2][4][4], b[2][2][4];
         Parts part[2];
+        Walk<kPass, 3> walk(*this, place());
+        walk.begin();
+        clear(sums);
 #pragma unroll
         for (int i = 0; i < 4 * kBeside; i++) part[1][i / 2 / kBeside][i / 2 % kBeside][i % 2] = 0;
 #pragma unroll
@@ -186,18 +282,21 @@ struct Product {
             for (int m = 0; m < 4; m++) walk.load_a(a[k][m], walk.slot, k, m);
             walk.load_b(b[0][k], walk.slot, k, 0);
         }
-        for (int tile = 0; tile < tiles; tile++) {
+        for (int k0 = 0; k0 < p.k; k0 += kAcross) {
 #pragma unroll
-            for (int turn = 0; turn < kGroups * kTurns; turn++) {
-                const int group = turn / kTurns, m = turn % kTurns * kBeside;
-                if (turn % 2 == 0) keep_order(p.k, turn);
-                if constexpr (!kHasAsyncCopy) walk.bring(turn, kGroups * kTurns, tile + 1);
-                // The last columns' fragments are in registers: the tile has been read.
-                if (turn == (kGroups - 1) * kTurns) walk.pass(tile, walk.slot);
+            for (int turn = 0; turn < kTurns; turn++) {
+                const int round = turn / kRound, group = turn % kRound / kDown, m = turn % kDown * kBeside;
+                const unsigned after =
+                    turn + kRound < kTurns ? walk.slot : walk.next();  // where the next round's k lies
+                const int then = (round + 1) * 2 % kSteps;
+                if (turn % kApart == 0) keep_order(p.k, turn);
+                walk.bring(turn, k0);
+                if (turn == kPass) walk.pass();
                 if (m == 0) {
 #pragma unroll
                     for (int k = 0; k < 2; k++) {
-                        walk.load_b(b[(group + 1) % 2][k], group + 1 < kGroups ? walk.slot : walk.next, k,
+                        const bool same = group + 1 < kGroups;
+                        walk.load_b(b[(group + 1) % 2][k], same ? walk.slot : after, same ? round * 2 + k : then + k,
                                     (group + 1) % kGroups);
                     }
                 }
@@ -209,11 +308,13 @@ struct Product {
                     multiply(now[0], now[1], reinterpret_cast<const unsigned (&)[kBeside][4]>(a[k][m]),
                              b[group % 2][k]);
                 }
-                const int before = (turn + kGroups * kTurns - 1) % (kGroups * kTurns);
-                fold(sums[before / kTurns], before % kTurns * kBeside, part[(turn + 1) % 2]);
+                const int last = (turn + kRound - 1) % kRound;
+                fold(sums[last / kDown], last % kDown * kBeside, part[(turn + 1) % 2]);
                 if (group == kGroups - 1) {
 #pragma unroll
-                    for (int i = 0; i < 2 * kBeside; i++) walk.load_a(a[i % 2][m + i / 2], walk.next, i % 2, m + i / 2);
+                    for (int i = 0; i < 2 * kBeside; i++) {
+                        walk.load_a(a[i % 2][m + i / 2], after, then + i % 2, m + i / 2);
+                    }
                 }
             }
             walk.advance();
@@ -221,7 +322,7 @@ struct Product {
         fold(sums[kGroups - 1], 4 - kBeside, part[1]);
     }
 
-    __device__ static void fold(float (&sums)[2][4][4], int m, const Parts& part) {
+    __device__ static void fold(float (&sums)[2][kBands][4], int m, const Parts& part) {
 #pragma unroll
         for (int i = 0; i < 4 * kBeside; i++) {
             const float2 pair = floats_of(part[i / 2 % 2][i / 4][i % 2]);
@@ -234,7 +335,9 @@ struct Product {
     __device__ static bool any_lost(const Sums& sums) {
         float zero = 0;
 #pragma unroll
-        for (int i = 0; i < kGroups * 32; i++) zero = fmaf(sums[i / 32][i / 16 % 2][i / 4 % 4][i % 4], 0.0f, zero);
+        for (int i = 0; i < kGroups * 2 * kBands * 4; i++) {
+            zero = fmaf(sums[i / (8 * kBands)][i / (4 * kBands) % 2][i / 4 % kBands][i % 4], 0.0f, zero);
+        }
         return __syncthreads_or(!(zero == 0.0f));
     }
 };

@@ -6,8 +6,9 @@
 
 // A warp's way out: 16 rows of sums at a time go through its own corner of shared memory, so that each lane comes to
 // hold eight adjacent columns and a row is stored in whole 128-byte lines.
-template <bool kPaired>
+template <bool kPaired, int kBands = 4>
 struct Epilogue {
+    using Sums = SumsOf<kBands>;
     static constexpr int kPitch = kWarpTile + 8;  // floats: eight lanes of a fragment's column meet different banks
     static constexpr int kBytes = 16 * kPitch * 4;
     static constexpr int kOutColumns = kPaired ? kWarpTile / 2 : kWarpTile;
@@ -16,21 +17,44 @@ struct Epilogue {
 
     const LinearParams& p;
 
+    // A row of residual, gate and out: the batch it is of, and its number there.
+    struct Place {
+        unsigned batch, token;
+    };
+    __device__ Place place(int r) const {  // r: row within this grid row. All rows together are fewer than 2^31
+        const unsigned row = blockIdx.y * unsigned(p.m) + r, batch = row / unsigned(p.tokens);
+        return {batch, row - batch * p.tokens};
+    }
+    // kRowsAtOnce rows on: a division takes as long as all the rest of a row.
+    __device__ void advance(Place& at) const {
+        at.token += kRowsAtOnce;
+        while (at.token >= unsigned(p.tokens)) at.token -= p.tokens, at.batch++;
+    }
+
     // row0, column0: of the warp's tile, in the matrix of sums of this grid row.
     __device__ void run(float* corner, const Sums& sums, int row0, int column0) const {
-        const int lane = threadIdx.x % 32, row = lane / kLanes, column = column0 + lane % kLanes * 8;
+        const int lane = lane_again(), row = lane / kLanes, column = column0 + lane % kLanes * 8;
         const float* mine = corner + row * kPitch + lane % kLanes * 8;
+        const int end = column < p.n ? min(p.m, row0 + 16 * kBands) : 0;
         Eight bias;
         if (p.bias != nullptr && column < p.n) bias.load(p.bias, column, p.bias_is_float);
+        // The residual is asked for a row ahead.
+        int r = row0 + row;
+        Place at = place(r);
+        Words residual;
+        if (r < end) load_residual(residual, at, column);
 #pragma unroll
-        for (int m = 0; m < 4; m++) {
+        for (int m = 0; m < kBands; m++) {
             __syncwarp();
             put(corner, sums, m);
             __syncwarp();
 #pragma unroll 1
-            for (int i = 0; i < 16 / kRowsAtOnce; i++) {
-                const int r = row0 + m * 16 + i * kRowsAtOnce + row;
-                if (r >= p.m || column >= p.n) continue;
+            for (int i = 0; i < 16 / kRowsAtOnce; i++, r += kRowsAtOnce) {
+                const Place here = at;
+                const Words added = residual;
+                advance(at);
+                if (r + kRowsAtOnce < end) load_residual(residual, at, column);
+                if (r >= end) continue;
                 Eight value;
                 value.load(mine + i * kRowsAtOnce * kPitch, 0, true);
                 if constexpr (kPaired) {
@@ -39,21 +63,25 @@ struct Epilogue {
                     value.activate(p.activation);
 #pragma unroll
                     for (int c = 0; c < 8; c++) value.v[c] *= up.v[c] * p.scale;
-                    finish(value, r, column);
                 } else {
 #pragma unroll
                     for (int c = 0; c < 8; c++) {
                         value.v[c] = p.bias == nullptr ? value.v[c] * p.scale : fmaf(value.v[c], p.scale, bias.v[c]);
                     }
                     value.activate(p.activation);
-                    finish(value, r, column);
                 }
+                finish(value, added, here, column);
             }
         }
     }
 
+    __device__ void load_residual(Words& words, Place at, int column) const {
+        if (p.residual == nullptr) return;
+        words.load(p.residual, at.batch * p.residual_batch + at.token * p.residual_row + column, p.residual_is_float);
+    }
+
     __device__ void put(float* corner, const Sums& sums, int m) const {
-        const int lane = threadIdx.x % 32;
+        const int lane = lane_again();
         float* to = corner + lane / 4 * kPitch + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < kGroups * 2; i++) {
@@ -63,24 +91,21 @@ struct Epilogue {
         }
     }
 
-    // Gate and residual, and the one rounding. r: row within this grid row.
-    __device__ void finish(Eight& value, int r, int column) const {
-        const i64 row = i64(blockIdx.y) * p.m + r;
-        const unsigned batch = row / p.tokens, token = row - i64(batch) * p.tokens;
+    // Gate and residual, and the one rounding.
+    __device__ void finish(Eight& value, const Words& added, Place at, int column) const {
         if (p.gate != nullptr) {
             Eight gate;
-            gate.load(p.gate, batch * p.gate_batch + token / unsigned(p.tokens_per_frame) * p.gate_frame + column,
+            gate.load(p.gate, at.batch * p.gate_batch + at.token / unsigned(p.tokens_per_frame) * p.gate_frame + column,
                       p.gate_is_float);
 #pragma unroll
             for (int c = 0; c < 8; c++) value.v[c] *= gate.v[c];
         }
         if (p.residual != nullptr) {
             Eight residual;
-            residual.load(p.residual, batch * p.residual_batch + token * p.residual_row + column, p.residual_is_float);
-#pragma unroll
-            for (int c = 0; c < 8; c++) value.v[c] += residual.v[c];
+            residual.unpack(added, p.residual_is_float);
+            value.add(residual);
         }
         if (p.saturate) value.saturate();
-        value.store(p.out, batch * p.out_batch + token * p.out_row + column, p.out_is_float);
+        value.store(p.out, at.batch * p.out_batch + at.token * p.out_row + column, p.out_is_float);
     }
 };

@@ -51,6 +51,8 @@ def half(*shape):
 
 def with_cut(cut, name, tensors, options, isa, precision):
     """One way to cut the work, whatever the rule would choose."""
+    if precision not in cut.precisions:
+        pytest.skip(f"no {precision} kernel of {cut.rows}x{cut.columns}")
     call = Call(name, tensors, options, policy(isa, precision))
     assert next(op.obstacles(call), None) is None
     return op.plan(call, card(0, isa), op.Tactic(cut, precision))(*tensors)
@@ -112,7 +114,7 @@ def configurations(draw):
         "x": draw(st.sampled_from(["plain", "apart", "batches apart"])),
         "weight": draw(st.sampled_from(["plain", "apart"])),
         "size": draw(st.sampled_from([1.0, 1.0, 0.03, 30.0])),
-        "cut": draw(st.sampled_from(list(op.CUTS))),
+        "cut": draw(st.integers(0, 11)),
     }
     if paired:
         return found | {"halves": draw(st.booleans())}
@@ -149,7 +151,8 @@ def test_random_configurations(isa, precision, c):
     name = "linear_pair" if c["paired"] else "linear"
     options = (c["activation"], c["scale"], c["saturate"], c["out"])
     exact, sizes = exactly(name, tensors, options)
-    got = with_cut(c["cut"], name, tensors, options, isa, precision)
+    tactics = op.tactics(precision)
+    got = with_cut(tactics[c["cut"] % len(tactics)].cut, name, tensors, options, isa, precision)
     assert got.is_contiguous() and got.shape == exact.shape
     check(got, exact, sizes, precision, str(c))
 
@@ -183,12 +186,12 @@ def test_error_of_half_sums(isa, cut, k):
             ("stock", linear(x, weight, policy=KernelPolicy.of("off"))),
             *(
                 (p, with_cut(cut, "linear", (x, weight, None, None, None), ("none", 1.0, False, None), isa, p))
-                for p in ("precise", "fast")
+                for p in cut.precisions
             ),
         )
     }
     assert error["precise"] <= 1.03 * error["stock"], error
-    assert error["fast"] <= 2 * error["precise"], error
+    assert error.get("fast", 0) <= 2 * error["precise"], error
 
 
 @pytest.mark.parametrize("where", ["x", "weight", "both in one place", "everywhere"])
@@ -258,11 +261,12 @@ def test_bitwise_repeatable(isa, precision, cut):
 
 def test_cuts_agree(isa, precision):
     """A row is summed in the same order in whichever tile it stands."""
+    cuts = [tactic.cut for tactic in op.tactics(precision)]
     for paired in (False, True):
         weight = half(2 * 136, 200) if paired else half(136, 200)
         tensors = (half(300, 200), weight, *([None] if paired else [None] * 3))
         name, options = ("linear_pair" if paired else "linear"), ("silu", 1.0, False, None)
-        results = [with_cut(cut, name, tensors, options, isa, precision) for cut in op.CUTS]
+        results = [with_cut(cut, name, tensors, options, isa, precision) for cut in cuts]
         assert all(torch.equal(results[0], other) for other in results[1:])
 
 
@@ -301,7 +305,7 @@ def test_mlp_chunks(isa, precision, paired):
     options = {"residual": stream, "gate": half(2, 9, 1, 72), "up": half(256, 64) if paired else None}
     options |= {"policy": policy(isa, precision)}
     whole = mlp(x, w_in, w_out, None, half(72) * 0, **options)
-    for chunk in (1, 2 * 512 * 256 * 2):
+    for chunk in (1, 2 * 768 * 256 * 2):
         assert torch.equal(mlp(x, w_in, w_out, None, half(72) * 0, **options, chunk_bytes=chunk), whole)
 
 

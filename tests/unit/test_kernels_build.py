@@ -20,7 +20,7 @@ from fusestream.kernels_cuda.build.nvrtc import parse_usage
 from fusestream.kernels_cuda.build.unit import build
 from fusestream.kernels_cuda.errors import BuildError
 from fusestream.kernels_cuda.launcher import pointer_count
-from fusestream.kernels_cuda.ops import attention
+from fusestream.kernels_cuda.ops import attention, linear
 
 needs_compiler = pytest.mark.skipif(nvrtc.find() is None, reason=f"no compiler: pip install {nvrtc.WHEELS}")
 
@@ -100,6 +100,20 @@ def test_nothing_spills(built):
         if max(facts["spill_stores"], facts["spill_loads"]) > KNOWN_SPILLS.get(name, 0)
     ]
     assert not bad
+
+
+@needs_compiler
+@pytest.mark.parametrize(("variant", "room"), [("sm_75", 64), ("sm_80", 100), ("sm_90", 228), ("sm_120", 100)])
+def test_linear_fits_a_multiprocessor(built, variant, room):
+    """Beside each kernel its threads and its shared memory. Code for sm_80 runs on cards that have 100 KB, too."""
+    code, kernels = built[variant]["linear"]
+    for cut in linear.CUTS:
+        for name in (linear.kernel_name(linear.Tactic(cut, p), pair) for p in cut.precisions for pair in (False, True)):
+            threads, shared = elf.ints(code, f"{name}_cut")
+            assert threads == cut.warps * 32 == kernels[name]["threads"]
+            system = 0 if variant == "sm_75" else 1024  # each block's, from sm_80 on
+            wanted = min(cut.resident, 2) if variant == "sm_75" else cut.resident
+            assert shared + system <= (room - (room > 100)) * 1024 and wanted * (shared + system) <= room * 1024, name
 
 
 @needs_compiler
