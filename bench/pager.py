@@ -16,6 +16,7 @@ import importlib
 import json
 import mmap
 import os
+import random
 import sys
 import tempfile
 import threading
@@ -59,14 +60,15 @@ class WeightFile:
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % 4096)
         self.layer_bytes = elements * 2 * WEIGHTS
-        base = torch.randint(0, 256, (self.layer_bytes,), dtype=torch.uint8).numpy()
+        self.base = torch.randint(-(2**63), 2**63 - 1, (self.layer_bytes // 8,)).view(torch.uint8)
+        base = self.base.numpy()
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.pwrite(handle, len(text).to_bytes(8, "little") + text, 0)
 
         def write(job: tuple[int, int]) -> None:
             layer, at = job
             piece = base[at : at + 32 * MIB].copy()
-            piece[::4096] = (layer * 37 + 11) % 256
+            piece[::4096] = self.marker(layer)
             os.pwrite(handle, piece.data, 8 + len(text) + layer * self.layer_bytes + at)
 
         with ThreadPoolExecutor(8) as pool:
@@ -80,6 +82,11 @@ class WeightFile:
             )
             for i in range(layers)
         ]
+
+    @staticmethod
+    def marker(layer: int) -> int:
+        """The first byte of every page of a layer; the others are those of all layers."""
+        return (layer * 37 + 11) % 256
 
     def drop_from_cache(self) -> None:
         handle = os.open(self.path, os.O_RDONLY)
@@ -217,7 +224,7 @@ class Card:
         self._thread.start()
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(0.02):
             self.most = max(self.most, self._before - torch.cuda.mem_get_info()[0])
 
     def stop(self) -> int:
@@ -226,15 +233,30 @@ class Card:
         return self.most
 
 
-Rows = list[dict[str, Any]]
+class Rows(list[dict[str, Any]]):
+    """What was found so far, written after every row: a run that is cut short leaves what it has."""
+
+    def __init__(self, head: dict[str, Any] | None) -> None:
+        super().__init__()
+        self._head = head
+
+    def save(self) -> Path | None:
+        if self._head is None:
+            return None
+        path = RESULTS / f"{torch.cuda.get_device_name().replace(' ', '-').lower()}.json"
+        data = json.loads(path.read_text()) if path.exists() else {}
+        data["pager"] = {**self._head, "rows": [rounded(r) for r in self]}
+        path.write_text(json.dumps(data, indent=1) + "\n")
+        return path
 
 
 def row(rows: Rows, label: str, found: float, bound: float | None, unit: str, note: str = "") -> None:
     """found must be at most bound, where there is one."""
     rows.append({"label": label, "found": found, "bound": bound, "unit": unit, "note": note})
+    rows.save()
     held = "" if bound is None else ("ok  " if found <= bound else "MISS")
     limit = "" if bound is None else f"<= {bound:.4g}"
-    print(f"{label[:66]:66} {found:9.4g} {unit:6} {limit:10} {held:4} {note}", flush=True)
+    print(f"{label[:62]:62} {found:9.4g} {unit:5} {limit:9} {held:4} {note}", flush=True)
 
 
 def streaming(rows: Rows, file: WeightFile, window: int, rate: float, backend: str, layers: int | None) -> None:
@@ -376,12 +398,20 @@ def cycles(rows: Rows, folder: Path, count: int) -> None:
     file.path.unlink()
 
 
-def save(rows: Rows) -> Path:
-    path = RESULTS / f"{torch.cuda.get_device_name().replace(' ', '-').lower()}.json"
-    data = json.loads(path.read_text()) if path.exists() else {}
-    data["pager"] = {"environment": environment(), "rows": [rounded(r) for r in rows]}
-    path.write_text(json.dumps(data, indent=1) + "\n")
-    return path
+def bitwise(rows: Rows, file: WeightFile, window: int, layers: int) -> None:
+    """Layers in a random order, every byte compared with what was written."""
+    base = file.base.cuda()
+    for backend in ("slots", "managed"):
+        order = random.Random(1).choices(range(layers), k=3 * layers)
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        with opened(file, window, layers=layers, backend=backend) as pager:
+            for i in order:
+                with pager.use(i) as weights:
+                    base[::4096] = file.marker(i)
+                    for part, weight in zip(base.chunk(WEIGHTS), weights.values(), strict=True):
+                        wrong += (weight.view(torch.uint8) != part).sum()
+            pager.check()
+        row(rows, f"{backend}: (f) bytes that differ, random order", int(wrong), 0, "", f"{len(order)} layers used")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -395,12 +425,13 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no NVIDIA GPU on this machine")
         return 1
-    rows: Rows = []
     window = int((options.window_gb or options.gb * 3 / 28) * 1e9)
+    head = {"environment": environment(), "gb": options.gb, "window gb": window / 1e9, "layers": LAYERS}
+    rows = Rows(None if options.dry else head)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         start = time.perf_counter()
         file = WeightFile(Path(folder) / "weights.safetensors", int(options.gb * 1e9))
-        print(f"{options.gb} GB written in {time.perf_counter() - start:.0f} s")
+        print(f"{options.gb} GB written in {time.perf_counter() - start:.0f} s", flush=True)
         rate = pinned_rate(CudaDevice())
         row(rows, "pinned host to device", rate / 1e9, None, "GB/s")
         few = min(LAYERS, max(8, round(LAYERS / 5)))
@@ -409,6 +440,7 @@ def main(arguments: list[str] | None = None) -> int:
             lambda: eviction_of_slots(rows, file, window),
             lambda: ram_budget(rows, file, window, 8 * options.gb / 28),
             lambda: streaming(rows, file, window, rate, "managed", few),
+            lambda: bitwise(rows, file, window, few),
             lambda: cycles(rows, Path(folder), options.cycles),
             lambda: cold(rows, file, window, few),
         ]
@@ -416,12 +448,14 @@ def main(arguments: list[str] | None = None) -> int:
             try:
                 part()
             except Exception as error:
-                print(f"FAILED: {type(error).__name__}: {error}")
+                print(f"FAILED: {type(error).__name__}: {error}", flush=True)
                 rows.append({"label": "failed", "error": str(error)})
+                rows.save()
             torch.cuda.empty_cache()
         file.source.close()
-    if not options.dry:
-        print(f"written to {save(rows).relative_to(ROOT)}")
+    path = rows.save()
+    if path is not None:
+        print(f"written to {path.relative_to(ROOT)}")
     return int(any("error" in r or (r["bound"] is not None and r["found"] > r["bound"]) for r in rows))
 
 

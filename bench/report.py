@@ -78,7 +78,10 @@ def rendered(readme: str) -> str:
             rows = results[part]
             environment = rows["rows"][0]["environment"] if part == "kernels" else rows["environment"]
             card = path.stem.replace("-", " ")
-            head = f"Measured on {card} with torch {environment['torch']} ({environment['date']}):"
+            head = f"Measured on {card} with torch {environment['torch']} ({environment['date']})"
+            if part == "pager":
+                head += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
+            head += ":"
             parts[part].append(f"{head}\n\n{tables[part](results)}\n")
     return BLOCK.sub(lambda found: f"{found[1]}\n" + "\n".join(parts[found[2]]) + f"\n{found[3]}", readme)
 
