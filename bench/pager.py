@@ -17,6 +17,7 @@ import json
 import mmap
 import os
 import random
+import statistics
 import sys
 import tempfile
 import threading
@@ -37,13 +38,16 @@ if not __package__:  # started as a plain script: the pack under its alias, with
 
 import torch
 
-from ..memory import Checkpoint, DeviceBudget, Layer, Ledger, Pager, RamBudget, Weight, compare, open_pager
+from ..memory import Checkpoint, DeviceBudget, Layer, Ledger, Pager, RamBudget, Rates, Weight, open_pager, simulate
 from ..memory.device import CudaDevice
+from ..memory.ledger import overlap_of
 from .kernels import RESULTS, ROOT, environment, rounded
 
 GIB, MIB = 2**30, 2**20
 LAYERS = 40
 WEIGHTS = 8  # of a layer
+PASSES = 3  # in a row, where compute is timed
+LONGER = 1.3  # compute over copy, where compute is the longer one
 
 
 class WeightFile:
@@ -126,19 +130,33 @@ def opened(
         pager.close()
 
 
-def seconds_of(run: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
+def seconds_of(run: Callable[[], None], times: int = 1) -> float:
+    """Of one of so many runs in a row. What they leave behind on other streams, such as the copy of the layer that comes
+    next, is not waited for."""
+    stream = torch.cuda.current_stream()
+    stream.synchronize()
     start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    for _ in range(times):
+        run()
+    stream.synchronize()
+    return (time.perf_counter() - start) / times
 
 
-def one_pass(pager: Pager, compute: Callable[[], None] = lambda: None) -> Callable[[], None]:
+def one_pass(
+    pager: Pager, compute: Callable[[], None] = lambda: None, host: list[float] | None = None
+) -> Callable[[], None]:
+    """host: gets the host's seconds in acquire and release of each layer."""
+
     def run() -> None:
         for i in range(len(pager.layers)):
-            with pager.use(i):
-                compute()
+            start = time.perf_counter()
+            pager.acquire(i)
+            acquired = time.perf_counter()
+            compute()
+            computed = time.perf_counter()
+            pager.release(i)
+            if host is not None:
+                host.append(acquired - start + time.perf_counter() - computed)
 
     return run
 
@@ -147,13 +165,11 @@ class Compute:
     """Matrix products of about so many seconds."""
 
     def __init__(self, seconds: float) -> None:
-        self.left, self.right = (torch.randn(4096, 4096, device="cuda").half() for _ in range(2))
+        self.left, self.right = (torch.randn(6144, 6144, device="cuda").half() for _ in range(2))
         self.out = torch.empty_like(self.left)
-        self.times = 1
+        self.times = 20
         self()
-        one = min(seconds_of(self) for _ in range(5))
-        self.times = 100
-        one = seconds_of(self) / 100
+        one = min(seconds_of(self) for _ in range(3)) / self.times
         self.times = max(1, round(seconds / one))
 
     def __call__(self) -> None:
@@ -177,8 +193,8 @@ def pinned_rate(device: CudaDevice) -> float:
     return best
 
 
-def while_copying(run: Callable[[], None], rate: float, duty: float) -> float:
-    """Seconds of `run` while the bus is busy for this share of the time, with nothing of the pager: what copies cost by
+def while_copying(run: Callable[[], None], rate: float, longer: float) -> float:
+    """Seconds of `run` while the bus is busy for one part in `longer`, with nothing of the pager: what copies cost by
     themselves, in memory and power."""
     device, size = CudaDevice(), 64 * MIB
     pinned, room = device.pin(size), torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -190,25 +206,16 @@ def while_copying(run: Callable[[], None], rate: float, duty: float) -> float:
             start = time.perf_counter()
             device.copy_in(room.data_ptr(), pinned.address, size)
             device.copy_event().synchronize()
-            time.sleep(max(0.0, size / rate / duty - (time.perf_counter() - start)))
+            time.sleep(max(0.0, size / rate * longer - (time.perf_counter() - start)))
 
     thread = threading.Thread(target=copy)
     thread.start()
     try:
-        return min(seconds_of_stream(run) for _ in range(3))
+        return seconds_of(run, PASSES)
     finally:
         over.set()
         thread.join()
         device.unpin(pinned)
-
-
-def seconds_of_stream(run: Callable[[], None]) -> float:
-    """As `seconds_of`, waiting for compute alone."""
-    torch.cuda.current_stream().synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.current_stream().synchronize()
-    return time.perf_counter() - start
 
 
 class Card:
@@ -262,52 +269,46 @@ def row(rows: Rows, label: str, found: float, bound: float | None, unit: str, no
 def streaming(rows: Rows, file: WeightFile, window: int, rate: float, backend: str, layers: int | None) -> None:
     """First pass, warm passes, with short and long compute; the driver's count all the while."""
     name = backend if layers is None else f"{backend}, {layers} layers"
-    compute = Compute(1.3 * file.layer_bytes / rate)
+    compute = Compute(LONGER * file.layer_bytes / rate)
     count = layers or len(file.layers)
 
     def computed() -> None:
         for _ in range(count):
             compute()
 
-    alone = min(seconds_of(computed) for _ in range(3))
-    bound_by_bus = while_copying(computed, rate, 1 / 1.3)
+    alone = seconds_of(computed, PASSES)
+    beside_copies = while_copying(computed, rate, LONGER)
     card = Card()
     with opened(file, window, layers=layers, backend=backend) as pager:
         plan, ledger = pager.plan, pager.ledger
         first = seconds_of(one_pass(pager))
-        warm = sorted(seconds_of(one_pass(pager)) for _ in range(4))[1]
-        moved = sum(file.layers[i].nbytes for i in plan.streamed)
+        warm = seconds_of(one_pass(pager), PASSES)
+        moved, whole = sum(file.layers[i].nbytes for i in plan.streamed), sum(layer.nbytes for layer in pager.layers)
         bound = 1.1 if backend == "slots" else None
-        row(rows, f"{name}: (c) first pass, page cache, over a warm one", first / warm, bound, "x", f"{first:.3f} s")
+        note = f"{first:.3f} s; byte for byte {first / whole / (warm / moved):.3f} x"
+        row(rows, f"{name}: (c) first pass, page cache, over a warm one", first / warm, bound, "x", note)
         note = f"{moved / warm / 1e9:.1f} GB/s, {len(plan.resident)} resident, {plan.slots} slots"
         row(rows, f"{name}: (b) warm pass, no compute, over bytes / rate", warm * rate / moved, 1.03, "x", note)
         copies = [e for e in ledger.entries if e.kind == "copy"][-len(plan.streamed) :]
         busy = sum(e.nbytes for e in copies) / sum(e.end - e.start for e in copies)
         row(rows, f"{name}: (b) pinned rate over rate of copies", rate / busy, 1 / 0.95, "x", f"{busy / 1e9:.1f} GB/s")
         one_pass(pager, compute)()
-        both = min(seconds_of(one_pass(pager, compute)) for _ in range(3))
+        host: list[float] = []
+        both = seconds_of(one_pass(pager, compute, host), PASSES)
         pager._backend.drain()
-        uses, stalls = ([e for e in ledger.entries if e.kind == kind][-3 * count :] for kind in ("use", "stall"))
-        used = sum(e.end - e.start for e in uses) / len(uses) * count
-        waited = sum(e.end - e.start for e in stalls if e.start >= uses[0].start) / 3
+        uses, stalls = ([e for e in ledger.entries if e.kind == kind][-PASSES * count :] for kind in ("use", "stall"))
+        used = sum(e.end - e.start for e in uses) / PASSES
+        waited = sum(e.end - e.start for e in stalls if e.start >= uses[0].start) / PASSES
         note = f"{both:.4f} s against {alone:.4f}; in use {used:.4f}, stalled {waited:.4f}"
         row(rows, f"{name}: (a) compute longer than copy, over it alone", both / alone, 1.01, "x", note)
-        note = f"the same bytes from one pinned buffer: {bound_by_bus / alone:.4f} x alone"
-        row(rows, f"{name}: (a) over compute beside bare copies", both / bound_by_bus, 1.01, "x", note)
-        start = time.perf_counter()
-        with pager.use(0):
-            pass
-        host = time.perf_counter() - start
-        found = compare(pager)
-        assert found is not None
-        row(
-            rows,
-            f"{name}: overlap of copies with use",
-            found.overlap,
-            None,
-            "",
-            f"acquire + release {host * 1e6:.0f} us",
-        )
+        note = f"copies of one pinned buffer alone cost {beside_copies / alone:.4f} x"
+        row(rows, f"{name}: (a) over compute beside bare copies", both / beside_copies, 1.01, "x", note)
+        row(rows, f"{name}: host time of acquire + release", statistics.median(host) * 1e6, None, "us", "a layer")
+        over = [e for e in ledger.entries if e.kind == "copy" and e.start >= uses[0].start]
+        hidden = overlap_of(over, uses)
+        row(rows, f"{name}: (a) share of the copies' time under compute", hidden, None, "")
+        predicted = simulate(plan, Rates(busy, (alone / count,) * count)).steady
+        row(rows, f"{name}: (a) measured over the plan's prediction", both / predicted, None, "x")
         evictions = [e for e in ledger.entries if e.kind == "evict"]
         if evictions:
             each = sum(e.end - e.start for e in evictions) / len(evictions) / file.layer_bytes * GIB / 2
@@ -339,7 +340,7 @@ def ram_budget(rows: Rows, file: WeightFile, window: int, gib: float) -> None:
     ram = RamBudget(int(gib * GIB))
     with opened(file, window, ram=ram, backend="slots") as pager:
         one_pass(pager)()
-        warm = min(seconds_of(one_pass(pager)) for _ in range(3))
+        warm = seconds_of(one_pass(pager), PASSES)
         told = pager.ledger.summary()
         locked = told["peak bytes"].get("registered RAM", 0) + told["peak bytes"].get("pinned RAM", 0)
         moved = sum(file.layers[i].nbytes for i in pager.plan.streamed)
