@@ -21,7 +21,7 @@ import torch
 from .backend import Convert, Copy, cast
 from .device import Device, Event
 from .ledger import Ledger
-from .open_file import OpenFile
+from .open_file import FileChanged, OpenFile
 from .plan import Plan
 from .timeline import Timeline
 
@@ -83,13 +83,15 @@ class CopyingBackend:
     def check_arrived(self) -> None:
         """Raises FileChanged where a file changed while the device read it."""
         while self._unchecked and self._unchecked[0][0].reached.query():
-            copy, files = self._unchecked.popleft()
+            copy, files = self._unchecked[0]  # taken out afterwards: an interrupt is no check
             try:
                 for file in files:
                     file.check()
-            except BaseException as error:
+            except FileChanged as error:
                 copy.error = error
+                self._unchecked.popleft()
                 raise
+            self._unchecked.popleft()
 
     def drain(self) -> None:
         last = Copy(None, None)
