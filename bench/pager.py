@@ -16,6 +16,8 @@ import importlib
 import json
 import mmap
 import os
+import random
+import statistics
 import sys
 import tempfile
 import threading
@@ -36,13 +38,16 @@ if not __package__:  # started as a plain script: the pack under its alias, with
 
 import torch
 
-from ..memory import Checkpoint, DeviceBudget, Layer, Ledger, Pager, RamBudget, Weight, compare, open_pager
+from ..memory import Checkpoint, DeviceBudget, Layer, Ledger, Pager, RamBudget, Rates, Weight, open_pager, simulate
 from ..memory.device import CudaDevice
+from ..memory.ledger import overlap_of
 from .kernels import RESULTS, ROOT, environment, rounded
 
 GIB, MIB = 2**30, 2**20
 LAYERS = 40
 WEIGHTS = 8  # of a layer
+PASSES = 3  # in a row, where compute is timed
+LONGER = 1.3  # compute over copy, where compute is the longer one
 
 
 class WeightFile:
@@ -59,14 +64,15 @@ class WeightFile:
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % 4096)
         self.layer_bytes = elements * 2 * WEIGHTS
-        base = torch.randint(0, 256, (self.layer_bytes,), dtype=torch.uint8).numpy()
+        self.base = torch.randint(-(2**63), 2**63 - 1, (self.layer_bytes // 8,)).view(torch.uint8)
+        base = self.base.numpy()
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.pwrite(handle, len(text).to_bytes(8, "little") + text, 0)
 
         def write(job: tuple[int, int]) -> None:
             layer, at = job
             piece = base[at : at + 32 * MIB].copy()
-            piece[::4096] = (layer * 37 + 11) % 256
+            piece[::4096] = self.marker(layer)
             os.pwrite(handle, piece.data, 8 + len(text) + layer * self.layer_bytes + at)
 
         with ThreadPoolExecutor(8) as pool:
@@ -80,6 +86,11 @@ class WeightFile:
             )
             for i in range(layers)
         ]
+
+    @staticmethod
+    def marker(layer: int) -> int:
+        """The first byte of every page of a layer; the others are those of all layers."""
+        return (layer * 37 + 11) % 256
 
     def drop_from_cache(self) -> None:
         handle = os.open(self.path, os.O_RDONLY)
@@ -119,19 +130,33 @@ def opened(
         pager.close()
 
 
-def seconds_of(run: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
+def seconds_of(run: Callable[[], None], times: int = 1) -> float:
+    """Of one of so many runs in a row. What they leave behind on other streams, such as the copy of the layer that comes
+    next, is not waited for."""
+    stream = torch.cuda.current_stream()
+    stream.synchronize()
     start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    for _ in range(times):
+        run()
+    stream.synchronize()
+    return (time.perf_counter() - start) / times
 
 
-def one_pass(pager: Pager, compute: Callable[[], None] = lambda: None) -> Callable[[], None]:
+def one_pass(
+    pager: Pager, compute: Callable[[], None] = lambda: None, host: list[float] | None = None
+) -> Callable[[], None]:
+    """host: gets the host's seconds in acquire and release of each layer."""
+
     def run() -> None:
         for i in range(len(pager.layers)):
-            with pager.use(i):
-                compute()
+            start = time.perf_counter()
+            pager.acquire(i)
+            acquired = time.perf_counter()
+            compute()
+            computed = time.perf_counter()
+            pager.release(i)
+            if host is not None:
+                host.append(acquired - start + time.perf_counter() - computed)
 
     return run
 
@@ -140,13 +165,11 @@ class Compute:
     """Matrix products of about so many seconds."""
 
     def __init__(self, seconds: float) -> None:
-        self.left, self.right = (torch.randn(4096, 4096, device="cuda").half() for _ in range(2))
+        self.left, self.right = (torch.randn(6144, 6144, device="cuda").half() for _ in range(2))
         self.out = torch.empty_like(self.left)
-        self.times = 1
+        self.times = 20
         self()
-        one = min(seconds_of(self) for _ in range(5))
-        self.times = 100
-        one = seconds_of(self) / 100
+        one = min(seconds_of(self) for _ in range(3)) / self.times
         self.times = max(1, round(seconds / one))
 
     def __call__(self) -> None:
@@ -170,8 +193,8 @@ def pinned_rate(device: CudaDevice) -> float:
     return best
 
 
-def while_copying(run: Callable[[], None], rate: float, duty: float) -> float:
-    """Seconds of `run` while the bus is busy for this share of the time, with nothing of the pager: what copies cost by
+def while_copying(run: Callable[[], None], rate: float, longer: float) -> float:
+    """Seconds of `run` while the bus is busy for one part in `longer`, with nothing of the pager: what copies cost by
     themselves, in memory and power."""
     device, size = CudaDevice(), 64 * MIB
     pinned, room = device.pin(size), torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -183,25 +206,16 @@ def while_copying(run: Callable[[], None], rate: float, duty: float) -> float:
             start = time.perf_counter()
             device.copy_in(room.data_ptr(), pinned.address, size)
             device.copy_event().synchronize()
-            time.sleep(max(0.0, size / rate / duty - (time.perf_counter() - start)))
+            time.sleep(max(0.0, size / rate * longer - (time.perf_counter() - start)))
 
     thread = threading.Thread(target=copy)
     thread.start()
     try:
-        return min(seconds_of_stream(run) for _ in range(3))
+        return seconds_of(run, PASSES)
     finally:
         over.set()
         thread.join()
         device.unpin(pinned)
-
-
-def seconds_of_stream(run: Callable[[], None]) -> float:
-    """As `seconds_of`, waiting for compute alone."""
-    torch.cuda.current_stream().synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.current_stream().synchronize()
-    return time.perf_counter() - start
 
 
 class Card:
@@ -217,7 +231,7 @@ class Card:
         self._thread.start()
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(0.02):
             self.most = max(self.most, self._before - torch.cuda.mem_get_info()[0])
 
     def stop(self) -> int:
@@ -226,66 +240,75 @@ class Card:
         return self.most
 
 
-Rows = list[dict[str, Any]]
+class Rows(list[dict[str, Any]]):
+    """What was found so far, written after every row: a run that is cut short leaves what it has."""
+
+    def __init__(self, head: dict[str, Any] | None) -> None:
+        super().__init__()
+        self._head = head
+
+    def save(self) -> Path | None:
+        if self._head is None:
+            return None
+        path = RESULTS / f"{torch.cuda.get_device_name().replace(' ', '-').lower()}.json"
+        data = json.loads(path.read_text()) if path.exists() else {}
+        data["pager"] = {**self._head, "rows": [rounded(r) for r in self]}
+        path.write_text(json.dumps(data, indent=1) + "\n")
+        return path
 
 
 def row(rows: Rows, label: str, found: float, bound: float | None, unit: str, note: str = "") -> None:
     """found must be at most bound, where there is one."""
     rows.append({"label": label, "found": found, "bound": bound, "unit": unit, "note": note})
+    rows.save()
     held = "" if bound is None else ("ok  " if found <= bound else "MISS")
     limit = "" if bound is None else f"<= {bound:.4g}"
-    print(f"{label[:66]:66} {found:9.4g} {unit:6} {limit:10} {held:4} {note}", flush=True)
+    print(f"{label[:62]:62} {found:9.4g} {unit:5} {limit:9} {held:4} {note}", flush=True)
 
 
 def streaming(rows: Rows, file: WeightFile, window: int, rate: float, backend: str, layers: int | None) -> None:
     """First pass, warm passes, with short and long compute; the driver's count all the while."""
     name = backend if layers is None else f"{backend}, {layers} layers"
-    compute = Compute(1.3 * file.layer_bytes / rate)
+    compute = Compute(LONGER * file.layer_bytes / rate)
     count = layers or len(file.layers)
 
     def computed() -> None:
         for _ in range(count):
             compute()
 
-    alone = min(seconds_of(computed) for _ in range(3))
-    bound_by_bus = while_copying(computed, rate, 1 / 1.3)
+    alone = seconds_of(computed, PASSES)
+    beside_copies = while_copying(computed, rate, LONGER)
     card = Card()
     with opened(file, window, layers=layers, backend=backend) as pager:
         plan, ledger = pager.plan, pager.ledger
         first = seconds_of(one_pass(pager))
-        warm = sorted(seconds_of(one_pass(pager)) for _ in range(4))[1]
-        moved = sum(file.layers[i].nbytes for i in plan.streamed)
+        warm = seconds_of(one_pass(pager), PASSES)
+        moved, whole = sum(file.layers[i].nbytes for i in plan.streamed), sum(layer.nbytes for layer in pager.layers)
         bound = 1.1 if backend == "slots" else None
-        row(rows, f"{name}: (c) first pass, page cache, over a warm one", first / warm, bound, "x", f"{first:.3f} s")
+        note = f"{first:.3f} s; byte for byte {first / whole / (warm / moved):.3f} x"
+        row(rows, f"{name}: (c) first pass, page cache, over a warm one", first / warm, bound, "x", note)
         note = f"{moved / warm / 1e9:.1f} GB/s, {len(plan.resident)} resident, {plan.slots} slots"
         row(rows, f"{name}: (b) warm pass, no compute, over bytes / rate", warm * rate / moved, 1.03, "x", note)
         copies = [e for e in ledger.entries if e.kind == "copy"][-len(plan.streamed) :]
         busy = sum(e.nbytes for e in copies) / sum(e.end - e.start for e in copies)
         row(rows, f"{name}: (b) pinned rate over rate of copies", rate / busy, 1 / 0.95, "x", f"{busy / 1e9:.1f} GB/s")
         one_pass(pager, compute)()
-        both = min(seconds_of(one_pass(pager, compute)) for _ in range(3))
+        host: list[float] = []
+        both = seconds_of(one_pass(pager, compute, host), PASSES)
         pager._backend.drain()
-        uses, stalls = ([e for e in ledger.entries if e.kind == kind][-3 * count :] for kind in ("use", "stall"))
-        used = sum(e.end - e.start for e in uses) / len(uses) * count
-        waited = sum(e.end - e.start for e in stalls if e.start >= uses[0].start) / 3
+        uses, stalls = ([e for e in ledger.entries if e.kind == kind][-PASSES * count :] for kind in ("use", "stall"))
+        used = sum(e.end - e.start for e in uses) / PASSES
+        waited = sum(e.end - e.start for e in stalls if e.start >= uses[0].start) / PASSES
         note = f"{both:.4f} s against {alone:.4f}; in use {used:.4f}, stalled {waited:.4f}"
         row(rows, f"{name}: (a) compute longer than copy, over it alone", both / alone, 1.01, "x", note)
-        note = f"the same bytes from one pinned buffer: {bound_by_bus / alone:.4f} x alone"
-        row(rows, f"{name}: (a) over compute beside bare copies", both / bound_by_bus, 1.01, "x", note)
-        start = time.perf_counter()
-        with pager.use(0):
-            pass
-        host = time.perf_counter() - start
-        found = compare(pager)
-        assert found is not None
-        row(
-            rows,
-            f"{name}: overlap of copies with use",
-            found.overlap,
-            None,
-            "",
-            f"acquire + release {host * 1e6:.0f} us",
-        )
+        note = f"copies of one pinned buffer alone cost {beside_copies / alone:.4f} x"
+        row(rows, f"{name}: (a) over compute beside bare copies", both / beside_copies, 1.01, "x", note)
+        row(rows, f"{name}: host time of acquire + release", statistics.median(host) * 1e6, None, "us", "a layer")
+        over = [e for e in ledger.entries if e.kind == "copy" and e.start >= uses[0].start]
+        hidden = overlap_of(over, uses)
+        row(rows, f"{name}: (a) share of the copies' time under compute", hidden, None, "")
+        predicted = simulate(plan, Rates(busy, (alone / count,) * count)).steady
+        row(rows, f"{name}: (a) measured over the plan's prediction", both / predicted, None, "x")
         evictions = [e for e in ledger.entries if e.kind == "evict"]
         if evictions:
             each = sum(e.end - e.start for e in evictions) / len(evictions) / file.layer_bytes * GIB / 2
@@ -317,7 +340,7 @@ def ram_budget(rows: Rows, file: WeightFile, window: int, gib: float) -> None:
     ram = RamBudget(int(gib * GIB))
     with opened(file, window, ram=ram, backend="slots") as pager:
         one_pass(pager)()
-        warm = min(seconds_of(one_pass(pager)) for _ in range(3))
+        warm = seconds_of(one_pass(pager), PASSES)
         told = pager.ledger.summary()
         locked = told["peak bytes"].get("registered RAM", 0) + told["peak bytes"].get("pinned RAM", 0)
         moved = sum(file.layers[i].nbytes for i in pager.plan.streamed)
@@ -376,12 +399,20 @@ def cycles(rows: Rows, folder: Path, count: int) -> None:
     file.path.unlink()
 
 
-def save(rows: Rows) -> Path:
-    path = RESULTS / f"{torch.cuda.get_device_name().replace(' ', '-').lower()}.json"
-    data = json.loads(path.read_text()) if path.exists() else {}
-    data["pager"] = {"environment": environment(), "rows": [rounded(r) for r in rows]}
-    path.write_text(json.dumps(data, indent=1) + "\n")
-    return path
+def bitwise(rows: Rows, file: WeightFile, window: int, layers: int) -> None:
+    """Layers in a random order, every byte compared with what was written."""
+    base = file.base.cuda()
+    for backend in ("slots", "managed"):
+        order = random.Random(1).choices(range(layers), k=3 * layers)
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        with opened(file, window, layers=layers, backend=backend) as pager:
+            for i in order:
+                with pager.use(i) as weights:
+                    base[::4096] = file.marker(i)
+                    for part, weight in zip(base.chunk(WEIGHTS), weights.values(), strict=True):
+                        wrong += (weight.view(torch.uint8) != part).sum()
+            pager.check()
+        row(rows, f"{backend}: (f) bytes that differ, random order", int(wrong), 0, "", f"{len(order)} layers used")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -395,12 +426,13 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no NVIDIA GPU on this machine")
         return 1
-    rows: Rows = []
     window = int((options.window_gb or options.gb * 3 / 28) * 1e9)
+    head = {"environment": environment(), "gb": options.gb, "window gb": window / 1e9, "layers": LAYERS}
+    rows = Rows(None if options.dry else head)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         start = time.perf_counter()
         file = WeightFile(Path(folder) / "weights.safetensors", int(options.gb * 1e9))
-        print(f"{options.gb} GB written in {time.perf_counter() - start:.0f} s")
+        print(f"{options.gb} GB written in {time.perf_counter() - start:.0f} s", flush=True)
         rate = pinned_rate(CudaDevice())
         row(rows, "pinned host to device", rate / 1e9, None, "GB/s")
         few = min(LAYERS, max(8, round(LAYERS / 5)))
@@ -409,6 +441,7 @@ def main(arguments: list[str] | None = None) -> int:
             lambda: eviction_of_slots(rows, file, window),
             lambda: ram_budget(rows, file, window, 8 * options.gb / 28),
             lambda: streaming(rows, file, window, rate, "managed", few),
+            lambda: bitwise(rows, file, window, few),
             lambda: cycles(rows, Path(folder), options.cycles),
             lambda: cold(rows, file, window, few),
         ]
@@ -416,12 +449,14 @@ def main(arguments: list[str] | None = None) -> int:
             try:
                 part()
             except Exception as error:
-                print(f"FAILED: {type(error).__name__}: {error}")
+                print(f"FAILED: {type(error).__name__}: {error}", flush=True)
                 rows.append({"label": "failed", "error": str(error)})
+                rows.save()
             torch.cuda.empty_cache()
         file.source.close()
-    if not options.dry:
-        print(f"written to {save(rows).relative_to(ROOT)}")
+    path = rows.save()
+    if path is not None:
+        print(f"written to {path.relative_to(ROOT)}")
     return int(any("error" in r or (r["bound"] is not None and r["found"] > r["bound"]) for r in rows))
 
 

@@ -129,7 +129,10 @@ def rendered(readme: str) -> str:
         for part in parts.keys() & (results.keys() | {"matrix"}):
             environment = measured_with(results, part)
             card = path.stem.replace("-", " ")
-            head = f"Measured on {card} with torch {environment['torch']} ({environment['date']}):"
+            head = f"Measured on {card} with torch {environment['torch']} ({environment['date']})"
+            if part == "pager":
+                head += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
+            head += ":"
             parts[part].append(f"{head}\n\n{tables[part](results)}\n")
     return BLOCK.sub(lambda found: f"{found[1]}\n" + "\n".join(parts[found[2]]) + f"\n{found[3]}", readme)
 

@@ -21,17 +21,18 @@ import torch
 from .backend import Convert, Copy, cast
 from .device import Device, Event
 from .ledger import Ledger
-from .open_file import OpenFile
+from .open_file import FileChanged, OpenFile
 from .plan import Plan
 from .timeline import Timeline
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in a device's compute."""
+    """A point in a device's compute; and the one in its copies that compute then waits for."""
 
     event: Event
     order: int
+    there: Event | None = None
 
 
 class CopyingBackend:
@@ -56,7 +57,8 @@ class CopyingBackend:
         self._copies.put(copy)
 
     def mark(self) -> Mark:
-        return Mark(self._device.compute_event(), self._device.compute_order())
+        with self._device.precedence:
+            return Mark(self._device.compute_event(), self._device.compute_order())
 
     def wait(self, copy: Copy) -> Mark:
         if self._device.capturing():
@@ -66,30 +68,30 @@ class CopyingBackend:
         self.check_arrived()
         if copy.error is not None:
             raise copy.error
-        if copy.reached is not None and not copy.reached.query():
-            before = self._device.compute_event()
-            self._device.compute_waits(copy.reached)
-            begun = self.mark()
-            self._timeline.add("stall", copy.layer.name, before, begun.event)
-        else:
-            begun = self.mark()
-        self._timeline.harvest()
-        return begun
+        with self._device.precedence:
+            there = None if copy.reached.query() else copy.reached
+            asked = Mark(self._device.compute_event(), self._device.compute_order(), there)
+            if there is not None:
+                self._device.compute_waits(there)
+            self._timeline.harvest()
+        return asked
 
     def used(self, copy: Copy, begun: Mark, over: Mark) -> None:
         assert copy.layer is not None
-        self._timeline.add("use", copy.layer.name, begun.event, over.event)
+        self._timeline.add_use(copy.layer.name, begun.event, begun.there, over.event)
 
     def check_arrived(self) -> None:
         """Raises FileChanged where a file changed while the device read it."""
         while self._unchecked and self._unchecked[0][0].reached.query():
-            copy, files = self._unchecked.popleft()
+            copy, files = self._unchecked[0]  # taken out afterwards: an interrupt is no check
             try:
                 for file in files:
                     file.check()
-            except BaseException as error:
+            except FileChanged as error:
                 copy.error = error
+                self._unchecked.popleft()
                 raise
+            self._unchecked.popleft()
 
     def drain(self) -> None:
         last = Copy(None, None)

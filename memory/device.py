@@ -18,6 +18,7 @@ import torch
 
 from .cuda import CONCURRENT_MANAGED_ACCESS, READ_ONLY_REGISTER, Driver, driver
 from .plan import OverBudget
+from .precedence import Precedence
 
 
 class Event(Protocol):
@@ -50,6 +51,7 @@ class Device(Protocol):
     """All methods may be called from any thread that has called `enter_thread`, or has used torch on this device."""
 
     name: str
+    precedence: Precedence
 
     def enter_thread(self) -> None: ...
 
@@ -100,6 +102,7 @@ class CudaDevice:
     def __init__(self, index: int = 0) -> None:
         self.index = index
         self.name = f"cuda:{index}"
+        self.precedence = Precedence()
         self.torch_device = torch.device("cuda", index)
         self.driver: Driver = driver()
         torch.empty(1, device=self.torch_device)  # torch makes its context

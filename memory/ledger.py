@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -101,10 +101,7 @@ class Ledger:
     def overlap(self) -> float:
         """The share of the copies' time, of those in the timeline, in which compute used a layer."""
         entries = self.entries
-        uses = _union((e.start, e.end) for e in entries if e.kind == "use")
-        copies = _union((e.start, e.end) for e in entries if e.kind == "copy")
-        total = sum(end - start for start, end in copies)
-        return _common(copies, uses) / total if total else 0.0
+        return overlap_of([e for e in entries if e.kind == "copy"], [e for e in entries if e.kind == "use"])
 
     def residency(self) -> list[tuple[float, str, int]]:
         """When bytes were taken (+) and given back (-), by kind of memory; the latest such times."""
@@ -162,6 +159,13 @@ class Ledger:
             held[what] += nbytes
             counters.append({"ph": "C", "pid": 0, "name": what, "ts": when * 1e6, "args": {"held": held[what]}})
         return counters
+
+
+def overlap_of(copies: Sequence[Entry], uses: Sequence[Entry]) -> float:
+    """The share of the copies' time in which there were uses."""
+    busy, used = (_union((e.start, e.end) for e in entries) for entries in (copies, uses))
+    total = sum(end - start for start, end in busy)
+    return _common(busy, used) / total if total else 0.0
 
 
 def _union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

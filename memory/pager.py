@@ -103,13 +103,21 @@ class Pager:
         """Layer i's weights. They stay until `release(i)`, called as often as this. Raises what reading them raised."""
         with self._lock:
             self._check_open()
-            place, begun = self._there(i)
-            assert place.copy is not None
-            weights = self._backend.weights(place.copy)
-            if not place.users:
+            place = self._find(i)
+            was_asked_for = place is not None
+            place = place or self._fetch(i, needed=True)
+            assert place is not None
+            place.users += 1  # nothing else gets this room
+            try:
+                self._look_ahead(i)  # before the wait: the copies never run out of work
+                begun = self._arrived(place, i, again=was_asked_for)
+                assert place.copy is not None
+                weights = self._backend.weights(place.copy)
+            except BaseException:
+                place.users -= 1
+                raise
+            if place.users == 1:
                 place.begun = begun
-            place.users += 1
-            self._look_ahead(i)
             return weights
 
     def release(self, i: int) -> None:
@@ -242,23 +250,21 @@ class Pager:
             return place if place.copy is not None else None
         return next((slot for slot in self._ring if slot.layer == i), None)
 
-    def _there(self, i: int) -> tuple[Place, Ticket]:
-        """The room that has layer i, and the point in compute from which it is there. What failed when it was fetched ahead
-        is tried again: a disk or a network may be back."""
-        place = self._find(i)
-        ahead = place is not None
+    def _arrived(self, place: Place, i: int, *, again: bool) -> Ticket:
+        """The point in compute from which layer i is in its room. again: what failed when it was fetched ahead is tried once
+        more, a disk or a network may be back."""
         while True:
-            place = place or self._fetch(i, needed=True)
-            assert place is not None and place.copy is not None
+            assert place.copy is not None
             try:
-                return place, self._backend.wait(place.copy)
+                return self._backend.wait(place.copy)
             except BaseException:
                 if place.copy.error is None:
                     raise  # an interrupt: the bytes are still on their way
                 place.layer, place.copy = None, None  # what is in the room is nothing
-                if not ahead:
+                if not again:
                     raise
-            place, ahead = None, False
+            again = False
+            self._ask(place, i)
 
     def _fetch(self, i: int, *, needed: bool) -> Place | None:
         """Ask for layer i. needed: it is used now, so that any idle slot will do; else only what is needed later."""
@@ -270,6 +276,10 @@ class Pager:
                     "once than the VRAM budget has room for. Raise the VRAM budget."
                 )
             return None
+        self._ask(place, i)
+        return place
+
+    def _ask(self, place: Place, i: int) -> None:
         # In this order: interrupted anywhere, the slot is empty or has what it says. Copies run in the order they were
         # submitted, so one that nobody remembers does no harm.
         place.layer, place.copy = None, None
@@ -278,7 +288,6 @@ class Pager:
         place.released = ()
         place.copy = copy
         place.layer = i
-        return place
 
     def _slot_for(self, i: int, *, needed: bool) -> Place | None:
         """An empty slot, or the idle one whose layer is needed latest after layer i."""

@@ -33,7 +33,7 @@ from .plan import spread
 from .ram import GIB, RamBudget
 from .runs import Run, Span, address_of
 
-PART_BYTES = 128 << 20
+PART_BYTES = 64 << 20
 READ_BYTES = 32 << 20
 READERS = 12
 LAYERS_AHEAD = 3  # that are read into the page cache
@@ -262,6 +262,7 @@ class Registrar:
     def _register(self, entry: Entry, part: Part) -> None:
         """One part, unless the other thread was faster."""
         part.wait_until_read()
+        self._device.precedence.give_way()
         with self._turn:
             with self._changed:
                 self._check(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 
 from .device import Device, Event
 from .ledger import Kind, Ledger, now
@@ -12,35 +13,63 @@ from .ledger import Kind, Ledger, now
 ANCHOR_SECONDS = 5.0
 
 
+@dataclass(frozen=True)
+class Pending:
+    """A stretch that is not in the ledger yet."""
+
+    kind: Kind
+    layer: str
+    start: Event
+    end: Event
+    there: Event | None = None
+    nbytes: int = 0
+    route: str = ""
+
+    @property
+    def over(self) -> bool:
+        """A layer may be acquired in one stream and released in another: the end alone does not tell."""
+        return self.end.query() and self.start.query() and (self.there is None or self.there.query())
+
+
 class Timeline:
     """One device's clock, as the host's."""
 
     def __init__(self, device: Device, ledger: Ledger) -> None:
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._pending: deque[tuple[Kind, str, Event, Event, int, str]] = deque()
+        self._pending: deque[Pending] = deque()
         self._anchor = device.compute_event()
         self._anchor.synchronize()
         self._anchor_time = now()
 
     def add(self, kind: Kind, layer: str, start: Event, end: Event, nbytes: int = 0, route: str = "") -> None:
         with self._lock:
-            self._pending.append((kind, layer, start, end, nbytes, route))
+            self._pending.append(Pending(kind, layer, start, end, nbytes=nbytes, route=route))
+
+    def add_use(self, layer: str, asked: Event, there: Event | None, over: Event) -> None:
+        """Compute came to `asked`, waited for `there` if that was later, and used the layer until `over`."""
+        with self._lock:
+            self._pending.append(Pending("use", layer, asked, over, there=there))
 
     def harvest(self, most: int = 6) -> None:
         """Hand what is over to the ledger, in the order it was added, at most so many."""
         with self._lock:
             for _ in range(min(most, len(self._pending))):
-                kind, layer, start, end, nbytes, route = self._pending[0]
-                if not end.query() or not start.query():
+                one = self._pending[0]
+                if not one.over:
                     self._pending.rotate(-1)  # of another order, perhaps: the next one may be over
                     continue
                 self._pending.popleft()
-                begun = self._anchor_time + self._anchor.elapsed_time(start) * 1e-3
-                over = self._anchor_time + self._anchor.elapsed_time(end) * 1e-3
-                self._ledger.add(kind, layer, begun, over, nbytes, route)
+                begun, over = self._time(one.start), self._time(one.end)
+                there = begun if one.there is None else self._time(one.there)
+                if there > begun:
+                    self._ledger.add("stall", one.layer, begun, there)
+                self._ledger.add(one.kind, one.layer, max(begun, there), over, one.nbytes, one.route)
                 if over - self._anchor_time > ANCHOR_SECONDS:
-                    self._anchor, self._anchor_time = end, over
+                    self._anchor, self._anchor_time = one.end, over
+
+    def _time(self, event: Event) -> float:
+        return self._anchor_time + self._anchor.elapsed_time(event) * 1e-3
 
     def finish(self) -> None:
         """Everything; the device is done with it."""

@@ -19,6 +19,7 @@ import torch
 from fusestream.memory.cuda import CudaError
 from fusestream.memory.device import Pinned
 from fusestream.memory.plan import OverBudget
+from fusestream.memory.precedence import Precedence
 
 
 class PlainEvent:
@@ -48,6 +49,7 @@ class PlainDevice:
 
     def __init__(self, memory: int = 1 << 40) -> None:
         self.memory = memory
+        self.precedence = Precedence()
         self.gate = threading.Event()  # copies wait for it
         self.gate.set()
         self.refuses_to_register: Callable[[int], bool] = lambda count: False  # given how many were registered

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import random
 import threading
 
 import pytest
@@ -411,6 +413,28 @@ def test_what_the_device_lacks_at_opening_leaves_nothing(beds, kind):
     with pytest.raises(OverBudget):
         bed.open(kind, window(kind, 200_032), vram)
     assert vram.taken == 0
+
+
+@pytest.mark.parametrize("kind", [*WAYS, "managed"])
+def test_interrupted_anywhere_it_goes_on(beds, kind):
+    bed = beds([50_000] * 9)
+    bed.ram = RamBudget(64 * MIB if kind == "managed" else 3 * MIB)
+    bed.open(kind, window(kind, 200_032, resident=1))
+    bed.a_pass()
+    when, interrupts = random.Random(7), 0
+    for _ in range(25):
+        timer = threading.Timer(when.uniform(0, 0.01), _thread.interrupt_main)
+        try:
+            timer.start()
+            for _ in range(4):
+                bed.a_pass()
+            timer.join()
+        except KeyboardInterrupt:
+            interrupts += 1
+        timer.join()
+        bed.pager.abandon()
+        bed.a_pass()
+    assert interrupts >= 20
 
 
 def test_what_failed_is_tried_again(beds):
