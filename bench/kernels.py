@@ -49,11 +49,11 @@ TURING_BANDWIDTH = 448e9
 TENSOR_CEILING = {"NVIDIA H200": {"sm_75": 480e12, "sm_80": 645e12}}
 
 
-def all_rows(only: str | None) -> list[Row]:
+def all_rows(only: list[str] | None) -> list[Row]:
     found: list[Row] = []
     for module in pkgutil.iter_modules(row_files.__path__):
         found += importlib.import_module(f"{row_files.__name__}.{module.name}").ROWS
-    return [row for row in found if only is None or only in row.op or only in row.label]
+    return [row for row in found if only is None or any(word in row.op or word in row.label for word in only)]
 
 
 def moved_bytes(row: Row, tensors: Tensors) -> int:
@@ -232,7 +232,7 @@ def line(result: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    cli.add_argument("--only", help="rows whose op or label contains this")
+    cli.add_argument("--only", action="append", help="rows whose op or label contains this; may be repeated")
     cli.add_argument("--isa", choices=["sm_75", "sm_80"], help="force an instruction class")
     cli.add_argument("--sweep", action="store_true", help="time every tactic of our kernels; nothing is written")
     cli.add_argument("--no-compile", action="store_true", help="skip torch.compile")

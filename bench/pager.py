@@ -318,8 +318,7 @@ def streaming(rows: Rows, file: WeightFile, window: int, rate: float, backend: s
             row(rows, f"{name}: filling the pool", filled / 1e9, None, "GB/s")
         row(rows, f"{name}: (e) own account over budget", ledger.peak("VRAM") / window, 1.0, "x")
         # Pages that left are kept by the driver for the next who asks, and are in its count.
-        bound = 1.02 if backend == "slots" else None
-        row(rows, f"{name}: (e) the driver's count over budget", card.stop() / window, bound, "x")
+        row(rows, f"{name}: (e) the driver's count over budget", card.stop() / window, 1.02, "x")
 
 
 def eviction_of_slots(rows: Rows, file: WeightFile, window: int) -> None:

@@ -131,6 +131,7 @@ def rendered(readme: str) -> str:
             card = path.stem.replace("-", " ")
             head = f"Measured on {card} with torch {environment['torch']} ({environment['date']})"
             if part == "pager":
+                rows = results["pager"]
                 head += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
             head += ":"
             parts[part].append(f"{head}\n\n{tables[part](results)}\n")

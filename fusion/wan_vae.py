@@ -84,6 +84,13 @@ def weights(module: nn.Module, x: Tensor) -> Iterator[tuple[Tensor, Tensor | Non
         comfy.ops.uncast_bias_weight(module, weight, bias, stream)
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """x, copied where stock has interleaved its frames, or at the entrance."""
+    if x.stride(1) == 1:
+        return x
+    return x.contiguous(memory_format=torch.channels_last_3d if x.ndim == 5 else torch.channels_last)
+
+
 def causal_conv(
     module: Any,
     policy: KernelPolicy,
@@ -103,7 +110,7 @@ def causal_conv(
     before = module._padding
     if cache_x is not None:
         cache_x = cache_x.to(x.device)[:, :, -before:] if before else None
-    x = x.contiguous(memory_format=torch.channels_last_3d) if x.stride(1) != 1 else x
+    x = channels_last(x)
     with weights(module, x) as (weight, bias):
         return conv3d(
             x,
@@ -126,6 +133,7 @@ def norm_silu(module: Any, policy: KernelPolicy, x: Tensor, silu: bool = True) -
 
 def upsample(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
     """Stock's Upsample and Conv2d: [frames, c, h, w] -> [frames, n, 2 h, 2 w]."""
+    x = channels_last(x)
     with weights(module[1], x) as (weight, bias):
         # Folded anew each time: a few small sums, and no copies of weights that ComfyUI would not know of.
         return upsample_conv2d(x, weight, bias, folded=fold_upsample(weight), policy=policy)
@@ -133,6 +141,7 @@ def upsample(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
 
 def downsample(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
     """Stock's ZeroPad2d and Conv2d of stride 2: [frames, c, h, w] -> [frames, n, h / 2, w / 2]."""
+    x = channels_last(x)
     with weights(module[1], x) as (weight, bias):
         return conv2d(x, weight, bias, stride=2, padding=module[0].padding, policy=policy)
 
@@ -155,6 +164,7 @@ def residual_block(
 ) -> Tensor:
     """norm, SiLU, convolution, twice, and the skip, which the second convolution adds."""
     norm_1, _, conv_1, norm_2, _, _, conv_2 = module.residual
+    x = channels_last(x)
     skip = x if isinstance(module.shortcut, nn.Identity) else causal_conv(module.shortcut, policy, x)
     x = cached_conv(conv_1, policy, norm_silu(norm_1, policy, x), feat_cache, feat_idx)
     return cached_conv(conv_2, policy, norm_silu(norm_2, policy, x), feat_cache, feat_idx, skip)
@@ -195,6 +205,7 @@ def attention_block(
 ) -> Tensor:
     """Stock's AttentionBlock: one head over the pixels of a frame, between two products of pixels."""
     b, c, t, h, w = x.shape
+    x = channels_last(x)
     skip = x.movedim(1, -1).reshape(b * t, h * w, c)
     normed = norm_silu(module.norm, policy, x, silu=False).movedim(1, -1).reshape(b * t, h * w, c)
     with weights(module.to_qkv, x) as (weight, bias):

@@ -1,0 +1,81 @@
+"""Stock's Wan 2.1 VAE, at its real size with random weights, over our kernels: against itself in fp32. Needs a ComfyUI."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
+
+pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
+
+
+@pytest.fixture(scope="module")
+def net() -> Any:
+    """In fp32, with weights that keep the size of what passes through."""
+    import comfy.ldm.wan.vae as stock
+
+    shape = {"dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]}
+    vae = stock.WanVAE(dim=96, z_dim=16, image_channels=3, conv_out_channels=3, **shape).cuda().eval()
+    generator = torch.Generator(device="cuda").manual_seed(7)
+    with torch.no_grad():
+        for parameter in vae.parameters():
+            parameter.normal_(std=max(1, parameter[0].numel()) ** -0.5, generator=generator)
+        for name, parameter in vae.named_parameters():
+            if name.endswith("gamma"):
+                parameter.fill_(1)
+    return vae
+
+
+def in_half(net: Any, policy: KernelPolicy | None = None) -> Any:
+    from fusestream.fusion import wan_vae
+
+    half = copy.deepcopy(net).half()
+    if policy is not None:
+        wan_vae.fuse(half, policy)
+    return half
+
+
+def error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    assert got.isfinite().all()
+    return float((got.double() - exact.double()).norm() / exact.double().norm())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["decode", "encode"])
+def test_as_near_to_fp32_as_stock(net, isa, way):
+    shape = (1, 16, 3, 30, 52) if way == "decode" else (1, 3, 9, 240, 416)
+    x = torch.randn(shape, device="cuda")
+    exact = getattr(net, way)(x)
+    theirs = error(getattr(in_half(net), way)(x.half()), exact)
+    for precision in ("precise", "fast"):
+        LEDGER.clear()
+        half = in_half(net, KernelPolicy.of("on", isa=isa, precision=precision))
+        ours = error(getattr(half, way)(x.half()), exact)
+        print(f"{way} {isa or 'native'} {precision}: error {ours:.3g}, stock's fp16 {theirs:.3g}")
+        assert {choice.winner.split()[0] for choice in LEDGER.choices} == {"cuda"} and not LEDGER.refusals
+        assert ours <= theirs * (1.2 if precision == "precise" else 2.0)
+
+
+@torch.inference_mode()
+def test_faster_and_smaller_than_stock(net):
+    """480x832, one chunk after another: seconds and peak beside stock's, once each is warm."""
+    z = torch.randn(1, 16, 5, 60, 104, device="cuda").half()
+    found = {}
+    for name, half in (("stock", in_half(net)), ("ours", in_half(net, KernelPolicy.of("auto")))):
+        half.decode(z)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        half.decode(z)
+        end.record()
+        end.synchronize()
+        found[name] = start.elapsed_time(end) / 1e3, (torch.cuda.max_memory_allocated() - before) / 2**30
+    print(f"decode 17 frames of 480x832, seconds and GiB: {found}")
+    assert found["ours"][0] < found["stock"][0]
