@@ -30,11 +30,11 @@ struct Depth {
     static constexpr int kAcross = kStepK, kStages = 2;
 #elif __CUDA_ARCH__ == 900
     // 227 KB for all blocks together.
-    static constexpr int kAcross = 2 * kStepK, kStages = kThreads == 128 && kBands == 6 ? 2 : kThreads == 64 ? 6 : 3;
+    static constexpr int kAcross = 2 * kStepK, kStages = kThreads == 128 && kBands == 6 ? 2 : kThreads == 64 ? 2 : 3;
 #else
     // A block has 99 KB at most, and so have all blocks together.
     static constexpr int kAcross = kStepK, kStages = kThreads == 256                             ? (kBands == 4 ? 4 : 3)
-                                                     : kThreads * kBands > 512 || kThreads == 64 ? 6
+                                                     : kThreads * kBands > 512 || kThreads == 64 ? 2
                                                                                                  : 3;
 #endif
 };

@@ -112,7 +112,8 @@ def test_linear_fits_a_multiprocessor(built, variant, room):
             threads, shared = elf.ints(code, f"{name}_cut")
             assert threads == cut.warps * 32 == kernels[name]["threads"]
             system = 0 if variant == "sm_75" else 1024  # each block's, from sm_80 on
-            wanted = min(cut.resident, 2) if variant == "sm_75" else cut.resident
+            few = 1 if cut.warp_rows > 64 else 2  # on sm_75, where such cuts are there but never the rule's choice
+            wanted = min(cut.resident, few) if variant == "sm_75" else cut.resident
             assert shared + system <= (room - (room > 100)) * 1024 and wanted * (shared + system) <= room * 1024, name
 
 
