@@ -27,7 +27,7 @@ from fusestream.kernels_cuda.ops.conv_operands import Operands, compute
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.registry import Call
 
-EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
+EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 16
 # What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.
 SUM_STEP = {"precise": 2e-6, "fast": 4 * HALF_STEP}
 # Channels of the Wan 2.1 and 2.2 VAEs.

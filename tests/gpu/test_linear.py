@@ -24,7 +24,7 @@ from fusestream.kernels_cuda.ops import linear as op
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.registry import Call
 
-EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 4
+EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
 # What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.
 SUM_STEP = {"precise": 2e-6, "fast": 4 * HALF_STEP}
 ROWS = st.one_of(st.integers(1, 17), st.sampled_from([63, 64, 65, 127, 128, 129, 255, 256, 257]), st.integers(18, 700))

@@ -307,7 +307,8 @@ def test_off_is_stock():
 
 def test_struct_and_enum_mirror_the_source():
     source = (matrix.SOURCES / "linear_params.cuh").read_text(encoding="utf-8")
-    listed = source.split("enum Activation {")[1].split("}")[0]
+    shared = (matrix.SOURCES / "eight.cuh").read_text(encoding="utf-8")
+    listed = shared.split("enum Activation {")[1].split("}")[0]
     names = [name.strip() for name in listed.split(",")]
     assert names == ["kIdentity", "kGeluErf", "kGeluTanh", "kSilu", "kRelu"] and len(names) == len(ACTIVATIONS)
     body = source.split("struct LinearParams {")[1].split("};")[0]
