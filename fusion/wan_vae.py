@@ -109,7 +109,7 @@ def causal_conv(
         cache_x, cache_list[cache_idx] = cache_list[cache_idx], None
     before = module._padding
     if cache_x is not None:
-        cache_x = cache_x.to(x.device)[:, :, -before:] if before else None
+        cache_x = channels_last(cache_x.to(x.device)[:, :, -before:]) if before else None
     x = channels_last(x)
     with weights(module, x) as (weight, bias):
         return conv3d(
