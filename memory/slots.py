@@ -36,7 +36,9 @@ class SlotsBackend(CopyingBackend):
         self._layers = layers  # kept: their ids are the keys
         self.overhead_bytes = self.room_bytes(staging_bytes(layers))
         self._staging = device.room(self.overhead_bytes)
-        self._route = ""
+        # By layer and room. Layers and rooms are few, and come together again and again; a view takes the host some
+        # microseconds, and a block has dozens of weights.
+        self._views: dict[tuple[int, int], Mapping[str, torch.Tensor]] = {}
         self._thread.start()
 
     @staticmethod
@@ -52,9 +54,18 @@ class SlotsBackend(CopyingBackend):
 
     def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
         assert copy.layer is not None
-        if copy.weights is None:  # of a resident they are the same in every pass
-            copy.weights = MappingProxyType(copy.layer.views(copy.room))
+        if copy.weights is None:
+            key = self._number[id(copy.layer)], copy.room.data_ptr()
+            if key not in self._views:
+                self._views[key] = MappingProxyType(copy.layer.views(copy.room))
+            copy.weights = self._views[key]
         return copy.weights
+
+    def give_back(self, room: object) -> None:
+        """The views go too: each would keep the room's memory."""
+        assert isinstance(room, torch.Tensor)
+        at = room.data_ptr()
+        self._views = {key: views for key, views in self._views.items() if key[1] != at}
 
     def trim(self) -> None:
         self._device.trim()
@@ -98,5 +109,6 @@ class SlotsBackend(CopyingBackend):
 
     def _free(self) -> None:
         self._host.close()
+        self._views = {}
         self._staging = torch.empty(0, dtype=torch.uint8)
         self._device.trim()

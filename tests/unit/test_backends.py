@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import gc
 import random
 import threading
+import weakref
 
 import pytest
 import torch
@@ -447,6 +449,27 @@ def test_what_failed_is_tried_again(beds):
                 bed.pager.acquire(5)
         bed.disk_fails = False
         bed.a_pass()
+
+
+def test_views_are_made_once_and_go_with_their_room(beds):
+    bed = beds([1000] * 6)
+    pager = bed.open("pinned", window("pinned", bed.layers[0].nbytes, resident=1), DeviceBudget(MIB))
+    bed.a_pass()
+    bed.a_pass()
+    backend = pager._backend
+    kept = dict(backend._views)
+    bed.a_pass()
+    bed.a_pass()
+    assert kept and all(backend._views[key] is views for key, views in kept.items())
+    old = [weakref.ref(view) for views in kept.values() for view in views.values()]
+    del kept
+    pager.resize(window("pinned", bed.layers[0].nbytes, resident=3))  # the ring is made anew
+    live = {place.room.data_ptr() for place in (*pager._ring, *pager._places.values())}
+    assert {at for _, at in backend._views} <= live
+    bed.a_pass()
+    pager.close()
+    gc.collect()
+    assert not backend._views and all(view() is None for view in old)
 
 
 def test_managed_addresses_stay(beds):
