@@ -12,7 +12,7 @@ from .ledger import Ledger
 from .open_file import FileChanged
 from .opening import open_pager
 from .pager import Pager, PagerError
-from .plan import OverBudget, Plan, Prediction, Rates, make_plan, simulate
+from .plan import OverBudget, Plan, Prediction, Rates, least_budget, make_plan, simulate
 from .ram import RamBudget
 from .rates import BusRates
 
@@ -44,6 +44,7 @@ __all__ = [
     "Weight",
     "WeightFile",
     "compare",
+    "least_budget",
     "make_plan",
     "open_pager",
     "read_header",
