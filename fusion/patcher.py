@@ -197,8 +197,12 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def cleanup(self) -> None:
         """After sampling, well or not. A result that was computed with a file that changed does not leave."""
         super().cleanup()
-        if sys.exc_info()[0] is None:
-            self.stream.check()
+        try:
+            if sys.exc_info()[0] is None:
+                self.stream.check()
+        finally:
+            if not self._is_loaded():  # unloaded in the middle of the run: what came back for the rest of it, stock
+                self.stream.unload()  # does not know of, and would never ask for
 
     # ------------------------------------------------------------------------- what would need the weights themselves
 
