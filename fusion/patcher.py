@@ -11,6 +11,7 @@ holds: the window and the residents, not the file.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from typing import Any
 
@@ -35,7 +36,15 @@ class NotWhileStreaming(RuntimeError):
 def attach(model: Any, stream: Stream) -> None:
     """Give a model its stream, which ends with it."""
     setattr(model, STREAM, stream)
-    weakref.finalize(model, stream.close)
+    weakref.finalize(model, _end, stream)
+
+
+def _end(stream: Stream) -> None:
+    """The collector may run in any thread: in one of the pager's own, closing would wait for itself."""
+    if threading.current_thread().name.startswith("fusestream"):
+        threading.Thread(target=stream.close, name="closing").start()
+    else:
+        stream.close()
 
 
 class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):

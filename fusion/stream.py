@@ -104,8 +104,11 @@ class Stream:
                 raise vram.out_of_vram(error) from error
 
     def shrink(self, nbytes: int) -> int:
-        """Give back about this much: residents first, then the window. Returns what was given back."""
-        with self._lock:
+        """Give back about this much: residents first, then the window. Returns what was given back: nothing while a block
+        runs, or while another thread loads or ends this model, for which nobody waits here."""
+        if not self._lock.acquire(blocking=False):
+            return 0
+        try:
             before = self.held
             if self.pager is None or self._in_use or nbytes <= 0:
                 return 0
@@ -115,6 +118,8 @@ class Stream:
             else:
                 self.unload()
             return before - self.held
+        finally:
+            self._lock.release()
 
     def unload(self) -> None:
         """Give everything back: now, or when the block that is running is done."""

@@ -42,7 +42,7 @@ class Member(Protocol):
     def last_used(self) -> float: ...
 
     def shrink(self, nbytes: int) -> int:
-        """Give back about this much, if nothing is in use. Returns the bytes given back."""
+        """Give back about this much, unless it is in use or about to be. Returns the bytes given back. Never waits."""
 
 
 class Pool:
@@ -68,13 +68,14 @@ class Pool:
         """The others give what they can do without, the one used longest ago first, until this much is left. Returns what
         is left."""
         with self._lock:
-            for other in sorted(self._members, key=lambda member: member.last_used):
-                missing = nbytes - self.budget.left
-                if missing <= 0:
-                    break
-                if other is not asker:
-                    other.shrink(missing)
-            return self.budget.left
+            others = [member for member in self._members if member is not asker]
+        for other in sorted(
+            others, key=lambda member: member.last_used
+        ):  # unlocked: one that ends meanwhile must leave
+            missing = nbytes - self.budget.left
+            if missing > 0:
+                other.shrink(missing)
+        return self.budget.left
 
     def _measure(self) -> None:
         ceilings = [member.ceiling for member in self._members]

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import comfy.memory_management
 import comfy.model_management
 import comfy.patcher_extension
 import comfy.sd
@@ -82,6 +83,19 @@ def test_weights_may_be_held_in_another_type(studio: Studio, scenes: dict[str, S
     ours, stock = least(path, dtype=held), comfy.sd.load_diffusion_model(path, model_options={"dtype": held})
     assert ours.model.manual_cast_dtype == stock.model.manual_cast_dtype is not None
     assert torch.equal(sample(ours, scenes["wan_t2v"]), sample(stock, scenes["wan_t2v"]))
+
+
+@pytest.mark.parametrize("storage", ["fp32", "fp16", "fp8_e4m3fn", "fp8_comfy_quant"])
+def test_it_loads_where_stock_pages_weights_itself(
+    studio: Studio, scenes: dict[str, Scene], storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its dynamic memory stock's operations make their weights as they load them, in the file's own type."""
+    path = str(checkpoints.write("wan_t2v", studio.folder, storage))
+    wanted = sample(comfy.sd.load_diffusion_model(path), scenes["wan_t2v"])
+    with monkeypatch.context() as patch:
+        patch.setattr(comfy.memory_management, "aimdo_enabled", True)
+        ours = least(path)
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), wanted)
 
 
 @pytest.mark.parametrize("kind", ["wan_t2v", "wan_vace"])

@@ -18,7 +18,7 @@ import torch
 from comfy.patcher_extension import CallbacksMP
 
 import checkpoints
-from fusestream.fusion import vram
+from fusestream.fusion import patcher, vram
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.memory import FileChanged, OverBudget
 
@@ -375,6 +375,31 @@ def test_a_deleted_model_needs_no_collector(folder: Path) -> None:
         assert net() is None and stream.pager is None and stream.held == 0
     finally:
         gc.enable()
+
+
+def test_the_collector_may_run_in_the_pagers_own_thread(folder: Path) -> None:
+    """Closing from there would wait for itself."""
+    model = load(folder, layers=3)
+    sample(model)
+    stream = model.stream
+    thread = threading.Thread(target=patcher._end, args=(stream,), name="fusestream-copies")
+    thread.start()
+    thread.join()
+    for closing in [t for t in threading.enumerate() if t.name == "closing"]:
+        closing.join()
+    assert stream.pager is None and stream.held == 0
+
+
+def test_nobody_waits_for_a_model_that_another_thread_loads(folder: Path) -> None:
+    model = load(folder)
+    sample(model)
+    with model.stream._lock:
+        found: list[int] = []
+        asking = threading.Thread(target=lambda: found.append(model.stream.shrink(1000)))
+        asking.start()
+        asking.join(10)
+        assert found == [0]
+    assert model.stream.shrink(1000) > 0
 
 
 def test_many_runs_leave_nothing(folder: Path) -> None:
