@@ -26,8 +26,13 @@ from .stream import Stream
 CHECKPOINT_PREFIX = "model.diffusion_model."
 
 
-def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD) -> Any:
-    """Load the diffusion model at `path` as a stock MODEL (a `ModelPatcher`) whose attention is ours."""
+def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD, vram_budget: float = 0.0) -> Any:
+    """Load the diffusion model at `path` as a stock MODEL (a `ModelPatcher`) whose attention is ours.
+
+    vram_budget: GiB through which the blocks' weights stream; negative: what is free; 0: stock's own memory management.
+    """
+    if vram_budget:
+        return load_streamed_diffusion_model(path, vram_budget if vram_budget > 0 else None, policy)
     header = inspect(path, Kind.WAN)
     model = comfy.sd.load_diffusion_model(path)
     _require_all_weights(model.model.diffusion_model, header, CHECKPOINT_PREFIX)

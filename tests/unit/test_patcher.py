@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from scenes import Scene, Studio, sample
 
 import checkpoints
-from fusestream.fusion import WrongFile
+from fusestream import fusion
+from fusestream.fusion import WrongFile, attention
 from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.patcher import NotWhileStreaming
+from fusestream.fusion.patcher import NotWhileStreaming, StreamingModelPatcher
 from fusestream.fusion.skeleton import NotStreamable
 
 GIB = 2**30
@@ -106,6 +107,15 @@ def test_the_file_is_not_in_memory(studio: Studio, kind: str) -> None:
     matrices = [key for key, tensor in tensors.items() if "blocks." in key and tensor.ndim == 2]
     assert matrices and ours.stream.keys >= set(matrices)
     assert ours.stream.held == 0 and ours.loaded_size() == 0
+
+
+def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
+    policy = fusion.KernelPolicy.of("off")
+    assert not isinstance(fusion.load_diffusion_model(path, policy), StreamingModelPatcher)
+    for budget, ceiling in ((0.5, GIB // 2), (-1.0, None)):
+        model = fusion.load_diffusion_model(path, policy, budget)
+        assert isinstance(model, StreamingModelPatcher) and model.stream.ceiling == ceiling
+        assert model.model_options["transformer_options"][attention.HOOK].policy is policy
 
 
 def test_blocks_stream_in_the_order_in_which_they_run(studio: Studio, scenes: dict[str, Scene]) -> None:
