@@ -93,7 +93,7 @@ READERS_HELP = 4
 def bounds(layers: Sequence[Layer], device: str | torch.device) -> tuple[int, int]:
     """The least budget that these layers can pass through on the device, and the one in which all of them stay. Upper bounds:
     what a room takes differs by backend, which is not chosen yet."""
-    room = aligned if torch.device(device).type == "cpu" else SlotsBackend.room_bytes
+    room = aligned if torch.device(device).type == "cpu" else pages
     rooms, staging = [room(layer.nbytes) for layer in layers], room(staging_bytes(layers))
     return least_budget(rooms) + staging, sum(rooms) + staging
 
