@@ -20,17 +20,10 @@ import comfy.model_patcher
 import torch
 
 from .blocks import is_quantised, stored
-from .stream import Stream
+from .stream import REMEDY, NotWhileStreaming, Stream
 
 STREAM = "fusestream"  # where a model has its stream
-REMEDY = "Set vram_budget to 0 in the FuseStream Diffusion Model Loader for that."
 LEAST, ALL = 0.1, 1e32  # stock's words for as little and as much as there is
-
-
-class NotWhileStreaming(RuntimeError):
-    """Something that needs all of a model's weights at once."""
-
-    __module__ = "fusestream"
 
 
 def attach(model: Any, stream: Stream) -> None:

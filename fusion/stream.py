@@ -26,6 +26,15 @@ from . import vram
 from .blocks import Block, Paged, is_quantised
 from .patches import PatchSet, differs, patched, snapshot
 
+REMEDY = "Set vram_budget to 0 in the FuseStream Diffusion Model Loader for that."
+
+
+class NotWhileStreaming(RuntimeError):
+    """Something that needs all of a model's weights at once."""
+
+    __module__ = "fusestream"
+
+
 Bound = list[tuple[Paged, torch.nn.Parameter]]
 
 
@@ -132,6 +141,9 @@ class Stream:
             if pager is not None:
                 pager.close()
 
+    def __deepcopy__(self, memo: Any) -> Stream:
+        raise NotWhileStreaming(f"A streamed model cannot be copied weight by weight. {REMEDY}")
+
     def close(self) -> None:
         """The model is gone. Nothing can be loaded any more."""
         with self._lock:
@@ -182,26 +194,39 @@ class Stream:
 
     @contextlib.contextmanager
     def bound(self, i: int) -> Iterator[None]:
-        """For the time of the block its modules hold their weights."""
+        """For this time the block's modules hold their weights."""
+        before = self.enter(i)
+        try:
+            yield
+        finally:
+            self.leave(i, before)
+
+    @torch.compiler.disable
+    def enter(self, i: int) -> Bound:
+        """Let the block's modules hold their weights. Returns what they held before, for `leave`."""
         pager = self._ready()
         weights = pager.acquire(i)
         self._in_use += 1
         self.last_used = time.monotonic()
         before: Bound = [(one, one.module._parameters[one.attribute]) for one in self.blocks[i].paged]  # type: ignore[misc]
-        spoilt = True
         try:
-            made = self._made(pager, i, weights)
-            spoilt = False
-            _hold(made)
-            yield
-        finally:
-            _hold(before)
-            self._in_use -= 1
-            pager.release(i)
-            if spoilt:
-                pager.renew((i,))  # patched in part
-            if self._unloading:
-                self.unload()
+            _hold(self._made(pager, i, weights))
+        except BaseException:
+            self.leave(i, before, spoilt=True)
+            raise
+        return before
+
+    @torch.compiler.disable
+    def leave(self, i: int, before: Bound, *, spoilt: bool = False) -> None:
+        """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
+        assert self.pager is not None, "nothing is unloaded while it is in use"
+        _hold(before)
+        self._in_use -= 1
+        self.pager.release(i)
+        if spoilt:
+            self.pager.renew((i,))
+        if self._unloading:
+            self.unload()
 
     def _ready(self) -> Pager:
         """The pager. What was unloaded in the middle of a run comes back, as small as can be."""
@@ -273,8 +298,11 @@ class _Streamed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stream, i = self.__dict__["_fusestream"]
-        with stream.bound(i):
+        before = stream.enter(i)
+        try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            stream.leave(i, before)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import comfy.patcher_extension
 import comfy.sd
 import pytest
 import torch
+from comfy_api.torch_helpers import set_torch_compile_wrapper
 from comfy_extras.nodes_model_advanced import ModelSamplingSD3
 from safetensors.torch import load_file, save_file
 from scenes import Scene, Studio, sample
@@ -20,8 +22,9 @@ import checkpoints
 from fusestream import fusion
 from fusestream.fusion import WrongFile, attention
 from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.patcher import NotWhileStreaming, StreamingModelPatcher
+from fusestream.fusion.patcher import StreamingModelPatcher
 from fusestream.fusion.skeleton import NotStreamable
+from fusestream.fusion.stream import NotWhileStreaming
 
 GIB = 2**30
 CASES = [(kind, storage) for kind in checkpoints.wan.SIZES for storage in checkpoints.wan.STORAGES]
@@ -218,7 +221,22 @@ def test_what_needs_all_weights_is_refused(path: str, tmp_path: Any) -> None:
         ours.get_key_patches("diffusion_model.")
     with pytest.raises(NotWhileStreaming, match=f"{key} streams"):
         ours.patch_weight_to_device(key)
+    with pytest.raises(NotWhileStreaming, match="cannot be copied"):
+        copy.deepcopy(ours.model)
     comfy.model_management.unload_all_models()
+
+
+@pytest.mark.parametrize("keys", [["diffusion_model"], [f"diffusion_model.blocks.{i}" for i in range(4)]])
+def test_torch_compile_goes_around_it(
+    path: str, scenes: dict[str, Scene], expected: torch.Tensor, keys: list[str]
+) -> None:
+    """Dynamo traces the model and leaves the pager alone; a backend that compiles nothing gives the same numbers."""
+    ours = least(path)
+    compiled = ours.clone()
+    set_torch_compile_wrapper(compiled, backend="eager", keys=keys)
+    assert torch.equal(sample(compiled, scenes["wan_t2v"]), expected)
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), expected)
+    torch._dynamo.reset()
 
 
 def test_a_lora_by_a_hook_is_refused(path: str, scenes: dict[str, Scene], studio: Studio) -> None:
