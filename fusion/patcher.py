@@ -112,7 +112,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
                     self.stream.load(device_to, self.stream.held + extra_memory)
                     self.apply_hooks(self.forced_hooks, force_apply=True)
                 else:
-                    room = self.stream.held + extra_memory - self._rest_size()
+                    room = before + extra_memory - self._rest_size()
                     self.load(device_to, room, force_patch_weights=force_patch_weights, **kwargs)
             except Exception:
                 self.detach()

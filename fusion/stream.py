@@ -170,7 +170,8 @@ class Stream:
 
     def _open(self, budget: int) -> Pager:
         assert self._pool is not None
-        ram = vram.ram() if self._device.type != "cpu" else None
+        stored = sum(layer.stored_bytes for layer in self.layers)
+        ram = vram.ram_for(stored) if self._device.type != "cpu" else None  # the CPU pins nothing
         return open_pager(
             self._source, self.layers, self._pool.budget, budget, self._device, ram=ram, ledger=self.ledger
         )

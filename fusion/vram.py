@@ -118,9 +118,11 @@ class CountedRam(RamBudget):
 _ram: RamBudget | None = None
 
 
-def ram() -> RamBudget:
-    """What all streamed models together may pin; found at the first use."""
+def ram_for(nbytes: int) -> RamBudget:
+    """What all streamed models together may pin; found at the first use. Stock lets go of as many of its own registrations
+    as these bytes need of the system's limit."""
     global _ram  # noqa: PLW0603 - the machine's RAM is one thing too
     with _pools_lock:
         _ram = _ram or CountedRam.auto()
-        return _ram
+    comfy.model_management.ensure_pin_registerable(min(nbytes, _ram.total - _ram.taken))
+    return _ram

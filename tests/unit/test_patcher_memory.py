@@ -178,6 +178,17 @@ def test_stock_gives_little_and_more_and_takes_it_again(folder: Path, expected: 
     assert torch.equal(sample(model), expected)
 
 
+def test_other_patches_do_not_change_what_it_holds(folder: Path) -> None:
+    model = load(folder)
+    model.partially_load(CPU, 0.1)
+    patched = model.clone()
+    patched.add_patches({"diffusion_model.blocks.2.ffn.0.weight": ("diff", (torch.ones(640, 256),))}, 0.1)
+    layer, held = model.stream.layers[0].nbytes, model.loaded_size()
+    assert patched.partially_load(CPU, 0) == 0 and model.loaded_size() == held
+    assert model.partially_load(CPU, layer) == layer
+    assert patched.partially_load(CPU, -layer) == -layer and model.loaded_size() == held
+
+
 def test_loaded_model_as_stock_frees_it(folder: Path) -> None:
     """Through LoadedModel: first what it asks for, and everything when that is not enough."""
     model = load(folder)
@@ -213,6 +224,10 @@ def test_pinned_memory_is_in_stocks_account(monkeypatch: pytest.MonkeyPatch) -> 
     assert mm.TOTAL_PINNED_MEMORY == 130
     ram.give_back(30)
     assert mm.TOTAL_PINNED_MEMORY == 100
+    asked: list[int] = []
+    monkeypatch.setattr(vram, "_ram", ram)
+    monkeypatch.setattr(mm, "ensure_pin_registerable", asked.append)
+    assert vram.ram_for(20) is vram.ram_for(60) is ram and asked == [20, 50]
 
 
 # ------------------------------------------------------------------------------------------------- in the middle of it
