@@ -147,6 +147,28 @@ def test_an_object_patch_is_not_lost(path: str, scenes: dict[str, Scene], expect
         assert torch.equal(sample(ours, scenes["wan_t2v"]), expected)
 
 
+def test_injections_are_in_when_stocks_are(path: str, scenes: dict[str, Scene]) -> None:
+    """Extra modules of other packs: in while it runs, out while weights are loaded, the same number of times."""
+
+    def watched(model: Any) -> tuple[Any, list[str]]:
+        model, seen = model.clone(), []
+        injection = comfy.patcher_extension.PatcherInjection(
+            inject=lambda patcher: seen.append("in"), eject=lambda patcher: seen.append("out")
+        )
+        model.set_injections("test", [injection])
+        return model, seen
+
+    found = []
+    for model, seen in (watched(comfy.sd.load_diffusion_model(path)), watched(least(path))):
+        for _ in range(2):
+            sample(model, scenes["wan_t2v"])
+            assert model.is_injected and seen[-1] == "in"
+        comfy.model_management.unload_all_models()
+        assert not model.is_injected and seen[-1] == "out"
+        found.append(seen)
+    assert found[0] == found[1] and found[0].count("in") == found[0].count("out")
+
+
 def test_other_nodes_patches_work_inside(path: str, scenes: dict[str, Scene]) -> None:
     """Block replacement, with and without the block itself, attention patches, a forward of one's own, wrappers."""
 

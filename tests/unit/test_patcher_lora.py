@@ -141,23 +141,33 @@ def test_where_rooms_cannot_be_written_patched_weights_have_their_own(
 
 
 def test_a_failing_patch_leaves_nothing_half_patched(folder: Path) -> None:
-    ours, _ = load(folder, "fp32", window="all")
+    ours, stock = load(folder, "fp32", window="all")
     plain = sample(ours)
-    broken = ours.clone()
+    failures = 2
 
     class Broken(Exception):
         pass
 
-    def fail(weight: torch.Tensor) -> torch.Tensor:
-        raise Broken
+    def fail_at_first(weight: torch.Tensor) -> torch.Tensor:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise Broken
+        return weight
 
-    first, last = ("diffusion_model.blocks.0.self_attn.q.weight", "diffusion_model.blocks.0.ffn.2.weight")
-    broken.add_patches({first: ("diff", (torch.ones(256, 256),))}, 1.0)
-    broken.add_patches({(last, None, fail): ("diff", (torch.ones(256, 640),))}, 1.0)
+    def patched(model: Any) -> Any:
+        model = model.clone()
+        first, last = ("diffusion_model.blocks.0.self_attn.q.weight", "diffusion_model.blocks.0.ffn.2.weight")
+        model.add_patches({first: ("diff", (torch.ones(256, 256),))}, 0.01)
+        model.add_patches({(last, None, fail_at_first): ("diff", (torch.ones(256, 640),))}, 0.01)
+        return model
+
+    broken = patched(ours)
     for _ in range(2):
         with pytest.raises(Broken):
             sample(broken)
-    assert ours.stream.pager._places and not any(place.users for place in ours.stream.pager._places.values())
+    assert not any(place.users for place in ours.stream.pager._places.values())
+    assert torch.equal(sample(broken), sample(patched(stock)))
     assert torch.equal(sample(ours), plain)
 
 
