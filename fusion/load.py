@@ -9,24 +9,68 @@ from __future__ import annotations
 
 from typing import Any
 
+import comfy.model_management
 import comfy.sd
 import comfy.utils
 import torch
 
 from ..kernels_cuda import STANDARD, KernelPolicy
-from ..memory import WeightFile
-from . import attention, umt5
+from ..memory import Checkpoint, WeightFile
+from . import attention, skeleton, umt5
+from .patcher import StreamingModelPatcher, attach
 from .recognise import Kind, WrongFile, inspect
+from .skeleton import NotStreamable
+from .stream import Stream
 
 # Stock takes a diffusion model out of a whole checkpoint by this prefix.
 CHECKPOINT_PREFIX = "model.diffusion_model."
 
 
-def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD) -> Any:
-    """Load the diffusion model at `path` as a stock MODEL (a `ModelPatcher`) whose attention is ours."""
+def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD, vram_budget: float = 0.0) -> Any:
+    """Load the diffusion model at `path` as a stock MODEL (a `ModelPatcher`) whose attention is ours.
+
+    vram_budget: GiB through which the blocks' weights stream; negative: what is free; 0: stock's own memory management.
+    """
+    if vram_budget:
+        return load_streamed_diffusion_model(path, vram_budget if vram_budget > 0 else None, policy)
     header = inspect(path, Kind.WAN)
     model = comfy.sd.load_diffusion_model(path)
     _require_all_weights(model.model.diffusion_model, header, CHECKPOINT_PREFIX)
+    attention.install(model, policy)
+    return model
+
+
+def load_streamed_diffusion_model(
+    path: str,
+    vram_budget: float | None = None,
+    policy: KernelPolicy = STANDARD,
+    dtype: torch.dtype | None = None,
+    disable_dynamic: bool = True,  # noqa: ARG001 - stock says so when it makes another one; this one never is
+    **_others: Any,
+) -> StreamingModelPatcher:
+    """Load the diffusion model at `path` as a MODEL whose blocks stream from the file.
+
+    vram_budget: GiB of VRAM for the blocks' weights; None: what is free, less what stock reckons the activations need.
+    dtype: in which to hold the weights; None: as stock chooses.
+    """
+    header = inspect(path, Kind.WAN)
+    if header is None:
+        raise NotStreamable(
+            f"{path}: only .safetensors files can be streamed. Set vram_budget to 0 to load it as stock does."
+        )
+    source = Checkpoint.open(path)
+    try:
+        parts = skeleton.build(source, dtype)
+        ceiling = None if vram_budget is None else int(vram_budget * 2**30)
+        device = comfy.model_management.get_torch_device()
+        stream = Stream(source, parts.blocks, parts.layers, device, ceiling)
+    except BaseException:
+        source.close()
+        raise
+    attach(parts.model, stream)
+    _require_all_weights(parts.model.diffusion_model, header, CHECKPOINT_PREFIX)
+    model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
+    model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype))
     attention.install(model, policy)
     return model
 

@@ -10,9 +10,9 @@ from .file import BadFile, Extent, WeightFile, read_header
 from .layer import Layer, Weight, staging_bytes
 from .ledger import Ledger
 from .open_file import FileChanged
-from .opening import open_pager
+from .opening import bounds, open_pager
 from .pager import Pager, PagerError
-from .plan import OverBudget, Plan, Prediction, Rates, make_plan, simulate
+from .plan import OverBudget, Plan, Prediction, Rates, least_budget, make_plan, simulate
 from .ram import RamBudget
 from .rates import BusRates
 
@@ -43,7 +43,9 @@ __all__ = [
     "Source",
     "Weight",
     "WeightFile",
+    "bounds",
     "compare",
+    "least_budget",
     "make_plan",
     "open_pager",
     "read_header",

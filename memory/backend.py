@@ -58,12 +58,14 @@ class Copy:
     reached: Any = None  # on the device, that the bytes are there
     error: BaseException | None = None
     weights: Mapping[str, torch.Tensor] | None = None  # views of the room, once somebody asked
+    made: Any = None  # what the user made of these weights and would make again of the next copy; goes with them
 
 
 class Backend(Protocol):
     """One device's memory and its two orders."""
 
     overhead_bytes: int  # that the backend holds for itself
+    is_writable: bool  # whether a room is its layer's alone, so that what is written there stays until the next copy
 
     def room_bytes(self, nbytes: int) -> int:
         """What a room of that size takes of the device."""
@@ -116,6 +118,8 @@ class Reached(threading.Event):
 
 class HostBackend:
     """The device is plain memory, compute is whatever the caller does, and a thread makes the copies."""
+
+    is_writable = True
 
     def __init__(self, source: Source, ledger: Ledger, convert: Convert | None = None, staging_bytes: int = 0) -> None:
         self._source = source

@@ -40,6 +40,7 @@ class CopyingBackend:
 
     granularity = 512
     overhead_bytes = 0
+    is_writable = True
 
     def __init__(self, device: Device, ledger: Ledger, convert: Convert | None = None) -> None:
         self._device = device

@@ -88,6 +88,8 @@ def pages(nbytes: int) -> int:
 class ManagedBackend(CopyingBackend):
     """A layer's address is its own."""
 
+    is_writable = False  # what is written to a layer would stay in it for ever
+
     def __init__(
         self,
         device: Device,

@@ -24,7 +24,7 @@ from .layer import Layer, staging_bytes
 from .ledger import Ledger
 from .managed import PAGE, ManagedBackend, pages
 from .pager import Pager
-from .plan import Rates
+from .plan import Rates, aligned, least_budget
 from .ram import RamBudget
 from .rates import BusRates, measure_rates
 from .runs import runs_of
@@ -88,6 +88,14 @@ def open_pager(
 
 # One thread was measured reading; eight together were about four times as fast.
 READERS_HELP = 4
+
+
+def bounds(layers: Sequence[Layer], device: str | torch.device) -> tuple[int, int]:
+    """The least budget that these layers can pass through on the device, and the one in which all of them stay. Upper bounds:
+    what a room takes differs by backend, which is not chosen yet."""
+    room = aligned if torch.device(device).type == "cpu" else pages
+    rooms, staging = [room(layer.nbytes) for layer in layers], room(staging_bytes(layers))
+    return least_budget(rooms) + staging, sum(rooms) + staging
 
 
 def _paged(

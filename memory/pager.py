@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +132,30 @@ class Pager:
             if not place.users and place.copy is not None and place.begun is not None:
                 self._backend.used(place.copy, place.begun, point)
 
+    def arrival(self, i: int) -> Copy:
+        """The copy that brought layer i, which is in use: another one whenever the layer came anew."""
+        with self._lock:
+            place = self._find(i)
+            if place is None or place.copy is None or not place.users:
+                raise PagerError(f"{self.layers[i].name} is not in use")
+            return place.copy
+
+    def renew(self, layers: Iterable[int]) -> None:
+        """What was made of these layers in place shall not be used any more: each comes anew at its next use."""
+        with self._lock:
+            found = [(i, self._find(i)) for i in layers]
+            for i, place in found:
+                if place is not None and place.users:
+                    raise PagerError(f"{self.layers[i].name} cannot come anew while it is in use")
+            for _, place in found:
+                if place is not None:
+                    place.layer, place.copy = None, None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether a layer's weights may be written to while they are in use, until the layer comes anew."""
+        return self._backend.is_writable
+
     def prefetch(self, i: int) -> bool:
         """Start bringing layer i, if there is room that nothing needed sooner has. Whether it is there or on its way."""
         with self._lock:
@@ -166,6 +190,8 @@ class Pager:
             if any(place.users for place in (*self._ring, *self._places.values())):
                 raise PagerError("the VRAM budget of a model cannot change while one of its layers is in use")
             before = self.plan
+            if plan == before:
+                return  # the window's content is worth keeping
             try:
                 self._settle(plan)
             except BaseException:

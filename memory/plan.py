@@ -167,11 +167,15 @@ def _distance(i: int, others: Iterable[int], count: int) -> int:
     return min((min((i - other) % count, (other - i) % count) for other in others), default=count)
 
 
+def least_budget(sizes: Sequence[int]) -> int:
+    """The smallest budget that a plan can be made for."""
+    rooms = [aligned(size) for size in sizes]
+    passing = (LEAST_SLOTS * slot + sum(room for room in rooms if room > slot) for slot in set(rooms) if slot)
+    return min(sum(rooms), min(passing, default=0))
+
+
 def _need(rooms: Sequence[int], budget: int) -> str:
-    least = min(
-        LEAST_SLOTS * slot + sum(room for room in rooms if room > slot) for slot in sorted({r for r in rooms if r})
-    )
-    gib = 2**30
+    least, gib = least_budget(rooms), 2**30
     return (
         f"The weights need at least {least / gib:.2f} GiB of VRAM to pass through ({LEAST_SLOTS} of the largest layers at a "
         f"time), and the budget is {budget / gib:.2f} GiB. Raise the VRAM budget, or close what else uses the card."

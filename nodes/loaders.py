@@ -47,14 +47,28 @@ class DiffusionModelLoader(io.ComfyNode):
                     tooltip="fast lets FuseStream's attention add in FP16, which GeForce cards do twice as fast: on an RTX 2060 "
                     "Super a third faster by prediction. The video changes a little. precise adds in FP32.",
                 ),
+                io.Float.Input(
+                    "vram_budget",
+                    default=0.0,
+                    min=-1.0,
+                    max=1024.0,
+                    step=0.25,
+                    optional=True,
+                    tooltip="0: ComfyUI's own memory management. Else this model's blocks stream from the file through so many "
+                    "GiB of VRAM (1.5 do for 14B in fp16; more is faster), or with -1 through what is free. "
+                    "The result is the same.",
+                ),
             ],
             outputs=[io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers.")],
         )
 
     @classmethod
-    def execute(cls, model_name: str, kernels: Mode = "auto", precision: Precision = "precise") -> io.NodeOutput:
+    def execute(
+        cls, model_name: str, kernels: Mode = "auto", precision: Precision = "precise", vram_budget: float = 0.0
+    ) -> io.NodeOutput:
         path = folder_paths.get_full_path_or_raise("diffusion_models", model_name)
-        return io.NodeOutput(fusion.load_diffusion_model(path, fusion.KernelPolicy.of(kernels, precision=precision)))
+        policy = fusion.KernelPolicy.of(kernels, precision=precision)
+        return io.NodeOutput(fusion.load_diffusion_model(path, policy, vram_budget))
 
 
 class TextEncoderLoader(io.ComfyNode):

@@ -353,6 +353,39 @@ def test_less_and_more_without_starting_anew(streaming):
         assert right(layers[4], weights)
 
 
+def test_what_is_made_of_a_layer_lasts_until_it_comes_anew(streaming):
+    pager, layers, _, _, _ = streaming
+    resident, streamed = min(pager.plan.resident), pager.plan.streamed
+    with pager.use(resident) as weights:
+        first = pager.arrival(resident)
+        weights[layers[resident].weights[0].name].zero_()
+        with pytest.raises(PagerError, match=f"{layers[resident].name} cannot come anew while it is in use"):
+            pager.renew([resident])
+    with pytest.raises(PagerError, match="is not in use"):
+        pager.arrival(resident)
+    with pager.use(resident) as weights:
+        assert pager.arrival(resident) is first and not right(layers[resident], weights)
+    with pager.use(streamed[0]) as weights:
+        weights[layers[streamed[0]].weights[0].name].zero_()
+    pager.renew(range(len(layers)))  # those that are not there too
+    for i in (resident, *streamed):
+        with pager.use(i) as weights:
+            assert right(layers[i], weights) and pager.arrival(i) is not first
+
+
+def test_the_same_budget_again_throws_nothing_out(streaming):
+    pager, layers, source, _, device = streaming
+    with pager.use(0):
+        pass
+    pager._backend.drain()
+    reads = source.reads
+    pager.resize(device.total)
+    with pager.use(0) as weights:
+        assert right(layers[0], weights)
+        pager._backend.drain()
+    assert source.reads == reads
+
+
 def test_stored_types_become_the_models():
     """fp32 in the file, fp16 on the device, by the function that is handed in."""
     layers = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusestream.memory import OverBudget, Plan, Rates, make_plan, simulate
+from fusestream.memory import OverBudget, Plan, Rates, least_budget, make_plan, simulate
 from fusestream.memory.plan import LEAST_SLOTS, aligned
 
 MIB = 2**20
@@ -143,6 +143,15 @@ def test_too_little_says_what_to_do():
         OverBudget, match=r"at least 1\.37 GiB of VRAM .* the budget is 1\.00 GiB\. Raise the VRAM budget"
     ):
         make_plan([BLOCK] * 40, 1024 * MIB)
+
+
+@given(st.lists(st.integers(0, 5000), max_size=8))
+def test_the_least_budget_is_just_enough(sizes):
+    least = least_budget(sizes)
+    assert make_plan(sizes, least).footprint <= least
+    if least:
+        with pytest.raises(OverBudget):
+            make_plan(sizes, least - 1)
 
 
 def test_rates_belong_to_the_layers():

@@ -1,0 +1,231 @@
+"""The ModelPatcher of a model whose blocks stream. To every other node it is a stock MODEL.
+
+What is not a block's weight (embeddings, head, modulations, scales) is stock's: loaded, patched and moved by the base
+class. The blocks' weights are the stream's, which lives on the model and is shared by all clones; they are out of the base
+class's sight, because it would move or overwrite stand-ins that have no bytes.
+
+It is a plain patcher (`is_dynamic()` is False): only those are asked to give memory back. It answers with what it really
+holds: the window and the residents, not the file.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any
+
+import comfy.model_management
+import comfy.model_patcher
+import torch
+
+from .blocks import is_quantised, stored
+from .stream import REMEDY, NotWhileStreaming, Stream
+
+STREAM = "fusestream"  # where a model has its stream
+LEAST, ALL = 0.1, 1e32  # stock's words for as little and as much as there is
+
+
+def attach(model: Any, stream: Stream) -> None:
+    """Give a model its stream, which ends with it."""
+    setattr(model, STREAM, stream)
+    weakref.finalize(model, _end, stream)
+
+
+def _end(stream: Stream) -> None:
+    """The collector may run in any thread: in one of the pager's own, closing would wait for itself."""
+    if threading.current_thread().name.startswith("fusestream"):
+        threading.Thread(target=stream.close, name="closing").start()
+    else:
+        stream.close()
+
+
+class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
+    """Takes the same arguments as the base class: `clone` makes new ones with these. The model has its stream already."""
+
+    def __init__(
+        self,
+        model: Any,
+        load_device: torch.device,
+        offload_device: torch.device,
+        size: int = 0,
+        weight_inplace_update: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model, load_device, offload_device, size, weight_inplace_update, **kwargs)
+
+    @property
+    def stream(self) -> Stream:
+        found: Stream = getattr(self.model, STREAM)
+        return found
+
+    # ------------------------------------------------------------------------------------- what stock asks about it
+
+    def is_dynamic(self) -> bool:
+        return False
+
+    def model_size(self) -> int:
+        """Device bytes when loaded as far as the budget goes; never less than what is loaded."""
+        return self._rest_size() + max(self.stream.wanted, self.stream.held)
+
+    def loaded_size(self) -> int:
+        """Device bytes now."""
+        loaded = self.stream.held + (self._rest_size() if self._is_loaded() else 0)
+        self.model.model_loaded_weight_memory = loaded  # some nodes read this
+        return loaded
+
+    def get_free_memory(self, device: torch.device) -> int:
+        """What is truly free. The base adds what stock's own paging could still give, and batches by the sum."""
+        free: int = comfy.model_management.get_free_memory(device)
+        return free
+
+    def _is_loaded(self) -> bool:
+        return self.model.current_weight_patches_uuid is not None
+
+    def _rest_size(self) -> int:
+        """Of everything but the blocks' weights."""
+        return sum(stored(tensor).nbytes for _, tensor in self._rest())
+
+    def _rest(self) -> list[tuple[str, torch.Tensor]]:
+        streamed = self.stream.keys
+        named = (*self.model.named_parameters(), *self.model.named_buffers())
+        return [(name, tensor) for name, tensor in named if name not in streamed]
+
+    # ------------------------------------------------------------------------------------------- loading, unloading
+
+    def partially_load(
+        self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False, **kwargs: Any
+    ) -> int:
+        """Hold `extra_memory` bytes more than now, or fewer; take up this patcher's patches. Returns the bytes taken."""
+        with self.use_ejected(skip_and_inject_on_exit_only=True):
+            before = self.loaded_size()
+            is_stale = self._is_loaded() and (
+                self.model.current_weight_patches_uuid != self.patches_uuid or force_patch_weights
+            )
+            self.unpatch_model(self.offload_device, unpatch_weights=is_stale)
+            self.patch_model(load_weights=False)
+            if extra_memory < 0 and self._is_loaded():
+                self.stream.shrink(-int(extra_memory))
+                return 0
+            try:
+                if self._is_loaded() and self.model.device == device_to:
+                    self.stream.load(device_to, self.stream.held + extra_memory)
+                    self.apply_hooks(self.forced_hooks, force_apply=True)
+                else:
+                    room = before + extra_memory - self._rest_size()
+                    self.load(device_to, room, force_patch_weights=force_patch_weights, **kwargs)
+            except Exception:
+                self.detach()
+                raise
+            return self.loaded_size() - before
+
+    def load(
+        self,
+        device_to: torch.device | None = None,
+        lowvram_model_memory: float = 0,
+        force_patch_weights: bool = False,
+        full_load: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """lowvram_model_memory: bytes for the blocks' weights; with `full_load` all that there are."""
+        device = device_to or self.load_device
+        with self.use_ejected():
+            self.unpatch_hooks()
+            self._prepare_operations()
+            self.stream.set_patches(self.patches)
+            self.stream.load(device, ALL if full_load else lowvram_model_memory)
+            # The rest, all of it. Never a full load, in which stock calls `to` on the whole model.
+            super().load(device, ALL, force_patch_weights=force_patch_weights, full_load=False, **kwargs)
+            self._move_rest(device)
+            self.loaded_size()
+
+    def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Stock's list of modules to load: without those whose weights stream. A module is the last but one of its entry."""
+        streamed = {id(paged.module) for block in self.stream.blocks for paged in block.paged}
+        return [entry for entry in super()._load_list(*args, **kwargs) if id(entry[-2]) not in streamed]
+
+    def _prepare_operations(self) -> None:
+        """What stock sets on each operation when it loads it: weight wrappers, and whether it must cast."""
+        for block in self.stream.blocks:
+            modules: dict[int, Any] = {id(paged.module): paged.module for paged in block.paged}
+            for module in modules.values():
+                comfy.model_patcher.wipe_lowvram_weight(module)
+                module.comfy_force_cast_weights = self.force_cast_weights
+                if self.force_cast_weights:
+                    module.prev_comfy_cast_weights = module.comfy_cast_weights
+                    module.comfy_cast_weights = True
+            for paged in block.paged:
+                wrappers = self.weight_wrapper_patches.get(paged.key)
+                if wrappers:
+                    getattr(paged.module, f"{paged.attribute}_function").extend(wrappers)
+
+    def _move_rest(self, device: torch.device) -> None:
+        """What stock moves only with the whole model: parameters of modules that have modules inside, and of operations
+        that stream."""
+        for _, tensor in self._rest():
+            if not is_quantised(tensor) and tensor.device != device:
+                tensor.data = tensor.data.to(device)
+
+    def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True, **kwargs: Any) -> None:
+        """As the base, which with a device would move the whole model, stand-ins and all."""
+        super().unpatch_model(None, unpatch_weights, **kwargs)
+        if unpatch_weights and device_to is not None:
+            for entry in self._load_list():
+                entry[-2].to(device_to)
+            self._move_rest(device_to)
+            self.model.device = device_to
+
+    def partially_unload(
+        self,
+        device_to: torch.device,  # noqa: ARG002 - the file is where weights go
+        memory_to_free: float = 0,
+        **_kwargs: Any,
+    ) -> int:
+        """Residents first, then the window. Returns the bytes really freed."""
+        with self.use_ejected():
+            freed = self.stream.shrink(int(min(memory_to_free, self.stream.most)))
+            self.loaded_size()
+            return freed
+
+    def detach(self, unpatch_all: bool = True, **kwargs: Any) -> Any:
+        """With `unpatch_all` the memory is given back. Without, which is also what happens whenever a clone is collected,
+        the weights stay for the others."""
+        model = super().detach(unpatch_all, **kwargs)
+        if unpatch_all:
+            self.stream.unload()
+            self.loaded_size()
+        return model
+
+    def cleanup(self) -> None:
+        """After sampling, well or not. A result that was computed with a file that changed does not leave."""
+        super().cleanup()
+        try:
+            if sys.exc_info()[0] is None:
+                self.stream.check()
+        finally:
+            if not self._is_loaded():  # unloaded in the middle of the run: what came back for the rest of it, stock
+                self.stream.unload()  # does not know of, and would never ask for
+
+    # ------------------------------------------------------------------------- what would need the weights themselves
+
+    def patch_weight_to_device(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        if key in self.stream.keys:
+            raise NotWhileStreaming(f"{key} streams, and cannot be patched in place. {REMEDY}")
+        return super().patch_weight_to_device(key, *args, **kwargs)
+
+    def patch_hooks(self, hooks: Any, *args: Any, **kwargs: Any) -> Any:
+        if hooks is not None and self.get_combined_hook_patches(hooks=hooks):
+            raise NotWhileStreaming(
+                "LoRAs and weights by hooks (Create Hook LoRA and the like) change within a step, and cannot while weights "
+                f"stream; Load LoRA can. {REMEDY}"
+            )
+        return super().patch_hooks(hooks, *args, **kwargs)
+
+    def get_key_patches(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise NotWhileStreaming(f"The weights of a streamed model cannot be merged into another model. {REMEDY}")
+
+    def model_state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise NotWhileStreaming(f"A streamed model cannot be saved: its weights are never all in memory. {REMEDY}")
+
+    def state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> Any:
+        return self.model_state_dict_for_saving()

@@ -1,0 +1,313 @@
+"""A model's blocks and the pager that has their weights: before a block runs it holds them, after it it holds nothing.
+
+The stream belongs to the model, not to a patcher: clones share it, and it ends when the model does. While a block is not
+running its modules hold stand-ins on the meta device, right in shape and dtype, which is all that LoRA loaders look at.
+
+The weights are put in around the block's `__call__`, by a subclass made for that. Stock's hook for blocks,
+`patches_replace["dit"][("double_block", i)]`, will not do for it: it is not asked for VACE's side branch, and another node
+that replaces the same block takes our place, weights and all. Torch's module hooks will not do either: an interrupt of
+ComfyUI is a BaseException, after which torch calls no hook, and the weights would stay where they are. Around `__call__`
+there is a `finally`, and whatever other nodes do to `forward` or with the block hook happens inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..memory import Checkpoint, Layer, Ledger, OverBudget, Pager, bounds, open_pager
+from . import vram
+from .blocks import Block, Paged, is_quantised
+from .patches import PatchSet, differs, patched, snapshot
+
+REMEDY = "Set vram_budget to 0 in the FuseStream Diffusion Model Loader for that."
+
+
+class NotWhileStreaming(RuntimeError):
+    """Something that needs all of a model's weights at once."""
+
+    __module__ = "fusestream"
+
+
+Bound = list[tuple[Paged, torch.nn.Parameter]]
+
+
+class Stream:
+    """One model's streamed weights. All calls come from the thread that runs the model."""
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        blocks: Sequence[Block],
+        layers: Sequence[Layer],
+        device: torch.device,
+        ceiling: int | None = None,
+    ) -> None:
+        """device: where the model will run, until it is loaded elsewhere. ceiling: bytes of it that the weights may hold;
+        None: as many as there are. The source is closed with the stream."""
+        self.ledger = Ledger()
+        self.blocks = tuple(blocks)
+        self.layers = tuple(layers)
+        self.ceiling = ceiling
+        self.keys = frozenset(paged.key for block in blocks for paged in block.paged)
+        self.last_used = 0.0
+        self.pager: Pager | None = None
+        self._source = source
+        self._device = device
+        self._pool: vram.Pool | None = None
+        self._patches: PatchSet = {}
+        self._params: dict[str, Any] = {}  # of quantised weights, with their scales on the device
+        self._in_use = 0
+        self._unloading = False
+        self._lock = threading.RLock()
+        self.least, self.most = bounds(layers, device)
+        if ceiling is not None and ceiling < self.least:
+            gib = vram.GIB
+            raise vram.OutOfVram(
+                f"The weights need at least {self.least / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
+                f"{ceiling / gib:.3f} GiB. Raise vram_budget in the FuseStream Diffusion Model Loader."
+            )
+        for i, block in enumerate(self.blocks):
+            block.module.__dict__["_fusestream"] = (self, i)
+            kind: Any = type(block.module)
+            block.module.__class__ = _streamed(kind)
+
+    # ------------------------------------------------------------------------------------------------------ memory
+
+    @property
+    def held(self) -> int:
+        """Device bytes taken now."""
+        return self.pager.held_bytes if self.pager is not None else 0
+
+    @property
+    def wanted(self) -> int:
+        """Device bytes that it would take if it could: all, or its ceiling."""
+        ceiling = vram.whole(self._device) if self.ceiling is None else self.ceiling
+        return max(self.least, min(self.most, ceiling))
+
+    def load(self, device: torch.device, nbytes: float) -> None:
+        """Hold up to this many bytes on the device, and no less than what the blocks need to pass through."""
+        with self._lock:
+            if device != self._device or self._pool is None:
+                self._move(device)
+            assert self._pool is not None
+            want = int(max(self.least, min(nbytes, self.wanted)))
+            left = self._pool.make_room(self, want - self.held)
+            budget = max(self.least, min(want, self.held + left))
+            if self._in_use:
+                return  # whoever asks from within a block gets by with what there is
+            try:
+                # Memory made in inference mode could not be written to outside of it, by the copying thread for one.
+                with torch.inference_mode(False), torch.no_grad():
+                    if self.pager is None:
+                        self.pager = self._open(budget)
+                    else:
+                        self.pager.resize(budget)
+            except OverBudget as error:
+                raise vram.out_of_vram(error) from error
+
+    def shrink(self, nbytes: int) -> int:
+        """Give back about this much: residents first, then the window. Returns what was given back: nothing while a block
+        runs, or while another thread loads or ends this model, for which nobody waits here."""
+        if not self._lock.acquire(blocking=False):
+            return 0
+        try:
+            before = self.held
+            if self.pager is None or self._in_use or nbytes <= 0:
+                return 0
+            if before - nbytes >= self.least:
+                with torch.inference_mode(False), torch.no_grad():
+                    self.pager.resize(before - nbytes)
+            else:
+                self.unload()
+            return before - self.held
+        finally:
+            self._lock.release()
+
+    def unload(self) -> None:
+        """Give everything back: now, or when the block that is running is done."""
+        with self._lock:
+            if self._in_use:
+                self._unloading = True
+                return
+            self._unloading = False
+            pager, self.pager = self.pager, None
+            if pager is not None:
+                pager.close()
+
+    def __deepcopy__(self, memo: Any) -> Stream:
+        raise NotWhileStreaming(f"A streamed model cannot be copied weight by weight. {REMEDY}")
+
+    def close(self) -> None:
+        """The model is gone. Nothing can be loaded any more."""
+        with self._lock:
+            self._in_use = 0
+            self.unload()
+            self._source.close()
+            if self._pool is not None:
+                self._pool.leave(self)
+            self.blocks, self._patches, self._params = (), {}, {}
+
+    def check(self) -> None:
+        """Raises FileChanged where weights were used that were not what the file holds. The host waits for the device."""
+        if self.pager is not None:
+            self.pager.check()
+
+    def _move(self, device: torch.device) -> None:
+        self.unload()
+        if self._pool is not None:
+            self._pool.leave(self)
+        self._device, self._params = device, {}
+        self.least, self.most = bounds(self.layers, device)
+        self._pool = vram.pool_of(device)
+        self._pool.join(self)
+
+    def _open(self, budget: int) -> Pager:
+        assert self._pool is not None
+        stored = sum(layer.stored_bytes for layer in self.layers)
+        ram = vram.ram_for(stored) if self._device.type != "cpu" else None  # the CPU pins nothing
+        return open_pager(
+            self._source, self.layers, self._pool.budget, budget, self._device, ram=ram, ledger=self.ledger
+        )
+
+    # ----------------------------------------------------------------------------------------------------- patches
+
+    def set_patches(self, patches: Mapping[str, Sequence[Any]]) -> None:
+        """From now on the weights are used with these patches. Only blocks whose patches are others come anew."""
+        with self._lock:
+            new = snapshot(patches, self.keys)
+            changed = [
+                i
+                for i, block in enumerate(self.blocks)
+                if any(differs(self._patches, new, one.key) for one in block.paged)
+            ]
+            if self.pager is not None and self.pager.is_writable:
+                self.pager.renew(changed)
+            self._patches = new
+
+    # ------------------------------------------------------------------------------------------------------ in use
+
+    @contextlib.contextmanager
+    def bound(self, i: int) -> Iterator[None]:
+        """For this time the block's modules hold their weights."""
+        before = self.enter(i)
+        try:
+            yield
+        finally:
+            self.leave(i, before)
+
+    @torch.compiler.disable
+    def enter(self, i: int) -> Bound:
+        """Let the block's modules hold their weights. Returns what they held before, for `leave`."""
+        pager = self._ready()
+        weights = pager.acquire(i)
+        self._in_use += 1
+        self.last_used = time.monotonic()
+        before: Bound = [(one, one.module._parameters[one.attribute]) for one in self.blocks[i].paged]  # type: ignore[misc]
+        try:
+            _hold(self._made(pager, i, weights))
+        except BaseException:
+            self.leave(i, before, spoilt=True)
+            raise
+        return before
+
+    @torch.compiler.disable
+    def leave(self, i: int, before: Bound, *, spoilt: bool = False) -> None:
+        """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
+        assert self.pager is not None, "nothing is unloaded while it is in use"
+        _hold(before)
+        self._in_use -= 1
+        self.pager.release(i)
+        if spoilt:
+            self.pager.renew((i,))
+        if self._unloading:
+            self.unload()
+
+    def _ready(self) -> Pager:
+        """The pager. What was unloaded in the middle of a run comes back, as small as can be."""
+        if self.pager is None:
+            if self._pool is None:
+                raise RuntimeError("a streamed model runs before ComfyUI's memory management has loaded it")
+            self.load(self._device, self.least)
+        assert self.pager is not None
+        return self.pager
+
+    def _made(self, pager: Pager, i: int, weights: Mapping[str, torch.Tensor]) -> Bound:
+        """The block's parameters: views of the pager's tensors, patched at the first use after they came."""
+        if not pager.is_writable:
+            raw = self._raw(i, weights)
+            return self._patch(raw, in_place=False)
+        arrival = pager.arrival(i)
+        if arrival.made is None:
+            raw = self._raw(i, weights)
+            arrival.made = self._patch(raw, in_place=True)
+        made: Bound = arrival.made
+        return made
+
+    def _raw(self, i: int, weights: Mapping[str, torch.Tensor]) -> Bound:
+        return [(paged, self._parameter(paged, weights[paged.name])) for paged in self.blocks[i].paged]
+
+    def _parameter(self, paged: Paged, data: torch.Tensor) -> torch.nn.Parameter:
+        stand_in: Any = paged.stand_in
+        if is_quantised(stand_in):
+            if paged.key not in self._params:
+                self._params[paged.key] = stand_in._params.to_device(self._device)
+            data = type(stand_in)(data, stand_in._layout_cls, self._params[paged.key])
+        return torch.nn.Parameter(data, requires_grad=False)
+
+    def _patch(self, raw: Bound, *, in_place: bool) -> Bound:
+        """The same parameters with their patches: in the pager's own tensors, or in ones of their own."""
+        if not any(paged.key in self._patches for paged, _ in raw):
+            return raw
+        _hold(raw)
+        made: Bound = []
+        with torch.no_grad():
+            for paged, parameter in raw:
+                if paged.key not in self._patches:
+                    made.append((paged, parameter))
+                    continue
+                out: Any = patched(paged, self._patches[paged.key], self._device)
+                if in_place:
+                    out = _written(parameter, out)
+                made.append((paged, torch.nn.Parameter(out, requires_grad=False)))
+        return made
+
+
+def _written(parameter: Any, out: Any) -> torch.Tensor:
+    """`out`, its bytes in the parameter's memory."""
+    if not is_quantised(parameter):
+        written: torch.Tensor = parameter.data.copy_(out)
+        return written
+    parameter._qdata.copy_(out._qdata)
+    quantised: torch.Tensor = type(out)(parameter._qdata, out._layout_cls, out._params)
+    return quantised
+
+
+def _hold(parameters: Bound) -> None:
+    for paged, parameter in parameters:
+        paged.hold(parameter)
+
+
+class _Streamed:
+    """What a block's class is mixed with."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        stream, i = self.__dict__["_fusestream"]
+        before = stream.enter(i)
+        try:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            stream.leave(i, before)
+
+
+@functools.cache
+def _streamed(kind: Any) -> Any:
+    """The same class, under the same name, whose calls are streamed."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (_Streamed, kind), names)

@@ -1,0 +1,128 @@
+"""One device's memory for streamed weights: who holds how much, and who gives when another one needs it.
+
+A budget set by hand is a ceiling for one model's weights; all streamed models of a device together hold no more than the
+largest ceiling among them, so that a pair of models takes turns in one budget. `auto` is the whole card less what stock
+reserves for the desktop; what is left of that for weights, after the activations of the latent at hand, stock's memory
+management says at every load.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Protocol
+
+import comfy.model_management
+import torch
+
+from ..memory import DeviceBudget, OverBudget, RamBudget
+
+GIB = 2**30
+
+
+class OutOfVram(torch.OutOfMemoryError):
+    """Weights do not fit. Of this kind because ComfyUI then unloads everything and still shows the message."""
+
+    __module__ = "fusestream"
+
+
+def out_of_vram(error: OverBudget) -> OutOfVram:
+    """The pager's answer as the error that ComfyUI knows what to do with; its words name pool, need, have and knob."""
+    return OutOfVram(str(error).replace("the VRAM budget", "vram_budget in the FuseStream Diffusion Model Loader"))
+
+
+class Member(Protocol):
+    """Who holds memory of a pool."""
+
+    @property
+    def ceiling(self) -> int | None:
+        """Bytes that it may hold; None: as much as there is."""
+
+    @property
+    def last_used(self) -> float: ...
+
+    def shrink(self, nbytes: int) -> int:
+        """Give back about this much, unless it is in use or about to be. Returns the bytes given back. Never waits."""
+
+
+class Pool:
+    """The streamed models of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.budget = DeviceBudget(0, str(device))
+        self._members: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._lock = threading.RLock()
+
+    def join(self, member: Member) -> None:
+        with self._lock:
+            self._members.add(member)
+            self._measure()
+
+    def leave(self, member: Member) -> None:
+        with self._lock:
+            self._members.discard(member)
+            self._measure()
+
+    def make_room(self, asker: Member, nbytes: int) -> int:
+        """The others give what they can do without, the one used longest ago first, until this much is left. Returns what
+        is left."""
+        with self._lock:
+            others = [member for member in self._members if member is not asker]
+        for other in sorted(
+            others, key=lambda member: member.last_used
+        ):  # unlocked: one that ends meanwhile must leave
+            missing = nbytes - self.budget.left
+            if missing > 0:
+                other.shrink(missing)
+        return self.budget.left
+
+    def _measure(self) -> None:
+        ceilings = [member.ceiling for member in self._members]
+        if ceilings:
+            self.budget.total = max(whole(self.device) if ceiling is None else ceiling for ceiling in ceilings)
+
+
+def whole(device: torch.device) -> int:
+    """What of a device's memory may be planned with at all."""
+    total: int = comfy.model_management.get_total_memory(device)
+    return max(0, int(total - comfy.model_management.extra_reserved_memory()))
+
+
+_pools: dict[torch.device, Pool] = {}
+_pools_lock = threading.Lock()
+
+
+def pool_of(device: torch.device) -> Pool:
+    """The device's pool. A device's memory is one thing however many models there are, hence one for the process."""
+    with _pools_lock:
+        if device not in _pools:
+            _pools[device] = Pool(device)
+        return _pools[device]
+
+
+class CountedRam(RamBudget):
+    """Pinned and registered RAM that stock's own account knows of too: it would pin beyond the system's limit otherwise."""
+
+    def try_take(self, nbytes: int) -> bool:
+        taken = super().try_take(nbytes)
+        if taken:
+            comfy.model_management.TOTAL_PINNED_MEMORY += nbytes
+        return taken
+
+    def give_back(self, nbytes: int) -> None:
+        super().give_back(nbytes)
+        comfy.model_management.TOTAL_PINNED_MEMORY -= nbytes
+
+
+_ram: RamBudget | None = None
+
+
+def ram_for(nbytes: int) -> RamBudget:
+    """What all streamed models together may pin; found at the first use. Stock lets go of as many of its own registrations
+    as these bytes need of the system's limit."""
+    global _ram  # noqa: PLW0603 - the machine's RAM is one thing too
+    with _pools_lock:
+        _ram = _ram or CountedRam.auto()
+    comfy.model_management.ensure_pin_registerable(min(nbytes, _ram.total - _ram.taken))
+    return _ram

@@ -1,0 +1,302 @@
+"""A streamed model samples what stock's does, bit for bit, in every kind and storage, and takes other nodes' patches."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import comfy.memory_management
+import comfy.model_management
+import comfy.patcher_extension
+import comfy.sd
+import pytest
+import torch
+from comfy_api.torch_helpers import set_torch_compile_wrapper
+from comfy_extras.nodes_model_advanced import ModelSamplingSD3
+from safetensors.torch import load_file, save_file
+from scenes import Scene, Studio, sample
+
+import checkpoints
+from fusestream import fusion
+from fusestream.fusion import WrongFile, attention
+from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.patcher import StreamingModelPatcher
+from fusestream.fusion.skeleton import NotStreamable
+from fusestream.fusion.stream import NotWhileStreaming
+
+GIB = 2**30
+CASES = [(kind, storage) for kind in checkpoints.wan.SIZES for storage in checkpoints.wan.STORAGES]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_comfyui_runs() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
+    torch.manual_seed(0)
+    return Studio(tmp_path_factory.mktemp("wan"))
+
+
+@pytest.fixture(scope="module")
+def scenes(studio: Studio) -> dict[str, Scene]:
+    return {kind: studio.scene(kind) for kind in checkpoints.wan.SIZES}
+
+
+@pytest.fixture(scope="module")
+def path(studio: Studio) -> str:
+    return str(checkpoints.write("wan_t2v", studio.folder, "fp32"))
+
+
+@pytest.fixture(scope="module")
+def expected(path: str, scenes: dict[str, Scene]) -> torch.Tensor:
+    """What stock makes of the fp32 T2V."""
+    return sample(comfy.sd.load_diffusion_model(path), scenes["wan_t2v"])
+
+
+def least(path: str, **options: Any) -> Any:
+    """The model streamed through the smallest window there is."""
+    model = load_streamed_diffusion_model(path, **options)
+    model.stream.ceiling = model.stream.least
+    return model
+
+
+@pytest.mark.parametrize(("kind", "storage"), CASES)
+def test_the_latents_are_stocks(studio: Studio, scenes: dict[str, Scene], kind: str, storage: str) -> None:
+    """The same operations on the same numbers: no tolerance."""
+    path = str(checkpoints.write(kind, studio.folder, storage))
+    ours = least(path)
+    latents = sample(ours, scenes[kind])
+    assert torch.equal(latents, sample(comfy.sd.load_diffusion_model(path), scenes[kind]))
+    stream = ours.stream
+    layers = checkpoints.wan.SIZES[kind].layers + checkpoints.wan.SIZES[kind].vace_layers
+    assert len(stream.layers) == layers
+    assert stream.ledger.peak("VRAM") <= stream.least
+    assert len(stream.pager.plan.streamed) > stream.pager.plan.slots, "otherwise nothing was streamed"
+
+
+@pytest.mark.parametrize("held", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("storage", ["fp32", "fp8_e4m3fn"])
+def test_weights_may_be_held_in_another_type(studio: Studio, scenes: dict[str, Scene], storage: str, held: Any) -> None:
+    """Stock then casts at every use, as on a card that computes in fp16 what is stored in fp8."""
+    path = str(checkpoints.write("wan_t2v", studio.folder, storage))
+    ours, stock = least(path, dtype=held), comfy.sd.load_diffusion_model(path, model_options={"dtype": held})
+    assert ours.model.manual_cast_dtype == stock.model.manual_cast_dtype is not None
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), sample(stock, scenes["wan_t2v"]))
+
+
+@pytest.mark.parametrize("storage", ["fp32", "fp16", "fp8_e4m3fn", "fp8_comfy_quant"])
+def test_it_loads_where_stock_pages_weights_itself(
+    studio: Studio, scenes: dict[str, Scene], storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its dynamic memory stock's operations make their weights as they load them, in the file's own type."""
+    path = str(checkpoints.write("wan_t2v", studio.folder, storage))
+    wanted = sample(comfy.sd.load_diffusion_model(path), scenes["wan_t2v"])
+    with monkeypatch.context() as patch:
+        patch.setattr(comfy.memory_management, "aimdo_enabled", True)
+        ours = least(path)
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), wanted)
+
+
+@pytest.mark.parametrize("kind", ["wan_t2v", "wan_vace"])
+def test_the_file_is_not_in_memory(studio: Studio, kind: str) -> None:
+    ours = load_streamed_diffusion_model(str(checkpoints.write(kind, studio.folder, "fp8_scaled")))
+    tensors = dict(ours.model.named_parameters())
+    assert all(getattr(tensors[key], "_qdata", tensors[key]).is_meta for key in ours.stream.keys)
+    matrices = [key for key, tensor in tensors.items() if "blocks." in key and tensor.ndim == 2]
+    assert matrices and ours.stream.keys >= set(matrices)
+    assert ours.stream.held == 0 and ours.loaded_size() == 0
+
+
+def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
+    policy = fusion.KernelPolicy.of("off")
+    assert not isinstance(fusion.load_diffusion_model(path, policy), StreamingModelPatcher)
+    for budget, ceiling in ((0.5, GIB // 2), (-1.0, None)):
+        model = fusion.load_diffusion_model(path, policy, budget)
+        assert isinstance(model, StreamingModelPatcher) and model.stream.ceiling == ceiling
+        assert model.model_options["transformer_options"][attention.HOOK].policy is policy
+
+
+def test_blocks_stream_in_the_order_in_which_they_run(studio: Studio, scenes: dict[str, Scene]) -> None:
+    ours = least(str(checkpoints.write("wan_vace", studio.folder, "fp32")))
+    sample(ours, scenes["wan_vace"])
+    names = [layer.name for layer in ours.stream.layers]
+    assert names == ["blocks.0", "vace_blocks.0", "blocks.1", "blocks.2", "vace_blocks.1", "blocks.3"]
+    uses = [entry.layer for entry in ours.stream.ledger.entries if entry.kind == "use"]
+    assert uses == names * (len(uses) // len(names)) and len(uses) >= 2 * len(names)
+
+
+def test_q_k_and_v_lie_side_by_side(path: str) -> None:
+    ours = load_streamed_diffusion_model(path)
+    names = [weight.name for weight in ours.stream.layers[0].weights]
+    assert names[:3] == ["self_attn.q.weight", "self_attn.k.weight", "self_attn.v.weight"]
+
+
+def test_an_object_patch_is_not_lost(path: str, scenes: dict[str, Scene], expected: torch.Tensor) -> None:
+    """ModelSamplingSD3's shift."""
+    stock, ours = comfy.sd.load_diffusion_model(path), least(path)
+    shifted = [ModelSamplingSD3().patch(model, 2.0)[0] for model in (stock, ours)]
+    wanted = sample(shifted[0], scenes["wan_t2v"])
+    assert not torch.equal(wanted, expected)
+    for _ in range(2):  # the second time it is loaded already
+        assert torch.equal(sample(shifted[1], scenes["wan_t2v"]), wanted)
+        assert torch.equal(sample(ours, scenes["wan_t2v"]), expected)
+
+
+def test_injections_are_in_when_stocks_are(path: str, scenes: dict[str, Scene]) -> None:
+    """Extra modules of other packs: in while it runs, out while weights are loaded, the same number of times."""
+
+    def watched(model: Any) -> tuple[Any, list[str]]:
+        model, seen = model.clone(), []
+        injection = comfy.patcher_extension.PatcherInjection(
+            inject=lambda patcher: seen.append("in"), eject=lambda patcher: seen.append("out")
+        )
+        model.set_injections("test", [injection])
+        return model, seen
+
+    found = []
+    for model, seen in (watched(comfy.sd.load_diffusion_model(path)), watched(least(path))):
+        for _ in range(2):
+            sample(model, scenes["wan_t2v"])
+            assert model.is_injected and seen[-1] == "in"
+        comfy.model_management.unload_all_models()
+        assert not model.is_injected and seen[-1] == "out"
+        found.append(seen)
+    assert found[0] == found[1] and found[0].count("in") == found[0].count("out")
+
+
+def test_other_nodes_patches_work_inside(path: str, scenes: dict[str, Scene]) -> None:
+    """Block replacement, with and without the block itself, attention patches, a forward of one's own, wrappers."""
+
+    def halved(args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+        return {"img": extra["original_block"](args)["img"] * 0.5}
+
+    def skipped(args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+        return {"img": args["img"]}
+
+    def patched(model: Any) -> Any:
+        model = model.clone()
+        model.set_model_patch_replace(halved, "dit", "double_block", 1)
+        model.set_model_patch_replace(skipped, "dit", "double_block", 2)
+        model.set_model_attn1_patch(lambda args: args["x"] * 0.9)
+        forward = model.get_model_object("diffusion_model.blocks.3.forward")
+        model.add_object_patch("diffusion_model.blocks.3.forward", lambda x, **more: forward(x, **more) * 1.1)
+        model.add_wrapper(
+            comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL,
+            lambda executor, *args, **more: executor(*args, **more) * 1.2,
+        )
+        return model
+
+    ours = patched(least(path))
+    wanted = sample(patched(comfy.sd.load_diffusion_model(path)), scenes["wan_t2v"])
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), wanted)
+
+
+def test_a_compute_type_and_a_weight_wrapper_come_and_go(
+    path: str, scenes: dict[str, Scene], expected: torch.Tensor
+) -> None:
+    def changed(model: Any) -> Any:
+        model = model.clone()
+        model.set_model_compute_dtype(torch.bfloat16)
+        model.add_weight_wrapper("diffusion_model.blocks.0.ffn.0.weight", lambda weight: weight * 1.5)
+        return model
+
+    ours, stock = least(path), comfy.sd.load_diffusion_model(path)
+    wanted = sample(changed(stock), scenes["wan_t2v"])
+    assert not torch.equal(wanted, expected)
+    assert torch.equal(sample(changed(ours), scenes["wan_t2v"]), wanted)
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), expected)
+
+
+def test_clones_share_one_stream(path: str, scenes: dict[str, Scene], expected: torch.Tensor) -> None:
+    ours = least(path)
+    clone = ours.clone()
+    assert type(clone) is type(ours) and clone.stream is ours.stream and clone.is_clone(ours)
+    assert torch.equal(sample(clone, scenes["wan_t2v"]), expected)
+    pager = ours.stream.pager
+    del clone
+    gc.collect()  # which detaches it
+    assert ours.stream.pager is pager and ours.stream.held > 0
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), expected) and ours.stream.pager is pager
+
+
+def test_another_gpu_makes_its_own(path: str, scenes: dict[str, Scene], expected: torch.Tensor) -> None:
+    ours = load_streamed_diffusion_model(path, 1.0)
+    factory, arguments = ours.cached_patcher_init
+    again = factory(*arguments, disable_dynamic=True)
+    assert again.model is not ours.model and again.stream.ceiling == GIB
+    deep = ours.deepclone_multigpu(new_load_device=torch.device("cpu"))
+    assert deep.stream is not ours.stream
+    assert torch.equal(sample(deep, scenes["wan_t2v"]), expected)
+
+
+def test_what_needs_all_weights_is_refused(path: str, tmp_path: Any) -> None:
+    ours = load_streamed_diffusion_model(path)
+    key = "diffusion_model.blocks.0.ffn.0.weight"
+    with pytest.raises(NotWhileStreaming, match=r"cannot be saved.*Set vram_budget to 0"):
+        comfy.sd.save_checkpoint(str(tmp_path / "saved.safetensors"), ours)
+    with pytest.raises(NotWhileStreaming, match="merged into another model"):
+        ours.get_key_patches("diffusion_model.")
+    with pytest.raises(NotWhileStreaming, match=f"{key} streams"):
+        ours.patch_weight_to_device(key)
+    with pytest.raises(NotWhileStreaming, match="cannot be copied"):
+        copy.deepcopy(ours.model)
+    comfy.model_management.unload_all_models()
+
+
+@pytest.mark.parametrize("keys", [["diffusion_model"], [f"diffusion_model.blocks.{i}" for i in range(4)]])
+def test_torch_compile_goes_around_it(
+    path: str, scenes: dict[str, Scene], expected: torch.Tensor, keys: list[str]
+) -> None:
+    """Dynamo traces the model and leaves the pager alone; a backend that compiles nothing gives the same numbers."""
+    ours = least(path)
+    compiled = ours.clone()
+    set_torch_compile_wrapper(compiled, backend="eager", keys=keys)
+    assert torch.equal(sample(compiled, scenes["wan_t2v"]), expected)
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), expected)
+    torch._dynamo.reset()
+
+
+def test_a_lora_by_a_hook_is_refused(path: str, scenes: dict[str, Scene], studio: Studio) -> None:
+    import comfy.hooks
+
+    lora = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", studio.folder)))
+    hooks = comfy.hooks.create_hook_lora(lora=lora, strength_model=1.0, strength_clip=0.0)
+    scene = scenes["wan_t2v"]
+    hooked = comfy.hooks.set_hooks_for_conditioning(scene.positive, hooks)
+    with pytest.raises(NotWhileStreaming, match="Load LoRA can"):
+        sample(least(path), scene._replace(positive=hooked))
+
+
+def test_other_files_are_told_apart(studio: Studio, path: str, tmp_path: Any) -> None:
+    torch.save({}, tmp_path / "model.pth")
+    with pytest.raises(NotStreamable, match=r"model\.pth: only \.safetensors .* Set vram_budget to 0"):
+        load_streamed_diffusion_model(str(tmp_path / "model.pth"))
+    with pytest.raises(WrongFile, match="Text Encoder Loader"):
+        load_streamed_diffusion_model(str(checkpoints.write("umt5", studio.folder)))
+    save_file({"what.weight": torch.ones(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(NotStreamable, match="is in no layout that can be streamed"):
+        load_streamed_diffusion_model(str(tmp_path / "other.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["blocks.1.ffn.2.weight", "blocks.1.modulation", "head.head.bias"])
+@pytest.mark.parametrize("storage", ["fp32", "fp8_scaled_blocks"])
+def test_a_missing_weight_is_named(studio: Studio, tmp_path: Any, storage: str, name: str) -> None:
+    source = checkpoints.write("wan_t2v", studio.folder, storage)
+    weights = load_file(source)
+    del weights[name]
+    save_file(weights, tmp_path / "lacking.safetensors", dict(checkpoints.KINDS["wan_t2v"].metadata))
+    with pytest.raises(WrongFile, match=rf"lacking\.safetensors lacks 1 of the model's weights: {name}"):
+        load_streamed_diffusion_model(str(tmp_path / "lacking.safetensors"))
+
+
+def test_a_whole_checkpoint_streams_too(
+    path: str, tmp_path: Any, scenes: dict[str, Scene], expected: torch.Tensor
+) -> None:
+    weights = {f"model.diffusion_model.{name}": weight for name, weight in load_file(path).items()}
+    save_file(weights, tmp_path / "whole.safetensors", dict(checkpoints.KINDS["wan_t2v"].metadata))
+    assert torch.equal(sample(least(str(tmp_path / "whole.safetensors")), scenes["wan_t2v"]), expected)

@@ -1,0 +1,125 @@
+"""Streamed models over the backends for GPUs, on a device of plain memory that checks what a GPU would silently get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as mm
+import comfy.sample
+import comfy.sd
+import comfy.utils
+import pytest
+import torch
+from plain_device import PlainDevice, PlainManagedMemory
+
+import checkpoints
+from fusestream.fusion import stream as streaming
+from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.memory import Pager, RamBudget, bounds
+from fusestream.memory.host import Host
+from fusestream.memory.managed import ManagedBackend
+from fusestream.memory.slots import SlotsBackend
+
+MIB = 2**20
+BACKENDS = ["registered", "pinned", "managed"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_comfyui_runs() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("backends")
+
+
+@pytest.fixture
+def load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    devices: list[PlainDevice] = []
+    kind = ""
+
+    def open_pager(source: Any, layers: Any, vram: Any, budget: int, *_: Any, ledger: Any, **__: Any) -> Pager:
+        devices.append(device := PlainDevice())
+        ram = RamBudget(64 * MIB)
+        if kind == "managed":
+            backend: Any = ManagedBackend(device, PlainManagedMemory(device), source, layers, ram, ledger)
+        else:
+            backend = SlotsBackend(device, layers, Host(device, source, layers, ram, ledger, kind), ledger)
+        try:
+            return Pager(layers, budget, vram, backend, ledger)
+        except BaseException:
+            backend.close()
+            raise
+
+    def loaded(backend: str, storage: str) -> tuple[Any, Any]:
+        nonlocal kind
+        kind = backend
+        path = str(checkpoints.write("wan_t2v", folder, storage))
+        model = load_streamed_diffusion_model(path)
+        model.stream.ceiling = model.stream.least
+        return model, comfy.sd.load_diffusion_model(path)
+
+    monkeypatch.setattr(streaming, "open_pager", open_pager)
+    monkeypatch.setattr(streaming, "bounds", lambda layers, device: bounds(layers, "cuda"))
+    yield loaded
+    mm.unload_all_models()
+    assert not [error for device in devices for error in device.errors]
+    assert not any(device.registered or device.pinned for device in devices), "all was given back"
+    for device in devices:
+        device.stop()
+
+
+def sample(model: Any, deed: Any = None) -> torch.Tensor:
+    source = torch.Generator().manual_seed(0)
+    words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]]
+    latent = torch.zeros(1, 16, 2, 8, 8)
+    run = ("euler", "simple", words, words, latent)
+    noise = comfy.sample.prepare_noise(latent, 1)
+    return comfy.sample.sample(model, noise, 2, 1.0, *run, disable_pbar=True, seed=1, callback=deed)
+
+
+@pytest.mark.parametrize("storage", ["fp32", "fp16", "fp8_metadata"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_latents_are_stocks_with_loras_and_without(
+    load: Callable[..., Any], folder: Path, backend: str, storage: str
+) -> None:
+    ours, stock = load(backend, storage)
+    lora = comfy.utils.load_torch_file(str(checkpoints.write("lora_kohya", folder)))
+    for strength in (0.0, 1.0, 0.5, 0.0):
+        pair = (ours, stock)
+        if strength:
+            pair = tuple(comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)[0] for model in pair)
+        assert torch.equal(*(sample(model) for model in pair)), strength
+    assert ours.stream.pager.is_writable == (backend != "managed")
+    assert 0 < ours.stream.held <= ours.stream.ledger.peak("VRAM") <= ours.stream.ceiling
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_interrupted_unloaded_and_run_again(load: Callable[..., Any], backend: str) -> None:
+    ours, stock = load(backend, "fp32")
+    wanted = sample(stock)
+    with pytest.raises(mm.InterruptProcessingException):
+        sample(ours, lambda *_: mm.interrupt_current_processing())
+    assert torch.equal(sample(ours, lambda *_: mm.unload_all_models()), wanted)
+    assert ours.stream.held == 0
+    assert torch.equal(sample(ours), wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_gives_back_and_takes_again(load: Callable[..., Any], backend: str) -> None:
+    ours, stock = load(backend, "fp32")
+    ours.stream.ceiling = None
+    wanted = sample(stock)
+    assert torch.equal(sample(ours), wanted)
+    resident = len(ours.stream.pager.plan.resident)
+    assert resident == 4
+    assert ours.partially_unload(torch.device("cpu"), 3 * MIB) >= 3 * MIB
+    assert len(ours.stream.pager.plan.resident) < resident
+    for i in range(4):  # with what is left
+        with ours.stream.bound(i):
+            assert not ours.model.diffusion_model.blocks[i].ffn[0].weight.is_meta
+    assert torch.equal(sample(ours), wanted)

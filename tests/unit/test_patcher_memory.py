@@ -1,0 +1,431 @@
+"""Memory of streamed models: what they hold, give back and leave behind, towards ComfyUI's own management."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as mm
+import comfy.sample
+import comfy.sd
+import pytest
+import torch
+from comfy.patcher_extension import CallbacksMP
+
+import checkpoints
+from fusestream.fusion import patcher, vram
+from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.memory import FileChanged, OverBudget
+
+GIB = 2**30
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_comfyui_runs() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded() -> Iterator[None]:
+    yield
+    mm.unload_all_models()
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("memory")
+
+
+def load(folder: Path, storage: str = "fp32", seed: int = 0, layers: float | None = None) -> Any:
+    """A streamed model with a budget of so many of its layers."""
+    path = checkpoints.write("wan_t2v", folder, storage, seed)
+    model = load_streamed_diffusion_model(str(path))
+    if layers is not None:
+        staging = model.stream.least - 2 * model.stream.layers[0].nbytes
+        model.stream.ceiling = int(layers * model.stream.layers[0].nbytes) + staging
+    return model
+
+
+def sample(model: Any, callback: Any = None, steps: int = 2) -> torch.Tensor:
+    source = torch.Generator().manual_seed(0)
+    words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]]
+    latent = torch.zeros(1, 16, 2, 8, 8)
+    run = ("euler", "simple", words, words, latent)
+    noise = comfy.sample.prepare_noise(latent, 1)
+    return comfy.sample.sample(model, noise, steps, 1.0, *run, disable_pbar=True, seed=1, callback=callback)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> torch.Tensor:
+    return sample(comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", folder, "fp32"))))
+
+
+# ------------------------------------------------------------------------------------------------------------ budgets
+
+
+@pytest.mark.parametrize("layers", [2, 2.5, 3, 3.9, 4, 10])
+@pytest.mark.parametrize("storage", ["fp32", "fp16"])  # fp16 is converted as it comes, by way of a staging room
+def test_the_budget_is_never_exceeded(folder: Path, storage: str, layers: float) -> None:
+    model = load(folder, storage, layers=layers)
+    stream = model.stream
+    assert sample(model).isfinite().all()
+    assert 0 < stream.held <= stream.ceiling and stream.ledger.peak("VRAM") <= stream.ceiling
+    assert stream.held == stream.ledger.held("VRAM") == vram.pool_of(CPU).budget.taken
+    assert len(stream.pager.plan.resident) == {2: 0, 2.5: 0, 3: 1, 3.9: 1, 4: 4, 10: 4}[layers]
+    rest = sum(t.nbytes for name, t in model.model.named_parameters() if name not in stream.keys)
+    rest += sum(buffer.nbytes for buffer in model.model.buffers())
+    assert model.loaded_size() == model.model.model_loaded_weight_memory == stream.held + rest
+    assert model.loaded_size() <= model.model_size() == rest + min(stream.most, stream.ceiling)
+
+
+def test_auto_takes_what_stock_gives(folder: Path) -> None:
+    model = load(folder)
+    assert model.stream.ceiling is None
+    mm.load_models_gpu([model])  # on the CPU stock gives everything
+    assert len(model.stream.pager.plan.resident) == 4
+
+
+def test_a_budget_too_small_says_so_at_once(folder: Path) -> None:
+    path = str(checkpoints.write("wan_t2v", folder, "fp32"))
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"need at least 0\.006 GiB.*vram_budget is 0\.005.*Raise vram_budget"
+    ):
+        load_streamed_diffusion_model(path, 0.005)
+
+
+def test_out_of_memory_is_comfyuis_kind_and_names_the_knob() -> None:
+    error = vram.out_of_vram(OverBudget("Weights need 3. Raise the VRAM budget, or close what else uses the card."))
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert str(error) == (
+        "Weights need 3. Raise vram_budget in the FuseStream Diffusion Model Loader, or close what else uses the card."
+    )
+
+
+def test_two_models_take_turns_in_one_budget(folder: Path, expected: torch.Tensor) -> None:
+    one, two = load(folder, layers=3), load(folder, seed=1, layers=3)
+    budget = vram.pool_of(CPU).budget
+    wanted = sample(comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", folder, "fp32", seed=1))))
+    for _ in range(3):
+        assert torch.equal(sample(one), expected)
+        assert one.stream.held == budget.taken <= budget.total == one.stream.ceiling
+        assert torch.equal(sample(two), wanted)
+        assert two.stream.held == budget.taken <= budget.total
+        assert one.loaded_size() == one._rest_size(), "it gave everything"
+
+
+def test_two_models_that_fit_both_stay(folder: Path, expected: torch.Tensor) -> None:
+    one, two = load(folder, layers=8), load(folder, seed=1, layers=3)
+    sample(one)
+    sample(two)
+    pager = one.stream.pager
+    assert one.stream.held + two.stream.held == vram.pool_of(CPU).budget.taken
+    assert torch.equal(sample(one), expected) and one.stream.pager is pager
+    assert max(entry.nbytes for entry in one.stream.ledger.entries if entry.kind == "copy") > 0
+    assert sum(entry.kind == "copy" for entry in one.stream.ledger.entries) == 4
+
+
+# -------------------------------------------------------------------------------------------------- stock's management
+
+
+def test_stock_loads_and_unloads_it(folder: Path, expected: torch.Tensor) -> None:
+    model = load(folder)
+    assert not model.is_dynamic()
+    mm.load_models_gpu([model])
+    assert model.loaded_size() == model.model_size() and model.current_loaded_device() == CPU
+    assert model.model.current_weight_patches_uuid == model.patches_uuid
+    calls = []
+    model.add_callback(CallbacksMP.ON_LOAD, lambda *args: calls.append(args))
+    mm.unload_all_models()
+    assert model.stream.pager is None and model.loaded_size() == 0 == model.stream.ledger.held("VRAM")
+    assert torch.equal(sample(model), expected)
+    assert len(calls) == 1
+    assert torch.equal(sample(model), expected)
+    assert len(calls) == 1, "it was loaded already"
+
+
+def test_stock_gets_back_what_it_asks_for(folder: Path, expected: torch.Tensor) -> None:
+    model = load(folder)
+    mm.load_models_gpu([model])
+    stream, layer = model.stream, model.stream.layers[0].nbytes
+    held = stream.held
+    freed = model.partially_unload(CPU, layer // 2)
+    assert freed == held - stream.held >= layer // 2
+    assert stream.pager.plan.slots == 2 and len(stream.pager.plan.resident) == 1, "residents first"
+    assert model.partially_unload(CPU, layer) == layer and not stream.pager.plan.resident
+    assert torch.equal(sample(model), expected), "and it was given more to sample"
+    assert model.partially_unload(CPU, stream.held) == held and stream.pager is None, "the window too"
+    assert model.partially_unload(CPU, 1) == 0
+
+
+def test_stock_gives_little_and_more_and_takes_it_again(folder: Path, expected: torch.Tensor) -> None:
+    model = load(folder)
+    stream, layer = model.stream, model.stream.layers[0].nbytes
+    taken = model.partially_load(CPU, 0.1)
+    assert taken == model.loaded_size() and stream.held == stream.least
+    assert model.partially_load(CPU, layer) == layer and len(stream.pager.plan.resident) == 1
+    assert model.partially_load(CPU, 0) == 0
+    assert model.partially_load(CPU, -layer) == 0 and stream.held == stream.least
+    assert model.partially_load(CPU, 1e32) == stream.most - stream.least
+    assert model.partially_load(CPU, 1e32) == 0
+    assert torch.equal(sample(model), expected)
+
+
+def test_other_patches_do_not_change_what_it_holds(folder: Path) -> None:
+    model = load(folder)
+    model.partially_load(CPU, 0.1)
+    patched = model.clone()
+    patched.add_patches({"diffusion_model.blocks.2.ffn.0.weight": ("diff", (torch.ones(640, 256),))}, 0.1)
+    layer, held = model.stream.layers[0].nbytes, model.loaded_size()
+    assert patched.partially_load(CPU, 0) == 0 and model.loaded_size() == held
+    assert model.partially_load(CPU, layer) == layer
+    assert patched.partially_load(CPU, -layer) == -layer and model.loaded_size() == held
+
+
+def test_loaded_model_as_stock_frees_it(folder: Path) -> None:
+    """Through LoadedModel: first what it asks for, and everything when that is not enough."""
+    model = load(folder)
+    mm.load_models_gpu([model])
+    loaded = next(entry for entry in mm.current_loaded_models if entry.model is model)
+    assert loaded.model_memory() == loaded.model_loaded_memory() and loaded.model_offloaded_memory() == 0
+    assert not loaded.model_unload(1000)
+    assert model.stream.pager is not None and loaded.model_offloaded_memory() > 0
+    assert loaded.model_unload(1e32)
+    assert model.stream.pager is None
+    mm.current_loaded_models.remove(loaded)
+
+
+def test_free_memory_is_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(folder)
+    monkeypatch.setattr(mm, "get_free_memory", lambda device: 12345)
+    assert model.get_free_memory(CPU) == 12345
+
+
+def test_the_rest_of_the_model_moves_and_the_stand_ins_do_not(folder: Path) -> None:
+    model = load(folder, "fp8_scaled")
+    mm.load_models_gpu([model])
+    model.unpatch_model(torch.device("cpu"))
+    assert all(
+        getattr(t, "_qdata", t).is_meta == (name in model.stream.keys) for name, t in model.model.named_parameters()
+    )
+
+
+def test_pinned_memory_is_in_stocks_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mm, "TOTAL_PINNED_MEMORY", 100)
+    ram = vram.CountedRam(50)
+    assert ram.try_take(30) and not ram.try_take(30)
+    assert mm.TOTAL_PINNED_MEMORY == 130
+    ram.give_back(30)
+    assert mm.TOTAL_PINNED_MEMORY == 100
+    asked: list[int] = []
+    monkeypatch.setattr(vram, "_ram", ram)
+    monkeypatch.setattr(mm, "ensure_pin_registerable", asked.append)
+    assert vram.ram_for(20) is vram.ram_for(60) is ram and asked == [20, 50]
+
+
+# ------------------------------------------------------------------------------------------------- in the middle of it
+
+
+class Inside:
+    """Does something in the middle of one block of one step."""
+
+    def __init__(self, deed: Any, call: int) -> None:
+        self.deed, self.left = deed, call
+
+    def __call__(self, args: dict[str, Any]) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            self.deed()
+        return args["x"]
+
+
+def with_deed(model: Any, deed: Any, call: int = 6) -> Any:
+    model = model.clone()
+    model.set_model_attn1_patch(Inside(deed, call))
+    return model
+
+
+@pytest.mark.parametrize("call", [1, 4, 6])
+@pytest.mark.parametrize("layers", [2, 4])
+def test_interrupted_and_run_again(folder: Path, expected: torch.Tensor, layers: int, call: int) -> None:
+    model = load(folder, layers=layers)
+    with pytest.raises(mm.InterruptProcessingException):
+        sample(with_deed(model, mm.interrupt_current_processing, call))
+    stream = model.stream
+    assert not stream._in_use
+    assert all(tensor.is_meta for name, tensor in model.model.named_parameters() if name in stream.keys)
+    assert torch.equal(sample(model), expected)
+    assert stream.ledger.peak("VRAM") <= stream.ceiling
+
+
+def test_unloaded_between_two_steps(folder: Path, expected: torch.Tensor) -> None:
+    model = load(folder, layers=3)
+    held = []
+
+    def unload(*_: Any) -> None:
+        mm.unload_all_models()
+        held.append(model.stream.held)
+
+    assert torch.equal(sample(model, unload), expected)
+    assert held[0] == 0 and model.stream.held == 0 == model.loaded_size(), "stock believes that it is unloaded"
+    assert torch.equal(sample(model), expected) and model.stream.held > 0
+
+
+def test_unloaded_within_a_block(folder: Path, expected: torch.Tensor) -> None:
+    """The block ends with the weights that it has; then they go, and the next block brings its own."""
+    model = load(folder, layers=3)
+    pagers = []
+
+    def unload() -> None:
+        pagers.append(weakref.ref(model.stream.pager))
+        assert model.partially_unload(CPU, 1000) == 0, "nothing goes from under a running block"
+        mm.unload_all_models()
+
+    assert torch.equal(sample(with_deed(model, unload)), expected)
+    gc.collect()
+    assert pagers[0]() is None and model.stream.held == 0
+    assert model.stream.ledger.peak("VRAM") <= model.stream.ceiling
+
+
+def test_another_model_is_sampled_within_a_block(folder: Path, expected: torch.Tensor) -> None:
+    model, other = load(folder, layers=4), load(folder, seed=1, layers=2)
+    vram_budget = vram.pool_of(CPU).budget
+    found = []
+
+    def nested() -> None:
+        with pytest.raises(torch.OutOfMemoryError, match="other models hold") as caught:
+            sample(other)
+        found.append(caught)
+
+    assert torch.equal(sample(with_deed(model, nested)), expected) and found
+    assert vram_budget.taken == model.stream.held + other.stream.held
+
+
+def test_one_that_runs_before_it_is_loaded_says_so(folder: Path) -> None:
+    model = load(folder)
+    with pytest.raises(RuntimeError, match="before ComfyUI's memory management has loaded it"):
+        model.model.diffusion_model.blocks[0](torch.zeros(1, 4, 256))
+
+
+def test_a_file_that_changes_is_named_and_no_result_leaves(tmp_path: Path) -> None:
+    model = load(tmp_path, layers=2)
+    path = checkpoints.write("wan_t2v", tmp_path, "fp32")
+
+    def touch(*_: Any) -> None:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + b"x")
+
+    with pytest.raises(FileChanged, match=rf"{path.name}.*Load the model again"):
+        sample(model, touch)
+
+
+def test_it_checks_after_a_run_that_went_well_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(folder)
+    sample(model)
+
+    def changed() -> None:
+        raise FileChanged("it changed")
+
+    monkeypatch.setattr(model.stream.pager, "check", changed)
+    with pytest.raises(FileChanged):
+        model.cleanup()
+    try:
+        raise KeyError("what went wrong first")
+    except KeyError:
+        model.cleanup()
+
+
+# ---------------------------------------------------------------------------------------------------- what is left over
+
+
+def open_files(path: Path) -> int:
+    links = Path("/proc/self/fd")
+    return sum(os.path.realpath(link) == str(path.resolve()) for link in links.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted on Linux")
+@pytest.mark.parametrize("how", ["loaded", "sampled", "interrupted", "cloned"])
+def test_nothing_is_left_of_a_deleted_model(folder: Path, how: str) -> None:
+    path = checkpoints.write("wan_t2v", folder, "fp32")
+    gc.collect()
+    threads, files, taken = threading.active_count(), open_files(path), vram.pool_of(CPU).budget.taken
+    model = load(folder, layers=3)
+    assert open_files(path) == files + 1
+    if how == "sampled":
+        sample(model)
+    if how == "interrupted":
+        with pytest.raises(mm.InterruptProcessingException):
+            sample(with_deed(model, mm.interrupt_current_processing))
+    if how == "cloned":
+        clone = model.clone()
+        sample(clone)
+        del clone
+    stream = model.stream
+    gone = [weakref.ref(thing) for thing in (model, model.model, model.model.diffusion_model.blocks[0], stream)]
+    del model, stream
+    gc.collect()
+    mm.cleanup_models_gc()
+    assert [ref() for ref in gone] == [None] * 4
+    assert (threading.active_count(), open_files(path), vram.pool_of(CPU).budget.taken) == (threads, files, taken)
+
+
+def test_a_deleted_model_needs_no_collector(folder: Path) -> None:
+    """Its memory goes with the last reference: ComfyUI warns of models that need more."""
+    model = load(folder, layers=3)
+    sample(model)
+    stream, net = model.stream, weakref.ref(model.model)
+    mm.unload_all_models()
+    sample(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert net() is None and stream.pager is None and stream.held == 0
+    finally:
+        gc.enable()
+
+
+def test_the_collector_may_run_in_the_pagers_own_thread(folder: Path) -> None:
+    """Closing from there would wait for itself."""
+    model = load(folder, layers=3)
+    sample(model)
+    stream = model.stream
+    thread = threading.Thread(target=patcher._end, args=(stream,), name="fusestream-copies")
+    thread.start()
+    thread.join()
+    for closing in [t for t in threading.enumerate() if t.name == "closing"]:
+        closing.join()
+    assert stream.pager is None and stream.held == 0
+
+
+def test_nobody_waits_for_a_model_that_another_thread_loads(folder: Path) -> None:
+    model = load(folder)
+    sample(model)
+    with model.stream._lock:
+        found: list[int] = []
+        asking = threading.Thread(target=lambda: found.append(model.stream.shrink(1000)))
+        asking.start()
+        asking.join(10)
+        assert found == [0]
+    assert model.stream.shrink(1000) > 0
+
+
+def test_many_runs_leave_nothing(folder: Path) -> None:
+    one, two = load(folder, layers=3), load(folder, seed=1, layers=3)
+    patched = one.clone()
+    patched.add_patches({"diffusion_model.blocks.2.ffn.0.weight": ("diff", (torch.ones(640, 256),))}, 0.1)
+    counts = []
+    for _ in range(6):
+        for model in (one, two, patched):
+            sample(model, steps=1)
+        gc.collect()
+        tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+        counts.append((threading.active_count(), vram.pool_of(CPU).budget.taken, tensors))
+    assert len(set(counts[2:])) == 1, counts
