@@ -1,15 +1,19 @@
 """The three loaders. Each takes the place of a stock loader and hands out the same stock object.
 
 Workflows store a node's widgets by position: inputs are appended, never reordered.
+
+`fusion` is imported by the first node that runs: the server starts without waiting for the kernels' ops to be registered.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import folder_paths
 from comfy_api.latest import io
 
-from .. import fusion
-from ..fusion import Mode, Precision
+if TYPE_CHECKING:
+    from ..fusion import Mode, Precision
 
 CATEGORY = "FuseStream"
 
@@ -66,6 +70,8 @@ class DiffusionModelLoader(io.ComfyNode):
     def execute(
         cls, model_name: str, kernels: Mode = "auto", precision: Precision = "precise", vram_budget: float = 0.0
     ) -> io.NodeOutput:
+        from .. import fusion  # noqa: PLC0415
+
         path = folder_paths.get_full_path_or_raise("diffusion_models", model_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         return io.NodeOutput(fusion.load_diffusion_model(path, policy, vram_budget))
@@ -95,6 +101,8 @@ class TextEncoderLoader(io.ComfyNode):
 
     @classmethod
     def execute(cls, text_encoder_name: str) -> io.NodeOutput:
+        from .. import fusion  # noqa: PLC0415
+
         path = folder_paths.get_full_path_or_raise("text_encoders", text_encoder_name)
         return io.NodeOutput(fusion.load_text_encoder(path, folder_paths.get_folder_paths("embeddings")))
 
@@ -125,4 +133,6 @@ class VAELoader(io.ComfyNode):
 
     @classmethod
     def execute(cls, vae_name: str) -> io.NodeOutput:
+        from .. import fusion  # noqa: PLC0415
+
         return io.NodeOutput(fusion.load_vae(folder_paths.get_full_path_or_raise("vae", vae_name)))
