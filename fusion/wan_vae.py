@@ -34,6 +34,7 @@ from ..kernels_cuda import (
     linear,
     upsample_conv2d,
 )
+from ..kernels_cuda.ops.conv_operands import last_format
 
 CACHED_FRAMES = comfy.ldm.wan.vae.CACHE_T
 CausalConv3d = comfy.ldm.wan.vae.CausalConv3d
@@ -77,18 +78,15 @@ def _forwards(module: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
 def weights(module: nn.Module, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
     """A layer's weight and bias where x is and as x is, the weight channels-last."""
     weight, bias, stream = comfy.ops.cast_bias_weight(module, x, offloadable=True)
-    last = torch.channels_last_3d if weight.ndim == 5 else torch.channels_last
     try:
-        yield weight.contiguous(memory_format=last), bias
+        yield weight.contiguous(memory_format=last_format(weight)), bias
     finally:
         comfy.ops.uncast_bias_weight(module, weight, bias, stream)
 
 
 def channels_last(x: Tensor) -> Tensor:
     """x, copied where stock has interleaved its frames, or at the entrance."""
-    if x.stride(1) == 1:
-        return x
-    return x.contiguous(memory_format=torch.channels_last_3d if x.ndim == 5 else torch.channels_last)
+    return x if x.stride(1) == 1 else x.contiguous(memory_format=last_format(x))
 
 
 def causal_conv(

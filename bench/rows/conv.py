@@ -1,8 +1,7 @@
 """conv and upsample_conv2d: the convolutions of the Wan VAE, in both ways to accumulate, and whole residual blocks.
 
 Stock keeps its videos channels-first, concatenates the cached frames and lets cuDNN choose: that is what it is timed
-with. The candidate "stock" of `auto` is
-torch's convolution in our layout.
+with. The candidate "stock" of `auto` is torch's convolution in our layout.
 """
 
 from __future__ import annotations

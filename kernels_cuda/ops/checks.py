@@ -27,6 +27,12 @@ def wrong_dtype(known: Collection[torch.dtype], **tensors: Tensor | None) -> Ite
             yield f"{name} is {word(t)}, the kernels take {' and '.join(word(dtype) for dtype in known)}"
 
 
+def bias_obstacles(bias: Tensor | None) -> Iterator[str]:
+    """A vector that cannot be read 16 bytes at a time."""
+    if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % 16):
+        yield "bias is not contiguous, or does not start at a multiple of 16 bytes"
+
+
 def mixed_dtypes(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """Operands that must be of one type and are not."""
     if len({t.dtype for t in tensors.values()}) > 1:

@@ -17,8 +17,17 @@ from torch import Tensor
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import word, wrong_dtype
-from .conv_operands import Operands, Padding, channels_adjacent, compute, memory_format, stock_compute, validate
+from .checks import bias_obstacles, word, wrong_dtype
+from .conv_operands import (
+    Operands,
+    Padding,
+    channels_adjacent,
+    compute,
+    last_format,
+    memory_format,
+    stock_compute,
+    validate,
+)
 from .linear import Activation
 from .linear_operands import ACTIVATIONS
 
@@ -155,8 +164,7 @@ def obstacles(call: Call) -> Iterator[str]:
         yield f"{down}x{across} taps with stride {o.stride}: the kernels are 3x3 with stride 1 or 2, and 1x1"
     yield from image_obstacles(x=o.x, cache=o.cache, residual=o.residual)
     yield from weight_obstacles(o.weight)
-    if o.bias is not None and (o.bias.stride(0) != 1 or o.bias.data_ptr() % 16):
-        yield "bias is not contiguous, or does not start at a multiple of 16 bytes"
+    yield from bias_obstacles(o.bias)
     b, n, t, h, w = o.shape
     if b * t > MAX_GRID[1] or max(o.weight[0].numel(), h * w * n) > MOST:
         yield f"a result of {list(o.shape)} exceeds a grid"
@@ -177,9 +185,9 @@ def image_obstacles(**tensors: Tensor | None) -> Iterator[str]:
 
 
 def weight_obstacles(weight: Tensor) -> Iterator[str]:
-    last = torch.channels_last_3d if weight.ndim == 5 else torch.channels_last
+    last = last_format(weight)
     if not weight.is_contiguous(memory_format=last) or weight.data_ptr() % 16:
-        yield f"weight is not in torch.{'channels_last_3d' if weight.ndim == 5 else 'channels_last'}"
+        yield f"weight is not in {last}"
 
 
 def ways(call: Call) -> list[Tactic]:
@@ -230,8 +238,7 @@ def widened(t: Any) -> Any:
     if t is None:
         return None
     b, c, *image = t.shape
-    last = torch.channels_last_3d if t.ndim == 5 else torch.channels_last
-    wide = torch.empty(b, -(-c // PACK) * PACK, *image, dtype=t.dtype, device=t.device, memory_format=last)
+    wide = torch.empty(b, -(-c // PACK) * PACK, *image, dtype=t.dtype, device=t.device, memory_format=last_format(t))
     wide[:, :c] = t
     wide[:, c:] = 0
     return wide

@@ -69,11 +69,14 @@ def channels_adjacent(x: Tensor) -> bool:
     return x.shape[1] == 1 or x.stride(1) == 1
 
 
+def last_format(t: Tensor) -> torch.memory_format:
+    """Channels-last for t's rank."""
+    return torch.channels_last_3d if t.ndim == 5 else torch.channels_last
+
+
 def memory_format(x: Tensor) -> torch.memory_format:
     """The format of a result: x's, where it has one of the two."""
-    if not channels_adjacent(x):
-        return torch.contiguous_format
-    return torch.channels_last_3d if x.ndim == 5 else torch.channels_last
+    return last_format(x) if channels_adjacent(x) else torch.contiguous_format
 
 
 def validate(call: Call) -> None:

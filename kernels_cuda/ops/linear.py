@@ -17,7 +17,7 @@ from torch import Tensor
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, IsaClass, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import word, wrong_dtype
+from .checks import bias_obstacles, word, wrong_dtype
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_compute, validate
 from .linear_torch import CublasEpilogue, CublasFused
 from .rows import Rows, SharedRow, row_class, row_view, rows, shared_row
@@ -193,8 +193,7 @@ def obstacles(call: Call) -> Iterator[str]:
     for name, view in (("x", folded(row_view(o.x))), ("weight", row_view(o.weight))):
         if view.row_stride > MOST:
             yield f"{name}: rows are {view.row_stride} elements apart, at most {MOST} are served"
-    if o.bias is not None and (o.bias.stride(0) != 1 or o.bias.data_ptr() % 16):
-        yield "bias is not contiguous, or does not start at a multiple of 16 bytes"
+    yield from bias_obstacles(o.bias)
     yield from _gate_obstacles(o)
     if folded(row_view(o.x)).batches > MAX_GRID[1] or min(CUTS, key=lambda c: c.columns).tiles(o.m, o.n, True) > MOST:
         yield f"{o.m} rows of {o.n} columns in {o.batches} batches exceed a grid"

@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..launcher import MAX_GRID, Card
 from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
-from .checks import check_one_of, word, wrong_dtype
+from .checks import bias_obstacles, check_one_of, word, wrong_dtype
 from .conv import (
     MOST,
     PACK,
@@ -142,8 +142,7 @@ def obstacles(call: Call) -> Iterator[str]:
         return
     yield from image_obstacles(x=x)
     yield from weight_obstacles(folded)
-    if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % 16):
-        yield "bias is not contiguous, or does not start at a multiple of 16 bytes"
+    yield from bias_obstacles(bias)
     b, n, h, w = result_shape(x, weight)
     if b > MAX_GRID[1] or max(folded[0].numel(), h * w * n) > MOST:
         yield f"a result of {[b, n, h, w]} exceeds a grid"
