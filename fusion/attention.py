@@ -8,7 +8,7 @@ report. Where the model's policy says `on`, the reason is an error instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused, attention
 
 HOOK = "optimized_attention_override"
+POLICY = "fusestream_policy"  # in transformer_options, beside the hook
 STOCK = "attention_pytorch"
 # Keyword arguments whose meaning is known. `attn_precision` and `low_precision_attention` are ignored, as
 # attention_pytorch ignores them: softmax is fp32 here in any case.
@@ -94,5 +95,14 @@ class AttentionOverride:
 
 
 def install(model: Any, policy: KernelPolicy) -> None:
-    """Put the override into a stock MODEL (a `ModelPatcher`). Its clones carry it; other models do not see it."""
-    model.model_options.setdefault("transformer_options", {})[HOOK] = AttentionOverride(policy)
+    """Put the override into a stock MODEL (a `ModelPatcher`), and the policy where the blocks find it. Clones of the model
+    carry both; other models do not see them."""
+    options = model.model_options.setdefault("transformer_options", {})
+    options[HOOK] = AttentionOverride(policy)
+    options[POLICY] = policy
+
+
+def policy_of(options: Mapping[str, Any]) -> KernelPolicy | None:
+    """The policy under which a model was called with these transformer_options; None: none of ours."""
+    found: KernelPolicy | None = options.get(POLICY)
+    return found

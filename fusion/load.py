@@ -16,7 +16,7 @@ import torch
 
 from ..kernels_cuda import STANDARD, KernelPolicy
 from ..memory import Checkpoint, WeightFile
-from . import attention, skeleton, umt5
+from . import attention, skeleton, umt5, wan
 from .patcher import StreamingModelPatcher, attach
 from .recognise import Kind, WrongFile, inspect
 from .skeleton import NotStreamable
@@ -61,6 +61,7 @@ def load_streamed_diffusion_model(
     source = Checkpoint.open(path)
     try:
         parts = skeleton.build(source, dtype)
+        wan.fuse(parts.model.diffusion_model)
         ceiling = None if vram_budget is None else int(vram_budget * 2**30)
         device = comfy.model_management.get_torch_device()
         stream = Stream(source, parts.blocks, parts.layers, device, ceiling)

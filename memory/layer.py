@@ -88,7 +88,9 @@ class Layer:
 
 def view(room: torch.Tensor, at: int, weight: Weight) -> torch.Tensor:
     """One weight in a room of bytes."""
-    return room[at : at + weight.nbytes].view(weight.device_dtype).view(weight.extent.shape)
+    # A view of another type made in inference mode would be an inference tensor for as long as it is kept.
+    with torch.inference_mode(False):
+        return room[at : at + weight.nbytes].view(weight.device_dtype).view(weight.extent.shape)
 
 
 def staging_bytes(layers: Sequence[Layer]) -> int:

@@ -1,0 +1,297 @@
+"""A Wan block over our kernels: stock's own module, whose forward computes the whole block through our ops.
+
+    x ─ norm, modulate ─ q k v as one product ─ RMSNorm and RoPE in place ─ attention ─ o, gate, + x ─┐
+    ┌─────────────────────────────────────────────────────────────────────────────────────────────────┘
+    ├─ norm ─ q │ text ─ k v as one product ─ RMSNorm in place ─ attention ─ o, + x, in place ─┐
+    ┌──────────────────────────────────────────────────────────────────────────────────────────┘
+    └─ norm, modulate ─ ffn, a few tokens at a time, GELU in the product, gate, + x ─ x
+
+Activations, in units of x [batch, tokens, dim] in fp16: x itself (the caller has it), the packed q k v (3) and what
+attention sees (1), five at once at the worst place; the ffn's hidden values never take more than 256 MiB. Stock's block
+needs about nine. x is never written to: VACE's side branch still wants the one that went into the first block.
+
+What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on the
+attentions are called with the tensors they expect, and a block whose parts another node has replaced is stock's again. So
+is a block of another kind (Animate, HuMo, causal Wan), or one that does not compute in fp16. The ledger has the reason.
+
+The block's class is replaced by a subclass of the same name: a node that replaces `forward`, or calls a block through
+stock's block hook, finds things where they were.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import comfy.ldm.wan.model
+import comfy.model_management
+import torch
+from comfy.ldm.modules.attention import optimized_attention
+from torch import Tensor, nn
+
+from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused, linear, linear_, mlp, norm_modulate, rms_rope_
+from .attention import policy_of
+from .weights import Weights, packed, taken
+
+Block = comfy.ldm.wan.model.WanAttentionBlock
+VaceBlock = comfy.ldm.wan.model.VaceWanAttentionBlock
+SelfAttention = comfy.ldm.wan.model.WanSelfAttention
+TextAttention = comfy.ldm.wan.model.WanT2VCrossAttention
+ImageAttention = comfy.ldm.wan.model.WanI2VCrossAttention
+Options = dict[str, Any]
+
+
+def fuse(net: nn.Module) -> int:
+    """Let the standard blocks of stock's WanModel compute through our ops, under the policy that comes with each call
+    (`attention.install`). In place, and before the blocks are streamed. Returns how many blocks that are."""
+    fused = 0
+    for module in net.modules():
+        kind: Any = type(module)
+        if kind in (Block, VaceBlock):
+            module.__class__ = _fused(kind)
+            fused += 1
+    return fused
+
+
+class _Fused:
+    """What a block's class is mixed with: stock's signature."""
+
+    def forward(
+        self,
+        x: Tensor,
+        e: Tensor,
+        freqs: Tensor,
+        context: Tensor,
+        context_img_len: int | None = 257,
+        transformer_options: Options | None = None,
+    ) -> Tensor:
+        options = {} if transformer_options is None else transformer_options
+        policy = policy_of(options)
+        if policy is None or _handed_back(self, x, policy):
+            out: Tensor = super().forward(x, e, freqs, context, context_img_len, transformer_options=options)  # type: ignore[misc]
+            return out
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        return block(self, policy, x, e, freqs, context, context_img_len, options)
+
+
+class _FusedVace:
+    """The same for a block of VACE's side branch, which has a product before it (the first one) and one after it."""
+
+    def forward(self, c: Tensor, x: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+        options = arguments.get("transformer_options") or {}
+        policy = policy_of(options)
+        if policy is None or _handed_back(self, c, policy):
+            out: tuple[Tensor, Tensor] = super().forward(c, x, **arguments)  # type: ignore[misc]
+            return out
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        module: Any = self
+        if module.block_id == 0:
+            c = product(c, module.before_proj, policy, residual=x)
+        c = block(
+            self,
+            policy,
+            c,
+            arguments["e"],
+            arguments["freqs"],
+            arguments["context"],
+            arguments.get("context_img_len", 257),
+            options,
+        )
+        return product(c, module.after_proj, policy), c
+
+
+@functools.cache
+def _fused(kind: Any) -> Any:
+    """The same class, under the same name, whose forward is ours."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (_FusedVace if kind is VaceBlock else _Fused, kind), names)
+
+
+# ------------------------------------------------------------------------------------------------------- who computes
+
+
+def _handed_back(module: Any, x: Tensor, policy: KernelPolicy) -> bool:
+    """Whether stock computes this block. The reason goes to the ledger; where the policy says `on`, it is an error."""
+    if policy.default == "off" and all(mode == "off" for _, mode in policy.ops):
+        return True
+    reason = obstacle(module, x)
+    if reason is None:
+        return False
+    if policy.default == "on":
+        raise KernelRefused(
+            f"kernels is 'on' for this model, and FuseStream cannot compute its blocks: {reason}. Choose 'auto'."
+        )
+    LEDGER.refused("wan block", "fused ops", reason, f"{x.dtype}{list(x.shape)}", "stock's block")
+    return True
+
+
+def obstacle(module: Any, x: Tensor) -> str | None:
+    """Why this block is stock's to compute for x [batch, tokens, dim], in words a user understands; None if it is ours."""
+    if x.dtype is not torch.float16:
+        return f"the model computes in {str(x.dtype).removeprefix('torch.')}, the kernels in float16"
+    if torch.is_grad_enabled() and x.requires_grad:
+        return "gradients are wanted"
+    if type(module.self_attn) is not SelfAttention or type(module.cross_attn) not in (TextAttention, ImageAttention):
+        return "its attention is of a kind without fused kernels"
+    for name, part in module.named_modules():
+        if name and ("forward" in part.__dict__ or part._forward_hooks or part._forward_pre_hooks):
+            return f"another node has replaced {name}"
+        weight = part._parameters.get("weight")
+        if weight is None:
+            continue
+        if weight.device != x.device:
+            return f"the weights are on the {weight.device.type.upper()}: set a vram_budget, so that they stream"
+        if getattr(part, "layout_type", None) is not None and not part._full_precision_mm:
+            return "this card multiplies the file's quantised weights as they are"
+        if getattr(part, "pre_quant_scale", None) is not None:
+            return "the file scales activations before its quantised weights"
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------- the block
+
+
+def block(
+    module: Any,
+    policy: KernelPolicy,
+    x: Tensor,
+    e: Tensor,
+    freqs: Tensor,
+    context: Tensor,
+    context_img_len: int | None,
+    options: Options,
+) -> Tensor:
+    """Stock's WanAttentionBlock.
+
+    x        [batch, tokens, dim] fp16
+    e        [batch, 6, dim], or [batch, frames, 6, dim]: shift, scale and gate of the self-attention, then of the ffn
+    freqs    rotations [1 or batch, tokens, 1, head_dim / 2, 2, 2]
+    context  [batch, text tokens, dim], before them the picture's, `context_img_len` of them
+    Returns a new [batch, tokens, dim].
+    """
+    x = x.contiguous()
+    shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = modulation(module, e, x)
+    patches = options.get("patches", {})
+
+    seen = self_attention(module, policy, x, scale, shift, freqs, options)
+    x = product(seen, module.self_attn.o, policy, residual=x, gate=gate)
+    del seen
+
+    seen = cross_attention(module, policy, x, context, context_img_len, options)
+    with taken(x, module.cross_attn.o) as [o]:
+        linear_(x, seen, _of(o), o.bias, residual=x, policy=policy)
+    del seen
+    for patch in patches.get("attn2_patch", ()):
+        x = patch({"x": x, "transformer_options": options})
+
+    with taken(x, module.ffn[0], module.ffn[2]) as [first, second]:
+        return mlp(
+            norm_modulate(x, ffn_scale, ffn_shift, eps=module.norm2.eps, policy=policy),
+            _of(first),
+            _of(second),
+            first.bias,
+            second.bias,
+            activation="gelu_tanh",
+            residual=x,
+            gate=ffn_gate,
+            policy=policy,
+        )
+
+
+def modulation(module: Any, e: Tensor, x: Tensor) -> Sequence[Tensor]:
+    """Six times [batch, 1 or frames, dim]: views, which the ops read in place."""
+    own = comfy.model_management.cast_to(module.modulation, dtype=x.dtype, device=x.device)
+    return (own + e).chunk(6, dim=1) if e.ndim < 4 else (own.unsqueeze(0) + e).unbind(2)
+
+
+def self_attention(
+    module: Any, policy: KernelPolicy, x: Tensor, scale: Tensor, shift: Tensor, freqs: Tensor, options: Options
+) -> Tensor:
+    """[batch, tokens, dim] of x: what its tokens see of each other, before the last product."""
+    attn = module.self_attn
+    normed = norm_modulate(x, scale, shift, eps=module.norm1.eps, policy=policy)
+    q, k, v = products(normed, (attn.q, attn.k, attn.v), policy)
+    del normed
+    heads = (x.shape[0], x.shape[1], attn.num_heads, attn.head_dim)
+    q, k = q.view(heads), k.view(heads)
+    _rms_rope(attn, attn.norm_q, attn.norm_k, q, k, freqs, policy)
+    seen = _attend(q.flatten(2), k.flatten(2), v, attn.num_heads, options)
+    for patch in options.get("patches", {}).get("attn1_patch", ()):
+        seen = patch({"x": seen, "q": q, "k": k, "transformer_options": options})
+    return seen
+
+
+def cross_attention(
+    module: Any, policy: KernelPolicy, x: Tensor, context: Tensor, context_img_len: int | None, options: Options
+) -> Tensor:
+    """[batch, tokens, dim] of x: what its tokens see of text and picture, before the last product."""
+    attn = module.cross_attn
+    normed = x
+    if not isinstance(module.norm3, nn.Identity):
+        with taken(x, module.norm3) as [norm]:
+            normed = norm_modulate(x, weight=norm.weight, bias=norm.bias, eps=module.norm3.eps, policy=policy)
+    q = product(normed, attn.q, policy)
+    del normed
+    q4 = q.view(*q.shape[:2], attn.num_heads, attn.head_dim)
+    _rms_rope(attn, attn.norm_q, None, q4, None, None, policy)
+    if type(attn) is TextAttention:
+        return _glance(attn, (attn.k, attn.v), attn.norm_k, q, context, policy, options)
+    picture, text = context[:, :context_img_len], context[:, context_img_len:]
+    seen = _glance(attn, (attn.k, attn.v), attn.norm_k, q, text, policy, options)
+    return seen.add_(_glance(attn, (attn.k_img, attn.v_img), attn.norm_k_img, q, picture, policy, options))
+
+
+def _glance(
+    attn: Any, operations: Sequence[Any], norm: Any, q: Tensor, context: Tensor, policy: KernelPolicy, options: Options
+) -> Tensor:
+    """What q [batch, tokens, dim] sees of a context [batch, its tokens, dim]."""
+    k, v = products(context, operations, policy)
+    k4 = k.view(*k.shape[:2], attn.num_heads, attn.head_dim)
+    _rms_rope(attn, norm, None, k4, None, None, policy)
+    return _attend(q, k, v, attn.num_heads, options)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options) -> Tensor:
+    """By stock's function: it asks the overrides, of which ours is one."""
+    out: Tensor = optimized_attention(q, k, v, heads=heads, transformer_options=options)
+    return out
+
+
+def _rms_rope(
+    attn: Any, norm_q: Any, norm_k: Any, q: Tensor, k: Tensor | None, freqs: Tensor | None, policy: KernelPolicy
+) -> None:
+    """RMSNorm over all heads, if the model has it, and RoPE, of q and k [batch, tokens, heads, head_dim] in place."""
+    if not attn.qk_norm:
+        if freqs is not None:
+            rms_rope_(q, k, None, None, freqs, eps=attn.eps, norm="none", policy=policy)
+        return
+    with taken(q, norm_q, norm_q if norm_k is None else norm_k) as [of_q, of_k]:
+        k_weight = None if k is None else of_k.weight
+        rms_rope_(q, k, of_q.weight, k_weight, freqs, eps=norm_q.eps, policy=policy)
+
+
+# -------------------------------------------------------------------------------------------------------- the products
+
+
+def product(
+    x: Tensor, operation: Any, policy: KernelPolicy, residual: Tensor | None = None, gate: Tensor | None = None
+) -> Tensor:
+    """residual + gate * operation(x), for one of stock's Linears."""
+    with taken(x, operation) as [own]:
+        return linear(x, _of(own), own.bias, residual=residual, gate=gate, policy=policy)
+
+
+def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequence[Tensor]:
+    """What several of stock's Linears make of x: of one product where their weights lie together."""
+    with taken(x, *operations) as parts:
+        one = packed(parts)
+        if one is not None:
+            rows = [_of(part).shape[0] for part in parts]
+            return linear(x, _of(one), one.bias, policy=policy).split(rows, dim=-1)
+        return [linear(x, _of(part), part.bias, policy=policy) for part in parts]
+
+
+def _of(weights: Weights) -> Tensor:
+    assert weights.weight is not None, "a Linear has a weight"
+    return weights.weight
