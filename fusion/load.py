@@ -16,7 +16,7 @@ import torch
 
 from ..kernels_cuda import STANDARD, KernelPolicy
 from ..memory import Checkpoint, WeightFile
-from . import attention, skeleton, umt5, wan
+from . import activations, attention, skeleton, umt5, wan
 from .patcher import StreamingModelPatcher, attach
 from .recognise import Kind, WrongFile, inspect
 from .skeleton import NotStreamable
@@ -72,6 +72,7 @@ def load_streamed_diffusion_model(
     _require_all_weights(parts.model.diffusion_model, header, CHECKPOINT_PREFIX)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype))
+    activations.attach(model)
     attention.install(model, policy)
     return model
 

@@ -26,6 +26,7 @@ from . import vram
 from .blocks import Block, Paged, is_quantised
 from .patches import PatchSet, differs, patched, snapshot
 
+STREAM = "fusestream"  # where a model has its stream
 REMEDY = "Set vram_budget to 0 in the FuseStream Diffusion Model Loader for that."
 
 

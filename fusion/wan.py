@@ -202,7 +202,8 @@ def block(
 def modulation(module: Any, e: Tensor, x: Tensor) -> Sequence[Tensor]:
     """Six times [batch, 1 or frames, dim]: views, which the ops read in place."""
     own = comfy.model_management.cast_to(module.modulation, dtype=x.dtype, device=x.device)
-    return (own + e).chunk(6, dim=1) if e.ndim < 4 else (own.unsqueeze(0) + e).unbind(2)
+    parts: Sequence[Tensor] = (own + e).chunk(6, dim=1) if e.ndim < 4 else (own.unsqueeze(0) + e).unbind(2)
+    return parts
 
 
 def self_attention(
@@ -288,7 +289,7 @@ def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequ
         one = packed(parts)
         if one is not None:
             rows = [_of(part).shape[0] for part in parts]
-            return linear(x, _of(one), one.bias, policy=policy).split(rows, dim=-1)
+            return torch.split(linear(x, _of(one), one.bias, policy=policy), rows, dim=-1)
         return [linear(x, _of(part), part.bias, policy=policy) for part in parts]
 
 

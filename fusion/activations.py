@@ -1,0 +1,133 @@
+"""What a step needs of VRAM beside the weights: reckoned before it, measured while it runs, and made room for if it was more.
+
+Stock reckons by the area of the latent and the model's width, for its own way of computing. Our blocks hold six tensors of
+the size of x at most (fusion/wan.py draws them), so more of the model may stay on the card, and prompts are batched more
+often. The reckoning is multiplied by the largest ratio that was measured, so that the next run knows better.
+
+A step that runs out of VRAM nevertheless is computed once more, after the weights have given back all but their window.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import comfy.patcher_extension
+import torch
+
+from ..kernels_cuda.ops.mlp import CHUNK_BYTES
+from . import vram
+from .stream import STREAM, Stream
+
+WRAPPER = "fusestream"  # our key among the wrappers of a model
+UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
+SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
+SLACK = 1.05  # what the allocator cannot use between two tensors
+
+
+class Reckoning:
+    """Of one model. Kept by the model, and so shared by its clones, as the weights are."""
+
+    def __init__(self) -> None:
+        self.ratio = 1.0  # measured over reckoned; never less than 1
+        self.asked = 0  # the most that was asked for since the model was loaded: the prompts in one batch
+
+    def measured(self, nbytes: int, reckoned: float) -> None:
+        """Take note of what a step really needed."""
+        if reckoned > 0 and nbytes > self.ratio * reckoned:
+            self.ratio = nbytes / reckoned
+            logging.info(
+                "FuseStream: a step took %.2f GiB of VRAM beside the weights, %.2f were reckoned with",
+                nbytes / vram.GIB,
+                reckoned / vram.GIB,
+            )
+
+
+def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float:
+    """Bytes that our blocks take for a latent [batch, channels, frames, height, width]."""
+    tokens = shape[0] * math.prod(
+        math.ceil(side / patch) for side, patch in zip(shape[2:], net.patch_size, strict=True)
+    )
+    units = UNITS + (SIDE_UNITS if hasattr(net, "vace_blocks") else 0)
+    size: int = units * tokens * net.dim * dtype.itemsize
+    return SLACK * (size + CHUNK_BYTES)
+
+
+class _Reckoned:
+    """What the class of a streamed and fused model is mixed with: stock asks a model how much a latent takes."""
+
+    def memory_required(self, input_shape: Sequence[int], cond_shapes: Mapping[str, Any] | None = None) -> float:
+        model: Any = self
+        reckoning: Reckoning = model.fusestream_reckoning
+        stock: float = super().memory_required(input_shape, cond_shapes=cond_shapes or {})  # type: ignore[misc]
+        bare: float = super().memory_required(input_shape)  # type: ignore[misc]
+        ours = reckoning.ratio * own_need(model, input_shape, stock, bare)
+        reckoning.asked = max(reckoning.asked, int(ours))
+        return ours
+
+
+def own_need(model: Any, shape: Sequence[int], stock: float, bare: float) -> float:
+    """Bytes. stock, bare: what stock reckons for this latent with and without what is joined to it (references, poses)."""
+    if model.get_dtype_inference() is not torch.float16 or len(shape) != 5:
+        return stock  # stock's blocks will compute
+    return need(model.diffusion_model, shape, torch.float16) * (stock / bare if bare else 1.0)
+
+
+@functools.cache
+def _reckoned(kind: Any) -> Any:
+    """The same class, under the same name, that knows what our blocks need."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (_Reckoned, kind), names)
+
+
+def attach(patcher: Any) -> None:
+    """Let the model of this streaming patcher, and of its clones, be reckoned with, measured and retried."""
+    model = patcher.model
+    model.fusestream_reckoning = Reckoning()
+    kind: Any = type(model)
+    model.__class__ = _reckoned(kind)
+    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, WRAPPER, step)
+
+
+def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """One call of the model, as stock's wrappers have it; x [batch, channels, frames, height, width]."""
+    model = executor.class_obj
+    stream: Stream = getattr(model, STREAM)
+    try:
+        return _measured(executor, model, x, *args, **kwargs)
+    except torch.OutOfMemoryError as error:
+        first = str(error)
+    # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
+    held = stream.held
+    freed = stream.shrink(held - stream.least)
+    if x.is_cuda:
+        torch.cuda.empty_cache()
+    if not freed:
+        raise _too_little(stream, held, first)
+    logging.warning("FuseStream: out of VRAM. The weights give back %.2f GiB; the step runs again.", freed / vram.GIB)
+    try:
+        return _measured(executor, model, x, *args, **kwargs)
+    except torch.OutOfMemoryError as error:
+        raise _too_little(stream, stream.held, str(error)) from None
+
+
+def _measured(executor: Any, model: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not x.is_cuda:
+        return executor(x, *args, **kwargs)
+    before = torch.cuda.memory_allocated(x.device)
+    torch.cuda.reset_peak_memory_stats(x.device)
+    out = executor(x, *args, **kwargs)
+    took = torch.cuda.max_memory_allocated(x.device) - before
+    model.fusestream_reckoning.measured(took, own_need(model, x.shape, 0.0, 0.0))
+    return out
+
+
+def _too_little(stream: Stream, held: int, message: str) -> vram.OutOfVram:
+    return vram.OutOfVram(
+        f"VRAM is too little for this video's activations, with the model's weights down to {held / vram.GIB:.2f} GiB of it "
+        f"(they need {stream.least / vram.GIB:.2f}): {message.splitlines()[0] if message else 'out of memory'} "
+        "Make the video smaller or shorter, or close what else uses the card."
+    )
