@@ -1,14 +1,17 @@
 """A Wan block over our kernels: stock's own module, whose forward computes the whole block through our ops.
 
-    x ─ norm, modulate ─ q k v as one product ─ RMSNorm and RoPE in place ─ attention ─ o, gate, + x ─┐
-    ┌─────────────────────────────────────────────────────────────────────────────────────────────────┘
+    x ─ norm, modulate ─ q k v ─ RMSNorm and RoPE in place ─ attention ─ o, gate, + x ─┐
+    ┌──────────────────────────────────────────────────────────────────────────────────┘
     ├─ norm ─ q │ text ─ k v as one product ─ RMSNorm in place ─ attention ─ o, + x, in place ─┐
     ┌──────────────────────────────────────────────────────────────────────────────────────────┘
-    └─ norm, modulate ─ ffn, a few tokens at a time, GELU in the product, gate, + x ─ x
+    └─ norm, modulate ─ ffn, a few tokens at a time, GELU in the product, gate, + x, in place ─ x
 
-Activations, in units of x [batch, tokens, dim] in fp16: x itself (the caller has it), the packed q k v (3) and what
-attention sees (1), five at once at the worst place; the ffn's hidden values never take more than 256 MiB. Stock's block
-needs about nine. x is never written to: VACE's side branch still wants the one that went into the first block.
+Activations, in units of x [batch, tokens, dim] in fp16: x itself (the caller has it), q, k, v and what attention sees, five
+at once at the worst place; the ffn's hidden values never take more than 256 MiB. Stock's block needs about nine. All of
+them have the size of x, so that torch's allocator finds a place for each where another one was: packed, q k v would need
+three units in one piece, which at 720p is 2.2 GiB and no longer there. A few tokens are packed: they have no such trouble,
+and one product of them is faster than three. x is never written to: VACE's side branch still wants the one that went into
+the first block.
 
 What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on the
 attentions are called with the tensors they expect, and a block whose parts another node has replaced is stock's again. So
@@ -40,6 +43,8 @@ SelfAttention = comfy.ldm.wan.model.WanSelfAttention
 TextAttention = comfy.ldm.wan.model.WanT2VCrossAttention
 ImageAttention = comfy.ldm.wan.model.WanI2VCrossAttention
 Options = dict[str, Any]
+
+PACKED_ROWS = 4096  # above, cuBLAS needs the same time for three products as for one (H200, 14B)
 
 
 def fuse(net: nn.Module) -> int:
@@ -195,6 +200,7 @@ def block(
             activation="gelu_tanh",
             residual=x,
             gate=ffn_gate,
+            out=x,
             policy=policy,
         )
 
@@ -284,9 +290,9 @@ def product(
 
 
 def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequence[Tensor]:
-    """What several of stock's Linears make of x: of one product where their weights lie together."""
+    """What several of stock's Linears make of x: of one product where their weights lie together and x is short."""
     with taken(x, *operations) as parts:
-        one = packed(parts)
+        one = packed(parts) if x.shape[:-1].numel() <= PACKED_ROWS else None
         if one is not None:
             rows = [_of(part).shape[0] for part in parts]
             return torch.split(linear(x, _of(one), one.bias, policy=policy), rows, dim=-1)

@@ -1,7 +1,8 @@
 """`auto`: measure the candidates once per (op, shape class, card, driver, code) and keep the fastest.
 
 Stock's own computation is always among them, so an op in `auto` is never slower than stock where it was measured. The
-candidates run on the very tensors of the call that asked, in turns, a few milliseconds each.
+candidates run on the very tensors of the call that asked, or on the first tokens of them (`Op.sample`), in turns, a few
+milliseconds each.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import statistics
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +47,8 @@ def round_up(size: int) -> int:
 
 def measure(op: Op, call: Call, candidates: Sequence[Candidate]) -> dict[str, float]:
     """Median seconds of each candidate. One that cannot run at all takes for ever, and says why."""
-    tensors = [_copy(t) if i in op.mutates and t is not None else t for i, t in enumerate(call.tensors)]
+    call = replace(call, tensors=op.sample(call))
+    tensors = _apart(op, call)
     seconds: dict[str, list[float]] = {}
     runs: dict[str, tuple[Callable[[], Any], int]] = {}
     with torch.cuda.device(call.device):
@@ -61,7 +64,19 @@ def measure(op: Op, call: Call, candidates: Sequence[Candidate]) -> dict[str, fl
         for _ in range(ROUNDS):  # in turns, so that a clock change meets all of them
             for name, (run, launches) in runs.items():
                 seconds.setdefault(name, []).append(_time(run, launches))
+        del tensors, runs, run
+        torch.cuda.empty_cache()  # what candidates needed for themselves: nobody will need it in these sizes again
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def _apart(op: Op, call: Call) -> list[torch.Tensor | None]:
+    """The tensors, with copies of those that are written: one copy for all operands that are the same tensor."""
+    copies = {_place(t): _copy(t) for i in op.mutates if (t := call.tensors[i]) is not None}
+    return [None if t is None else copies.get(_place(t), t) for t in call.tensors]
+
+
+def _place(t: torch.Tensor) -> tuple[object, ...]:
+    return t.data_ptr(), t.dtype, t.shape, t.stride()
 
 
 def _copy(t: torch.Tensor) -> torch.Tensor:
@@ -110,6 +125,7 @@ class Tuner:
         self._measure = measure
         self._card_key = card_key
         self._lock = threading.Lock()
+        self.measurings = 0  # that candidates were measured: a step in which they were says little of the next one
 
     def fastest(self, op: Op, call: Call, able: Sequence[Candidate]) -> Candidate:
         """The winner among the candidates that can serve: remembered, or measured now."""
@@ -124,6 +140,7 @@ class Tuner:
                     LEDGER.chose(Choice(op.name, shape, able[0].name, "not measured: a CUDA graph is being captured"))
                     return able[0]
                 seconds = self._measure(op, call, able)
+                self.measurings += 1
                 known = Winner(_first(able, seconds), seconds)
                 if all(math.isfinite(s) for s in seconds.values()):  # running out of memory today is not a property
                     self._file.put(key, known)

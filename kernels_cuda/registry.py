@@ -188,6 +188,7 @@ class Op:
     kernels      unit -> every kernel the plans may launch: the archive is checked for them
     shape_class  a coarse name of the call: winners are measured once per class
     mutates      positions of the tensors written in place (measuring works on clones of them)
+    sample       the tensors to measure candidates on: those of the call, or views of a part of them
     validate     raises ValueError for shapes that make no sense together: in every mode, before any candidate is asked.
                  The message names the operand, its shape and what was expected; the op's name is put before it
     """
@@ -200,6 +201,7 @@ class Op:
     shape_class: Callable[[Call], str]
     kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mutates: tuple[int, ...] = ()
+    sample: Callable[[Call], Tensors] = lambda call: call.tensors
     validate: Callable[[Call], None] = lambda _: None
 
     def __post_init__(self) -> None:

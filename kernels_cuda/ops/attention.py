@@ -20,6 +20,7 @@ from ..policy import STANDARD, KernelPolicy
 from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
 from .attention_operands import NO_LIMIT, BlockList, Operands, validate
 from .checks import word, wrong_dtype
+from .sampling import LEAST
 from .sdpa import BACKENDS, SERVING, TorchBackend, run_sdpa
 
 HEADS = (64, 96, 128, 384)  # elements of a head the kernels were compiled for
@@ -338,6 +339,17 @@ KERNELS = tuple(
     for general in ((False, True) if d != WIDE else (False,))
 )
 
+
+def sample(call: Call) -> tuple[Tensor | None, ...]:
+    """Fewer queries, all keys, where every query sees all of them."""
+    _, causal, left, right, *_ = call.options
+    plain = not causal and left == right == NO_LIMIT and all(t is None for t in call.tensors[3:])
+    q, k, v = call.tensors[:3]
+    if not plain or q is None or k is None or v is None or q.shape[:2].numel() <= LEAST:
+        return call.tensors
+    return (q[:1, :LEAST], k[:1], v[:1], *call.tensors[3:])
+
+
 ATTENTION = Op(
     name="attention",
     schema=(
@@ -353,6 +365,7 @@ ATTENTION = Op(
         StockCandidate(stock),
     ),
     shape_class=shape_class,
+    sample=sample,
     validate=validate,
     kernels={"attention": KERNELS},
 )

@@ -21,6 +21,7 @@ from .checks import bias_obstacles, word, wrong_dtype
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_compute, validate
 from .linear_torch import CublasEpilogue, CublasFused
 from .rows import Rows, SharedRow, row_class, row_view, rows, shared_row
+from .sampling import LEAST, first_tokens
 
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "relu"]
 
@@ -399,6 +400,13 @@ _TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? gat
 _OPTIONS = "str activation, float scale, bool saturate"
 _OURS = CudaCandidate("cuda", obstacles, plan, ways)
 
+
+def _width(call: Call, weight: int) -> int:
+    """Elements of a token in the result."""
+    t = call.tensors[weight]
+    return 0 if t is None else t.shape[0]
+
+
 LINEAR = Op(
     name="linear",
     schema=f"({_TENSORS}, {_OPTIONS}, ScalarType? out_dtype, str policy) -> Tensor",
@@ -406,6 +414,7 @@ LINEAR = Op(
     fake=fake,
     candidates=(_OURS, StockCandidate(stock), CublasEpilogue(), CublasFused()),
     shape_class=shape_class,
+    sample=lambda call: first_tokens(call.tensors, (0, 3), (4,), _width(call, 1), LEAST),
     validate=validate,
     kernels=_kernels(False),
 )
@@ -417,6 +426,7 @@ LINEAR_ = Op(
     fake=fake_,
     candidates=(_OURS, StockCandidate(stock_), CublasEpilogue(), CublasFused()),
     shape_class=shape_class,
+    sample=lambda call: first_tokens(call.tensors, (1, 0, 4), (5,), _width(call, 2), LEAST),
     validate=validate,
     kernels=_kernels(False),
     mutates=(0,),
@@ -429,6 +439,7 @@ LINEAR_PAIR = Op(
     fake=pair_fake,
     candidates=(_OURS, StockCandidate(pair_stock)),
     shape_class=shape_class,
+    sample=lambda call: first_tokens(call.tensors, (0,), (), _width(call, 1), LEAST),
     validate=validate,
     kernels=_kernels(True),
 )

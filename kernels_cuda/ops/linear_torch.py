@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..policy import KernelPolicy
 from ..registry import Call, OneWay, Plan
 from .activations import gelu, silu
-from .gated_residual import gated_residual
+from .gated_residual import gated_residual, gated_residual_
 from .linear_operands import Operands
 
 # Which GELU: torch computes the tanh form, on every device and by either library.
@@ -105,9 +105,18 @@ class CublasFused(OneWay):
 
         def run(o: Operands) -> Tensor:
             value = PASSES[o.activation](functional.linear(o.x, o.weight, o.bias), policy)
-            return value if o.residual is None else gated_residual(o.residual, value, o.gate, policy=policy)
+            if o.residual is None:
+                return value
+            if o.out is not None and _same_place(o.out, o.residual):
+                gated_residual_(o.out, value, o.gate, policy=policy)
+                return o.out
+            return gated_residual(o.residual, value, o.gate, policy=policy)
 
         return _plan(call, run)
+
+
+def _same_place(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _plan(call: Call, run: Callable[[Operands], Tensor]) -> Plan:
@@ -118,7 +127,8 @@ def _plan(call: Call, run: Callable[[Operands], Tensor]) -> Plan:
         value = run(o)
         if o.out is None:
             return value
-        o.out.copy_(value)
+        if value is not o.out:
+            o.out.copy_(value)
         return None
 
     return into

@@ -30,6 +30,7 @@ def mlp(
     gate: Tensor | None = None,
     hidden_scale: float = 1.0,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
@@ -41,6 +42,7 @@ def mlp(
     w_out         [n, hidden] fp16; b_out [n]
     residual, gate, out_dtype   of the second `linear`
     hidden_scale  of a pair: its product is stored multiplied by this, a power of two, and the second product divided by it
+    out           [batch, ..., n], contiguous, where to write instead of into a new tensor; may be the residual itself
     chunk_bytes   about the most the hidden activation may take
     Returns a contiguous [batch, ..., n]. Where our kernels compute it, the chunks do not change the result: every row is
     summed in the same order wherever it stands. (With precision `fast`, a row that shares a tile with one whose half sums
@@ -60,7 +62,7 @@ def mlp(
 
     tokens = x.shape[:-1].numel() // max(batches, 1)
     chunk = chunk_tokens(batches, w_in.shape[0], chunk_bytes)
-    if tokens <= chunk:
+    if tokens <= chunk and out is None:
         return linear(
             hidden(x),
             w_out,
@@ -72,7 +74,11 @@ def mlp(
             policy=policy,
         )
     dtype = out_dtype or (x if residual is None else residual).dtype
-    out = torch.empty(batches, tokens, shape[-1], dtype=dtype, device=x.device)
+    if out is None:
+        out = torch.empty(batches, tokens, shape[-1], dtype=dtype, device=x.device)
+    elif out.shape != shape or out.dtype is not dtype or not out.is_contiguous():
+        raise ValueError(f"mlp: out is {out.dtype}{list(out.shape)}, and a contiguous {dtype}{list(shape)} is written")
+    out = out.view(batches, tokens, shape[-1])
     x = x.reshape(batches, tokens, x.shape[-1])
     added = None if residual is None else residual.reshape(out.shape)
     for start in range(0, tokens, chunk):

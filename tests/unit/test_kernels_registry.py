@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda import LEDGER, KernelError, KernelPolicy, KernelRefused, autotune, registry
+from fusestream.kernels_cuda import LEDGER, OPS, KernelError, KernelPolicy, KernelRefused, autotune, registry
 from fusestream.kernels_cuda.autotune import Tuner, round_up
+from fusestream.kernels_cuda.ops.sampling import first_tokens
 from fusestream.kernels_cuda.registry import Call, CudaCandidate, Op, StockCandidate
 from fusestream.kernels_cuda.winners import WinnersFile
 
@@ -310,3 +311,25 @@ def test_meta_and_fake_tensors_take_the_registered_road(make, tuner):
     op = make(Fast(), STOCK)
     with torch._subclasses.FakeTensorMode():
         assert op((torch.ones(3), None), (0.0,), KernelPolicy()).shape == (3,)
+
+
+def test_a_very_long_call_is_measured_on_its_first_tokens():
+    """Views of the operands: whole batches where several fit, else the first tokens of the first."""
+    x, weight = torch.zeros(3, 9000, 8192, device="meta"), torch.zeros(8192, device="meta")
+    gate, some, far = (torch.zeros(*shape, device="meta") for shape in ((3, 1, 8192), (1, 1, 8192), (3, 5, 8192)))
+    assert first_tokens((x, weight, gate), (0,), (2,))[0].shape == (1, 4096, 8192)
+    assert first_tokens((x, weight, gate), (0,), (2,), least=8192)[0].shape == (1, 8192, 8192)
+    assert [t.shape[0] for t in first_tokens((x, gate, some), (0,), (1, 2))] == [1, 1, 1]
+    narrow = torch.zeros(3, 9000, 1024, device="meta")
+    assert first_tokens((narrow, None), (0, 1))[0].shape == (3, 9000, 1024), "27,000 tokens are fewer than 32,768"
+    assert first_tokens((narrow,), (0,), width=2048)[0].shape == (1, 9000, 1024)
+    assert first_tokens((x, far), (0,), (1,))[0] is x, "modulation that changes on the way needs all tokens"
+    assert first_tokens((x[0],), (0,))[0].shape == x[0].shape
+
+
+def test_measuring_writes_to_copies_and_keeps_operands_that_are_one(monkeypatch):
+    call = Call(
+        "linear_", (out := torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(3, 3), None, out, None), (), KernelPolicy()
+    )
+    apart = autotune._apart(OPS["linear_"], call)
+    assert apart[0] is apart[4] and apart[0] is not out and apart[1] is call.tensors[1] and apart[3] is None
