@@ -1,215 +1,297 @@
-"""The Wan VAEs over our kernels: stock's own modules, whose leaves compute through our ops.
+"""The Wan VAEs over our kernels, within a bound of memory.
 
-Stock's `encode` and `decode` stay as they are, with their chunks, caches and order of layers: what they call computes
-differently. Convolutions read the cached frames where they lie instead of concatenating them, nothing is padded, the
-norm and its SiLU are one pass, a block's skip is added by its last convolution, and an upsampled image is never stored.
-All of it channels-last, which the first convolution of either half sees to.
+Stock's modules keep the weights; `fuse` gives them an `encode` and a `decode` of ours with the same results. Two frames
+at a time go all the way (wan_vae_stages.py), so what is needed does not grow with the length of a video; and a large frame
+goes in bands (wan_vae_bands.py says why, and counts), so it does not grow with the size of a frame either.
 
-Weights are taken as stock's layers take them (`cast_bias_weight`), so they may be offloaded or of another type. Where an
-op has no kernel for an input (another type than fp16, the CPU) it runs stock's computation or its reference, and says so
-in the ledger.
+Decoded frames leave for the host as they are ready, encoded ones come from it as they are needed: ComfyUI hands over a
+buffer, respectively the host's pixels, to VAEs that say `comfy_has_chunked_io`. Between two pieces the user's interrupt is
+looked for and the progress shown.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import comfy.ldm.wan.vae
-import comfy.ldm.wan.vae2_2
-import comfy.ops
+import comfy.model_management
+import comfy.utils
 import torch
+from comfy.ldm.wan.vae2_2 import WanVAE as WanVAE22
+from comfy.ldm.wan.vae2_2 import patchify, unpatchify
 from torch import Tensor, nn
 
-from ..kernels_cuda import (
-    STANDARD,
-    KernelPolicy,
-    attention,
-    channel_rms_silu,
-    conv2d,
-    conv3d,
-    fold_upsample,
-    linear,
-    upsample_conv2d,
+from ..kernels_cuda import STANDARD, KernelPolicy
+from .wan_vae_bands import WHOLE, Band, Work
+from .wan_vae_layers import channels_last
+from .wan_vae_outbox import Outbox
+from .wan_vae_stages import (
+    Pieces,
+    before_stages,
+    behind_stages,
+    frames_of,
+    gathered,
+    in_pairs,
+    product,
+    stages,
+    through,
 )
-from ..kernels_cuda.ops.conv_operands import last_format
 
-CACHED_FRAMES = comfy.ldm.wan.vae.CACHE_T
-CausalConv3d = comfy.ldm.wan.vae.CausalConv3d
-AttentionBlock = comfy.ldm.wan.vae.AttentionBlock
-RMS_norm = comfy.ldm.wan.vae.RMS_norm
-ResidualBlock = (comfy.ldm.wan.vae.ResidualBlock, comfy.ldm.wan.vae2_2.ResidualBlock)
+# Bytes of VRAM for the weights and all else. Less than the promised 3 GiB: measuring a kernel beside stock's, once, needs
+# room for stock's workspace, and allocators keep pieces that fit nothing.
+LIMIT = 5 << 29
+KEPT = 1 << 28  # features of all frames up to here stay on the card; beyond, on the host
 
-Caches = list[Any]  # stock's: frames of each causal convolution, by its number
+FRAMES_PER_LATENT = 4
 
 
-def fuse(vae: nn.Module, policy: KernelPolicy = STANDARD) -> None:
-    """Let stock's WanVAE (2.1 or 2.2) compute through our ops from now on, under this policy. In place."""
-    for module in vae.modules():
-        for part, forward in _forwards(module):
-            part.forward = partial(forward, part, policy)
+def fuse(vae: nn.Module, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
+    """Let stock's WanVAE (2.1 or 2.2) compute through our ops from now on, under this policy. In place.
 
-
-def _forwards(module: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
-    """What of this module computes through us, and how."""
-    if isinstance(module, ResidualBlock):
-        yield module, residual_block
-    elif isinstance(module, AttentionBlock):
-        yield module, attention_block
-    elif isinstance(module, CausalConv3d):
-        yield module, causal_conv
-    elif isinstance(module, nn.Sequential):
-        kinds = [type(layer) for layer in module]
-        if kinds[:1] == [nn.Upsample]:
-            yield module, upsample
-        elif kinds[:1] == [nn.ZeroPad2d]:
-            yield module, downsample
-        elif kinds == [RMS_norm, nn.SiLU, CausalConv3d]:  # a head: stock calls its layers one by one
-            yield module[0], norm_silu
-            yield module[1], nothing
-
-
-# ------------------------------------------------------------------------------------------------------------- leaves
-
-
-@contextlib.contextmanager
-def weights(module: nn.Module, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """A layer's weight and bias where x is and as x is, the weight channels-last."""
-    weight, bias, stream = comfy.ops.cast_bias_weight(module, x, offloadable=True)
-    try:
-        yield weight.contiguous(memory_format=last_format(weight)), bias
-    finally:
-        comfy.ops.uncast_bias_weight(module, weight, bias, stream)
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """x, copied where stock has interleaved its frames, or at the entrance."""
-    return x if x.stride(1) == 1 else x.contiguous(memory_format=last_format(x))
-
-
-def causal_conv(
-    module: Any,
-    policy: KernelPolicy,
-    x: Tensor,
-    cache_x: Tensor | None = None,
-    cache_list: Caches | None = None,
-    cache_idx: int | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """Stock's CausalConv3d: [b, c, t, h, w] -> [b, n, t', h, w], and `residual` on top.
-
-    Its convolution over time has the cached frames before x, and zeros before these; one that pads nothing has x alone.
+    limit: bytes of VRAM that the weights and a video on its way may take, however large it is.
     """
-    if cache_list is not None:
-        assert cache_idx is not None
-        cache_x, cache_list[cache_idx] = cache_list[cache_idx], None
-    before = module._padding
-    if cache_x is not None:
-        cache_x = channels_last(cache_x.to(x.device)[:, :, -before:]) if before else None
-    x = channels_last(x)
-    with weights(module, x) as (weight, bias):
-        return conv3d(
-            x,
-            weight,
-            bias,
-            cache=cache_x,
-            residual=residual,
-            time_stride=module.stride[0],
-            before=before,
-            policy=policy,
-        )
+    vae.decode = partial(decode, vae, policy, limit)
+    vae.encode = partial(encode, vae, policy, limit)
+    vae.decode_output_shape = partial(decode_output_shape, vae)
+    vae.comfy_has_chunked_io = True
 
 
-def norm_silu(module: Any, policy: KernelPolicy, x: Tensor, silu: bool = True) -> Tensor:
-    """Stock's RMS_norm over channels, and the SiLU behind it."""
-    gamma = module.gamma.to(x)
-    bias = None if module.bias is None else module.bias.to(x)
-    return channel_rms_silu(x, gamma, bias, silu=silu, policy=policy)
+def patch(vae: Any) -> int:
+    """Pixels that a value of the image side stands for, along either side: Wan 2.2 folds 2x2 into channels."""
+    return 2 if isinstance(vae, WanVAE22) else 1
 
 
-def upsample(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
-    """Stock's Upsample and Conv2d: [frames, c, h, w] -> [frames, n, 2 h, 2 w]."""
-    x = channels_last(x)
-    with weights(module[1], x) as (weight, bias):
-        # Folded anew each time: a few small sums, and no copies of weights that ComfyUI would not know of.
-        return upsample_conv2d(x, weight, bias, folded=fold_upsample(weight), policy=policy)
+def decode_output_shape(vae: Any, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+    """The pixels [b, 3, frames, h, w] that latents of this shape become."""
+    b, _, t, h, w = shape
+    channels = vae.decoder.head[2].out_channels // patch(vae) ** 2
+    return b, channels, FRAMES_PER_LATENT * t - 3, 8 * patch(vae) * h, 8 * patch(vae) * w
 
 
-def downsample(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
-    """Stock's ZeroPad2d and Conv2d of stride 2: [frames, c, h, w] -> [frames, n, h / 2, w / 2]."""
-    x = channels_last(x)
-    with weights(module[1], x) as (weight, bias):
-        return conv2d(x, weight, bias, stride=2, padding=module[0].padding, policy=policy)
+# --------------------------------------------------------------------------------------------------------- the bounds
 
 
-def nothing(_module: Any, _policy: KernelPolicy, x: Tensor) -> Tensor:
-    """What is left of a SiLU that the norm before it has done."""
-    return x
+def work(vae: Any, decodes: bool, shape: torch.Size | tuple[int, ...], item: int = 2) -> Work:
+    """What decoding latents, or encoding pixels, of this shape [b, c, t, h, w] takes."""
+    *_, t, h, w = shape
+    profiles = tuple(stage.profile() for stage in stages(vae.decoder if decodes else vae.encoder))
+    if decodes:
+        return Work(profiles, True, h, w, t, item)
+    unit = 8 * patch(vae)
+    return Work(profiles, False, max(1, h // unit), max(1, w // unit), 1 + (t - 1) // FRAMES_PER_LATENT, item)
 
 
-# ------------------------------------------------------------------------------------------------------------- blocks
+def count_bands(job: Work, vae: nn.Module, limit: int) -> int:
+    """Bands that keep everything within the limit."""
+    return job.count(limit - _bytes(vae) - min(job.features(), KEPT))
 
 
-def residual_block(
-    module: Any,
+def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes that a decoding or encoding takes beside the weights, however many samples there are. For ComfyUI to free."""
+    job = work(vae, decodes, shape, dtype.itemsize)
+    needed = job.peak(count_bands(job, vae, limit)) + min(job.features(), KEPT)
+    # Where our kernels do not serve, torch's convolutions copy what they remember beside what they compute, and have a
+    # workspace.
+    return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
+
+
+def _bytes(vae: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in vae.parameters())
+
+
+# ------------------------------------------------------------------------------------------------------------ decoding
+
+
+@torch.no_grad()
+def decode(
+    vae: Any,
     policy: KernelPolicy,
-    x: Tensor,
-    feat_cache: Caches | None = None,
-    feat_idx: list[int] | None = None,
-    final: bool = False,  # noqa: ARG001 - stock's signature
+    limit: int,
+    z: Tensor,
+    output_buffer: Tensor | None = None,
+    bands: int | None = None,
+    **_options: Any,
 ) -> Tensor:
-    """norm, SiLU, convolution, twice, and the skip, which the second convolution adds."""
-    norm_1, _, conv_1, norm_2, _, _, conv_2 = module.residual
-    x = channels_last(x)
-    skip = x if isinstance(module.shortcut, nn.Identity) else causal_conv(module.shortcut, policy, x)
-    x = cached_conv(conv_1, policy, norm_silu(norm_1, policy, x), feat_cache, feat_idx)
-    return cached_conv(conv_2, policy, norm_silu(norm_2, policy, x), feat_cache, feat_idx, skip)
+    """Latents [b, z, t, h, w] -> pixels [b, 3, 4 t - 3, 8 h, 8 w], 16 h and 16 w for Wan 2.2.
 
-
-def cached_conv(
-    module: Any,
-    policy: KernelPolicy,
-    x: Tensor,
-    feat_cache: Caches | None,
-    feat_idx: list[int] | None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """A convolution that finds its frames in stock's list of caches, and leaves its own last ones there."""
-    if feat_cache is None:
-        return causal_conv(module, policy, x, residual=residual)
-    assert feat_idx is not None
-    at = feat_idx[0]
-    old = feat_cache[at]
-    kept = x[:, :, -CACHED_FRAMES:]
-    if kept.shape[2] < CACHED_FRAMES and old is not None:
-        kept = torch.cat((old[:, :, kept.shape[2] - CACHED_FRAMES :].to(x.device), kept), 2)
-    elif x.shape[2] > CACHED_FRAMES:
-        kept = kept.clone(memory_format=torch.preserve_format)  # a view would keep the whole chunk
-    out = causal_conv(module, policy, x, old, residual=residual)
-    feat_cache[at] = kept
-    feat_idx[0] += 1
+    output_buffer  where to put them, on any device and of any type; unless given, like z
+    bands          the number of bands, unless the limit shall decide it
+    """
+    shape = decode_output_shape(vae, z.shape)
+    out = torch.empty(shape, device=z.device, dtype=z.dtype) if output_buffer is None else output_buffer
+    job = work(vae, True, z.shape, z.element_size())
+    parts = job.bands(bands or count_bands(job, vae, limit))
+    progress = Progress(len(z) * len(parts) * shape[2], shown=output_buffer is not None)
+    outbox = Outbox(out)
+    for sample, latent in enumerate(z.split(1)):
+        _decode_one(vae, policy, latent, parts, job, outbox, sample, progress)
     return out
 
 
-def attention_block(
-    module: Any,
+def _decode_one(
+    vae: Any,
     policy: KernelPolicy,
+    z: Tensor,
+    parts: list[Band],
+    job: Work,
+    outbox: Outbox,
+    sample: int,
+    progress: Progress,
+) -> None:
+    remember, fold = z.shape[2] > 1, patch(vae)
+    x = channels_last(product(vae.conv2, policy, z))
+    features = before_stages(vae.decoder, policy, (x[:, :, a:b] for a, b in frames_of(z.shape[2])), remember)
+    whole = kept(features, job, z) if len(parts) > 1 else None
+    for band in parts:
+        pieces = features if whole is None else cut_out(whole, band, job.dim, z.device)
+        start = 0
+        for frames in run(vae.decoder, policy, pieces, band if len(parts) > 1 else None, remember):
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            end = start + frames.shape[2]
+            outbox.put(place(sample, (start, end), band, job.dim, fold), unfolded(frames, fold))
+            progress.add(end - start)
+            start = end
+        outbox.flush()
+        release(z.device, len(parts))
+
+
+def run(half: Any, policy: KernelPolicy, pieces: Pieces, band: Band | None, remember: bool) -> Pieces:
+    """All stages of the encoder or decoder, one behind the other. band: None for the whole image."""
+    steps = stages(half)
+    join = in_pairs if steps[0].upwards else gathered
+    for stage, cut in zip(steps, [WHOLE] * len(steps) if band is None else band.cuts, strict=True):
+        pieces = through(stage, policy, join(pieces), cut, remember)
+    return pieces
+
+
+def place(sample: int, frames: tuple[int, int], band: Band, dim: int, fold: int) -> tuple[slice, ...]:
+    """Where a piece of a band lies among the pixels [b, 3, t, h, w]."""
+    along = slice(band.made[0] * fold, band.made[1] * fold)
+    everything = slice(None)
+    sides = (along, everything) if dim == 3 else (everything, along)
+    return (slice(sample, sample + 1), everything, slice(*frames), *sides)
+
+
+def unfolded(frames: Tensor, fold: int) -> Tensor:
+    pixels: Tensor = unpatchify(frames, fold)
+    return pixels
+
+
+# ------------------------------------------------------------------------------------------------------------ encoding
+
+
+@torch.no_grad()
+def encode(
+    vae: Any,
+    policy: KernelPolicy,
+    limit: int,
     x: Tensor,
-    feat_cache: Caches | None = None,  # noqa: ARG001 - stock's signature
-    feat_idx: list[int] | None = None,  # noqa: ARG001
-    final: bool = False,  # noqa: ARG001
+    device: torch.device | None = None,
+    bands: int | None = None,
 ) -> Tensor:
-    """Stock's AttentionBlock: one head over the pixels of a frame, between two products of pixels."""
-    b, c, t, h, w = x.shape
-    x = channels_last(x)
-    skip = x.movedim(1, -1).reshape(b * t, h * w, c)
-    normed = norm_silu(module.norm, policy, x, silu=False).movedim(1, -1).reshape(b * t, h * w, c)
-    with weights(module.to_qkv, x) as (weight, bias):
-        qkv = linear(normed, weight.reshape(3 * c, c), bias, policy=policy)
-    q, k, v = qkv.reshape(b * t, h * w, 3, 1, c).unbind(2)
-    seen = attention(q, k, v, policy=policy).reshape(b * t, h * w, c)
-    with weights(module.proj, x) as (weight, bias):
-        out = linear(seen, weight.reshape(c, c), bias, residual=skip, policy=policy)
-    return out.reshape(b, t, h, w, c).movedim(-1, 1)
+    """Pixels [b, 3, t, h, w] -> latents [b, z, 1 + (t - 1) // 4, h / 8, w / 8], h / 16 and w / 16 for Wan 2.2.
+
+    x       on any device; frames that are no multiple of 4 and one more are left out, as stock does
+    device  where to compute and to leave the result; unless given, where x is
+    bands   the number of bands, unless the limit shall decide it
+    """
+    shown, device = device is not None, device or x.device
+    job = work(vae, False, x.shape, x.element_size())
+    unit = 8 * patch(vae)
+    whole_pixels = x.shape[3] % unit == 0 and x.shape[4] % unit == 0
+    parts = job.bands((bands or count_bands(job, vae, limit)) if whole_pixels else 1)
+    used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
+    progress = Progress(len(x) * len(parts) * used, shown)
+    made = [_encode_one(vae, policy, pixels, parts, job, device, progress) for pixels in x[:, :, :used].split(1)]
+    return torch.cat(made) if len(made) > 1 else made[0]
+
+
+def _encode_one(
+    vae: Any, policy: KernelPolicy, x: Tensor, parts: list[Band], job: Work, device: torch.device, progress: Progress
+) -> Tensor:
+    remember = x.shape[2] > 1
+    features: Pieces
+    if len(parts) == 1:
+        features = run(vae.encoder, policy, pixels_of(vae, x, None, job.dim, device, progress), None, remember)
+    else:
+        features = frames_from(_features_of_bands(vae, policy, x, parts, job, device, progress), device)
+    both = (product(vae.conv1, policy, x) for x in behind_stages(vae.encoder, policy, gathered(features), remember))
+    return torch.cat([each.chunk(2, 1)[0].clone() for each in both], 2)
+
+
+def _features_of_bands(
+    vae: Any, policy: KernelPolicy, x: Tensor, parts: list[Band], job: Work, device: torch.device, progress: Progress
+) -> Tensor:
+    """What the stages make of all frames, [1, c, t, h, w], channels-last."""
+    whole = new_features(job, x.dtype, device)
+    for band in parts:
+        start = 0
+        pieces = pixels_of(vae, x, band, job.dim, device, progress)
+        for each in run(vae.encoder, policy, pieces, band, x.shape[2] > 1):
+            end = start + each.shape[2]
+            whole[:, :, start:end].narrow(job.dim, band.made[0], band.made[1] - band.made[0]).copy_(each)
+            start = end
+        release(device, len(parts))
+    return whole
+
+
+def pixels_of(vae: Any, x: Tensor, band: Band | None, dim: int, device: torch.device, progress: Progress) -> Pieces:
+    """Frames of x on the device: of all the image, or of what a band needs of it."""
+    fold = patch(vae)
+    for start, end in frames_of(x.shape[2]):
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        piece = x[:, :, start:end]
+        if band is not None:
+            piece = piece.narrow(dim, band.enters[0] * fold, (band.enters[1] - band.enters[0]) * fold)
+        yield patchify(piece.to(device), fold)
+        progress.add(end - start)
+
+
+# ------------------------------------------------------------------------------- between the bands and the attention
+
+
+def new_features(job: Work, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for what lies between the bands and the attention: on the device, or where that is too much, the host."""
+    shape = (1, job.inner, job.frames, job.height, job.width)
+    where = device if job.features() <= KEPT else torch.device("cpu")
+    return torch.empty(shape, dtype=dtype, device=where, memory_format=torch.channels_last_3d)
+
+
+def kept(pieces: Pieces, job: Work, z: Tensor) -> Tensor:
+    """All pieces in one tensor."""
+    whole, start = new_features(job, z.dtype, z.device), 0
+    for each in pieces:
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        whole[:, :, start : start + each.shape[2]].copy_(each)
+        start += each.shape[2]
+    return whole
+
+
+def frames_from(whole: Tensor, device: torch.device) -> Pieces:
+    for start, end in frames_of(whole.shape[2]):
+        yield whole[:, :, start:end].to(device)
+
+
+def cut_out(whole: Tensor, band: Band, dim: int, device: torch.device) -> Pieces:
+    """The pieces of what enters a band, dense: a norm reads no part of an image."""
+    for start, end in frames_of(whole.shape[2]):
+        part = whole[:, :, start:end].narrow(dim, band.enters[0], band.enters[1] - band.enters[0])
+        yield part.to(device).contiguous(memory_format=torch.channels_last_3d)
+
+
+def release(device: torch.device, bands: int) -> None:
+    """Behind a band: the next one's tensors differ in size, and the allocator need not hold both."""
+    if device.type == "cuda" and bands > 1:
+        torch.cuda.empty_cache()
+
+
+class Progress:
+    """A bar over frames, where someone looks at it: tiles do not each show theirs."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        bar: Any = comfy.utils.ProgressBar
+        self.bar = bar(total) if shown else None
+
+    def add(self, frames: int) -> None:
+        if self.bar is not None:
+            self.bar.update(frames)
