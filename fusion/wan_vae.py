@@ -14,14 +14,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import comfy.ldm.wan.vae
+import comfy.ldm.wan.vae2_2
 import comfy.model_management
 import comfy.utils
 import torch
-from comfy.ldm.wan.vae2_2 import WanVAE as WanVAE22
-from comfy.ldm.wan.vae2_2 import patchify, unpatchify
 from torch import Tensor, nn
 
-from ..kernels_cuda import STANDARD, KernelPolicy
+from ..kernels_cuda import STANDARD, KernelPolicy, obstacle
 from .wan_vae_bands import WHOLE, Band, Work
 from .wan_vae_layers import channels_last
 from .wan_vae_outbox import Outbox
@@ -39,10 +39,40 @@ from .wan_vae_stages import (
 
 # Bytes of VRAM for the weights and all else. Less than the promised 3 GiB: measuring a kernel beside stock's, once, needs
 # room for stock's workspace, and allocators keep pieces that fit nothing.
-LIMIT = 5 << 29
+LIMIT = 11 << 28
 KEPT = 1 << 28  # features of all frames up to here stay on the card; beyond, on the host
 
 FRAMES_PER_LATENT = 4
+
+WanVAE21 = comfy.ldm.wan.vae.WanVAE
+WanVAE22 = comfy.ldm.wan.vae2_2.WanVAE
+
+
+def is_wan(vae: nn.Module | None) -> bool:
+    """Whether this is one of the modules that `fuse` takes."""
+    return isinstance(vae, (WanVAE21, WanVAE22))
+
+
+def dtype_for(device: torch.device | None = None) -> torch.dtype | None:
+    """The type in which a VAE computes on a device, ComfyUI's VAE device unless given. None: as stock chooses.
+
+    Our kernels are fp16. Stock takes bf16 from Ampere on, and fp16 on Turing; the Wan VAEs are made for either, and their
+    norms keep what passes through small. The flags for a VAE's type, and cards whose fp16 stock does not trust, decide
+    here as they do there.
+    """
+    device = device or comfy.model_management.vae_device()
+    if obstacle(device) is not None:
+        return None
+    chosen: torch.dtype = comfy.model_management.vae_dtype(device, [torch.float16, torch.bfloat16, torch.float32])
+    return chosen
+
+
+def install(vae: Any, policy: KernelPolicy) -> None:
+    """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it than it takes."""
+    net = vae.first_stage_model
+    fuse(net, policy)
+    vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
+    vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
 
 
 def fuse(vae: nn.Module, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
@@ -173,7 +203,7 @@ def place(sample: int, frames: tuple[int, int], band: Band, dim: int, fold: int)
 
 
 def unfolded(frames: Tensor, fold: int) -> Tensor:
-    pixels: Tensor = unpatchify(frames, fold)
+    pixels: Tensor = comfy.ldm.wan.vae2_2.unpatchify(frames, fold)  # type: ignore[no-untyped-call]
     return pixels
 
 
@@ -243,7 +273,7 @@ def pixels_of(vae: Any, x: Tensor, band: Band | None, dim: int, device: torch.de
         piece = x[:, :, start:end]
         if band is not None:
             piece = piece.narrow(dim, band.enters[0] * fold, (band.enters[1] - band.enters[0]) * fold)
-        yield patchify(piece.to(device), fold)
+        yield comfy.ldm.wan.vae2_2.patchify(piece.to(device), fold)  # type: ignore[no-untyped-call]
         progress.add(end - start)
 
 

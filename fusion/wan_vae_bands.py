@@ -193,8 +193,8 @@ class Work:
 
     def at_middle(self) -> int:
         """Bytes that the middle needs, with its two blocks' memories."""
-        remembered, at_work = 5 * PAIR, 8 * PAIR
-        return (remembered + at_work) * self.inner * self.height * self.width * self.item
+        frames = 8 if self.frames == 1 else (5 + 8) * PAIR
+        return frames * self.inner * self.height * self.width * self.item
 
     def peak(self, count: int) -> int:
         """Bytes needed at a time with so many bands, without the weights and the features."""
