@@ -90,7 +90,7 @@ def as_images(x: Tensor) -> Tensor:
 
 def as_video(images: Tensor, batch: int) -> Tensor:
     """[b t, c, h, w] -> [b, c, t, h, w], a view."""
-    return images.unflatten(0, (batch, -1)).movedim(1, 2)
+    return images.view(batch, -1, *images.shape[1:]).movedim(1, 2)
 
 
 def upsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, first: bool) -> Tensor:
@@ -98,13 +98,14 @@ def upsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, first
 
     Where it doubles the frames too, t' is 2 t, but for the very first frame, which stays one.
     """
-    batch, c = x.shape[:2]
+    batch, c, t, height, width = x.shape
     if module.mode == "upsample3d" and not first:
         # Of each frame's 2 c channels the first half is one frame, the second half the next.
         both = cached_conv(module.time_conv, policy, x, caches)
         del x
-        frames = both.unflatten(1, (2, c)).permute(0, 3, 1, 4, 5, 2).flatten(0, 2).movedim(-1, 1)
-        del both
+        apart = both.movedim(1, -1).reshape(batch, t, height, width, 2, c).movedim(4, 2)
+        frames = apart.reshape(batch * t * 2, height, width, c).movedim(-1, 1)
+        del both, apart
     else:
         frames = as_images(x)
     with weights(module.resample[1], frames) as (weight, bias):

@@ -17,15 +17,13 @@ from typing import Any
 import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..kernels_cuda import KernelPolicy
 from .wan_vae_bands import Cut, Profile
 from .wan_vae_layers import (
     Caches,
     cached_conv,
-    causal_conv,
-    channels_last,
     downsample,
     head,
     middle,
@@ -74,7 +72,7 @@ class Stage:
 def stages(half: Any) -> list[Stage]:
     """The stages of stock's Encoder3d or Decoder3d."""
     decodes = hasattr(half, "upsamples")
-    found = []
+    found: list[dict[str, Any]] = []
     blocks: list[Any] = []
     for layer in half.upsamples if decodes else half.downsamples:
         inner = getattr(layer, "upsamples", None) or getattr(layer, "downsamples", None)
@@ -182,11 +180,6 @@ def gathered(pieces: Iterable[Tensor]) -> Pieces:
         yield waiting.pop()
 
 
-def frames_of(t: int, step: int = 2) -> list[tuple[int, int]]:
-    """(0, 1), (1, 3), (3, 5), ...: where the pieces of t frames start and end."""
-    return [(0, 1), *((at, min(at + step, t)) for at in range(1, t, step))]
-
-
 def before_stages(decoder: Any, policy: KernelPolicy, pieces: Iterable[Tensor], remember: bool) -> Pieces:
     """The decoder's first convolution and its middle, whose attention sees the whole of a frame."""
     caches: Caches = {} if remember else None
@@ -199,8 +192,3 @@ def behind_stages(encoder: Any, policy: KernelPolicy, pieces: Iterable[Tensor], 
     caches: Caches = {} if remember else None
     for x in pieces:
         yield head(encoder.head, policy, middle(encoder.middle, policy, x, caches), caches)
-
-
-def product(module: nn.Module, policy: KernelPolicy, x: Tensor) -> Tensor:
-    """One of the two 1x1x1 convolutions between the latent and the halves."""
-    return causal_conv(module, policy, channels_last(x))
