@@ -93,20 +93,27 @@ def work(vae: Any, decodes: bool, shape: torch.Size | tuple[int, ...], item: int
     *_, t, h, w = shape
     profiles = tuple(stage.profile() for stage in stages(vae.decoder if decodes else vae.encoder))
     if decodes:
-        return Work(profiles, True, h, w, t, item)
+        return Work(profiles, True, h, w, t, vae.decoder.head[2].out_channels, item)
     unit = 8 * patch(vae)
-    return Work(profiles, False, max(1, h // unit), max(1, w // unit), 1 + (t - 1) // FRAMES_PER_LATENT, item)
+    latent = max(1, h // unit), max(1, w // unit), 1 + (t - 1) // FRAMES_PER_LATENT
+    return Work(profiles, False, *latent, vae.encoder.conv1.in_channels, item)
 
 
-def room(job: Work, vae: nn.Module, limit: int) -> int:
-    """Bytes that are left of the limit for what passes through."""
-    return limit - sum(p.numel() * p.element_size() for p in vae.parameters()) - min(job.features(), KEPT)
+def kept(job: Work) -> int:
+    """Bytes of features that stay on the card, where there are several bands."""
+    return job.features() if job.features() <= KEPT else 0
+
+
+def room(vae: nn.Module, limit: int) -> int:
+    """Bytes that the weights leave of the limit."""
+    return limit - sum(p.numel() * p.element_size() for p in vae.parameters())
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
     """Bytes that a decoding or encoding takes beside the weights, however many samples there are. For ComfyUI to free."""
     job = work(vae, decodes, shape, dtype.itemsize)
-    needed = job.peak(job.count(room(job, vae, limit))) + min(job.features(), KEPT)
+    count = job.count(room(vae, limit), kept(job))
+    needed = job.peak(count) + (kept(job) if count > 1 else 0)
     # Where our kernels do not serve, torch's convolutions copy what they remember beside what they compute, and have a
     # workspace.
     return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
@@ -114,10 +121,10 @@ def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: t
 
 def bands_for(job: Work, vae: Any, limit: int, device: torch.device) -> list[Band] | None:
     """The bands in which a video keeps within the limit, and within what is free. None: it can pass whole."""
-    within = room(job, vae, limit)
+    within = room(vae, limit)
     if device.type == "cuda":
-        within = min(within, comfy.model_management.get_free_memory(device) - min(job.features(), KEPT))
-    count = job.count(within)
+        within = min(within, comfy.model_management.get_free_memory(device))
+    count = job.count(within, kept(job))
     return job.bands(count) if count > 1 else None
 
 

@@ -163,6 +163,7 @@ class Work:
     stages   first to last
     decodes  whether they go from the latent to the image
     height, width, frames  of the latent
+    image    channels of the image, of a pixel to the convolutions
     item     bytes of a value
     """
 
@@ -171,6 +172,7 @@ class Work:
     height: int
     width: int
     frames: int
+    image: int = 3
     item: int = 2
 
     @property
@@ -191,32 +193,28 @@ class Work:
         """Bytes of what lies between the bands and the attention, for all frames."""
         return self.inner * self.height * self.width * self.frames * self.item
 
-    def at_middle(self) -> int:
-        """Bytes that the middle needs, with its two blocks' memories."""
-        frames = 8 if self.frames == 1 else (5 + 8) * PAIR
-        return frames * self.inner * self.height * self.width * self.item
-
     def peak(self, count: int) -> int:
-        """Bytes needed at a time with so many bands, without the weights and the features."""
-        together = self.at_middle() if count == 1 else 0
-        return MARGIN + together + max(self._peak(band) for band in self.bands(count))
+        """Bytes needed at a time with so many bands, without the weights and, of several bands, the features."""
+        pixels = self.inner * self.height * self.width * self.item
+        pair, remembered = (1, 0) if self.frames == 1 else (PAIR, 5 * PAIR * pixels)
+        middle = 8 * pair * pixels  # a block's, or the attention's
+        most = max(self._peak(band) for band in self.bands(count))
+        return MARGIN + (remembered + max(middle, most) if count == 1 else max(remembered + middle, most))
 
     def _peak(self, band: Band) -> int:
-        other = min(self.height, self.width)
-        deepest = len(self.stages) - 1
+        """Bytes that the stages need at a time for a band."""
+        other, deepest, alone = min(self.height, self.width), len(self.stages) - 1, self.frames == 1
         areas = [width * (other << (k if self.decodes else deepest - k)) for k, width in enumerate(band.widths)]
-        alone = self.frames == 1
         pair = 1 if alone else PAIR
         remembered = 0 if alone else sum(PAIR * s.remembered * a for s, a in zip(self.stages, areas, strict=True))
         waiting, most = 0, 0
         for k, (stage, area) in enumerate(zip(self.stages, areas, strict=True)):
             at_work = pair * stage.at_work * area
-            channels = stage.blocks[-1][1]
             if stage.up:
                 frames = 2 * pair if stage.over_time and not alone else pair
                 made = frames * stage.out * 4 * area
-                dealt = frames * channels * area
-                spread = (1 if stage.shortcut else 0) * pair * stage.out * area
+                dealt = frames * stage.blocks[-1][1] * area
+                spread = pair * stage.out * area if stage.shortcut else 0
                 at_work = max(at_work, dealt + max(dealt if stage.over_time else 0, made) + spread)
             most = max(most, waiting + at_work)
             if stage.up and stage.over_time and not alone:
@@ -224,10 +222,14 @@ class Work:
             elif not stage.up and k < deepest:
                 waiting += pair * stage.out * area // 4
         # What leaves, or enters, in the host's type beside the card's.
-        image = areas[-1 if self.decodes else 0] * pair * 12
-        return int((remembered + most) * self.item) + image * (self.item + 8)
+        image = areas[-1 if self.decodes else 0] * pair * self.image
+        return (remembered + most) * self.item + image * (self.item + 8)
 
-    def count(self, room: int) -> int:
-        """The least number of bands that keeps within `room` bytes; the most there can be where none does."""
+    def count(self, room: int, features: int) -> int:
+        """The least number of bands that keeps within `room` bytes; the most there can be where none does.
+
+        features: bytes of them that are kept on the card where there are several bands.
+        """
         most = max(1, max(self.height, self.width) // LEAST)
-        return next((n for n in range(1, most + 1) if self.peak(n) <= room), most)
+        fits = (n for n in range(1, most + 1) if self.peak(n) + (features if n > 1 else 0) <= room)
+        return next(fits, most)
