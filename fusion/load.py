@@ -16,7 +16,7 @@ import torch
 
 from ..kernels_cuda import STANDARD, KernelPolicy
 from ..memory import Checkpoint, WeightFile
-from . import activations, attention, skeleton, umt5, wan
+from . import activations, attention, skeleton, umt5, wan, wan_vae
 from .patcher import StreamingModelPatcher, attach
 from .recognise import Kind, WrongFile, inspect
 from .skeleton import NotStreamable
@@ -88,15 +88,31 @@ def load_text_encoder(path: str, embedding_folders: list[str]) -> Any:
     return clip
 
 
-def load_vae(path: str) -> Any:
-    """Load the VAE at `path` as a stock VAE."""
+def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
+    """Load the VAE at `path` as a stock VAE that computes through our ops; by the policy `off`, as stock does."""
     header = inspect(path, Kind.WAN_VAE)
     weights, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
-    vae = comfy.sd.VAE(sd=weights, metadata=metadata)
-    vae.throw_exception_if_invalid()
+    vae = _fused_vae(weights, metadata, policy)
     # As stock's loader node does: a second GPU makes its own copy of the VAE with this.
-    vae.patcher.cached_patcher_init = (comfy.sd.load_vae_patcher, (path, metadata, None))
+    vae.patcher.cached_patcher_init = (load_vae_patcher, (path, metadata, policy))
     _require_all_weights(vae.first_stage_model, header)
+    return vae
+
+
+def load_vae_patcher(
+    path: str, metadata: Any = None, policy: KernelPolicy = STANDARD, device: Any = None, **_others: Any
+) -> Any:
+    """Stock's function of this name, with the policy of the VAE that is loaded once more. Returns its patcher."""
+    weights, found = comfy.utils.load_torch_file(path, return_metadata=True)
+    return _fused_vae(weights, found if metadata is None else metadata, policy, device).patcher
+
+
+def _fused_vae(weights: Any, metadata: Any, policy: KernelPolicy, device: Any = None) -> Any:
+    off = policy.default == "off"
+    vae = comfy.sd.VAE(sd=weights, metadata=metadata, device=device, dtype=None if off else wan_vae.dtype_for(device))
+    vae.throw_exception_if_invalid()
+    if not off and wan_vae.is_wan(vae.first_stage_model):
+        wan_vae.install(vae, policy)
     return vae
 
 

@@ -1,215 +1,187 @@
-"""The Wan VAEs over our kernels: stock's own modules, whose leaves compute through our ops.
+"""The Wan VAEs over our kernels, within a bound of memory.
 
-Stock's `encode` and `decode` stay as they are, with their chunks, caches and order of layers: what they call computes
-differently. Convolutions read the cached frames where they lie instead of concatenating them, nothing is padded, the
-norm and its SiLU are one pass, a block's skip is added by its last convolution, and an upsampled image is never stored.
-All of it channels-last, which the first convolution of either half sees to.
+Stock's modules keep the weights; `fuse` gives them an `encode` and a `decode` of ours with the same results. Two frames
+at a time go all the way (wan_vae_stages.py), so what is needed does not grow with the length of a video; and a large frame
+goes in bands (wan_vae_bands.py says why, and counts), so it does not grow with the size of a frame either.
 
-Weights are taken as stock's layers take them (`cast_bias_weight`), so they may be offloaded or of another type. Where an
-op has no kernel for an input (another type than fp16, the CPU) it runs stock's computation or its reference, and says so
-in the ledger.
+Decoded frames leave for the host as they are ready, encoded ones come from it as they are needed: to VAEs that say
+`comfy_has_chunked_io` ComfyUI hands over a buffer on the host, or the pixels there.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
-import comfy.ops
+import comfy.model_management
 import torch
 from torch import Tensor, nn
 
-from ..kernels_cuda import (
-    STANDARD,
-    KernelPolicy,
-    attention,
-    channel_rms_silu,
-    conv2d,
-    conv3d,
-    fold_upsample,
-    linear,
-    upsample_conv2d,
-)
-from ..kernels_cuda.ops.conv_operands import last_format
+from ..kernels_cuda import STANDARD, KernelPolicy, obstacle
+from .wan_vae_bands import Band, Work
+from .wan_vae_outbox import Outbox
+from .wan_vae_passage import KEPT, Passage, Progress
+from .wan_vae_stages import stages
 
-CACHED_FRAMES = comfy.ldm.wan.vae.CACHE_T
-CausalConv3d = comfy.ldm.wan.vae.CausalConv3d
-AttentionBlock = comfy.ldm.wan.vae.AttentionBlock
-RMS_norm = comfy.ldm.wan.vae.RMS_norm
-ResidualBlock = (comfy.ldm.wan.vae.ResidualBlock, comfy.ldm.wan.vae2_2.ResidualBlock)
+# Bytes of VRAM for the weights and all else. Less than the promised 3 GiB: measuring a kernel beside stock's, once, needs
+# room for stock's workspace, and allocators keep pieces that fit nothing.
+LIMIT = 11 << 28
 
-Caches = list[Any]  # stock's: frames of each causal convolution, by its number
+FRAMES_PER_LATENT = 4
+
+WanVAE21 = comfy.ldm.wan.vae.WanVAE
+WanVAE22 = comfy.ldm.wan.vae2_2.WanVAE
 
 
-def fuse(vae: nn.Module, policy: KernelPolicy = STANDARD) -> None:
-    """Let stock's WanVAE (2.1 or 2.2) compute through our ops from now on, under this policy. In place."""
-    for module in vae.modules():
-        for part, forward in _forwards(module):
-            part.forward = partial(forward, part, policy)
+def is_wan(vae: nn.Module | None) -> bool:
+    """Whether this is one of the modules that `fuse` takes."""
+    return isinstance(vae, (WanVAE21, WanVAE22))
 
 
-def _forwards(module: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
-    """What of this module computes through us, and how."""
-    if isinstance(module, ResidualBlock):
-        yield module, residual_block
-    elif isinstance(module, AttentionBlock):
-        yield module, attention_block
-    elif isinstance(module, CausalConv3d):
-        yield module, causal_conv
-    elif isinstance(module, nn.Sequential):
-        kinds = [type(layer) for layer in module]
-        if kinds[:1] == [nn.Upsample]:
-            yield module, upsample
-        elif kinds[:1] == [nn.ZeroPad2d]:
-            yield module, downsample
-        elif kinds == [RMS_norm, nn.SiLU, CausalConv3d]:  # a head: stock calls its layers one by one
-            yield module[0], norm_silu
-            yield module[1], nothing
+def dtype_for(device: torch.device | None = None) -> torch.dtype | None:
+    """The type in which a VAE computes on a device, ComfyUI's VAE device unless given. None: as stock chooses.
 
-
-# ------------------------------------------------------------------------------------------------------------- leaves
-
-
-@contextlib.contextmanager
-def weights(module: nn.Module, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """A layer's weight and bias where x is and as x is, the weight channels-last."""
-    weight, bias, stream = comfy.ops.cast_bias_weight(module, x, offloadable=True)
-    try:
-        yield weight.contiguous(memory_format=last_format(weight)), bias
-    finally:
-        comfy.ops.uncast_bias_weight(module, weight, bias, stream)
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """x, copied where stock has interleaved its frames, or at the entrance."""
-    return x if x.stride(1) == 1 else x.contiguous(memory_format=last_format(x))
-
-
-def causal_conv(
-    module: Any,
-    policy: KernelPolicy,
-    x: Tensor,
-    cache_x: Tensor | None = None,
-    cache_list: Caches | None = None,
-    cache_idx: int | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """Stock's CausalConv3d: [b, c, t, h, w] -> [b, n, t', h, w], and `residual` on top.
-
-    Its convolution over time has the cached frames before x, and zeros before these; one that pads nothing has x alone.
+    Our kernels are fp16. Stock takes bf16 from Ampere on, and fp16 on Turing; the Wan VAEs are made for either, and their
+    norms keep what passes through small. The flags for a VAE's type, and cards whose fp16 stock does not trust, decide
+    here as they do there.
     """
-    if cache_list is not None:
-        assert cache_idx is not None
-        cache_x, cache_list[cache_idx] = cache_list[cache_idx], None
-    before = module._padding
-    if cache_x is not None:
-        cache_x = channels_last(cache_x.to(x.device)[:, :, -before:]) if before else None
-    x = channels_last(x)
-    with weights(module, x) as (weight, bias):
-        return conv3d(
-            x,
-            weight,
-            bias,
-            cache=cache_x,
-            residual=residual,
-            time_stride=module.stride[0],
-            before=before,
-            policy=policy,
-        )
+    device = device or comfy.model_management.vae_device()
+    if obstacle(device) is not None:
+        return None
+    chosen: torch.dtype = comfy.model_management.vae_dtype(device, [torch.float16, torch.bfloat16, torch.float32])
+    return chosen
 
 
-def norm_silu(module: Any, policy: KernelPolicy, x: Tensor, silu: bool = True) -> Tensor:
-    """Stock's RMS_norm over channels, and the SiLU behind it."""
-    gamma = module.gamma.to(x)
-    bias = None if module.bias is None else module.bias.to(x)
-    return channel_rms_silu(x, gamma, bias, silu=silu, policy=policy)
+def install(vae: Any, policy: KernelPolicy) -> None:
+    """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it than it takes."""
+    net = vae.first_stage_model
+    fuse(net, policy)
+    vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
+    vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
 
 
-def upsample(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
-    """Stock's Upsample and Conv2d: [frames, c, h, w] -> [frames, n, 2 h, 2 w]."""
-    x = channels_last(x)
-    with weights(module[1], x) as (weight, bias):
-        # Folded anew each time: a few small sums, and no copies of weights that ComfyUI would not know of.
-        return upsample_conv2d(x, weight, bias, folded=fold_upsample(weight), policy=policy)
+def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
+    """Let stock's WanVAE (2.1 or 2.2) compute through our ops from now on, under this policy. In place.
+
+    limit: bytes of VRAM that the weights and a video on its way may take, however large it is.
+    """
+    vae.decode = partial(decode, vae, policy, limit)
+    vae.encode = partial(encode, vae, policy, limit)
+    vae.decode_output_shape = partial(decode_output_shape, vae)
+    vae.comfy_has_chunked_io = True
 
 
-def downsample(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
-    """Stock's ZeroPad2d and Conv2d of stride 2: [frames, c, h, w] -> [frames, n, h / 2, w / 2]."""
-    x = channels_last(x)
-    with weights(module[1], x) as (weight, bias):
-        return conv2d(x, weight, bias, stride=2, padding=module[0].padding, policy=policy)
+def patch(vae: Any) -> int:
+    """Pixels that a value of the image side stands for, along either side: Wan 2.2 folds 2x2 into channels."""
+    return 2 if isinstance(vae, WanVAE22) else 1
 
 
-def nothing(_module: Any, _policy: KernelPolicy, x: Tensor) -> Tensor:
-    """What is left of a SiLU that the norm before it has done."""
-    return x
+def decode_output_shape(vae: Any, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+    """The pixels [b, 3, frames, h, w] that latents of this shape become."""
+    b, _, t, h, w = shape
+    channels = vae.decoder.head[2].out_channels // patch(vae) ** 2
+    return b, channels, FRAMES_PER_LATENT * t - 3, 8 * patch(vae) * h, 8 * patch(vae) * w
 
 
-# ------------------------------------------------------------------------------------------------------------- blocks
+# --------------------------------------------------------------------------------------------------------- the bounds
 
 
-def residual_block(
-    module: Any,
+def work(vae: Any, decodes: bool, shape: torch.Size | tuple[int, ...], item: int = 2) -> Work:
+    """What decoding latents, or encoding pixels, of this shape [b, c, t, h, w] takes."""
+    *_, t, h, w = shape
+    profiles = tuple(stage.profile() for stage in stages(vae.decoder if decodes else vae.encoder))
+    if decodes:
+        return Work(profiles, True, h, w, t, vae.decoder.head[2].out_channels, item)
+    unit = 8 * patch(vae)
+    latent = max(1, h // unit), max(1, w // unit), 1 + (t - 1) // FRAMES_PER_LATENT
+    return Work(profiles, False, *latent, vae.encoder.conv1.in_channels, item)
+
+
+def kept(job: Work) -> int:
+    """Bytes of features that stay on the card, where there are several bands."""
+    return job.features() if job.features() <= KEPT else 0
+
+
+def room(vae: nn.Module, limit: int) -> int:
+    """Bytes that the weights leave of the limit."""
+    return limit - sum(p.numel() * p.element_size() for p in vae.parameters())
+
+
+def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes that a decoding or encoding takes beside the weights, however many samples there are. For ComfyUI to free."""
+    job = work(vae, decodes, shape, dtype.itemsize)
+    count = job.count(room(vae, limit), kept(job))
+    needed = job.peak(count) + (kept(job) if count > 1 else 0)
+    # Where our kernels do not serve, torch's convolutions copy what they remember beside what they compute, and have a
+    # workspace.
+    return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
+
+
+def bands_for(job: Work, vae: Any, limit: int, device: torch.device) -> list[Band] | None:
+    """The bands in which a video keeps within the limit, and within what is free. None: it can pass whole."""
+    within = room(vae, limit)
+    if device.type == "cuda":
+        within = min(within, comfy.model_management.get_free_memory(device))
+    count = job.count(within, kept(job))
+    return job.bands(count) if count > 1 else None
+
+
+# ------------------------------------------------------------------------------------------------------- the two halves
+
+
+@torch.no_grad()
+def decode(
+    vae: Any,
     policy: KernelPolicy,
-    x: Tensor,
-    feat_cache: Caches | None = None,
-    feat_idx: list[int] | None = None,
-    final: bool = False,  # noqa: ARG001 - stock's signature
+    limit: int,
+    z: Tensor,
+    output_buffer: Tensor | None = None,
+    bands: int | None = None,
+    **_options: Any,
 ) -> Tensor:
-    """norm, SiLU, convolution, twice, and the skip, which the second convolution adds."""
-    norm_1, _, conv_1, norm_2, _, _, conv_2 = module.residual
-    x = channels_last(x)
-    skip = x if isinstance(module.shortcut, nn.Identity) else causal_conv(module.shortcut, policy, x)
-    x = cached_conv(conv_1, policy, norm_silu(norm_1, policy, x), feat_cache, feat_idx)
-    return cached_conv(conv_2, policy, norm_silu(norm_2, policy, x), feat_cache, feat_idx, skip)
+    """Latents [b, z, t, h, w] -> pixels [b, 3, 4 t - 3, 8 h, 8 w], 16 h and 16 w for Wan 2.2.
 
-
-def cached_conv(
-    module: Any,
-    policy: KernelPolicy,
-    x: Tensor,
-    feat_cache: Caches | None,
-    feat_idx: list[int] | None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """A convolution that finds its frames in stock's list of caches, and leaves its own last ones there."""
-    if feat_cache is None:
-        return causal_conv(module, policy, x, residual=residual)
-    assert feat_idx is not None
-    at = feat_idx[0]
-    old = feat_cache[at]
-    kept = x[:, :, -CACHED_FRAMES:]
-    if kept.shape[2] < CACHED_FRAMES and old is not None:
-        kept = torch.cat((old[:, :, kept.shape[2] - CACHED_FRAMES :].to(x.device), kept), 2)
-    elif x.shape[2] > CACHED_FRAMES:
-        kept = kept.clone(memory_format=torch.preserve_format)  # a view would keep the whole chunk
-    out = causal_conv(module, policy, x, old, residual=residual)
-    feat_cache[at] = kept
-    feat_idx[0] += 1
+    output_buffer  where to put them, on any device and of any type; unless given, like z
+    bands          the number of bands, unless the limit shall decide it
+    """
+    shape = decode_output_shape(vae, z.shape)
+    out = torch.empty(shape, device=z.device, dtype=z.dtype) if output_buffer is None else output_buffer
+    job = work(vae, True, z.shape, z.element_size())
+    parts = job.bands(bands) if bands else bands_for(job, vae, limit, z.device)
+    progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=output_buffer is not None)
+    passage = Passage(vae, patch(vae), policy, job, parts, z.device, progress)
+    outbox = Outbox(out)
+    for sample in range(len(z)):
+        passage.decode(z[sample : sample + 1], outbox, sample)
     return out
 
 
-def attention_block(
-    module: Any,
+@torch.no_grad()
+def encode(
+    vae: Any,
     policy: KernelPolicy,
+    limit: int,
     x: Tensor,
-    feat_cache: Caches | None = None,  # noqa: ARG001 - stock's signature
-    feat_idx: list[int] | None = None,  # noqa: ARG001
-    final: bool = False,  # noqa: ARG001
+    device: torch.device | None = None,
+    bands: int | None = None,
 ) -> Tensor:
-    """Stock's AttentionBlock: one head over the pixels of a frame, between two products of pixels."""
-    b, c, t, h, w = x.shape
-    x = channels_last(x)
-    skip = x.movedim(1, -1).reshape(b * t, h * w, c)
-    normed = norm_silu(module.norm, policy, x, silu=False).movedim(1, -1).reshape(b * t, h * w, c)
-    with weights(module.to_qkv, x) as (weight, bias):
-        qkv = linear(normed, weight.reshape(3 * c, c), bias, policy=policy)
-    q, k, v = qkv.reshape(b * t, h * w, 3, 1, c).unbind(2)
-    seen = attention(q, k, v, policy=policy).reshape(b * t, h * w, c)
-    with weights(module.proj, x) as (weight, bias):
-        out = linear(seen, weight.reshape(c, c), bias, residual=skip, policy=policy)
-    return out.reshape(b, t, h, w, c).movedim(-1, 1)
+    """Pixels [b, 3, t, h, w] -> latents [b, z, 1 + (t - 1) // 4, h / 8, w / 8], h / 16 and w / 16 for Wan 2.2.
+
+    x       on any device; frames beyond a multiple of 4 and one are left out, as stock does
+    device  where to compute and to leave the result; unless given, where x is
+    bands   the number of bands, unless the limit shall decide it
+    """
+    shown, device = device is not None, device or x.device
+    job = work(vae, False, x.shape, x.element_size())
+    unit = 8 * patch(vae)
+    parts = None
+    if (
+        x.shape[3] % unit == 0 and x.shape[4] % unit == 0
+    ):  # as ComfyUI crops them: a band's edges must fall between pixels
+        parts = job.bands(bands) if bands else bands_for(job, vae, limit, device)
+    used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
+    progress = Progress(len(x) * len(parts or [None]) * used, shown)
+    passage = Passage(vae, patch(vae), policy, job, parts, device, progress)
+    return torch.cat([passage.encode(x[at : at + 1, :, :used]) for at in range(len(x))])

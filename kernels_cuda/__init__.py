@@ -7,7 +7,7 @@ README.md says how an op is added. Importing this package touches no GPU.
 """
 
 from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
-from .launcher import preload
+from .launcher import obstacle, preload
 from .ledger import LEDGER
 from .ops.activations import gelu, gelu_mul, silu, silu_addcmul, silu_mul
 from .ops.attention import attention, t5_distance_bias
@@ -58,6 +58,7 @@ __all__ = [
     "linear_pair",
     "mlp",
     "norm_modulate",
+    "obstacle",
     "preload",
     "residual_gate_norm_modulate",
     "rms_rope",

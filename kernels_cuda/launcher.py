@@ -269,6 +269,17 @@ def card(index: int, forced: IsaClass | None = None) -> Card:
     return found
 
 
+def obstacle(device: torch.device) -> str | None:
+    """Why no kernel of ours runs on a device, or None."""
+    if device.type != "cuda":
+        return f"{device} is no NVIDIA card"
+    try:
+        card(torch.cuda.current_device() if device.index is None else device.index, forced_class())
+    except CodeUnavailable as error:
+        return str(error)
+    return None
+
+
 def forced_class() -> IsaClass | None:
     """The class FUSESTREAM_FORCE_CLASS asks for: `sm_75` shows Turing's code at work on a newer card."""
     wanted = os.environ.get("FUSESTREAM_FORCE_CLASS") or None

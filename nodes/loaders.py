@@ -125,6 +125,23 @@ class VAELoader(io.ComfyNode):
                     tooltip="A VAE from models/vae: wan_2.1_vae.safetensors (0.25 GB) for Wan 2.1 and the Wan 2.2 14B pair, "
                     "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B.",
                 ),
+                io.Combo.Input(
+                    "kernels",
+                    options=["auto", "on", "off"],
+                    default="auto",
+                    optional=True,
+                    tooltip="Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (measured at "
+                    "first use), in fp16, and a video of any size within 3 GiB of VRAM, with no tiles. on: FuseStream's, or an "
+                    "error. off: as without FuseStream.",
+                ),
+                io.Combo.Input(
+                    "precision",
+                    options=["precise", "fast"],
+                    default="precise",
+                    optional=True,
+                    tooltip="fast lets FuseStream's kernels add in FP16, which GeForce cards do twice as fast. The video "
+                    "changes a little. precise adds in FP32.",
+                ),
             ],
             outputs=[
                 io.Vae.Output(tooltip="A stock VAE, for VAE Encode, VAE Decode and the Wan image-to-video nodes.")
@@ -132,7 +149,8 @@ class VAELoader(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, vae_name: str) -> io.NodeOutput:
+    def execute(cls, vae_name: str, kernels: Mode = "auto", precision: Precision = "precise") -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
-        return io.NodeOutput(fusion.load_vae(folder_paths.get_full_path_or_raise("vae", vae_name)))
+        path = folder_paths.get_full_path_or_raise("vae", vae_name)
+        return io.NodeOutput(fusion.load_vae(path, fusion.KernelPolicy.of(kernels, precision=precision)))

@@ -80,3 +80,50 @@ def test_faster_and_smaller_than_stock(net):
         found[name] = start.elapsed_time(end) / 1e3, (torch.cuda.max_memory_allocated() - before) / 2**30
     print(f"decode 17 frames of 480x832, seconds and GiB: {found}")
     assert found["ours"][0] < found["stock"][0]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["decode", "encode"])
+def test_bands_make_what_the_whole_makes(net, isa, way):
+    """From and to the host, as ComfyUI asks; the edges lie further apart than the convolutions look."""
+    half = in_half(net, KernelPolicy.of("on", isa=isa))
+    if way == "decode":
+        z = torch.randn(1, 16, 5, 6, 64, device="cuda").half()
+        whole = half.decode(z, bands=1)
+        parts = torch.empty(half.decode_output_shape(z.shape))
+        half.decode(z, output_buffer=parts, bands=3)
+    else:
+        x = torch.randn(1, 3, 17, 48, 512).half()
+        whole = half.encode(x.cuda(), bands=1)
+        parts = half.encode(x, device=whole.device, bands=3)
+    difference = error(parts.to(whole), whole)
+    print(f"{way} in three bands: {difference:.3g} from the whole")
+    assert difference < 1e-3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["decode", "encode"])
+def test_720p_within_3_gib(net, way):
+    """1280x720, weights included, and the measuring of kernels at their first use too."""
+    from fusestream.fusion import wan_vae
+
+    half = in_half(net, KernelPolicy.of("auto"))
+    weights = sum(p.numel() * 2 for p in half.parameters())
+    given = torch.randn((1, 16, 5, 90, 160) if way == "decode" else (1, 3, 17, 720, 1280)).half()
+    out = torch.empty(half.decode_output_shape(given.shape)) if way == "decode" else None
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    allocated, reserved = torch.cuda.memory_allocated() - weights, torch.cuda.memory_reserved() - weights
+    for turn in ("measuring kernels", "again"):
+        if way == "decode":
+            half.decode(given.cuda(), output_buffer=out)
+        else:
+            half.encode(given, device=torch.device("cuda"))
+        peak, held = torch.cuda.max_memory_allocated() - allocated, torch.cuda.max_memory_reserved() - reserved
+        print(f"{way} 720x1280x17, {turn}: {peak / 2**30:.2f} GiB at most, {held / 2**30:.2f} held by the allocator")
+        assert held <= 3 << 30
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    foretold = wan_vae.memory_used(half, wan_vae.LIMIT, way == "decode", given.shape, torch.float16)
+    assert peak <= weights + foretold
+    assert torch.cuda.memory_allocated() <= allocated + weights + given.numel() * 2

@@ -1,0 +1,194 @@
+"""Frames on their way through the stages of a Wan VAE: two at a time, as deep as they get before the next two start.
+
+Each step is a generator over pieces of one or two frames. What a causal convolution must remember of earlier frames lives
+in its stage's generator, and is gone when that is. Generators hand their pieces on without keeping them: a reference
+that outlives its use is, at 720p, a third of a gigabyte.
+
+A stage is some residual blocks and a resampling. Wan 2.1 has them in one flat list; Wan 2.2 has a list of stages, each
+with a shortcut round it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.ldm.wan.vae
+import comfy.ldm.wan.vae2_2
+import torch
+from torch import Tensor
+
+from ..kernels_cuda import KernelPolicy
+from .wan_vae_bands import Cut, Profile
+from .wan_vae_layers import (
+    Caches,
+    cached_conv,
+    downsample,
+    head,
+    middle,
+    residual_block,
+    upsample,
+)
+
+Resample = (comfy.ldm.wan.vae.Resample, comfy.ldm.wan.vae2_2.Resample)
+DupUp3D = comfy.ldm.wan.vae2_2.DupUp3D
+Pieces = Iterator[Tensor]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Blocks at one size, and what leads to the next."""
+
+    blocks: list[Any]
+    resample: Any = None
+    shortcut: Any = None  # Wan 2.2's, round all of it
+    entry: Any = None  # the encoder's first convolution
+    exit: Any = None  # the decoder's head
+
+    @property
+    def upwards(self) -> bool:
+        return self.resample is not None and self.resample.mode.startswith("up")
+
+    @property
+    def over_time(self) -> bool:
+        return self.resample is not None and self.resample.mode.endswith("3d")
+
+    def profile(self) -> Profile:
+        """The channels that decide what the stage holds."""
+        pairs = tuple((block.residual[2].in_channels, block.residual[6].in_channels) for block in self.blocks)
+        others = [*([self.entry.in_channels] if self.entry else []), *([self.exit[2].in_channels] if self.exit else [])]
+        last = pairs[-1][1]
+        return Profile(
+            blocks=pairs,
+            others=tuple(others),
+            up=self.upwards,
+            over_time=self.over_time,
+            out=self.resample.resample[1].out_channels if self.resample is not None else last,
+            shortcut=self.shortcut is not None,
+        )
+
+
+def stages(half: Any) -> list[Stage]:
+    """The stages of stock's Encoder3d or Decoder3d."""
+    decodes = hasattr(half, "upsamples")
+    found: list[dict[str, Any]] = []
+    blocks: list[Any] = []
+    for layer in half.upsamples if decodes else half.downsamples:
+        inner = getattr(layer, "upsamples", None) or getattr(layer, "downsamples", None)
+        if inner is not None:
+            resample = inner[-1] if isinstance(inner[-1], Resample) else None
+            found.append({"blocks": [b for b in inner if b is not resample], "resample": resample})
+            found[-1]["shortcut"] = layer.avg_shortcut
+        elif isinstance(layer, Resample):
+            found.append({"blocks": blocks, "resample": layer})
+            blocks = []
+        else:
+            blocks.append(layer)
+    if blocks:
+        found.append({"blocks": blocks})
+    found[-1 if decodes else 0] |= {"exit": half.head} if decodes else {"entry": half.conv1}
+    return [Stage(**parts) for parts in found]
+
+
+# ------------------------------------------------------------------------------------------------------ stage by stage
+
+
+def through(stage: Stage, policy: KernelPolicy, pieces: Iterable[Tensor], cut: Cut, remember: bool) -> Pieces:
+    """What a stage makes of frames [b, c, t, h, w]: see `Cut` for the part of the image it hands on.
+
+    remember: whether more than one piece comes.
+    """
+    caches: Caches = {} if remember else None
+    first = True
+    for x in pieces:
+        box = [x]
+        del x
+        box.append(_compute(stage, policy, box.pop(), caches, cut, first))
+        first = False
+        yield box.pop()
+
+
+def _compute(stage: Stage, policy: KernelPolicy, x: Tensor, caches: Caches, cut: Cut, first: bool) -> Tensor:
+    if stage.entry is not None:
+        x = cached_conv(stage.entry, policy, x, caches)
+    skip = None
+    if stage.shortcut is not None and not isinstance(stage.shortcut, DupUp3D):
+        skip = stage.shortcut(cut.even(x))  # smaller than x, which need not be kept for it
+    elif stage.shortcut is not None:
+        skip = x
+    for block in stage.blocks:
+        x = residual_block(block, policy, x, caches)
+    if stage.exit is not None:
+        x = head(stage.exit, policy, x, caches)
+    if stage.resample is None:
+        x = cut.of(x)
+        return x if skip is None else x.add_(skip)
+    box = [cut.of(x)]
+    del x
+    if not stage.upwards:
+        x = downsample(stage.resample, policy, box.pop(), caches)
+        return x if skip is None else x.add_(skip)
+    x = upsample(stage.resample, policy, box.pop(), caches, first)
+    return x if skip is None else add_duplicated(x, cut.of(skip), stage.shortcut, first)
+
+
+def add_duplicated(out: Tensor, x: Tensor, shortcut: Any, first: bool) -> Tensor:
+    """out + stock's DupUp3D of x, in place: each pixel of x, with its channels dealt out, over the frames and pixels it
+    becomes. The upsampled x is never stored. out [b, n, ft t, fs h, fs w]; of the very first frame, the last only.
+    """
+    over_time, over_space = shortcut.factor_t, shortcut.factor_s
+    factor, n = shortcut.factor, out.shape[1]
+    frames = range(over_time - 1, over_time) if first else range(over_time)
+    for i in frames:
+        for j in range(over_space):
+            for k in range(over_space):
+                phase = (i * over_space + j) * over_space + k
+                place = torch.arange(n, device=x.device).mul_(factor).add_(phase) // shortcut.repeats
+                step = 1 if first else over_time
+                out[:, :, (0 if first else i) :: step, j::over_space, k::over_space] += x.index_select(1, place)
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------- between stages
+
+
+def in_pairs(pieces: Iterable[Tensor]) -> Pieces:
+    """No more than two frames at a time."""
+    for x in pieces:
+        box = [x]
+        del x
+        while box[0].shape[2] > 2:
+            yield box[0][:, :, :2]
+            box[0] = box[0][:, :, 2:]
+        yield box.pop()
+
+
+def gathered(pieces: Iterable[Tensor]) -> Pieces:
+    """The very first frame alone, then two at a time; at the end perhaps one."""
+    waiting: list[Tensor] = []
+    first = True
+    for x in pieces:
+        waiting.append(x)
+        del x
+        if len(waiting) == 2:
+            waiting[:] = [torch.cat(waiting, 2)]
+        if first or waiting[0].shape[2] > 1:
+            first = False
+            yield waiting.pop()
+    if waiting:
+        yield waiting.pop()
+
+
+def before_stages(decoder: Any, policy: KernelPolicy, pieces: Iterable[Tensor], remember: bool) -> Pieces:
+    """The decoder's first convolution and its middle, whose attention sees the whole of a frame."""
+    caches: Caches = {} if remember else None
+    for x in pieces:
+        yield middle(decoder.middle, policy, cached_conv(decoder.conv1, policy, x, caches), caches)
+
+
+def behind_stages(encoder: Any, policy: KernelPolicy, pieces: Iterable[Tensor], remember: bool) -> Pieces:
+    """The encoder's middle, whose attention sees the whole of a frame, and its head."""
+    caches: Caches = {} if remember else None
+    for x in pieces:
+        yield head(encoder.head, policy, middle(encoder.middle, policy, x, caches), caches)
