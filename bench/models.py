@@ -72,6 +72,9 @@ class Bench:
     def weights(self, row: Row) -> str:
         """The row's file, made at its first use."""
         key = f"{row.model}_{row.storage}"
+        kept: Path = self.options.folder / f"{key}.safetensors"
+        if key not in self.made and kept.exists() and not self.options.quick:
+            self.made[key] = str(kept)  # from a call with --keep
         if key not in self.made:
             job = {"task": "weights", "model": row.model, "storage": row.storage, "folder": str(self.options.folder)}
             made = self.call({**job, "quick": self.options.quick}, "weights", f"weights {key}")
