@@ -51,7 +51,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(
-        "part", choices=["kernels", "pager", "report"], help="what to measure, or `report`: only the tables"
+        "part", choices=["kernels", "pager", "models", "report"], help="what to measure, or `report`: only the tables"
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
@@ -66,7 +66,7 @@ HELP = {
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --no-compile; "
-    "pager: --gb N, --folder DIR)",
+    "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick)",
     "setup": "only set up what the other commands need",
 }
 
@@ -119,8 +119,9 @@ def kernels(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def bench(options: argparse.Namespace, rest: list[str]) -> int:
-    bed, _ = set_up(options, with_browser=False)
-    code = call(bed, f"bench/{options.part}.py", *rest) if options.part != "report" else 0
+    bed, folder = set_up(options, with_browser=False)
+    env = {"COMFYUI_PATH": str(folder)}
+    code = call(bed, f"bench/{options.part}.py", *rest, env=env) if options.part != "report" else 0
     return code or call(bed, "bench/report.py")
 
 

@@ -6,6 +6,7 @@ do not fit beside the rest, once per forward, at the rate of the bus. The longer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ TEXT_WIDTH = 4096
 PATCH = 2  # latent pixels of a side per token
 LATENT_CHANNELS = 16
 MULTIPLIERS = (1, 2, 4, 4)
+Box = tuple[int, int, int]  # frames, height, width
 # Of what may be held on the card, the peak that is promised: activations are left out, so this bound is a low one.
 LIMIT_GIB = 7.0
 
@@ -77,47 +79,51 @@ def umt5_forward(size: Sizes, tokens: int = TEXT_TOKENS) -> Cost:
     )
 
 
-def _block(into: int, out: int, pixels: float) -> float:
+def _cube(into: int, out: int, box: Box) -> float:
+    """A causal 3x3x3 convolution. Of the frames before the first there are none: three of its taps in all meet nothing."""
+    t, h, w = box
+    return 2.0 * 9 * (3 * t - 3 if t > 1 else 1) * h * w * into * out
+
+
+def _block(into: int, out: int, box: Box) -> float:
     """A residual block: two 3x3x3 convolutions, and one of 1x1x1 where the width changes."""
-    return 2.0 * pixels * (27.0 * into * out + 27.0 * out * out + (into * out if into != out else 0))
+    shortcut = 2.0 * math.prod(box) * into * out if into != out else 0.0
+    return _cube(into, out, box) + _cube(out, out, box) + shortcut
 
 
-def _middle(width: int, pixels: float) -> float:
-    return 2 * _block(width, width, pixels) + 2.0 * pixels * 4 * width * width
+def _middle(width: int, box: Box) -> float:
+    return 2 * _block(width, width, box) + 2.0 * math.prod(box) * 4 * width * width
 
 
 def vae_decode(row: Row, width: int = 96) -> Cost:
     """Latent to pixels through the Wan 2.1 VAE."""
     t, h, w = row.latent
     top = width * MULTIPLIERS[-1]
-    pixels = float(t * h * w)
-    gemm = 2.0 * pixels * 27 * LATENT_CHANNELS * top + _middle(top, pixels)
+    gemm = _cube(LATENT_CHANNELS, top, (t, h, w)) + _middle(top, (t, h, w))
     attention = 4.0 * t * (h * w) ** 2 * top
     into = top
     for stage, multiplier in enumerate(reversed(MULTIPLIERS)):
         out = width * multiplier
-        gemm += _block(into, out, pixels) + 2 * _block(out, out, pixels)
+        gemm += _block(into, out, (t, h, w)) + 2 * _block(out, out, (t, h, w))
         into = out
         if stage < len(MULTIPLIERS) - 1:
             if stage < 2:  # frames are doubled but for the first
                 gemm += 2.0 * (t - 1) * h * w * 3 * out * 2 * out
                 t = 2 * t - 1
             h, w = 2 * h, 2 * w
-            pixels = float(t * h * w)
             into = out // 2
-            gemm += 2.0 * pixels * 9 * out * into
-    return Cost(gemm + 2.0 * pixels * 27 * into * 3, attention)
+            gemm += 2.0 * t * h * w * 9 * out * into
+    return Cost(gemm + _cube(into, 3, (t, h, w)), attention)
 
 
 def vae_encode(row: Row, width: int = 96) -> Cost:
     """Pixels to latent through the Wan 2.1 VAE."""
     t, h, w = row.frames, row.height, row.width
-    pixels = float(t * h * w)
-    gemm = 2.0 * pixels * 27 * 3 * width
+    gemm = _cube(3, width, (t, h, w))
     into = width
     for stage, multiplier in enumerate(MULTIPLIERS):
         out = width * multiplier
-        gemm += _block(into, out, pixels) + _block(out, out, pixels)
+        gemm += _block(into, out, (t, h, w)) + _block(out, out, (t, h, w))
         into = out
         if stage < len(MULTIPLIERS) - 1:
             h, w = h // 2, w // 2
@@ -125,8 +131,7 @@ def vae_encode(row: Row, width: int = 96) -> Cost:
             if stage > 0:  # frames are halved but for the first
                 t = (t - 1) // 2 + 1
                 gemm += 2.0 * (t - 1) * h * w * 3 * out * out
-            pixels = float(t * h * w)
-    gemm += _middle(into, pixels) + 2.0 * pixels * 27 * into * 2 * LATENT_CHANNELS
+    gemm += _middle(into, (t, h, w)) + _cube(into, 2 * LATENT_CHANNELS, (t, h, w))
     return Cost(gemm, 4.0 * t * (h * w) ** 2 * into)
 
 

@@ -109,7 +109,7 @@ def more() -> list[Row]:
     rows = []
     for model in ("wan13", "wan14"):
         for height, width in ((480, 832), (720, 1280)):
-            rows += [sampling(model, height, width, frames, 3, group="growth") for frames in (17, 33)]  # type: ignore[arg-type]
+            rows += [sampling(model, height, width, frames, 3, group="growth") for frames in (17, 33)]
     rows.append(sampling("wan13", 720, 1280, 81, 2, group="growth"))
     for gib in (1.5, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 12.0, 16.0):
         side = Side(vram_budget=gib, ballast=gib <= 6)
