@@ -20,7 +20,7 @@ class Side:
     """How one side does a row's work.
 
     comfy      ComfyUI's own command line, as its users would give it
-    attention  torch's only kernel that stock may use: on Turing there is none but `efficient`
+    attention  torch's only kernel that ComfyUI may use: on Turing there is none but `efficient`
     isa, kernels, ops, precision   our KernelPolicy; `ops` are (op, mode) pairs
     vram_budget, backend           our pager: GiB, or -1 for what is free
     ballast    whether all but `--free` GiB of the card are taken
@@ -84,7 +84,11 @@ def sampling(model: Model, height: int, width: int, frames: int, steps: int, **o
     return replace(Row(model, "sample", height, width, frames, steps), **others)  # type: ignore[arg-type]
 
 
-TURING = {"stock": Side(attention="efficient"), "ours": Side(isa="sm_75")}
+# What a Turing card has: torch's mem-efficient attention; ours, not the newer ones of torch that `auto` would race against.
+TURING = {
+    "stock": Side(attention="efficient"),
+    "ours": Side(attention="efficient", isa="sm_75", ops=(("attention", "on"),)),
+}
 
 
 def table() -> list[Row]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 
 def start_comfyui(arguments: Sequence[str], attention: str | None = None) -> None:
-    """From here on `comfy` can be imported. attention: torch's only kernel that stock may use."""
+    """From here on `comfy` can be imported. attention: torch's only kernel that it may use."""
     folder = os.environ.get("COMFYUI_PATH")
     if not folder:
         raise RuntimeError(

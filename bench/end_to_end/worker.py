@@ -67,7 +67,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from .start import start_comfyui  # noqa: PLC0415
 
     own = ["--cpu"] if job["quick"] else ["--fp16-vae"]  # as on Turing, which has no bf16; both sides the same
-    start_comfyui([*own, *side.comfy], side.attention if job["who"] != "ours" else None)
+    start_comfyui([*own, *side.comfy], side.attention)
     import torch  # noqa: PLC0415
 
     from .card import Card  # noqa: PLC0415
@@ -98,9 +98,8 @@ class Run:
         self.tuning = [0.0]
         if self.ours:
             self.fusion = importlib.import_module("fusestream.fusion")
-            self.policy = self.fusion.KernelPolicy.of(
-                side.kernels, precision=side.precision, isa=side.isa if self.cuda else None, **dict(side.ops)
-            )
+            forced = {} if job["quick"] else {"isa": side.isa, **dict(side.ops)}  # the CPU has no kernel to force
+            self.policy = self.fusion.KernelPolicy.of(side.kernels, precision=side.precision, **forced)
             self._time_tuning()
 
     def __call__(self) -> dict[str, Any]:
