@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
+import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
     _package = types.ModuleType("fusestream")
@@ -34,12 +35,21 @@ if not __package__:  # started as a plain script: the pack under its alias, with
     __package__ = "fusestream.bench"
     importlib.import_module(__package__)
 
+from .end_to_end.process import Process
 from .end_to_end.results import HEAD, card_file, distance, line, merge, read, row_result
 from .end_to_end.rows import Row, Side, all_rows, quick
 
-WORKER = Path(__file__).parent / "end_to_end" / "worker.py"
 EXACT = Side(comfy=("--fp32-unet", "--fp32-vae", "--fp32-text-enc"), ballast=False)
 QUICK_RESULTS = Path(tempfile.gettempdir()) / "fusestream-bench-quick.json"
+
+
+class Turn(NamedTuple):
+    """One side's work, once."""
+
+    row: Row
+    who: str
+    side: Side
+    number: int
 
 
 class Bench:
@@ -49,111 +59,123 @@ class Bench:
         self.options = options
         self.begun = time.perf_counter()
         self.spent: dict[str, float] = {}
-        self.made: dict[str, str] = {}
-        self.logs: Path = options.folder / "logs"
+        self.folder: Path = options.folder
+        self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
+        self.started: list[Process] = []
 
     def say(self, text: str) -> None:
         print(f"[{time.perf_counter() - self.begun:6.1f} s] {text}", flush=True)
 
-    def call(self, job: dict[str, Any], phase: str, name: str) -> dict[str, Any]:
-        """Run a job in a process of its own; what it found, or {"error": ...}."""
+    @contextmanager
+    def spending(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
-        log = self.logs / f"{name.replace(' ', '_').replace(',', '').replace('/', '-')}.log"
-        text, code = run_limited([sys.executable, str(WORKER), json.dumps(job)], log, self.options.limit)
-        self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - start
-        told = [one for one in text.splitlines() if one.startswith("RESULT ")]
-        result: dict[str, Any] = json.loads(told[-1].removeprefix("RESULT ")) if told else {"error": code}
+        try:
+            yield
+        finally:
+            self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - start
+
+    def start(self, job: dict[str, Any], name: str) -> Process:
+        log = self.logs / f"{re.sub(r'[^A-Za-z0-9.]+', '_', name)}.log"
+        self.started.append(Process({**job, "quick": self.options.quick}, log))
+        return self.started[-1]
+
+    def finish(self, process: Process, word: dict[str, Any]) -> dict[str, Any]:
+        """What it found. A failure is shown, with what it said last."""
+        result = process.go(word, self.options.limit)
+        self.started.remove(process)
         if "error" in result and result["error"] != "out of memory":
-            tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-self.options.tail :]
-            print("\n".join(f"    | {one[:200]}" for one in tail), flush=True)
+            print("\n".join(f"    | {line[:200]}" for line in process.last_lines(self.options.tail)), flush=True)
         return result
+
+    def close(self) -> None:
+        for process in self.started:
+            process.end()
+
+    # ------------------------------------------------------------------------------------------------- rows of a file
+
+    def measure(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """All rows that use one file of weights: their results, already in the card's file."""
+        turns = [turn for row in rows for turn in self.turns(row)]
+        runs: dict[str, dict[str, list[dict[str, Any]]]] = {row.name: {} for row in rows}
+        found: list[dict[str, Any]] = []
+        path = ""
+        for at in range(0, len(turns), self.options.ahead):
+            batch = turns[at : at + self.options.ahead]
+            processes = [self.start(self.job(turn), f"{turn.row.name} {turn.who} {turn.number}") for turn in batch]
+            path = path or self.weights(rows[0])  # meanwhile
+            with self.spending("start"):
+                for process in processes:
+                    process.wait_ready(self.options.limit)
+            for turn, process in zip(batch, processes, strict=True):
+                with self.spending(turn.who):
+                    run = self.finish(process, {"path": path})
+                runs[turn.row.name].setdefault(turn.who, []).append(run)
+                self.tell(turn, run)
+                if turn is [other for other in turns if other.row is turn.row][-1]:
+                    found.append(self.result(turn.row, runs[turn.row.name]))
+        if path and not self.options.keep:
+            Path(path).unlink()  # disks are small
+        return found
+
+    def turns(self, row: Row) -> list[Turn]:
+        sides = [(who, side) for who, side in (("stock", row.stock), ("ours", row.ours)) if side is not None]
+        sides = [pair for pair in sides if self.options.side in (pair[0], "both")]
+        turns = [Turn(row, who, side, n) for n in range(self.options.repeats) for who, side in sides]
+        return turns + ([Turn(row, "exact", EXACT, 0)] if self.options.accuracy and sides else [])
+
+    def job(self, turn: Turn) -> dict[str, Any]:
+        plain = {name: value for name, value in asdict(turn.row).items() if name not in ("stock", "ours")}
+        job = {"task": "work", "who": turn.who, "row": plain, "side": asdict(turn.side), "free": self.options.free}
+        return {**job, "sample_to": str(self.sample_of(turn.who))}
+
+    def tell(self, turn: Turn, run: dict[str, Any]) -> None:
+        times = ", ".join(f"{s:.3g}" for s in run.get("s", [])) or run.get("error", "nothing")
+        more = (
+            f"; loaded in {run['load s']:.1f} s, peak {run['peak GiB']:.2f} GiB, {run['took s']:.0f} s"
+            if "load s" in run
+            else ""
+        )
+        self.say(f"{turn.row.name}: {turn.who} {times}{more}")
 
     def weights(self, row: Row) -> str:
         """The row's file, made at its first use."""
         key = f"{row.model}_{row.storage}"
-        kept: Path = self.options.folder / f"{key}.safetensors"
-        if key not in self.made and kept.exists() and not self.options.quick:
-            self.made[key] = str(kept)  # from a call with --keep
-        if key not in self.made:
-            job = {"task": "weights", "model": row.model, "storage": row.storage, "folder": str(self.options.folder)}
-            made = self.call({**job, "quick": self.options.quick}, "weights", f"weights {key}")
-            if "error" in made:
-                raise SystemExit(f"the weights of {key} could not be written: {made['error']}")
-            self.made[key] = made["path"]
-            rate = made["bytes"] / max(made["seconds"], 1e-9) / 1e9
-            self.say(f"weights {key}: {made['bytes'] / 1e9:.2f} GB in {made['seconds']:.1f} s, {rate:.1f} GB/s")
-        return self.made[key]
+        kept = self.folder / f"{key}.safetensors"
+        if kept.exists() and not self.options.quick:
+            return str(kept)  # from a call with --keep
+        with self.spending("weights"):
+            job = {"task": "weights", "model": row.model, "storage": row.storage, "folder": str(self.folder)}
+            made = self.finish(self.start(job, f"weights {key}"), {})
+        if "error" in made:
+            raise SystemExit(f"the weights of {key} could not be written: {made['error']}")
+        rate = made["bytes"] / max(made["seconds"], 1e-9) / 1e9
+        self.say(f"weights {key}: {made['bytes'] / 1e9:.2f} GB in {made['seconds']:.1f} s, {rate:.1f} GB/s")
+        return str(made["path"])
 
-    def measure(self, row: Row) -> dict[str, Any]:
-        """Stock and ours in turns; the row's result, already in the file."""
-        path = self.weights(row)
-        sides = [(who, side) for who, side in (("stock", row.stock), ("ours", row.ours)) if side is not None]
-        sides = [pair for pair in sides if self.options.side in (pair[0], "both")]
-        runs: dict[str, list[dict[str, Any]]] = {who: [] for who, _ in sides}
-        for turn in range(self.options.repeats):
-            for who, side in sides:
-                if not any("error" in run for run in runs[who]):
-                    runs[who].append(self.one(row, who, side, path, turn))
-        samples = {who: self.sample_of(who) for who, found in runs.items() if found and "error" not in found[-1]}
-        accuracy: dict[str, float] = {}
-        if self.options.accuracy and sides:
-            exact = self.one(
-                replace(row, steps=min(row.steps, 2) if row.work != "sample" else row.steps), "exact", EXACT, path, 0
-            )
-            if "error" not in exact:
-                accuracy = {who: distance(one, self.sample_of("exact")) for who, one in samples.items()}
+    def result(self, row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+        """What a row's runs come to; merged into the card's file."""
+        exact = [run for run in runs.pop("exact", []) if "error" not in run]
+        samples = {who: self.sample_of(who) for who, found in runs.items() if "error" not in found[-1]}
+        accuracy = {who: distance(one, self.sample_of("exact")) for who, one in samples.items() if exact}
         if {"stock", "ours"} <= samples.keys():
             accuracy["ours against stock"] = distance(samples["ours"], samples["stock"])
         environment: dict[str, str] = next(
             (run["environment"] for found in runs.values() for run in found if "environment" in run), {}
         )
-        path_of_results = self.results_path(environment.get("card", "CPU"))
-        found = row_result(row, runs, read(path_of_results), self.options.free, self.options.quick)
+        into = self.results_path(environment.get("card", "CPU"))
+        found = row_result(row, runs, read(into), self.options.free, self.options.quick)
         found |= {"accuracy": accuracy, "environment": environment}
         if len(runs) == sum(side is not None for side in (row.stock, row.ours)) or self.options.results:
-            merge(path_of_results, found)  # half a row is shown, and does not replace a whole one
+            merge(into, found)  # half a row is shown, and does not replace a whole one
         return found
 
-    def one(self, row: Row, who: str, side: Side, path: str, turn: int) -> dict[str, Any]:
-        plain = {name: value for name, value in asdict(row).items() if name not in ("stock", "ours")}
-        job = {
-            "task": "work", "who": who, "row": plain, "side": asdict(side), "path": path, "free": self.options.free,
-            "quick": self.options.quick, "sample_to": str(self.sample_of(who)),
-        }  # fmt: skip
-        run = self.call(job, who, f"{row.name} {who} {turn}")
-        times = ", ".join(f"{s:.3g}" for s in run.get("s", [])) or run.get("error", "nothing")
-        more = f"; loaded in {run['load s']:.1f} s, peak {run['peak GiB']:.2f} GiB" if "load s" in run else ""
-        self.say(f"{row.name}: {who} {times}{more}")
-        return run
-
     def sample_of(self, who: str) -> Path:
-        folder: Path = self.options.folder
-        return folder / f"sample-{who}.f32"
+        return self.folder / f"sample-{who}.f32"
 
     def results_path(self, card: str) -> Path:
         chosen: Path | None = self.options.results
         return chosen or (QUICK_RESULTS if self.options.quick else card_file(card))
-
-    def clean(self) -> None:
-        if not self.options.keep:
-            for path in self.made.values():
-                Path(path).unlink(missing_ok=True)
-
-
-def run_limited(command: Sequence[str], log: Path, seconds: float) -> tuple[str, str]:
-    """Run a command for so long at most. Returns its output, and in words how it ended; both streams go to the log."""
-    with log.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return "", f"ran past {seconds:g} s"
-        finally:  # also where this process is told to end: nobody else knows of that one, and it holds the card
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    return log.read_text(encoding="utf-8", errors="replace"), f"exit code {process.returncode} and no result"
 
 
 def chosen_rows(options: argparse.Namespace) -> list[Row]:
@@ -200,6 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--folder", type=Path, default=Path(tempfile.gettempdir()) / "fusestream-bench", help="for weights"
     )
     cli.add_argument("--keep", action="store_true", help="leave the weights for another call")
+    cli.add_argument("--ahead", type=int, default=6, help="processes that start at once; they work one after another")
     cli.add_argument("--limit", type=float, default=300.0, help="seconds of one process")
     cli.add_argument("--tail", type=int, default=12, help="lines to show of a process that failed")
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
@@ -218,15 +241,12 @@ def main(arguments: list[str] | None = None) -> int:
         print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
         return 1
     bench = Bench(options)
-    found = []
+    found: list[dict[str, Any]] = []
     try:
-        for row in rows:
-            found.append(bench.measure(row))
-            last = [other for other in rows if (other.model, other.storage) == (row.model, row.storage)][-1] is row
-            if last and not options.keep and not options.quick:
-                Path(bench.made.pop(f"{row.model}_{row.storage}")).unlink()  # disks are small
+        for _, group in groupby(rows, lambda row: (row.model, row.storage)):
+            found += bench.measure(list(group))
     finally:
-        bench.clean()
+        bench.close()
         print("\ntime: " + ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in bench.spent.items()))
     print("tiny checkpoints on the CPU: these figures mean nothing" if options.quick else "")
     print(HEAD)

@@ -1,6 +1,7 @@
 """One side of one row, in a process of its own: python worker.py '<job as JSON>'.
 
-The last line it prints is `RESULT ` and JSON. Jobs: {"task": "weights"} makes a file, {"task": "work"} does a row's work.
+The last line it prints is `RESULT ` and JSON. Jobs: {"task": "weights"} makes a file, {"task": "work"} does a row's work, after it
+has printed READY and was told {"path": ...}.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     run = Run(job, row, side)
     result: dict[str, Any] = {"start s": time.perf_counter() - begun}
     free = job["free"] if side.ballast and not job["quick"] else None
+    if not job["quick"]:
+        torch.zeros(1, device="cuda")  # the context: it shall not come up while another process is measured
+    print("READY", flush=True)
+    run.path = json.loads(sys.stdin.readline())["path"]
     with Card(free) as card, torch.inference_mode():
         result["free GiB"] = card.start / 2**30
         try:
@@ -91,7 +96,7 @@ class Run:
 
     def __init__(self, job: dict[str, Any], row: Row, side: Side) -> None:
         self.job, self.row, self.side = job, row, side
-        self.path: str = job["path"]
+        self.path = ""  # comes with the word to begin
         self.ours = job["who"] == "ours"
         self.cuda = not job["quick"]
         self.model: Any = None
