@@ -222,7 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--folder", type=Path, default=Path(tempfile.gettempdir()) / "fusestream-bench", help="for weights"
     )
     cli.add_argument("--keep", action="store_true", help="leave the weights for another call")
-    cli.add_argument("--ahead", type=int, default=6, help="processes that start at once; they work one after another")
+    cli.add_argument(
+        "--ahead", type=int, default=1, help="processes that start at once and work in turn: 6 on a large card"
+    )
     cli.add_argument("--limit", type=float, default=300.0, help="seconds of one process")
     cli.add_argument("--tail", type=int, default=12, help="lines to show of a process that failed")
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
