@@ -22,7 +22,7 @@ class Doctor(io.ComfyNode):
             category=CATEGORY,
             description="Looks at driver, card, kernels, pager, disk and ComfyUI, and writes what it finds: for a bug report, or "
             "to see why something is slow.",
-            search_aliases=["diagnose", "debug", "report", "system info", "fusestream"],
+            search_aliases=["diagnose", "system info", "bug report", "fusestream"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[
