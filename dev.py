@@ -8,6 +8,7 @@ a real ComfyUI and, for the tests, a browser. What is there is used again; what 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from bed.server import has_nvidia_gpu, link_folder  # noqa: E402
 
 def main() -> int:
     options, rest = command_line().parse_known_args()
-    if rest and options.command not in ("test", "bench", "kernels"):
+    if rest and options.command not in ("test", "bench", "kernels", "doctor"):
         command_line().error(f"unknown arguments: {' '.join(rest)}")
     try:
         code: int = options.run(options, rest)
@@ -51,10 +52,11 @@ def command_line() -> argparse.ArgumentParser:
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(
-        "part", choices=["kernels", "pager", "report"], help="what to measure, or `report`: only the tables"
+        "part", choices=["kernels", "pager", "models", "report"], help="what to measure, or `report`: only the tables"
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
+        "doctor": doctor,
     }.items():  # fmt: skip
         add[name].set_defaults(run=run)
     return cli
@@ -66,7 +68,8 @@ HELP = {
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --no-compile; "
-    "pager: --gb N, --folder DIR)",
+    "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick)",
+    "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "setup": "only set up what the other commands need",
 }
 
@@ -119,9 +122,24 @@ def kernels(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def bench(options: argparse.Namespace, rest: list[str]) -> int:
-    bed, _ = set_up(options, with_browser=False)
-    code = call(bed, f"bench/{options.part}.py", *rest) if options.part != "report" else 0
+    bed, folder = set_up(options, with_browser=False)
+    env = {"COMFYUI_PATH": str(folder)}
+    code = call(bed, f"bench/{options.part}.py", *rest, env=env) if options.part != "report" else 0
     return code or call(bed, "bench/report.py")
+
+
+def doctor(options: argparse.Namespace, rest: list[str]) -> int:
+    """Sets nothing up: it is for machines where something is wrong. Asks the Python that called it, if that has torch."""
+    bed = Bed()
+    python = sys.executable if importlib.util.find_spec("torch") else str(bed.python)
+    if not Path(python).exists():
+        print(
+            f"Python {sys.version.split()[0]} on {sys.platform} has no torch. Call the doctor with ComfyUI's own Python,"
+        )
+        print("for the portable ComfyUI: ..\\..\\..\\python_embeded\\python.exe dev.py doctor")
+        return 1
+    given = ["--comfyui", options.comfyui] if options.comfyui else []
+    return run(python, "fusion/doctor/cli.py", *given, *rest)
 
 
 def check(bed: Bed) -> int:

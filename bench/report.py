@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "bench" / "results"
-BLOCK = re.compile(r"(<!-- (kernels|matrix|pager):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (kernels|matrix|pager|models):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 # One or two rows that stand for each op: the shapes a Wan, UMT5 or VAE run meets most.
 CHOSEN = (
     "norm_modulate|Wan 1.3B 480x832x81: 32760x1536",
@@ -109,8 +109,43 @@ def pager_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def models_table(results: dict[str, Any]) -> str:
+    """A Markdown table of the whole models that were promised something and measured on both sides, misses included."""
+    lines = [
+        "| Work | Stock | FuseStream | Faster | Promised | First, stock / ours | Peak, stock / ours | Share of the bound |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in models_rows(results):
+        stock, ours = row["stock"], row["ours"]
+        faster = f"{row['stock / ours']:.2f}x" if "stock / ours" in row else "-"
+        promised = f"{row['asked']:g}x" if row["asked"] else f"< {row['asked s']:g} s" if row["asked s"] else "-"
+        missed = "**missed** " if row["met"] is False else ""
+        peak = " / ".join(f"{side['peak GiB']:.2f}" for side in (stock, ours))
+        first = f"{_seconds(stock, 'first s')} / {_seconds(ours, 'first s')}"
+        share = f"{ours['share of bound']:.0%}" if "share of bound" in ours else "-"
+        lines.append(
+            f"| {row['name']} | {_seconds(stock, 's')} | {missed}{_seconds(ours, 's')} | {faster} | {promised} | {first} | "
+            f"{peak} GiB | {share} |"
+        )
+    return "\n".join(lines)
+
+
+def models_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Both sides from one run, on a card: tries of the bench on the CPU are none."""
+    rows: list[dict[str, Any]] = results["models"]["rows"]
+    return [r for r in rows if r["group"] == "table" and "quick" not in r and {"stock", "ours"} <= r.keys()]
+
+
+def _seconds(side: dict[str, Any], name: str) -> str:
+    if name in side:
+        return f"{side[name]:.3g} s"
+    return str(side.get("error", "-"))
+
+
 def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
     """Versions and date of a table's first row."""
+    if part == "models":
+        return next((row["environment"] for row in models_rows(results)), {"torch": "-", "date": "-"})
     if part == "pager":
         found: dict[str, str] = results["pager"]["environment"]
         return found
@@ -122,19 +157,25 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
 
 def rendered(readme: str) -> str:
     """`readme` with the tables of every results file between its markers."""
-    parts: dict[str, list[str]] = {"kernels": [], "matrix": [], "pager": []}
+    parts: dict[str, list[str]] = {"kernels": [], "matrix": [], "pager": [], "models": []}
     for path in sorted(RESULTS.glob("nvidia-*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
-        tables = {"kernels": table, "matrix": matrix_table, "pager": pager_table}
+        tables = {"kernels": table, "matrix": matrix_table, "pager": pager_table, "models": models_table}
         for part in parts.keys() & (results.keys() | {"matrix"}):
+            if part == "models" and not models_rows(results):
+                continue
             environment = measured_with(results, part)
             card = path.stem.replace("-", " ")
             head = f"Measured on {card} with torch {environment['torch']} ({environment['date']})"
             if part == "pager":
                 rows = results["pager"]
                 head += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
+            if part == "models":
+                free = models_rows(results)[0]["free GiB"]
+                head += f", stock ComfyUI {environment['ComfyUI']}, {free:g} GiB of the card free"
             head += ":"
             parts[part].append(f"{head}\n\n{tables[part](results)}\n")
+    parts["models"] = parts["models"] or ["Not measured yet.\n"]
     return BLOCK.sub(lambda found: f"{found[1]}\n" + "\n".join(parts[found[2]]) + f"\n{found[3]}", readme)
 
 

@@ -59,6 +59,7 @@ class Stream:
         self.keys = frozenset(paged.key for block in blocks for paged in block.paged)
         self.last_used = 0.0
         self.pager: Pager | None = None
+        self.pager_options: dict[str, Any] = {}  # for `open_pager`: a backend asked for, a guard
         self._source = source
         self._device = device
         self._pool: vram.Pool | None = None
@@ -174,7 +175,14 @@ class Stream:
         stored = sum(layer.stored_bytes for layer in self.layers)
         ram = vram.ram_for(stored) if self._device.type != "cpu" else None  # the CPU pins nothing
         return open_pager(
-            self._source, self.layers, self._pool.budget, budget, self._device, ram=ram, ledger=self.ledger
+            self._source,
+            self.layers,
+            self._pool.budget,
+            budget,
+            self._device,
+            ram=ram,
+            ledger=self.ledger,
+            **self.pager_options,
         )
 
     # ----------------------------------------------------------------------------------------------------- patches

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from .cuda_managed import CudaManagedMemory
@@ -40,6 +41,18 @@ def measure_rates(device: CudaDevice, runs: Sequence[Run], managed: bool) -> Bus
             return found
         _known[key] = found
     return _known[key]
+
+
+@contextlib.contextmanager
+def unremembered() -> Iterator[None]:
+    """What is measured meanwhile is measured anew, and forgotten after: a try with another file says nothing of a model's."""
+    before = dict(_known)
+    _known.clear()
+    try:
+        yield
+    finally:
+        _known.clear()
+        _known.update(before)
 
 
 def _measure(device: CudaDevice, runs: Sequence[Run], managed: bool, nbytes: int) -> BusRates:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .doctor import Doctor
 from .loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
 
-NODES: list[type[io.ComfyNode]] = [DiffusionModelLoader, TextEncoderLoader, VAELoader]
+NODES: list[type[io.ComfyNode]] = [DiffusionModelLoader, TextEncoderLoader, VAELoader, Doctor]
 
 
 class FuseStream(ComfyExtension):

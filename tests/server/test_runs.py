@@ -144,3 +144,13 @@ def test_bad_files_are_named_and_the_server_goes_on(
         node["inputs"][widget] = before
         bad.unlink()
     assert client.run(workflow).error is None
+
+
+def test_the_doctor_reports_by_itself(client: Client) -> None:
+    """Every time anew, from inside a running server."""
+    for _ in range(2):
+        run = client.run({"1": {"class_type": "FuseStreamDoctor", "inputs": {"measure": False}}})
+        assert run.error is None and run.executed == ["1"]
+        (text,) = run.outputs["1"]["text"]
+        assert text.startswith("FuseStream doctor") and "ComfyUI's memory\n  state" in text
+        assert str(Path.home()) not in text

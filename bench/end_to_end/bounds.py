@@ -1,0 +1,174 @@
+"""What the machine would need if it did nothing but the arithmetic, or nothing but the copies: pure functions.
+
+Arithmetic is matrix products and attention, each at the best rate that this card was measured at; copies are the weights that
+do not fit beside the rest, once per forward, at the rate of the bus. The longer of the two is the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .rows import Row
+
+TEXT_TOKENS = 512
+TEXT_WIDTH = 4096
+PATCH = 2  # latent pixels of a side per token
+LATENT_CHANNELS = 16
+MULTIPLIERS = (1, 2, 4, 4)
+Box = tuple[int, int, int]  # frames, height, width
+# Of what may be held on the card, the peak that is promised: activations are left out, so this bound is a low one.
+LIMIT_GIB = 7.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A transformer's sizes. head is that of attention."""
+
+    dim: int
+    ffn: int
+    layers: int
+
+
+WAN = {"wan13": Sizes(1536, 8960, 30), "wan14": Sizes(5120, 13824, 40)}
+UMT5 = Sizes(4096, 10240, 24)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Operations in matrix products (or convolutions) and in attention, and bytes of weights in blocks."""
+
+    gemm: float
+    attention: float
+    weights: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Operations and bytes per second that this card was measured at."""
+
+    gemm: float
+    attention: float
+    bus: float
+
+
+def wan_tokens(row: Row) -> int:
+    frames, height, width = row.latent
+    return frames * (height // PATCH) * (width // PATCH)
+
+
+def wan_forward(size: Sizes, tokens: int, text: int = TEXT_TOKENS) -> Cost:
+    """One forward of one prompt through a Wan transformer."""
+    d, f = size.dim, size.ffn
+    square = 2.0 * d * d
+    block = 6 * tokens * square + 2 * text * square + 4.0 * tokens * d * f  # self q k v o, cross q o; cross k v; ffn
+    ends = 2.0 * tokens * d * (LATENT_CHANNELS * PATCH**2) * 2 + 2.0 * text * d * (TEXT_WIDTH + d)
+    seen = 4.0 * tokens * d * (tokens + text)
+    weights = 2.0 * (8 * d * d + 2 * d * f)
+    return Cost(size.layers * block + ends, size.layers * seen, size.layers * weights)
+
+
+def umt5_forward(size: Sizes, tokens: int = TEXT_TOKENS) -> Cost:
+    """One prompt through the text encoder; the embedding's rows are gathered, not multiplied."""
+    d, f = size.dim, size.ffn
+    weights = 4.0 * d * d + 3.0 * d * f
+    return Cost(
+        size.layers * 2.0 * tokens * weights, size.layers * 4.0 * tokens * tokens * d, size.layers * 2.0 * weights
+    )
+
+
+def _cube(into: int, out: int, box: Box) -> float:
+    """A causal 3x3x3 convolution. Of the frames before the first there are none: three of its taps in all meet nothing."""
+    t, h, w = box
+    return 2.0 * 9 * (3 * t - 3 if t > 1 else 1) * h * w * into * out
+
+
+def _block(into: int, out: int, box: Box) -> float:
+    """A residual block: two 3x3x3 convolutions, and one of 1x1x1 where the width changes."""
+    shortcut = 2.0 * math.prod(box) * into * out if into != out else 0.0
+    return _cube(into, out, box) + _cube(out, out, box) + shortcut
+
+
+def _middle(width: int, box: Box) -> float:
+    return 2 * _block(width, width, box) + 2.0 * math.prod(box) * 4 * width * width
+
+
+def vae_decode(row: Row, width: int = 96) -> Cost:
+    """Latent to pixels through the Wan 2.1 VAE."""
+    t, h, w = row.latent
+    top = width * MULTIPLIERS[-1]
+    gemm = _cube(LATENT_CHANNELS, top, (t, h, w)) + _middle(top, (t, h, w))
+    attention = 4.0 * t * (h * w) ** 2 * top
+    into = top
+    for stage, multiplier in enumerate(reversed(MULTIPLIERS)):
+        out = width * multiplier
+        gemm += _block(into, out, (t, h, w)) + 2 * _block(out, out, (t, h, w))
+        into = out
+        if stage < len(MULTIPLIERS) - 1:
+            if stage < 2:  # frames are doubled but for the first
+                gemm += 2.0 * (t - 1) * h * w * 3 * out * 2 * out
+                t = 2 * t - 1
+            h, w = 2 * h, 2 * w
+            into = out // 2
+            gemm += 2.0 * t * h * w * 9 * out * into
+    return Cost(gemm + _cube(into, 3, (t, h, w)), attention)
+
+
+def vae_encode(row: Row, width: int = 96) -> Cost:
+    """Pixels to latent through the Wan 2.1 VAE."""
+    t, h, w = row.frames, row.height, row.width
+    gemm = _cube(3, width, (t, h, w))
+    into = width
+    for stage, multiplier in enumerate(MULTIPLIERS):
+        out = width * multiplier
+        gemm += _block(into, out, (t, h, w)) + _block(out, out, (t, h, w))
+        into = out
+        if stage < len(MULTIPLIERS) - 1:
+            h, w = h // 2, w // 2
+            gemm += 2.0 * t * h * w * 9 * out * out
+            if stage > 0:  # frames are halved but for the first
+                t = (t - 1) // 2 + 1
+                gemm += 2.0 * (t - 1) * h * w * 3 * out * out
+    gemm += _middle(into, (t, h, w)) + _cube(into, 2 * LATENT_CHANNELS, (t, h, w))
+    return Cost(gemm, 4.0 * t * (h * w) ** 2 * into)
+
+
+def cost_of(row: Row) -> Cost:
+    """One forward of a row's work, for one prompt or one video."""
+    if row.work == "sample":
+        return wan_forward(WAN[row.model], wan_tokens(row))
+    if row.work == "text":
+        return umt5_forward(UMT5)
+    return vae_decode(row) if row.work == "decode" else vae_encode(row)
+
+
+def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
+    """Seconds of one step (two prompts, one forward: guidance), or of one run of the work.
+
+    first: every weight still has to come; later, those that found room stay.
+    """
+    cost = cost_of(row)
+    prompts = 2 if row.work == "sample" else 1
+    arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
+    stored = cost.weights * (0.5 if row.storage.startswith("fp8") else 1.0)
+    moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)
+    bus = moved / rates.bus
+    return {"arithmetic": arithmetic, "bus": bus, "bound": max(arithmetic, bus)}
+
+
+def measured_rates(results: Mapping[str, Any]) -> Rates | None:
+    """The best rates in a card's results: of its kernels' rows, whoever served them, and of the pager's. None if not all
+    were measured."""
+    best = {"linear": 0.0, "attention": 0.0}
+    for row in results.get("kernels", {}).get("rows", []):
+        if row.get("op") in best and "TFLOP/s" in row and "ours us" in row:
+            operations = row["TFLOP/s"] * row["ours us"]  # in units of 1e6
+            times = [v for k, v in row.items() if k.endswith(" us") and not k.startswith(("bound", "predicted"))]
+            best[row["op"]] = max(best[row["op"]], operations / min(times) * 1e12)
+    found = (r["found"] for r in results.get("pager", {}).get("rows", []) if r.get("label") == "pinned host to device")
+    bus = next(found, 0.0) * 1e9
+    if not (best["linear"] and best["attention"] and bus):
+        return None
+    return Rates(best["linear"], best["attention"], bus)

@@ -1,0 +1,65 @@
+"""Makes a large card act as a small one, and watches how much of it is used."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from types import TracebackType
+
+import torch
+
+GIB = 2**30
+INTERVAL = 0.02
+
+
+class Card:
+    """Takes memory until `free` GiB of the card are left, then watches the driver's count of what is free.
+
+    The ballast is a plain cudaMalloc, outside of torch: ComfyUI sees the card as full as another program would make it.
+    """
+
+    def __init__(self, free: float | None) -> None:
+        self._free = free
+        self._stop = threading.Event()
+        self._ballast = 0
+        self.start = self.low = 0
+
+    def __enter__(self) -> Card:
+        if not torch.cuda.is_available():
+            return self
+        torch.zeros(1, device="cuda")
+        torch.cuda.empty_cache()
+        if self._free is not None:
+            self._take(torch.cuda.mem_get_info()[0] - int(self._free * GIB))
+        self.start = self.low = torch.cuda.mem_get_info()[0]
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _take(self, nbytes: int) -> None:
+        if nbytes <= 0:
+            return
+        runtime = importlib.import_module("cuda.bindings.runtime")  # comes with torch's CUDA 13 builds
+        status, self._ballast = runtime.cudaMalloc(nbytes)
+        if int(status):
+            raise RuntimeError(
+                f"the ballast of {nbytes / GIB:.1f} GiB cannot be allocated: {status}. Use another --free."
+            )
+
+    def _watch(self) -> None:
+        while not self._stop.wait(INTERVAL):
+            self.low = min(self.low, torch.cuda.mem_get_info()[0])
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        self.low = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+
+    @property
+    def peak(self) -> float:
+        """GiB, the most that was in use since the ballast was taken."""
+        return (self.start - self.low) / GIB
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()

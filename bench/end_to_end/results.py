@@ -1,0 +1,161 @@
+"""What a row's runs come to, kept in the card's file and shown as a table. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .bounds import LIMIT_GIB, bound, measured_rates
+from .rows import Row
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+SECTION = "models"
+Runs = Sequence[Mapping[str, Any]]
+
+
+def side_result(runs: Runs) -> dict[str, Any]:
+    """One side's runs: the first time apart, the median of all later ones, the highest peak."""
+    failed = next((run for run in runs if "error" in run), None)
+    if failed is not None:
+        kept = ("error", "message", "peak GiB", "free GiB", "pager", "refused")
+        return {name: failed[name] for name in kept if name in failed}
+    later = [s for run in runs for s in run["s"][1:]]
+    firsts = [run["s"][0] for run in runs]
+    result = {
+        "s": statistics.median(later or firsts),
+        "first s": statistics.median(firsts),
+        "all s": [run["s"] for run in runs],
+        "load s": statistics.median(run["load s"] for run in runs),
+        "peak GiB": max(run["peak GiB"] for run in runs),
+        "finite": all(run["finite"] for run in runs),
+    }
+    tuned = [run["kernels measured s"] for run in runs if "kernels measured s" in run]
+    if tuned:  # what comparing kernels took is no part of a step that anybody waits for twice
+        result["kernels measured s"] = max(tuned)
+        result["first s"] = statistics.median(
+            run["s"][0] - run["kernels measured s"] * (run["kernels measured s"] < run["s"][0]) for run in runs
+        )
+    last = runs[-1]
+    for name in ("free GiB", "RAM peak GiB", "forwards a step", "computes in", "spread", "served", "refused", "pager"):
+        if name in last:
+            result[name] = last[name]
+    return result
+
+
+def row_result(
+    row: Row, sides: Mapping[str, Runs], results: Mapping[str, Any], free: float, quick: bool
+) -> dict[str, Any]:
+    """sides: runs by `stock`, `ours` and `exact`. results: the card's file, for the rates that bounds are made of."""
+    found: dict[str, Any] = {"name": row.name, "group": row.group, "asked": row.asked, "asked s": row.seconds}
+    found |= {"asked first": row.asked_first, "free GiB": free, "storage": row.storage, "steps": row.steps}
+    if quick:
+        found["quick"] = True
+    for who, runs in sides.items():
+        found[who] = side_result(runs)
+        side = {"stock": row.stock, "ours": row.ours}.get(who)
+        if side is not None:
+            found[who]["side"] = {
+                name: value for name, value in asdict(side).items() if value not in (None, (), "auto")
+            }
+    stock, ours = found.get("stock", {}), found.get("ours", {})
+    if "s" in stock and "s" in ours:
+        found["stock / ours"] = stock["s"] / ours["s"]
+        found["stock first / ours first"] = stock["first s"] / ours["first s"]
+    rates = None if quick else measured_rates(results)
+    if rates is not None:
+        found["bounds s"] = bound(row, rates)
+        found["bounds first s"] = bound(row, rates, first=True)
+        for side_found in (stock, ours):
+            if "s" in side_found:
+                side_found["share of bound"] = found["bounds s"]["bound"] / side_found["s"]
+    found["met"] = met(found)
+    return found
+
+
+def met(found: Mapping[str, Any]) -> bool | None:
+    """Whether what was asked holds. None if nothing was asked, or stock was not measured beside."""
+    ours = found.get("ours", {})
+    if not any(found.get(name) for name in ("asked", "asked s", "asked first")):
+        return None
+    if "error" in ours:
+        return False
+    if not ours or (found.get("asked") and "stock / ours" not in found):
+        return None
+    checks = [ours["finite"], ours["peak GiB"] < LIMIT_GIB]
+    checks += [found["stock / ours"] >= found["asked"]] if found["asked"] else []
+    checks += [found["stock first / ours first"] >= found["asked first"]] if found["asked first"] else []
+    checks += [ours["s"] <= found["asked s"]] if found["asked s"] else []
+    return all(checks)
+
+
+def distance(one: Path, other: Path) -> float:
+    """The error of one sample of a result, relative to the other: root of the sums of squares."""
+    left, right = (array("f", path.read_bytes()) for path in (one, other))
+    if len(left) != len(right):
+        raise ValueError(f"{one.name} has {len(left)} values and {other.name} has {len(right)}")
+    error = math.fsum((a - b) ** 2 for a, b in zip(left, right, strict=True))
+    whole = math.fsum(b * b for b in right)
+    return math.sqrt(error / whole) if whole else math.inf
+
+
+def card_file(card: str) -> Path:
+    return RESULTS / f"{card.replace(' ', '-').lower()}.json"
+
+
+def read(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return data
+
+
+def merge(path: Path, found: Mapping[str, Any]) -> None:
+    """Put one row into the file, in place of the row of its name; everything else stays."""
+    data = read(path)
+    rows = {row["name"]: row for row in data.get(SECTION, {}).get("rows", [])}
+    rows[found["name"]] = rounded(found)
+    data[SECTION] = {"rows": list(rows.values())}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def rounded(value: Any) -> Any:
+    """Four digits are more than any of these figures has."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, Mapping):
+        return {name: rounded(one) for name, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+HEAD = (
+    f"{'row':44} {'stock s':>8} {'ours s':>8} {'ratio':>6} {'asked':>6} {'first s':>14} {'peak GiB':>11} {'bound':>6}"
+)
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """One row of the table: stock before ours."""
+    stock, ours = found.get("stock", {}), found.get("ours", {})
+    ratio = f"{found['stock / ours']:.2f}x" if "stock / ours" in found else "-"
+    asked = f"{found['asked']}x" if found["asked"] else f"<{found['asked s']:g}s" if found["asked s"] else "-"
+    firsts = "/".join(_seconds(side, "first s") for side in (stock, ours))
+    peaks = "/".join(f"{side['peak GiB']:.2f}" if "peak GiB" in side else "-" for side in (stock, ours))
+    share = f"{ours['share of bound']:.0%}" if "share of bound" in ours else "-"
+    text = f"{found['name'][:44]:44} {_seconds(stock, 's'):>8} {_seconds(ours, 's'):>8} {ratio:>6} {asked:>6} "
+    text += f"{firsts:>14} {peaks:>11} {share:>6}"
+    for word, good in (("MISS", found["met"] is not False), ("NOT FINITE", ours.get("finite", True))):
+        text += "" if good else f" {word}"
+    errors = [f"{who}: {side['error']}" for who, side in (("stock", stock), ("ours", ours)) if side.get("error")]
+    if found.get("accuracy"):
+        errors.append("error " + ", ".join(f"{name} {value:.2e}" for name, value in found["accuracy"].items()))
+    return text + "".join(f"\n    {one}" for one in errors)
+
+
+def _seconds(side: Mapping[str, Any], name: str) -> str:
+    if "error" in side:
+        return "OOM" if side["error"] == "out of memory" else "failed"
+    return f"{side[name]:.3g}" if name in side else "-"

@@ -1,0 +1,163 @@
+"""What the end-to-end bench measures: a row is one piece of work, done by stock ComfyUI and by us.
+
+Standard library only: the process that reads this starts others and must not touch the card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Model = Literal["wan13", "wan14", "vae", "t5"]
+Work = Literal["sample", "decode", "encode", "text"]
+TITLES: dict[Model, str] = {"wan13": "1.3B", "wan14": "14B", "vae": "VAE", "t5": "UMT5-XXL"}
+LATENT = 8  # pixels of a side per latent pixel
+TIME = 4  # frames per latent frame, after the first
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one side does a row's work.
+
+    comfy      ComfyUI's own command line, as its users would give it
+    attention  torch's only kernel that ComfyUI may use: on Turing there is none but `efficient`
+    isa, kernels, ops, precision   our KernelPolicy; `ops` are (op, mode) pairs
+    vram_budget, backend           our pager: GiB, or -1 for what is free
+    ballast    whether all but `--free` GiB of the card are taken
+    """
+
+    comfy: tuple[str, ...] = ()
+    attention: Literal["efficient", "cudnn"] | None = None
+    isa: Literal["sm_75", "sm_80"] | None = None
+    kernels: Literal["auto", "on", "off"] = "auto"
+    ops: tuple[tuple[str, str], ...] = ()
+    precision: Literal["precise", "fast"] = "precise"
+    vram_budget: float = -1.0
+    backend: Literal["auto", "slots", "managed"] = "auto"
+    ballast: bool = True
+
+
+STOCK, OURS = Side(), Side()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One piece of work.
+
+    steps    of the sampler, or how often the work is done: the first is apart, the median is over the rest
+    asked    how many times faster than stock it has to be; `asked_first` is for the first time
+    seconds  or how long it may take, where stock cannot do it
+    group    `--group` chooses by it
+    note     what sets it apart from the plain row of the same size; part of its name
+    storage  of the weights
+    """
+
+    model: Model
+    work: Work
+    height: int = 0
+    width: int = 0
+    frames: int = 0
+    steps: int = 3
+    asked: float | None = None
+    asked_first: float | None = None
+    seconds: float | None = None
+    group: str = "table"
+    note: str = ""
+    storage: str = "fp16"
+    stock: Side | None = field(default=STOCK)
+    ours: Side | None = field(default=OURS)
+
+    @property
+    def name(self) -> str:
+        """Names the row in the results; two rows of one name would replace each other."""
+        size = "512 tokens" if self.work == "text" else f"{self.height}x{self.width}x{self.frames}"
+        verb = f" {self.work}" if self.model == "vae" else ""
+        return ", ".join(part for part in (f"{TITLES[self.model]}{verb} {size}", self.note) if part)
+
+    @property
+    def latent(self) -> tuple[int, int, int]:
+        """Frames, height and width of the latent."""
+        return (self.frames - 1) // TIME + 1, self.height // LATENT, self.width // LATENT
+
+
+def sampling(model: Model, height: int, width: int, frames: int, steps: int, **others: object) -> Row:
+    return replace(Row(model, "sample", height, width, frames, steps), **others)  # type: ignore[arg-type]
+
+
+# What a Turing card has: torch's mem-efficient attention; ours, not the newer ones of torch that `auto` would race against.
+TURING = {
+    "stock": Side(attention="efficient"),
+    "ours": Side(attention="efficient", isa="sm_75", ops=(("attention", "on"),)),
+}
+
+
+def table() -> list[Row]:
+    """The rows that are promised something, cheap ones first for each file of weights."""
+    rows = [
+        sampling("wan13", 480, 480, 17, 6),
+        sampling("wan13", 480, 832, 81, 4, asked=1.5),
+        sampling("wan13", 480, 832, 81, 3, asked=1.5, note="held to Turing", **TURING),
+        sampling("wan14", 480, 480, 17, 6, asked=1.2),
+        sampling("wan14", 480, 832, 81, 3, asked=1.35),
+        sampling("wan14", 720, 1280, 81, 2, seconds=25.0),
+        Row("t5", "text", steps=5, asked=1.5, asked_first=6.0),
+    ]
+    for work, asked in (("decode", (1.8, 5.0)), ("encode", (1.6, 4.0))):
+        for (height, width), ratio in zip(((480, 832), (720, 1280)), asked, strict=True):
+            rows.append(Row("vae", work, height, width, 81, 2, asked=ratio))  # type: ignore[arg-type]
+    return rows
+
+
+def more() -> list[Row]:
+    """How cost grows with frames and size, and falls with the budget; what each switch is worth."""
+    rows = []
+    for model in ("wan13", "wan14"):
+        for height, width in ((480, 832), (720, 1280)):
+            rows += [sampling(model, height, width, frames, 3, group="growth") for frames in (17, 33)]
+    rows.append(sampling("wan13", 720, 1280, 81, 2, group="growth"))
+    for gib in (1.5, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 12.0, 16.0):
+        side = Side(vram_budget=gib, ballast=gib <= 6)
+        rows.append(
+            sampling("wan14", 480, 480, 17, 4, group="budget", note=f"{gib:g} GiB of weights", stock=None, ours=side)
+        )
+    managed = Side(vram_budget=7.0, backend="managed", ballast=False)
+    slots = replace(managed, backend="slots")
+    for side in (slots, managed):
+        note = f"{side.backend}, 7 GiB by account"
+        rows.append(sampling("wan14", 480, 480, 17, 4, group="backend", note=note, stock=None, ours=side))
+        rows.append(sampling("wan14", 480, 832, 81, 2, group="backend", note=note, stock=None, ours=side))
+    small = {"height": 480, "width": 832, "frames": 81, "steps": 3}
+    for note, side in {
+        "kernels off": Side(kernels="off"),
+        "fast": Side(precision="fast"),
+        "attention off": Side(ops=(("attention", "off"),)),
+        "linear off": Side(ops=(("linear", "off"), ("linear_", "off"), ("linear_pair", "off"))),
+        "norms off": Side(ops=(("norm_modulate", "off"), ("residual_gate_norm_modulate", "off"))),
+        "rotation off": Side(ops=(("rms_rope_", "off"),)),
+    }.items():
+        rows.append(Row("wan13", "sample", **small, group="switches", note=note, stock=None, ours=side))  # type: ignore[arg-type]
+    for note, side in {
+        "stock with --fast fp16_accumulation": Side(comfy=("--fast", "fp16_accumulation")),
+        "stock with --disable-dynamic-vram": Side(comfy=("--disable-dynamic-vram",)),
+        "stock held to mem-efficient attention": Side(attention="efficient"),
+        "stock held to cuDNN attention": Side(attention="cudnn"),
+    }.items():
+        rows.append(Row("wan13", "sample", **small, group="stock", note=note, stock=side, ours=None))  # type: ignore[arg-type]
+    rows += [
+        sampling("wan14", 480, 480, 17, 4, group="storage", note="fp8_e4m3fn", storage="fp8_e4m3fn"),
+        sampling("wan13", 480, 832, 17, 3, group="storage", note="fp8_e4m3fn", storage="fp8_e4m3fn"),
+    ]
+    return rows
+
+
+def all_rows() -> list[Row]:
+    rows = table() + more()
+    names = [row.name for row in rows]
+    assert len(names) == len(set(names)), "two rows of one name"
+    return rows
+
+
+def quick(row: Row) -> Row:
+    """The same row at a size for two CPU cores. The figures mean nothing; that it runs does."""
+    small = {"steps": 2} if row.work == "text" else {"height": 64, "width": 64, "frames": 5, "steps": 2}
+    return replace(row, **small, note=row.note or "tiny", asked=None, asked_first=None, seconds=None)  # type: ignore[arg-type]

@@ -1,0 +1,316 @@
+"""One side of one row, in a process of its own: python worker.py '<job as JSON>'.
+
+The last line it prints is `RESULT ` and JSON. Jobs: {"task": "weights"} makes a file, {"task": "work"} does a row's work, after it
+has printed READY and was told {"path": ...}.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import json
+import os
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
+    sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() not in (ROOT, Path(__file__).parent)]
+    sys.path.insert(0, str(ROOT / "tests"))  # the tables of tensors are the tests'
+    _package = types.ModuleType("fusestream")
+    _package.__path__ = [str(ROOT)]
+    sys.modules["fusestream"] = _package
+    __package__ = "fusestream.bench.end_to_end"
+    importlib.import_module(__package__)
+
+from .rows import Row, Side  # noqa: E402 - the lines above make it importable
+
+SAMPLED = 32768  # values of the result that are kept to compare accuracy by
+PROMPT = "a cat walks on the grass, take {}"
+GUIDANCE = 6.0
+
+
+def row_of(job: dict[str, Any]) -> Row:
+    """The row of a job, without its sides: the job has the one that is meant."""
+    return Row(**{**job["row"], "stock": None, "ours": None})
+
+
+def side_of(job: dict[str, Any]) -> Side:
+    side = dict(job["side"])
+    side["ops"] = tuple((op, mode) for op, mode in side["ops"])
+    return Side(**side)
+
+
+def make_weights(job: dict[str, Any]) -> dict[str, Any]:
+    """Runs without ComfyUI."""
+    import torch  # noqa: PLC0415
+
+    from . import weights  # noqa: PLC0415
+
+    folder = Path(job["folder"])
+    if job["quick"]:
+        return weights.write_tiny(job["model"], folder)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return weights.write(job["model"], folder, job["storage"], device)
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """Load the model and do the row's work; what was found."""
+    row, side = row_of(job), side_of(job)
+    begun = time.perf_counter()
+    from .start import start_comfyui  # noqa: PLC0415
+
+    own = ["--cpu"] if job["quick"] else ["--fp16-vae"]  # as on Turing, which has no bf16; both sides the same
+    start_comfyui([*own, *side.comfy], side.attention)
+    import torch  # noqa: PLC0415
+
+    from .card import Card  # noqa: PLC0415
+
+    run = Run(job, row, side)
+    result: dict[str, Any] = {"start s": time.perf_counter() - begun}
+    free = job["free"] if side.ballast and not job["quick"] else None
+    if not job["quick"]:
+        torch.zeros(1, device="cuda")  # the context: it shall not come up while another process is measured
+    print("READY", flush=True)
+    run.path = json.loads(sys.stdin.readline())["path"]
+    with Card(free) as card, torch.inference_mode():
+        result["free GiB"] = card.start / 2**30
+        try:
+            result |= run()
+        except torch.OutOfMemoryError as error:
+            result["error"] = "out of memory"
+            result["message"] = str(error).splitlines()[0][:200]
+        result["peak GiB"] = card.peak
+    return result | run.told() | host_memory() | {"environment": describe()}
+
+
+class Run:
+    """The work of one side."""
+
+    def __init__(self, job: dict[str, Any], row: Row, side: Side) -> None:
+        self.job, self.row, self.side = job, row, side
+        self.path = ""  # comes with the word to begin
+        self.ours = job["who"] == "ours"
+        self.cuda = not job["quick"]
+        self.model: Any = None
+        self.tuning = [0.0]
+        if self.ours:
+            self.fusion = importlib.import_module("fusestream.fusion")
+            forced = {} if job["quick"] else {"isa": side.isa, **dict(side.ops)}  # the CPU has no kernel to force
+            self.policy = self.fusion.KernelPolicy.of(side.kernels, precision=side.precision, **forced)
+            self._time_tuning()
+
+    def __call__(self) -> dict[str, Any]:
+        works = {"sample": self.sample, "text": self.text, "decode": self.decode, "encode": self.encode}
+        return works[self.row.work]()
+
+    def clock(self) -> float:
+        import torch  # noqa: PLC0415
+
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _time_tuning(self) -> None:
+        """`auto` compares kernels at their first use: that time is told apart."""
+        tuner = importlib.import_module("fusestream.kernels_cuda.autotune").tuner()
+        measure = tuner._measure
+
+        def timed(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return measure(*arguments)
+            finally:
+                self.tuning[0] += time.perf_counter() - start
+
+        tuner._measure = timed
+
+    def _load(self, load: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float]:
+        """Also hands over the options that this loader knows."""
+        known = inspect.signature(load).parameters
+        start = self.clock()
+        made = load(*arguments, **{name: value for name, value in options.items() if name in known})
+        return made, self.clock() - start
+
+    def _budget(self) -> dict[str, Any]:
+        return {"policy": self.policy, "vram_budget": self.side.vram_budget}
+
+    # ------------------------------------------------------------------------------------------------------ sampling
+
+    def sample(self) -> dict[str, Any]:
+        import comfy.sample  # noqa: PLC0415
+        import comfy.sd  # noqa: PLC0415
+        import torch  # noqa: PLC0415
+
+        if self.ours:
+            model, loading = self._load(self.fusion.load_diffusion_model, self.path, **self._budget())
+            if self.side.backend != "auto":
+                model.stream.pager_options = {"backend": self.side.backend, "guard": True}
+        else:
+            model, loading = self._load(comfy.sd.load_diffusion_model, self.path)
+        self.model = model
+        forwards = count_forwards(model.model.diffusion_model)
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(1, 16, *self.row.latent, generator=generator)
+        width = model.model.diffusion_model.text_embedding[0].in_features
+        positive, negative = ([[torch.randn(1, 512, width, generator=generator), {}]] for _ in range(2))
+        ticks = [self.clock()]
+        out = comfy.sample.sample(
+            model, noise, self.row.steps, GUIDANCE, "euler", "simple", positive, negative, torch.zeros_like(noise),
+            seed=0, disable_pbar=True, callback=lambda *_: ticks.append(self.clock()),
+        )  # fmt: skip
+        seconds = [after - before for before, after in itertools.pairwise(ticks)]
+        found = {"forwards a step": forwards[0] / self.row.steps, "computes in": str(model.model.get_dtype())[6:]}
+        return {"load s": loading, "s": seconds, **found, **self.judged(out)}
+
+    # --------------------------------------------------------------------------------------------- text, frames, both
+
+    def text(self) -> dict[str, Any]:
+        import comfy.sd  # noqa: PLC0415
+
+        if self.ours:
+            clip, loading = self._load(self.fusion.load_text_encoder, self.path, [], **self._budget())
+        else:
+            clip, loading = self._load(
+                comfy.sd.load_clip, [self.path], clip_type=comfy.sd.CLIPType.WAN, model_options=self.tiny_text()
+            )
+        self.model = clip.patcher
+
+        def encode(number: int) -> Any:
+            return clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT.format(number)))[0][0]
+
+        return {"load s": loading, **self.repeated(encode)}
+
+    def tiny_text(self) -> dict[str, Any]:
+        """Stock has the sizes of the published encoder built in: a tiny one needs them told."""
+        if not self.job["quick"]:
+            return {}
+        import checkpoints  # noqa: PLC0415
+
+        options: dict[str, Any] = checkpoints.umt5.model_options(Path(self.path))
+        return options
+
+    def vae(self) -> tuple[Any, float]:
+        import comfy.sd  # noqa: PLC0415
+        import comfy.utils  # noqa: PLC0415
+
+        if self.ours:
+            vae, loading = self._load(self.fusion.load_vae, self.path, **self._budget())
+        else:
+            vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.path)))
+        self.model = vae.patcher
+        return vae, loading
+
+    def decode(self) -> dict[str, Any]:
+        import torch  # noqa: PLC0415
+
+        vae, loading = self.vae()
+        latent = torch.randn(1, 16, *self.row.latent, generator=torch.Generator().manual_seed(0))
+        return {"load s": loading, "computes in": str(vae.vae_dtype)[6:], **self.repeated(lambda _: vae.decode(latent))}
+
+    def encode(self) -> dict[str, Any]:
+        import torch  # noqa: PLC0415
+
+        vae, loading = self.vae()
+        shape = (self.row.frames, self.row.height, self.row.width, 3)
+        pixels = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+        return {"load s": loading, "computes in": str(vae.vae_dtype)[6:], **self.repeated(lambda _: vae.encode(pixels))}
+
+    def repeated(self, run: Callable[[int], Any]) -> dict[str, Any]:
+        """The work, `steps` times; the result of the first is kept to be compared."""
+        seconds, first = [], None
+        for number in range(self.row.steps):
+            start = self.clock()
+            out = run(number)
+            seconds.append(self.clock() - start)
+            first = out if first is None else first
+        return {"s": seconds, **self.judged(first)}
+
+    # ------------------------------------------------------------------------------------------------------- findings
+
+    def judged(self, out: Any) -> dict[str, Any]:
+        """Whether the result is finite, and where some of its values were put."""
+        import torch  # noqa: PLC0415
+
+        flat = out.detach().float().flatten()
+        kept = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].cpu().contiguous()
+        if self.job.get("sample_to"):
+            Path(self.job["sample_to"]).write_bytes(kept.numpy().tobytes())
+        spread = float(kept.std()) if kept.numel() > 1 else 0.0
+        return {"finite": bool(torch.isfinite(flat).all()), "spread": spread, "shape": list(out.shape)}
+
+    def told(self) -> dict[str, Any]:
+        """What our side says about itself: kernels that served, the pager's backend, its stalls and peaks."""
+        if not self.ours:
+            return {}
+        ledger = importlib.import_module("fusestream.kernels_cuda").LEDGER
+        result: dict[str, Any] = {
+            "kernels measured s": self.tuning[0],
+            "served": sorted({f"{choice.op}: {choice.winner}" for choice in ledger.choices}),
+            "refused": sorted({f"{one.op}: {one.candidate}: {one.reason}"[:160] for one in ledger.refusals})[:12],
+        }
+        stream = getattr(self.model, "stream", None)
+        if stream is not None:
+            told = stream.ledger.summary()
+            result["pager"] = {
+                **{name: str(note)[:200] for name, note in told["notes"].items()},
+                "seconds": {name: float(f"{s:.4g}") for name, s in told["seconds"].items()},
+                "GB by route": {name: round(n / 1e9, 3) for name, n in told["bytes by route"].items()},
+                "peak GiB": {name: round(n / 2**30, 3) for name, n in told["peak bytes"].items()},
+            }
+        return result
+
+
+def count_forwards(net: Any) -> list[int]:
+    """Counts the calls of a module from now on: stock does both prompts of guidance in one or in two."""
+    count = [0]
+
+    def add(*_: Any) -> None:
+        count[0] += 1
+
+    net.register_forward_pre_hook(add)
+    return count
+
+
+def describe() -> dict[str, Any]:
+    """Where this ran."""
+    import torch  # noqa: PLC0415
+
+    kernels = importlib.import_module("fusestream.bench.kernels")
+    version = importlib.import_module("comfyui_version").__version__
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    said: dict[str, Any] = kernels.environment() if torch.cuda.is_available() else {"torch": torch.__version__}
+    return {**said, "card": card, "ComfyUI": version}
+
+
+def host_memory() -> dict[str, Any]:
+    """GiB of RAM at most, file pages among them."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    return {"RAM peak GiB": next(int(line.split()[1]) / 2**20 for line in lines if line.startswith("VmHWM"))}
+
+
+def main() -> int:
+    job = json.loads(sys.argv[1])
+    result: dict[str, Any]
+    try:
+        result = {"weights": make_weights, "work": work}[job["task"]](job)
+    except Exception as error:
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {error}"[:300]}
+    print("RESULT " + json.dumps(result), flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # nothing that is left to be torn down can spoil what was found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A report on this machine for its owner, or for whoever gets the bug report.
+
+    text = as_text(examine())
+
+Probes cannot raise: what goes wrong becomes a line of the report. Nothing here imports ComfyUI, so that the doctor also helps
+where ComfyUI does not start; where ComfyUI runs, it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from . import bus, card, comfyui, machine
+from .findings import Finding, Probe, as_text, ask
+
+__all__ = ["Finding", "as_text", "examine", "probes"]
+
+
+def probes(
+    comfyui_folder: Path | None = None,
+    pack_folders: Sequence[Path] = (),
+    model: Path | None = None,
+    *,
+    measure: bool = True,
+) -> list[tuple[str, Probe]]:
+    """Titles and probes, in the order of the report.
+
+    comfyui_folder: of a ComfyUI that does not run here. model: a file by which to measure the disk. measure: also the rates,
+    which takes seconds.
+    """
+    rates: list[tuple[str, Probe]] = [("Pager and bus", bus.pager), ("Disk", partial(bus.disk, model))]
+    return [
+        ("Pack", machine.pack),
+        ("System", machine.system),
+        ("RAM", machine.memory),
+        ("torch", machine.versions),
+        ("Driver", card.graphics_driver),
+        ("Cards", card.cards),
+        ("Prebuilt kernels", card.prebuilt),
+        ("Kernels", card.kernels),
+        *(rates if measure else []),
+        ("ComfyUI", partial(comfyui.version, comfyui_folder)),
+        ("ComfyUI's switches", comfyui.switches),
+        ("ComfyUI's memory", comfyui.memory_management),
+        ("Other packs", partial(comfyui.other_packs, pack_folders)),
+    ]
+
+
+def examine(
+    comfyui_folder: Path | None = None,
+    pack_folders: Sequence[Path] = (),
+    model: Path | None = None,
+    *,
+    measure: bool = True,
+) -> list[Finding]:
+    """Ask all of them."""
+    return [ask(title, probe) for title, probe in probes(comfyui_folder, pack_folders, model, measure=measure)]

@@ -1,0 +1,123 @@
+"""How fast weights reach a card here: the pager is opened on a small file and moves it, as it would a model."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ...memory import Checkpoint, DeviceBudget, Layer, Ledger, RamBudget, Weight, bounds, open_pager
+from ...memory.rates import unremembered
+from .findings import ADVICE
+
+MIB = 2**20
+LAYERS, LAYER_BYTES = 4, 32 * MIB
+DISK_BYTES, PIECE, READERS = 256 * MIB, 8 * MIB, 4
+SLOW_DISK = 1e9
+
+
+def pager() -> Iterator[str]:
+    """Which backend serves, why, and at which rates; that what arrives is what the file holds."""
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else ["cpu"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        write_layers(path)
+        for device in devices:
+            yield from _one(path, device)
+
+
+def write_layers(path: Path) -> None:
+    """A weight file of LAYERS tensors of random bytes."""
+    header = {
+        f"layer {i}": {"dtype": "U8", "shape": [LAYER_BYTES], "data_offsets": [i * LAYER_BYTES, (i + 1) * LAYER_BYTES]}
+        for i in range(LAYERS)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 4096)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _ in range(LAYERS):
+            file.write(os.urandom(LAYER_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _one(path: Path, device: str) -> Iterator[str]:
+    where, ledger = torch.device(device), Ledger()
+    with Checkpoint.open(path) as source, torch.inference_mode(False), unremembered():
+        layers = [Layer(name, (Weight(name, extent),)) for name, extent in source.extents.items()]
+        least, _ = bounds(layers, where)
+        ram = RamBudget.auto() if where.type == "cuda" else None
+        moved = open_pager(
+            source, layers, DeviceBudget(least, device), least, where, ram=ram, ledger=ledger, guard=True
+        )
+        with contextlib.closing(moved):
+            wrong = sum(not _same(moved.use(i), source, layers[i]) for i in range(len(layers)))
+            moved.check()
+        for name, note in ledger.summary()["notes"].items():
+            yield f"{device}: {name}: {note}"
+        if wrong:
+            yield f"{ADVICE}{wrong} of {LAYERS} layers arrived damaged"
+        else:
+            yield f"{device}: {LAYERS} layers arrived as they are in the file"
+
+
+def _same(use: contextlib.AbstractContextManager[object], source: Checkpoint, layer: Layer) -> bool:
+    weight = layer.weights[0]
+    wanted = torch.empty(weight.extent.nbytes, dtype=torch.uint8)
+    source.read_into(weight.extent, wanted)
+    with use as weights:
+        return torch.equal(weights[weight.name].cpu(), wanted)  # type: ignore[index]
+
+
+def disk(model: Path | None) -> Iterator[str]:
+    """The rate of cold reads: of a model file's own disk, else of the temporary folder's."""
+    if not hasattr(os, "posix_fadvise"):
+        yield "not measured: this system cannot be asked to forget what it has read"
+        return
+    if model is not None:
+        yield from _disk_rate(model, "the disk of the model files")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        write_layers(path)
+        yield from _disk_rate(path, "the disk of the temporary folder (no model file was found)")
+
+
+def _disk_rate(path: Path, what: str) -> Iterator[str]:
+    size = min(DISK_BYTES, path.stat().st_size)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(handle, 0, size, os.POSIX_FADV_DONTNEED)
+        places = itertools.count()
+        failed: list[OSError] = []
+
+        def read() -> None:
+            try:
+                while (at := next(places) * PIECE) < size:
+                    os.pread(handle, min(PIECE, size - at), at)
+            except OSError as error:
+                failed.append(error)
+
+        start = time.perf_counter()
+        threads = [threading.Thread(target=read) for _ in range(READERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rate = size / (time.perf_counter() - start)
+    finally:
+        os.close(handle)
+    if failed:
+        raise failed[0]
+    yield f"{what}: {rate / 1e9:.1f} GB/s, {size / MIB:.0f} MiB by {READERS} threads (more than a disk can do: it was still cached)"
+    if rate < SLOW_DISK:
+        yield f"{ADVICE}models are on a slow disk: the first step of each start waits for it"

@@ -1,0 +1,117 @@
+"""Driver, cards, and which of our kernels they can load."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import torch
+
+from ...kernels_cuda import KernelPolicy, arch, archive, device_code, gelu, launcher
+from ...kernels_cuda.build import matrix
+from ...kernels_cuda.driver import driver
+from .findings import ADVICE
+
+GIB = 2**30
+OLDEST_DRIVER = 525
+# Of compute capability 7.5 too, but without tensor cores: the names by which ComfyUI knows them.
+NO_TENSOR_CORES = (
+    "1660",
+    "1650",
+    "1630",
+    "T500",
+    "T550",
+    "T600",
+    "MX550",
+    "MX450",
+    "CMP 30HX",
+    "T2000",
+    "T1000",
+    "T1200",
+)
+
+
+def graphics_driver() -> Iterator[str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        yield f"{ADVICE}nvidia-smi is not there: no NVIDIA driver is installed, or it is not on the path"
+    else:
+        command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+        said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+        version = said.stdout.strip().splitlines()[0] if said.stdout.strip() else said.stderr.strip()
+        yield f"NVIDIA driver {version}"
+        if version.split(".")[0].isdigit() and int(version.split(".")[0]) < OLDEST_DRIVER:
+            yield f"{ADVICE}the prebuilt kernels need driver {OLDEST_DRIVER} or newer. Update it."
+    yield f"CUDA of the driver: {driver().version}"
+
+
+def cards() -> Iterator[str]:
+    if not torch.cuda.is_available():
+        yield "torch finds no NVIDIA card"
+        return
+    for index in range(torch.cuda.device_count()):
+        seen = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        yield f"cuda:{index} {seen.name}, {total / GIB:.1f} GiB of VRAM, {free / GIB:.1f} free"
+        yield f"  {card_class(seen.name, (seen.major, seen.minor))}"
+
+
+def card_class(name: str, capability: tuple[int, int]) -> str:
+    """Which code serves a card, in words."""
+    number = f"compute capability {capability[0]}.{capability[1]}"
+    too_old = arch.too_old(capability)
+    if too_old is not None:
+        return f"{ADVICE}{too_old}: no kernel serves it, ComfyUI's own operations run"
+    best = next(variant for variant in arch.preference(capability) if variant in arch.VARIANTS)
+    text = f"{number}: code for {best}, instruction class {arch.isa_class(best)}"
+    if capability == arch.OLDEST and any(word in name for word in NO_TENSOR_CORES):
+        return (
+            f"{ADVICE}{text}, but this series (GTX 16 and its kin) has no tensor cores, and ComfyUI computes in FP32 on it: "
+            "the FP16 kernels are not asked; streaming works"
+        )
+    return f"{text}, with tensor cores"
+
+
+def prebuilt() -> Iterator[str]:
+    """Whether the archive is that of the sources beside it."""
+    path, current = device_code.PREBUILT, matrix.source_hash()
+    manifest = archive.read_manifest(path)
+    yield f"{path.name}: built from {manifest.source_hash} with {manifest.compiler}"
+    counts = ", ".join(f"{variant} {len(units)}" for variant, units in manifest.variants.items())
+    yield f"units by variant: {counts}"
+    if manifest.source_hash != current:
+        yield f"{ADVICE}it is stale: the sources are {current}. Install the pack anew."
+
+
+def kernels() -> Iterator[str]:
+    """Load every unit on every card, and let one kernel compute."""
+    if not torch.cuda.is_available():
+        yield "not tried: torch finds no NVIDIA card, the reference implementations serve"
+        return
+    for index in range(torch.cuda.device_count()):
+        card = launcher.card(index)  # raises CodeUnavailable with the reasons
+        loaded, failed = [], []
+        for unit, source in card.code.units.items():
+            try:
+                card.kernel(unit, next(iter(source.kernels)))
+                loaded.append((unit, source.variant, len(source.kernels)))
+            except Exception as error:  # noqa: PERF203 - the next unit may load
+                failed.append(f"{ADVICE}{unit} ({source.variant}) does not load: {error}")
+        variants = ", ".join(sorted({variant for _, variant, _ in loaded}))
+        count = sum(kernels for _, _, kernels in loaded)
+        share = f"{len(loaded)} of {len(card.code.units)} units ({count} kernels)"
+        yield f"cuda:{index}: {share} loaded as {variants}; {card.code.origin}"
+        yield f"  {', '.join(unit for unit, _, _ in loaded)}"
+        yield from failed
+        yield f"  {one_computes(index)}"
+
+
+def one_computes(index: int) -> str:
+    """One kernel's result against torch's."""
+    x = torch.linspace(-6, 6, 4096, device=f"cuda:{index}").half()
+    ours = gelu(x, policy=KernelPolicy.of("on")).float()
+    error = float((ours - torch.nn.functional.gelu(x.float())).abs().max())
+    if error < 1e-2:
+        return f"a kernel's result is right (error {error:.1e})"
+    return f"{ADVICE}a kernel's result is wrong by {error:.1e}: please report this"

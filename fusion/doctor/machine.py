@@ -1,0 +1,72 @@
+"""The machine and its torch: what can be told without a card."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ...memory import RamBudget
+from ...memory.ram import measure_ram
+from .findings import ADVICE
+
+GIB = 2**30
+LITTLE_RAM = 15 * GIB
+
+
+def system() -> Iterator[str]:
+    name = f"{platform.system()} {platform.release()}"
+    if "microsoft" in platform.release().lower():
+        name += " (WSL: managed memory is not paged here, the slots backend serves)"
+    yield f"{name}, {platform.machine()}, {os.cpu_count()} CPU threads"
+    yield f"Python {sys.version.split()[0]}"
+
+
+def versions() -> Iterator[str]:
+    build = torch.version.cuda or (f"ROCm {torch.version.hip}" if torch.version.hip else "CPU only")
+    yield (
+        f"torch {torch.__version__}, built for CUDA {build}"
+        if torch.version.cuda
+        else f"torch {torch.__version__}, {build}"
+    )
+    if not torch.version.cuda:
+        yield f"{ADVICE}this torch cannot use an NVIDIA card: everything runs on the reference path. Install a CUDA build of torch."
+    elif not torch.cuda.is_available():
+        yield f"{ADVICE}torch finds no NVIDIA card, or its driver is older than this torch needs"
+    cudnn: int | None = torch.backends.cudnn.version() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+    if cudnn:
+        yield f"cuDNN {cudnn}"
+
+
+def memory() -> Iterator[str]:
+    ram = measure_ram()
+    yield f"RAM {ram.total / GIB:.1f} GiB, {ram.available / GIB:.1f} available"
+    budget = RamBudget.auto(ram=ram)
+    yield f"RAM budget for pinned and registered pages: {budget.total / GIB:.1f} GiB"
+    if ram.total < LITTLE_RAM:
+        yield f"{ADVICE}less than 16 GB of RAM: files larger than it are read from the disk anew in every step"
+    limit = locked_limit()
+    if limit is not None:
+        yield f"limit of locked memory: {limit}"
+
+
+def locked_limit() -> str | None:
+    """RLIMIT_MEMLOCK in words; None on a system without one. (The NVIDIA driver is not bound by it.)"""
+    if sys.platform == "win32":
+        return None
+    import resource  # noqa: PLC0415 - not on Windows
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "none" if soft == resource.RLIM_INFINITY else f"{soft / 2**20:.0f} MiB"
+
+
+def pack() -> Iterator[str]:
+    """Our own version, and where it is installed."""
+    root = Path(__file__).resolve().parents[2]
+    project = (root / "pyproject.toml").read_text(encoding="utf-8")
+    version = next(line.split('"')[1] for line in project.splitlines() if line.startswith("version"))
+    yield f"FuseStream {version} in {root}"

@@ -1,0 +1,73 @@
+"""The doctor as a node: a report on this machine, to read and to paste."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import folder_paths
+from comfy_api.latest import io, ui
+
+from .loaders import CATEGORY
+
+
+class Doctor(io.ComfyNode):
+    """Needs nothing but itself in a graph: it is an output node."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FuseStreamDoctor",
+            display_name="FuseStream Doctor",
+            category=CATEGORY,
+            description="Looks at driver, card, kernels, pager, disk and ComfyUI, and writes what it finds: for a bug report, or "
+            "to see why something is slow.",
+            search_aliases=["diagnose", "system info", "bug report", "fusestream"],
+            is_output_node=True,
+            hidden=[io.Hidden.unique_id],
+            inputs=[
+                io.Boolean.Input(
+                    "measure",
+                    default=True,
+                    optional=True,
+                    tooltip="Also measures how fast weights reach the card and how fast the disk is: a few seconds, 256 MB read.",
+                ),
+            ],
+            outputs=[
+                io.String.Output(
+                    tooltip="The report as plain text, without folder names of yours. Connect it to Preview Any."
+                )
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, measure: bool = True) -> float:  # noqa: ARG003 - the machine changes, the inputs do not
+        return time.time()
+
+    @classmethod
+    def execute(cls, measure: bool = True) -> io.NodeOutput:
+        from ..fusion.doctor import as_text, examine  # noqa: PLC0415 - the server starts without it
+
+        text = as_text(examine(None, pack_folders(), largest_model(), measure=measure))
+        send_text(text, cls.hidden.unique_id)
+        return io.NodeOutput(text, ui=ui.PreviewText(text))
+
+
+def send_text(text: str, node: str | None) -> None:
+    """Show it on the node. A graph may also be run without a server."""
+    from server import PromptServer  # noqa: PLC0415 - not while nodes are being listed
+
+    server = getattr(PromptServer, "instance", None)
+    if server is not None and node is not None:
+        server.send_progress_text(text, node)
+
+
+def pack_folders() -> list[Path]:
+    return [Path(folder) for folder in folder_paths.get_folder_paths("custom_nodes")]
+
+
+def largest_model() -> Path | None:
+    """The file by which to measure the disk: the one that takes longest to load."""
+    names = folder_paths.get_filename_list("diffusion_models")
+    paths = [Path(path) for name in names if (path := folder_paths.get_full_path("diffusion_models", name))]
+    return max((path for path in paths if path.is_file()), key=lambda path: path.stat().st_size, default=None)

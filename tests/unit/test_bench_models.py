@@ -1,0 +1,247 @@
+"""The bench of whole models: its rows, its bounds held against stock's own modules, its results, and a try on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import comfy.ldm.wan.model
+import comfy.ldm.wan.vae
+import comfy.ops
+import comfy.text_encoders.t5
+import comfy.utils
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fusestream.bench.end_to_end import bounds, results, rows, weights
+from fusestream.bench.end_to_end.bounds import Rates
+from fusestream.bench.end_to_end.rows import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+HALF = torch.float16
+FIELD = Rates(790e12, 790e12, 55e9)  # an H200's, whose bounds were reckoned before by other means
+
+
+def wan(size: bounds.Sizes, dtype: torch.dtype, device: str) -> torch.nn.Module:
+    """Stock's transformer."""
+    made: torch.nn.Module = comfy.ldm.wan.model.WanModel(
+        model_type="t2v", text_len=512, in_dim=16, freq_dim=256, text_dim=4096, out_dim=16, dim=size.dim,
+        ffn_dim=size.ffn, num_heads=size.dim // 128, num_layers=size.layers, device=device, dtype=dtype,
+        operations=comfy.ops.manual_cast,
+    )  # fmt: skip
+    return made
+
+
+def vae(width: int, device: str) -> Any:
+    with torch.device(device):
+        return comfy.ldm.wan.vae.WanVAE(dim=width, z_dim=16, temperal_downsample=[False, True, True])
+
+
+def t5_config() -> dict[str, Any]:
+    path = Path(comfy.text_encoders.t5.__file__).parent / "umt5_config_xxl.json"
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return config
+
+
+def operations(run: Any) -> float:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        run()
+    return float(counter.get_total_flops())
+
+
+# ------------------------------------------------------------------------------------------------------------- bounds
+
+
+def test_bounds_are_those_of_the_field() -> None:
+    """Rough sums made by hand beforehand, at one rate for all."""
+    plain = {row.name: row for row in rows.table()}
+    for name, seconds in {"1.3B 480x832x81": 0.72, "14B 480x832x81": 4.6, "14B 720x1280x81": 17.3}.items():
+        assert bounds.bound(plain[name], FIELD)["bound"] == pytest.approx(seconds, rel=0.1), name
+    few = bounds.bound(plain["14B 480x480x17"], FIELD)
+    assert few["bus"] == few["bound"] == pytest.approx(0.40, abs=0.05)
+    first = bounds.bound(plain["UMT5-XXL 512 tokens"], FIELD, first=True)
+    assert first["bus"] == pytest.approx(0.20, abs=0.04)
+
+
+def test_wan_costs_what_stock_computes() -> None:
+    row = rows.sampling("wan13", 64, 96, 5, 1)
+    size = bounds.Sizes(256, 640, 2)
+    net = wan(size, torch.float32, "cpu")
+    x, text = torch.zeros(1, 16, *row.latent), torch.zeros(1, 512, 4096)
+    counted = operations(lambda: net(x, torch.zeros(1), text))
+    cost = bounds.wan_forward(size, bounds.wan_tokens(row))
+    assert bounds.wan_tokens(row) == 2 * 4 * 6
+    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
+
+
+def test_the_text_encoder_costs_what_stock_computes() -> None:
+    size = bounds.Sizes(128, 320, 2)
+    config = {**t5_config(), "d_model": 128, "d_ff": 320, "num_layers": 2, "num_heads": 2, "vocab_size": 512}
+    net = comfy.text_encoders.t5.T5(config, torch.float32, "cpu", comfy.ops.manual_cast)
+    counted = operations(lambda: net(torch.zeros(1, 512, dtype=torch.long), attention_mask=None))
+    cost = bounds.umt5_forward(size)
+    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize("work", ["decode", "encode"])
+def test_the_vae_costs_what_stock_computes(work: str) -> None:
+    row = Row("vae", work, 64, 64, 9)  # type: ignore[arg-type]
+    net = vae(8, "cpu")
+    if work == "decode":
+        counted = operations(lambda: net.decode(torch.zeros(1, 16, *row.latent)))
+        cost = bounds.vae_decode(row, 8)
+    else:
+        counted = operations(lambda: net.encode(torch.zeros(1, 3, 9, 64, 64)))
+        cost = bounds.vae_encode(row, 8)
+    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.06)  # few frames: zeros that stock computes with
+
+
+def test_fp8_halves_the_bus_and_the_first_time_moves_all() -> None:
+    row = rows.sampling("wan14", 480, 480, 17, 3)
+    first = bounds.bound(row, FIELD, first=True)["bus"]
+    assert bounds.bound(replace(row, storage="fp8_e4m3fn"), FIELD, first=True)["bus"] == pytest.approx(first / 2)
+    assert bounds.bound(row, FIELD)["bus"] < first
+    assert bounds.bound(rows.sampling("wan13", 480, 480, 17, 3), FIELD)["bus"] == 0  # it fits
+
+
+def test_rates_are_the_best_that_a_card_was_measured_at() -> None:
+    measured = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    rates = bounds.measured_rates(measured)
+    assert rates is not None
+    assert 500e12 < rates.gemm < 1000e12 and 400e12 < rates.attention < 1000e12 and 50e9 < rates.bus < 60e9
+    assert bounds.measured_rates({"kernels": measured["kernels"]}) is None
+
+
+# ------------------------------------------------------------------------------------------------------- rows, weights
+
+
+def test_rows_have_names_of_their_own() -> None:
+    names = [row.name for row in rows.all_rows()]
+    assert len(names) == len(set(names)) and {"1.3B 480x832x81", "VAE encode 720x1280x81"} <= set(names)
+    assert all(rows.quick(row).asked is None for row in rows.all_rows())
+
+
+@pytest.mark.parametrize("model", ["wan13", "wan14", "vae", "t5"])
+def test_weights_have_the_names_and_shapes_of_stocks_model(model: str) -> None:
+    made: torch.nn.Module
+    if model == "vae":
+        made = vae(96, "meta")
+    elif model == "t5":
+        made = comfy.text_encoders.t5.T5(t5_config(), HALF, "meta", comfy.ops.manual_cast)
+    else:
+        made = wan(bounds.WAN[model], HALF, "meta")
+    wanted = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
+    assert {name: spec.shape for name, spec in weights.table(model).items()} == wanted
+
+
+@pytest.mark.parametrize("storage", ["fp16", "fp8_e4m3fn"])
+def test_a_written_file_is_what_the_table_says(tmp_path: Path, storage: str) -> None:
+    table = weights.checkpoints.KINDS["wan_t2v"].table
+    path = tmp_path / "file.safetensors"
+    extra = {"spiece_model": torch.arange(7, dtype=torch.uint8)}
+    weights.write_table(path, table, storage, "cpu", extra)
+    read = comfy.utils.load_torch_file(str(path))
+    assert read.pop("spiece_model").tolist() == list(range(7))
+    assert {name: tuple(t.shape) for name, t in read.items()} == {name: spec.shape for name, spec in table.items()}
+    for name, tensor in read.items():
+        assert tensor.dtype == weights.kind_of(table[name], storage)
+        if tensor.numel() > 10_000:
+            assert tensor.float().std() == pytest.approx(table[name].std, rel=0.1)
+    with pytest.raises(ValueError, match="not as 'int4'"):
+        weights.write_table(path, table, "int4", "cpu", {})
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+def run(*seconds: float, **others: Any) -> dict[str, Any]:
+    return {"s": list(seconds), "load s": 1.0, "peak GiB": 6.5, "finite": True, "free GiB": 8.0, **others}
+
+
+def result(**sides: list[dict[str, Any]]) -> dict[str, Any]:
+    row = next(row for row in rows.table() if row.name == "1.3B 480x832x81")
+    return results.row_result(row, sides, {}, 8.0, quick=False)
+
+
+def test_the_first_time_is_apart_and_turns_are_joined() -> None:
+    found = result(
+        stock=[run(5.0, 1.5, 1.5), run(4.0, 1.7, 1.7)], ours=[run(3.0, 0.8, 0.8, **{"kernels measured s": 1.0})]
+    )
+    assert found["stock"]["s"] == 1.6 and found["stock"]["first s"] == 4.5
+    assert found["ours"]["first s"] == 2.0, "comparing kernels is no part of it"
+    assert found["stock / ours"] == 2.0 and found["met"] is True
+
+
+@pytest.mark.parametrize(
+    "ours", [run(3.0, 1.2), run(3.0, 0.8, finite=False), run(3.0, 0.8, **{"peak GiB": 7.2}), {"error": "out of memory"}]
+)
+def test_a_promise_that_was_not_kept_is_a_miss(ours: dict[str, Any]) -> None:
+    found = result(stock=[run(2.0, 1.5)], ours=[ours])
+    assert found["met"] is False and "MISS" in results.line(found)
+
+
+def test_stock_may_run_out_of_memory() -> None:
+    row = next(row for row in rows.table() if row.seconds)
+    runs = {"stock": [{"error": "out of memory", "peak GiB": 7.9}], "ours": [run(22.0, 21.0)]}
+    found = results.row_result(row, runs, {}, 8.0, quick=False)
+    assert found["met"] is True and "OOM" in results.line(found)
+
+
+def test_half_a_row_promises_nothing() -> None:
+    assert result(ours=[run(3.0, 0.1)])["met"] is None
+
+
+def test_rows_replace_those_of_their_name_and_leave_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps({"kernels": {"rows": [1]}}))
+    for seconds in (1.0, 1.23456):
+        results.merge(path, {"name": "a", "s": [seconds]})
+        results.merge(path, {"name": "b", "s": [2.0]})
+    assert results.read(path) == {
+        "kernels": {"rows": [1]},
+        "models": {"rows": [{"name": "a", "s": [1.235]}, {"name": "b", "s": [2.0]}]},
+    }
+
+
+def test_samples_are_compared_by_their_relative_error(tmp_path: Path) -> None:
+    for name, values in (("exact", [3.0, 4.0]), ("near", [3.0, 4.5]), ("short", [3.0])):
+        (tmp_path / name).write_bytes(array("f", values).tobytes())
+    assert results.distance(tmp_path / "near", tmp_path / "exact") == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="short has 1"):
+        results.distance(tmp_path / "short", tmp_path / "exact")
+
+
+def test_the_readmes_table_leaves_out_tries_and_shows_misses() -> None:
+    spec = importlib.util.spec_from_file_location("bench_report", ROOT / "bench" / "report.py")
+    assert spec is not None and spec.loader is not None
+    report = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(report)
+    missed = result(stock=[run(2.0, 1.5)], ours=[run(3.0, 1.2)])
+    alone = {**result(ours=[run(3.0, 1.0)]), "name": "half a row"}
+    table = report.models_table({"models": {"rows": [missed, {**missed, "quick": True, "name": "a try"}, alone]}})
+    assert "**missed** 1.2 s" in table and "1.25x" in table and "a try" not in table and "half a row" not in table
+
+
+# --------------------------------------------------------------------------------------------------------- in earnest
+
+
+def test_the_bench_runs_on_the_cpu(tmp_path: Path) -> None:
+    """Stock and ours on a tiny checkpoint, each in a process of its own, and their results agree."""
+    into = tmp_path / "results.json"
+    command = [sys.executable, str(ROOT / "bench" / "models.py"), "--quick", "--ahead", "2", "--only", "14B 480x480x17"]
+    command += ["--folder", str(tmp_path), "--results", str(into)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(into.read_text())["models"]["rows"]
+    assert row["quick"] and "these figures mean nothing" in done.stdout
+    assert all(row[who]["finite"] and row[who]["s"] > 0 and row[who]["spread"] > 0 for who in ("stock", "ours"))
+    assert row["accuracy"]["ours against stock"] == 0
+    assert row["ours"]["pager"]["backend"].startswith("host") and "pager" not in row["stock"]
