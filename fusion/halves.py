@@ -1,0 +1,75 @@
+"""Weights of stock's Linears as fp16 matrices on the device, whatever they are stored as and wherever they are.
+
+Where the module holds its weight on the device, as a streamed block does, fp16 is taken as it lies, and everything else
+becomes fp16 in one saturating pass (`to_half`), a quantised weight from its data and its scale. Else stock's
+`cast_bias_weight` brings it, as it is stored, with whatever patches it has on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import comfy.ops
+import torch
+from torch import Tensor
+
+from ..kernels_cuda import KernelPolicy, to_half
+from .blocks import is_quantised
+
+HALVED = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2)  # what `to_half` takes
+SCALED = ("TensorCoreFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2Layout")  # fp8 data and one fp32 scale
+
+
+@contextlib.contextmanager
+def halves(device: torch.device, policy: KernelPolicy, *modules: Any) -> Iterator[list[Tensor]]:
+    """The weights [n, k] of these operations, fp16 on the device. Valid within the context."""
+    with contextlib.ExitStack() as held:
+        yield [half(held.enter_context(weight_on(device, module)), policy) for module in modules]
+
+
+@contextlib.contextmanager
+def weight_on(device: torch.device, module: Any) -> Iterator[Any]:
+    """A module's weight on the device, patched, in the type in which it is kept or in a wider one."""
+    weight = module.weight
+    if weight.device == device and not module.weight_function:
+        yield weight
+        return
+    # Functions of other nodes, and patches that are applied on the way, compute in fp32 as they do in stock's T5.
+    kind = torch.float32 if module.weight_function else weight.dtype
+    cast, bias, stream = comfy.ops.cast_bias_weight(
+        module, dtype=kind, device=device, bias_dtype=kind, offloadable=True, compute_dtype=torch.float32
+    )
+    try:
+        yield cast
+    finally:
+        comfy.ops.uncast_bias_weight(module, cast, bias, stream)
+
+
+def half(weight: Any, policy: KernelPolicy) -> Tensor:
+    """A weight as fp16. What is too large for it saturates."""
+    if is_quantised(weight):
+        layout = weight._layout_cls if isinstance(weight._layout_cls, str) else weight._layout_cls.__name__
+        if layout in SCALED and weight._params.scale.numel() == 1:
+            return to_half(weight._qdata, weight._params.scale.reshape(1), policy=policy)
+        weight = weight.dequantize()
+    if weight.dtype in HALVED:
+        return to_half(weight, policy=policy)
+    return weight.half()
+
+
+def joined(weights: Sequence[Tensor]) -> Tensor | None:
+    """Matrices that lie one behind the other in one memory, as one matrix; None where they do not. Nothing is copied."""
+    first, *others = weights
+    home, end, rows = first.untyped_storage().data_ptr(), first.data_ptr() + first.nbytes, first.shape[0]
+    if not all(weight.is_contiguous() for weight in weights):
+        return None
+    for weight in others:
+        if weight.dtype is not first.dtype or weight.shape[1:] != first.shape[1:]:
+            return None
+        if weight.untyped_storage().data_ptr() != home or weight.data_ptr() != end:
+            return None
+        end += weight.nbytes
+        rows += weight.shape[0]
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
