@@ -54,9 +54,8 @@ def half(weight: Any, policy: KernelPolicy) -> Tensor:
         if layout in SCALED and weight._params.scale.numel() == 1:
             return to_half(weight._qdata, weight._params.scale.reshape(1), policy=policy)
         weight = weight.dequantize()
-    if weight.dtype in HALVED:
-        return to_half(weight, policy=policy)
-    return weight.half()
+    found: Tensor = to_half(weight, policy=policy) if weight.dtype in HALVED else weight.half()
+    return found
 
 
 def joined(weights: Sequence[Tensor]) -> Tensor | None:

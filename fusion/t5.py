@@ -93,7 +93,8 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
         net.encoder.forward = partial(encode, net.encoder, how)
         for block in net.encoder.block:
             block.forward = partial(run_block, block, how)
-        net.shared.forward = partial(gather, net.shared)
+        if "forward" not in net.shared.__dict__:  # a streamed encoder's reads the file
+            net.shared.forward = partial(gather, net.shared)
 
 
 def encoders(model: nn.Module) -> Iterator[tuple[bool, Any]]:
@@ -161,10 +162,14 @@ def obstacle(stack: Any, how: How, x: Tensor, attention_mask: Tensor | None) -> 
     if torch.is_grad_enabled() and x.requires_grad:
         return "a gradient is wanted, and the kernels are for inference"
     if attention_mask is not None and attention_mask.shape != x.shape[:2]:
-        return f"the attention mask {list(attention_mask.shape)} is not one value for each of {list(x.shape[:2])} tokens"
+        return (
+            f"the attention mask {list(attention_mask.shape)} is not one value for each of {list(x.shape[:2])} tokens"
+        )
     for block in stack.block:
         for module in block.modules():
-            if module is not block and ("forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks):
+            if module is not block and (
+                "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
+            ):
                 return f"another node has changed how a {type(module).__name__} of the text encoder computes"
             if getattr(module, "pre_quant_scale", None) is not None:
                 return "the weights are quantised in a way (AWQ) that only ComfyUI computes"
@@ -176,7 +181,9 @@ def obstacle(stack: Any, how: How, x: Tensor, attention_mask: Tensor | None) -> 
 
 def _hand_back(how: How, reason: str, x: Tensor) -> None:
     if how.policy.default == "on":
-        raise KernelRefused(f"kernels is 'on' for this text encoder, and FuseStream cannot serve it: {reason}. Choose 'auto'.")
+        raise KernelRefused(
+            f"kernels is 'on' for this text encoder, and FuseStream cannot serve it: {reason}. Choose 'auto'."
+        )
     if x.is_cuda:  # on the CPU there is nothing to choose, and nothing to report
         LEDGER.refused("text encoder", "fused", reason, f"{x.dtype}{list(x.shape)}", "stock's computation")
 
@@ -185,7 +192,9 @@ def look(stack: Any, how: How, x: Tensor, attention_mask: Tensor | None) -> Seen
     """What the blocks share. None where a prompt has no token to see, and its row counts: stock then averages over all."""
     tokens, lengths, mask = x.shape[1], None, None
     if attention_mask is not None:
-        visible = (attention_mask == 1).cpu()  # as stock reads it; the device has nothing to do yet that this would wait for
+        visible = (
+            attention_mask == 1
+        ).cpu()  # as stock reads it; the device has nothing to do yet that this would wait for
         counts = visible.sum(1)
         if not how.trims and not bool(counts.all()):
             return None
@@ -237,8 +246,8 @@ def attend(layer: Any, how: How, x: Tensor, seen: Seen, bias: Tensor | None) -> 
     module, policy = layer.SelfAttention, how.policy
     if module.relative_attention_bias is not None:
         with weight_on(x.device, module.relative_attention_bias) as table:
-            table = table.dequantize() if is_quantised(table) else table
-            bias = table.float()[seen.buckets].t().contiguous()
+            numbers = table.dequantize() if is_quantised(table) else table
+            bias = numbers.float()[seen.buckets].t().contiguous()
     h = normalise(layer.layer_norm, how, x, torch.float16)
     with halves(x.device, policy, module.q, module.k, module.v) as weights:
         whole = joined(weights)
@@ -246,7 +255,7 @@ def attend(layer: Any, how: How, x: Tensor, seen: Seen, bias: Tensor | None) -> 
             parts = linear(h, whole, saturate=True, policy=policy).chunk(3, -1)
         else:
             parts = tuple(linear(h, weight, saturate=True, policy=policy) for weight in weights)
-    q, k, v = (part.unflatten(-1, (module.num_heads, -1)) for part in parts)
+    q, k, v = (part.view(*part.shape[:2], module.num_heads, -1) for part in parts)
     out = attention(
         q, k, v, seen.mask, scale=1.0, key_lengths=seen.lengths, distance_bias=bias, policy=how.attention
     ).flatten(2)
@@ -282,5 +291,5 @@ def gather(module: Any, ids: Tensor, out_dtype: torch.dtype | None = None) -> Te
     if weight.device == ids.device or weight.is_meta or is_quantised(weight) or patched:
         found: Tensor = type(module).forward(module, ids, out_dtype=out_dtype)
         return found
-    rows = weight[ids.to(weight.device)].to(ids.device)
+    rows: Tensor = weight[ids.to(weight.device)].to(ids.device)
     return rows if out_dtype is None else rows.to(out_dtype)
