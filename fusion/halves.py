@@ -8,7 +8,7 @@ becomes fp16 in one saturating pass (`to_half`), a quantised weight from its dat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import comfy.ops
@@ -26,14 +26,31 @@ SCALED = ("TensorCoreFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2La
 def halves(device: torch.device, policy: KernelPolicy, *modules: Any) -> Iterator[list[Tensor]]:
     """The weights [n, k] of these operations, fp16 on the device. Valid within the context."""
     with contextlib.ExitStack() as held:
-        yield [half(held.enter_context(weight_on(device, module)), policy) for module in modules]
+        yield [_half_of(device, policy, module, held if module is modules[-1] else None) for module in modules]
+
+
+def _half_of(device: torch.device, policy: KernelPolicy, module: Any, held: contextlib.ExitStack | None) -> Tensor:
+    """One of them. Stock brings weights through a few buffers that the next one may get: only the last stays in its, by
+    `held`; others are copied out of it."""
+    if is_there(device, module):
+        return half(module.weight, policy)
+    if held is not None:
+        return half(held.enter_context(weight_on(device, module)), policy)
+    with weight_on(device, module) as weight:
+        found = half(weight, policy)
+        return found.clone() if found is weight else found
+
+
+def is_there(device: torch.device, module: Any) -> bool:
+    """Whether what the module holds is what it computes with."""
+    return module.weight.device == device and not module.weight_function
 
 
 @contextlib.contextmanager
 def weight_on(device: torch.device, module: Any) -> Iterator[Any]:
-    """A module's weight on the device, patched, in the type in which it is kept or in a wider one."""
+    """A module's weight on the device, patched, in the type in which it is kept or in a wider one. One at a time."""
     weight = module.weight
-    if weight.device == device and not module.weight_function:
+    if is_there(device, module):
         yield weight
         return
     # Functions of other nodes, and patches that are applied on the way, compute in fp32 as they do in stock's T5.
@@ -56,19 +73,3 @@ def half(weight: Any, policy: KernelPolicy) -> Tensor:
         weight = weight.dequantize()
     found: Tensor = to_half(weight, policy=policy) if weight.dtype in HALVED else weight.half()
     return found
-
-
-def joined(weights: Sequence[Tensor]) -> Tensor | None:
-    """Matrices that lie one behind the other in one memory, as one matrix; None where they do not. Nothing is copied."""
-    first, *others = weights
-    home, end, rows = first.untyped_storage().data_ptr(), first.data_ptr() + first.nbytes, first.shape[0]
-    if not all(weight.is_contiguous() for weight in weights):
-        return None
-    for weight in others:
-        if weight.dtype is not first.dtype or weight.shape[1:] != first.shape[1:]:
-            return None
-        if weight.untyped_storage().data_ptr() != home or weight.data_ptr() != end:
-            return None
-        end += weight.nbytes
-        rows += weight.shape[0]
-    return first.as_strided((rows, *first.shape[1:]), first.stride())

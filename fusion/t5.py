@@ -47,7 +47,8 @@ from ..kernels_cuda import (
     norm_modulate,
 )
 from .blocks import is_quantised
-from .halves import halves, joined, weight_on
+from .halves import halves, weight_on
+from .weights import Weights, packed
 
 OPS = ("norm_modulate", "linear", "linear_", "linear_pair", "attention")
 ACTIVATIONS = {id(stock.activations["gelu_pytorch_tanh"]): "gelu_tanh", id(stock.activations["relu"]): "relu"}
@@ -261,9 +262,9 @@ def attend(layer: Any, how: How, x: Tensor, seen: Seen, bias: Tensor | None) -> 
             bias = numbers.float()[seen.buckets].t().contiguous()
     h = operand(layer.layer_norm, how, x)
     with halves(x.device, policy, module.q, module.k, module.v) as weights:
-        whole = joined(weights)
-        if whole is not None:
-            parts = saturated(product(h, whole, how)).chunk(3, -1)
+        whole = packed([Weights(weight, None) for weight in weights])
+        if whole is not None and whole.weight is not None:
+            parts = saturated(product(h, whole.weight, how)).chunk(3, -1)
         else:
             parts = tuple(saturated(product(h, weight, how)) for weight in weights)
     q, k, v = (part.view(*part.shape[:2], module.num_heads, -1) for part in parts)
@@ -284,7 +285,7 @@ def feed_forward(layer: Any, how: How, x: Tensor) -> None:
     with halves(x.device, policy, *inner) as weights:
         if len(weights) == 2 and not how.splits:
             options: Any = {"activation": activation, "scale": HIDDEN_SCALE, "saturate": True}
-            hidden = (linear_pair(h, *weights, **options, policy=policy),)
+            hidden: tuple[Tensor, ...] = (linear_pair(h, *weights, **options, policy=policy),)
         else:
             wide = dense.act(product(h, weights[0], how).float())
             if len(weights) == 2:

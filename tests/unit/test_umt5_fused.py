@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import comfy.text_encoders.t5
 import pytest
 import torch
 
-from fusestream.fusion import t5
+from fusestream.fusion import halves, t5
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 
 WIDTH, HEADS, FFN, LAYERS = 64, 2, 160, 3
@@ -207,6 +208,24 @@ def test_weights_patched_on_their_way() -> None:
     got, wanted = both(model, [tokens(30)])
     assert set(kinds) == {torch.float32} and len(kinds) == 14
     close(got[0], wanted[0], 1e-3)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weights_brought_through_one_buffer(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock brings offloaded weights through a few buffers, which the next weight may get while one is still wanted."""
+    buffer = torch.empty(WIDTH * FFN, dtype=torch.float16)
+
+    @contextlib.contextmanager
+    def brought(_device: torch.device, module: Any) -> Iterator[torch.Tensor]:
+        weight = module.weight
+        yield buffer[: weight.numel()].view(weight.shape).copy_(weight)
+
+    model = build()
+    want = model([tokens(30)])[0]
+    monkeypatch.setattr(halves, "is_there", lambda *_: False)
+    monkeypatch.setattr(halves, "weight_on", brought)
+    t5.fuse(model, KernelPolicy.of(precision=precision), on_cpu=True)
+    close(model([tokens(30)])[0], want, ALLOWED[precision])
 
 
 def test_the_embedding_is_gathered_as_stock_does() -> None:
