@@ -106,10 +106,14 @@ def rows_of(
     wanted, at = torch.unique(ids.cpu(), return_inverse=True)
     if wanted.numel() and not 0 <= int(wanted[0]) <= int(wanted[-1]) < extent.shape[0]:
         raise IndexError(f"token {int(wanted[-1])} is not one of the text encoder's {extent.shape[0]}")
-    bytes_ = torch.empty(wanted.numel(), width * kind.itemsize, dtype=torch.uint8)
-    for row, token in zip(bytes_, wanted.tolist(), strict=True):
-        source.read_into(extent, row, start=token * row.numel())
-    rows = bytes_.view(kind)[at].to(module.weight.dtype).to(ids.device)
+    size = width * kind.itemsize
+    bytes_ = torch.empty(wanted.numel() * size, dtype=torch.uint8)
+    if wanted.numel():
+        array: Any = bytes_.numpy()
+        buffer = memoryview(array)
+        for row, token in enumerate(wanted.tolist()):
+            source.read_into(extent, buffer[row * size : (row + 1) * size], start=token * size)
+    rows = bytes_.view(kind).view(-1, width)[at].to(module.weight.dtype).to(ids.device)
     return rows if out_dtype is None else rows.to(out_dtype)
 
 

@@ -92,6 +92,19 @@ def test_weights_of_every_type(dtype: torch.dtype, precision: str) -> None:
     close(got[0], wanted[0], 1e-3 if dtype is torch.float32 else ALLOWED[precision])
 
 
+@pytest.mark.parametrize(("precision", "factor"), [("precise", 1.1), ("fast", 1.5)])
+@pytest.mark.parametrize("kind", ["umt5", "t5"])
+def test_the_error_is_that_of_fp16_weights(kind: str, precision: str, factor: float) -> None:
+    """Against fp32 weights: stock's with the fp16 file, which computes in FP32, and ours with the same file."""
+    wide, half = build(kind, torch.float32), build(kind)
+    prompts = [tokens(words, seed=words) for words in (90, 70, 50, 30)]
+    exact = wide(prompts)[0]
+    got, stocks = both(half, prompts, precision)
+    ours, theirs = (float((encoding[0] - exact).norm()) for encoding in (got, stocks))
+    print(f"{ours / theirs:.3f}")
+    assert 0 < ours <= factor * theirs
+
+
 def test_the_first_form_of_the_feed_forward() -> None:
     for precision in PRECISIONS:
         got, wanted = both(build("t5", gated=False), [tokens(20)], precision)
