@@ -1,4 +1,4 @@
-"""Which parts of a diffusion model stream: its repeated blocks, in the order in which they run, and what is paged of each.
+"""Which parts of a model stream: its repeated blocks, in the order in which they run, and what is paged of each.
 
 Paged are the parameters of stock's operations inside a block (`weight` and `bias` of Linears and norms). What belongs to no
 operation, such as `blocks.i.modulation`, is small and stays with the rest of the model, as do the scales of quantised
@@ -21,6 +21,8 @@ from ..memory import Extent, Layer, Weight
 LISTS = ("blocks", "vace_blocks")
 PAGED = re.compile(r"(?:^|\.)(?:vace_)?blocks\.\d+\..+\.(?:weight|bias)$")
 ROOT = "diffusion_model."
+# A text encoder's norms and T5's embedding are no paged operations: what is paged is named after its part.
+PAGED_OF_T5 = re.compile(r"^encoder\.block\.\d+\.layer\.\d+\.(?:SelfAttention|DenseReluDense)\..+\.weight$")
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,18 @@ class Paged:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer of the pager: a block of the network and what is paged of it."""
+    """One layer of the pager: a block of the network and what is paged of it. root: of the network's names in its model."""
 
     name: str
     module: torch.nn.Module
     paged: tuple[Paged, ...]
+    root: str = ROOT
 
     def layer(self, extents: dict[str, Extent]) -> Layer:
         """How it lies in the pager. extents: where the bytes of each key of the network are."""
         weights = []
         for paged in self.paged:
-            data, extent = paged.storage, extents[paged.key.removeprefix(ROOT)]
+            data, extent = paged.storage, extents[paged.key.removeprefix(self.root)]
             if tuple(data.shape) != extent.shape:
                 raise ValueError(
                     f"{paged.key} has the shape {list(extent.shape)} in the file, {list(data.shape)} in the model"
@@ -73,6 +76,11 @@ class Block:
 def is_paged(name: str) -> bool:
     """Whether a tensor of this name, in a file or a network, is a block's weight that can be paged."""
     return PAGED.search(name) is not None
+
+
+def is_paged_of_t5(name: str) -> bool:
+    """The same of a T5 text encoder."""
+    return PAGED_OF_T5.search(name) is not None
 
 
 def is_quantised(parameter: torch.Tensor) -> bool:
@@ -92,8 +100,13 @@ def is_operation(module: torch.nn.Module) -> bool:
 
 
 def blocks_of(net: torch.nn.Module) -> tuple[Block, ...]:
-    """The blocks of a network in the order in which they run."""
-    return tuple(_block(name, module) for name, module in _in_order(net))
+    """The blocks of a diffusion model's network in the order in which they run."""
+    return tuple(_block(name, module, ROOT) for name, module in _in_order(net))
+
+
+def blocks_of_t5(net: Any, root: str) -> tuple[Block, ...]:
+    """The blocks of stock's T5, which its text encoder model knows under the name `root`."""
+    return tuple(_block(f"encoder.block.{i}", module, root) for i, module in enumerate(net.encoder.block))
 
 
 def _in_order(net: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -106,13 +119,13 @@ def _in_order(net: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
             yield f"vace_blocks.{after[i]}", side[after[i]]
 
 
-def _block(name: str, module: torch.nn.Module) -> Block:
+def _block(name: str, module: torch.nn.Module, root: str) -> Block:
     paged = [
-        Paged(f"{inner}.{attribute}", f"{ROOT}{name}.{inner}.{attribute}", operation, attribute, parameter)
+        Paged(f"{inner}.{attribute}", f"{root}{name}.{inner}.{attribute}", operation, attribute, parameter)
         for inner, operation in module.named_modules()
         if inner and is_operation(operation)
         for attribute, parameter in operation.named_parameters(recurse=False)
         if attribute in ("weight", "bias")
     ]
     # Matrices first, so that q, k and v lie side by side and are one packed weight to whoever wants it.
-    return Block(name, module, tuple(sorted(paged, key=lambda one: one.storage.ndim < 2)))
+    return Block(name, module, tuple(sorted(paged, key=lambda one: one.storage.ndim < 2)), root)

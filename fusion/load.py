@@ -7,8 +7,10 @@ stock leaves out: is this the right kind of file (before the load), and did ever
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import comfy.hooks
 import comfy.model_management
 import comfy.sd
 import comfy.utils
@@ -16,7 +18,7 @@ import torch
 
 from ..kernels_cuda import STANDARD, KernelPolicy
 from ..memory import Checkpoint, WeightFile
-from . import activations, attention, skeleton, umt5, wan, wan_vae
+from . import activations, attention, skeleton, t5, t5_skeleton, umt5, wan, wan_vae
 from .patcher import StreamingModelPatcher, attach
 from .recognise import Kind, WrongFile, inspect
 from .skeleton import NotStreamable
@@ -77,15 +79,69 @@ def load_streamed_diffusion_model(
     return model
 
 
-def load_text_encoder(path: str, embedding_folders: list[str]) -> Any:
-    """Load the UMT5 text encoder at `path` as a stock CLIP; `embedding_folders` are searched for `embedding:name`."""
+def load_text_encoder(
+    path: str, embedding_folders: list[str], policy: KernelPolicy = STANDARD, vram_budget: float = 0.0
+) -> Any:
+    """Load the UMT5 text encoder at `path` as a stock CLIP that computes through our ops; `embedding_folders` are searched
+    for `embedding:name`. vram_budget: as `load_diffusion_model` has it.
+    """
+    if vram_budget:
+        return load_streamed_text_encoder(path, embedding_folders, vram_budget if vram_budget > 0 else None, policy)
     header = inspect(path, Kind.T5)
     options = {} if header is None else {umt5.CONFIG_OPTION: umt5.config(header)}
     clip = comfy.sd.load_clip(
         [path], embedding_directory=embedding_folders, clip_type=comfy.sd.CLIPType.WAN, model_options=options
     )
     _require_all_weights(clip.cond_stage_model.umt5xxl.transformer, header)
+    t5.fuse(clip.cond_stage_model, policy)
     return clip
+
+
+def load_streamed_text_encoder(
+    path: str, embedding_folders: list[str], vram_budget: float | None = None, policy: KernelPolicy = STANDARD
+) -> Any:
+    """Load the UMT5 text encoder at `path` as a CLIP whose encoder blocks stream from the file.
+
+    vram_budget: GiB of VRAM for the blocks' weights; None: what is free.
+    """
+    header = inspect(path, Kind.T5)
+    if header is None:
+        raise NotStreamable(
+            f"{path}: only .safetensors files can be streamed. Set vram_budget to 0 to load it as stock does."
+        )
+    options = {umt5.CONFIG_OPTION: umt5.config(header)}
+    source = Checkpoint.open(path)
+    try:
+        parts = t5_skeleton.build_clip(source, embedding_folders, options)
+        clip = parts.clip
+        ceiling = None if vram_budget is None else int(vram_budget * 2**30)
+        device = clip.patcher.load_device
+        stream = Stream(source, parts.blocks, parts.layers, device, ceiling, parts.left, t5_skeleton.LOADER)
+    except BaseException:
+        source.close()
+        raise
+    attach(clip.cond_stage_model, stream)
+    _require_all_weights(parts.net, header)
+    parts.net.forward = partial(t5_skeleton.checked, parts.net, stream)
+    t5.fuse(clip.cond_stage_model, policy)
+    # As stock's CLIP makes its own.
+    clip.patcher = StreamingModelPatcher(clip.cond_stage_model, device, clip.patcher.offload_device)
+    clip.patcher.set_model_compute_dtype(torch.float32)
+    clip.patcher.hook_mode = comfy.hooks.EnumHookMode.MinVram
+    clip.patcher.is_clip = True
+    clip.patcher.cached_patcher_init = (_streamed_text_encoder_patcher, (path, embedding_folders, vram_budget, policy))
+    return clip
+
+
+def _streamed_text_encoder_patcher(
+    path: str,
+    embedding_folders: list[str],
+    vram_budget: float | None,
+    policy: KernelPolicy,
+    disable_dynamic: bool = True,  # noqa: ARG001 - stock says so when it makes another one; this one never is
+) -> StreamingModelPatcher:
+    patcher: StreamingModelPatcher = load_streamed_text_encoder(path, embedding_folders, vram_budget, policy).patcher
+    return patcher
 
 
 def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:

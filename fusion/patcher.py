@@ -155,7 +155,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Stock's list of modules to load: without those whose weights stream. A module is the last but one of its entry."""
-        streamed = {id(paged.module) for block in self.stream.blocks for paged in block.paged}
+        streamed = {id(paged.module) for paged in self.stream.without_bytes()}
         return [entry for entry in super()._load_list(*args, **kwargs) if id(entry[-2]) not in streamed]
 
     def _prepare_operations(self) -> None:

@@ -47,7 +47,7 @@ def patched(paged: Paged, patches: Sequence[Any], device: torch.device) -> torch
     if out.shape != weight.shape:
         raise ValueError(
             f"A LoRA changes the shape of {key} from {list(weight.shape)} to {list(out.shape)}, which cannot be done while "
-            "weights stream. Remove it, or set vram_budget to 0 in the FuseStream Diffusion Model Loader."
+            "weights stream. Remove it, or set vram_budget to 0 in its FuseStream loader."
         )
     seed = comfy.utils.string_to_seed(key)
     if store is None:

@@ -9,6 +9,7 @@ would copy all of them into RAM, and with its own operations handed in it would 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from ..memory import Checkpoint, Extent, Layer, WeightFile
 from ..memory.layer import DTYPES
-from .blocks import Block, blocks_of, is_paged, stored
+from .blocks import ROOT, Block, blocks_of, is_paged, stored
 from .recognise import WrongFile
 
 META = torch.device("meta")
@@ -44,7 +45,7 @@ class Skeleton:
 def build(source: Checkpoint, dtype: torch.dtype | None = None) -> Skeleton:
     """The model in `source`. dtype: in which to hold its weights; None: as stock chooses."""
     header = source.files[0]
-    tensors, homes = _read(source)
+    tensors, homes = read(source, is_paged)
     config, tensors = _configure(tensors, dict(header.metadata), dtype, header)
     model = config.get_model(tensors, "", device=META)
     model.device = comfy.model_management.unet_offload_device()
@@ -54,17 +55,20 @@ def build(source: Checkpoint, dtype: torch.dtype | None = None) -> Skeleton:
             module.factory_kwargs["device"] = None
     tensors = config.process_unet_state_dict(tensors)
     extents = {name: homes[id(tensor)][0] for name, tensor in tensors.items() if id(tensor) in homes}
-    _, unexpected = net.load_state_dict(_in_model_dtypes(net, tensors), strict=False, assign=True)
+    _, unexpected = net.load_state_dict(in_model_dtypes(net, tensors), strict=False, assign=True)
     if unexpected:
         logging.warning("unet unexpected: %s", unexpected)  # in stock's words
     net.requires_grad_(False)
     blocks = blocks_of(net)
-    _require_streamable(net, blocks, extents, header)
+    require_streamable(net, {one.key.removeprefix(ROOT) for block in blocks for one in block.paged}, extents, header)
     return Skeleton(model, blocks, tuple(block.layer(extents) for block in blocks))
 
 
-def _read(source: Checkpoint) -> tuple[Tensors, dict[int, tuple[Extent, torch.Tensor]]]:
-    """Every tensor by name: of the blocks' weights stand-ins, and which extent each of those, by its id, stands for."""
+def read(
+    source: Checkpoint, stays_in_file: Callable[[str], bool]
+) -> tuple[Tensors, dict[int, tuple[Extent, torch.Tensor]]]:
+    """Every tensor by name: of those that stay in the file stand-ins, and which extent each of these, by its id, stands
+    for."""
     tensors: Tensors = {}
     homes = {}
     for name, extent in source.extents.items():
@@ -73,7 +77,7 @@ def _read(source: Checkpoint) -> tuple[Tensors, dict[int, tuple[Extent, torch.Te
                 f"{source.file_of(extent).path}: {name} is of type {extent.dtype}, which torch does not know."
             )
         kind = DTYPES[extent.dtype]
-        if is_paged(name):
+        if stays_in_file(name):
             tensors[name] = torch.empty(extent.shape, dtype=kind, device=META)
             homes[id(tensors[name])] = (extent, tensors[name])  # kept, or its id could become another's
         else:
@@ -107,7 +111,7 @@ def _configure(tensors: Tensors, metadata: Any, dtype: torch.dtype | None, heade
     return config, tensors
 
 
-def _in_model_dtypes(net: torch.nn.Module, tensors: Tensors) -> Tensors:
+def in_model_dtypes(net: torch.nn.Module, tensors: Tensors) -> Tensors:
     """The tensors in the types that the model's parameters were made with: stock copies them into these."""
     wanted = {}
     for path, module in net.named_modules():
@@ -120,15 +124,12 @@ def _in_model_dtypes(net: torch.nn.Module, tensors: Tensors) -> Tensors:
     return {name: tensor.to(wanted.get(name, tensor.dtype)) for name, tensor in tensors.items()}
 
 
-def _require_streamable(
-    net: torch.nn.Module, blocks: tuple[Block, ...], extents: dict[str, Extent], header: WeightFile
-) -> None:
-    """Every weight is in the pager or in RAM."""
-    if not blocks:
+def require_streamable(net: torch.nn.Module, paged: set[str], extents: dict[str, Extent], header: WeightFile) -> None:
+    """Every weight is in RAM, or of those that stay in the file: `paged`, by their names in the network."""
+    if not paged:
         raise NotStreamable(
             f"{header.path} is a model without transformer blocks. Set vram_budget to 0 to load it as stock does."
         )
-    paged = {one.key.removeprefix("diffusion_model.") for block in blocks for one in block.paged}
     bare = [name for name, tensor in (*net.named_parameters(), *net.named_buffers()) if stored(tensor).is_meta]
     # Operations that make their weights as they load them have none where the file has none.
     bare += [

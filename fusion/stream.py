@@ -27,7 +27,7 @@ from .blocks import Block, Paged, is_quantised
 from .patches import PatchSet, differs, patched, snapshot
 
 STREAM = "fusestream"  # where a model has its stream
-REMEDY = "Set vram_budget to 0 in the FuseStream Diffusion Model Loader for that."
+REMEDY = "Set vram_budget to 0 in its FuseStream loader for that."
 
 
 class NotWhileStreaming(RuntimeError):
@@ -49,14 +49,19 @@ class Stream:
         layers: Sequence[Layer],
         device: torch.device,
         ceiling: int | None = None,
+        left: Sequence[Paged] = (),
+        loader: str = vram.LOADER,
     ) -> None:
         """device: where the model will run, until it is loaded elsewhere. ceiling: bytes of it that the weights may hold;
-        None: as many as there are. The source is closed with the stream."""
+        None: as many as there are. left: weights of which nothing is loaded ever, because their modules read the file. loader:
+        the node, for messages. The source is closed with the stream."""
         self.ledger = Ledger()
         self.blocks = tuple(blocks)
         self.layers = tuple(layers)
         self.ceiling = ceiling
-        self.keys = frozenset(paged.key for block in blocks for paged in block.paged)
+        self.left = tuple(left)
+        self.loader = loader
+        self.keys = frozenset(paged.key for paged in self.without_bytes())
         self.last_used = 0.0
         self.pager: Pager | None = None
         self.pager_options: dict[str, Any] = {}  # for `open_pager`: a backend asked for, a guard
@@ -73,12 +78,18 @@ class Stream:
             gib = vram.GIB
             raise vram.OutOfVram(
                 f"The weights need at least {self.least / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
-                f"{ceiling / gib:.3f} GiB. Raise vram_budget in the FuseStream Diffusion Model Loader."
+                f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )
         for i, block in enumerate(self.blocks):
             block.module.__dict__["_fusestream"] = (self, i)
             kind: Any = type(block.module)
             block.module.__class__ = _streamed(kind)
+
+    def without_bytes(self) -> Iterator[Paged]:
+        """What the modules hold stand-ins of: weights that are paged, or left in the file."""
+        for block in self.blocks:
+            yield from block.paged
+        yield from self.left
 
     # ------------------------------------------------------------------------------------------------------ memory
 
@@ -112,7 +123,7 @@ class Stream:
                     else:
                         self.pager.resize(budget)
             except OverBudget as error:
-                raise vram.out_of_vram(error) from error
+                raise vram.out_of_vram(error, self.loader) from error
 
     def shrink(self, nbytes: int) -> int:
         """Give back about this much: residents first, then the window. Returns what was given back: nothing while a block
@@ -154,7 +165,7 @@ class Stream:
             self._source.close()
             if self._pool is not None:
                 self._pool.leave(self)
-            self.blocks, self._patches, self._params = (), {}, {}
+            self.blocks, self.left, self._patches, self._params = (), (), {}, {}
 
     def check(self) -> None:
         """Raises FileChanged where weights were used that were not what the file holds. The host waits for the device."""
@@ -189,6 +200,9 @@ class Stream:
 
     def set_patches(self, patches: Mapping[str, Sequence[Any]]) -> None:
         """From now on the weights are used with these patches. Only blocks whose patches are others come anew."""
+        for one in self.left:
+            if patches.get(one.key):
+                raise NotWhileStreaming(f"{one.key} stays in the file, and a LoRA wants to change it. {REMEDY}")
         with self._lock:
             new = snapshot(patches, self.keys)
             changed = [

@@ -18,6 +18,7 @@ import torch
 from ..memory import DeviceBudget, OverBudget, RamBudget
 
 GIB = 2**30
+LOADER = "FuseStream Diffusion Model Loader"  # whose messages name it, unless another is named
 
 
 class OutOfVram(torch.OutOfMemoryError):
@@ -26,9 +27,9 @@ class OutOfVram(torch.OutOfMemoryError):
     __module__ = "fusestream"
 
 
-def out_of_vram(error: OverBudget) -> OutOfVram:
+def out_of_vram(error: OverBudget, loader: str = LOADER) -> OutOfVram:
     """The pager's answer as the error that ComfyUI knows what to do with; its words name pool, need, have and knob."""
-    return OutOfVram(str(error).replace("the VRAM budget", "vram_budget in the FuseStream Diffusion Model Loader"))
+    return OutOfVram(str(error).replace("the VRAM budget", f"vram_budget in the {loader}"))
 
 
 class Member(Protocol):

@@ -95,16 +95,52 @@ class TextEncoderLoader(io.ComfyNode):
                     tooltip="A UMT5 file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors "
                     "(6.7 GB) or umt5_xxl_fp16.safetensors (11.4 GB).",
                 ),
+                io.Combo.Input(
+                    "kernels",
+                    options=["auto", "on", "off"],
+                    default="auto",
+                    optional=True,
+                    tooltip="auto: FP16 products around FP32 sums, each by FuseStream's kernel or torch's, whichever is faster on "
+                    "your card; measured at first use, a few seconds. on: FuseStream's, or an error. off: as without "
+                    "FuseStream, which computes in FP32.",
+                ),
+                io.Combo.Input(
+                    "precision",
+                    options=["precise", "fast"],
+                    default="precise",
+                    optional=True,
+                    tooltip="fast lets FuseStream's matrix products add up to 32 numbers in FP16, which GeForce cards do twice "
+                    "as fast. The encoding changes a little. precise adds in FP32.",
+                ),
+                io.Float.Input(
+                    "vram_budget",
+                    default=0.0,
+                    min=-1.0,
+                    max=1024.0,
+                    step=0.25,
+                    optional=True,
+                    tooltip="0: ComfyUI's own memory management. Else the encoder's blocks stream from the file through so many "
+                    "GiB of VRAM (0.75 do for UMT5-XXL in fp16; more is faster), or with -1 through what is free. "
+                    "The result is the same, and the file is never all in RAM.",
+                ),
             ],
             outputs=[io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders.")],
         )
 
     @classmethod
-    def execute(cls, text_encoder_name: str) -> io.NodeOutput:
+    def execute(
+        cls,
+        text_encoder_name: str,
+        kernels: Mode = "auto",
+        precision: Precision = "precise",
+        vram_budget: float = 0.0,
+    ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
         path = folder_paths.get_full_path_or_raise("text_encoders", text_encoder_name)
-        return io.NodeOutput(fusion.load_text_encoder(path, folder_paths.get_folder_paths("embeddings")))
+        policy = fusion.KernelPolicy.of(kernels, precision=precision)
+        folders = folder_paths.get_folder_paths("embeddings")
+        return io.NodeOutput(fusion.load_text_encoder(path, folders, policy, vram_budget))
 
 
 class VAELoader(io.ComfyNode):

@@ -178,7 +178,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Ten
 def stock_compute(o: Operands) -> Tensor:
     """What stock runs: torch's Linear, then one operation after the other, in the tensors' own types."""
     if o.up is None:
-        return combine(o, activate(product(o.x, o.weight, o.bias, o.scale), o.activation)).contiguous()
+        x, weight = o.x, o.weight
+        if o.saturate and o.out_dtype is torch.float32:  # an fp16 product on its way there could overflow
+            x, weight = x.float(), weight.float()
+        return combine(o, activate(product(x, weight, o.bias, o.scale), o.activation)).contiguous()
     gated, up = functional.linear(o.x, o.weight), functional.linear(o.x, o.up)
     if o.scale != 1 or o.saturate:  # where fp16 would overflow, stock's T5 runs in fp32
         gated, up = gated.float(), up.float() * o.scale

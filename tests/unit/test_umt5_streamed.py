@@ -1,0 +1,276 @@
+"""A text encoder that streams encodes what stock's does, bit for bit, and is a CLIP to other nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import comfy.hooks
+import comfy.model_management as mm
+import comfy.sd
+import comfy.utils
+import pytest
+import torch
+from plain_device import PlainDevice
+from safetensors.torch import load_file, save_file
+
+import checkpoints
+from fusestream import fusion
+from fusestream.fusion import stream as streaming
+from fusestream.fusion import t5, t5_skeleton, vram
+from fusestream.fusion.load import load_streamed_text_encoder
+from fusestream.fusion.patcher import StreamingModelPatcher
+from fusestream.fusion.recognise import WrongFile
+from fusestream.fusion.skeleton import NotStreamable
+from fusestream.fusion.stream import NotWhileStreaming
+from fusestream.memory import FileChanged, Pager, RamBudget, bounds
+from fusestream.memory.host import Host
+from fusestream.memory.slots import SlotsBackend
+
+GIB = 2**30
+PROMPT = "a red fox (runs:1.3) through the snow"
+LORA = "lora_text"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_comfyui_runs() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("umt5")
+
+
+@pytest.fixture(scope="module")
+def path(folder: Path) -> str:
+    return str(checkpoints.write("umt5", folder, "fp16"))
+
+
+@pytest.fixture(scope="module")
+def stock(path: str) -> Any:
+    return load_stock(path)
+
+
+def load_stock(path: str, folders: list[str] | None = None) -> Any:
+    options = checkpoints.umt5.model_options(Path(path))
+    return comfy.sd.load_clip([path], folders, clip_type=comfy.sd.CLIPType.WAN, model_options=options)
+
+
+def least(path: str, folders: list[str] | None = None, policy: Any = None) -> Any:
+    """The encoder streamed through the smallest window there is."""
+    clip = load_streamed_text_encoder(path, folders or [], policy=policy or fusion.KernelPolicy.of("off"))
+    clip.patcher.stream.ceiling = clip.patcher.stream.least
+    return clip
+
+
+def encode(clip: Any, text: str = PROMPT) -> torch.Tensor:
+    tokens = clip.tokenize(text, tokenizer_options={"umt5xxl_min_length": 24})
+    encoding: torch.Tensor = clip.encode_from_tokens(tokens)
+    return encoding
+
+
+@pytest.mark.parametrize("storage", checkpoints.umt5.STORAGES)
+def test_the_encoding_is_stocks(folder: Path, storage: str) -> None:
+    path = str(checkpoints.write("umt5", folder, storage))
+    clip = least(path)
+    got, wanted = encode(clip), encode(load_stock(path))
+    assert torch.equal(got, wanted) and got.std() > 0
+    stream = clip.patcher.stream
+    assert [layer.name for layer in stream.layers] == [f"encoder.block.{i}" for i in range(24)]
+    assert len(stream.pager.plan.streamed) > stream.pager.plan.slots, "otherwise nothing was streamed"
+    assert stream.ledger.peak("VRAM") <= stream.least
+    tensors = dict(clip.cond_stage_model.named_parameters())
+    assert all(getattr(tensors[key], "_qdata", tensors[key]).is_meta for key in stream.keys), "nothing stays behind"
+    assert "umt5xxl.transformer.shared.weight" in stream.keys
+    large = {key for key, tensor in tensors.items() if tensor.ndim == 2}
+    assert large == stream.keys
+    t5.fuse(clip.cond_stage_model, fusion.KernelPolicy(), on_cpu=True)
+    assert 0 < (encode(clip) - wanted).norm() <= 2e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("precision", ["precise", "fast"])
+def test_streamed_and_fused_is_fused(path: str, stock: Any, precision: str) -> None:
+    """Over the references. q, k and v lie side by side, and are one product; which the CPU's may round otherwise."""
+    policy = fusion.KernelPolicy.of(precision=precision)
+    clips = [least(path, policy=policy), load_stock(path)]
+    for clip in clips:
+        t5.fuse(clip.cond_stage_model, policy, on_cpu=True)
+    streamed, whole = (encode(clip) for clip in clips)
+    assert torch.allclose(streamed, whole, atol=2e-5 * float(whole.abs().max()))
+    assert torch.equal(streamed, encode(clips[0])), "and the same again"
+    wanted = encode(stock)
+    assert 0 < (streamed - wanted).norm() <= 2e-3 * wanted.norm()
+
+
+def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
+    policy = fusion.KernelPolicy.of("auto", precision="fast")
+    assert not isinstance(fusion.load_text_encoder(path, [], policy).patcher, StreamingModelPatcher)
+    for budget, ceiling in ((0.5, GIB // 2), (-1.0, None)):
+        clip = fusion.load_text_encoder(path, [], policy, budget)
+        assert isinstance(clip, comfy.sd.CLIP) and isinstance(clip.patcher, StreamingModelPatcher)
+        assert clip.patcher.stream.ceiling == ceiling and clip.patcher.is_clip
+        assert clip.cond_stage_model.umt5xxl.transformer.encoder.forward.args[1].policy is policy
+        assert clip.patcher.hook_mode == comfy.hooks.EnumHookMode.MinVram
+    factory, arguments = clip.patcher.cached_patcher_init
+    again = factory(*arguments, disable_dynamic=True)
+    assert isinstance(again, StreamingModelPatcher) and again.model is not clip.patcher.model
+    assert torch.equal(encode(clip), encode(fusion.load_text_encoder(path, [])))
+
+
+def test_loras_change_the_weights_as_stocks_do(folder: Path, path: str, stock: Any) -> None:
+    clip, file = least(path), comfy.utils.load_torch_file(str(checkpoints.write(LORA, folder)))
+    plain = encode(stock)
+    for strength in (0.7, 0.0, 0.2):
+        pair = (clip, stock)
+        if strength:
+            pair = tuple(comfy.sd.load_lora_for_models(None, one, file, 0.0, strength)[1] for one in pair)
+        got, wanted = (encode(one) for one in pair)
+        assert torch.equal(got, wanted)
+        assert torch.equal(wanted, plain) == (strength == 0)
+
+
+def test_a_lora_for_the_token_embedding_is_refused(path: str) -> None:
+    clip = least(path).clone()
+    clip.add_patches({"umt5xxl.transformer.shared.weight": (torch.ones(512, 8),)})
+    with pytest.raises(NotWhileStreaming, match=r"shared\.weight stays in the file.*vram_budget to 0"):
+        encode(clip)
+
+
+def test_clones_share_the_weights(path: str, stock: Any) -> None:
+    clip = least(path)
+    clone = clip.clone()
+    assert clone.patcher.stream is clip.patcher.stream and clone.patcher.is_clip
+    assert torch.equal(encode(clone), encode(stock))
+    mm.unload_all_models()
+    assert clip.patcher.stream.held == 0 and clip.patcher.loaded_size() == 0
+    assert torch.equal(encode(clip), encode(stock))
+
+
+def test_what_needs_all_weights_says_so(path: str) -> None:
+    clip = least(path)
+    with pytest.raises(NotWhileStreaming, match="cannot be saved"):
+        clip.state_dict_for_saving()
+    with pytest.raises(NotWhileStreaming, match="merged"):
+        clip.patcher.get_key_patches()
+    clip.cond_stage_model.reset_clip_options()
+    with pytest.raises(NotWhileStreaming, match="before it was told where"):
+        clip.cond_stage_model.encode_token_weights(clip.tokenize("a fox"))
+
+
+def test_hooks_are_refused(folder: Path, path: str) -> None:
+    clip = least(path).clone()
+    file = comfy.utils.load_torch_file(str(checkpoints.write(LORA, folder)))
+    hooks = comfy.hooks.create_hook_lora(file, 0.0, 1.0)
+    hooks.set_keyframes_on_hooks(None)
+    clip.apply_hooks_to_conds = hooks
+    clip.patcher.forced_hooks = hooks.clone()
+    clip.use_clip_schedule = True
+    clip.patcher.register_all_hook_patches(hooks, comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Clip))
+    with pytest.raises(NotWhileStreaming, match="by hooks"):
+        clip.encode_from_tokens_scheduled(clip.tokenize("a fox"))
+
+
+def test_embeddings_by_name(folder: Path, path: str) -> None:
+    place = folder / "embeddings"
+    place.mkdir(exist_ok=True)
+    save_file({"umt5xxl": torch.randn(2, 8)}, place / "style.safetensors")
+    text = "a fox embedding:style in the snow"
+    pair = [load(path, [str(place)]) for load in (least, load_stock)]
+    for clip in pair:  # stock takes embeddings of UMT5-XXL's width only
+        tokenizer = getattr(clip.tokenizer, clip.tokenizer.clip)
+        tokenizer.embedding_size = 8
+    got, wanted = (encode(clip, text) for clip in pair)
+    assert torch.equal(got, wanted)
+    assert not torch.equal(got, encode(pair[0], "a fox in the snow"))
+
+
+def test_each_row_of_the_embedding_is_read_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = least(path)
+    source, read = clip.patcher.stream._source, []
+    read_into = source.read_into
+    monkeypatch.setattr(
+        source, "read_into", lambda extent, buffer, start=None: read.append(start) or read_into(extent, buffer, start)
+    )
+    shared = clip.cond_stage_model.umt5xxl.transformer.shared
+    ids = torch.tensor([[5, 511, 5, 0]])
+    rows = shared(ids, out_dtype=torch.float32)
+    assert read == [0, 5 * 16, 511 * 16]
+    assert torch.equal(rows, load_file(path)["shared.weight"].float()[ids])
+    assert shared(ids[:, :0], out_dtype=torch.float32).shape == (1, 0, 8)
+    with pytest.raises(IndexError, match="token 512 is not one of the text encoder's 512"):
+        shared(ids + 1)
+
+
+def test_a_budget_too_small_names_this_loader(path: str) -> None:
+    with pytest.raises(vram.OutOfVram, match="Raise vram_budget in the FuseStream Text Encoder Loader"):
+        load_streamed_text_encoder(path, [], 1 / 2**14)
+
+
+def test_files_that_cannot_stream_are_refused(folder: Path, tmp_path: Path, path: str) -> None:
+    with pytest.raises(NotStreamable, match=r"only \.safetensors files can be streamed"):
+        load_streamed_text_encoder(str(folder / "umt5.pt"), [])
+    weights = load_file(path)
+    del weights["encoder.block.7.layer.1.DenseReluDense.wo.weight"]
+    save_file(weights, tmp_path / "lacking.safetensors")
+    with pytest.raises(WrongFile, match=r"lacks 1 of the model's weights.*encoder\.block\.7\.layer\.1"):
+        load_streamed_text_encoder(str(tmp_path / "lacking.safetensors"), [])
+
+
+def test_an_encoding_of_a_file_that_changed_does_not_leave(tmp_path: Path, path: str) -> None:
+    own = tmp_path / "own.safetensors"
+    shutil.copy(path, own)
+    clip = least(str(own))
+    encode(clip)
+    os.utime(own, (1, 1))
+    with pytest.raises(FileChanged):
+        encode(clip)
+
+
+def test_an_interrupt_leaves_the_encoder_whole(path: str, stock: Any) -> None:
+    clip = least(path)
+    mm.interrupt_current_processing()
+    with pytest.raises(mm.InterruptProcessingException):
+        encode(clip)
+    assert torch.equal(encode(clip), encode(stock))
+
+
+def test_over_the_slots_of_a_gpu(folder: Path, stock: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device of plain memory that checks what a GPU would silently get wrong; q, k and v arrive side by side."""
+    devices: list[PlainDevice] = []
+
+    def open_pager(source: Any, layers: Any, vram: Any, budget: int, *_: Any, ledger: Any, **__: Any) -> Pager:
+        devices.append(device := PlainDevice())
+        host = Host(device, source, layers, RamBudget(64 << 20), ledger, "registered")
+        return Pager(layers, budget, vram, SlotsBackend(device, layers, host, ledger), ledger)
+
+    monkeypatch.setattr(streaming, "open_pager", open_pager)
+    monkeypatch.setattr(streaming, "bounds", lambda layers, device: bounds(layers, "cuda"))
+    clip = least(path)
+    file = comfy.utils.load_torch_file(str(checkpoints.write(LORA, folder)))
+    for one in (clip, comfy.sd.load_lora_for_models(None, clip, file, 0.0, 0.5)[1], clip):
+        like = stock if one is clip else comfy.sd.load_lora_for_models(None, stock, file, 0.0, 0.5)[1]
+        assert torch.equal(encode(one), encode(like))
+    mm.unload_all_models()
+    for device in devices:
+        device.stop()
+
+
+def test_a_quantised_token_embedding_is_refused(folder: Path, tmp_path: Path) -> None:
+    weights = load_file(checkpoints.write("umt5", folder, "fp8_comfy_quant"))
+    note = next(value for name, value in weights.items() if name.endswith(".comfy_quant"))
+    weights["shared.weight"] = weights["shared.weight"].to(torch.float8_e4m3fn)
+    weights |= {"shared.comfy_quant": note.clone(), "shared.weight_scale": torch.ones(())}
+    save_file(weights, tmp_path / "quantised.safetensors")
+    with pytest.raises(NotStreamable, match="its token embedding is quantised"):
+        load_streamed_text_encoder(str(tmp_path / "quantised.safetensors"), [])
+
+
+def test_its_names_are_those_of_the_model(path: str) -> None:
+    clip = least(path)
+    assert clip.patcher.stream.keys <= clip.cond_stage_model.state_dict().keys()
+    assert t5_skeleton.ROOT == "umt5xxl.transformer."
