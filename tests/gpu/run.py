@@ -33,7 +33,7 @@ RECORD = ROOT / "tests" / "gpu" / "record.json"
 UNDER_TEST = ("kernels_cuda", "memory", "fusion")
 SANITIZER_SECONDS = int(os.environ.get("FUSESTREAM_SANITIZER_SECONDS") or 400)
 # These measure times or the card's memory: nothing runs beside them.
-ALONE = ("test_kernel_system.py", "test_pager.py", "test_wan_vae.py")
+ALONE = ("test_kernel_system.py", "test_pager.py", "test_patcher.py", "test_wan_vae.py")
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 

@@ -1,0 +1,179 @@
+"""Streamed models on the card: stock's latents through every backend, ours as near to fp32 as stock's fp16, nothing left."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkpoints
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
+
+pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
+
+OFF = KernelPolicy.of("off")
+STORAGES = ("fp16", "bf16", "fp32", "fp8_e4m3fn", "fp8_scaled")
+MIB = 2**20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_comfyui_runs() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from scenes import Studio
+
+    return Studio(tmp_path_factory.mktemp("wan"))
+
+
+@pytest.fixture(scope="module")
+def scenes(studio: Any) -> dict[str, Any]:
+    return {kind: studio.scene(kind) for kind in checkpoints.wan.SIZES}
+
+
+def sample(model: Any, scene: Any) -> torch.Tensor:
+    from scenes import sample
+
+    out: torch.Tensor = sample(model, scene)
+    return out
+
+
+def load(path: Path | str, policy: KernelPolicy = OFF, backend: str = "slots", **options: Any) -> Any:
+    """Streamed through the smallest window."""
+    from fusestream.fusion.load import load_streamed_diffusion_model
+
+    model = load_streamed_diffusion_model(str(path), policy=policy, **options)
+    model.stream.ceiling = model.stream.least
+    model.stream.pager_options = {"backend": backend, "guard": True}
+    return model
+
+
+def stock(path: Path | str, **options: Any) -> Any:
+    import comfy.sd
+
+    return comfy.sd.load_diffusion_model(str(path), model_options=options)
+
+
+def error(latent: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((latent.double() - exact.double()).norm() / exact.double().norm())
+
+
+@pytest.mark.parametrize("backend", ["slots", "managed"])
+@pytest.mark.parametrize("kind", checkpoints.wan.SIZES)
+def test_the_latents_are_stocks(studio, scenes, kind, backend):
+    """With all kernels off: the same operations on the same numbers, no tolerance."""
+    path = checkpoints.write(kind, studio.folder)
+    model = load(path, backend=backend)
+    assert torch.equal(sample(model, scenes[kind]), sample(stock(path), scenes[kind]))
+    assert len(model.stream.pager.plan.streamed) > model.stream.pager.plan.slots, "otherwise nothing was streamed"
+    assert model.stream.ledger.peak("VRAM") <= model.stream.least
+
+
+@pytest.mark.parametrize("storage", STORAGES[1:])
+def test_every_storage_is_stocks(studio, scenes, storage):
+    path = checkpoints.write("wan_t2v", studio.folder, storage)
+    assert torch.equal(sample(load(path), scenes["wan_t2v"]), sample(stock(path), scenes["wan_t2v"]))
+
+
+@pytest.mark.parametrize("kind", checkpoints.wan.SIZES)
+def test_fused_latents_are_as_near_to_fp32_as_stocks(studio, scenes, kind, isa):
+    path = checkpoints.write(kind, studio.folder, "fp32")
+    exact = sample(load(path, dtype=torch.float32), scenes[kind])
+    theirs = error(sample(load(path, dtype=torch.float16), scenes[kind]), exact)
+    for precision, allowed in (("precise", 1.1), ("fast", 1.5)):
+        LEDGER.clear()
+        policy = KernelPolicy.of("on", isa=isa, precision=precision)
+        ours = error(sample(load(path, policy, dtype=torch.float16), scenes[kind]), exact)
+        print(f"{kind} {isa or 'native'} {precision}: error {ours:.3g}, stock's fp16 {theirs:.3g}")
+        assert {choice.winner.split()[0] for choice in LEDGER.choices} == {"cuda"}
+        assert ours <= allowed * theirs
+
+
+def test_a_lora_on_streamed_weights_is_stocks(studio, scenes):
+    import comfy.sd
+    import comfy.utils
+
+    path = checkpoints.write("wan_t2v", studio.folder)
+    for kind in (name for name, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"):
+        file = comfy.utils.load_torch_file(str(checkpoints.write(kind, studio.folder)))
+        got, want = (
+            sample(comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)[0], scenes["wan_t2v"])
+            for model in (load(path), stock(path))
+        )
+        assert torch.equal(got, want), kind
+
+
+def test_an_interrupted_run_leaves_a_model_that_works(studio, scenes):
+    import comfy.model_management as mm
+
+    model = load(checkpoints.write("wan_t2v", studio.folder), KernelPolicy())
+    want = sample(model, scenes["wan_t2v"])
+    block = model.model.diffusion_model.blocks[1]
+    calls = []
+
+    def interrupt(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            mm.interrupt_current_processing()
+
+    hook = block.register_forward_pre_hook(interrupt)
+    try:
+        with pytest.raises(mm.InterruptProcessingException):
+            sample(model, scenes["wan_t2v"])
+    finally:
+        hook.remove()
+        mm.interrupt_current_processing(False)
+    assert torch.equal(sample(model, scenes["wan_t2v"]), want)
+
+
+def test_a_step_without_enough_vram_runs_again_with_fewer_residents(studio, scenes, monkeypatch):
+    """Memory runs out once, in the middle: the weights give back what they can, and the step is computed."""
+    model = load(checkpoints.write("wan_t2v", studio.folder), KernelPolicy())
+    model.stream.ceiling = None
+    want = sample(model, scenes["wan_t2v"])
+    assert model.stream.held > model.stream.least
+    head = model.model.diffusion_model.head
+    forward, failed = head.forward, []
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(head, "forward", fails_once)
+    assert torch.equal(sample(model, scenes["wan_t2v"]), want)
+    assert failed and model.stream.held == model.stream.least
+
+
+def test_many_prompts_leave_nothing(studio, scenes):
+    """Two models and a LoRA in turns: VRAM is flat after the third, and all of it is back in the end."""
+    import comfy.model_management as mm
+    import comfy.sd
+    import comfy.utils
+
+    file = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", studio.folder)))
+    models = [load(checkpoints.write(kind, studio.folder), KernelPolicy()) for kind in ("wan_t2v", "wan22_i2v")]
+    held = []
+    for turn in range(10):
+        model, kind = models[turn % 2], ("wan_t2v", "wan22_i2v")[turn % 2]
+        if turn % 4 == 0:
+            model, _ = comfy.sd.load_lora_for_models(model, None, file, 0.5, 0.0)
+        sample(model, scenes[kind])
+        del model
+        gc.collect()
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_allocated())
+    assert max(held[4:]) - min(held[4:]) <= MIB, held
+    mm.unload_all_models()
+    models.clear()
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= min(held) + MIB
