@@ -57,7 +57,7 @@ def dtype_for(device: torch.device | None = None) -> torch.dtype | None:
 def install(vae: Any, policy: KernelPolicy) -> None:
     """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it than it takes."""
     net = vae.first_stage_model
-    fuse(net, policy)
+    fuse(net, policy, LIMIT)
     vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
     vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
 
@@ -150,8 +150,9 @@ def decode(
     out = torch.empty(shape, device=z.device, dtype=z.dtype) if output_buffer is None else output_buffer
     job = work(vae, True, z.shape, z.element_size())
     parts = job.bands(bands) if bands else bands_for(job, vae, limit, z.device)
-    progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=output_buffer is not None)
-    passage = Passage(vae, patch(vae), policy, job, parts, z.device, progress)
+    alone = output_buffer is not None
+    progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=alone)
+    passage = Passage(vae, patch(vae), policy, job, parts, z.device, progress, alone)
     outbox = Outbox(out)
     for sample in range(len(z)):
         passage.decode(z[sample : sample + 1], outbox, sample)
@@ -173,7 +174,7 @@ def encode(
     device  where to compute and to leave the result; unless given, where x is
     bands   the number of bands, unless the limit shall decide it
     """
-    shown, device = device is not None, device or x.device
+    alone, device = device is not None, device or x.device
     job = work(vae, False, x.shape, x.element_size())
     unit = 8 * patch(vae)
     parts = None
@@ -182,6 +183,6 @@ def encode(
     ):  # as ComfyUI crops them: a band's edges must fall between pixels
         parts = job.bands(bands) if bands else bands_for(job, vae, limit, device)
     used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
-    progress = Progress(len(x) * len(parts or [None]) * used, shown)
-    passage = Passage(vae, patch(vae), policy, job, parts, device, progress)
+    progress = Progress(len(x) * len(parts or [None]) * used, shown=alone)
+    passage = Passage(vae, patch(vae), policy, job, parts, device, progress, alone)
     return torch.cat([passage.encode(x[at : at + 1, :, :used]) for at in range(len(x))])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import comfy.ldm.wan.vae2_2
 import comfy.model_management
@@ -21,6 +21,8 @@ from .wan_vae_bands import WHOLE, Band, Work
 from .wan_vae_layers import causal_conv, channels_last
 from .wan_vae_outbox import Outbox, Place
 from .wan_vae_stages import Pieces, before_stages, behind_stages, gathered, in_pairs, stages, through
+
+Item = TypeVar("Item")
 
 KEPT = 1 << 28  # bytes of features that stay on the card; where all frames have more, they wait on the host
 
@@ -45,6 +47,7 @@ class Passage:
     fold    pixels of the image, along either side, that are one pixel to its convolutions
     bands   None: the whole image at once
     device  where it is computed
+    alone   this is all of an image or video, and no tile of one
     """
 
     vae: Any
@@ -54,6 +57,7 @@ class Passage:
     bands: list[Band] | None
     device: torch.device
     progress: Progress
+    alone: bool
 
     @property
     def remember(self) -> bool:
@@ -74,11 +78,10 @@ class Passage:
         for band in self.bands:
             cut = (self._entering(piece, band) for piece in self._taken_from(whole))
             self._deliver(self._through(self.vae.decoder, cut, band), band, outbox, sample)
-            self._release()
 
     def _deliver(self, pieces: Pieces, band: Band | None, outbox: Outbox, sample: int) -> None:
         start = 0
-        for frames in pieces:
+        for frames in self._tidy(pieces):
             comfy.model_management.throw_exception_if_processing_interrupted()
             end = start + frames.shape[2]
             pixels = comfy.ldm.wan.vae2_2.unpatchify(frames, self.fold)
@@ -123,12 +126,11 @@ class Passage:
                 end = start + each.shape[2]
                 whole[:, :, start:end].narrow(self.job.dim, band.made[0], band.made[1] - band.made[0]).copy_(each)
                 start = end
-            self._release()
         return whole
 
     def _pixels(self, x: Tensor, band: Band | None) -> Pieces:
         """Frames of x on the device: of all the image, or of what enters a band."""
-        for start, end in spans(x.shape[2]):
+        for start, end in self._tidy(spans(x.shape[2])):
             comfy.model_management.throw_exception_if_processing_interrupted()
             piece = x[:, :, start:end]
             if band is not None:
@@ -168,10 +170,19 @@ class Passage:
         for start, end in spans(whole.shape[2]):
             yield whole[:, :, start:end].to(self.device)
 
-    def _release(self) -> None:
-        """Behind a band: the next one's tensors differ in size, and the allocator need not hold both."""
-        if self.device.type == "cuda":
+    def _tidy(self, each: Iterable[Item]) -> Iterator[Item]:
+        """Around the first pieces, give back what the allocator holds: it fits none of the later ones.
+
+        The first is of one frame, those behind it of two, and of a band's none is as large as the band's before it. An
+        encoder's last stage gets its first two frames with the fourth pair.
+        """
+        tidies = self.alone and self.device.type == "cuda"
+        if tidies:
             torch.cuda.empty_cache()
+        for number, item in enumerate(each):
+            yield item
+            if tidies and number < 5:
+                torch.cuda.empty_cache()
 
 
 def spans(frames: int) -> Iterator[tuple[int, int]]:
