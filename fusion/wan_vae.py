@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..kernels_cuda import STANDARD, KernelPolicy, obstacle
 from .wan_vae_bands import Band, Work
+from .wan_vae_layers import Tools
 from .wan_vae_outbox import Outbox
 from .wan_vae_passage import KEPT, Passage, Progress
 from .wan_vae_stages import stages
@@ -28,6 +29,7 @@ from .wan_vae_stages import stages
 # Bytes of VRAM for the weights and all else. Less than the promised 3 GiB: measuring a kernel beside stock's, once, needs
 # room for stock's workspace, and allocators keep pieces that fit nothing.
 LIMIT = 11 << 28
+PREPARED = 1 << 28
 
 FRAMES_PER_LATENT = 4
 
@@ -57,7 +59,7 @@ def dtype_for(device: torch.device | None = None) -> torch.dtype | None:
 def install(vae: Any, policy: KernelPolicy) -> None:
     """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it than it takes."""
     net = vae.first_stage_model
-    fuse(net, policy)
+    fuse(net, policy, LIMIT)
     vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
     vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
 
@@ -104,16 +106,26 @@ def kept(job: Work) -> int:
     return job.features() if job.features() <= KEPT else 0
 
 
-def room(vae: nn.Module, limit: int) -> int:
+def weight_bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def prepared(vae: Any, job: Work) -> int:
+    """Bytes of weights that are kept as the kernels want them while a video passes; 0 where they would be too many."""
+    size = weight_bytes(vae.decoder if job.decodes else vae.encoder)
+    return size if size <= PREPARED and job.frames > 1 else 0
+
+
+def room(vae: Any, job: Work, limit: int) -> int:
     """Bytes that the weights leave of the limit."""
-    return limit - sum(p.numel() * p.element_size() for p in vae.parameters())
+    return limit - weight_bytes(vae) - prepared(vae, job)
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
     """Bytes that a decoding or encoding takes beside the weights, however many samples there are. For ComfyUI to free."""
     job = work(vae, decodes, shape, dtype.itemsize)
-    count = job.count(room(vae, limit), kept(job))
-    needed = job.peak(count) + (kept(job) if count > 1 else 0)
+    count = job.count(room(vae, job, limit), kept(job))
+    needed = job.peak(count) + (kept(job) if count > 1 else 0) + prepared(vae, job)
     # Where our kernels do not serve, torch's convolutions copy what they remember beside what they compute, and have a
     # workspace.
     return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
@@ -121,9 +133,9 @@ def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: t
 
 def bands_for(job: Work, vae: Any, limit: int, device: torch.device) -> list[Band] | None:
     """The bands in which a video keeps within the limit, and within what is free. None: it can pass whole."""
-    within = room(vae, limit)
+    within = room(vae, job, limit)
     if device.type == "cuda":
-        within = min(within, comfy.model_management.get_free_memory(device))
+        within = min(within, comfy.model_management.get_free_memory(device) - prepared(vae, job))
     count = job.count(within, kept(job))
     return job.bands(count) if count > 1 else None
 
@@ -150,8 +162,10 @@ def decode(
     out = torch.empty(shape, device=z.device, dtype=z.dtype) if output_buffer is None else output_buffer
     job = work(vae, True, z.shape, z.element_size())
     parts = job.bands(bands) if bands else bands_for(job, vae, limit, z.device)
-    progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=output_buffer is not None)
-    passage = Passage(vae, patch(vae), policy, job, parts, z.device, progress)
+    alone = output_buffer is not None
+    progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=alone)
+    tools = Tools(policy, keeps=prepared(vae, job) > 0)
+    passage = Passage(vae, patch(vae), tools, job, parts, z.device, progress, alone)
     outbox = Outbox(out)
     for sample in range(len(z)):
         passage.decode(z[sample : sample + 1], outbox, sample)
@@ -173,7 +187,7 @@ def encode(
     device  where to compute and to leave the result; unless given, where x is
     bands   the number of bands, unless the limit shall decide it
     """
-    shown, device = device is not None, device or x.device
+    alone, device = device is not None, device or x.device
     job = work(vae, False, x.shape, x.element_size())
     unit = 8 * patch(vae)
     parts = None
@@ -182,6 +196,7 @@ def encode(
     ):  # as ComfyUI crops them: a band's edges must fall between pixels
         parts = job.bands(bands) if bands else bands_for(job, vae, limit, device)
     used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
-    progress = Progress(len(x) * len(parts or [None]) * used, shown)
-    passage = Passage(vae, patch(vae), policy, job, parts, device, progress)
+    progress = Progress(len(x) * len(parts or [None]) * used, shown=alone)
+    tools = Tools(policy, keeps=prepared(vae, job) > 0)
+    passage = Passage(vae, patch(vae), tools, job, parts, device, progress, alone)
     return torch.cat([passage.encode(x[at : at + 1, :, :used]) for at in range(len(x))])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import comfy.ldm.wan.vae2_2
 import comfy.model_management
@@ -16,11 +16,12 @@ import comfy.utils
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import KernelPolicy
 from .wan_vae_bands import WHOLE, Band, Work
-from .wan_vae_layers import causal_conv, channels_last
+from .wan_vae_layers import Tools, causal_conv, channels_last
 from .wan_vae_outbox import Outbox, Place
 from .wan_vae_stages import Pieces, before_stages, behind_stages, gathered, in_pairs, stages, through
+
+Item = TypeVar("Item")
 
 KEPT = 1 << 28  # bytes of features that stay on the card; where all frames have more, they wait on the host
 
@@ -45,15 +46,17 @@ class Passage:
     fold    pixels of the image, along either side, that are one pixel to its convolutions
     bands   None: the whole image at once
     device  where it is computed
+    alone   this is all of an image or video, and no tile of one
     """
 
     vae: Any
     fold: int
-    policy: KernelPolicy
+    tools: Tools
     job: Work
     bands: list[Band] | None
     device: torch.device
     progress: Progress
+    alone: bool
 
     @property
     def remember(self) -> bool:
@@ -64,9 +67,9 @@ class Passage:
 
     def decode(self, z: Tensor, outbox: Outbox, sample: int) -> None:
         """The latent [1, z, t, h, w] becomes the sample of this number in what the outbox fills."""
-        x = channels_last(causal_conv(self.vae.conv2, self.policy, z))
+        x = channels_last(causal_conv(self.vae.conv2, self.tools, z))
         pieces = (x[:, :, start:end] for start, end in spans(self.job.frames))
-        features = before_stages(self.vae.decoder, self.policy, pieces, self.remember)
+        features = before_stages(self.vae.decoder, self.tools, pieces, self.remember)
         if self.bands is None:
             self._deliver(self._through(self.vae.decoder, features, None), None, outbox, sample)
             return
@@ -74,11 +77,10 @@ class Passage:
         for band in self.bands:
             cut = (self._entering(piece, band) for piece in self._taken_from(whole))
             self._deliver(self._through(self.vae.decoder, cut, band), band, outbox, sample)
-            self._release()
 
     def _deliver(self, pieces: Pieces, band: Band | None, outbox: Outbox, sample: int) -> None:
         start = 0
-        for frames in pieces:
+        for frames in self._tidy(pieces):
             comfy.model_management.throw_exception_if_processing_interrupted()
             end = start + frames.shape[2]
             pixels = comfy.ldm.wan.vae2_2.unpatchify(frames, self.fold)
@@ -109,8 +111,8 @@ class Passage:
             else self._taken_from(self._features_of_bands(x, self.bands))
         )
         made = []
-        for each in behind_stages(self.vae.encoder, self.policy, gathered(features), self.remember):
-            mean, _ = causal_conv(self.vae.conv1, self.policy, each).chunk(2, 1)
+        for each in behind_stages(self.vae.encoder, self.tools, gathered(features), self.remember):
+            mean, _ = causal_conv(self.vae.conv1, self.tools, each).chunk(2, 1)
             made.append(mean)
         return torch.cat(made, 2)
 
@@ -123,12 +125,11 @@ class Passage:
                 end = start + each.shape[2]
                 whole[:, :, start:end].narrow(self.job.dim, band.made[0], band.made[1] - band.made[0]).copy_(each)
                 start = end
-            self._release()
         return whole
 
     def _pixels(self, x: Tensor, band: Band | None) -> Pieces:
         """Frames of x on the device: of all the image, or of what enters a band."""
-        for start, end in spans(x.shape[2]):
+        for start, end in self._tidy(spans(x.shape[2])):
             comfy.model_management.throw_exception_if_processing_interrupted()
             piece = x[:, :, start:end]
             if band is not None:
@@ -144,7 +145,7 @@ class Passage:
         steps = stages(half)
         join = in_pairs if self.job.decodes else gathered
         for stage, cut in zip(steps, [WHOLE] * len(steps) if band is None else band.cuts, strict=True):
-            pieces = through(stage, self.policy, join(pieces), cut, self.remember)
+            pieces = through(stage, self.tools, join(pieces), cut, self.remember)
         return iter(pieces)
 
     def _room(self, dtype: torch.dtype) -> Tensor:
@@ -168,10 +169,19 @@ class Passage:
         for start, end in spans(whole.shape[2]):
             yield whole[:, :, start:end].to(self.device)
 
-    def _release(self) -> None:
-        """Behind a band: the next one's tensors differ in size, and the allocator need not hold both."""
-        if self.device.type == "cuda":
+    def _tidy(self, each: Iterable[Item]) -> Iterator[Item]:
+        """Around the first pieces, give back what the allocator holds: it fits none of the later ones.
+
+        The first is of one frame, those behind it of two, and of a band's none is as large as the band's before it. An
+        encoder's last stage gets its first two frames with the fourth pair.
+        """
+        tidies = self.alone and self.device.type == "cuda"
+        if tidies:
             torch.cuda.empty_cache()
+        for number, item in enumerate(each):
+            yield item
+            if tidies and number < 5:
+                torch.cuda.empty_cache()
 
 
 def spans(frames: int) -> Iterator[tuple[int, int]]:
