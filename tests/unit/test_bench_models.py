@@ -10,6 +10,7 @@ import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.ldm.wan.model
@@ -21,9 +22,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusestream.bench.end_to_end import bounds, results, rows, weights
+from fusestream.bench.end_to_end import bounds, results, rows, weights, worker
 from fusestream.bench.end_to_end.bounds import Rates
 from fusestream.bench.end_to_end.rows import Row
+from fusestream.kernels_cuda import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
 HALF = torch.float16
@@ -127,6 +129,20 @@ def test_rows_have_names_of_their_own() -> None:
     names = [row.name for row in rows.all_rows()]
     assert len(names) == len(set(names)) and {"1.3B 480x832x81", "VAE encode 720x1280x81"} <= set(names)
     assert all(rows.quick(row).asked is None for row in rows.all_rows())
+
+
+def test_switches_name_ops_that_exist() -> None:
+    named = {op for row in rows.all_rows() for side in (row.stock, row.ours) if side for op, _ in side.ops}
+    assert named and named <= OPS.keys()
+
+
+def test_every_matrix_of_the_blocks_gets_its_lora() -> None:
+    class Model:  # where a stock MODEL has its transformer
+        model = SimpleNamespace(diffusion_model=wan(bounds.Sizes(256, 640, 2), HALF, "meta"))
+
+    lora = worker.random_lora(Model, 4)
+    assert len(lora) == 2 * 2 * (8 + 2)
+    assert lora["diffusion_model.blocks.1.ffn.0.lora_B.weight"].shape == (640, 4)
 
 
 @pytest.mark.parametrize("model", ["wan13", "wan14", "vae", "t5"])
