@@ -235,7 +235,7 @@ def test_samples_are_compared_by_their_relative_error(tmp_path: Path) -> None:
         results.distance(tmp_path / "short", tmp_path / "exact")
 
 
-def test_the_readmes_table_leaves_out_tries_and_shows_misses() -> None:
+def test_the_readmes_table_leaves_out_tries_and_shows_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("bench_report", ROOT / "bench" / "report.py")
     assert spec is not None and spec.loader is not None
     report = importlib.util.module_from_spec(spec)
@@ -244,6 +244,15 @@ def test_the_readmes_table_leaves_out_tries_and_shows_misses() -> None:
     alone = {**result(ours=[run(3.0, 1.0)]), "name": "half a row"}
     table = report.models_table({"models": {"rows": [missed, {**missed, "quick": True, "name": "a try"}, alone]}})
     assert "**missed** 1.2 s" in table and "1.25x" in table and "a try" not in table and "half a row" not in table
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    empty = "<!-- models:begin -->\n<!-- models:end -->\n"
+    assert "Not measured yet." in report.rendered(empty)
+    measured = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    environment = {"torch": "2.11", "date": "today", "ComfyUI": "0.30.0"}
+    measured["models"] = {"rows": [{**missed, "environment": environment}]}
+    (tmp_path / "nvidia-h200.json").write_text(json.dumps(measured))
+    shown = report.rendered(empty)
+    assert "stock ComfyUI 0.30.0, 8 GiB of the card free" in shown and "**missed** 1.2 s" in shown
 
 
 # --------------------------------------------------------------------------------------------------------- in earnest
