@@ -52,7 +52,9 @@ def command_line() -> argparse.ArgumentParser:
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(
-        "part", choices=["kernels", "pager", "models", "report"], help="what to measure, or `report`: only the tables"
+        "part",
+        choices=["kernels", "pager", "models", "report", "compare"],
+        help="what to measure, or `report`: only the tables, or `compare A B`: what moved between two results",
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
@@ -125,6 +127,8 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
     bed, folder = set_up(options, with_browser=False)
     env = {"COMFYUI_PATH": str(folder)}
     code = call(bed, f"bench/{options.part}.py", *rest, env=env) if options.part != "report" else 0
+    if options.part == "compare":
+        return code
     return code or call(bed, "bench/report.py")
 
 

@@ -99,22 +99,23 @@ class Bench:
         turns = [turn for row in rows for turn in self.turns(row)]
         runs: dict[str, dict[str, list[dict[str, Any]]]] = {row.name: {} for row in rows}
         found: list[dict[str, Any]] = []
-        path = ""
+        paths: dict[str, str] = {}
         for at in range(0, len(turns), self.options.ahead):
             batch = turns[at : at + self.options.ahead]
             processes = [self.start(self.job(turn), f"{turn.row.name} {turn.who} {turn.number}") for turn in batch]
-            path = path or self.weights(rows[0])  # meanwhile
+            for model in sorted({model for turn in batch for model in turn.row.files} - paths.keys()):
+                paths[model] = self.weights(model, rows[0].storage)  # meanwhile
             with self.spending("start"):
                 for process in processes:
                     process.wait_ready(self.options.limit)
             for turn, process in zip(batch, processes, strict=True):
                 with self.spending(turn.who):
-                    run = self.finish(process, {"path": path})
+                    run = self.finish(process, {"paths": {model: paths[model] for model in turn.row.files}})
                 runs[turn.row.name].setdefault(turn.who, []).append(run)
                 self.tell(turn, run)
                 if turn is [other for other in turns if other.row is turn.row][-1]:
                     found.append(self.result(turn.row, runs[turn.row.name]))
-        if path and not self.options.keep:
+        for path in paths.values() if not self.options.keep else ():
             Path(path).unlink()  # disks are small
         return found
 
@@ -138,14 +139,14 @@ class Bench:
         )
         self.say(f"{turn.row.name}: {turn.who} {times}{more}")
 
-    def weights(self, row: Row) -> str:
-        """The row's file, made at its first use."""
-        key = f"{row.model}_{row.storage}"
+    def weights(self, model: str, storage: str) -> str:
+        """The model's file, made at its first use."""
+        key = f"{model}_{storage}"
         kept = self.folder / f"{key}.safetensors"
         if kept.exists() and not self.options.quick:
             return str(kept)  # from a call with --keep
         with self.spending("weights"):
-            job = {"task": "weights", "model": row.model, "storage": row.storage, "folder": str(self.folder)}
+            job = {"task": "weights", "model": model, "storage": storage, "folder": str(self.folder)}
             made = self.finish(self.start(job, f"weights {key}"), {})
         if "error" in made:
             raise SystemExit(f"the weights of {key} could not be written: {made['error']}")

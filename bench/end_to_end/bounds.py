@@ -141,6 +141,8 @@ def cost_of(row: Row) -> Cost:
         return wan_forward(WAN[row.model], wan_tokens(row))
     if row.work == "text":
         return umt5_forward(UMT5)
+    if row.work == "video":
+        raise ValueError("a whole video has the bounds of its parts")
     return vae_decode(row) if row.work == "decode" else vae_encode(row)
 
 

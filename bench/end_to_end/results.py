@@ -38,11 +38,20 @@ def side_result(runs: Runs) -> dict[str, Any]:
     tuned = [run["kernels measured s"] for run in runs if "kernels measured s" in run]
     if tuned:  # what comparing kernels took is no part of a step that anybody waits for twice
         result["kernels measured s"] = max(tuned)
-        result["first s"] = statistics.median(
-            run["s"][0] - run["kernels measured s"] * (run["kernels measured s"] < run["s"][0]) for run in runs
-        )
+        result["first s"] = statistics.median(run["s"][0] - run["kernels measured in first s"] for run in runs)
     last = runs[-1]
-    for name in ("free GiB", "RAM peak GiB", "forwards a step", "computes in", "spread", "served", "refused", "pager"):
+    for name in (
+        "free GiB",
+        "RAM peak GiB",
+        "forwards a step",
+        "computes in",
+        "spread",
+        "served",
+        "refused",
+        "pager",
+        "parts s",
+        "steps s",
+    ):
         if name in last:
             result[name] = last[name]
     return result
@@ -67,7 +76,7 @@ def row_result(
     if "s" in stock and "s" in ours:
         found["stock / ours"] = stock["s"] / ours["s"]
         found["stock first / ours first"] = stock["first s"] / ours["first s"]
-    rates = None if quick else measured_rates(results)
+    rates = None if quick or row.work == "video" else measured_rates(results)
     if rates is not None:
         found["bounds s"] = bound(row, rates)
         found["bounds first s"] = bound(row, rates, first=True)

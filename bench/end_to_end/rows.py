@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Model = Literal["wan13", "wan14", "vae", "t5"]
-Work = Literal["sample", "decode", "encode", "text"]
+Work = Literal["sample", "decode", "encode", "text", "video"]
 TITLES: dict[Model, str] = {"wan13": "1.3B", "wan14": "14B", "vae": "VAE", "t5": "UMT5-XXL"}
 LATENT = 8  # pixels of a side per latent pixel
 TIME = 4  # frames per latent frame, after the first
@@ -23,6 +23,7 @@ class Side:
     attention  torch's only kernel that ComfyUI may use: on Turing there is none but `efficient`
     isa, kernels, ops, precision   our KernelPolicy; `ops` are (op, mode) pairs
     vram_budget, backend           our pager: GiB, or -1 for what is free
+    ram_budget GiB that may be pinned or registered
     ballast    whether all but `--free` GiB of the card are taken
     """
 
@@ -34,6 +35,7 @@ class Side:
     precision: Literal["precise", "fast"] = "precise"
     vram_budget: float = -1.0
     backend: Literal["auto", "slots", "managed"] = "auto"
+    ram_budget: float | None = None
     ballast: bool = True
 
 
@@ -50,6 +52,8 @@ class Row:
     group    `--group` chooses by it
     note     what sets it apart from the plain row of the same size; part of its name
     storage  of the weights
+    lora     rank of a LoRA on every matrix of the blocks; 0: none
+    cold     the file is dropped from the page cache first
     """
 
     model: Model
@@ -64,6 +68,8 @@ class Row:
     group: str = "table"
     note: str = ""
     storage: str = "fp16"
+    lora: int = 0
+    cold: bool = False
     stock: Side | None = field(default=STOCK)
     ours: Side | None = field(default=OURS)
 
@@ -71,8 +77,13 @@ class Row:
     def name(self) -> str:
         """Names the row in the results; two rows of one name would replace each other."""
         size = "512 tokens" if self.work == "text" else f"{self.height}x{self.width}x{self.frames}"
-        verb = f" {self.work}" if self.model == "vae" else ""
+        verb = f" {self.work}" if self.model == "vae" or self.work == "video" else ""
         return ", ".join(part for part in (f"{TITLES[self.model]}{verb} {size}", self.note) if part)
+
+    @property
+    def files(self) -> tuple[Model, ...]:
+        """Which models it needs."""
+        return ("t5", self.model, "vae") if self.work == "video" else (self.model,)
 
     @property
     def latent(self) -> tuple[int, int, int]:
@@ -134,6 +145,7 @@ def more() -> list[Row]:
         "linear off": Side(ops=(("linear", "off"), ("linear_", "off"), ("linear_pair", "off"))),
         "norms off": Side(ops=(("norm_modulate", "off"), ("residual_gate_norm_modulate", "off"))),
         "rotation off": Side(ops=(("rms_rope_", "off"),)),
+        "residuals and GELU off": Side(ops=(("gated_residual", "off"), ("gated_residual_", "off"), ("gelu", "off"))),
     }.items():
         rows.append(Row("wan13", "sample", **small, group="switches", note=note, stock=None, ours=side))  # type: ignore[arg-type]
     for note, side in {
@@ -143,6 +155,15 @@ def more() -> list[Row]:
         "stock held to cuDNN attention": Side(attention="cudnn"),
     }.items():
         rows.append(Row("wan13", "sample", **small, group="stock", note=note, stock=side, ours=None))  # type: ignore[arg-type]
+    for gib in (4.0, 8.0, 16.0):
+        side, note = Side(ram_budget=gib), f"{gib:g} GiB of RAM"
+        rows.append(sampling("wan14", 480, 480, 17, 4, group="ram", note=note, stock=None, ours=side))
+    rows += [
+        sampling("wan14", 480, 480, 17, 4, group="lora", note="a LoRA of rank 32", lora=32),
+        sampling("wan13", 480, 832, 17, 4, group="lora", note="a LoRA of rank 32", lora=32),
+        sampling("wan13", 480, 480, 17, 3, group="cold", note="cold file", cold=True),
+        Row("wan13", "video", 480, 832, 81, 10, group="video", note="10 steps"),
+    ]
     rows += [
         sampling("wan14", 480, 480, 17, 4, group="storage", note="fp8_e4m3fn", storage="fp8_e4m3fn"),
         sampling("wan13", 480, 832, 17, 3, group="storage", note="fp8_e4m3fn", storage="fp8_e4m3fn"),

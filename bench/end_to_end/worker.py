@@ -1,7 +1,7 @@
 """One side of one row, in a process of its own: python worker.py '<job as JSON>'.
 
 The last line it prints is `RESULT ` and JSON. Jobs: {"task": "weights"} makes a file, {"task": "work"} does a row's work, after it
-has printed READY and was told {"path": ...}.
+has printed READY and was told {"paths": ...}.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     if not job["quick"]:
         torch.zeros(1, device="cuda")  # the context: it shall not come up while another process is measured
     print("READY", flush=True)
-    run.path = json.loads(sys.stdin.readline())["path"]
+    run.paths = json.loads(sys.stdin.readline())["paths"]
     with Card(free) as card, torch.inference_mode():
         result["free GiB"] = card.start / 2**30
         try:
@@ -96,19 +96,27 @@ class Run:
 
     def __init__(self, job: dict[str, Any], row: Row, side: Side) -> None:
         self.job, self.row, self.side = job, row, side
-        self.path = ""  # comes with the word to begin
+        self.paths: dict[str, str] = {}  # by model; they come with the word to begin
         self.ours = job["who"] == "ours"
         self.cuda = not job["quick"]
         self.model: Any = None
-        self.tuning = [0.0]
+        self.tuning = 0.0
+        self.tuning_in_first: float | None = None
         if self.ours:
             self.fusion = importlib.import_module("fusestream.fusion")
             forced = {} if job["quick"] else {"isa": side.isa, **dict(side.ops)}  # the CPU has no kernel to force
             self.policy = self.fusion.KernelPolicy.of(side.kernels, precision=side.precision, **forced)
             self._time_tuning()
+            if side.ram_budget is not None:
+                vram: Any = importlib.import_module("fusestream.fusion.vram")
+                vram._ram = vram.CountedRam(int(side.ram_budget * 2**30))
 
     def __call__(self) -> dict[str, Any]:
-        works = {"sample": self.sample, "text": self.text, "decode": self.decode, "encode": self.encode}
+        if self.row.cold:
+            drop_from_cache(self.paths[self.row.model])
+        works = {
+            "sample": self.sample, "text": self.text, "decode": self.decode, "encode": self.encode, "video": self.video,
+        }  # fmt: skip
         return works[self.row.work]()
 
     def clock(self) -> float:
@@ -128,9 +136,13 @@ class Run:
             try:
                 return measure(*arguments)
             finally:
-                self.tuning[0] += time.perf_counter() - start
+                self.tuning += time.perf_counter() - start
 
         tuner._measure = timed
+
+    def _first_is_over(self) -> None:
+        if self.tuning_in_first is None:
+            self.tuning_in_first = self.tuning
 
     def _load(self, load: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float]:
         """Also hands over the options that this loader knows."""
@@ -145,48 +157,100 @@ class Run:
     # ------------------------------------------------------------------------------------------------------ sampling
 
     def sample(self) -> dict[str, Any]:
-        import comfy.sample  # noqa: PLC0415
-        import comfy.sd  # noqa: PLC0415
-        import torch  # noqa: PLC0415
+        model, loading = self.diffusion_model()
+        forwards = count_forwards(model.model.diffusion_model)
+        out, seconds = self.sampled(model, *self.made_up_prompts(model))
+        found = {"forwards a step": forwards[0] / self.row.steps, "computes in": str(model.model.get_dtype())[6:]}
+        return {"load s": loading, "s": seconds, **found, **self.judged(out)}
 
+    def diffusion_model(self) -> tuple[Any, float]:
+        import comfy.sd  # noqa: PLC0415
+
+        path = self.paths[self.row.model]
         if self.ours:
-            model, loading = self._load(self.fusion.load_diffusion_model, self.path, **self._budget())
+            model, loading = self._load(self.fusion.load_diffusion_model, path, **self._budget())
             if self.side.backend != "auto":
                 model.stream.pager_options = {"backend": self.side.backend, "guard": True}
         else:
-            model, loading = self._load(comfy.sd.load_diffusion_model, self.path)
+            model, loading = self._load(comfy.sd.load_diffusion_model, path)
+        if self.row.lora:
+            lora = random_lora(model, self.row.lora)
+            model = comfy.sd.load_lora_for_models(model, None, lora, 1.0, 0.0)[0]
+            if len(model.patches) != len(lora) // 2:
+                raise RuntimeError(f"of {len(lora) // 2} parts of the LoRA {len(model.patches)} were taken")
         self.model = model
-        forwards = count_forwards(model.model.diffusion_model)
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(1, 16, *self.row.latent, generator=generator)
+        return model, loading
+
+    def made_up_prompts(self, model: Any) -> tuple[Any, Any]:
+        import torch  # noqa: PLC0415
+
+        generator = torch.Generator().manual_seed(1)
         width = model.model.diffusion_model.text_embedding[0].in_features
         positive, negative = ([[torch.randn(1, 512, width, generator=generator), {}]] for _ in range(2))
+        return positive, negative
+
+    def sampled(self, model: Any, positive: Any, negative: Any) -> tuple[Any, list[float]]:
+        """The latent, and seconds of each step; the first has what is loaded only then."""
+        import comfy.sample  # noqa: PLC0415
+        import torch  # noqa: PLC0415
+
+        noise = torch.randn(1, 16, *self.row.latent, generator=torch.Generator().manual_seed(0))
         ticks = [self.clock()]
+
+        def tick(*_: Any) -> None:
+            ticks.append(self.clock())
+            self._first_is_over()
+
         out = comfy.sample.sample(
             model, noise, self.row.steps, GUIDANCE, "euler", "simple", positive, negative, torch.zeros_like(noise),
-            seed=0, disable_pbar=True, callback=lambda *_: ticks.append(self.clock()),
+            seed=0, disable_pbar=True, callback=tick,
         )  # fmt: skip
-        seconds = [after - before for before, after in itertools.pairwise(ticks)]
-        found = {"forwards a step": forwards[0] / self.row.steps, "computes in": str(model.model.get_dtype())[6:]}
-        return {"load s": loading, "s": seconds, **found, **self.judged(out)}
+        return out, [after - before for before, after in itertools.pairwise(ticks)]
 
     # --------------------------------------------------------------------------------------------- text, frames, both
 
     def text(self) -> dict[str, Any]:
-        import comfy.sd  # noqa: PLC0415
-
-        if self.ours:
-            clip, loading = self._load(self.fusion.load_text_encoder, self.path, [], **self._budget())
-        else:
-            clip, loading = self._load(
-                comfy.sd.load_clip, [self.path], clip_type=comfy.sd.CLIPType.WAN, model_options=self.tiny_text()
-            )
-        self.model = clip.patcher
+        clip, loading = self.text_encoder()
 
         def encode(number: int) -> Any:
             return clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT.format(number)))[0][0]
 
         return {"load s": loading, **self.repeated(encode)}
+
+    def text_encoder(self) -> tuple[Any, float]:
+        import comfy.sd  # noqa: PLC0415
+
+        path = self.paths["t5"]
+        if self.ours:
+            clip, loading = self._load(self.fusion.load_text_encoder, path, [], **self._budget())
+        else:
+            kind = comfy.sd.CLIPType.WAN
+            clip, loading = self._load(comfy.sd.load_clip, [path], clip_type=kind, model_options=self.tiny_text())
+        self.model = clip.patcher
+        return clip, loading
+
+    def video(self) -> dict[str, Any]:
+        """Two prompts to frames, as a workflow does it: everything loaded for the first time. The parts are apart."""
+        begun = self.clock()
+        clip, loading = self.text_encoder()
+        positive, negative = (clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT.format(i))) for i in range(2))
+        parts = {"text": self.clock() - begun}
+        model, more = self.diffusion_model()
+        latent, steps = self.sampled(model, positive, negative)
+        parts["sampling"] = self.clock() - begun - parts["text"]
+        vae, most = self.vae()
+        frames = vae.decode(latent)
+        whole = self.clock() - begun
+        parts["frames"] = whole - parts["text"] - parts["sampling"]
+        self.model = model  # of the three the one to be asked
+        self.tuning_in_first = self.tuning
+        return {
+            "load s": loading + more + most,
+            "s": [whole],
+            "parts s": parts,
+            "steps s": steps,
+            **self.judged(frames),
+        }
 
     def tiny_text(self) -> dict[str, Any]:
         """Stock has the sizes of the published encoder built in: a tiny one needs them told."""
@@ -194,7 +258,7 @@ class Run:
             return {}
         import checkpoints  # noqa: PLC0415
 
-        options: dict[str, Any] = checkpoints.umt5.model_options(Path(self.path))
+        options: dict[str, Any] = checkpoints.umt5.model_options(Path(self.paths["t5"]))
         return options
 
     def vae(self) -> tuple[Any, float]:
@@ -202,9 +266,9 @@ class Run:
         import comfy.utils  # noqa: PLC0415
 
         if self.ours:
-            vae, loading = self._load(self.fusion.load_vae, self.path, **self._budget())
+            vae, loading = self._load(self.fusion.load_vae, self.paths["vae"], **self._budget())
         else:
-            vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.path)))
+            vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.paths["vae"])))
         self.model = vae.patcher
         return vae, loading
 
@@ -230,6 +294,7 @@ class Run:
             start = self.clock()
             out = run(number)
             seconds.append(self.clock() - start)
+            self._first_is_over()
             first = out if first is None else first
         return {"s": seconds, **self.judged(first)}
 
@@ -252,7 +317,8 @@ class Run:
             return {}
         ledger = importlib.import_module("fusestream.kernels_cuda").LEDGER
         result: dict[str, Any] = {
-            "kernels measured s": self.tuning[0],
+            "kernels measured s": self.tuning,
+            "kernels measured in first s": self.tuning if self.tuning_in_first is None else self.tuning_in_first,
             "served": sorted({f"{choice.op}: {choice.winner}" for choice in ledger.choices}),
             "refused": sorted({f"{one.op}: {one.candidate}: {one.reason}"[:160] for one in ledger.refusals})[:12],
         }
@@ -277,6 +343,30 @@ def count_forwards(net: Any) -> list[int]:
 
     net.register_forward_pre_hook(add)
     return count
+
+
+def random_lora(model: Any, rank: int) -> dict[str, Any]:
+    """A LoRA on every matrix of the blocks, in fp16, under the names that trainers use."""
+    import torch  # noqa: PLC0415
+
+    generator = torch.Generator().manual_seed(2)
+    lora: dict[str, Any] = {}
+    for name, weight in model.model.diffusion_model.state_dict().items():
+        if name.startswith("blocks.") and name.endswith(".weight") and len(weight.shape) == 2:
+            key, (out, into) = f"diffusion_model.{name.removesuffix('.weight')}", weight.shape
+            lora[f"{key}.lora_A.weight"] = torch.randn(rank, into, generator=generator).mul_(into**-0.5).half()
+            lora[f"{key}.lora_B.weight"] = torch.randn(out, rank, generator=generator).mul_(0.1 * rank**-0.5).half()
+    return lora
+
+
+def drop_from_cache(path: str) -> None:
+    """The next read is the disk's. What lies in RAM alone, a tmpfs, stays."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # pages that wait to be written are kept
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
 
 
 def describe() -> dict[str, Any]:

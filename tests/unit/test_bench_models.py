@@ -10,6 +10,7 @@ import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.ldm.wan.model
@@ -21,9 +22,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusestream.bench.end_to_end import bounds, results, rows, weights
+from fusestream.bench.end_to_end import bounds, results, rows, weights, worker
 from fusestream.bench.end_to_end.bounds import Rates
 from fusestream.bench.end_to_end.rows import Row
+from fusestream.kernels_cuda import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
 HALF = torch.float16
@@ -129,6 +131,20 @@ def test_rows_have_names_of_their_own() -> None:
     assert all(rows.quick(row).asked is None for row in rows.all_rows())
 
 
+def test_switches_name_ops_that_exist() -> None:
+    named = {op for row in rows.all_rows() for side in (row.stock, row.ours) if side for op, _ in side.ops}
+    assert named and named <= OPS.keys()
+
+
+def test_every_matrix_of_the_blocks_gets_its_lora() -> None:
+    class Model:  # where a stock MODEL has its transformer
+        model = SimpleNamespace(diffusion_model=wan(bounds.Sizes(256, 640, 2), HALF, "meta"))
+
+    lora = worker.random_lora(Model, 4)
+    assert len(lora) == 2 * 2 * (8 + 2)
+    assert lora["diffusion_model.blocks.1.ffn.0.lora_B.weight"].shape == (640, 4)
+
+
 @pytest.mark.parametrize("model", ["wan13", "wan14", "vae", "t5"])
 def test_weights_have_the_names_and_shapes_of_stocks_model(model: str) -> None:
     made: torch.nn.Module
@@ -173,7 +189,8 @@ def result(**sides: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_the_first_time_is_apart_and_turns_are_joined() -> None:
     found = result(
-        stock=[run(5.0, 1.5, 1.5), run(4.0, 1.7, 1.7)], ours=[run(3.0, 0.8, 0.8, **{"kernels measured s": 1.0})]
+        stock=[run(5.0, 1.5, 1.5), run(4.0, 1.7, 1.7)],
+        ours=[run(3.0, 0.8, 0.8, **{"kernels measured s": 1.5, "kernels measured in first s": 1.0})],
     )
     assert found["stock"]["s"] == 1.6 and found["stock"]["first s"] == 4.5
     assert found["ours"]["first s"] == 2.0, "comparing kernels is no part of it"
@@ -219,7 +236,7 @@ def test_samples_are_compared_by_their_relative_error(tmp_path: Path) -> None:
         results.distance(tmp_path / "short", tmp_path / "exact")
 
 
-def test_the_readmes_table_leaves_out_tries_and_shows_misses() -> None:
+def test_the_readmes_table_leaves_out_tries_and_shows_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("bench_report", ROOT / "bench" / "report.py")
     assert spec is not None and spec.loader is not None
     report = importlib.util.module_from_spec(spec)
@@ -228,6 +245,15 @@ def test_the_readmes_table_leaves_out_tries_and_shows_misses() -> None:
     alone = {**result(ours=[run(3.0, 1.0)]), "name": "half a row"}
     table = report.models_table({"models": {"rows": [missed, {**missed, "quick": True, "name": "a try"}, alone]}})
     assert "**missed** 1.2 s" in table and "1.25x" in table and "a try" not in table and "half a row" not in table
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    empty = "<!-- models:begin -->\n<!-- models:end -->\n"
+    assert "Not measured yet." in report.rendered(empty)
+    measured = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    environment = {"torch": "2.11", "date": "today", "ComfyUI": "0.30.0"}
+    measured["models"] = {"rows": [{**missed, "environment": environment}]}
+    (tmp_path / "nvidia-h200.json").write_text(json.dumps(measured))
+    shown = report.rendered(empty)
+    assert "stock ComfyUI 0.30.0, 8 GiB of the card free" in shown and "**missed** 1.2 s" in shown
 
 
 # --------------------------------------------------------------------------------------------------------- in earnest
