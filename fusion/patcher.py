@@ -105,7 +105,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             self.unpatch_model(self.offload_device, unpatch_weights=is_stale)
             self.patch_model(load_weights=False)
             if extra_memory < 0 and self._is_loaded():
-                self.stream.shrink(-int(extra_memory))
+                # It is about to run: what its blocks need to pass through would have to come back at once.
+                self.stream.shrink(min(-int(extra_memory), self.stream.held - self.stream.least))
                 return 0
             try:
                 if self._is_loaded() and self.model.device == device_to:

@@ -54,6 +54,7 @@ OPS = ("norm_modulate", "linear", "linear_", "linear_pair", "attention")
 ACTIVATIONS = {id(stock.activations["gelu_pytorch_tanh"]): "gelu_tanh", id(stock.activations["relu"]): "relu"}
 HIDDEN_SCALE = 2.0**-6  # of the feed-forward's hidden values
 LARGEST = 65504.0
+TORCHS = KernelPolicy.of("off")
 TILE = 64  # tokens are computed in multiples of this: a tile's time either way, and few shapes
 
 
@@ -246,11 +247,12 @@ def run_block(
 
 
 def normalise(norm: Any, how: How, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Stock's T5LayerNorm: RMS, no bias."""
+    """Stock's T5LayerNorm: RMS, no bias. Our kernel writes fp16; where fp32 is wanted torch's own serves."""
     weight = norm.weight
     if weight.device != x.device or weight.dtype not in (torch.float16, torch.float32):
         weight = weight.to(x.device, torch.float32)
-    return norm_modulate(x, weight=weight, eps=norm.variance_epsilon, kind="rms", out_dtype=dtype, policy=how.policy)
+    policy = how.policy if dtype is torch.float16 else TORCHS
+    return norm_modulate(x, weight=weight, eps=norm.variance_epsilon, kind="rms", out_dtype=dtype, policy=policy)
 
 
 def attend(layer: Any, how: How, x: Tensor, seen: Seen, bias: Tensor | None) -> Tensor | None:

@@ -151,6 +151,19 @@ def test_clones_share_the_weights(path: str, stock: Any) -> None:
     assert torch.equal(encode(clip), encode(stock))
 
 
+def test_what_is_about_to_run_keeps_its_window(path: str, stock: Any) -> None:
+    """Stock may ask a loaded model to hold less when it is used again; less than the window would come back at once."""
+    clip = load_streamed_text_encoder(path, [], policy=fusion.KernelPolicy.of("off"))
+    assert torch.equal(encode(clip), encode(stock))
+    stream, device = clip.patcher.stream, clip.patcher.load_device
+    pager, whole = stream.pager, stream.held
+    assert clip.patcher.partially_load(device, -whole // 2) == 0
+    assert stream.least <= stream.held < whole
+    assert clip.patcher.partially_load(device, -(10**12)) == 0
+    assert stream.pager is pager and stream.held == stream.least
+    assert torch.equal(encode(clip), encode(stock))
+
+
 def test_what_needs_all_weights_says_so(path: str) -> None:
     clip = least(path)
     with pytest.raises(NotWhileStreaming, match="cannot be saved"):
