@@ -4,15 +4,18 @@ Stock reckons by the area of the latent and the model's width, for its own way o
 the size of x at most (fusion/wan.py draws them), so more of the model may stay on the card, and prompts are batched more
 often. The reckoning is multiplied by the largest ratio that was measured, so that the next run knows better.
 
-A step that runs out of VRAM nevertheless is computed once more, after the weights have given back all but their window.
+While a step runs, torch's allocator may not grow into the last of the card: left alone it keeps what it no longer uses until
+nothing is free, and desktop and driver need some too. A step that runs out of VRAM is computed once more, after the weights
+have given back all but their window, and with all of the card.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import comfy.patcher_extension
@@ -26,6 +29,9 @@ from .stream import STREAM, Stream
 WRAPPER = "fusestream"  # our key among the wrappers of a model
 UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
 SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
+RESERVE = int(
+    1.25 * 2**30
+)  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
 SLACK = 1.05  # what the allocator cannot use between two tensors
 
 
@@ -98,7 +104,8 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     model = executor.class_obj
     stream: Stream = getattr(model, STREAM)
     try:
-        return _measured(executor, model, x, *args, **kwargs)
+        with _leaving(RESERVE, x.device):
+            return _measured(executor, model, x, *args, **kwargs)
     except torch.OutOfMemoryError as error:
         first = str(error)
     # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
@@ -106,13 +113,28 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     freed = stream.shrink(held - stream.least)
     if x.is_cuda:
         torch.cuda.empty_cache()
-    if not freed:
-        raise _too_little(stream, held, first)
     logging.warning("FuseStream: out of VRAM. The weights give back %.2f GiB; the step runs again.", freed / vram.GIB)
     try:
         return _measured(executor, model, x, *args, **kwargs)
     except torch.OutOfMemoryError as error:
-        raise _too_little(stream, stream.held, str(error)) from None
+        raise _too_little(stream, held, str(error) or first) from None
+
+
+@contextlib.contextmanager
+def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
+    """For this time torch takes no more than leaves this much of the card free."""
+    if device.type != "cuda":
+        yield
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    most = torch.cuda.memory_reserved(device) + max(free - nbytes, 0)
+    known = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 and newer
+    before = 1.0 if known is None else known(device)
+    torch.cuda.set_per_process_memory_fraction(min(before, most / total), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 def _measured(executor: Any, model: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +152,7 @@ def _measured(executor: Any, model: Any, x: torch.Tensor, *args: Any, **kwargs: 
 
 def _too_little(stream: Stream, held: int, message: str) -> vram.OutOfVram:
     return vram.OutOfVram(
-        f"VRAM is too little for this video's activations, with the model's weights down to {held / vram.GIB:.2f} GiB of it "
-        f"(they need {stream.least / vram.GIB:.2f}): {message.splitlines()[0] if message else 'out of memory'} "
+        f"VRAM is too little for this video's activations, with the model's weights, which held {held / vram.GIB:.2f} GiB, "
+        f"down to the {stream.least / vram.GIB:.2f} they need: {message.splitlines()[0] if message else 'out of memory'} "
         "Make the video smaller or shorter, or close what else uses the card."
     )

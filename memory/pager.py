@@ -333,7 +333,7 @@ class Pager:
     def _look_ahead(self, i: int) -> None:
         """Layer i is in use: bring the next ones, as far as idle slots go, and residents that were never there."""
         self._position = i
-        wanted = len(self._ring)
+        wanted = len(self._ring) + (i in self._places)  # a resident leaves all slots to those behind it
         for step in range(1, len(self.layers)):
             j = (i + step) % len(self.layers)
             if j in self._places:
