@@ -2,10 +2,11 @@
 
     python tests/gpu/run.py                     all of tests/gpu, then record.json
     python tests/gpu/run.py --sanitize          the short tests under each tool of compute-sanitizer as well
+    python tests/gpu/run.py --what-changed      only the files whose sources changed since they were recorded, or that failed
     python tests/gpu/run.py -k norm_modulate    anything else goes to pytest; a partial run is not recorded
 
-Needs torch, pytest, hypothesis and numpy. record.json holds, per card: versions, a hash of the sources under test, the
-seed, and the outcome of every test file.
+Needs torch, pytest, hypothesis and numpy. record.json holds, per card: versions, the seed, and the outcome of every test file
+with a hash of the sources that it tests.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "gpu" / "record.json"
 UNDER_TEST = ("kernels_cuda", "memory", "fusion")
+# What a file tests, if it is not the kernels alone.
+TESTS = {
+    "test_pager.py": ("memory",),
+    **dict.fromkeys(
+        ("test_patcher.py", "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py"), UNDER_TEST
+    ),
+}  # fmt: skip
 SANITIZER_SECONDS = int(os.environ.get("FUSESTREAM_SANITIZER_SECONDS") or 400)
 # These measure times or the card's memory: nothing runs beside them.
 ALONE = ("test_kernel_system.py", "test_pager.py", "test_patcher.py", "test_wan_vae.py")
@@ -151,7 +159,25 @@ def environment() -> dict[str, str]:
     }
 
 
+def sources_of(file: str) -> dict[str, str]:
+    """The hashes of what a test file tests, and of the file."""
+    tested = TESTS.get(Path(file).name, ("kernels_cuda",))
+    own = hashlib.sha256((ROOT / file).read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16]
+    return {**{folder: digest for folder, digest in sources_hash().items() if folder in tested}, "itself": own}
+
+
+def stale_files(entry: dict[str, Any]) -> list[Path]:
+    """Test files that never ran on this card, ran on other sources, or failed."""
+    known, found = entry.get("files", {}), []
+    for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        if file not in known or known[file]["sources"] != sources_of(file) or known[file]["outcomes"].get("failed"):
+            found.append(path)
+    return found
+
+
 def write_record(outcomes: Outcomes, sanitized: dict[str, str]) -> None:
+    """What ran takes the place of what is known of these files; the rest stays."""
     here = environment()
     archive = subprocess.run(
         [sys.executable, str(ROOT / "kernels_cuda" / "build" / "cli.py"), "--check"],
@@ -160,15 +186,21 @@ def write_record(outcomes: Outcomes, sanitized: dict[str, str]) -> None:
         text=True,
     ).stdout.strip()
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    before = record.get(here["gpu"], {})
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    ran = {
+        file: {"date": date, "seed": outcomes.seed, "sources": sources_of(file), "outcomes": dict(count)}
+        for file, count in outcomes.files.items()
+    }
     record[here["gpu"]] = {
         **here,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "sources": sources_hash(),
+        "date": date,
         "archive": archive,
-        "seed": outcomes.seed,
-        "outcomes": {file: dict(count) for file, count in sorted(outcomes.files.items())},
-        "skipped because": sorted(outcomes.skips),
-        "compute-sanitizer": sanitized,
+        "files": {file: entry for file, entry in {**before.get("files", {}), **ran}.items() if (ROOT / file).exists()},
+        "skipped because": sorted(outcomes.skips | set(before.get("skipped because", []))),
+        "compute-sanitizer": {"kernels_cuda": sources_hash()["kernels_cuda"], **sanitized}
+        if sanitized
+        else before.get("compute-sanitizer", {}),
     }
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
@@ -230,13 +262,13 @@ def say_if_stale() -> int:
     if not record:
         print("warning: the GPU tests have no record; run `python tests/gpu/run.py` on a GPU machine")
     for gpu, entry in record.items():
-        stale = [folder for folder, digest in sources_hash().items() if entry["sources"].get(folder) != digest]
+        stale = [path.name for path in stale_files(entry)]
+        failed = sum(known["outcomes"].get("failed", 0) for known in entry["files"].values())
         if stale:
-            print(f"warning: {', '.join(stale)} changed since the GPU tests ran on {gpu} ({entry['date']})")
-        failed = sum(count.get("failed", 0) for count in entry["outcomes"].values())
+            print(f"warning: {', '.join(stale)}: not passed with these sources on {gpu} (last run {entry['date']})")
         if failed:
-            print(f"warning: {failed} GPU tests failed when they ran on {gpu} ({entry['date']}); see record.json")
-        if not stale and not failed:
+            print(f"warning: {failed} GPU tests failed when they ran on {gpu}; see record.json")
+        if not stale:
             print(f"the GPU tests passed with these sources on {gpu} ({entry['date']})")
     return 0
 
@@ -245,6 +277,7 @@ def main() -> int:
     cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     cli.add_argument("--sanitize", action="store_true", help="also run compute-sanitizer's four tools")
     cli.add_argument("--stale", action="store_true", help="run nothing: say whether the record is of these sources")
+    cli.add_argument("--what-changed", action="store_true", help="only files whose record is not of these sources")
     cli.add_argument("--jobs", type=int, default=1, help="test files that run side by side")
     cli.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # one file, for run_apart
     options, rest = cli.parse_known_args()
@@ -258,13 +291,16 @@ def main() -> int:
     def await_sanitizers() -> None:
         sanitized.update({check: sanitizer_result(check, process, deadline) for check, process in started.items()})
 
+    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda file: -file.stat().st_size)
+    if options.what_changed and RECORD.exists():
+        known = json.loads(RECORD.read_text()).get(environment()["gpu"], {})
+        files = [file for file in files if file in stale_files(known)]
     if options.jobs > 1:
         started = start_sanitizers(rest) if options.sanitize else {}
         with tempfile.TemporaryDirectory() as folder:
-            files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda file: -file.stat().st_size)
             status, outcomes = run_apart(files, options.jobs, rest, Path(folder), await_sanitizers)
     else:
-        status, outcomes = run_here([str(ROOT / "tests" / "gpu"), *rest], None)
+        status, outcomes = run_here([*map(str, files), *rest], None)
         started = start_sanitizers(rest) if options.sanitize else {}
         deadline = time.monotonic() + SANITIZER_SECONDS
         await_sanitizers()

@@ -208,9 +208,9 @@ def test_a_pass_reads_each_streamed_layer_once(streaming):
             with pager.use(i) as weights:
                 assert right(layer, weights)
         expected = 10 * 2 + number * 7 * 2  # two weights a layer
-        assert expected <= source.reads <= expected + 2, "at most the next layer is on its way already"
+        assert expected <= source.reads <= expected + 4, "at most as many as there are slots are on their way already"
     copied = ledger.summary()["bytes by route"]["file"]
-    assert 10 * 1024 + 3 * 7 * 1024 - 1 < copied <= 10 * 1024 + 3 * 7 * 1024 + 1024
+    assert 10 * 1024 + 3 * 7 * 1024 - 1 < copied <= 10 * 1024 + 3 * 7 * 1024 + 2 * 1024
 
 
 def test_the_next_layer_comes_while_one_is_in_use(streaming):
