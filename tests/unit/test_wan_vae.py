@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
+import weakref
 
 import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
@@ -131,6 +133,19 @@ def test_nothing_is_left_behind(nets, kind):
             with LiveBytes(*net.parameters(), z, x) as live:
                 out = compute(given, bands=bands)
                 assert live.now == out.untyped_storage().nbytes() < live.most
+
+
+def test_a_dropped_vae_goes_without_a_garbage_collection(nets):
+    net = fused(nets["wan_vae"])
+    net.decode(torch.randn(1, 16, 3, 2, 2))
+    gone = weakref.ref(net)
+    gc.collect()
+    gc.disable()
+    try:
+        del net
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("bands", [1, 2])
