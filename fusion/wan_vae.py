@@ -1,6 +1,6 @@
 """The Wan VAEs over our kernels, within a bound of memory.
 
-Stock's modules keep the weights; `fuse` gives them an `encode` and a `decode` of ours with the same results. Two frames
+Stock's modules keep the weights; `fuse` gives them an `encode` and a `decode` of ours, with the same results. Two frames
 at a time go all the way (wan_vae_stages.py), so what is needed does not grow with the length of a video; and a large frame
 goes in bands (wan_vae_bands.py says why, and counts), so it does not grow with the size of a frame either.
 
@@ -13,10 +13,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import comfy.ldm.wan.vae
-import comfy.ldm.wan.vae2_2
 import comfy.model_management
 import torch
+from comfy.ldm.wan.vae import WanVAE as WanVAE21
+from comfy.ldm.wan.vae2_2 import WanVAE as WanVAE22
 from torch import Tensor, nn
 
 from ..kernels_cuda import STANDARD, KernelPolicy, obstacle
@@ -29,62 +29,14 @@ from .wan_vae_stages import stages
 # Bytes of VRAM for the weights and all else. Less than the promised 3 GiB: measuring a kernel beside stock's, once, needs
 # room for stock's workspace, and allocators keep pieces that fit nothing.
 LIMIT = 11 << 28
-PREPARED = 1 << 28
+PREPARED = 1 << 28  # bytes of weights that are kept ready while a video passes
 
 FRAMES_PER_LATENT = 4
-
-WanVAE21 = comfy.ldm.wan.vae.WanVAE
-WanVAE22 = comfy.ldm.wan.vae2_2.WanVAE
-
-
-def is_wan(vae: nn.Module | None) -> bool:
-    """Whether this is one of the modules that `fuse` takes."""
-    return isinstance(vae, (WanVAE21, WanVAE22))
-
-
-def dtype_for(device: torch.device | None = None) -> torch.dtype | None:
-    """The type in which a VAE computes on a device, ComfyUI's VAE device unless given. None: as stock chooses.
-
-    Our kernels are fp16. Stock takes bf16 from Ampere on, and fp16 on Turing; the Wan VAEs are made for either, and their
-    norms keep what passes through small. The flags for a VAE's type, and cards whose fp16 stock does not trust, decide
-    here as they do there.
-    """
-    device = device or comfy.model_management.vae_device()
-    if obstacle(device) is not None:
-        return None
-    chosen: torch.dtype = comfy.model_management.vae_dtype(device, [torch.float16, torch.bfloat16, torch.float32])
-    return chosen
-
-
-def install(vae: Any, policy: KernelPolicy) -> None:
-    """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it than it takes."""
-    net = vae.first_stage_model
-    fuse(net, policy, LIMIT)
-    vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
-    vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
-
-
-def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
-    """Let stock's WanVAE (2.1 or 2.2) compute through our ops from now on, under this policy. In place.
-
-    limit: bytes of VRAM that the weights and a video on its way may take, however large it is.
-    """
-    vae.decode = partial(decode, vae, policy, limit)
-    vae.encode = partial(encode, vae, policy, limit)
-    vae.decode_output_shape = partial(decode_output_shape, vae)
-    vae.comfy_has_chunked_io = True
 
 
 def patch(vae: Any) -> int:
     """Pixels that a value of the image side stands for, along either side: Wan 2.2 folds 2x2 into channels."""
     return 2 if isinstance(vae, WanVAE22) else 1
-
-
-def decode_output_shape(vae: Any, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
-    """The pixels [b, 3, frames, h, w] that latents of this shape become."""
-    b, _, t, h, w = shape
-    channels = vae.decoder.head[2].out_channels // patch(vae) ** 2
-    return b, channels, FRAMES_PER_LATENT * t - 3, 8 * patch(vae) * h, 8 * patch(vae) * w
 
 
 # --------------------------------------------------------------------------------------------------------- the bounds
@@ -140,63 +92,109 @@ def bands_for(job: Work, vae: Any, limit: int, device: torch.device) -> list[Ban
     return job.bands(count) if count > 1 else None
 
 
-# ------------------------------------------------------------------------------------------------------- the two halves
+# ------------------------------------------------------------------------------------------------------ the fused VAEs
 
 
-@torch.no_grad()
-def decode(
-    vae: Any,
-    policy: KernelPolicy,
-    limit: int,
-    z: Tensor,
-    output_buffer: Tensor | None = None,
-    bands: int | None = None,
-    **_options: Any,
-) -> Tensor:
-    """Latents [b, z, t, h, w] -> pixels [b, 3, 4 t - 3, 8 h, 8 w], 16 h and 16 w for Wan 2.2.
+class Fused:
+    """The encode and decode that `fuse` gives to stock's WanVAE."""
 
-    output_buffer  where to put them, on any device and of any type; unless given, like z
-    bands          the number of bands, unless the limit shall decide it
+    comfy_has_chunked_io = True
+    fusestream_policy: KernelPolicy
+    fusestream_limit: int
+
+    def decode_output_shape(self, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+        """The pixels [b, 3, frames, h, w] that latents of this shape become."""
+        vae: Any = self
+        b, _, t, h, w = shape
+        channels = vae.decoder.head[2].out_channels // patch(vae) ** 2
+        return b, channels, FRAMES_PER_LATENT * t - 3, 8 * patch(vae) * h, 8 * patch(vae) * w
+
+    @torch.no_grad()
+    def decode(
+        self, z: Tensor, output_buffer: Tensor | None = None, bands: int | None = None, **_options: Any
+    ) -> Tensor:
+        """Latents [b, z, t, h, w] -> pixels [b, 3, 4 t - 3, 8 h, 8 w], 16 h and 16 w for Wan 2.2.
+
+        output_buffer  where to put them, on any device and of any type; unless given, like z
+        bands          the number of bands, unless the limit shall decide it
+        """
+        shape = self.decode_output_shape(z.shape)
+        out = torch.empty(shape, device=z.device, dtype=z.dtype) if output_buffer is None else output_buffer
+        job = work(self, True, z.shape, z.element_size())
+        parts = job.bands(bands) if bands else bands_for(job, self, self.fusestream_limit, z.device)
+        alone = output_buffer is not None
+        progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=alone)
+        tools = Tools(self.fusestream_policy, keeps=prepared(self, job) > 0)
+        passage = Passage(self, patch(self), tools, job, parts, z.device, progress, alone)
+        outbox = Outbox(out)
+        for sample in range(len(z)):
+            passage.decode(z[sample : sample + 1], outbox, sample)
+        return out
+
+    @torch.no_grad()
+    def encode(self, x: Tensor, device: torch.device | None = None, bands: int | None = None) -> Tensor:
+        """Pixels [b, 3, t, h, w] -> latents [b, z, 1 + (t - 1) // 4, h / 8, w / 8], h / 16 and w / 16 for Wan 2.2.
+
+        x       on any device; frames beyond a multiple of 4 and one are left out, as stock does
+        device  where to compute and to leave the result; unless given, where x is
+        bands   the number of bands, unless the limit shall decide it
+        """
+        alone, device = device is not None, device or x.device
+        job = work(self, False, x.shape, x.element_size())
+        unit = 8 * patch(self)
+        parts = None
+        if x.shape[3] % unit == 0 and x.shape[4] % unit == 0:  # as ComfyUI crops them: bands meet between two pixels
+            parts = job.bands(bands) if bands else bands_for(job, self, self.fusestream_limit, device)
+        used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
+        progress = Progress(len(x) * len(parts or [None]) * used, shown=alone)
+        tools = Tools(self.fusestream_policy, keeps=prepared(self, job) > 0)
+        passage = Passage(self, patch(self), tools, job, parts, device, progress, alone)
+        return torch.cat([passage.encode(x[at : at + 1, :, :used]) for at in range(len(x))])
+
+
+class FusedWanVAE21(Fused, WanVAE21):
+    """Wan 2.1's."""
+
+
+class FusedWanVAE22(Fused, WanVAE22):
+    """Wan 2.2's."""
+
+
+for fused in (FusedWanVAE21, FusedWanVAE22):
+    fused.__name__ = fused.__qualname__ = "WanVAE"  # by which logs and other packs know it
+
+
+def is_wan(vae: nn.Module | None) -> bool:
+    """Whether this is one of the modules that `fuse` takes."""
+    return isinstance(vae, (WanVAE21, WanVAE22))
+
+
+def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
+    """Let stock's WanVAE (2.1 or 2.2) compute through our ops from now on, under this policy. In place.
+
+    limit: bytes of VRAM that the weights and a video on its way may take, however large it is.
     """
-    shape = decode_output_shape(vae, z.shape)
-    out = torch.empty(shape, device=z.device, dtype=z.dtype) if output_buffer is None else output_buffer
-    job = work(vae, True, z.shape, z.element_size())
-    parts = job.bands(bands) if bands else bands_for(job, vae, limit, z.device)
-    alone = output_buffer is not None
-    progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=alone)
-    tools = Tools(policy, keeps=prepared(vae, job) > 0)
-    passage = Passage(vae, patch(vae), tools, job, parts, z.device, progress, alone)
-    outbox = Outbox(out)
-    for sample in range(len(z)):
-        passage.decode(z[sample : sample + 1], outbox, sample)
-    return out
+    # Another class, not attributes that know the module: those would keep it alive until a garbage collection.
+    vae.__class__ = FusedWanVAE22 if isinstance(vae, WanVAE22) else FusedWanVAE21
+    vae.fusestream_policy, vae.fusestream_limit = policy, limit
 
 
-@torch.no_grad()
-def encode(
-    vae: Any,
-    policy: KernelPolicy,
-    limit: int,
-    x: Tensor,
-    device: torch.device | None = None,
-    bands: int | None = None,
-) -> Tensor:
-    """Pixels [b, 3, t, h, w] -> latents [b, z, 1 + (t - 1) // 4, h / 8, w / 8], h / 16 and w / 16 for Wan 2.2.
+def install(vae: Any, policy: KernelPolicy) -> None:
+    """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it than it takes."""
+    net = vae.first_stage_model
+    fuse(net, policy, LIMIT)
+    vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
+    vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
 
-    x       on any device; frames beyond a multiple of 4 and one are left out, as stock does
-    device  where to compute and to leave the result; unless given, where x is
-    bands   the number of bands, unless the limit shall decide it
+
+def dtype_for(device: torch.device | None = None) -> torch.dtype | None:
+    """The type in which a VAE computes on a device, ComfyUI's VAE device unless given. None: as stock chooses.
+
+    Our kernels are fp16. Of fp16 and bf16, both of which stock allows for these VAEs, it takes bf16 from Ampere on and
+    fp16 on Turing. The flags for a VAE's type, and cards whose fp16 stock does not trust, decide here as they do there.
     """
-    alone, device = device is not None, device or x.device
-    job = work(vae, False, x.shape, x.element_size())
-    unit = 8 * patch(vae)
-    parts = None
-    if (
-        x.shape[3] % unit == 0 and x.shape[4] % unit == 0
-    ):  # as ComfyUI crops them: a band's edges must fall between pixels
-        parts = job.bands(bands) if bands else bands_for(job, vae, limit, device)
-    used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
-    progress = Progress(len(x) * len(parts or [None]) * used, shown=alone)
-    tools = Tools(policy, keeps=prepared(vae, job) > 0)
-    passage = Passage(vae, patch(vae), tools, job, parts, device, progress, alone)
-    return torch.cat([passage.encode(x[at : at + 1, :, :used]) for at in range(len(x))])
+    device = device or comfy.model_management.vae_device()
+    if obstacle(device) is not None:
+        return None
+    chosen: torch.dtype = comfy.model_management.vae_dtype(device, [torch.float16, torch.bfloat16, torch.float32])
+    return chosen
