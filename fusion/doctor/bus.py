@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from ...memory import Checkpoint, DeviceBudget, Layer, Ledger, RamBudget, Weight, bounds, open_pager
+from ...memory.device import CudaDevice
 from ...memory.rates import unremembered
 from .findings import ADVICE
 
@@ -54,6 +55,9 @@ def _one(path: Path, device: str) -> Iterator[str]:
     where, ledger = torch.device(device), Ledger()
     with Checkpoint.open(path) as source, torch.inference_mode(False), unremembered():
         layers = [Layer(name, (Weight(name, extent),)) for name, extent in source.extents.items()]
+        if where.type == "cuda":
+            capable = CudaDevice(where.index or 0).is_managed_capable
+            yield f"{device}: managed memory is {'paged by this system' if capable else 'not paged here (it takes Linux, not WSL)'}"
         least, _ = bounds(layers, where)
         ram = RamBudget.auto() if where.type == "cuda" else None
         moved = open_pager(
