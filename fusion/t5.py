@@ -25,7 +25,7 @@ can honour; the reason stands in the ledger, or with `on` in an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,6 +54,7 @@ OPS = ("norm_modulate", "linear", "linear_", "linear_pair", "attention")
 ACTIVATIONS = {id(stock.activations["gelu_pytorch_tanh"]): "gelu_tanh", id(stock.activations["relu"]): "relu"}
 HIDDEN_SCALE = 2.0**-6  # of the feed-forward's hidden values
 LARGEST = 65504.0
+CHUNK_ROWS = 1024  # of the feed-forward: 250 MB of fp32 between its products, for UMT5-XXL
 TORCHS = KernelPolicy.of("off")
 TILE = 64  # tokens are computed in multiples of this: a tile's time either way, and few shapes
 
@@ -279,23 +280,28 @@ def attend(layer: Any, how: How, x: Tensor, seen: Seen, bias: Tensor | None) -> 
 
 
 def feed_forward(layer: Any, how: How, x: Tensor) -> None:
-    """x += wo(act(wi_0(norm(x))) * wi_1(norm(x))), or T5's first form wo(act(wi(norm(x))))."""
+    """x += wo(act(wi_0(norm(x))) * wi_1(norm(x))), or T5's first form wo(act(wi(norm(x)))). A chunk of tokens at a time: the
+    hidden values are wide."""
     dense, policy = layer.DenseReluDense, how.policy
-    activation: Any = ACTIVATIONS[id(dense.act)]
-    h = operand(layer.layer_norm, how, x)
     inner = (dense.wi_0, dense.wi_1) if hasattr(dense, "wi_0") else (dense.wi,)
+    chunks = torch.split(x, max(TILE, CHUNK_ROWS // max(x.shape[0], 1)), 1)
     with halves(x.device, policy, *inner) as weights:
-        if len(weights) == 2 and not how.splits:
-            options: Any = {"activation": activation, "scale": HIDDEN_SCALE, "saturate": True}
-            hidden: tuple[Tensor, ...] = (linear_pair(h, *weights, **options, policy=policy),)
-        else:
-            wide = dense.act(product(h, weights[0], how).float())
-            if len(weights) == 2:
-                wide *= product(h, weights[1], how)
-            hidden = split(wide.mul_(HIDDEN_SCALE).clamp_(-LARGEST, LARGEST), how)
+        hidden = [hidden_values(operand(layer.layer_norm, how, rows), weights, dense.act, how) for rows in chunks]
     with halves(x.device, policy, dense.wo) as (weight,):
-        for part in hidden:
-            linear_(x, part, weight, residual=x, scale=1 / HIDDEN_SCALE, saturate=True, policy=policy)
+        for rows, parts in zip(chunks, hidden, strict=True):
+            for part in parts:
+                linear_(rows, part, weight, residual=rows, scale=1 / HIDDEN_SCALE, saturate=True, policy=policy)
+
+
+def hidden_values(h: Tensor, weights: Sequence[Tensor], act: Any, how: How) -> tuple[Tensor, ...]:
+    """What `wo` is given, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], or two parts that add up to it."""
+    if len(weights) == 2 and not how.splits:
+        options: Any = {"activation": ACTIVATIONS[id(act)], "scale": HIDDEN_SCALE, "saturate": True}
+        return (linear_pair(h, *weights, **options, policy=how.policy),)
+    wide = act(product(h, weights[0], how).float())
+    if len(weights) == 2:
+        wide *= product(h, weights[1], how)
+    return split(wide.mul_(HIDDEN_SCALE).clamp_(-LARGEST, LARGEST), how)
 
 
 # --------------------------------------------------------------------------------------------------------- the product

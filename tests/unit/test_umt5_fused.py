@@ -105,6 +105,13 @@ def test_the_error_is_that_of_fp16_weights(kind: str, precision: str, factor: fl
     assert 0 < ours <= factor * theirs
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_long_prompts_pass_in_chunks(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(t5, "CHUNK_ROWS", 256)
+    got, wanted = both(build(), [tokens(300, 330), tokens(7, 330)], precision)
+    close(got[0], wanted[0], ALLOWED[precision])
+
+
 def test_the_first_form_of_the_feed_forward() -> None:
     for precision in PRECISIONS:
         got, wanted = both(build("t5", gated=False), [tokens(20)], precision)
