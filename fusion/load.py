@@ -7,7 +7,6 @@ stock leaves out: is this the right kind of file (before the load), and did ever
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import comfy.hooks
@@ -19,6 +18,7 @@ import torch
 from ..kernels_cuda import STANDARD, KernelPolicy
 from ..memory import Checkpoint, WeightFile
 from . import activations, attention, skeleton, t5, t5_skeleton, umt5, wan, wan_vae
+from .mixing import mix
 from .patcher import StreamingModelPatcher, attach
 from .recognise import Kind, WrongFile, inspect
 from .skeleton import NotStreamable
@@ -122,7 +122,7 @@ def load_streamed_text_encoder(
         raise
     attach(clip.cond_stage_model, stream)
     _require_all_weights(parts.net, header)
-    parts.net.forward = partial(t5_skeleton.checked, parts.net, stream)
+    mix(parts.net, t5_skeleton.Checked, fusestream_checks=stream)
     t5.fuse(clip.cond_stage_model, policy)
     # As stock's CLIP makes its own.
     clip.patcher = StreamingModelPatcher(clip.cond_stage_model, device, clip.patcher.offload_device)

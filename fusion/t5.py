@@ -16,7 +16,7 @@ number, and sums may be FP16: half the arithmetic, at about a quarter more error
 
 Tokens that the caller will zero anyway (`zero_out_masked`: UMT5 pads every prompt to 512) are not computed.
 
-`fuse` replaces `forward` of the stack, its blocks and the token embedding, in place; blocks are still called as modules, so
+`fuse` gives the stack, its blocks and the token embedding a `forward` of ours, in place; blocks are still called as modules, so
 their weights may stream. The token embedding's rows are gathered where the table is: 2 GB do not cross the bus for them.
 
 Stock's own computation serves where all kernels are off, on the CPU, and where something was done to a block that only stock
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import comfy.model_management
@@ -48,6 +47,7 @@ from ..kernels_cuda import (
 )
 from .blocks import is_quantised
 from .halves import halves, weight_on
+from .mixing import mix
 from .weights import Weights, packed
 
 OPS = ("norm_modulate", "linear", "linear_", "linear_pair", "attention")
@@ -101,14 +101,14 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
     on_cpu: on the CPU too, where the ops run their references: slower than stock's computation there, for tests.
     """
     for trims, net in encoders(model):
-        how = How(policy, trims, on_cpu)
         if all(policy.mode(op) == "off" for op in OPS):
             continue
-        net.encoder.forward = partial(encode, net.encoder, how)
+        how = How(policy, trims, on_cpu)
+        mix(net.encoder, FusedStack, fusestream_how=how)
         for block in net.encoder.block:
-            block.forward = partial(run_block, block, how)
-        if "forward" not in net.shared.__dict__:  # a streamed encoder's reads the file
-            net.shared.forward = partial(gather, net.shared)
+            mix(block, FusedBlock, fusestream_how=how)
+        if not net.shared.weight.is_meta:  # a streamed encoder's table stays in the file
+            mix(net.shared, FusedEmbedding)
 
 
 def encoders(model: nn.Module) -> Iterator[tuple[bool, Any]]:
@@ -122,24 +122,28 @@ def encoders(model: nn.Module) -> Iterator[tuple[bool, Any]]:
 # ---------------------------------------------------------------------------------------------------------- the stack
 
 
-def encode(
-    stack: Any,
-    how: How,
-    x: Tensor,
-    attention_mask: Tensor | None = None,
-    intermediate_output: int | None = None,
-    final_layer_norm_intermediate: bool = True,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Stock's T5Stack: x [batch, tokens, width] fp32, attention_mask [batch, tokens]. Returns the encoding and, if asked
-    for, what came out of one block."""
-    reason = obstacle(stack, how, x, attention_mask)
-    seen = None if reason else look(stack, how, x, attention_mask)
-    if seen is None:
-        reason = reason or "a prompt has no token that may be seen"
-        _hand_back(how, reason, x)
-        found: tuple[Tensor, Tensor | None] = type(stack).forward(
-            stack,
+class FusedStack:
+    """What the class of a fused T5Stack is mixed with."""
+
+    fusestream_how: How
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        intermediate_output: int | None = None,
+        final_layer_norm_intermediate: bool = True,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Stock's T5Stack: x [batch, tokens, width] fp32, attention_mask [batch, tokens]. Returns the encoding and, if asked
+        for, what came out of one block."""
+        how = self.fusestream_how
+        reason = obstacle(self, how, x, attention_mask)
+        seen = None if reason else look(self, how, x, attention_mask)
+        if seen is not None:
+            return encode(self, how, seen, x, intermediate_output, final_layer_norm_intermediate)
+        _hand_back(how, reason or "a prompt has no token that may be seen", x)
+        found: tuple[Tensor, Tensor | None] = super().forward(  # type: ignore[misc]
             x,
             attention_mask=attention_mask,
             intermediate_output=intermediate_output,
@@ -147,6 +151,12 @@ def encode(
             **others,
         )
         return found
+
+
+def encode(
+    stack: Any, how: How, seen: Seen, x: Tensor, intermediate_output: int | None, final_layer_norm_intermediate: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The blocks, one after the other, over a stream of their own."""
     if intermediate_output is not None and intermediate_output < 0:
         intermediate_output += len(stack.block)
     all_tokens = x.shape[1]
@@ -181,9 +191,8 @@ def obstacle(stack: Any, how: How, x: Tensor, attention_mask: Tensor | None) -> 
         )
     for block in stack.block:
         for module in block.modules():
-            if module is not block and (
-                "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
-            ):
+            hooks = module._forward_hooks or module._forward_pre_hooks
+            if "forward" in module.__dict__ or (hooks and module is not block):  # a block is called as ever
                 return f"another node has changed how a {type(module).__name__} of the text encoder computes"
             if getattr(module, "pre_quant_scale", None) is not None:
                 return "the weights are quantised in a way (AWQ) that only ComfyUI computes"
@@ -233,18 +242,24 @@ def look(stack: Any, how: How, x: Tensor, attention_mask: Tensor | None) -> Seen
 # ---------------------------------------------------------------------------------------------------------- the block
 
 
-def run_block(
-    block: Any, how: How, x: Tensor, mask: Any = None, past_bias: Tensor | None = None, optimized_attention: Any = None
-) -> tuple[Tensor, Tensor | None]:
-    """Stock's T5Block. Where the stack is ours, `mask` is what it has `Seen`, x [batch, tokens, width] is its own fp32 stream
-    and is added to in place, and the bias is one of distances; else it is stock's call."""
-    if not isinstance(mask, Seen):
-        found: tuple[Tensor, Tensor | None] = type(block).forward(block, x, mask, past_bias, optimized_attention)
-        return found
-    comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
-    past_bias = attend(block.layer[0], how, x, mask, past_bias)
-    feed_forward(block.layer[-1], how, x)
-    return x, past_bias
+class FusedBlock:
+    """What the class of a fused T5Block is mixed with."""
+
+    fusestream_how: How
+    layer: Any
+
+    def forward(
+        self, x: Tensor, mask: Any = None, past_bias: Tensor | None = None, optimized_attention: Any = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Stock's T5Block. Where the stack is ours, `mask` is what it has `Seen`, x [batch, tokens, width] is its own fp32
+        stream and is added to in place, and the bias is one of distances; else it is stock's call."""
+        if not isinstance(mask, Seen):
+            found: tuple[Tensor, Tensor | None] = super().forward(x, mask, past_bias, optimized_attention)  # type: ignore[misc]
+            return found
+        comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
+        past_bias = attend(self.layer[0], self.fusestream_how, x, mask, past_bias)
+        feed_forward(self.layer[-1], self.fusestream_how, x)
+        return x, past_bias
 
 
 def normalise(norm: Any, how: How, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -335,12 +350,20 @@ def saturated(x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ the embedding
 
 
-def gather(module: Any, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """Stock's Embedding, of rows that are picked where the table is: ids [...] -> [..., width]."""
-    weight = module.weight
-    patched = module.weight_function or getattr(module, "weight_lowvram_function", None) is not None
-    if weight.device == ids.device or weight.is_meta or is_quantised(weight) or patched:
-        found: Tensor = type(module).forward(module, ids, out_dtype=out_dtype)
-        return found
-    rows: Tensor = weight[ids.to(weight.device)].to(ids.device)
+class FusedEmbedding:
+    """What the class of a fused encoder's token embedding is mixed with."""
+
+    def forward(self, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """Stock's Embedding, of rows that are picked where the table is: ids [...] -> [..., width]."""
+        module: Any = self
+        patched = module.weight_function or getattr(module, "weight_lowvram_function", None) is not None
+        if module.weight.device == ids.device or is_quantised(module.weight) or patched:
+            found: Tensor = super().forward(ids, out_dtype=out_dtype)  # type: ignore[misc]
+            return found
+        return gather(module.weight, ids, out_dtype)
+
+
+def gather(table: Tensor, ids: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    """Rows of a table that is on another device than the ids."""
+    rows = table[ids.to(table.device)].to(ids.device)
     return rows if out_dtype is None else rows.to(out_dtype)

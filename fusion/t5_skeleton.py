@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch import Tensor
 from ..memory import Checkpoint, Extent, Layer
 from ..memory.layer import DTYPES
 from .blocks import Block, Paged, blocks_of_t5, is_paged_of_t5, is_quantised
+from .mixing import mix
 from .skeleton import META, NotStreamable, in_model_dtypes, read, require_streamable
 from .stream import NotWhileStreaming, Stream
 
@@ -88,14 +88,38 @@ def build_clip(source: Checkpoint, embedding_folders: Sequence[str], options: Ma
     left = (Paged(EMBEDDING, ROOT + EMBEDDING, net.shared, "weight", net.shared.weight),)
     in_file = {one.key.removeprefix(ROOT) for block in blocks for one in block.paged} | {EMBEDDING}
     require_streamable(net, in_file, extents, header)
-    net.shared.forward = partial(rows_of, net.shared, source, extents[EMBEDDING])
+    mix(net.shared, FileEmbedding, fusestream_source=source, fusestream_extent=extents[EMBEDDING])
     return ClipSkeleton(clip, blocks, tuple(block.layer(extents) for block in blocks), left)
 
 
-def rows_of(
-    module: Any, source: Checkpoint, extent: Extent, ids: Tensor, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """Stock's Embedding over a table in a file: ids [...] -> [..., width] where the ids are. Each row is read once."""
+class FileEmbedding:
+    """What the class of a token embedding is mixed with whose table stays in the file."""
+
+    weight: Tensor
+    fusestream_source: Checkpoint
+    fusestream_extent: Extent
+
+    def forward(self, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """Stock's Embedding: ids [...] -> [..., width] where the ids are."""
+        rows = rows_of(self.fusestream_source, self.fusestream_extent, ids)
+        return rows.to(self.weight.dtype).to(ids.device).to(out_dtype or self.weight.dtype)
+
+
+class Checked:
+    """What the class of a streamed T5 is mixed with. An encoding that was computed with a file that changed does not leave;
+    encoding has no end of its own that a patcher hears of."""
+
+    fusestream_checks: Stream
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Stock's."""
+        out = super().forward(*args, **kwargs)  # type: ignore[misc]
+        self.fusestream_checks.check()
+        return out
+
+
+def rows_of(source: Checkpoint, extent: Extent, ids: Tensor) -> Tensor:
+    """Rows of a table in a file, as stored, on the CPU: ids [...] -> [..., width]. Each is read once."""
     if ids.is_meta:
         raise NotWhileStreaming(
             "The text encoder is asked to encode before it was told where. Encode through CLIP.encode_from_tokens, as CLIP "
@@ -113,13 +137,4 @@ def rows_of(
         buffer = memoryview(array)
         for row, token in enumerate(wanted.tolist()):
             source.read_into(extent, buffer[row * size : (row + 1) * size], start=token * size)
-    rows = bytes_.view(kind).view(-1, width)[at].to(module.weight.dtype).to(ids.device)
-    return rows if out_dtype is None else rows.to(out_dtype)
-
-
-def checked(net: Any, stream: Stream, *args: Any, **kwargs: Any) -> Any:
-    """Stock's T5.forward. An encoding that was computed with a file that changed does not leave; encoding has no end of its
-    own that a patcher hears of."""
-    out = type(net).forward(net, *args, **kwargs)
-    stream.check()
-    return out
+    return bytes_.view(kind).view(-1, width)[at]

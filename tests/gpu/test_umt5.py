@@ -66,7 +66,9 @@ def nets() -> dict[str, Any]:
 
 def stock_of(net: Any, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Stock's computation, in the type of x, of an encoder that may be fused."""
-    found: torch.Tensor = type(net.encoder).forward(net.encoder, x.clone(), attention_mask=mask)[0]
+    import comfy.text_encoders.t5 as stock
+
+    found: torch.Tensor = stock.T5Stack.forward(net.encoder, x.clone(), attention_mask=mask)[0]
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,7 +65,7 @@ def both(model: Any, prompts: list[list[Any]], precision: str = "precise", **pol
     """(ours, stock's)."""
     wanted = model(prompts)
     t5.fuse(model, KernelPolicy.of(precision=precision, **policy), on_cpu=True)
-    assert "forward" in model.transformer.encoder.__dict__
+    assert isinstance(model.transformer.encoder, t5.FusedStack)
     return model(prompts), wanted
 
 
@@ -196,7 +198,7 @@ def test_each_kernel_may_be_off(op: str) -> None:
 def test_all_off_is_stock() -> None:
     model = build()
     t5.fuse(model, KernelPolicy.of("off"), on_cpu=True)
-    assert not [module for module in model.modules() if "forward" in module.__dict__]
+    assert not any(isinstance(module, (t5.FusedStack, t5.FusedBlock, t5.FusedEmbedding)) for module in model.modules())
 
 
 def test_on_the_cpu_stock_computes() -> None:
@@ -253,7 +255,22 @@ def test_the_embedding_is_gathered_as_stock_does() -> None:
         model = build(dtype=dtype)
         ids = torch.tensor([tokens(30)])
         wanted = model.transformer.shared(ids, out_dtype=torch.float32)
-        assert torch.equal(t5.gather(model.transformer.shared, ids, out_dtype=torch.float32), wanted)
+        assert torch.equal(t5.gather(model.transformer.shared.weight, ids, torch.float32), wanted)
+
+
+def test_a_dropped_encoder_goes_without_a_garbage_collection() -> None:
+    model = build()
+    both(model, [tokens(5)])
+    parts = [
+        weakref.ref(model),
+        *(weakref.ref(part) for part in (model.transformer.shared, model.transformer.encoder.block[0])),
+    ]
+    gc.disable()
+    try:
+        del model
+        assert [part() for part in parts] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_an_interrupt_is_heard() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,7 +116,7 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
         clip = fusion.load_text_encoder(path, [], policy, budget)
         assert isinstance(clip, comfy.sd.CLIP) and isinstance(clip.patcher, StreamingModelPatcher)
         assert clip.patcher.stream.ceiling == ceiling and clip.patcher.is_clip
-        assert clip.cond_stage_model.umt5xxl.transformer.encoder.forward.args[1].policy is policy
+        assert clip.cond_stage_model.umt5xxl.transformer.encoder.fusestream_how.policy is policy
         assert clip.patcher.hook_mode == comfy.hooks.EnumHookMode.MinVram
     factory, arguments = clip.patcher.cached_patcher_init
     again = factory(*arguments, disable_dynamic=True)
@@ -149,6 +151,20 @@ def test_clones_share_the_weights(path: str, stock: Any) -> None:
     mm.unload_all_models()
     assert clip.patcher.stream.held == 0 and clip.patcher.loaded_size() == 0
     assert torch.equal(encode(clip), encode(stock))
+
+
+def test_a_dropped_encoder_goes_without_a_garbage_collection(path: str) -> None:
+    clip = least(path, policy=fusion.KernelPolicy.of("auto"))
+    encode(clip)
+    mm.unload_all_models()
+    stream, net = clip.patcher.stream, weakref.ref(clip.cond_stage_model.umt5xxl.transformer)
+    gc.collect()
+    gc.disable()
+    try:
+        del clip
+        assert net() is None and not stream.blocks, "and the stream has ended"
+    finally:
+        gc.enable()
 
 
 def test_what_is_about_to_run_keeps_its_window(path: str, stock: Any) -> None:
