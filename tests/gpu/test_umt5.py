@@ -113,7 +113,7 @@ def test_as_near_as_fp16_gets(nets, isa, kind, precision):
     )
     assert got.dtype is torch.float32
     assert {choice.winner.split()[0] for choice in LEDGER.choices} == {"cuda"}
-    assert not LEDGER.refusals
+    assert not [refusal for refusal in LEDGER.refusals if refusal.candidate == "cuda"]
     assert ours <= theirs * (1.1 if precision == "precise" else 1.5)
 
 
