@@ -92,7 +92,7 @@ class _FusedVace:
         comfy.model_management.throw_exception_if_processing_interrupted()
         module: Any = self
         if module.block_id == 0:
-            c = product(c, module.before_proj, policy, residual=x)
+            c = product(c.contiguous(), module.before_proj, policy, residual=x.contiguous())
         c = block(
             self,
             policy,

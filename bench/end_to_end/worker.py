@@ -67,7 +67,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
     from .start import start_comfyui  # noqa: PLC0415
 
-    own = ["--cpu"] if job["quick"] else ["--fp16-vae"]  # as on Turing, which has no bf16; both sides the same
+    # As on Turing, which has no bf16; both sides the same.
+    own = ["--cpu"] if job["quick"] else [] if "--fp32-vae" in side.comfy else ["--fp16-vae"]
     start_comfyui([*own, *side.comfy], side.attention)
     import torch  # noqa: PLC0415
 

@@ -149,7 +149,7 @@ def test_measuring_works_on_clones_of_what_is_written():
         def prepare(self, call):
             return lambda x: seen.append(x.data_ptr()) or x.add_(1)
 
-    op = SimpleNamespace(name="in place", mutates=(0,))
+    op = SimpleNamespace(name="in place", mutates=(0,), sample=lambda call: call.tensors)
     x = torch.zeros(3, device="cuda")
     seconds = autotune.measure(op, Call("in place", (x,), ()), (InPlace(),))
     assert seconds["in place"] > 0

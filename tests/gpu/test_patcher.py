@@ -92,7 +92,9 @@ def test_fused_latents_are_as_near_to_fp32_as_stocks(folder, kind, isa):
         policy = KernelPolicy.of("on", isa=isa, precision=precision)
         ours = error(sample(load(path, policy, dtype=torch.float16)), exact)
         print(f"{kind} {isa or 'native'} {precision}: error {ours:.3g}, stock's fp16 {theirs:.3g}")
-        assert {choice.winner.split()[0] for choice in LEDGER.choices} == {"cuda"}
+        # A plan that an earlier case made is not chosen again: only what is chosen here is told.
+        assert {choice.winner.split()[0] for choice in LEDGER.choices} <= {"cuda"}
+        assert not [refusal for refusal in LEDGER.refusals if refusal.op == "wan block"]
         assert ours <= allowed * theirs
 
 
