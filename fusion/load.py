@@ -7,6 +7,7 @@ stock leaves out: is this the right kind of file (before the load), and did ever
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import comfy.hooks
@@ -15,7 +16,7 @@ import comfy.sd
 import comfy.utils
 import torch
 
-from ..kernels_cuda import STANDARD, KernelPolicy
+from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy
 from ..memory import Checkpoint, WeightFile
 from . import activations, attention, skeleton, t5, t5_skeleton, umt5, wan, wan_vae
 from .mixing import mix
@@ -31,15 +32,26 @@ CHECKPOINT_PREFIX = "model.diffusion_model."
 def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD, vram_budget: float = 0.0) -> Any:
     """Load the diffusion model at `path` as a stock MODEL (a `ModelPatcher`) whose attention is ours.
 
-    vram_budget: GiB through which the blocks' weights stream; negative: what is free; 0: stock's own memory management.
+    vram_budget: GiB through which the blocks' weights stream; negative: what is free, and a file that cannot be streamed is
+    loaded as with 0: by stock's own memory management.
     """
-    if vram_budget:
-        return load_streamed_diffusion_model(path, vram_budget if vram_budget > 0 else None, policy)
+    if vram_budget > 0:
+        return load_streamed_diffusion_model(path, vram_budget, policy)
+    if vram_budget < 0:
+        try:
+            return load_streamed_diffusion_model(path, None, policy)
+        except NotStreamable as reason:
+            _say_as_stock(reason)
     header = inspect(path, Kind.WAN)
     model = comfy.sd.load_diffusion_model(path)
     _require_all_weights(model.model.diffusion_model, header, CHECKPOINT_PREFIX)
     attention.install(model, policy)
     return model
+
+
+def _say_as_stock(reason: NotStreamable) -> None:
+    """Automatic streaming was not possible, and nobody insisted on it."""
+    LEDGER.say_once(f"{reason} It is loaded as stock does now.", logging.INFO)
 
 
 def load_streamed_diffusion_model(
@@ -85,8 +97,13 @@ def load_text_encoder(
     """Load the UMT5 text encoder at `path` as a stock CLIP that computes through our ops; `embedding_folders` are searched
     for `embedding:name`. vram_budget: as `load_diffusion_model` has it.
     """
-    if vram_budget:
-        return load_streamed_text_encoder(path, embedding_folders, vram_budget if vram_budget > 0 else None, policy)
+    if vram_budget > 0:
+        return load_streamed_text_encoder(path, embedding_folders, vram_budget, policy)
+    if vram_budget < 0:
+        try:
+            return load_streamed_text_encoder(path, embedding_folders, None, policy)
+        except NotStreamable as reason:
+            _say_as_stock(reason)
     header = inspect(path, Kind.T5)
     options = {} if header is None else {umt5.CONFIG_OPTION: umt5.config(header)}
     clip = comfy.sd.load_clip(

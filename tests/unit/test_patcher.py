@@ -25,6 +25,7 @@ from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.patcher import StreamingModelPatcher
 from fusestream.fusion.skeleton import NotStreamable
 from fusestream.fusion.stream import NotWhileStreaming
+from fusestream.kernels_cuda import LEDGER
 
 GIB = 2**30
 CASES = [(kind, storage) for kind in checkpoints.wan.SIZES for storage in checkpoints.wan.STORAGES]
@@ -119,6 +120,17 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
         model = fusion.load_diffusion_model(path, policy, budget)
         assert isinstance(model, StreamingModelPatcher) and model.stream.ceiling == ceiling
         assert model.model_options["transformer_options"][attention.HOOK].policy is policy
+
+
+def test_automatic_loads_as_stock_what_cannot_stream_and_says_so(path: str, tmp_path: Any) -> None:
+    pickled = tmp_path / "model.pth"
+    torch.save(load_file(path), pickled)
+    LEDGER.clear()
+    model = fusion.load_diffusion_model(str(pickled), vram_budget=-1.0)
+    assert not isinstance(model, StreamingModelPatcher)
+    assert any("only .safetensors files can be streamed" in message for message in LEDGER.messages)
+    with pytest.raises(NotStreamable):
+        fusion.load_diffusion_model(str(pickled), vram_budget=0.5)
 
 
 def test_blocks_stream_in_the_order_in_which_they_run(studio: Studio, scenes: dict[str, Scene]) -> None:
