@@ -122,15 +122,15 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
         assert model.model_options["transformer_options"][attention.HOOK].policy is policy
 
 
-def test_automatic_loads_as_stock_what_cannot_stream_and_says_so(path: str, tmp_path: Any) -> None:
-    pickled = tmp_path / "model.pth"
-    torch.save(load_file(path), pickled)
+def test_automatic_loads_as_stock_what_cannot_stream_and_says_so(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that stock knows and whose blocks are in none of the lists that stream."""
+    monkeypatch.setattr("fusestream.fusion.blocks.LISTS", ("layers",))
     LEDGER.clear()
-    model = fusion.load_diffusion_model(str(pickled), vram_budget=-1.0)
+    model = fusion.load_diffusion_model(path, vram_budget=-1.0)
     assert not isinstance(model, StreamingModelPatcher)
-    assert any("only .safetensors files can be streamed" in message for message in LEDGER.messages)
+    assert any("is a model without transformer blocks" in message for message in LEDGER.messages)
     with pytest.raises(NotStreamable):
-        fusion.load_diffusion_model(str(pickled), vram_budget=0.5)
+        fusion.load_diffusion_model(path, vram_budget=0.5)
 
 
 def test_blocks_stream_in_the_order_in_which_they_run(studio: Studio, scenes: dict[str, Scene]) -> None:
