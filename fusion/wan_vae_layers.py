@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import comfy.ops
@@ -38,36 +37,15 @@ CACHED_FRAMES = 2
 Caches = dict[nn.Module, Tensor] | None
 
 
-@dataclass
-class Tools:
-    """What the layers compute with.
-
-    policy  which kernels
-    keeps   whether weights stay as the kernels want them, for as long as these tools are in use: a video needs each
-            dozens of times. ComfyUI may move or change its own between two uses, so what is kept is a copy.
-    """
-
-    policy: KernelPolicy
-    keeps: bool = False
-    _kept: dict[tuple[nn.Module, bool], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def weights(self, module: nn.Module, x: Tensor, fold: bool = False) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """A layer's weight and bias where x is and as x is, the weight channels-last; with `fold`, folded for the
-        convolution behind an upsampling.
-        """
-        if (module, fold) in self._kept:
-            yield self._kept[module, fold]
-            return
-        weight, bias, stream = comfy.ops.cast_bias_weight(module, x, offloadable=True)
-        try:
-            ready = fold_upsample(weight) if fold else weight.contiguous(memory_format=last_format(weight))
-            if self.keeps:
-                ready = ready.clone(memory_format=torch.preserve_format) if ready is weight else ready
-                self._kept[module, fold] = ready, None if bias is None else bias.clone()
-            yield ready, bias
-        finally:
-            comfy.ops.uncast_bias_weight(module, weight, bias, stream)
+@contextlib.contextmanager
+def weights(module: nn.Module, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """A layer's weight and bias where x is and as x is, the weight channels-last."""
+    # Laid out anew each time: what were kept would lie amid what passes, and the allocator could give none of it back.
+    weight, bias, stream = comfy.ops.cast_bias_weight(module, x, offloadable=True)
+    try:
+        yield weight.contiguous(memory_format=last_format(weight)), bias
+    finally:
+        comfy.ops.uncast_bias_weight(module, weight, bias, stream)
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -79,24 +57,24 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def causal_conv(
-    module: Any, tools: Tools, x: Tensor, cache: Tensor | None = None, residual: Tensor | None = None
+    module: Any, policy: KernelPolicy, x: Tensor, cache: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
     """Stock's CausalConv3d: [b, c, t, h, w] -> [b, n, t, h, w], and `residual` on top.
 
     It has the cached frames before x, and zeros before these.
     """
     x = channels_last(x)
-    with tools.weights(module, x) as (weight, bias):
-        return conv3d(x, weight, bias, cache=cache, residual=residual, before=module._padding, policy=tools.policy)
+    with weights(module, x) as (weight, bias):
+        return conv3d(x, weight, bias, cache=cache, residual=residual, before=module._padding, policy=policy)
 
 
-def cached_conv(module: Any, tools: Tools, x: Tensor, caches: Caches, residual: Tensor | None = None) -> Tensor:
+def cached_conv(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, residual: Tensor | None = None) -> Tensor:
     """A causal convolution that finds the frames before x among the caches, and leaves x's last ones there."""
     if caches is None:
-        return causal_conv(module, tools, x, residual=residual)
+        return causal_conv(module, policy, x, residual=residual)
     x = channels_last(x)
     before = caches.get(module)
-    out = causal_conv(module, tools, x, before, residual)
+    out = causal_conv(module, policy, x, before, residual)
     kept = x[:, :, -CACHED_FRAMES:]
     if kept.shape[2] < CACHED_FRAMES and before is not None:
         kept = torch.cat((before[:, :, kept.shape[2] - CACHED_FRAMES :], kept), 2)
@@ -116,7 +94,7 @@ def as_video(images: Tensor, batch: int) -> Tensor:
     return images.view(batch, -1, *images.shape[1:]).movedim(1, 2)
 
 
-def upsample(module: Any, tools: Tools, x: Tensor, caches: Caches, first: bool) -> Tensor:
+def upsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, first: bool) -> Tensor:
     """Stock's Resample, upwards: [b, c, t, h, w] -> [b, n, t', 2 h, 2 w].
 
     Where it doubles the frames too, t' is 2 t, but for the very first frame, which stays one.
@@ -124,7 +102,7 @@ def upsample(module: Any, tools: Tools, x: Tensor, caches: Caches, first: bool) 
     batch, c, t, height, width = x.shape
     if module.mode == "upsample3d" and not first:
         # Of each frame's 2 c channels the first half is one frame, the second half the next.
-        both = cached_conv(module.time_conv, tools, x, caches)
+        both = cached_conv(module.time_conv, policy, x, caches)
         del x
         apart = both.movedim(1, -1).reshape(batch, t, height, width, 2, c).movedim(4, 2)
         frames = apart.reshape(batch * t * 2, height, width, c).movedim(-1, 1)
@@ -132,78 +110,78 @@ def upsample(module: Any, tools: Tools, x: Tensor, caches: Caches, first: bool) 
     else:
         frames = as_images(x)
     layer = module.resample[1]
-    with tools.weights(layer, frames) as (weight, bias), tools.weights(layer, frames, fold=True) as (folded, _):
-        return as_video(upsample_conv2d(frames, weight, bias, folded=folded, policy=tools.policy), batch)
+    with weights(layer, frames) as (weight, bias):
+        return as_video(upsample_conv2d(frames, weight, bias, folded=fold_upsample(weight), policy=policy), batch)
 
 
-def downsample(module: Any, tools: Tools, x: Tensor, caches: Caches) -> Tensor:
+def downsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches) -> Tensor:
     """Stock's Resample, downwards: [b, c, t, h, w] -> [b, c, t', h / 2, w / 2].
 
     Where it halves the frames too, t' is t / 2, but for the very first frame, which stays one.
     """
     frames = as_images(x)
     pad, layer = module.resample
-    with tools.weights(layer, frames) as (weight, bias):
-        x = as_video(conv2d(frames, weight, bias, stride=2, padding=pad.padding, policy=tools.policy), x.shape[0])
+    with weights(layer, frames) as (weight, bias):
+        x = as_video(conv2d(frames, weight, bias, stride=2, padding=pad.padding, policy=policy), x.shape[0])
     if module.mode != "downsample3d" or caches is None:
         return x
     before = caches.get(module.time_conv)
     caches[module.time_conv] = x[:, :, -1:].clone(memory_format=torch.preserve_format)
     if before is None:
         return x
-    with tools.weights(module.time_conv, x) as (weight, bias):
-        return conv3d(x, weight, bias, cache=before, time_stride=2, before=1, policy=tools.policy)
+    with weights(module.time_conv, x) as (weight, bias):
+        return conv3d(x, weight, bias, cache=before, time_stride=2, before=1, policy=policy)
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks
 
 
-def norm_silu(module: Any, tools: Tools, x: Tensor, silu: bool = True) -> Tensor:
+def norm_silu(module: Any, policy: KernelPolicy, x: Tensor, silu: bool = True) -> Tensor:
     """Stock's RMS_norm over channels, and the SiLU behind it."""
     gamma = module.gamma.to(x)
     bias = None if module.bias is None else module.bias.to(x)
-    return channel_rms_silu(x, gamma, bias, silu=silu, policy=tools.policy)
+    return channel_rms_silu(x, gamma, bias, silu=silu, policy=policy)
 
 
-def residual_block(module: Any, tools: Tools, x: Tensor, caches: Caches) -> Tensor:
+def residual_block(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches) -> Tensor:
     """norm, SiLU, convolution, twice, and the skip, which the second convolution adds."""
     norm_1, _, conv_1, norm_2, _, _, conv_2 = module.residual
     x = channels_last(x)
-    skip = x if isinstance(module.shortcut, nn.Identity) else causal_conv(module.shortcut, tools, x)
-    between = cached_conv(conv_1, tools, norm_silu(norm_1, tools, x), caches)
+    skip = x if isinstance(module.shortcut, nn.Identity) else causal_conv(module.shortcut, policy, x)
+    between = cached_conv(conv_1, policy, norm_silu(norm_1, policy, x), caches)
     del x
-    seen = norm_silu(norm_2, tools, between)
+    seen = norm_silu(norm_2, policy, between)
     del between
-    return cached_conv(conv_2, tools, seen, caches, skip)
+    return cached_conv(conv_2, policy, seen, caches, skip)
 
 
-def attention_block(module: Any, tools: Tools, x: Tensor) -> Tensor:
+def attention_block(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
     """Stock's AttentionBlock: one head over the pixels of a frame, between two products of pixels."""
     b, c, t, h, w = x.shape
     x = channels_last(x)
     skip = x.movedim(1, -1).reshape(b * t, h * w, c)
-    normed = norm_silu(module.norm, tools, x, silu=False).movedim(1, -1).reshape(b * t, h * w, c)
-    with tools.weights(module.to_qkv, x) as (weight, bias):
-        qkv = linear(normed, weight.reshape(3 * c, c), bias, policy=tools.policy)
+    normed = norm_silu(module.norm, policy, x, silu=False).movedim(1, -1).reshape(b * t, h * w, c)
+    with weights(module.to_qkv, x) as (weight, bias):
+        qkv = linear(normed, weight.reshape(3 * c, c), bias, policy=policy)
     del normed
     q, k, v = qkv.reshape(b * t, h * w, 3, 1, c).unbind(2)
     del qkv
-    seen = attention(q, k, v, policy=tools.policy).reshape(b * t, h * w, c)
+    seen = attention(q, k, v, policy=policy).reshape(b * t, h * w, c)
     del q, k, v
-    with tools.weights(module.proj, x) as (weight, bias):
-        out = linear(seen, weight.reshape(c, c), bias, residual=skip, policy=tools.policy)
+    with weights(module.proj, x) as (weight, bias):
+        out = linear(seen, weight.reshape(c, c), bias, residual=skip, policy=policy)
     return out.reshape(b, t, h, w, c).movedim(-1, 1)
 
 
-def middle(module: Any, tools: Tools, x: Tensor, caches: Caches) -> Tensor:
+def middle(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches) -> Tensor:
     """Residual block, attention, residual block, at the size of the latent."""
     before, attend, after = module
-    x = residual_block(before, tools, x, caches)
-    x = attention_block(attend, tools, x)
-    return residual_block(after, tools, x, caches)
+    x = residual_block(before, policy, x, caches)
+    x = attention_block(attend, policy, x)
+    return residual_block(after, policy, x, caches)
 
 
-def head(module: Any, tools: Tools, x: Tensor, caches: Caches) -> Tensor:
+def head(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches) -> Tensor:
     """Norm, SiLU and the last convolution of either half."""
     norm, _, conv = module
-    return cached_conv(conv, tools, norm_silu(norm, tools, x), caches)
+    return cached_conv(conv, policy, norm_silu(norm, policy, x), caches)

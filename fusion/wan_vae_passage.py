@@ -16,8 +16,9 @@ import comfy.utils
 import torch
 from torch import Tensor
 
+from ..kernels_cuda import KernelPolicy
 from .wan_vae_bands import WHOLE, Band, Work
-from .wan_vae_layers import Tools, causal_conv, channels_last
+from .wan_vae_layers import causal_conv, channels_last
 from .wan_vae_outbox import Outbox, Place
 from .wan_vae_stages import Pieces, before_stages, behind_stages, gathered, in_pairs, stages, through
 
@@ -51,7 +52,7 @@ class Passage:
 
     vae: Any
     fold: int
-    tools: Tools
+    policy: KernelPolicy
     job: Work
     bands: list[Band] | None
     device: torch.device
@@ -67,9 +68,9 @@ class Passage:
 
     def decode(self, z: Tensor, outbox: Outbox, sample: int) -> None:
         """The latent [1, z, t, h, w] becomes the sample of this number in what the outbox fills."""
-        x = channels_last(causal_conv(self.vae.conv2, self.tools, z))
+        x = channels_last(causal_conv(self.vae.conv2, self.policy, z))
         pieces = (x[:, :, start:end] for start, end in spans(self.job.frames))
-        features = before_stages(self.vae.decoder, self.tools, pieces, self.remember)
+        features = before_stages(self.vae.decoder, self.policy, pieces, self.remember)
         if self.bands is None:
             self._deliver(self._through(self.vae.decoder, features, None), None, outbox, sample)
             return
@@ -111,8 +112,8 @@ class Passage:
             else self._taken_from(self._features_of_bands(x, self.bands))
         )
         made = []
-        for each in behind_stages(self.vae.encoder, self.tools, gathered(features), self.remember):
-            mean, _ = causal_conv(self.vae.conv1, self.tools, each).chunk(2, 1)
+        for each in behind_stages(self.vae.encoder, self.policy, gathered(features), self.remember):
+            mean, _ = causal_conv(self.vae.conv1, self.policy, each).chunk(2, 1)
             made.append(mean)
         return torch.cat(made, 2)
 
@@ -145,7 +146,7 @@ class Passage:
         steps = stages(half)
         join = in_pairs if self.job.decodes else gathered
         for stage, cut in zip(steps, [WHOLE] * len(steps) if band is None else band.cuts, strict=True):
-            pieces = through(stage, self.tools, join(pieces), cut, self.remember)
+            pieces = through(stage, self.policy, join(pieces), cut, self.remember)
         return iter(pieces)
 
     def _room(self, dtype: torch.dtype) -> Tensor:

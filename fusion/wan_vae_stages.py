@@ -19,10 +19,10 @@ import comfy.ldm.wan.vae2_2
 import torch
 from torch import Tensor
 
+from ..kernels_cuda import KernelPolicy
 from .wan_vae_bands import Cut, Profile
 from .wan_vae_layers import (
     Caches,
-    Tools,
     cached_conv,
     downsample,
     head,
@@ -94,7 +94,7 @@ def stages(half: Any) -> list[Stage]:
 # ------------------------------------------------------------------------------------------------------ stage by stage
 
 
-def through(stage: Stage, tools: Tools, pieces: Iterable[Tensor], cut: Cut, remember: bool) -> Pieces:
+def through(stage: Stage, policy: KernelPolicy, pieces: Iterable[Tensor], cut: Cut, remember: bool) -> Pieces:
     """What a stage makes of frames [b, c, t, h, w]: see `Cut` for the part of the image it hands on.
 
     remember: whether more than one piece comes.
@@ -104,32 +104,32 @@ def through(stage: Stage, tools: Tools, pieces: Iterable[Tensor], cut: Cut, reme
     for x in pieces:
         box = [x]
         del x
-        box.append(_compute(stage, tools, box.pop(), caches, cut, first))
+        box.append(_compute(stage, policy, box.pop(), caches, cut, first))
         first = False
         yield box.pop()
 
 
-def _compute(stage: Stage, tools: Tools, x: Tensor, caches: Caches, cut: Cut, first: bool) -> Tensor:
+def _compute(stage: Stage, policy: KernelPolicy, x: Tensor, caches: Caches, cut: Cut, first: bool) -> Tensor:
     if stage.entry is not None:
-        x = cached_conv(stage.entry, tools, x, caches)
+        x = cached_conv(stage.entry, policy, x, caches)
     skip = None
     if stage.shortcut is not None and not isinstance(stage.shortcut, DupUp3D):
         skip = stage.shortcut(cut.even(x))  # smaller than x, which need not be kept for it
     elif stage.shortcut is not None:
         skip = x
     for block in stage.blocks:
-        x = residual_block(block, tools, x, caches)
+        x = residual_block(block, policy, x, caches)
     if stage.exit is not None:
-        x = head(stage.exit, tools, x, caches)
+        x = head(stage.exit, policy, x, caches)
     if stage.resample is None:
         x = cut.of(x)
         return x if skip is None else x.add_(skip)
     box = [cut.of(x)]
     del x
     if not stage.upwards:
-        x = downsample(stage.resample, tools, box.pop(), caches)
+        x = downsample(stage.resample, policy, box.pop(), caches)
         return x if skip is None else x.add_(skip)
-    x = upsample(stage.resample, tools, box.pop(), caches, first)
+    x = upsample(stage.resample, policy, box.pop(), caches, first)
     return x if skip is None else add_duplicated(x, cut.of(skip), stage.shortcut, first)
 
 
@@ -180,15 +180,15 @@ def gathered(pieces: Iterable[Tensor]) -> Pieces:
         yield waiting.pop()
 
 
-def before_stages(decoder: Any, tools: Tools, pieces: Iterable[Tensor], remember: bool) -> Pieces:
+def before_stages(decoder: Any, policy: KernelPolicy, pieces: Iterable[Tensor], remember: bool) -> Pieces:
     """The decoder's first convolution and its middle, whose attention sees the whole of a frame."""
     caches: Caches = {} if remember else None
     for x in pieces:
-        yield middle(decoder.middle, tools, cached_conv(decoder.conv1, tools, x, caches), caches)
+        yield middle(decoder.middle, policy, cached_conv(decoder.conv1, policy, x, caches), caches)
 
 
-def behind_stages(encoder: Any, tools: Tools, pieces: Iterable[Tensor], remember: bool) -> Pieces:
+def behind_stages(encoder: Any, policy: KernelPolicy, pieces: Iterable[Tensor], remember: bool) -> Pieces:
     """The encoder's middle, whose attention sees the whole of a frame, and its head."""
     caches: Caches = {} if remember else None
     for x in pieces:
-        yield head(encoder.head, tools, middle(encoder.middle, tools, x, caches), caches)
+        yield head(encoder.head, policy, middle(encoder.middle, policy, x, caches), caches)

@@ -170,8 +170,8 @@ class VAELoader(io.ComfyNode):
                     default="auto",
                     optional=True,
                     tooltip="Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (measured at "
-                    "first use), in fp16, and a video of any size within 3 GiB of VRAM, with no tiles. on: FuseStream's, or an "
-                    "error. off: as without FuseStream.",
+                    "first use), in fp16, planned for 3 GiB of VRAM with no tiles. On an H200, 832x480x81: decoding 1.9 times as "
+                    "fast as stock, encoding 1.7 times. on: FuseStream's, or an error. off: as without FuseStream.",
                 ),
                 io.Combo.Input(
                     "precision",
