@@ -127,9 +127,11 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         free then: a batch streams the weights once instead of twice, which saves more than residents do.
         """
         reckoning = getattr(self.model, "fusestream_reckoning", None)
-        if reckoning is None or room >= self.stream.most:
+        if reckoning is None:
             return room
-        both, reckoning.asked = reckoning.asked, 0
+        both, reckoning.asked = reckoning.asked, 0  # the next video may be smaller
+        if room >= self.stream.most:
+            return room
         free = self.get_free_memory(self.load_device) + self.loaded_size() - self._rest_size()
         beside = free - max(BATCHED_WHERE * both, both + comfy.model_management.minimum_inference_memory())
         return beside if self.stream.least <= beside < room else room

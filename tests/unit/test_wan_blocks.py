@@ -206,6 +206,15 @@ def test_a_block_with_replaced_parts_is_stocks(part: str) -> None:
         case.run(case.module, case.options(KernelPolicy.of("on")))
 
 
+def test_torch_compile_takes_a_fused_block() -> None:
+    case = Case()
+    options = case.options()
+    want = case.run(case.module, options)
+    torch.compiler.reset()
+    compiled = torch.compile(case.module, backend="eager", dynamic=False)
+    assert distance(case.run(compiled, options), want) < 3e-3 and not handed_back()
+
+
 def test_a_block_that_does_not_compute_in_fp16_is_stocks() -> None:
     case = Case()
     for name in ("module", "stock", "x", "e", "context"):

@@ -1,0 +1,172 @@
+"""What a step needs of VRAM: reckoned, corrected by what was measured, and made room for when it was too little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import comfy.model_management
+import comfy.patcher_extension
+import comfy.sample
+import pytest
+import torch
+
+import checkpoints
+from fusestream.fusion import activations, vram
+from fusestream.fusion.activations import Reckoning, need
+from fusestream.fusion.load import load_streamed_diffusion_model
+
+GIB = 2**30
+LATENT = (1, 16, 21, 60, 104)  # 832x480x81: 32,760 tokens
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_comfyui_runs() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(checkpoints.write("wan_t2v", tmp_path_factory.mktemp("wan"), "fp32"))
+
+
+@pytest.fixture
+def model(path: str) -> Any:
+    return load_streamed_diffusion_model(path)
+
+
+def sample(model: Any) -> torch.Tensor:
+    source = torch.Generator().manual_seed(0)
+    words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]]
+    latent = torch.zeros(1, 16, 2, 8, 8)
+    noise = comfy.sample.prepare_noise(latent, 1)
+    run = ("euler", "simple", words, words, latent)
+    out: torch.Tensor = comfy.sample.sample(model, noise, 2, 3.0, *run, disable_pbar=True, seed=1)
+    return out
+
+
+class Net:
+    """As much of a WanModel as is asked."""
+
+    dim, patch_size = 5120, (1, 2, 2)
+
+
+def test_six_tensors_of_the_size_of_x_and_a_chunk_of_the_ffn() -> None:
+    x = 32760 * 5120 * 2
+    assert need(Net(), LATENT, torch.float16) == pytest.approx(1.05 * (6 * x + 2**28))
+    assert need(Net(), (2, *LATENT[1:]), torch.float16) == pytest.approx(1.05 * (12 * x + 2**28))
+    assert need(Net(), (1, 16, 1, 7, 9), torch.float16) == pytest.approx(1.05 * (6 * 20 * 5120 * 2 + 2**28)), "padded"
+    side: Any = type("Vace", (Net,), {"vace_blocks": ()})()
+    assert need(side, LATENT, torch.float16) == pytest.approx(1.05 * (9 * x + 2**28))
+
+
+def test_14b_at_720p_leaves_room_for_its_window_in_7_gib() -> None:
+    window, rest = 1.31 * GIB, 0.44 * GIB  # measured of the fp16 file
+    assert need(Net(), (1, 16, 21, 90, 160), torch.float16) + window + rest < 7 * GIB
+
+
+def test_a_model_that_does_not_compute_in_fp16_is_reckoned_with_as_stock_does(model: Any) -> None:
+    kind: Any = type(model.model)
+    stock = kind.__mro__[2].memory_required(model.model, list(LATENT))
+    assert model.model.memory_required(list(LATENT)) == stock
+    assert model.model.fusestream_reckoning.asked == int(stock)
+
+
+def test_what_is_joined_to_the_latent_counts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.model, "get_dtype_inference", lambda: torch.float16)
+    model.model.memory_usage_factor_conds = ("reference_latent",)
+    alone = model.model.memory_required(list(LATENT))
+    assert alone == need(model.model.diffusion_model, LATENT, torch.float16)
+    joined = model.model.memory_required(list(LATENT), cond_shapes={"reference_latent": [list(LATENT)]})
+    assert joined == pytest.approx(2 * alone)
+
+
+def test_the_reckoning_learns_from_what_was_measured(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.model, "get_dtype_inference", lambda: torch.float16)
+    first = model.model.memory_required(list(LATENT))
+    reckoning: Reckoning = model.model.fusestream_reckoning
+    reckoning.measured(int(1.5 * first), first)
+    assert model.model.memory_required(list(LATENT)) == pytest.approx(1.5 * first, rel=1e-6)
+    reckoning.measured(int(1.2 * first), first)
+    assert reckoning.ratio == pytest.approx(1.5, rel=1e-6), "it only grows"
+    assert model.clone().model.fusestream_reckoning is reckoning
+
+
+# ------------------------------------------------------------------------------------------ room for both prompts at once
+
+
+@pytest.mark.parametrize(
+    ("room", "both", "free", "wanted"),
+    [
+        (5.0, 1.0, 8.0, 5.0),  # less would do: 8 - 2.2 is more than there is room for
+        (5.0, 2.6, 8.0, 8.0 - 2.6 * 1.51),  # stock batches where 1.5 times the need is free
+        (5.0, 9.0, 8.0, 5.0),  # both never fit: the room is for residents
+        (30.0, 2.6, 8.0, 30.0),  # the whole model fits
+    ],
+)
+def test_residents_leave_room_for_a_batch(
+    model: Any, monkeypatch: pytest.MonkeyPatch, room: float, both: float, free: float, wanted: float
+) -> None:
+    stream = model.stream
+    stream.least, stream.most = GIB, 26 * GIB
+    model.model.fusestream_reckoning.asked = int(both * GIB)
+    monkeypatch.setattr(model, "get_free_memory", lambda _: free * GIB)
+    monkeypatch.setattr(model, "loaded_size", lambda: 0)
+    monkeypatch.setattr(model, "_rest_size", lambda: 0)
+    monkeypatch.setattr(comfy.model_management, "minimum_inference_memory", lambda: 1.2 * GIB)
+    assert model._room_beside_a_batch(room * GIB) == pytest.approx(wanted * GIB, rel=1e-6)
+    assert model.model.fusestream_reckoning.asked == 0, "the next video may be smaller"
+
+
+# ------------------------------------------------------------------------------------------------------- too little VRAM
+
+
+def failing(model: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """The head runs out of memory so many times. Returns the calls that failed."""
+    head = model.model.diffusion_model.head
+    forward, failed = head.forward, []
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        if len(failed) < times:
+            failed.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.16 GiB.\nSee the manual.")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(head, "forward", fails)
+    return failed
+
+
+def test_a_step_runs_again_with_the_window_alone(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = sample(model)
+    assert model.stream.held > model.stream.least
+    failed = failing(model, monkeypatch, 1)
+    assert torch.equal(sample(model), want)
+    assert len(failed) == 1 and model.stream.held == model.stream.least
+
+
+def test_too_little_twice_says_what_would_help_and_leaves_a_model_that_works(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = sample(model)
+    failing(model, monkeypatch, 2)
+    with pytest.raises(
+        vram.OutOfVram, match=r"too little.*Tried to allocate 2\.16 GiB\. Make the video smaller"
+    ) as error:
+        sample(model)
+    assert isinstance(error.value, torch.OutOfMemoryError), "ComfyUI unloads everything for this kind"
+    assert "manual" not in str(error.value)
+    monkeypatch.undo()
+    assert torch.equal(sample(model), want)
+
+
+def test_clones_are_watched_too(model: Any) -> None:
+    wrappers = model.clone().wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL]
+    assert wrappers[activations.WRAPPER] == [activations.step]
+
+
+def test_another_gpus_model_is_watched_once(model: Any) -> None:
+    factory, arguments = model.cached_patcher_init
+    again = factory(*arguments, disable_dynamic=True)
+    assert again.model.fusestream_reckoning is not model.model.fusestream_reckoning
+    assert len(again.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL][activations.WRAPPER]) == 1
