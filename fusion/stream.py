@@ -27,6 +27,7 @@ from .blocks import Block, Paged, is_quantised
 from .patches import PatchSet, differs, patched, snapshot
 
 STREAM = "fusestream"  # where a model has its stream
+STREAMED = "_fusestream"  # where a block has it, and its number
 REMEDY = "Set vram_budget to 0 in its FuseStream loader for that."
 
 
@@ -81,7 +82,7 @@ class Stream:
                 f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )
         for i, block in enumerate(self.blocks):
-            block.module.__dict__["_fusestream"] = (self, i)
+            block.module.__dict__[STREAMED] = (self, i)
             kind: Any = type(block.module)
             block.module.__class__ = _streamed(kind)
 
@@ -321,7 +322,7 @@ class _Streamed:
     """What a block's class is mixed with."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        stream, i = self.__dict__["_fusestream"]
+        stream, i = self.__dict__[STREAMED]
         before = stream.enter(i)
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from fusestream.fusion import halves, t5
+from fusestream.fusion.stream import STREAMED
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 
 WIDTH, HEADS, FFN, LAYERS = 64, 2, 160, 3
@@ -209,6 +210,22 @@ def test_on_the_cpu_stock_computes() -> None:
     t5.fuse(model, KernelPolicy.of("on"))
     with pytest.raises(KernelRefused, match=r"kernels is 'on' for this text encoder.*runs on the CPU.*Choose 'auto'"):
         model([tokens(30)])
+
+
+def test_weights_that_are_elsewhere_are_stocks() -> None:
+    """Neither streamed nor on the card: ComfyUI brings them. `on` takes them from it."""
+    model = build()
+    stack = model.transformer.encoder
+    x, mask = torch.zeros(1, 8, WIDTH), torch.ones(1, 8)
+
+    def reason(mode: Any) -> str | None:
+        return t5.obstacle(stack, t5.How(KernelPolicy.of(mode), on_cpu=True), x, mask)
+
+    assert reason("auto") is None
+    stack.block[2].layer[1].to("meta")
+    assert "give its loader a vram_budget" in str(reason("auto")) and reason("on") is None
+    stack.block[2].__dict__[STREAMED] = None
+    assert reason("auto") is None
 
 
 def test_what_others_did_to_a_block_is_honoured() -> None:
