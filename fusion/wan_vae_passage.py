@@ -64,6 +64,11 @@ class Passage:
         """Whether a frame has others before or behind it."""
         return self.job.frames > 1
 
+    @property
+    def tidies(self) -> bool:
+        """Whether what the allocator holds is looked after: not for tiles, which are small and many."""
+        return self.alone and self.device.type == "cuda"
+
     # ------------------------------------------------------------------------------------------------------- decoding
 
     def decode(self, z: Tensor, outbox: Outbox, sample: int) -> None:
@@ -176,12 +181,11 @@ class Passage:
         The first is of one frame, those behind it of two, and of a band's none is as large as the band's before it. An
         encoder's last stage gets its first two frames with the fourth pair.
         """
-        tidies = self.alone and self.device.type == "cuda"
-        if tidies:
+        if self.tidies:
             torch.cuda.empty_cache()
         for number, item in enumerate(each):
             yield item
-            if tidies and number < 5:
+            if self.tidies and number < 5:
                 torch.cuda.empty_cache()
 
 

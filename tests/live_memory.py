@@ -33,7 +33,11 @@ class LiveBytes(TorchDispatchMode):
         self._known.add(key)
         self.now += storage.nbytes()
         self.most = max(self.most, self.now)
+        self._made(key, storage.nbytes())
         weakref.finalize(storage, self._gone, key, storage.nbytes())
+
+    def _made(self, key: int, size: int) -> None:
+        """For those who follow single storages."""
 
     def _gone(self, key: int, size: int) -> None:
         self._known.discard(key)
