@@ -12,7 +12,6 @@ have given back all but their window, and with all of the card.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ import torch
 from ..kernels_cuda.autotune import tuner
 from ..kernels_cuda.ops.mlp import CHUNK_BYTES
 from . import vram
+from .mixing import mix
 from .stream import STREAM, Stream
 
 WRAPPER = "fusestream"  # our key among the wrappers of a model
@@ -83,19 +83,10 @@ def own_need(model: Any, shape: Sequence[int], stock: float, bare: float) -> flo
     return need(model.diffusion_model, shape, torch.float16) * (stock / bare if bare else 1.0)
 
 
-@functools.cache
-def _reckoned(kind: Any) -> Any:
-    """The same class, under the same name, that knows what our blocks need."""
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (_Reckoned, kind), names)
-
-
 def attach(patcher: Any) -> None:
     """Let the model of this streaming patcher, and of its clones, be reckoned with, measured and retried."""
     model = patcher.model
-    model.fusestream_reckoning = Reckoning()
-    kind: Any = type(model)
-    model.__class__ = _reckoned(kind)
+    mix(model, _Reckoned, fusestream_reckoning=Reckoning())
     patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, WRAPPER, step)
 
 

@@ -13,7 +13,6 @@ there is a `finally`, and whatever other nodes do to `forward` or with the block
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ import torch
 from ..memory import Checkpoint, Layer, Ledger, OverBudget, Pager, bounds, open_pager
 from . import vram
 from .blocks import Block, Paged, is_quantised
+from .mixing import mix
 from .patches import PatchSet, differs, patched, snapshot
 
 STREAM = "fusestream"  # where a model has its stream
@@ -82,9 +82,7 @@ class Stream:
                 f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )
         for i, block in enumerate(self.blocks):
-            block.module.__dict__[STREAMED] = (self, i)
-            kind: Any = type(block.module)
-            block.module.__class__ = _streamed(kind)
+            mix(block.module, _Streamed, **{STREAMED: (self, i)})
 
     def without_bytes(self) -> Iterator[Paged]:
         """What the modules hold stand-ins of: weights that are paged, or left in the file."""
@@ -328,10 +326,3 @@ class _Streamed:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             stream.leave(i, before)
-
-
-@functools.cache
-def _streamed(kind: Any) -> Any:
-    """The same class, under the same name, whose calls are streamed."""
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (_Streamed, kind), names)

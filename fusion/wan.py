@@ -23,7 +23,6 @@ stock's block hook, finds things where they were.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from torch import Tensor, nn
 
 from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused, linear, linear_, mlp, norm_modulate, rms_rope_
 from .attention import policy_of
+from .mixing import mix
 from .weights import Weights, packed, taken
 
 Block = comfy.ldm.wan.model.WanAttentionBlock
@@ -54,7 +54,7 @@ def fuse(net: nn.Module) -> int:
     for module in net.modules():
         kind: Any = type(module)
         if kind in (Block, VaceBlock):
-            module.__class__ = _fused(kind)
+            mix(module, _FusedVace if kind is VaceBlock else _Fused)
             fused += 1
     return fused
 
@@ -104,13 +104,6 @@ class _FusedVace:
             options,
         )
         return product(c, module.after_proj, policy), c
-
-
-@functools.cache
-def _fused(kind: Any) -> Any:
-    """The same class, under the same name, whose forward is ours."""
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (_FusedVace if kind is VaceBlock else _Fused, kind), names)
 
 
 # ------------------------------------------------------------------------------------------------------- who computes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import comfy.model_management
@@ -20,10 +19,7 @@ GIB = 2**30
 LATENT = (1, 16, 21, 60, 104)  # 832x480x81: 32,760 tokens
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(scope="module")

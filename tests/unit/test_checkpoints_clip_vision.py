@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,7 @@ CASES = [(kind, storage) for kind in KINDS for storage in checkpoints.clip_visio
 TOLERANCE = {"fp16": 0.01, "bf16": 0.03, "fp32": 0.001, "fp8_e4m3fn": 0.2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,7 @@ COMPLAINTS = ("not loaded", "NOT LOADED", "ERROR", "MISMATCH", "Failed", "not re
 FOREIGN_PREFIXES = ("transformer.", "base_model.model.", "unet.", "model.diffusion_model.", "")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(scope="module")

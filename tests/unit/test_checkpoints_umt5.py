@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,7 @@ TOLERANCE = {"fp16": 0.01, "bf16": 0.05, "fp32": 0.001, "fp8_e4m3fn": 0.8}
 SCALED_TOLERANCE = 0.35
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,7 @@ SIDE = 32
 TOLERANCE = {"fp16": 0.01, "bf16": 0.03, "fp32": 0.001, "fp8_e4m3fn": 0.25}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import comfy.model_management
@@ -34,22 +33,7 @@ TOLERANCE = {"fp16": 0.01, "bf16": 0.03, "fp32": 0.001}
 FP8_TOLERANCE = 0.25
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    """ComfyUI loads and runs in inference mode. A quantised model loaded outside of it cannot be moved inside of it."""
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
-    torch.manual_seed(0)
-    return Studio(tmp_path_factory.mktemp("wan"))
-
-
-@pytest.fixture(scope="module")
-def scenes(studio: Studio) -> dict[str, Scene]:
-    return {kind: studio.scene(kind) for kind in checkpoints.wan.SIZES}
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(scope="module")

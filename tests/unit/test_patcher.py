@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import comfy.memory_management
@@ -31,21 +30,7 @@ GIB = 2**30
 CASES = [(kind, storage) for kind in checkpoints.wan.SIZES for storage in checkpoints.wan.STORAGES]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
-    torch.manual_seed(0)
-    return Studio(tmp_path_factory.mktemp("wan"))
-
-
-@pytest.fixture(scope="module")
-def scenes(studio: Studio) -> dict[str, Scene]:
-    return {kind: studio.scene(kind) for kind in checkpoints.wan.SIZES}
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,7 @@ MIB = 2**20
 BACKENDS = ["registered", "pinned", "managed"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(scope="module")

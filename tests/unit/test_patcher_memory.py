@@ -26,10 +26,7 @@ GIB = 2**30
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(autouse=True)

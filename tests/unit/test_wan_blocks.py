@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import comfy.ldm.wan.model
@@ -23,21 +22,7 @@ OFF = KernelPolicy.of("off")
 CASES = [(kind, "fp16") for kind in checkpoints.wan.SIZES] + [("wan_t2v", s) for s in ("fp32", "bf16", "fp8_scaled")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
-    torch.manual_seed(0)
-    return Studio(tmp_path_factory.mktemp("wan"))
-
-
-@pytest.fixture(scope="module")
-def scenes(studio: Studio) -> dict[str, Scene]:
-    return {kind: studio.scene(kind) for kind in checkpoints.wan.SIZES}
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(autouse=True)
