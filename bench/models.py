@@ -36,7 +36,7 @@ if not __package__:  # started as a plain script: the pack under its alias, with
     importlib.import_module(__package__)
 
 from .end_to_end.process import Process
-from .end_to_end.results import HEAD, card_file, distance, line, merge, read, row_result
+from .end_to_end.results import HEAD, card_file, distance, line, merge, read, refresh_bounds, row_result
 from .end_to_end.rows import Row, Side, all_rows, quick
 
 EXACT = Side(comfy=("--fp32-unet", "--fp32-vae", "--fp32-text-enc"), ballast=False)
@@ -230,9 +230,15 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--tail", type=int, default=12, help="lines to show of a process that failed")
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
     cli.add_argument("--quick", action="store_true", help="tiny checkpoints on the CPU; no figure of it is kept")
+    cli.add_argument(
+        "--bounds", type=Path, metavar="FILE", help="measure nothing: set the bounds in these results anew"
+    )
     cli.add_argument("--list", action="store_true", help="only name the rows")
     options = cli.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.bounds:
+        print(f"{refresh_bounds(options.bounds)} rows have their bounds anew")
+        return 0
     options.group = options.group or ["table"]
     rows = chosen_rows(options)
     if not rows:

@@ -119,6 +119,7 @@ def models_table(results: dict[str, Any]) -> str:
         stock, ours = row["stock"], row["ours"]
         faster = f"{row['stock / ours']:.2f}x" if "stock / ours" in row else "-"
         promised = f"{row['asked']:g}x" if row["asked"] else f"< {row['asked s']:g} s" if row["asked s"] else "-"
+        promised += f", first {row['asked first']:g}x" if row.get("asked first") else ""
         missed = "**missed** " if row["met"] is False else ""
         peak = " / ".join(f"{side['peak GiB']:.2f}" for side in (stock, ours))
         first = f"{_seconds(stock, 'first s')} / {_seconds(ours, 'first s')}"

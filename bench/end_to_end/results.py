@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .bounds import LIMIT_GIB, bound, measured_rates
-from .rows import Row
+from .bounds import LIMIT_GIB, Rates, bound, measured_rates
+from .rows import Row, all_rows
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SECTION = "models"
@@ -76,15 +76,38 @@ def row_result(
     if "s" in stock and "s" in ours:
         found["stock / ours"] = stock["s"] / ours["s"]
         found["stock first / ours first"] = stock["first s"] / ours["first s"]
-    rates = None if quick or row.work == "video" else measured_rates(results)
+    rates = None if quick else measured_rates(results)
     if rates is not None:
-        found["bounds s"] = bound(row, rates)
-        found["bounds first s"] = bound(row, rates, first=True)
-        for side_found in (stock, ours):
-            if "s" in side_found:
-                side_found["share of bound"] = found["bounds s"]["bound"] / side_found["s"]
+        set_bounds(found, row, rates)
     found["met"] = met(found)
     return found
+
+
+def set_bounds(found: dict[str, Any], row: Row, rates: Rates) -> None:
+    """What the card would need at the least, and which share of that each side reached."""
+    if row.work == "video":
+        return
+    found["bounds s"] = bound(row, rates)
+    found["bounds first s"] = bound(row, rates, first=True)
+    for side in (found.get("stock", {}), found.get("ours", {})):
+        if "s" in side:
+            side["share of bound"] = found["bounds s"]["bound"] / side["s"]
+
+
+def refresh_bounds(path: Path) -> int:
+    """Set the bounds of every row of a file anew, from the rates in that file: rows may have been measured before these, or in
+    another file. Returns how many."""
+    data = read(path)
+    rates = measured_rates(data)
+    if rates is None:
+        raise ValueError(f"{path.name} has no rates yet: bench kernels and bench pager measure them")
+    known = {row.name: row for row in all_rows()}
+    rows = [row for row in data.get(SECTION, {}).get("rows", []) if row["name"] in known and "quick" not in row]
+    for found in rows:
+        set_bounds(found, known[found["name"]], rates)
+        found.update(rounded(found))
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return len(rows)
 
 
 def met(found: Mapping[str, Any]) -> bool | None:

@@ -228,6 +228,18 @@ def test_rows_replace_those_of_their_name_and_leave_the_rest(tmp_path: Path) -> 
     }
 
 
+def test_bounds_can_be_set_when_the_rates_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "card.json"
+    results.merge(path, result(stock=[run(2.0, 1.5)], ours=[run(2.0, 1.0)]))
+    with pytest.raises(ValueError, match="no rates yet"):
+        results.refresh_bounds(path)
+    measured = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**measured, "models": results.read(path)["models"]}))
+    assert results.refresh_bounds(path) == 1
+    (found,) = results.read(path)["models"]["rows"]
+    assert found["ours"]["share of bound"] == pytest.approx(found["bounds s"]["bound"], rel=1e-3)
+
+
 def test_samples_are_compared_by_their_relative_error(tmp_path: Path) -> None:
     for name, values in (("exact", [3.0, 4.0]), ("near", [3.0, 4.5]), ("short", [3.0])):
         (tmp_path / name).write_bytes(array("f", values).tobytes())
