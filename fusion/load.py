@@ -16,7 +16,7 @@ import comfy.sd
 import comfy.utils
 import torch
 
-from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy
+from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, unpack_soon
 from ..memory import Checkpoint, WeightFile
 from . import activations, attention, skeleton, t5, t5_skeleton, umt5, wan, wan_vae
 from .mixing import mix
@@ -27,6 +27,14 @@ from .stream import Stream
 
 # Stock takes a diffusion model out of a whole checkpoint by this prefix.
 CHECKPOINT_PREFIX = "model.diffusion_model."
+
+
+def _begin(path: str, kind: Kind, policy: KernelPolicy) -> WeightFile | None:
+    """The checked header, or None for formats without one. The kernels are unpacked meanwhile."""
+    header = inspect(path, kind)
+    if policy.default != "off":
+        unpack_soon(comfy.model_management.get_torch_device())
+    return header
 
 
 def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD, vram_budget: float = 0.0) -> Any:
@@ -42,7 +50,7 @@ def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD, vram_budget
             return load_streamed_diffusion_model(path, None, policy)
         except NotStreamable as reason:
             _say_as_stock(reason)
-    header = inspect(path, Kind.WAN)
+    header = _begin(path, Kind.WAN, policy)
     model = comfy.sd.load_diffusion_model(path)
     _require_all_weights(model.model.diffusion_model, header, CHECKPOINT_PREFIX)
     attention.install(model, policy)
@@ -67,7 +75,7 @@ def load_streamed_diffusion_model(
     vram_budget: GiB of VRAM for the blocks' weights; None: what is free, less what stock reckons the activations need.
     dtype: in which to hold the weights; None: as stock chooses.
     """
-    header = inspect(path, Kind.WAN)
+    header = _begin(path, Kind.WAN, policy)
     if header is None:
         raise NotStreamable(
             f"{path}: only .safetensors files can be streamed. Set vram_budget to 0 to load it as stock does."
@@ -104,7 +112,7 @@ def load_text_encoder(
             return load_streamed_text_encoder(path, embedding_folders, None, policy)
         except NotStreamable as reason:
             _say_as_stock(reason)
-    header = inspect(path, Kind.T5)
+    header = _begin(path, Kind.T5, policy)
     options = {} if header is None else {umt5.CONFIG_OPTION: umt5.config(header)}
     clip = comfy.sd.load_clip(
         [path], embedding_directory=embedding_folders, clip_type=comfy.sd.CLIPType.WAN, model_options=options
@@ -121,7 +129,7 @@ def load_streamed_text_encoder(
 
     vram_budget: GiB of VRAM for the blocks' weights; None: what is free.
     """
-    header = inspect(path, Kind.T5)
+    header = _begin(path, Kind.T5, policy)
     if header is None:
         raise NotStreamable(
             f"{path}: only .safetensors files can be streamed. Set vram_budget to 0 to load it as stock does."
@@ -163,7 +171,7 @@ def _streamed_text_encoder_patcher(
 
 def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
     """Load the VAE at `path` as a stock VAE that computes through our ops; by the policy `off`, as stock does."""
-    header = inspect(path, Kind.WAN_VAE)
+    header = _begin(path, Kind.WAN_VAE, policy)
     weights, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
     vae = _fused_vae(weights, metadata, policy)
     # As stock's loader node does: a second GPU makes its own copy of the VAE with this.

@@ -7,7 +7,7 @@ README.md says how an op is added. Importing this package touches no GPU.
 """
 
 from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
-from .launcher import obstacle, preload
+from .launcher import obstacle, preload, unpack_soon
 from .ledger import LEDGER
 from .ops.activations import gelu, gelu_mul, silu, silu_addcmul, silu_mul
 from .ops.attention import attention, t5_distance_bias
@@ -70,5 +70,6 @@ __all__ = [
     "swap_heads",
     "t5_distance_bias",
     "to_half",
+    "unpack_soon",
     "upsample_conv2d",
 ]

@@ -299,3 +299,13 @@ def preload(device: torch.device | int | None = None) -> None:
     index = device.index if isinstance(device, torch.device) else device
     with contextlib.suppress(CodeUnavailable):
         card(torch.cuda.current_device() if index is None else index).preload()
+
+
+def unpack_soon(device: torch.device) -> threading.Thread | None:
+    """Unpack the kernels for a device while the caller goes on: the better part of a second, which the first step of a video
+    would wait for. Whoever needs a kernel meanwhile waits for this one."""
+    if device.type != "cuda":
+        return None
+    thread = threading.Thread(target=obstacle, args=(device,), name="fusestream kernels", daemon=True)
+    thread.start()
+    return thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_no_card():
     assert reasons[0] == reasons[1]
     preload(0)
     preload(torch.device("cuda", 0))
+
+
+def test_kernels_are_unpacked_while_the_caller_goes_on(monkeypatch):
+    begun, go_on, asked = threading.Event(), threading.Event(), []
+
+    def slow(index, forced):
+        begun.set()
+        go_on.wait(5)
+        asked.append((index, forced))
+
+    monkeypatch.setattr(launcher, "card", slow)
+    assert launcher.unpack_soon(torch.device("cpu")) is None
+    thread = launcher.unpack_soon(torch.device("cuda", 1))
+    assert begun.wait(5) and not asked
+    go_on.set()
+    thread.join(5)
+    assert asked == [(1, None)]
 
 
 def test_forced_class(monkeypatch):
@@ -85,6 +103,7 @@ def test_the_build_scripts_need_no_torch():
     """ninja starts one per compilation; and whoever builds needs nothing but the compiler."""
     script = f"""
 import sys
+import threading
 sys.modules["torch"] = None
 sys.argv = ["cli.py", "--check"]
 import runpy
