@@ -129,7 +129,7 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
     code = call(bed, f"bench/{options.part}.py", *rest, env=env) if options.part != "report" else 0
     if options.part == "compare":
         return code
-    return code or call(bed, "bench/report.py")
+    return code or call(bed, "bench/report.py") or call(bed, "bench/prediction.py", "--write")
 
 
 def doctor(options: argparse.Namespace, rest: list[str]) -> int:

@@ -1,0 +1,275 @@
+"""What a step would take on cards that nobody measured: counts of operations and bytes, at rates that are told one by one.
+
+    python bench/prediction.py            the table, the assumptions, and the same model's error on the card that was measured
+    python bench/prediction.py --write    the same into README
+
+Products and attention are operations over a rate, everything else bytes over the bandwidth, weights that do not fit bytes over
+the bus; a step is the sum of the first three, or the last if that is longer. On the H200 the rates are those of its kernels'
+rows, and what comes out is held against its whole models' rows: that is the error of adding up. On other cards the rates are
+shares of the data sheet's peaks, predicted from the machine code where there is a prediction (bench/turing).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
+    _package = types.ModuleType("fusestream")
+    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["fusestream"] = _package
+    __package__ = "fusestream.bench"
+    importlib.import_module(__package__)
+
+from .end_to_end.bounds import WAN, cost_of, wan_tokens
+from .end_to_end.rows import Row, sampling
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).resolve().parents[1] / "README.md"
+BLOCK = re.compile(r"(<!-- prediction:begin -->\n).*?(<!-- prediction:end -->)", re.DOTALL)
+PROMPTS = 2
+WAN13, WAN14 = "Wan 1.3B 480x832x81", "Wan 14B 480x832x81"
+
+
+@dataclass(frozen=True)
+class Card:
+    """From NVIDIA's data sheets: operations per second of the tensor cores with FP32 and with FP16 sums, bytes per second of the
+    memory; gib: what a desktop leaves free. bus: bytes per second that pinned copies reach, 0.78 of the link's rate."""
+
+    name: str
+    tensor: float
+    half: float
+    memory: float
+    bus: float
+    gib: float
+    turing: bool
+
+
+CARDS = (
+    Card("RTX 2060 Super", 28.7e12, 57.4e12, 448e9, 12.3e9, 7.0, True),
+    Card("RTX 2070", 29.9e12, 59.7e12, 448e9, 12.3e9, 7.0, True),
+    Card("RTX 2080", 40.3e12, 80.5e12, 448e9, 12.3e9, 7.0, True),
+    Card("RTX 3060 Ti", 32.4e12, 64.8e12, 448e9, 24.6e9, 7.0, False),
+    Card("RTX 4060", 30.2e12, 60.5e12, 272e9, 12.3e9, 7.0, False),
+)
+REACHED = 0.85  # of the memory's rate, by a plain read (bench/turing/machine.py)
+CUBLAS = 0.9  # of the tensor cores' peak, by stock's products
+FLASH = 0.8  # of it, by torch's flash attention on Ampere and Ada
+ASSUMED = (
+    f"cuBLAS reaches {CUBLAS:.0%} of the tensor cores' peak, torch's flash attention {FLASH:.0%} on Ampere and Ada, a plain read "
+    f"{REACHED:.0%} of the memory's rate: assumed",
+    "torch's attention on Turing and all of ours: the share that bench/turing predicts from sm_75 machine code; for Ampere and Ada "
+    "the same share, for want of a model of theirs, and never less than torch's, which `auto` would take",
+    "passes over memory take as many bytes as on the H200, where the rows of bench/results were measured",
+    "copies run beside compute, stock's too; weights keep 7 GiB less the activations; no clock is throttled",
+)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Operations per second of products and attention, bytes per second of memory and bus."""
+
+    gemm: float
+    attention: float
+    memory: float
+    bus: float
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Bytes that everything but products and attention moves, for each element of x and each of the ffn's hidden values."""
+
+    width: float
+    hidden: float
+
+
+def step_seconds(row: Row, rates: Rates, passes: Passes, gib: float) -> float:
+    """Of one sampling step with guidance."""
+    cost, size, tokens = cost_of(row), WAN[row.model], wan_tokens(row)
+    moved = size.layers * tokens * (size.dim * passes.width + size.ffn * passes.hidden)
+    compute = cost.gemm / rates.gemm + cost.attention / rates.attention + moved / rates.memory
+    held = max(0.0, gib * 2**30 - 6 * tokens * size.dim * 2)  # activations as fusion/wan.py has them
+    return PROMPTS * max(compute, max(0.0, cost.weights - held) / rates.bus)
+
+
+# -------------------------------------------------------------------------------------------------------- what was measured
+
+
+def kernels_row(results: Mapping[str, Any], op: str, label: str) -> Mapping[str, Any]:
+    found = [r for r in results["kernels"]["rows"] if r["op"] == op and r["label"].startswith(label)]
+    if not found:
+        raise LookupError(f"no row {op}: {label} in the results")
+    row: Mapping[str, Any] = found[0]
+    return row
+
+
+def passes_of(results: Mapping[str, Any], who: str) -> Passes:
+    """who: `stock` or `ours`. Bytes, at the copy bandwidth of each row's own run."""
+    rows = {
+        "modulate": ("norm_modulate", f"{WAN13}:", 2.0),
+        "norm": ("norm_modulate", "Wan cross attention, weight and bias", 1.0),
+        "rope": ("rms_rope_", WAN13, 1.0),
+        "gate": ("gated_residual_", f"{WAN13}:", 2.0),
+        "add": ("gated_residual_", "Wan cross attention, no gate", 1.0),
+    }
+    total = 0.0
+    for op, label, times in rows.values():
+        row = kernels_row(results, op, label)
+        total += times * row[f"{who} us"] * 1e-6 * row["copy GB/s"] * 1e9
+    elements = 32760 * 1536
+    query = kernels_row(results, "rms_rope_", "Wan 14B cross attention, no rope")
+    width = total / elements + query[f"{who} us"] * 1e-6 * query["copy GB/s"] * 1e9 / (32760 * 5120)
+    gelu = kernels_row(results, "gelu", "Wan 1.3B feed-forward, tanh")
+    hidden = gelu["stock us"] * 1e-6 * gelu["copy GB/s"] * 1e9 / (32760 * 8960) if who == "stock" else 0.0
+    return Passes(width, hidden)
+
+
+def measured_rates(results: Mapping[str, Any], model: str, who: str) -> Rates:
+    """Of the card of these results, by the rows of kernels at this model's shapes."""
+    label = WAN13 if model == "wan13" else WAN14
+    attention = kernels_row(results, "attention", f"{WAN13}, self")  # heads of 128 in either
+    flops = attention["TFLOP/s"] * attention["ours us"] * 1e6
+    names = ("q", "o with gate and residual", "ffn in with GELU", "ffn out with gate and residual")
+    seconds = operations = 0.0
+    for name in names:
+        row = kernels_row(results, "linear", f"{label}, {name}")
+        times = 3.0 if name == "q" else 1.0  # q, k and v; the cross attention's q and o are as these two
+        operations += times * row["TFLOP/s"] * row["ours us"] * 1e6
+        # Stock's passes are counted apart; ours are in the product's own time, and then not again.
+        seconds += times * row["auto us" if who == "ours" else "stock us"] * 1e-6
+    memory = kernels_row(results, "norm_modulate", f"{label}:")["copy GB/s"] * 1e9
+    bus = next(r["found"] for r in results["pager"]["rows"] if r["label"] == "pinned host to device") * 1e9
+    spent = attention["auto us" if who == "ours" else "stock us"] * 1e-6
+    return Rates(operations / seconds, flops / spent, memory, bus)
+
+
+def passes_beside_products(results: Mapping[str, Any], who: str) -> Passes:
+    """Those that the measured products' times do not hold already: norms and RoPE."""
+    whole = passes_of(results, who)
+    held = 0.0
+    for label, times in ((f"{WAN13}:", 2.0), ("Wan cross attention, no gate", 1.0)):
+        row = kernels_row(results, "gated_residual_", label)
+        held += times * row[f"{who} us"] * 1e-6 * row["copy GB/s"] * 1e9 / (32760 * 1536)
+    return Passes(whole.width - held, 0.0)
+
+
+def check(results: Mapping[str, Any]) -> Iterator[tuple[str, str, float, float]]:
+    """(row, who, predicted seconds, measured seconds) of every sampling row that is held to nothing."""
+    by_name = {row["name"]: row for row in results.get("models", {}).get("rows", [])}
+    for row in measured_rows():
+        found = by_name.get(row.name, {})
+        for who in ("stock", "ours"):
+            if "s" in found.get(who, {}):
+                rates = measured_rates(results, row.model, who)
+                seconds = step_seconds(row, rates, passes_beside_products(results, who), gib=7.0)
+                yield row.name, who, seconds, found[who]["s"]
+
+
+def measured_rows() -> list[Row]:
+    return [
+        sampling("wan13", 480, 832, 81, 4),
+        sampling("wan14", 480, 832, 81, 3),
+        sampling("wan14", 720, 1280, 81, 2),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- what is predicted
+
+
+def shares(model: Mapping[str, Any]) -> dict[str, float]:
+    """Of the tensor cores' peak, by the machine code: ours with FP32 and FP16 sums, and torch's attention on Turing."""
+
+    def share(name: str) -> float:
+        found: float = next(p["share"] for p in model[name]["predictions"] if p["as_compiled"])
+        return found
+
+    torchs = next(name for name in model if name.startswith("torch ") and "32x128" in name)
+    return {
+        "gemm precise": share("linear 128x256 precise"),
+        "gemm fast": share("linear 128x256 fast"),
+        "attention precise": share("attention 128 precise"),
+        "attention fast": share("attention 128 fast"),
+        "attention torch": share(torchs),
+    }
+
+
+def rates_on(card: Card, who: str, share: Mapping[str, float]) -> Rates:
+    """who: `stock`, `precise` or `fast`."""
+    memory = card.memory * REACHED
+    torchs = card.tensor * (share["attention torch"] if card.turing else FLASH)
+    if who == "stock":
+        return Rates(card.tensor * CUBLAS, torchs, memory, card.bus)
+    peak = card.half if who == "fast" else card.tensor
+    # `auto` takes torch's where that is faster.
+    gemm = max(peak * share[f"gemm {who}"], card.tensor * CUBLAS)
+    return Rates(gemm, max(peak * share[f"attention {who}"], torchs), memory, card.bus)
+
+
+def predictions(results: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """(card, work, seconds a step by `stock`, `precise`, `fast`)."""
+    share = shares(model)
+    passes = {who: passes_of(results, "stock" if who == "stock" else "ours") for who in ("stock", "precise", "fast")}
+    for card in CARDS:
+        for row in (sampling("wan13", 480, 832, 33, 3), *measured_rows()):
+            seconds = {who: step_seconds(row, rates_on(card, who, share), passes[who], card.gib) for who in passes}
+            yield card.name, row.name, seconds
+
+
+def table(results: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    lines = [
+        "| Card | Work | stock, s/step | FuseStream precise | fast | precise / fast over stock |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for card, work, s in predictions(results, model):
+        stock = "out of memory" if "720x1280" in work else f"{s['stock']:.3g}"
+        gain = "-" if "720x1280" in work else f"{s['stock'] / s['precise']:.2f} / {s['stock'] / s['fast']:.2f}"
+        lines.append(f"| {card} | {work} | {stock} | {s['precise']:.3g} | {s['fast']:.3g} | {gain} |")
+    return "\n".join(lines)
+
+
+def error_table(results: Mapping[str, Any]) -> str:
+    lines = ["| Work | | predicted, s/step | measured | error |", "| --- | --- | --- | --- | --- |"]
+    for name, who, predicted, measured in check(results):
+        lines.append(f"| {name} | {who} | {predicted:.3g} | {measured:.3g} | {predicted / measured - 1:+.0%} |")
+    return "\n".join(lines)
+
+
+def load() -> tuple[dict[str, Any], dict[str, Any]]:
+    results, model = (
+        json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in ("nvidia-h200.json", "turing-model.json")
+    )
+    return results, model
+
+
+def text() -> str:
+    """Everything, as Markdown."""
+    results, model = load()
+    assumed = "\n".join(f"- {line}" for line in ASSUMED)
+    return (
+        f"Predicted, not measured, seconds a step with guidance:\n\n{table(results, model)}\n\nAssumed:\n\n{assumed}\n\n"
+        f"The same sums on the H200, from its kernels' rows, against its whole models:\n\n{error_table(results)}\n"
+    )
+
+
+def rendered(readme: str) -> str:
+    """`readme` with the prediction between its markers."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{text()}\n{found[2]}", readme)
+
+
+def main() -> int:
+    if "--write" in sys.argv:
+        README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
