@@ -41,6 +41,7 @@ class Reckoning:
     def __init__(self) -> None:
         self.ratio = 1.0  # measured over reckoned; never less than 1
         self.asked = 0  # the most that was asked for since the model was loaded: the prompts in one batch
+        self.tight = math.inf  # a step that needs this, or more, has run out of VRAM while the reserve was left alone
 
     def measured(self, nbytes: int, reckoned: float) -> None:
         """Take note of what a step really needed."""
@@ -94,11 +95,14 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """One call of the model, as stock's wrappers have it; x [batch, channels, frames, height, width]."""
     model = executor.class_obj
     stream: Stream = getattr(model, STREAM)
+    reckoning: Reckoning = model.fusestream_reckoning
+    wanted = own_need(model, x.shape, 0.0, 0.0)
     try:
-        with _leaving(RESERVE, x.device):
+        with _leaving(RESERVE if wanted < reckoning.tight else 0, x.device):
             return _measured(executor, model, x, *args, **kwargs)
     except torch.OutOfMemoryError as error:
         first = str(error)
+    reckoning.tight = min(reckoning.tight, wanted)  # or every step would be computed twice
     # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
     held = stream.held
     freed = stream.shrink(held - stream.least)
@@ -114,7 +118,7 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 @contextlib.contextmanager
 def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
     """For this time torch takes no more than leaves this much of the card free."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not nbytes:
         yield
         return
     free, total = torch.cuda.mem_get_info(device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import comfy.model_management
@@ -139,6 +141,25 @@ def test_a_step_runs_again_with_the_window_alone(model: Any, monkeypatch: pytest
     failed = failing(model, monkeypatch, 1)
     assert torch.equal(sample(model), want)
     assert len(failed) == 1 and model.stream.held == model.stream.least
+
+
+def test_a_video_that_needs_the_reserve_is_not_computed_twice_at_every_step(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory wherever the reserve is kept: once, and then it is not kept any more."""
+    left: list[int] = []
+
+    @contextlib.contextmanager
+    def leaving(nbytes: int, _: torch.device) -> Iterator[None]:
+        left.append(nbytes)
+        if nbytes:
+            raise torch.OutOfMemoryError("no")
+        yield
+
+    monkeypatch.setattr(model.model, "get_dtype_inference", lambda: torch.float16)  # our blocks' need, not stock's
+    monkeypatch.setattr(activations, "_leaving", leaving)
+    sample(model)
+    assert left[0] == activations.RESERVE and len(left) > 2 and not any(left[1:])
 
 
 def test_too_little_twice_says_what_would_help_and_leaves_a_model_that_works(
