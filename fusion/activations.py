@@ -41,7 +41,7 @@ class Reckoning:
     def __init__(self) -> None:
         self.ratio = 1.0  # measured over reckoned; never less than 1
         self.asked = 0  # the most that was asked for since the model was loaded: the prompts in one batch
-        self.tight = math.inf  # a step that needs this, or more, has run out of VRAM while the reserve was left alone
+        self.tight = math.inf  # a latent of so many elements has run out of VRAM while the reserve was left alone
 
     def measured(self, nbytes: int, reckoned: float) -> None:
         """Take note of what a step really needed."""
@@ -96,13 +96,12 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     model = executor.class_obj
     stream: Stream = getattr(model, STREAM)
     reckoning: Reckoning = model.fusestream_reckoning
-    wanted = own_need(model, x.shape, 0.0, 0.0)
     try:
-        with _leaving(RESERVE if wanted < reckoning.tight else 0, x.device):
+        with _leaving(RESERVE if x.numel() < reckoning.tight else 0, x.device):
             return _measured(executor, model, x, *args, **kwargs)
     except torch.OutOfMemoryError as error:
         first = str(error)
-    reckoning.tight = min(reckoning.tight, wanted)  # or every step would be computed twice
+    reckoning.tight = min(reckoning.tight, x.numel())  # or every step would be computed twice
     # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
     held = stream.held
     freed = stream.shrink(held - stream.least)
