@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
+from checkpoints import hollow
 
 from .client import Workflow
 from .paths import ROOT
+from .templates import files as published
 
 WORKFLOW = ROOT / "workflows" / "api" / "wan2.1_t2v_1.3B.json"
 # Our loaders in the order model, text encoder, VAE: the widget that names the file, and its folder below `models`.
@@ -26,6 +28,16 @@ SIZE = {"width": 128, "height": 128, "length": 17, "steps": 6}
 def write_checkpoints(models: Path) -> list[Path]:
     """Write the three files below the folder `models`: diffusion model, text encoder, VAE."""
     return [checkpoints.write(kind, models / checkpoints.KINDS[kind].folder) for kind in KINDS]
+
+
+def write_published(models: Path) -> None:
+    """Write a stand-in below the folder `models` for every file that an example names, under the published name."""
+    for seed, file in enumerate(published.FILES):
+        target = models / file.folder / file.name
+        if file.tiny in hollow.TABLES:
+            hollow.write_hollow(file.tiny, target)
+        elif not target.exists():
+            checkpoints.write(file.tiny, target.parent, file.storage, seed).rename(target)
 
 
 def load_workflow() -> Workflow:
@@ -46,6 +58,11 @@ def use_files(workflow: Workflow, files: list[Path]) -> None:
 
 
 def shrink(workflow: Workflow, **sizes: int) -> None:
-    """Set width, height, length and steps wherever a node has them."""
+    """Set width, height, length and steps wherever a node has them; a sampler of some of the steps keeps its share."""
     for node in workflow.values():
-        node["inputs"].update({key: value for key, value in {**SIZE, **sizes}.items() if key in node["inputs"]})
+        inputs = node["inputs"]
+        before = inputs.get("steps")
+        inputs.update({key: value for key, value in {**SIZE, **sizes}.items() if key in inputs})
+        for key in ("start_at_step", "end_at_step"):
+            if inputs.get(key, 0) in range(1, before or 0):
+                inputs[key] = max(1, inputs[key] * inputs["steps"] // before)

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Error, expect, sync_playwright
 
 import bed.browser
 from bed import tiny
 from bed.paths import ROOT
 from bed.server import Server
+from bed.templates.examples import PICTURE
 from browser.front_end import FrontEnd
 
 FAILURES = ROOT / "output" / "test-failures"
@@ -42,13 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server, with the tiny checkpoints under the names that the example workflow has in its loaders."""
+    """The server, with a stand-in under every name that the example workflows have in their loaders."""
     base = tmp_path_factory.mktemp("comfyui")
-    example = tiny.load_workflow()
-    for file, (class_type, (widget, _)) in zip(
-        tiny.write_checkpoints(base / "models"), tiny.LOADERS.items(), strict=True
-    ):
-        file.rename(file.with_name(tiny.node_of(example, class_type)["inputs"][widget]))
+    tiny.write_published(base / "models")
+    (base / "input").mkdir()
+    Image.radial_gradient("L").convert("RGB").save(base / "input" / PICTURE)
     (base / "models" / "diffusion_models" / BAD_FILE).write_text("<html>404: no such model</html>", encoding="utf-8")
     with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), base) as server:
         yield server

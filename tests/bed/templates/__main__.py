@@ -1,0 +1,45 @@
+"""Write every file in `workflows/`, and take away what no example makes any more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..paths import ROOT
+from . import EXAMPLES
+from .card import card
+
+WORKFLOWS = ROOT / "workflows"
+
+
+def texts() -> dict[Path, str]:
+    """The JSON files by path, as they should be."""
+    out = {}
+    for example in EXAMPLES:
+        graph = example.graph()
+        out[WORKFLOWS / f"{example.name}.json"] = _text(graph.ui())
+        out[WORKFLOWS / "api" / f"{example.name}.json"] = _text(graph.api())
+    return out
+
+
+def _text(content: Any) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    wanted = texts()
+    pictures = {WORKFLOWS / f"{example.name}.jpg": example for example in EXAMPLES}
+    for folder in (WORKFLOWS, WORKFLOWS / "api"):
+        for path in folder.iterdir():
+            if path.suffix in (".json", ".jpg") and path not in wanted and path not in pictures:
+                path.unlink()
+    for path, text in wanted.items():
+        path.write_text(text, encoding="utf-8")
+    for path, example in pictures.items():
+        card(example).save(path, quality=85)
+    print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}")
+
+
+if __name__ == "__main__":
+    main()

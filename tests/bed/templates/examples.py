@@ -1,0 +1,384 @@
+"""The example workflows, one function each, with what they share below them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import files, prediction
+from .files import File
+from .graph import BROWN, GREEN, RED, Column, Graph, Node, Output
+from .note import Work, note
+
+FOX = "a red fox runs through a snowy pine forest, morning light, the camera follows at its side"
+AVOID = (
+    "static, blurred details, overexposed, subtitles, watermark, low quality, JPEG artifacts, deformed limbs, "
+    "cluttered background"
+)
+MOVE = "the scene comes alive: a gentle wind, slow natural movement, the camera moves in a little"
+# Streams what does not fit through what is free: right on any card, so every example says it.
+AUTOMATIC = -1
+STREAMS = "The weights stream through the VRAM that is free (`vram_budget` -1)."
+LONGER = "The model was trained on 81 frames: set `length` to 81 once the first video works."
+PICTURE = "example.png"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A workflow by file name, with the two lines of its picture in the template browser."""
+
+    name: str
+    headline: str
+    subline: str
+    build: Callable[[Graph], None]
+
+    def graph(self) -> Graph:
+        graph = Graph(self.name)
+        self.build(graph)
+        return graph
+
+
+def text_to_video_small(graph: Graph) -> None:
+    work = Work(prediction.SMALL, 832, 480, 33, 30)
+    _text_to_video(graph, files.T2V_SMALL, work, cfg=6.0, about="Text to video: the small model, to begin with.")
+
+
+def text_to_video(graph: Graph) -> None:
+    work = Work(prediction.LARGE, 832, 480, 33, 20)
+    _text_to_video(
+        graph, files.T2V, work, cfg=6.0, about="Text to video: the large model, for better pictures and more time."
+    )
+
+
+def four_steps(graph: Graph) -> None:
+    """As stock does it: the LoRA between loader and sampling, guidance off."""
+    columns = _columns(340, 360, 320, 440)
+    work = Work(prediction.LARGE, 832, 480, 33, 4, prompts=1)
+    model, encoder, vae = _loaders(graph, columns[0], files.T2V)
+    lora = graph.add(
+        columns[1],
+        "LoraLoaderModelOnly",
+        model=model[0],
+        lora_name=files.FOUR_STEPS.name,
+        strength_model=1.0,
+        files=(files.FOUR_STEPS,),
+    )
+    shifted = _shift(graph, columns[1], lora[0], 5.0)
+    positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
+    latent = _size(graph, columns[0], work)
+    sampled = _sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, 1.0, "lcm")
+    _save(graph, columns[2], columns[3], sampled[0], vae[0], work)
+    about = (
+        "Text to video in 4 steps: a distilled LoRA stands for most of the steps and for the guidance. `cfg` stays at 1, and "
+        "**What to avoid** has no effect."
+    )
+    _note(graph, columns[2:], "Wan 2.1 text to video, 14B in 4 steps", about, work, f"{STREAMS} {LONGER}")
+
+
+def image_to_video(graph: Graph) -> None:
+    columns = _columns(300, 300, 270, 270, 330)
+    work = Work(prediction.LARGE, 832, 480, 33, 20)
+    model, encoder, vae = _loaders(graph, columns[0], files.I2V)
+    vision = _vision(graph, columns[0])
+    shifted = _shift(graph, columns[1], model[0], 8.0)
+    positive, negative = _prompts(graph, columns[1], encoder[0], MOVE)
+    image = graph.add(columns[2], "LoadImage", "First frame", tall=250, image=PICTURE, upload="image")
+    seen = graph.add(columns[2], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
+    made = graph.add(
+        columns[2],
+        "WanImageToVideo",
+        "Size and length",
+        positive=positive[0],
+        negative=negative[0],
+        vae=vae[0],
+        clip_vision_output=seen[0],
+        start_image=image[0],
+        **_sizes(work),
+    )
+    sampled = _sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 6.0)
+    _save(graph, columns[3], columns[4], sampled[0], vae[0], work)
+    about = "Image to video: the picture becomes the first frame, the text says what happens. Choose yours in **First frame**."
+    _note(graph, columns[3:], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
+
+
+def first_and_last_frame(graph: Graph) -> None:
+    columns = _columns(300, 300, 260, 290, 290)
+    work = Work(prediction.LARGE, 832, 480, 33, 20)
+    model, encoder, vae = _loaders(graph, columns[0], files.FLF2V)
+    vision = _vision(graph, columns[0])
+    shifted = _shift(graph, columns[1], model[0], 8.0)
+    positive, negative = _prompts(graph, columns[1], encoder[0], "one scene turns slowly into the other")
+    images = [
+        graph.add(columns[2], "LoadImage", title, tall=250, image=PICTURE, upload="image")
+        for title in ("First frame", "Last frame")
+    ]
+    seen = [
+        graph.add(columns[3], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none") for image in images
+    ]
+    made = graph.add(
+        columns[3],
+        "WanFirstLastFrameToVideo",
+        "Size and length",
+        positive=positive[0],
+        negative=negative[0],
+        vae=vae[0],
+        clip_vision_start_image=seen[0][0],
+        clip_vision_end_image=seen[1][0],
+        start_image=images[0][0],
+        end_image=images[1][0],
+        **_sizes(work),
+    )
+    sampled = _sample(graph, columns[4], shifted[0], made[0], made[1], made[2], work, 3.0)
+    below = Column(columns[3].x, columns[4].x + columns[4].width - columns[3].x, max(columns[3].y, columns[4].y) + 140)
+    _save(graph, columns[4], below, sampled[0], vae[0], work, tall=230)
+    about = (
+        "First and last frame to video: two pictures, and the model finds the way from one to the other. Choose yours in **First "
+        "frame** and **Last frame**. The model is made for 720p and takes smaller sizes."
+    )
+    _note(graph, columns[:3], "Wan 2.1 first and last frame to video, 14B", about, work, f"{STREAMS} {LONGER}")
+
+
+def vace(graph: Graph) -> None:
+    columns = _columns(300, 300, 270, 270, 330)
+    work = Work(prediction.SMALL_VACE, 832, 480, 33, 20)
+    model, encoder, vae = _loaders(graph, columns[0], files.VACE)
+    shifted = _shift(graph, columns[1], model[0], 8.0)
+    positive, negative = _prompts(graph, columns[1], encoder[0], f"the subject of the picture, in motion; {MOVE}")
+    image = graph.add(columns[2], "LoadImage", "Who or what to show", tall=250, image=PICTURE, upload="image")
+    made = graph.add(
+        columns[2],
+        "WanVaceToVideo",
+        "Size and length",
+        positive=positive[0],
+        negative=negative[0],
+        vae=vae[0],
+        reference_image=image[0],
+        strength=1.0,
+        **_sizes(work),
+    )
+    sampled = _sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 5.0)
+    trimmed = graph.add(columns[3], "TrimVideoLatent", samples=sampled[0], trim_amount=made[3])
+    _save(graph, columns[3], columns[4], trimmed[0], vae[0], work)
+    about = (
+        "VACE: video from a reference picture. A control video (poses, edges, depth, or a clip with masked parts) goes into "
+        "**control_video** and **control_masks**; *Trim Video Latent* takes the reference's own frames off again."
+    )
+    advice = f"{STREAMS} `wan2.1_vace_14B_fp16.safetensors` works here too: better, and about eight times the work."
+    _note(graph, columns[:2], "Wan 2.1 VACE, 1.3B", about, work, advice)
+
+
+def pair(graph: Graph) -> None:
+    """Wan 2.2's two experts: one for the first steps, one for the others, each with its own loader."""
+    columns = _columns(310, 310, 290, 580)
+    work = Work(prediction.LARGE, 832, 480, 33, 20)
+    switch = work.steps // 2
+    high = _model_loader(graph, columns[0], files.HIGH, "First steps: high noise")
+    low = _model_loader(graph, columns[0], files.LOW, "Other steps: low noise")
+    encoder, vae = _encoder_loader(graph, columns[0]), _vae_loader(graph, columns[0], files.VAE21)
+    shifted = [_shift(graph, columns[1], loader[0], 8.0) for loader in (high, low)]
+    positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
+    latent = _size(graph, columns[1], work)
+    last = latent[0]
+    for index, (noise, seed, after, start, end, left) in enumerate(
+        (("enable", 42, "randomize", 0, switch, "enable"), ("disable", 0, "fixed", switch, 10000, "disable"))
+    ):
+        last = graph.add(
+            columns[2],
+            "KSamplerAdvanced",
+            ("First steps", "Other steps")[index],
+            model=shifted[index][0],
+            positive=positive[0],
+            negative=negative[0],
+            latent_image=last,
+            add_noise=noise,
+            noise_seed=seed,
+            control_after_generate=after,
+            steps=work.steps,
+            cfg=3.5,
+            sampler_name="euler",
+            scheduler="simple",
+            start_at_step=start,
+            end_at_step=end,
+            return_with_leftover_noise=left,
+        )[0]
+    _save(graph, columns[3], columns[3], last, vae[0], work, tall=260)
+    about = (
+        "Text to video with Wan 2.2: two models of 14B, one for the first half of the steps, one for the second. "
+        "`steps` must be the same in both samplers, and one ends where the other begins. The VAE is Wan 2.1's."
+    )
+    advice = f"{STREAMS} Both loaders share the larger of their budgets: only one samples at a time."
+    _note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, advice)
+
+
+def five(graph: Graph) -> None:
+    columns = _columns(340, 360, 320, 440)
+    work = Work(prediction.FIVE, 1280, 704, 49, 20, fps=24)
+    model, encoder, vae = _loaders(graph, columns[0], files.TI2V, files.VAE22)
+    shifted = _shift(graph, columns[1], model[0], 8.0)
+    positive, negative = _prompts(graph, columns[1], encoder[0], FOX)
+    latent = graph.add(columns[0], "Wan22ImageToVideoLatent", "Size and length", vae=vae[0], **_sizes(work))
+    sampled = _sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, 5.0)
+    _save(graph, columns[2], columns[3], sampled[0], vae[0], work)
+    about = (
+        "Text or image to video with Wan 2.2's 5B model, at 24 frames a second. For image to video connect a *Load Image* with "
+        "**start_image** of **Size and length**. It has a VAE of its own: `wan2.2_vae`."
+    )
+    advice = f"{STREAMS} The model was trained on 121 frames of 1280x704: set `length` to 121 once the first video works."
+    _note(graph, columns[2:], "Wan 2.2 text or image to video, 5B", about, work, advice)
+
+
+def side_by_side(graph: Graph) -> None:
+    """The same seed twice: FuseStream's loaders as they are, and with everything off."""
+    columns = _columns(310, 310, 270, 270, 320)
+    work = Work(prediction.SMALL, 832, 480, 33, 20)
+    ours = _model_loader(graph, columns[0], files.T2V_SMALL, "A: FuseStream")
+    ours_vae = _vae_loader(graph, columns[0], files.VAE21, "A: FuseStream's VAE")
+    stock = _model_loader(graph, columns[0], files.T2V_SMALL, "B: as stock", kernels="off", vram_budget=0)
+    stock_vae = _vae_loader(graph, columns[0], files.VAE21, "B: stock's VAE", kernels="off")
+    encoder = _encoder_loader(graph, columns[1])
+    positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
+    latent = _size(graph, columns[1], work)
+    for column, letter, model, vae in ((columns[2], "A", ours, ours_vae), (columns[3], "B", stock, stock_vae)):
+        sampled = _sample(
+            graph, column, model[0], positive[0], negative[0], latent[0], work, 6.0, title=letter, after="fixed"
+        )
+        _save(graph, column, columns[4], sampled[0], vae[0], work, letter, tall=240)
+    about = (
+        "The same video twice, from one seed: **A** with FuseStream's kernels and streaming, **B** with all of it off. Change one "
+        "input of A's loaders to see what it alone does. Run it twice before you compare times: the first run also measures "
+        "the kernels and reads the files."
+    )
+    _note(graph, columns[2:], "A and B: with and without FuseStream", about, work, "That is for each of the two videos.")
+
+
+def _columns(*widths: int) -> list[Column]:
+    gap, x, out = 30, 40, []
+    for width in widths:
+        out.append(Column(x, width))
+        x += width + gap
+    return out
+
+
+def _text_to_video(graph: Graph, file: File, work: Work, cfg: float, about: str) -> None:
+    columns = _columns(340, 360, 320, 440)
+    model, encoder, vae = _loaders(graph, columns[0], file)
+    shifted = _shift(graph, columns[1], model[0], 8.0)
+    positive, negative = _prompts(graph, columns[1], encoder[0], FOX)
+    latent = _size(graph, columns[0], work)
+    sampled = _sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, cfg)
+    _save(graph, columns[2], columns[3], sampled[0], vae[0], work)
+    size = "1.3B" if file is files.T2V_SMALL else "14B"
+    _note(graph, columns[2:], f"Wan 2.1 text to video, {size}", about, work, f"{STREAMS} {LONGER}")
+
+
+def _loaders(graph: Graph, column: Column, model: File, vae: File = files.VAE21) -> tuple[Node, Node, Node]:
+    return _model_loader(graph, column, model), _encoder_loader(graph, column), _vae_loader(graph, column, vae)
+
+
+def _model_loader(graph: Graph, column: Column, file: File, title: str | None = None, **more: Any) -> Node:
+    values = {"vram_budget": AUTOMATIC, **more}
+    type_ = "FuseStreamDiffusionModelLoader"
+    return graph.add(column, type_, title, model_name=file.name, files=(file,), **values)
+
+
+def _encoder_loader(graph: Graph, column: Column) -> Node:
+    type_, file = "FuseStreamTextEncoderLoader", files.UMT5
+    return graph.add(column, type_, text_encoder_name=file.name, vram_budget=AUTOMATIC, files=(file,))
+
+
+def _vae_loader(graph: Graph, column: Column, file: File, title: str | None = None, **more: Any) -> Node:
+    return graph.add(column, "FuseStreamVAELoader", title, vae_name=file.name, files=(file,), **more)
+
+
+def _vision(graph: Graph, column: Column) -> Node:
+    return graph.add(column, "CLIPVisionLoader", clip_name=files.VISION.name, files=(files.VISION,))
+
+
+def _shift(graph: Graph, column: Column, model: Output, shift: float) -> Node:
+    return graph.add(column, "ModelSamplingSD3", model=model, shift=shift)
+
+
+def _prompts(graph: Graph, column: Column, clip: Output, text: str, tall: int = 150) -> tuple[Node, Node]:
+    return (
+        graph.add(column, "CLIPTextEncode", "What to show", tall, GREEN, clip=clip, text=text),
+        graph.add(column, "CLIPTextEncode", "What to avoid", tall, RED, clip=clip, text=AVOID),
+    )
+
+
+def _sizes(work: Work) -> dict[str, Any]:
+    return {"width": work.width, "height": work.height, "length": work.length, "batch_size": 1}
+
+
+def _size(graph: Graph, column: Column, work: Work) -> Node:
+    return graph.add(column, "EmptyHunyuanLatentVideo", "Size and length", **_sizes(work))
+
+
+def _sample(
+    graph: Graph,
+    column: Column,
+    model: Output,
+    positive: Output,
+    negative: Output,
+    latent: Output,
+    work: Work,
+    cfg: float,
+    sampler: str = "uni_pc",
+    title: str | None = None,
+    after: str = "randomize",
+) -> Node:
+    return graph.add(
+        column,
+        "KSampler",
+        title,
+        model=model,
+        positive=positive,
+        negative=negative,
+        latent_image=latent,
+        seed=42,
+        control_after_generate=after,
+        steps=work.steps,
+        cfg=cfg,
+        sampler_name=sampler,
+        scheduler="simple",
+        denoise=1.0,
+    )
+
+
+def _save(
+    graph: Graph,
+    column: Column,
+    last: Column,
+    latent: Output,
+    vae: Output,
+    work: Work,
+    letter: str = "",
+    tall: int = 510,
+) -> None:
+    """Decode, put the frames together, save."""
+    images = graph.add(column, "VAEDecode", samples=latent, vae=vae)
+    video = graph.add(column, "CreateVideo", images=images[0], fps=float(work.fps), bit_depth=8)
+    prefix = f"video/FuseStream{f'-{letter}' if letter else ''}"
+    title = f"{letter}: the video" if letter else None
+    graph.add(last, "SaveVideo", title, tall, video=video[0], filename_prefix=prefix, format="auto", codec="auto")
+
+
+def _note(graph: Graph, span: Sequence[Column], title: str, about: str, work: Work, advice: str) -> None:
+    """Below the columns of `span`, as wide as all of them."""
+    first, last = span[0], span[-1]
+    below = Column(first.x, last.x + last.width - first.x, max(column.y for column in span))
+    text = note(title, about, graph.files(), work, advice)
+    graph.add(below, "MarkdownNote", "Which file goes where, what to expect", 300, BROWN, text=text)
+
+
+EXAMPLES = (
+    Example("wan2.1_t2v_1.3B", "Text to video", "Wan 2.1, 1.3B", text_to_video_small),
+    Example("wan2.1_t2v_14B", "Text to video", "Wan 2.1, 14B", text_to_video),
+    Example("wan2.1_t2v_14B_4_steps", "Text to video", "Wan 2.1, 14B, 4 steps", four_steps),
+    Example("wan2.1_i2v_14B", "Image to video", "Wan 2.1, 14B", image_to_video),
+    Example("wan2.1_flf2v_14B", "First and last frame", "Wan 2.1, 14B", first_and_last_frame),
+    Example("wan2.1_vace_1.3B", "Reference to video", "Wan 2.1 VACE, 1.3B", vace),
+    Example("wan2.2_t2v_14B", "Text to video", "Wan 2.2, the 14B pair", pair),
+    Example("wan2.2_ti2v_5B", "Text or image to video", "Wan 2.2, 5B", five),
+    Example("with_and_without", "A and B", "with and without FuseStream", side_by_side),
+)

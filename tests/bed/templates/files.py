@@ -1,0 +1,57 @@
+"""The weight files as they are published, and which checkpoint stands in for each in a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WAN21 = "Comfy-Org/Wan_2.1_ComfyUI_repackaged"
+WAN22 = "Comfy-Org/Wan_2.2_ComfyUI_Repackaged"
+
+
+@dataclass(frozen=True)
+class File:
+    """One weight file. `folder` is the one below ComfyUI's `models`; `tiny` and `storage` name its stand-in."""
+
+    name: str
+    gigabytes: float
+    folder: str
+    release: str
+    tiny: str
+    storage: str = "fp16"
+    inside: str = ""
+
+    @property
+    def url(self) -> str:
+        """Where it can be downloaded."""
+        inside = self.inside or f"split_files/{self.folder}"
+        return f"https://huggingface.co/{self.release}/resolve/main/{inside}/{self.name}"
+
+
+def _model(name: str, gigabytes: float, release: str, tiny: str, storage: str) -> File:
+    return File(name, gigabytes, "diffusion_models", release, tiny, storage)
+
+
+T2V_SMALL = _model("wan2.1_t2v_1.3B_fp16.safetensors", 2.8, WAN21, "wan_t2v", "fp16")
+T2V = _model("wan2.1_t2v_14B_fp8_scaled.safetensors", 14.3, WAN21, "wan_t2v", "fp8_scaled")
+I2V = _model("wan2.1_i2v_480p_14B_fp8_scaled.safetensors", 16.4, WAN21, "wan_i2v", "fp8_scaled")
+FLF2V = _model("wan2.1_flf2v_720p_14B_fp8_e4m3fn.safetensors", 16.4, WAN21, "wan_flf2v", "fp8_e4m3fn")
+VACE = _model("wan2.1_vace_1.3B_fp16.safetensors", 4.3, WAN21, "wan_vace", "fp16")
+HIGH = _model("wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan_t2v", "fp8_scaled")
+LOW = _model("wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan_t2v", "fp8_scaled")
+TI2V = _model("wan2.2_ti2v_5B_fp16.safetensors", 10.0, WAN22, "wan22_5b", "fp16")
+
+UMT5 = File("umt5_xxl_fp8_e4m3fn_scaled.safetensors", 6.7, "text_encoders", WAN21, "umt5", "fp8_scaled")
+VAE21 = File("wan_2.1_vae.safetensors", 0.25, "vae", WAN21, "wan_vae")
+VAE22 = File("wan2.2_vae.safetensors", 1.4, "vae", WAN22, "wan22_vae")
+VISION = File("clip_vision_h.safetensors", 1.3, "clip_vision", WAN21, "clip_vision")
+FOUR_STEPS = File(
+    "lightx2v_T2V_14B_cfg_step_distill_v2_lora_rank64_bf16.safetensors",
+    0.6,
+    "loras",
+    "Kijai/WanVideo_comfy",
+    "lora_ab",
+    "bf16",
+    inside="Lightx2v",
+)
+
+FILES = (T2V_SMALL, T2V, I2V, FLF2V, VACE, HIGH, LOW, TI2V, UMT5, VAE21, VAE22, VISION, FOUR_STEPS)

@@ -1,0 +1,67 @@
+"""The note on every example: what it makes, which file goes where, what an 8 GB card should expect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .files import File
+from .prediction import Model, seconds_a_step
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the example asks of its model: the size of the video, the steps, and the prompts of a step."""
+
+    model: Model
+    width: int
+    height: int
+    length: int
+    steps: int
+    prompts: int = 2
+    fps: int = 16
+
+
+def note(title: str, about: str, files: list[File], work: Work, advice: str) -> str:
+    """The note's Markdown."""
+    releases = dict.fromkeys(file.release for file in files)
+    return "\n".join(
+        [
+            f"# {title}",
+            "",
+            about,
+            "",
+            "| File | Size | Folder in `models` |",
+            "| --- | --- | --- |",
+            *(f"| `{file.name}` | {file.gigabytes:g} GB | `{file.folder}` |" for file in files),
+            "",
+            f"They are published on huggingface.co in {_listed([f'*{release}*' for release in releases])}. "
+            "Press `R` after putting them there, then **Run**.",
+            "",
+            f"**On an 8 GB card.** {expectation(work)} {advice}",
+            "",
+        ]
+    )
+
+
+def expectation(work: Work) -> str:
+    """What to expect, with its status: no 8 GB card has been measured."""
+    each = seconds_a_step(work.model, work.width, work.height, work.length, work.prompts)
+    return (
+        f"Not measured yet. Predicted for an RTX 2060 Super, arithmetic of the diffusion model alone: "
+        f"{_rounded(each)} s a step, {_minutes(each * work.steps)} for these {work.steps} steps of "
+        f"{work.width}x{work.height}, {work.length} frames ({(work.length - 1) / work.fps:.1f} s of video). "
+        "The rest comes on top."
+    )
+
+
+def _rounded(seconds: float) -> str:
+    """Two digits: more would pretend."""
+    return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
