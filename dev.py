@@ -58,7 +58,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
-        "doctor": doctor,
+        "doctor": doctor, "workflows": workflows,
     }.items():  # fmt: skip
         add[name].set_defaults(run=run)
     return cli
@@ -72,6 +72,7 @@ HELP = {
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --no-compile; "
     "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
+    "workflows": "write the example workflows anew, after a node got an input or an example changed",
     "setup": "only set up what the other commands need",
 }
 
@@ -121,6 +122,11 @@ def lint(options: argparse.Namespace, _rest: list[str]) -> int:
 def kernels(options: argparse.Namespace, rest: list[str]) -> int:
     bed, _ = set_up(options, with_browser=False)
     return call(bed, "kernels_cuda/build/cli.py", *rest)
+
+
+def workflows(options: argparse.Namespace, _rest: list[str]) -> int:
+    bed, _ = set_up(options, with_browser=False)
+    return call(bed, "-m", "bed.templates", env={"PYTHONPATH": str(ROOT / "tests")})
 
 
 def bench(options: argparse.Namespace, rest: list[str]) -> int:

@@ -18,8 +18,8 @@ from browser.front_end import FrontEnd
 
 WORKFLOWS = ROOT / "workflows"
 NAMES = sorted(path.stem for path in WORKFLOWS.glob("*.json"))
-# What a user of the default window sees; below this scale the front end draws nodes without their text.
-READABLE = 0.6
+# At a smaller scale the front end draws nodes without their text (8 pixels of a font of 14).
+READABLE = 8 / 14
 SHOTS = ROOT / "output" / "templates"
 
 

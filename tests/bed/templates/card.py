@@ -14,6 +14,7 @@ from .examples import Example
 
 SIZE = 512
 INK = (240, 240, 245)
+FAINT = (235, 235, 200)
 
 
 def card(example: Example) -> Image.Image:
@@ -23,7 +24,7 @@ def card(example: Example) -> Image.Image:
     draw = ImageDraw.Draw(image)
     _strip(draw, hue)
     draw.text((32, 330), example.headline, INK, _font(44, example.headline))
-    draw.text((32, 392), example.subline, (*INK[:2], 200), _font(30, example.subline))
+    draw.text((32, 392), example.subline, FAINT, _font(30, example.subline))
     draw.text((32, 456), "FuseStream", _colour(hue, 0.45, 0.95), _font(24, "FuseStream"))
     return image
 
@@ -56,7 +57,9 @@ def _strip(draw: ImageDraw.ImageDraw, hue: float) -> None:
         draw.rectangle(box, _colour(hue + 0.06 * rise, 0.5, 0.35 + 0.4 * rise))
         x, y = left + width * (0.2 + 0.6 * rise), top + 130 - 80 * math.sin(rise * math.pi / 2)
         draw.ellipse((x - 15, y - 15, x + 15, y + 15), (255, 225, 160))
-        hill = [(left + step, top + 150 + 14 * math.sin((step + index * width) / 46)) for step in range(0, width + 1, 4)]
+        hill = [
+            (left + step, top + 150 + 14 * math.sin((step + index * width) / 46)) for step in range(0, width + 1, 4)
+        ]
         draw.polygon([*hill, (left + width, top + height), (left, top + height)], _colour(hue, 0.6, 0.22))
         for hole in range(3):
             for edge in (top - 20, top + height + 8):

@@ -66,14 +66,14 @@ def four_steps(graph: Graph) -> None:
     )
     shifted = _shift(graph, columns[1], lora[0], 5.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
-    latent = _size(graph, columns[0], work)
+    latent = _size(graph, columns[2], work)
     sampled = _sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, 1.0, "lcm")
-    _save(graph, columns[2], columns[3], sampled[0], vae[0], work)
+    _save(graph, columns[3], sampled[0], vae[0], work)
     about = (
         "Text to video in 4 steps: a distilled LoRA stands for most of the steps and for the guidance. `cfg` stays at 1, and "
         "**What to avoid** has no effect."
     )
-    _note(graph, columns[2:], "Wan 2.1 text to video, 14B in 4 steps", about, work, f"{STREAMS} {LONGER}")
+    _note(graph, columns[:2], "Wan 2.1 text to video, 14B in 4 steps", about, work, f"{STREAMS} {LONGER}")
 
 
 def image_to_video(graph: Graph) -> None:
@@ -83,7 +83,7 @@ def image_to_video(graph: Graph) -> None:
     vision = _vision(graph, columns[0])
     shifted = _shift(graph, columns[1], model[0], 8.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], MOVE)
-    image = graph.add(columns[2], "LoadImage", "First frame", tall=250, image=PICTURE, upload="image")
+    image = graph.add(columns[2], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
     seen = graph.add(columns[2], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
     made = graph.add(
         columns[2],
@@ -97,9 +97,9 @@ def image_to_video(graph: Graph) -> None:
         **_sizes(work),
     )
     sampled = _sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 6.0)
-    _save(graph, columns[3], columns[4], sampled[0], vae[0], work)
+    _save(graph, columns[3], sampled[0], vae[0], work, columns[4])
     about = "Image to video: the picture becomes the first frame, the text says what happens. Choose yours in **First frame**."
-    _note(graph, columns[3:], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
+    _note(graph, columns[:2], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
 
 
 def first_and_last_frame(graph: Graph) -> None:
@@ -110,11 +110,12 @@ def first_and_last_frame(graph: Graph) -> None:
     shifted = _shift(graph, columns[1], model[0], 8.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], "one scene turns slowly into the other")
     images = [
-        graph.add(columns[2], "LoadImage", title, tall=250, image=PICTURE, upload="image")
+        graph.add(columns[2], "LoadImage", title, tall=314, image=PICTURE, upload="image")
         for title in ("First frame", "Last frame")
     ]
     seen = [
-        graph.add(columns[3], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none") for image in images
+        graph.add(columns[3], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
+        for image in images
     ]
     made = graph.add(
         columns[3],
@@ -130,13 +131,13 @@ def first_and_last_frame(graph: Graph) -> None:
         **_sizes(work),
     )
     sampled = _sample(graph, columns[4], shifted[0], made[0], made[1], made[2], work, 3.0)
-    below = Column(columns[3].x, columns[4].x + columns[4].width - columns[3].x, max(columns[3].y, columns[4].y) + 140)
-    _save(graph, columns[4], below, sampled[0], vae[0], work, tall=230)
+    below = Column(columns[3].x, columns[4].x + columns[4].width - columns[3].x, columns[3].y)
+    _save(graph, columns[4], sampled[0], vae[0], work, below, tall=280)
     about = (
         "First and last frame to video: two pictures, and the model finds the way from one to the other. Choose yours in **First "
         "frame** and **Last frame**. The model is made for 720p and takes smaller sizes."
     )
-    _note(graph, columns[:3], "Wan 2.1 first and last frame to video, 14B", about, work, f"{STREAMS} {LONGER}")
+    _note(graph, columns[:2], "Wan 2.1 first and last frame to video, 14B", about, work, f"{STREAMS} {LONGER}")
 
 
 def vace(graph: Graph) -> None:
@@ -145,7 +146,7 @@ def vace(graph: Graph) -> None:
     model, encoder, vae = _loaders(graph, columns[0], files.VACE)
     shifted = _shift(graph, columns[1], model[0], 8.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], f"the subject of the picture, in motion; {MOVE}")
-    image = graph.add(columns[2], "LoadImage", "Who or what to show", tall=250, image=PICTURE, upload="image")
+    image = graph.add(columns[2], "LoadImage", "Who or what to show", tall=314, image=PICTURE, upload="image")
     made = graph.add(
         columns[2],
         "WanVaceToVideo",
@@ -159,12 +160,12 @@ def vace(graph: Graph) -> None:
     )
     sampled = _sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 5.0)
     trimmed = graph.add(columns[3], "TrimVideoLatent", samples=sampled[0], trim_amount=made[3])
-    _save(graph, columns[3], columns[4], trimmed[0], vae[0], work)
+    _save(graph, columns[3], trimmed[0], vae[0], work, columns[4])
     about = (
         "VACE: video from a reference picture. A control video (poses, edges, depth, or a clip with masked parts) goes into "
         "**control_video** and **control_masks**; *Trim Video Latent* takes the reference's own frames off again."
     )
-    advice = f"{STREAMS} `wan2.1_vace_14B_fp16.safetensors` works here too: better, and about eight times the work."
+    advice = f"{STREAMS} `wan2.1_vace_14B_fp16.safetensors` works here too: better, and five times the work."
     _note(graph, columns[:2], "Wan 2.1 VACE, 1.3B", about, work, advice)
 
 
@@ -176,6 +177,12 @@ def pair(graph: Graph) -> None:
     high = _model_loader(graph, columns[0], files.HIGH, "First steps: high noise")
     low = _model_loader(graph, columns[0], files.LOW, "Other steps: low noise")
     encoder, vae = _encoder_loader(graph, columns[0]), _vae_loader(graph, columns[0], files.VAE21)
+    about = (
+        "Text to video with Wan 2.2: two models of 14B, one for the first half of the steps, one for the second. "
+        "`steps` must be the same in both samplers, and one ends where the other begins. The VAE is Wan 2.1's."
+    )
+    advice = f"{STREAMS} Both loaders share the larger of their budgets: only one samples at a time."
+    _note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, advice)
     shifted = [_shift(graph, columns[1], loader[0], 8.0) for loader in (high, low)]
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
     latent = _size(graph, columns[1], work)
@@ -202,13 +209,7 @@ def pair(graph: Graph) -> None:
             end_at_step=end,
             return_with_leftover_noise=left,
         )[0]
-    _save(graph, columns[3], columns[3], last, vae[0], work, tall=260)
-    about = (
-        "Text to video with Wan 2.2: two models of 14B, one for the first half of the steps, one for the second. "
-        "`steps` must be the same in both samplers, and one ends where the other begins. The VAE is Wan 2.1's."
-    )
-    advice = f"{STREAMS} Both loaders share the larger of their budgets: only one samples at a time."
-    _note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, advice)
+    _save(graph, columns[3], last, vae[0], work, tall=230)
 
 
 def five(graph: Graph) -> None:
@@ -217,15 +218,17 @@ def five(graph: Graph) -> None:
     model, encoder, vae = _loaders(graph, columns[0], files.TI2V, files.VAE22)
     shifted = _shift(graph, columns[1], model[0], 8.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX)
-    latent = graph.add(columns[0], "Wan22ImageToVideoLatent", "Size and length", vae=vae[0], **_sizes(work))
+    latent = graph.add(columns[2], "Wan22ImageToVideoLatent", "Size and length", vae=vae[0], **_sizes(work))
     sampled = _sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, 5.0)
-    _save(graph, columns[2], columns[3], sampled[0], vae[0], work)
+    _save(graph, columns[3], sampled[0], vae[0], work)
     about = (
         "Text or image to video with Wan 2.2's 5B model, at 24 frames a second. For image to video connect a *Load Image* with "
         "**start_image** of **Size and length**. It has a VAE of its own: `wan2.2_vae`."
     )
-    advice = f"{STREAMS} The model was trained on 121 frames of 1280x704: set `length` to 121 once the first video works."
-    _note(graph, columns[2:], "Wan 2.2 text or image to video, 5B", about, work, advice)
+    advice = (
+        f"{STREAMS} The model was trained on 121 frames of 1280x704: set `length` to 121 once the first video works."
+    )
+    _note(graph, columns[:2], "Wan 2.2 text or image to video, 5B", about, work, advice)
 
 
 def side_by_side(graph: Graph) -> None:
@@ -237,19 +240,21 @@ def side_by_side(graph: Graph) -> None:
     stock = _model_loader(graph, columns[0], files.T2V_SMALL, "B: as stock", kernels="off", vram_budget=0)
     stock_vae = _vae_loader(graph, columns[0], files.VAE21, "B: stock's VAE", kernels="off")
     encoder = _encoder_loader(graph, columns[1])
+    about = (
+        "The same video twice, from one seed: **A** with FuseStream's kernels and streaming, **B** with all of it off. Change one "
+        "input of A's loaders to see what it alone does. Run it twice before you compare times: the first run also measures "
+        "the kernels and reads the files."
+    )
+    _note(
+        graph, columns[2:], "A and B: with and without FuseStream", about, work, "That is for each of the two videos."
+    )
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
     latent = _size(graph, columns[1], work)
     for column, letter, model, vae in ((columns[2], "A", ours, ours_vae), (columns[3], "B", stock, stock_vae)):
         sampled = _sample(
             graph, column, model[0], positive[0], negative[0], latent[0], work, 6.0, title=letter, after="fixed"
         )
-        _save(graph, column, columns[4], sampled[0], vae[0], work, letter, tall=240)
-    about = (
-        "The same video twice, from one seed: **A** with FuseStream's kernels and streaming, **B** with all of it off. Change one "
-        "input of A's loaders to see what it alone does. Run it twice before you compare times: the first run also measures "
-        "the kernels and reads the files."
-    )
-    _note(graph, columns[2:], "A and B: with and without FuseStream", about, work, "That is for each of the two videos.")
+        _save(graph, column, sampled[0], vae[0], work, columns[4], letter, tall=230)
 
 
 def _columns(*widths: int) -> list[Column]:
@@ -265,11 +270,11 @@ def _text_to_video(graph: Graph, file: File, work: Work, cfg: float, about: str)
     model, encoder, vae = _loaders(graph, columns[0], file)
     shifted = _shift(graph, columns[1], model[0], 8.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX)
-    latent = _size(graph, columns[0], work)
+    latent = _size(graph, columns[2], work)
     sampled = _sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, cfg)
-    _save(graph, columns[2], columns[3], sampled[0], vae[0], work)
+    _save(graph, columns[3], sampled[0], vae[0], work)
     size = "1.3B" if file is files.T2V_SMALL else "14B"
-    _note(graph, columns[2:], f"Wan 2.1 text to video, {size}", about, work, f"{STREAMS} {LONGER}")
+    _note(graph, columns[:2], f"Wan 2.1 text to video, {size}", about, work, f"{STREAMS} {LONGER}")
 
 
 def _loaders(graph: Graph, column: Column, model: File, vae: File = files.VAE21) -> tuple[Node, Node, Node]:
@@ -348,27 +353,30 @@ def _sample(
 def _save(
     graph: Graph,
     column: Column,
-    last: Column,
     latent: Output,
     vae: Output,
     work: Work,
+    last: Column | None = None,
     letter: str = "",
-    tall: int = 510,
+    tall: int = 300,
 ) -> None:
-    """Decode, put the frames together, save."""
+    """Decode and put the frames together in `column`, save in `last`."""
     images = graph.add(column, "VAEDecode", samples=latent, vae=vae)
     video = graph.add(column, "CreateVideo", images=images[0], fps=float(work.fps), bit_depth=8)
     prefix = f"video/FuseStream{f'-{letter}' if letter else ''}"
     title = f"{letter}: the video" if letter else None
-    graph.add(last, "SaveVideo", title, tall, video=video[0], filename_prefix=prefix, format="auto", codec="auto")
+    where = last or column
+    graph.add(where, "SaveVideo", title, tall, video=video[0], filename_prefix=prefix, format="auto", codec="auto")
 
 
 def _note(graph: Graph, span: Sequence[Column], title: str, about: str, work: Work, advice: str) -> None:
-    """Below the columns of `span`, as wide as all of them."""
+    """Across the columns of `span`, below what they have so far; what comes later goes below the note."""
     first, last = span[0], span[-1]
     below = Column(first.x, last.x + last.width - first.x, max(column.y for column in span))
     text = note(title, about, graph.files(), work, advice)
-    graph.add(below, "MarkdownNote", "Which file goes where, what to expect", 300, BROWN, text=text)
+    graph.add(below, "MarkdownNote", "Which file goes where, what to expect", 290, BROWN, text=text)
+    for column in span:
+        column.y = below.y
 
 
 EXAMPLES = (

@@ -138,7 +138,7 @@ class Graph:
 def _sockets(node: Node) -> dict[str, str]:
     """Name to type of the inputs that the file lists: all sockets, and the widgets that are fed."""
     fed = [name for name in node.links if name in node.signature.widgets]
-    return node.signature.sockets | {name: "INT" for name in fed}
+    return node.signature.sockets | dict.fromkeys(fed, "INT")
 
 
 def _prompt(node: Node) -> dict[str, Any]:

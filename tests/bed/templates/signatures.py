@@ -35,7 +35,7 @@ def _stock(sockets: str, widgets: str, outputs: str) -> Signature:
     given = [word.split(":") for word in sockets.split()]
     made = [word.split(":") for word in outputs.split()]
     return Signature(
-        sockets={name: kind for name, kind in given},
+        sockets={words[0]: words[1] for words in given},
         widgets=tuple(word.lstrip("+") for word in widgets.split()),
         outputs=tuple((words[0], words[-1]) for words in made),
         hidden=frozenset(word[1:] for word in widgets.split() if word.startswith("+")),
@@ -53,9 +53,7 @@ STOCK = {
     "CLIPVisionLoader": _stock("", "clip_name", "CLIP_VISION"),
     "CreateVideo": _stock("images:IMAGE audio:?AUDIO", "fps bit_depth", "VIDEO"),
     "EmptyHunyuanLatentVideo": _stock("", _SIZES, "LATENT"),
-    "KSampler": _stock(
-        _SAMPLER, "seed +control_after_generate steps cfg sampler_name scheduler denoise", "LATENT"
-    ),
+    "KSampler": _stock(_SAMPLER, "seed +control_after_generate steps cfg sampler_name scheduler denoise", "LATENT"),
     "KSamplerAdvanced": _stock(
         _SAMPLER,
         "add_noise noise_seed +control_after_generate steps cfg sampler_name scheduler start_at_step end_at_step "

@@ -1,0 +1,66 @@
+"""The example workflows are what their script makes, and their links lead where they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from bed.templates import EXAMPLES, Example
+from bed.templates.__main__ import WORKFLOWS, texts
+from bed.templates.files import FILES
+from bed.templates.graph import Column, Graph
+from bed.templates.prediction import LARGE, SMALL, flops
+
+each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+
+
+def test_the_files_are_what_the_script_makes() -> None:
+    wanted = texts()
+    found = {path: path.read_text(encoding="utf-8") for path in WORKFLOWS.rglob("*.json")}
+    assert found.keys() == wanted.keys()
+    changed = [path.name for path in wanted if found[path] != wanted[path]]
+    assert not changed, "call `python3 dev.py workflows` and commit what it writes"
+    assert {path.stem for path in WORKFLOWS.glob("*.jpg")} == {example.name for example in EXAMPLES}
+
+
+@each_example
+def test_every_link_is_told_by_both_its_ends(example: Example) -> None:
+    ui = example.graph().ui()
+    nodes = {node["id"]: node for node in ui["nodes"]}
+    for id_, source, slot, target, socket, kind in ui["links"]:
+        assert id_ in nodes[source]["outputs"][slot]["links"]
+        assert nodes[target]["inputs"][socket]["link"] == id_
+        assert nodes[source]["outputs"][slot]["type"] == nodes[target]["inputs"][socket]["type"] == kind
+
+
+@each_example
+def test_the_note_names_every_file(example: Example) -> None:
+    """And no file is asked for that the note does not name."""
+    graph = example.graph()
+    (note,) = (node.values["text"] for node in graph.nodes if node.type == "MarkdownNote")
+    asked = {
+        value
+        for node in graph.nodes
+        for value in node.values.values()
+        if isinstance(value, str) and value.endswith(".safetensors")
+    }
+    assert asked == {file.name for file in graph.files()}
+    for file in graph.files():
+        assert f"`{file.name}` | {file.gigabytes:g} GB | `{file.folder}`" in note and file.release in note
+    assert "Not measured yet. Predicted" in note
+
+
+def test_every_published_file_is_used() -> None:
+    assert {file for example in EXAMPLES for file in example.graph().files()} == set(FILES)
+
+
+def test_a_graph_that_lacks_an_input_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"VAEDecode in x: unknown \['image'\], missing \['samples', 'vae'\]"):
+        Graph("x").add(Column(0, 100), "VAEDecode", image=1)
+
+
+def test_work_of_a_step_is_that_of_the_model() -> None:
+    """By hand, for 21x30x52 tokens: 2 * 1.42e9 * 32760 in products without the embeddings; 4 n^2 d per layer in attention."""
+    products, attention = flops(SMALL, 832, 480, 81)
+    assert products == pytest.approx(30 * 32760 * 2 * (6 * 1536**2 + 2 * 1536 * 8960), rel=0.02)
+    assert attention == pytest.approx(30 * 4 * 32760**2 * 1536, rel=0.02)
+    assert flops(LARGE, 832, 480, 33)[0] == pytest.approx(2 * 14040 * 12.0e9, rel=0.05)
