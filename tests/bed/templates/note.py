@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
+from ..paths import ROOT
 from .files import File
-from .prediction import Model, seconds_a_step
+from .prediction import LARGE, SMALL, Model, seconds_a_step
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,27 @@ def note(title: str, about: str, files: list[File], work: Work, advice: str) -> 
 
 
 def expectation(work: Work) -> str:
-    """What to expect, with its status: no 8 GB card has been measured."""
+    """What to expect, with the status of each figure: a card of 8 GB has not been measured, a larger one made as small has."""
     each = seconds_a_step(work.model, work.width, work.height, work.length, work.prompts)
     return (
-        f"Not measured yet. Predicted for an RTX 2060 Super, arithmetic of the diffusion model alone: "
+        f"No such card was measured yet. Predicted for an RTX 2060 Super, arithmetic of the diffusion model alone: "
         f"{_rounded(each)} s a step, {_minutes(each * work.steps)} for these {work.steps} steps of "
-        f"{work.width}x{work.height}, {work.length} frames ({(work.length - 1) / work.fps:.1f} s of video). "
-        "The rest comes on top."
+        f"{work.width}x{work.height}, {work.length} frames ({(work.length - 1) / work.fps:.1f} s of video); the rest comes "
+        f"on top.{_measured(work.model)}"
     )
+
+
+def _measured(model: Model) -> str:
+    """The bench's row for text to video with this model at 480p, if there is one."""
+    name = {SMALL: "1.3B 480x832x81", LARGE: "14B 480x832x81"}.get(model)
+    rows = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))["models"]["rows"]
+    for row in rows:
+        if row["name"] == name:
+            return (
+                f" Measured on an H200 with {row['free GiB']:g} GiB free, text to video in fp16, 832x480, 81 frames: "
+                f"{row['ours']['s']:.3g} s a step, {row['stock']['s']:.3g} s in stock ComfyUI."
+            )
+    return ""
 
 
 def _rounded(seconds: float) -> str:
