@@ -374,7 +374,7 @@ def _note(graph: Graph, span: Sequence[Column], title: str, about: str, work: Wo
     first, last = span[0], span[-1]
     below = Column(first.x, last.x + last.width - first.x, max(column.y for column in span))
     text = note(title, about, graph.files(), work, advice)
-    graph.add(below, "MarkdownNote", "Which file goes where, what to expect", 290, BROWN, text=text)
+    graph.add(below, "MarkdownNote", "Which file goes where, what to expect", 310, BROWN, text=text)
     for column in span:
         column.y = below.y
 

@@ -64,7 +64,7 @@ def _measured(model: Model) -> str:
         if row["name"] == name:
             return (
                 f" Measured on an H200 with {row['free GiB']:g} GiB free, text to video in fp16, 832x480, 81 frames: "
-                f"{row['ours']['s']:.3g} s a step, {row['stock']['s']:.3g} s in stock ComfyUI."
+                f"{row['ours']['s']:.3g} s a step with guidance, {row['stock']['s']:.3g} s in stock ComfyUI."
             )
     return ""
 

@@ -1,0 +1,72 @@
+"""The translations of the nodes: every node and input has one, none is of something that is gone, no figure is stale."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fusestream.nodes
+
+LOCALES = Path(__file__).resolve().parents[2] / "locales"
+LANGUAGES = ("ja", "zh")
+SCHEMAS = {node.GET_SCHEMA().node_id: node.GET_SCHEMA() for node in fusestream.nodes.NODES}
+FIGURE = re.compile(r"\d+(?:\.\d+)?")
+# The front end's message format gives these a meaning of their own.
+RESERVED = re.compile(r"[{}@|]")
+
+each_language = pytest.mark.parametrize("language", LANGUAGES)
+
+
+def translated(language: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((LOCALES / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_languages_are_those() -> None:
+    assert sorted(path.name for path in LOCALES.iterdir()) == list(LANGUAGES)
+
+
+@each_language
+def test_every_node_and_input_is_translated_and_nothing_else(language: str) -> None:
+    wanted = {
+        name: {
+            "inputs": [item.id for item in schema.inputs],
+            "outputs": [str(slot) for slot in range(len(schema.outputs))],
+        }
+        for name, schema in SCHEMAS.items()
+    }
+    found = {
+        name: {"inputs": list(node["inputs"]), "outputs": list(node["outputs"])}
+        for name, node in translated(language).items()
+    }
+    assert found == wanted
+
+
+@each_language
+def test_every_text_is_there_and_can_be_shown(language: str) -> None:
+    for name, node in translated(language).items():
+        assert node["display_name"].startswith("FuseStream ") and node["description"], name
+        assert all(item["name"] and item["tooltip"] for item in node["inputs"].values()), name
+        assert all(item["tooltip"] for item in node["outputs"].values()), name
+        assert not [text for text in texts(node) if RESERVED.search(text)], name
+
+
+@each_language
+def test_no_figure_is_told_that_the_original_does_not_tell(language: str) -> None:
+    for name, node in translated(language).items():
+        schema = SCHEMAS[name]
+        pairs = [(node["inputs"][item.id]["tooltip"], item.tooltip) for item in schema.inputs]
+        pairs += [(node["outputs"][str(slot)]["tooltip"], item.tooltip) for slot, item in enumerate(schema.outputs)]
+        for translation, original in (*pairs, (node["description"], schema.description)):
+            assert set(FIGURE.findall(translation)) <= set(FIGURE.findall(original)), (name, translation)
+
+
+def texts(node: Any) -> list[str]:
+    """Every string in it."""
+    if isinstance(node, str):
+        return [node]
+    return [text for value in node.values() for text in texts(value)]
