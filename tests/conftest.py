@@ -51,6 +51,7 @@ _load_pack()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-schema", action="store_true", help="write the node schema snapshot anew")
+    parser.addoption("--update-pictures", action="store_true", help="take the pictures of the help pages anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,57 @@
+"""The pictures on the loaders' help pages: the node and what it is connected with, as the front end draws them.
+
+`python3 dev.py test tests/browser/test_pictures.py --update-pictures` takes them anew, after an input was added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from bed.paths import ROOT
+from bed.templates import files
+from browser.front_end import FrontEnd
+
+DOCS = ROOT / "nodes" / "web" / "docs"
+# Picture, node, its first widget's value, and the node that takes its output by this input.
+PICTURES = (
+    ("diffusion-model-loader", "FuseStreamDiffusionModelLoader", files.T2V.name, "ModelSamplingSD3", "model"),
+    ("text-encoder-loader", "FuseStreamTextEncoderLoader", files.UMT5.name, "CLIPTextEncode", "clip"),
+    ("vae-loader", "FuseStreamVAELoader", files.VAE21.name, "VAEDecode", "vae"),
+)
+# The two nodes alone at full size; the box around them on the page.
+DRAW = """([type, value, next, input]) => {
+    const node = LiteGraph.createNode(type), taker = LiteGraph.createNode(next)
+    app.graph.clear()
+    app.graph.add(node); app.graph.add(taker)
+    node.widgets[0].value = value
+    node.setSize([430, node.computeSize()[1]]); taker.setSize([300, taker.computeSize()[1]])
+    node.pos = [0, 0]; taker.pos = [500, 0]
+    node.connect(0, taker, input)
+    app.canvas.ds.scale = 1
+    app.canvas.ds.offset = [260, 240]
+    app.canvas.setDirty(true, true)
+    const [left, top] = app.canvasPosToClientPos([-20, -60])
+    const bottom = Math.max(node.size[1], taker.size[1]) + 20
+    return {x: left, y: top, width: 840, height: bottom + 60}
+}"""
+
+
+def test_every_loaders_help_page_shows_it(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--update-pictures"):
+        take(request.getfixturevalue("front"))
+    for picture, node, *_ in PICTURES:
+        assert f"](images/{picture}.png)" in (DOCS / f"{node}.md").read_text(encoding="utf-8")
+        with Image.open(DOCS / "images" / f"{picture}.png") as image:
+            assert image.width == 840
+
+
+def take(front: FrontEnd) -> None:
+    """Draw and save each picture."""
+    (DOCS / "images").mkdir(exist_ok=True)
+    for picture, *drawn in PICTURES:
+        clip: Any = front.page.evaluate(DRAW, drawn)
+        front.page.wait_for_timeout(500)  # a frame or two on a busy machine
+        front.page.screenshot(path=DOCS / "images" / f"{picture}.png", clip=clip)
