@@ -1,4 +1,4 @@
-"""The pictures on the loaders' help pages: the node and what it is connected with, as the front end draws them.
+"""The pictures on the loaders' help pages and in the README, as the front end draws them.
 
 `python3 dev.py test tests/browser/test_pictures.py --update-pictures` takes them anew, after an input was added.
 """
@@ -14,6 +14,7 @@ from bed.paths import ROOT
 from bed.templates import files
 from browser.front_end import FrontEnd
 
+EXAMPLE, README_PICTURE = "with_and_without", ROOT / "docs" / "images" / "with-and-without.png"
 DOCS = ROOT / "nodes" / "web" / "docs"
 # Picture, node, its first widget's value, and the node that takes its output by this input.
 PICTURES = (
@@ -48,9 +49,19 @@ def test_every_loaders_help_page_shows_it(request: pytest.FixtureRequest) -> Non
             assert image.width == 840
 
 
+def test_the_readme_shows_the_comparison() -> None:
+    assert f"]({README_PICTURE.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    with Image.open(README_PICTURE) as image:
+        assert image.size == (1280, 800)
+
+
 def take(front: FrontEnd) -> None:
     """Draw and save each picture."""
     (DOCS / "images").mkdir(exist_ok=True)
+    front.open_template(EXAMPLE)
+    front.page.get_by_test_id("toggle-minimap-button").click()  # it would hide a part of the note
+    front.page.wait_for_timeout(500)
+    front.page.screenshot(path=README_PICTURE)
     for picture, *drawn in PICTURES:
         clip: Any = front.page.evaluate(DRAW, drawn)
         front.page.wait_for_timeout(500)  # a frame or two on a busy machine

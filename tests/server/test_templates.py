@@ -18,6 +18,8 @@ from bed.templates import EXAMPLES
 from bed.templates.examples import PICTURE
 
 SIZE = {"width": 64, "height": 64, "length": 5, "steps": 2}
+# Its VAE is a hollow one of the real width: heavy for two cores, so the frames are smaller still.
+SMALLER = {"wan2.2_ti2v_5B": {"width": 32, "height": 32}}
 NAMES = [example.name for example in EXAMPLES]
 
 
@@ -38,7 +40,8 @@ def twin(name: str) -> Workflow:
 @pytest.mark.parametrize("name", NAMES)
 def test_example_makes_its_video(stocked: Server, name: str) -> None:
     workflow = twin(name)
-    tiny.shrink(workflow, **SIZE)
+    size = {**SIZE, **SMALLER.get(name, {})}
+    tiny.shrink(workflow, **size)
     run = Client(stocked.url).run(workflow, timeout=120)
     assert not run.interrupted and run.error is None, run.error and run.error["exception_message"][:2000]
     saved = {node for node, content in workflow.items() if content["class_type"] == "SaveVideo"}
@@ -47,7 +50,7 @@ def test_example_makes_its_video(stocked: Server, name: str) -> None:
     assert {*run.executed, *run.cached} == set(workflow)
     for output in run.outputs.values():
         shape = frames(Client(stocked.url).fetch(output["images"][0]))
-        assert shape == (SIZE["length"], SIZE["width"], SIZE["height"])
+        assert shape == (size["length"], size["width"], size["height"])
 
 
 def test_the_comparison_compares_ours_with_stock() -> None:
