@@ -17,7 +17,9 @@ number, and sums may be FP16: half the arithmetic, at about a quarter more error
 Tokens that the caller will zero anyway (`zero_out_masked`: UMT5 pads every prompt to 512) are not computed.
 
 `fuse` replaces `forward` of the stack, its blocks and the token embedding, in place; blocks are still called as modules, so
-their weights may stream. The token embedding's rows are gathered where the table is: 2 GB do not cross the bus for them.
+their weights may stream. How to compute stands on the stack (`HOW`) and is read at each call: a clone of the CLIP may put
+another policy there for as long as it is loaded (override.py). The token embedding's rows are gathered where the table is:
+2 GB do not cross the bus for them.
 
 Stock's own computation serves where all kernels are off, on the CPU, and where something was done to a block that only stock
 can honour; the reason stands in the ledger, or with `on` in an error.
@@ -56,6 +58,7 @@ HIDDEN_SCALE = 2.0**-6  # of the feed-forward's hidden values
 LARGEST = 65504.0
 CHUNK_ROWS = 1024  # of the feed-forward: 250 MB of fp32 between its products, for UMT5-XXL
 TORCHS = KernelPolicy.of("off")
+HOW = "fusestream_how"  # of a stack: where it has its `How`
 TILE = 64  # tokens are computed in multiples of this: a tile's time either way, and few shapes
 
 
@@ -66,6 +69,11 @@ class How:
     policy: KernelPolicy
     trims: bool = False
     on_cpu: bool = False
+
+    @property
+    def is_off(self) -> bool:
+        """Whether all is left to stock."""
+        return all(self.policy.mode(op) == "off" for op in OPS)
 
     @property
     def splits(self) -> bool:
@@ -83,12 +91,14 @@ class How:
 class Seen:
     """What every block of one call shares.
 
+    how      to compute
     tokens   how many are computed
     lengths  [batch] int32: keys from there on are not seen. None: all are, or `mask` says it
     mask     [batch, 1, 1, tokens] bool, where the keys that are seen do not come first
     buckets  [2 tokens - 1]: of the relative bias, for each distance of a key from a query
     """
 
+    how: How
     tokens: int
     lengths: Tensor | None
     mask: Tensor | None
@@ -102,13 +112,30 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
     """
     for trims, net in encoders(model):
         how = How(policy, trims, on_cpu)
-        if all(policy.mode(op) == "off" for op in OPS):
-            continue
-        net.encoder.forward = partial(encode, net.encoder, how)
-        for block in net.encoder.block:
-            block.forward = partial(run_block, block, how)
-        if "forward" not in net.shared.__dict__:  # a streamed encoder's reads the file
-            net.shared.forward = partial(gather, net.shared)
+        if not how.is_off:
+            _wire(net, how)
+
+
+def _wire(net: Any, how: How) -> None:
+    setattr(net.encoder, HOW, how)
+    net.encoder.forward = partial(encode, net.encoder)
+    for block in net.encoder.block:
+        block.forward = partial(run_block, block)
+    if "forward" not in net.shared.__dict__:  # a streamed encoder's reads the file
+        net.shared.forward = partial(gather, net.shared)
+
+
+def ways(model: nn.Module, policy: KernelPolicy) -> dict[str, How]:
+    """Where in a text encoder model to put what for the time that it shall compute under this policy: name -> How. What was
+    left to stock when it was loaded is wired first, and computes as stock until then."""
+    found = {}
+    names = {id(module): name for name, module in model.named_modules()}
+    for trims, net in encoders(model):
+        now = getattr(net.encoder, HOW, None)
+        if now is None:
+            _wire(net, now := How(TORCHS, trims))
+        found[f"{names[id(net.encoder)]}.{HOW}"] = How(policy, trims, now.on_cpu)
+    return found
 
 
 def encoders(model: nn.Module) -> Iterator[tuple[bool, Any]]:
@@ -124,7 +151,6 @@ def encoders(model: nn.Module) -> Iterator[tuple[bool, Any]]:
 
 def encode(
     stack: Any,
-    how: How,
     x: Tensor,
     attention_mask: Tensor | None = None,
     intermediate_output: int | None = None,
@@ -133,11 +159,12 @@ def encode(
 ) -> tuple[Tensor, Tensor | None]:
     """Stock's T5Stack: x [batch, tokens, width] fp32, attention_mask [batch, tokens]. Returns the encoding and, if asked
     for, what came out of one block."""
-    reason = obstacle(stack, how, x, attention_mask)
-    seen = None if reason else look(stack, how, x, attention_mask)
+    how: How = getattr(stack, HOW)
+    reason = None if how.is_off else obstacle(stack, how, x, attention_mask)
+    seen = None if reason or how.is_off else look(stack, how, x, attention_mask)
     if seen is None:
-        reason = reason or "a prompt has no token that may be seen"
-        _hand_back(how, reason, x)
+        if not how.is_off:
+            _hand_back(how, reason or "a prompt has no token that may be seen", x)
         found: tuple[Tensor, Tensor | None] = type(stack).forward(
             stack,
             x,
@@ -227,14 +254,14 @@ def look(stack: Any, how: How, x: Tensor, attention_mask: Tensor | None) -> Seen
         num_buckets=first.relative_attention_num_buckets,
         max_distance=first.relative_attention_max_distance,
     )
-    return Seen(tokens, lengths, mask, buckets)
+    return Seen(how, tokens, lengths, mask, buckets)
 
 
 # ---------------------------------------------------------------------------------------------------------- the block
 
 
 def run_block(
-    block: Any, how: How, x: Tensor, mask: Any = None, past_bias: Tensor | None = None, optimized_attention: Any = None
+    block: Any, x: Tensor, mask: Any = None, past_bias: Tensor | None = None, optimized_attention: Any = None
 ) -> tuple[Tensor, Tensor | None]:
     """Stock's T5Block. Where the stack is ours, `mask` is what it has `Seen`, x [batch, tokens, width] is its own fp32 stream
     and is added to in place, and the bias is one of distances; else it is stock's call."""
@@ -242,8 +269,8 @@ def run_block(
         found: tuple[Tensor, Tensor | None] = type(block).forward(block, x, mask, past_bias, optimized_attention)
         return found
     comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
-    past_bias = attend(block.layer[0], how, x, mask, past_bias)
-    feed_forward(block.layer[-1], how, x)
+    past_bias = attend(block.layer[0], mask.how, x, mask, past_bias)
+    feed_forward(block.layer[-1], mask.how, x)
     return x, past_bias
 
 

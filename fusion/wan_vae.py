@@ -32,6 +32,7 @@ LIMIT = 11 << 28
 PREPARED = 1 << 28  # bytes of weights that are kept ready while a video passes
 
 FRAMES_PER_LATENT = 4
+POLICY = "fusestream_policy"  # of a fused VAE: where it has its policy
 
 
 def patch(vae: Any) -> int:

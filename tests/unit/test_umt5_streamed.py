@@ -114,7 +114,7 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
         clip = fusion.load_text_encoder(path, [], policy, budget)
         assert isinstance(clip, comfy.sd.CLIP) and isinstance(clip.patcher, StreamingModelPatcher)
         assert clip.patcher.stream.ceiling == ceiling and clip.patcher.is_clip
-        assert clip.cond_stage_model.umt5xxl.transformer.encoder.forward.args[1].policy is policy
+        assert clip.cond_stage_model.umt5xxl.transformer.encoder.fusestream_how.policy is policy
         assert clip.patcher.hook_mode == comfy.hooks.EnumHookMode.MinVram
     factory, arguments = clip.patcher.cached_patcher_init
     again = factory(*arguments, disable_dynamic=True)
