@@ -7,6 +7,7 @@ from comfy_api.latest import ComfyExtension, io
 from .doctor import Doctor
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
+from .report import Compare, ReportNode
 
 NODES: list[type[io.ComfyNode]] = [
     DiffusionModelLoader,
@@ -15,6 +16,8 @@ NODES: list[type[io.ComfyNode]] = [
     ModelKernels,
     TextEncoderKernels,
     VAEKernels,
+    ReportNode,
+    Compare,
     Doctor,
 ]
 
