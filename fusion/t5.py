@@ -34,6 +34,7 @@ from typing import Any
 
 import comfy.model_management
 import comfy.text_encoders.t5 as stock
+import comfy.utils
 import torch
 from torch import Tensor, nn
 
@@ -178,8 +179,11 @@ def encode(
         intermediate_output += len(stack.block)
     all_tokens = x.shape[1]
     x, intermediate, bias = x[:, : seen.tokens].clone(memory_format=torch.contiguous_format), None, None
+    bar: Any = comfy.utils.ProgressBar
+    progress = bar(len(stack.block))
     for i, block in enumerate(stack.block):
         x, bias = block(x, seen, bias)
+        progress.update(1)
         if i == intermediate_output:
             intermediate = x.clone()
     if intermediate is not None:
