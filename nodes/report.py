@@ -123,7 +123,9 @@ class Compare(io.ComfyNode):
                 ReportType.Input("second", tooltip="Another report: B, on the right."),
                 theme_input(),
             ],
-            outputs=[io.String.Output(display_name="text", tooltip="Both in a table, for Preview Any or a file.")],
+            outputs=[
+                io.String.Output(display_name="text", tooltip="What differs, as plain text, for Preview Any or a file.")
+            ],
         )
 
     @classmethod

@@ -42,12 +42,11 @@ def lines(first: Report, second: Report) -> Iterator[str]:
     yield f"A: {first.title} | {first.policy}"
     yield f"B: {second.title} | {second.policy}"
     yield ""
-    yield f"{'':20}{'A':>14}{'B':>14}{'B / A':>9}"
     for name, value, words in FIGURES:
         a, b = value(first), value(second)
         if a or b:
-            ratio = f"{b / a:.2f}" if a else "-"
-            yield f"{name:20}{words(a):>14}{words(b):>14}{ratio:>9}"
+            ratio = f" (B / A {b / a:.2f})" if a else ""
+            yield f"{name}: A {words(a)}, B {words(b)}{ratio}"
     if not (first.passes and second.passes):
         yield "No passes to compare: a pass is timed where the blocks stream (vram_budget in the loader)."
     yield from differing(first, second)

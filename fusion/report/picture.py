@@ -9,6 +9,7 @@ from .data import Report, duration, size
 
 ROWS = (("copy", "bus"), ("use", "compute"), ("stall", "waits"))
 BINS = 96  # of the bandwidth plot
+NOTHING = 1e-3  # of a pass: a wait that is none
 LABEL = 124.0  # room for the names of rows, left of what is drawn over time
 
 
@@ -55,6 +56,8 @@ def timeline(canvas: Canvas, report: Report) -> None:
     for number, (_, name) in enumerate(rows):
         canvas.text(left + 10, top + 30 + 54 * number, name, SMALL, theme.faint, "lm")
     for stretch in report.timeline:
+        if stretch.kind == "stall" and stretch.end - stretch.start < span * NOTHING:
+            continue  # a mark is at least a pixel wide, and would make much of a few microseconds
         y = top + 6 + 54 * row_of[stretch.kind]
         x = left + label + stretch.start * scale
         # Neighbours are told apart by a gap, where there is room for one.

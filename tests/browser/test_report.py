@@ -66,6 +66,8 @@ def test_reports_and_the_meter(front: FrontEnd) -> None:
     front.page.evaluate(WATCH)
     front.run()
     expect(front.error).to_be_hidden()
+    widths = front.page.evaluate("app.graph.nodes.filter(n => n.type === 'FuseStreamReport').map(n => n.size[0])")
+    assert min(widths) >= 500, "new ones have room for their picture"
     for node, width, count in (("FuseStreamReport", 1120, 2), ("FuseStreamCompare", 2240, 1)):
         front.page.wait_for_function(
             f"([type, width, n]) => ({PICTURES})(type).filter(w => w === width).length === n", arg=[node, width, count]
@@ -91,7 +93,7 @@ def test_the_meter_can_be_switched_off(front: FrontEnd) -> None:
     }
     reading["node"] = front.node("FuseStream Diffusion Model Loader")
     front.page.evaluate(HEAR, reading)
-    expect(meter).to_contain_text("VRAM 3.00 GiB of 7.00 GiB | bus 10.0 GB/s | 10% waiting")
+    expect(meter).to_contain_text("VRAM 3.00 GiB of 7.00 GiB | 10.0 GB/s | 10% waiting")
     front.page.evaluate("app.extensionManager.setting.set('FuseStream.Meter.Enabled', false)")
     expect(meter).to_have_count(0)
     front.page.evaluate(HEAR, reading)

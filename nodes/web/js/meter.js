@@ -8,7 +8,7 @@ import { api } from "../../../scripts/api.js"
 
 const SETTING = "FuseStream.Meter.Enabled"
 const SILENCE = 2000 // milliseconds without a word after which a meter goes
-const WIDTH = 320
+const WIDTH = 330
 const COLOURS = { used: "#4fa3e0", resident: "#3fbf8a", streamed: "#8f7ee0", now: "#ffb03b", ground: "#1b1e24", ink: "#e8eaee" }
 
 const meters = new Map() // node id -> { element, until }
@@ -41,7 +41,7 @@ function make(id) {
 function show(meter, reading) {
     const rate = `${(reading.rate / 1e9).toFixed(1)} GB/s`
     const waiting = `${Math.round(100 * reading.waiting)}% waiting`
-    meter.words.textContent = `VRAM ${gib(reading.held)} of ${gib(reading.limit)} | bus ${rate} | ${waiting}`
+    meter.words.textContent = `VRAM ${gib(reading.held)} of ${gib(reading.limit)} | ${rate} | ${waiting}`
     meter.used.style.width = `${Math.min(100, (100 * reading.held) / Math.max(1, reading.limit))}%`
     while (meter.blocks.children.length < reading.blocks) box({ flex: "1" }, meter.blocks)
     while (meter.blocks.children.length > reading.blocks) meter.blocks.lastChild.remove()
