@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +65,7 @@ class Stream:
         self.keys = frozenset(paged.key for paged in self.without_bytes())
         self.last_used = 0.0
         self.pager: Pager | None = None
+        self.watcher: Callable[[int], None] | None = None  # told after each block; must be quick, and not raise
         self.pager_options: dict[str, Any] = {}  # for `open_pager`: a backend asked for, a guard
         self._source = source
         self._device = device
@@ -248,6 +249,8 @@ class Stream:
         self.pager.release(i)
         if spoilt:
             self.pager.renew((i,))
+        if self.watcher is not None:
+            self.watcher(i)
         if self._unloading:
             self.unload()
 

@@ -18,7 +18,9 @@ measured on the GPU at 1.5 of stock's error, and 1.7 with Turing's instructions.
 Tokens that the caller will zero anyway (`zero_out_masked`: UMT5 pads every prompt to 512) are not computed.
 
 `fuse` gives the stack, its blocks and the token embedding a `forward` of ours, in place; blocks are still called as modules, so
-their weights may stream. The token embedding's rows are gathered where the table is: 2 GB do not cross the bus for them.
+their weights may stream. How to compute stands on the stack (`HOW`) and is read at each call: a clone of the CLIP may put
+another policy there for as long as it is loaded (override.py). The token embedding's rows are gathered where the table is:
+2 GB do not cross the bus for them.
 
 Stock's own computation serves where all kernels are off, on the CPU, and where something was done to a block that only stock
 can honour; the reason stands in the ledger, or with `on` in an error. And, unless the policy is `on`, where weights are
@@ -33,6 +35,7 @@ from typing import Any
 
 import comfy.model_management
 import comfy.text_encoders.t5 as stock
+import comfy.utils
 import torch
 from torch import Tensor, nn
 
@@ -59,6 +62,7 @@ HIDDEN_SCALE = 2.0**-6  # of the feed-forward's hidden values
 LARGEST = 65504.0
 CHUNK_ROWS = 1024  # of the feed-forward: 250 MB of fp32 between its products, for UMT5-XXL
 TORCHS = KernelPolicy.of("off")
+HOW = "fusestream_how"  # of a stack: where it has its `How`
 TILE = 64  # tokens are computed in multiples of this: a tile's time either way, and few shapes
 
 
@@ -69,6 +73,11 @@ class How:
     policy: KernelPolicy
     trims: bool = False
     on_cpu: bool = False
+
+    @property
+    def is_off(self) -> bool:
+        """Whether all is left to stock."""
+        return all(self.policy.mode(op) == "off" for op in OPS)
 
     @property
     def splits(self) -> bool:
@@ -86,12 +95,14 @@ class How:
 class Seen:
     """What every block of one call shares.
 
+    how      to compute
     tokens   how many are computed
     lengths  [batch] int32: keys from there on are not seen. None: all are, or `mask` says it
     mask     [batch, 1, 1, tokens] bool, where the keys that are seen do not come first
     buckets  [2 tokens - 1]: of the relative bias, for each distance of a key from a query
     """
 
+    how: How
     tokens: int
     lengths: Tensor | None
     mask: Tensor | None
@@ -104,14 +115,30 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
     on_cpu: on the CPU too, where the ops run their references: slower than stock's computation there, for tests.
     """
     for trims, net in encoders(model):
-        if all(policy.mode(op) == "off" for op in OPS):
-            continue
         how = How(policy, trims, on_cpu)
-        mix(net.encoder, FusedStack, fusestream_how=how)
-        for block in net.encoder.block:
-            mix(block, FusedBlock, fusestream_how=how)
-        if not net.shared.weight.is_meta:  # a streamed encoder's table stays in the file
-            mix(net.shared, FusedEmbedding, fusestream_how=how)
+        if not how.is_off:
+            _mix(net, how)
+
+
+def _mix(net: Any, how: How) -> None:
+    mix(net.encoder, FusedStack, **{HOW: how})
+    for block in net.encoder.block:
+        mix(block, FusedBlock)
+    if not net.shared.weight.is_meta:  # a streamed encoder's table stays in the file
+        mix(net.shared, FusedEmbedding, **{HOW: how})
+
+
+def ways(model: nn.Module, policy: KernelPolicy) -> dict[str, How]:
+    """Where in a text encoder model to put what for the time that it shall compute under this policy: name -> How. What was
+    left to stock when it was loaded is made ours first, and computes as stock until then."""
+    found = {}
+    names = {id(module): name for name, module in model.named_modules()}
+    for trims, net in encoders(model):
+        now = getattr(net.encoder, HOW, None)
+        if now is None:
+            _mix(net, now := How(TORCHS, trims))
+        found[f"{names[id(net.encoder)]}.{HOW}"] = How(policy, trims, now.on_cpu)
+    return found
 
 
 def encoders(model: nn.Module) -> Iterator[tuple[bool, Any]]:
@@ -141,11 +168,12 @@ class FusedStack:
         """Stock's T5Stack: x [batch, tokens, width] fp32, attention_mask [batch, tokens]. Returns the encoding and, if asked
         for, what came out of one block."""
         how = self.fusestream_how
-        reason = obstacle(self, how, x, attention_mask)
-        seen = None if reason else look(self, how, x, attention_mask)
-        if seen is not None:
-            return encode(self, how, seen, x, intermediate_output, final_layer_norm_intermediate)
-        _hand_back(how, reason or "a prompt has no token that may be seen", x)
+        if not how.is_off:
+            reason = obstacle(self, how, x, attention_mask)
+            seen = None if reason else look(self, how, x, attention_mask)
+            if seen is not None:
+                return encode(self, how, seen, x, intermediate_output, final_layer_norm_intermediate)
+            _hand_back(how, reason or "a prompt has no token that may be seen", x)
         found: tuple[Tensor, Tensor | None] = super().forward(  # type: ignore[misc]
             x,
             attention_mask=attention_mask,
@@ -164,8 +192,11 @@ def encode(
         intermediate_output += len(stack.block)
     all_tokens = x.shape[1]
     x, intermediate, bias = x[:, : seen.tokens].clone(memory_format=torch.contiguous_format), None, None
+    bar: Any = comfy.utils.ProgressBar
+    progress = bar(len(stack.block))
     for i, block in enumerate(stack.block):
         x, bias = block(x, seen, bias)
+        progress.update(1)
         if i == intermediate_output:
             intermediate = x.clone()
     if intermediate is not None:
@@ -250,7 +281,7 @@ def look(stack: Any, how: How, x: Tensor, attention_mask: Tensor | None) -> Seen
         num_buckets=first.relative_attention_num_buckets,
         max_distance=first.relative_attention_max_distance,
     )
-    return Seen(tokens, lengths, mask, buckets)
+    return Seen(how, tokens, lengths, mask, buckets)
 
 
 # ---------------------------------------------------------------------------------------------------------- the block
@@ -259,7 +290,6 @@ def look(stack: Any, how: How, x: Tensor, attention_mask: Tensor | None) -> Seen
 class FusedBlock:
     """What the class of a fused T5Block is mixed with."""
 
-    fusestream_how: How
     layer: Any
 
     def forward(
@@ -271,8 +301,8 @@ class FusedBlock:
             found: tuple[Tensor, Tensor | None] = super().forward(x, mask, past_bias, optimized_attention)  # type: ignore[misc]
             return found
         comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
-        past_bias = attend(self.layer[0], self.fusestream_how, x, mask, past_bias)
-        feed_forward(self.layer[-1], self.fusestream_how, x)
+        past_bias = attend(self.layer[0], mask.how, x, mask, past_bias)
+        feed_forward(self.layer[-1], mask.how, x)
         return x, past_bias
 
 

@@ -33,6 +33,7 @@ LIMIT = int(2.8 * 2**30)
 HELD = 1.4
 
 FRAMES_PER_LATENT = 4
+POLICY = "fusestream_policy"  # of a fused VAE: where it has its policy
 
 
 def patch(vae: Any) -> int:

@@ -5,9 +5,21 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from .doctor import Doctor
+from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
+from .report import Compare, ReportNode
 
-NODES: list[type[io.ComfyNode]] = [DiffusionModelLoader, TextEncoderLoader, VAELoader, Doctor]
+NODES: list[type[io.ComfyNode]] = [
+    DiffusionModelLoader,
+    TextEncoderLoader,
+    VAELoader,
+    ModelKernels,
+    TextEncoderKernels,
+    VAEKernels,
+    ReportNode,
+    Compare,
+    Doctor,
+]
 
 
 class FuseStream(ComfyExtension):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import folder_paths
 from comfy_api.latest import io
 
+from . import meter
+
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
 
@@ -30,6 +32,7 @@ class DiffusionModelLoader(io.ComfyNode):
             category=CATEGORY,
             description="Loads a Wan diffusion model. Use it in place of Load Diffusion Model; everything after it stays as it is.",
             search_aliases=["wan", "unet loader", "load diffusion model", "fusestream"],
+            hidden=[io.Hidden.unique_id],  # where the live meter is drawn
             inputs=[
                 io.Combo.Input(
                     "model_name",
@@ -77,7 +80,9 @@ class DiffusionModelLoader(io.ComfyNode):
 
         path = folder_paths.get_full_path_or_raise("diffusion_models", model_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
-        return io.NodeOutput(fusion.load_diffusion_model(path, policy, vram_budget))
+        model = fusion.load_diffusion_model(path, policy, vram_budget)
+        meter.watch(model, cls.hidden)
+        return io.NodeOutput(model)
 
 
 class TextEncoderLoader(io.ComfyNode):
@@ -91,6 +96,7 @@ class TextEncoderLoader(io.ComfyNode):
             category=CATEGORY,
             description="Loads Wan's UMT5 text encoder. Use it in place of Load CLIP with type 'wan'.",
             search_aliases=["umt5", "t5", "clip loader", "load clip", "fusestream"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Combo.Input(
                     "text_encoder_name",
@@ -143,7 +149,9 @@ class TextEncoderLoader(io.ComfyNode):
         path = folder_paths.get_full_path_or_raise("text_encoders", text_encoder_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         folders = folder_paths.get_folder_paths("embeddings")
-        return io.NodeOutput(fusion.load_text_encoder(path, folders, policy, vram_budget))
+        clip = fusion.load_text_encoder(path, folders, policy, vram_budget)
+        meter.watch(clip.patcher, cls.hidden)
+        return io.NodeOutput(clip)
 
 
 class VAELoader(io.ComfyNode):

@@ -38,6 +38,9 @@ def test_object_info_describes_the_node(server: Server, node: str) -> None:
     if node == "FuseStreamDoctor":
         assert info["output"] == ["STRING"] and info["output_node"] and not info["input"]["required"]
         return
+    if not node.endswith("Loader"):
+        assert all(options["tooltip"] for _, options in info["input"]["required"].values())
+        return
     assert info["output"] in (["MODEL"], ["CLIP"], ["VAE"])
     for _, options in info["input"]["required"].values():
         assert options["tooltip"]

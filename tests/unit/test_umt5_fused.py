@@ -12,6 +12,7 @@ import comfy.model_management
 import comfy.ops
 import comfy.sd1_clip
 import comfy.text_encoders.t5
+import comfy.utils
 import pytest
 import torch
 
@@ -200,6 +201,16 @@ def test_all_off_is_stock() -> None:
     model = build()
     t5.fuse(model, KernelPolicy.of("off"), on_cpu=True)
     assert not any(isinstance(module, (t5.FusedStack, t5.FusedBlock, t5.FusedEmbedding)) for module in model.modules())
+
+
+def test_blocks_move_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", lambda value, total, *_, **__: seen.append((value, total)))
+    model = build()
+    t5.fuse(model, KernelPolicy.of("auto"), on_cpu=True)
+    model([tokens(6)])
+    count = len(model.transformer.encoder.block)
+    assert seen[0][0] <= count and seen[-1] == (count, count)
 
 
 def test_on_the_cpu_stock_computes() -> None:

@@ -1,0 +1,56 @@
+"""What to change to go faster, or to do with less: rules over a report, each with the figures it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from .data import GIB, Report, WhatIf, duration, size
+
+WORTH = 0.05  # of a pass: what is less is not worth a word
+SLOW_DISK = 8e9  # bytes per second: below, the bus is not what one waits for, on PCIe 3 and later
+
+
+def advise(report: Report) -> tuple[str, ...]:
+    return tuple(rules(report))
+
+
+def rules(report: Report) -> Iterator[str]:
+    """In order of weight."""
+    if not report.streams:
+        return
+    if not report.passes:
+        yield "Nothing has run yet: connect the sampler's output to `after`, and the report comes when it is done."
+        return
+    now, usual = report.window + report.resident_bytes, report.predicted_pass or report.pass_seconds
+    if report.stall_share > WORTH:
+        share = f"{report.stall_share:.0%} of a pass is waiting for weights"
+        better = next((one for one in larger(report) if one.seconds < usual * (1 - WORTH)), None)
+        if better is not None:
+            yield (
+                f"{share}. By prediction {size(better.nbytes)} of VRAM for the blocks in place of {size(now)} make a pass "
+                f"{duration(better.seconds)} instead of {duration(usual)}: raise vram_budget to "
+                f"{math.ceil(better.nbytes / GIB * 100) / 100:.2f}, if the card has it."
+            )
+        else:
+            yield f"{share}, and more VRAM would not help: the bus or the disk is what is slow."
+        if 0 < report.rate < SLOW_DISK and report.device != "CPU":
+            yield (
+                f"Weights came at {report.rate / 1e9:.1f} GB/s, which is a disk's rate and not the bus's: free RAM, so that the "
+                "file stays in the page cache, or move it to a faster disk."
+            )
+        yield "Longer or larger videos hide more of the waiting: the same bytes serve more arithmetic."
+    else:
+        yield f"The weights cost next to nothing: {report.stall_share:.1%} of a pass is waiting for them."
+        spare = next((one for one in report.what_if if one.seconds <= usual * 1.02), None)
+        if spare is not None and spare.nbytes < 0.8 * now:
+            yield (
+                f"By prediction {size(spare.nbytes)} for the blocks in place of {size(now)} would be as fast: lower vram_budget if "
+                "something else needs the VRAM."
+            )
+    if report.device.upper().find("GEFORCE") >= 0 and "precise" in report.policy:
+        yield "precision 'fast' adds in FP16, which a GeForce card does twice as fast; look whether you see the difference."
+
+
+def larger(report: Report) -> list[WhatIf]:
+    return [one for one in report.what_if if one.nbytes > report.window + report.resident_bytes]

@@ -1,0 +1,163 @@
+"""A report as plain values: nothing in it keeps a model, a tensor or memory alive."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One block.
+
+    nbytes     in VRAM
+    stored     bytes in the file, and over the bus
+    resident   whether it stays in VRAM
+    use, copy, stall    seconds in a typical pass: of computing with it, of bringing it, of waiting for it
+    predicted  seconds of stall by the plan at the measured rates, where that is known
+    """
+
+    name: str
+    nbytes: int
+    stored: int
+    resident: bool
+    use: float = 0.0
+    copy: float = 0.0
+    stall: float = 0.0
+    predicted: float | None = None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of the last pass, in seconds from its start. layer: its number."""
+
+    kind: str
+    layer: int
+    start: float
+    end: float
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A pool: bytes taken now, the most there ever were (None: not known), and what may be taken."""
+
+    name: str
+    used: int
+    limit: int
+    peak: int | None = None
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What the plan predicts for another budget, at the measured rates. nbytes: of VRAM for the blocks."""
+
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """Who computed an op. why: in words, or with the measured times."""
+
+    op: str
+    shape: str
+    winner: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RefusalRow:
+    op: str
+    candidate: str
+    reason: str
+    served_by: str
+    times: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """title: the model. state: in a sentence, where its weights are. All else is empty where it does not apply."""
+
+    title: str
+    state: str
+    device: str = ""
+    policy: str = ""
+    streams: bool = False
+    passes: int = 0
+    slots: int = 0
+    window: int = 0
+    budget: int = 0
+    layers: tuple[LayerRow, ...] = ()
+    timeline: tuple[Stretch, ...] = ()
+    memories: tuple[Memory, ...] = ()
+    routes: tuple[tuple[str, int], ...] = ()
+    rate: float = 0.0
+    overlap: float = 0.0
+    predicted_pass: float | None = None
+    what_if: tuple[WhatIf, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
+    refusals: tuple[RefusalRow, ...] = ()
+    messages: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+    @property
+    def pass_seconds(self) -> float:
+        """Of a typical pass through the blocks: computing and waiting."""
+        return sum(layer.use + layer.stall for layer in self.layers)
+
+    @property
+    def stall_seconds(self) -> float:
+        return sum(layer.stall for layer in self.layers)
+
+    @property
+    def stall_share(self) -> float:
+        return self.stall_seconds / self.pass_seconds if self.pass_seconds > 0 else 0.0
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers if layer.resident)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Over the bus in each pass."""
+        return sum(layer.stored for layer in self.layers if not layer.resident)
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """All of it, and the sums."""
+    sums = {
+        "pass_seconds": report.pass_seconds,
+        "stall_seconds": report.stall_seconds,
+        "stall_share": report.stall_share,
+        "resident_bytes": report.resident_bytes,
+        "streamed_bytes_per_pass": report.streamed_bytes,
+    }
+    return {**asdict(report), "sums": sums}
+
+
+def as_json(report: Report) -> str:
+    return json.dumps(as_dict(report), indent=1)
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people."""
+    if nbytes >= 0.1 * GIB:
+        return f"{nbytes / GIB:.2f} GiB"
+    return f"{nbytes / 2**20:.1f} MiB" if nbytes >= 2**19 else f"{nbytes / 1024:.1f} KiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    return (
+        f"{seconds:.2f} s"
+        if seconds >= 1
+        else f"{seconds * 1e3:.1f} ms"
+        if seconds >= 1e-3
+        else f"{seconds * 1e6:.0f} us"
+    )

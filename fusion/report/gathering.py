@@ -1,0 +1,209 @@
+"""From a MODEL to its report. Nothing here may raise: a report is wanted most when something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ...kernels_cuda import LEDGER, KernelPolicy
+from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
+from ...memory.ram import measure_ram
+from .. import vram
+from ..attention import policy_of
+from ..stream import STREAM, Stream
+from .advice import advise
+from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, WhatIf
+from .passes import cut, last_pass, typical
+
+NO_MODEL = "No model is connected: only kernels and memory are reported."
+WHOLE = (
+    "ComfyUI's own memory management has its weights: nothing streams through FuseStream. Set vram_budget in the FuseStream "
+    "Diffusion Model Loader to stream them."
+)
+
+
+def gather(model: Any = None) -> Report:
+    """The report on a stock MODEL, streamed or not; None: on what all models share."""
+    gaps: list[str] = []
+    stream = stream_of(model)
+    report = Report("no model" if model is None else "model", NO_MODEL if model is None else WHOLE)
+    for part in (title, policy, memories, kernels):
+        with noting(gaps, part.__name__):
+            report = replace(report, **part(model))
+    if stream is not None:
+        report = replace(report, streams=True, state=state_of(stream))
+        with noting(gaps, "streaming"):
+            report = replace(report, **streaming(stream))
+    with noting(gaps, "advice"):
+        report = replace(report, advice=advise(report))
+    return replace(report, gaps=tuple(gaps))
+
+
+@contextmanager
+def noting(gaps: list[str], what: str) -> Iterator[None]:
+    """What goes wrong in here becomes a line of the report."""
+    try:
+        yield
+    except Exception as error:
+        gaps.append(f"{what}: {type(error).__name__}: {error or 'no further words'}")
+
+
+def stream_of(model: Any) -> Stream | None:
+    found = getattr(getattr(model, "model", None), STREAM, None)
+    return found if isinstance(found, Stream) else None
+
+
+def state_of(stream: Stream) -> str:
+    if stream.pager is None:
+        return "Its blocks stream, and are unloaded now: what stays and what passes through is not known any more."
+    plan = stream.pager.plan
+    if not plan.streamed:
+        return "Its blocks stream, and all of them fit: each came once and stayed."
+    return (
+        f"Its blocks stream: {len(plan.resident)} stay in VRAM, {len(plan.streamed)} pass through {plan.slots} slots."
+    )
+
+
+def title(model: Any) -> dict[str, Any]:
+    """The model's class, its file where it is known, and its device."""
+    if model is None:
+        return {"device": str(comfy.model_management.get_torch_device())}
+    name = type(getattr(model, "model", model)).__name__
+    source = getattr(model, "cached_patcher_init", None)
+    if source and source[1] and isinstance(source[1][0], str):
+        name = f"{Path(source[1][0]).name} ({name})"
+    device = torch.device(model.load_device)
+    shown = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+    return {"title": name, "device": shown}
+
+
+def policy(model: Any) -> dict[str, Any]:
+    """In the words of the nodes."""
+    if model is None:
+        return {}
+    found = policy_of(model.model_options.get("transformer_options", {}))
+    return {"policy": "none: stock's kernels" if found is None else policy_words(found)}
+
+
+def policy_words(found: KernelPolicy) -> str:
+    others = ", ".join(f"{op} {mode}" for op, mode in found.ops)
+    return f"kernels {found.default}, {found.precision}" + (f"; {others}" if others else "")
+
+
+def memories(model: Any) -> dict[str, Any]:
+    """The card and the RAM, and what of them is FuseStream's."""
+    device = comfy.model_management.get_torch_device() if model is None else torch.device(model.load_device)
+    found = []
+    stream = stream_of(model)
+    if stream is not None:
+        limit = stream.wanted if stream.ceiling is None else stream.ceiling
+        found.append(Memory("VRAM for blocks", stream.held, max(limit, stream.held), stream.ledger.peak("VRAM")))
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        found.append(Memory("VRAM, whole card", total - free, total, None))
+        found.append(
+            Memory("VRAM by torch", torch.cuda.memory_reserved(device), total, torch.cuda.max_memory_reserved(device))
+        )
+    budget = vram._ram
+    if budget is not None:
+        peak = None
+        if stream is not None:
+            peak = sum(stream.ledger.peak(f"{what} RAM") for what in ("pinned", "registered", "managed"))
+        found.append(Memory("RAM pinned by FuseStream", budget.taken, budget.total, peak))
+    ram = measure_ram()
+    found.append(Memory("RAM", ram.total - ram.available, ram.total, None))
+    return {"memories": tuple(found)}
+
+
+def kernels(_model: Any) -> dict[str, Any]:
+    """Of all models of this process: an op's choice belongs to its shape, not to a model."""
+    rows = []
+    for choice in LEDGER.choices:
+        ranked = sorted(choice.seconds.items(), key=lambda item: item[1])
+        times = ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in ranked)
+        rows.append(KernelRow(choice.op, choice.shape, choice.winner, times or choice.why))
+    refused = [RefusalRow(r.op, r.candidate, r.reason, r.served_by, r.times) for r in LEDGER.refusals]
+    return {"kernels": tuple(rows), "refusals": tuple(refused), "messages": tuple(LEDGER.messages)}
+
+
+def streaming(stream: Stream) -> dict[str, Any]:
+    """What the pager's ledger holds."""
+    ledger, order = stream.ledger, {layer.name: i for i, layer in enumerate(stream.layers)}
+    entries = ledger.entries
+    passes = cut(entries, order)
+    usual = typical(entries, passes)
+    plan = stream.pager.plan if stream.pager is not None else None
+    compute = tuple(usual.get(("use", layer.name), 0.0) for layer in stream.layers)
+    rates = Rates(usual_rate(stream, plan, usual), compute)
+    predicted = simulate(plan, rates) if plan is not None and rates.bus and passes else None
+    layers = tuple(
+        LayerRow(
+            layer.name,
+            layer.nbytes,
+            layer.stored_bytes,
+            plan is not None and i in plan.resident,
+            use=compute[i],
+            copy=usual.get(("copy", layer.name), 0.0),
+            stall=usual.get(("stall", layer.name), 0.0),
+            predicted=predicted.stalls[i] if predicted else None,
+        )
+        for i, layer in enumerate(stream.layers)
+    )
+    summary = ledger.summary()
+    return {
+        "passes": len(passes),
+        "slots": plan.slots if plan else 0,
+        "window": plan.window_bytes if plan else 0,
+        "budget": stream.wanted if stream.ceiling is None else stream.ceiling,
+        "layers": layers,
+        "timeline": last_pass(entries, order, passes),
+        "routes": tuple(sorted(summary["bytes by route"].items(), key=lambda item: -item[1])),
+        "rate": ledger.rate(),
+        "overlap": ledger.overlap(),
+        "predicted_pass": predicted.steady if predicted else None,
+        "what_if": what_if(plan, rates) if plan is not None and predicted else (),
+        "notes": tuple(summary["notes"].items()),
+    }
+
+
+def usual_rate(stream: Stream, plan: Plan | None, usual: dict[tuple[str, str], float]) -> float:
+    """Of copies in a typical pass, in bytes as the plan counts them, per second: without the first pass, which finds nothing
+    in the page cache. Where no pass copied anything, of all copies there were."""
+    if plan is not None:
+        copies = [(plan.sizes[i], usual.get(("copy", stream.layers[i].name), 0.0)) for i in plan.streamed]
+        seconds = sum(taken for _, taken in copies)
+        if seconds > 0:
+            return sum(nbytes for nbytes, taken in copies if taken > 0) / seconds
+    return stream.ledger.rate()
+
+
+def what_if(plan: Plan, rates: Rates) -> tuple[WhatIf, ...]:
+    """Other budgets: the least, the present one, some between and beyond, and all of the model."""
+    least, now, whole = least_budget(plan.sizes), plan.footprint, sum(plan.sizes)
+    wanted = {
+        least,
+        now,
+        (now + whole) // 2,
+        *(now + step * GIB for step in (-1, 0.5, 1, 2, 4) if least < now + step * GIB < whole),
+        whole,
+    }
+    found = []
+    for nbytes in sorted(int(one) for one in wanted):
+        made = plan if nbytes == now else make_plan(plan.sizes, nbytes + 512 * len(plan.sizes), rates)
+        found.append(WhatIf(nbytes, simulate(made, rates).steady))
+    return tuple(found)
+
+
+def trace_of(model: Any) -> str | None:
+    """The Chrome trace of a streamed model; None: there is none."""
+    stream = stream_of(model)
+    if stream is None:
+        return None
+    ledger: Ledger = stream.ledger
+    return ledger.chrome_trace()

@@ -1,0 +1,67 @@
+"""Passes through the blocks, found in the ledger's timeline: which was the last whole one, and what a layer usually takes.
+
+The first pass brings everything and measures kernels; it says little about those that follow, and is left out where there
+are others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from ...memory.ledger import Entry
+from .data import Stretch
+
+
+def cut(entries: Sequence[Entry], order: Mapping[str, int]) -> list[tuple[float, float]]:
+    """When each pass began and ended, by the uses: a new one begins where the order starts anew. Passes that lack layers (an
+    interrupt, the end of the ring) are left out."""
+    uses = sorted((e for e in entries if e.kind == "use" and e.layer in order), key=lambda e: e.start)
+    groups: list[list[Entry]] = []
+    for use in uses:
+        if not groups or order[use.layer] <= order[groups[-1][-1].layer]:
+            groups.append([])
+        groups[-1].append(use)
+    whole = max((len(group) for group in groups), default=0)
+    return [(group[0].start, group[-1].end) for group in groups if len(group) == whole]
+
+
+def begins(passes: Sequence[tuple[float, float]], number: int) -> float:
+    """From when on a pass counts: with the wait for its first layer, which is before the use."""
+    start, end = passes[number]
+    before = passes[number - 1][1] if number else start - (end - start)
+    return max(before, start - (end - start))
+
+
+def last_pass(
+    entries: Sequence[Entry], order: Mapping[str, int], passes: Sequence[tuple[float, float]]
+) -> tuple[Stretch, ...]:
+    """What happened in the last pass, in seconds from its start."""
+    if not passes:
+        return ()
+    low, high = begins(passes, len(passes) - 1), passes[-1][1]
+    waits = [e.start for e in entries if e.kind == "stall" and low <= e.start and e.end <= high]
+    low = min([passes[-1][0], *waits])
+    return tuple(
+        Stretch(e.kind, order[e.layer], max(e.start, low) - low, min(e.end, high) - low, e.nbytes)
+        for e in entries
+        if e.layer in order and e.end > low and e.start < high
+    )
+
+
+def typical(
+    entries: Sequence[Entry], passes: Sequence[tuple[float, float]], most: int = 16
+) -> dict[tuple[str, str], float]:
+    """(kind, layer) -> seconds of it in a pass: the median of the last ones, without the first where there are more."""
+    if not passes:
+        return {}
+    first = max(1 if len(passes) > 1 else 0, len(passes) - most)
+    edges = [begins(passes, number) for number in range(first, len(passes))]
+    ends = [end for _, end in passes[first:]]
+    sums: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * len(edges))
+    for entry in entries:
+        for number, (low, high) in enumerate(zip(edges, ends, strict=True)):
+            if low <= entry.start < high:
+                sums[entry.kind, entry.layer][number] += entry.end - entry.start
+    return {key: median(values) for key, values in sums.items()}

@@ -1,0 +1,162 @@
+"""A report as a picture: the last pass as a timeline, every block's waits and place, bandwidth, memory against budgets."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+from .canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
+from .data import Report, duration, size
+
+ROWS = (("copy", "bus"), ("use", "compute"), ("stall", "waits"))
+BINS = 96  # of the bandwidth plot
+NOTHING = 1e-3  # of a pass: a wait that is none
+LABEL = 124.0  # room for the names of rows, left of what is drawn over time
+
+
+def draw(report: Report, theme: ThemeName = "dark") -> Image.Image:
+    """RGB, as wide as WIDTH; as high as there is something to show."""
+    canvas = Canvas(theme)
+    head(canvas, report)
+    if report.timeline:
+        timeline(canvas, report)
+    if report.layers:
+        layers(canvas, report)
+    if any(stretch.kind == "copy" for stretch in report.timeline):
+        bandwidth(canvas, report)
+    memory(canvas, report)
+    foot(canvas, report)
+    return canvas.finished()
+
+
+def head(canvas: Canvas, report: Report) -> None:
+    canvas.line(report.title)
+    words = " | ".join(word for word in (report.device, report.policy) if word)
+    if words:
+        canvas.line(words, SMALL, canvas.theme.faint)
+    canvas.line(report.state, SMALL)
+    if report.passes:
+        predicted = "" if report.predicted_pass is None else f", predicted {duration(report.predicted_pass)}"
+        canvas.line(
+            f"A pass takes {duration(report.pass_seconds)}{predicted}; {report.stall_share:.1%} of it waits for weights.",
+            SMALL,
+        )
+
+
+def timeline(canvas: Canvas, report: Report) -> None:
+    """Three rows over the time of the last pass."""
+    theme = canvas.theme
+    colours = {"copy": theme.copy, "use": theme.use, "stall": theme.stall, "evict": theme.page, "fill": theme.page}
+    rows = ROWS + ((("pages", "pages"),) if any(s.kind in ("evict", "fill") for s in report.timeline) else ())
+    box = canvas.panel("Last pass", 54 * len(rows) + 6, [(name, colours.get(kind, theme.page)) for kind, name in rows])
+    left, top, right, _ = box
+    label, span = LABEL, max(stretch.end for stretch in report.timeline) or 1e-9
+    scale = (right - left - label - 8) / span
+    row_of = {kind: number for number, (kind, _) in enumerate(rows)}
+    row_of |= {"evict": len(ROWS), "fill": len(ROWS)}
+    for number, (_, name) in enumerate(rows):
+        canvas.text(left + 10, top + 30 + 54 * number, name, SMALL, theme.faint, "lm")
+    for stretch in report.timeline:
+        if stretch.kind == "stall" and stretch.end - stretch.start < span * NOTHING:
+            continue  # a mark is at least a pixel wide, and would make much of a few microseconds
+        y = top + 6 + 54 * row_of[stretch.kind]
+        x = left + label + stretch.start * scale
+        # Neighbours are told apart by a gap, where there is room for one.
+        end = max(x + 1, left + label + stretch.end * scale - 1)
+        canvas.rect((x, y, end, y + 46), colours[stretch.kind])
+    share = label / (right - left)
+    canvas.axis(box, [(share, "0"), (share + (1 - share) / 2, duration(span / 2)), (1.0, duration(span))])
+
+
+def layers(canvas: Canvas, report: Report) -> None:
+    """A column for each block: how long it computes and is waited for, what was predicted, and below, where it is."""
+    theme = canvas.theme
+    keys = [
+        ("compute", theme.use),
+        ("waits", theme.stall),
+        ("predicted", theme.ink),
+        ("resident", theme.resident),
+        ("streamed", theme.copy),
+    ]
+    box = canvas.panel("Blocks", 280, keys)
+    left, top, right, bottom = box
+    floor, room = bottom - 52, bottom - 52 - top - 44
+    tallest = (
+        max((layer.use + max(layer.stall, layer.predicted or 0.0) for layer in report.layers), default=0.0) or 1e-9
+    )
+    width = (right - left - 16) / len(report.layers)
+    for number, layer in enumerate(report.layers):
+        x, end = left + 8 + number * width, left + 8 + (number + 1) * width - (2 if width > 6 else 0)
+        used, waited = (room * seconds / tallest for seconds in (layer.use, layer.stall))
+        if used:
+            canvas.rect((x, floor - used, end, floor), theme.use)
+        if waited:
+            canvas.rect((x, floor - used - waited, end, floor - used), theme.stall)
+        if layer.predicted is not None:
+            y = floor - used - room * layer.predicted / tallest
+            canvas.rect((x, y - 1, end, y + 1), theme.ink)
+        canvas.rect((x, floor + 10, end, bottom - 10), theme.resident if layer.resident else theme.copy)
+    canvas.text(left + 10, top + 6, f"tallest: {duration(tallest)}", SMALL, theme.faint)
+    last = report.layers[-1].name
+    words = f"resident {size(report.resident_bytes)}, {size(report.streamed_bytes)} streamed in each pass"
+    canvas.axis(box, [(0.0, report.layers[0].name), (0.5, words), (1.0, last)])
+
+
+def bandwidth(canvas: Canvas, report: Report) -> None:
+    """Bytes on their way, over the time of the last pass."""
+    theme = canvas.theme
+    copies = [stretch for stretch in report.timeline if stretch.kind == "copy"]
+    span = max(stretch.end for stretch in report.timeline) or 1e-9
+    bins = [0.0] * BINS
+    for copy in copies:
+        taken = max(copy.end - copy.start, 1e-12)
+        first, last = (min(BINS - 1, int(BINS * at / span)) for at in (copy.start, copy.end))
+        for number in range(first, last + 1):
+            begins, ends = max(copy.start, span * number / BINS), min(copy.end, span * (number + 1) / BINS)
+            bins[number] += copy.nbytes * max(0.0, ends - begins) / taken
+    rates = [nbytes * BINS / span for nbytes in bins]
+    peak = max(rates) or 1.0
+    box = canvas.panel("Bandwidth", 130, [("bytes per second", theme.copy)])
+    left, top, right, bottom = box[0] + LABEL, box[1], box[2] - 8, box[3]
+    width = (right - left) / BINS
+    for number, rate in enumerate(rates):
+        if rate:
+            x = left + number * width
+            canvas.rect((x, bottom - (bottom - top - 36) * rate / peak, x + width - 1, bottom), theme.copy)
+    canvas.text(left + 10, top + 6, f"highest {peak / 1e9:.2f} GB/s", SMALL, theme.faint)
+    share = LABEL / (box[2] - box[0])
+    words = f"{report.rate / 1e9:.2f} GB/s while copying, all passes"
+    canvas.axis(box, [(share, "0"), (share + (1 - share) / 2, words), (1.0, duration(span))])
+
+
+def memory(canvas: Canvas, report: Report) -> None:
+    """A bar for each pool: taken now, the most there was, and what may be taken."""
+    pools = [pool for pool in report.memories if pool.limit > 0]
+    if not pools:
+        return
+    theme = canvas.theme
+    left, top, right, _ = canvas.panel(
+        "Memory", 62 * len(pools) + 8, [("now", theme.use), ("most", theme.ink), ("limit", theme.faint)]
+    )
+    for number, pool in enumerate(pools):
+        y, end = top + 8 + 62 * number, right - 12
+        start = left + 10
+        words = f"{size(pool.used)} of {size(pool.limit)}" + (f", most {size(pool.peak)}" if pool.peak else "")
+        canvas.text(start, y, pool.name, SMALL)
+        canvas.text(end, y, words, SMALL, theme.faint, "ra")
+        bar = y + SMALL + 7
+        canvas.rect((start, bar, end, bar + 20), theme.panel, theme.faint)
+        canvas.rect((start, bar, start + (end - start) * min(1.0, pool.used / pool.limit), bar + 20), theme.use)
+        if pool.peak:
+            x = start + (end - start) * min(1.0, pool.peak / pool.limit)
+            canvas.rect((x - 3, bar - 3, x, bar + 23), theme.ink)
+
+
+def foot(canvas: Canvas, report: Report) -> None:
+    canvas.y += 8
+    for advice in report.advice[:2]:
+        canvas.line(advice, SMALL)
+    if report.gaps:
+        canvas.line(f"{len(report.gaps)} things could not be found out; the text says why.", SMALL, canvas.theme.stall)
+
+
+__all__ = ["MARGIN", "WIDTH", "draw"]

@@ -1,0 +1,88 @@
+"""A report as text: for the node, for a file, for a bug report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .data import Report, duration, size
+
+MOST_LINES = 40  # of kernels or refusals: a long session meets hundreds of shapes
+
+
+def as_text(report: Report) -> str:
+    return "\n".join(lines(report)) + "\n"
+
+
+def lines(report: Report) -> Iterator[str]:
+    yield f"FuseStream report: {report.title}"
+    yield " | ".join(word for word in (report.device, report.policy) if word)
+    yield report.state
+    if report.advice:
+        yield from section("What to change", report.advice)
+    if report.streams:
+        yield from section("Streaming", streaming(report))
+        yield from section("Slowest waits", waits(report))
+    yield from section("Memory", memory(report))
+    yield from section("Kernels: who computed what (all models since ComfyUI started)", kernels(report))
+    yield from section("Why not another", refusals(report))
+    yield from section("Messages", report.messages)
+    yield from section("Could not be found out", report.gaps)
+
+
+def section(title: str, body: Iterator[str] | tuple[str, ...]) -> Iterator[str]:
+    found = list(body)
+    if found:
+        yield ""
+        yield title
+        yield from (f"  {line}" for line in found)
+
+
+def streaming(report: Report) -> Iterator[str]:
+    if report.passes:
+        yield (
+            f"a pass through {len(report.layers)} blocks: {duration(report.pass_seconds)}, of which "
+            f"{duration(report.stall_seconds)} waiting ({report.stall_share:.1%}); {report.passes} passes seen"
+        )
+    if report.predicted_pass is not None:
+        predicted = sum(layer.predicted or 0.0 for layer in report.layers)
+        yield f"predicted at these rates: {duration(report.predicted_pass)}, of which {duration(predicted)} waiting"
+    yield (
+        f"resident {size(report.resident_bytes)}, window {size(report.window)} in {report.slots} slots, budget "
+        f"{size(report.budget)}; {size(report.streamed_bytes)} cross the bus in each pass"
+    )
+    if report.rate:
+        yield f"bandwidth while copying: {report.rate / 1e9:.2f} GB/s; {report.overlap:.0%} of that time hidden behind computing"
+    for route, nbytes in report.routes:
+        yield f"from {route}: {size(nbytes)} in all"
+    for what, why in report.notes:
+        yield f"{what}: {why}"
+    for one in report.what_if:
+        yield f"predicted with {size(one.nbytes)} for the blocks: {duration(one.seconds)} a pass"
+
+
+def waits(report: Report) -> Iterator[str]:
+    for layer in sorted(report.layers, key=lambda one: -one.stall)[:5]:
+        if layer.stall > 0:
+            expected = "" if layer.predicted is None else f", predicted {duration(layer.predicted)}"
+            yield f"{layer.name}: {duration(layer.stall)}{expected}"
+
+
+def memory(report: Report) -> Iterator[str]:
+    for pool in report.memories:
+        peak = "" if pool.peak is None else f", at most {size(pool.peak)}"
+        yield f"{pool.name}: {size(pool.used)} of {size(pool.limit)}{peak}"
+
+
+def kernels(report: Report) -> Iterator[str]:
+    for row in report.kernels[:MOST_LINES]:
+        yield f"{row.op} {row.shape}: {row.winner} ({row.why})"
+    if len(report.kernels) > MOST_LINES:
+        yield f"and {len(report.kernels) - MOST_LINES} more; the JSON has all"
+
+
+def refusals(report: Report) -> Iterator[str]:
+    for row in report.refusals[:MOST_LINES]:
+        times = "" if row.times == 1 else f", {row.times} times"
+        yield f"{row.op}: {row.candidate} did not serve: {row.reason}. Served by {row.served_by or 'nothing'}{times}"
+    if len(report.refusals) > MOST_LINES:
+        yield f"and {len(report.refusals) - MOST_LINES} more; the JSON has all"

@@ -1,0 +1,228 @@
+"""The Kernels nodes: MODEL, CLIP or VAE in, the same out, under another choice of kernels.
+
+What goes in is not changed, and both share their weights: one loader may feed a branch with a kernel and one without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from comfy_api.latest import io
+
+from . import gains
+from .gains import MEASURED_ON
+from .loaders import CATEGORY
+
+if TYPE_CHECKING:
+    from ..fusion import KernelPolicy, Mode, Precision
+
+SAME = "as above"  # a switch that follows the first one
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Ops that a user switches together. tells: what they are, and what they gain."""
+
+    id: str
+    ops: tuple[str, ...]
+    tells: str
+
+    def input(self) -> Any:
+        tooltip = f"{self.tells} {SAME}: what 'kernels' says. auto, on, off: for these alone."
+        return io.Combo.Input(
+            self.id, options=[SAME, "auto", "on", "off"], default=SAME, optional=True, tooltip=tooltip
+        )
+
+
+PRODUCTS = ("linear", "linear_", "linear_pair")
+MODEL_SWITCHES = (
+    Switch(
+        "attention",
+        ("attention",),
+        f"Attention, most of the work of a long video. {MEASURED_ON}: FuseStream's {gains.ATTENTION} of stock's speed, auto took "
+        "torch's cuDNN, which is faster there.",
+    ),
+    Switch(
+        "matrix_products",
+        PRODUCTS,
+        "Matrix products, with their GELU, gates and residuals. "
+        f"{MEASURED_ON}: auto {gains.PRODUCTS} of stock's speed with gate and residual (cuBLAS and one pass of ours); on "
+        f"is {gains.PRODUCTS_ON} there, slower.",
+    ),
+    Switch(
+        "norms",
+        ("norm_modulate",),
+        f"LayerNorm and modulation in one pass. {MEASURED_ON}: {gains.NORMS} of stock's speed.",
+    ),
+    Switch(
+        "rope",
+        ("rms_rope", "rms_rope_"),
+        f"RMSNorm and RoPE of q and k, in place. {MEASURED_ON}: {gains.ROPE} of stock's speed.",
+    ),
+)
+TEXT_SWITCHES = (
+    Switch(
+        "attention",
+        ("attention",),
+        f"Attention with its relative bias made inside. {MEASURED_ON}: {gains.TEXT_ATTENTION} of the speed of stock's.",
+    ),
+    Switch(
+        "matrix_products",
+        PRODUCTS,
+        f"FP16 matrix products that keep FP32 sums. {MEASURED_ON}: auto took cuBLAS; on is {gains.TEXT_PRODUCTS_ON} of its "
+        "speed there.",
+    ),
+    Switch("norms", ("norm_modulate",), "RMSNorm of the FP32 stream, written as FP16. Not measured by itself yet."),
+    Switch(
+        "conversions",
+        ("to_half",),
+        f"Weights stored as fp8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.TO_HALF} of stock's speed for scaled fp8.",
+    ),
+)
+VAE_SWITCHES = (
+    Switch(
+        "convolutions",
+        ("conv",),
+        f"Convolutions that read past frames where they are. {MEASURED_ON}: up to {gains.CONV} of stock's speed (96 channels), "
+        "less with more channels; auto takes the faster.",
+    ),
+    Switch(
+        "upsampling",
+        ("upsample_conv2d",),
+        f"Upsampling and convolution in one. {MEASURED_ON}: up to {gains.UPSAMPLE} of stock's speed.",
+    ),
+    Switch(
+        "norms", ("channel_rms_silu",), f"Norm and SiLU in one pass. {MEASURED_ON}: {gains.VAE_NORMS} of stock's speed."
+    ),
+    Switch(
+        "attention", ("attention",), f"Attention within a frame. {MEASURED_ON}: {gains.VAE_ATTENTION} of stock's speed."
+    ),
+    Switch("matrix_products", ("linear",), "The matrix products around that attention. Not measured by themselves."),
+)
+
+
+def policy_from(
+    kernels: Mode, precision: Precision, switches: tuple[Switch, ...], chosen: dict[str, str]
+) -> KernelPolicy:
+    """The policy that a node's widgets ask for. Where all are off, so is everything: that is stock's own computation."""
+    from .. import fusion  # noqa: PLC0415 - the server starts without it
+
+    modes: dict[str, Any] = {
+        switch.id: kernels if chosen.get(switch.id, SAME) == SAME else chosen[switch.id] for switch in switches
+    }
+    if all(mode == "off" for mode in modes.values()):
+        return fusion.KernelPolicy.of("off", precision=precision)
+    ops = {op: modes[switch.id] for switch in switches for op in switch.ops if modes[switch.id] != kernels}
+    return fusion.KernelPolicy.of(kernels, precision=precision, **ops)
+
+
+def first_inputs(off: str) -> list[Any]:
+    """The two that concern all kernels. off: what that choice means here."""
+    return [
+        io.Combo.Input(
+            "kernels",
+            options=["auto", "on", "off"],
+            default="auto",
+            optional=True,
+            tooltip="In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
+            f"measured at first use. on: FuseStream's, or an error that says why not. off: {off}.",
+        ),
+        io.Combo.Input(
+            "precision",
+            options=["precise", "fast"],
+            default="precise",
+            optional=True,
+            tooltip="In place of the loader's choice. fast lets FuseStream's products and attention add in FP16, for GeForce "
+            f"cards, which do that twice as fast; slower than precise on an {MEASURED_ON}. The result changes a little.",
+        ),
+    ]
+
+
+class ModelKernels(io.ComfyNode):
+    """Of a diffusion model."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FuseStreamKernels",
+            display_name="FuseStream Kernels",
+            category=CATEGORY,
+            description="Switches a diffusion model's kernels, from here on. The model that goes in stays as it is, and both share "
+            "their weights: two branches of one graph can compare on and off.",
+            search_aliases=["kernel toggles", "attention switch", "a/b", "fusestream"],
+            inputs=[
+                io.Model.Input("model", tooltip="From the FuseStream Diffusion Model Loader, LoRAs included."),
+                *first_inputs("as without FuseStream"),
+                *(switch.input() for switch in MODEL_SWITCHES),
+            ],
+            outputs=[io.Model.Output(tooltip="The same model under these switches, for a sampler.")],
+        )
+
+    @classmethod
+    def execute(
+        cls, model: Any, kernels: Mode = "auto", precision: Precision = "precise", **switches: str
+    ) -> io.NodeOutput:
+        from ..fusion import override  # noqa: PLC0415
+
+        return io.NodeOutput(override.model_under(model, policy_from(kernels, precision, MODEL_SWITCHES, switches)))
+
+
+class TextEncoderKernels(io.ComfyNode):
+    """Of a text encoder."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FuseStreamTextEncoderKernels",
+            display_name="FuseStream Text Encoder Kernels",
+            category=CATEGORY,
+            description="Switches a UMT5 text encoder's kernels, from here on. The one that goes in stays as it is, and both share "
+            "their weights.",
+            search_aliases=["kernel toggles", "clip kernels", "umt5", "fusestream"],
+            inputs=[
+                io.Clip.Input("clip", tooltip="A UMT5 text encoder, from our loader or from stock's Load CLIP."),
+                *first_inputs("as without FuseStream, in FP32"),
+                *(switch.input() for switch in TEXT_SWITCHES),
+            ],
+            outputs=[io.Clip.Output(tooltip="The same text encoder under these switches, for CLIP Text Encode.")],
+        )
+
+    @classmethod
+    def execute(
+        cls, clip: Any, kernels: Mode = "auto", precision: Precision = "precise", **switches: str
+    ) -> io.NodeOutput:
+        from ..fusion import override  # noqa: PLC0415
+
+        return io.NodeOutput(
+            override.text_encoder_under(clip, policy_from(kernels, precision, TEXT_SWITCHES, switches))
+        )
+
+
+class VAEKernels(io.ComfyNode):
+    """Of a VAE."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FuseStreamVAEKernels",
+            display_name="FuseStream VAE Kernels",
+            category=CATEGORY,
+            description="Switches a Wan VAE's kernels, from here on. The one that goes in stays as it is, and both share "
+            "their weights.",
+            search_aliases=["kernel toggles", "vae kernels", "fusestream"],
+            inputs=[
+                io.Vae.Input("vae", tooltip="From the FuseStream VAE Loader, with kernels on or auto there."),
+                *first_inputs("torch's operations, in the same bands and the same type"),
+                *(switch.input() for switch in VAE_SWITCHES),
+            ],
+            outputs=[io.Vae.Output(tooltip="The same VAE under these switches, for VAE Decode and VAE Encode.")],
+        )
+
+    @classmethod
+    def execute(
+        cls, vae: Any, kernels: Mode = "auto", precision: Precision = "precise", **switches: str
+    ) -> io.NodeOutput:
+        from ..fusion import override  # noqa: PLC0415
+
+        return io.NodeOutput(override.vae_under(vae, policy_from(kernels, precision, VAE_SWITCHES, switches)))

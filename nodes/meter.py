@@ -1,0 +1,73 @@
+"""The live meter's server side: while a model streams, the front end hears four times a second how it goes.
+
+A block that has run tells its stream's watcher, which mostly only looks at the clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+EVENT = "fusestream.meter"
+EVERY = 0.25  # seconds between two messages
+
+log = logging.getLogger("fusestream.meter")
+Send = Callable[[dict[str, Any]], None]
+
+
+def watch(patcher: Any, hidden: Any) -> None:
+    """Let the stream of this model's patcher, if it has one, report for the loader node that `hidden` names."""
+    stream = getattr(getattr(patcher, "model", None), "fusestream", None)
+    node = getattr(hidden, "unique_id", None)
+    if stream is not None and node is not None:
+        stream.watcher = Meter(stream, node, send)
+
+
+def send(reading: dict[str, Any]) -> None:
+    """To the one who queued the prompt. A graph may also be run without a server."""
+    from server import PromptServer  # noqa: PLC0415 - not while nodes are being listed
+
+    server = getattr(PromptServer, "instance", None)
+    if server is not None and server.client_id is not None:
+        server.send_sync(EVENT, {**reading, "prompt_id": server.last_prompt_id}, server.client_id)
+
+
+class Meter:
+    """Of one stream, which it does not keep alive."""
+
+    def __init__(self, stream: Any, node: str, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._node, self._send, self._clock = weakref.ref(stream), node, send, clock
+        self._since, self._copied, self._waited = clock(), 0, 0.0
+        self._broken = False
+
+    def __call__(self, i: int) -> None:
+        now = self._clock()
+        if now - self._since < EVERY or self._broken:
+            return
+        try:
+            stream: Any = self._stream()
+            self._send(self._reading(stream, i, now))
+        except Exception:
+            self._broken = True  # a meter is not worth a run
+            log.warning("the live meter is off for this model", exc_info=True)
+
+    def _reading(self, stream: Any, i: int, now: float) -> dict[str, Any]:
+        """What the front end draws: bytes, counts, and since the last reading bytes per second and the share of waiting."""
+        seconds, self._since = now - self._since, now
+        summary, plan = stream.ledger.summary(), stream.pager.plan
+        copied, waited = sum(summary["bytes by route"].values()), summary["seconds"].get("stall", 0.0)
+        moved, stalled = copied - self._copied, waited - self._waited
+        self._copied, self._waited = copied, waited
+        return {
+            "node": self._node,
+            "held": summary["held bytes"].get("VRAM", 0),
+            "limit": max(stream.wanted, stream.held),
+            "block": i,
+            "blocks": len(plan.sizes),
+            "resident": sorted(plan.resident),
+            "rate": moved / seconds,
+            "waiting": min(1.0, stalled / seconds),
+        }

@@ -1,0 +1,13 @@
+// Nodes that show a picture begin large enough to read it. A saved workflow's own sizes are put in after this, and stay.
+
+import { app } from "../../../scripts/app.js"
+
+const SIZES = { FuseStreamReport: [540, 900], FuseStreamCompare: [1080, 860] }
+
+app.registerExtension({
+    name: "FuseStream.Sizes",
+    nodeCreated(node) {
+        const size = SIZES[node.comfyClass]
+        if (size) node.setSize([Math.max(size[0], node.size[0]), Math.max(size[1], node.size[1])])
+    },
+})

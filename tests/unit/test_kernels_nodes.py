@@ -1,0 +1,170 @@
+"""The Kernels nodes: another policy downstream, the same weights, and nothing changed upstream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkpoints
+from fusestream import fusion
+from fusestream.fusion import attention, t5, wan, wan_vae_layers
+from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.override import NotOurs
+from fusestream.kernels_cuda import OPS, KernelRefused
+from fusestream.nodes import gains
+from fusestream.nodes.kernels import (
+    MODEL_SWITCHES,
+    SAME,
+    TEXT_SWITCHES,
+    VAE_SWITCHES,
+    ModelKernels,
+    TextEncoderKernels,
+    VAEKernels,
+    policy_from,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+AUTO, OFF = fusion.KernelPolicy.of("auto"), fusion.KernelPolicy.of("off")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def out_of(output: Any) -> Any:
+    return output.result[0]
+
+
+# ---------------------------------------------------------------------------------------------------------- the policy
+
+
+@pytest.mark.parametrize("switches", [MODEL_SWITCHES, TEXT_SWITCHES, VAE_SWITCHES])
+def test_switches_become_a_policy(switches: Any) -> None:
+    names = [op for switch in switches for op in switch.ops]
+    assert len(names) == len(set(names)) and set(names) <= OPS.keys()
+    assert policy_from("auto", "precise", switches, {}) == AUTO
+    assert policy_from("on", "fast", switches, {s.id: SAME for s in switches}) == fusion.KernelPolicy.of(
+        "on", precision="fast"
+    )
+    for switch in switches:
+        policy = policy_from("auto", "precise", switches, {switch.id: "off"})
+        assert {op for op in names if policy.mode(op) == "off"} == set(switch.ops)
+        policy = policy_from("off", "precise", switches, {switch.id: "on"})
+        assert {op for op in names if policy.mode(op) == "on"} == set(switch.ops)
+
+
+def test_all_off_one_by_one_is_stock() -> None:
+    assert policy_from("auto", "precise", MODEL_SWITCHES, {s.id: "off" for s in MODEL_SWITCHES}) == OFF
+
+
+def test_every_op_that_a_wan_block_and_a_text_encoder_call_has_a_switch() -> None:
+    assert set(t5.OPS) | {"to_half"} == {op for switch in TEXT_SWITCHES for op in switch.ops}
+    model = {op for switch in MODEL_SWITCHES for op in switch.ops}
+    assert {name for name in OPS if getattr(wan, name, None) is not None and name != "attention"} <= model
+    vae = {op for switch in VAE_SWITCHES for op in switch.ops}
+    assert {name for name in OPS if getattr(wan_vae_layers, name, None) is not None and name != "attention"} <= vae
+
+
+@pytest.mark.parametrize("gain", gains.ALL, ids=lambda gain: f"{gain.op} {gain.label}")
+def test_gains_in_tooltips_are_measured(gain: gains.Gain) -> None:
+    results = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    (row,) = [row for row in results["kernels"]["rows"] if (row["op"], row["label"]) == (gain.op, gain.label)]
+    assert gain.times == pytest.approx(row[gain.column], rel=0.1), "measured anew? Write the figure into nodes/gains.py"
+
+
+# ------------------------------------------------------------------------------------------------------ the MODEL's
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_two_branches_of_one_model(folder: Path, streamed: bool) -> None:
+    path = str(checkpoints.write("wan_t2v", folder))
+    load = load_streamed_diffusion_model if streamed else fusion.load_diffusion_model
+    model = load(path, policy=AUTO)
+    branch = out_of(ModelKernels.execute(model, "auto", norms="off"))
+    again = out_of(ModelKernels.execute(branch, "off"))
+    assert type(branch) is type(model) and branch.model is model.model and branch is not model
+    policies = [attention.policy_of(one.model_options["transformer_options"]) for one in (model, branch, again)]
+    assert policies == [AUTO, fusion.KernelPolicy.of("auto", norm_modulate="off"), OFF]
+    hooks = [one.model_options["transformer_options"][attention.HOOK].policy for one in (model, branch, again)]
+    assert hooks == policies
+
+
+def test_an_override_of_another_node_stays(folder: Path) -> None:
+    model = fusion.load_diffusion_model(str(checkpoints.write("wan_t2v", folder)))
+    theirs: Any = lambda stock, *a, **k: stock(*a, **k)  # noqa: E731
+    model.model_options["transformer_options"][attention.HOOK] = theirs
+    options = out_of(ModelKernels.execute(model, "off")).model_options["transformer_options"]
+    assert options[attention.HOOK] is theirs and attention.policy_of(options) == OFF
+
+
+# ------------------------------------------------------------------------------------------------------- the CLIP's
+
+
+@pytest.mark.parametrize(("loaded", "budget"), [("auto", 0.0), ("off", -1.0)])
+def test_two_branches_of_one_text_encoder(folder: Path, loaded: Any, budget: float) -> None:
+    """In turns: the policy is of the one that ComfyUI has loaded last."""
+    clip = fusion.load_text_encoder(str(checkpoints.write("umt5", folder)), [], fusion.KernelPolicy.of(loaded), budget)
+    branch = out_of(TextEncoderKernels.execute(clip, "auto", "fast", attention="off"))
+    asked, of_loader = fusion.KernelPolicy.of("auto", precision="fast", attention="off"), fusion.KernelPolicy.of(loaded)
+    assert branch.cond_stage_model is clip.cond_stage_model
+    stack = clip.cond_stage_model.umt5xxl.transformer.encoder
+    for one, policy in ((branch, asked), (clip, of_loader), (branch, asked), (branch, asked), (clip, of_loader)):
+        one.load_model()
+        assert getattr(stack, t5.HOW).policy == policy
+
+
+def test_a_kernel_that_is_on_reaches_the_text_encoder(folder: Path) -> None:
+    clip = fusion.load_text_encoder(str(checkpoints.write("umt5", folder)), [])
+    branch = out_of(TextEncoderKernels.execute(clip, "on"))
+    with pytest.raises(KernelRefused, match="kernels is 'on' for this text encoder"):
+        branch.encode_from_tokens(clip.tokenize("a fox"))  # before anything is computed
+    stack = clip.cond_stage_model.umt5xxl.transformer.encoder
+    x = torch.randn(1, 4, stack.block[0].layer[0].SelfAttention.q.in_features)
+    off = out_of(TextEncoderKernels.execute(clip, "off"))
+    found = []
+    for one in (clip, off):
+        one.load_model()
+        found.append(stack(x.clone(), attention_mask=torch.ones(1, 4))[0])
+    assert torch.equal(*found) and found[0].std() > 0
+
+
+def test_a_clip_without_t5_is_refused() -> None:
+    class Clip:
+        cond_stage_model = torch.nn.Linear(1, 1)
+
+    with pytest.raises(NotOurs, match="no T5 or UMT5"):
+        TextEncoderKernels.execute(Clip())
+
+
+# -------------------------------------------------------------------------------------------------------- the VAE's
+
+
+def test_two_branches_of_one_vae(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(checkpoints.write("wan_vae", folder))
+    seen: set[Any] = set()
+    conv3d = wan_vae_layers.conv3d
+    monkeypatch.setattr(
+        wan_vae_layers, "conv3d", lambda *a, policy, **k: seen.add(policy) or conv3d(*a, policy=policy, **k)
+    )
+    vae = fusion.load_vae(path, AUTO)
+    branch = out_of(VAEKernels.execute(vae, "off"))
+    third = out_of(VAEKernels.execute(branch, "auto", norms="off"))
+    assert branch is not vae and branch.first_stage_model is vae.first_stage_model
+    latents = torch.randn(1, vae.latent_channels, 1, 2, 2)
+    frames = {}
+    for one, policy in ((branch, OFF), (vae, AUTO), (third, fusion.KernelPolicy.of("auto", channel_rms_silu="off"))):
+        seen.clear()
+        frames[policy] = one.decode(latents.clone())
+        assert seen == {policy}
+    assert torch.allclose(frames[OFF], frames[AUTO], atol=1e-2)
+
+
+def test_a_vae_that_is_stocks_is_refused(folder: Path) -> None:
+    vae = fusion.load_vae(str(checkpoints.write("wan_vae", folder)), OFF)
+    with pytest.raises(NotOurs, match=r"computes as ComfyUI's.*FuseStream VAE Loader"):
+        VAEKernels.execute(vae, "auto")
