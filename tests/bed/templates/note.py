@@ -52,7 +52,7 @@ def expectation(work: Work) -> str:
         f"No such card was measured yet. Predicted for an RTX 2060 Super, arithmetic of the diffusion model alone: "
         f"{_rounded(each)} s a step, {_minutes(each * work.steps)} for these {work.steps} steps of "
         f"{work.width}x{work.height}, {work.length} frames ({(work.length - 1) / work.fps:.1f} s of video); the rest comes "
-        f"on top.{_measured(work.model)}"
+        f"on top. The README predicts other cards.{_measured(work.model)}"
     )
 
 
