@@ -117,8 +117,14 @@ def policy_from(
     return fusion.KernelPolicy.of(kernels, precision=precision, **ops)
 
 
-def first_inputs(off: str) -> list[Any]:
-    """The two that concern all kernels. off: what that choice means here."""
+FAST = (
+    "fast lets FuseStream's products and attention add in FP16, for GeForce cards, which do that twice as fast; slower than "
+    f"precise on an {MEASURED_ON}"
+)
+
+
+def first_inputs(off: str, fast: str = FAST) -> list[Any]:
+    """The two that concern all kernels. off, fast: what these choices mean here."""
     return [
         io.Combo.Input(
             "kernels",
@@ -133,8 +139,7 @@ def first_inputs(off: str) -> list[Any]:
             options=["precise", "fast"],
             default="precise",
             optional=True,
-            tooltip="In place of the loader's choice. fast lets FuseStream's products and attention add in FP16, for GeForce "
-            f"cards, which do that twice as fast; slower than precise on an {MEASURED_ON}. The result changes a little.",
+            tooltip=f"In place of the loader's choice. {fast}. The result changes a little.",
         ),
     ]
 
@@ -182,7 +187,10 @@ class TextEncoderKernels(io.ComfyNode):
             search_aliases=["kernel toggles", "clip kernels", "umt5", "fusestream"],
             inputs=[
                 io.Clip.Input("clip", tooltip="A UMT5 text encoder, from our loader or from stock's Load CLIP."),
-                *first_inputs("as without FuseStream, in FP32"),
+                *first_inputs(
+                    "as without FuseStream, in FP32",
+                    "precise keeps what rounding to FP16 takes from the operands; fast does not, for half the arithmetic",
+                ),
                 *(switch.input() for switch in TEXT_SWITCHES),
             ],
             outputs=[io.Clip.Output(tooltip="The same text encoder under these switches, for CLIP Text Encode.")],
