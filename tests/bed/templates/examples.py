@@ -226,7 +226,8 @@ def five(graph: Graph) -> None:
         "**start_image** of **Size and length**. It has a VAE of its own: `wan2.2_vae`."
     )
     advice = (
-        f"{STREAMS} The model was trained on 121 frames of 1280x704: set `length` to 121 once the first video works."
+        f"{STREAMS} The model was trained on 121 frames of 1280x704: set `length` to 121 once the first video works. "
+        "Its VAE was not measured on a GPU yet."
     )
     _note(graph, columns[:2], "Wan 2.2 text or image to video, 5B", about, work, advice)
 
