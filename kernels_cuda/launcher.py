@@ -306,6 +306,6 @@ def unpack_soon(device: torch.device) -> threading.Thread | None:
     would wait for. Whoever needs a kernel meanwhile waits for this one."""
     if device.type != "cuda":
         return None
-    thread = threading.Thread(target=obstacle, args=(device,), name="fusestream kernels", daemon=True)
+    thread = threading.Thread(target=obstacle, args=(device,), name="fusestream-kernels", daemon=True)
     thread.start()
     return thread
