@@ -29,9 +29,7 @@ from .stream import STREAM, Stream
 WRAPPER = "fusestream"  # our key among the wrappers of a model
 UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
 SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
-RESERVE = int(
-    1.25 * 2**30
-)  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
+RESERVE = 5 * 2**28  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
 SLACK = 1.05  # what the allocator cannot use between two tensors
 
 
@@ -101,8 +99,8 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             return _measured(executor, model, x, *args, **kwargs)
     except torch.OutOfMemoryError as error:
         first = str(error)
-    reckoning.tight = min(reckoning.tight, x.numel())  # or every step would be computed twice
     # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
+    reckoning.tight = min(reckoning.tight, x.numel())  # or every step would be computed twice
     held = stream.held
     freed = stream.shrink(held - stream.least)
     if x.is_cuda:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
-from . import gains
+from . import choices, gains
 from .gains import MEASURED_ON
 from .loaders import CATEGORY
 
@@ -126,20 +126,12 @@ FAST = (
 def first_inputs(off: str, fast: str = FAST) -> list[Any]:
     """The two that concern all kernels. off, fast: what these choices mean here."""
     return [
-        io.Combo.Input(
-            "kernels",
-            options=["auto", "on", "off"],
-            default="auto",
-            optional=True,
-            tooltip="In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
+        choices.kernels(
+            "In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
             f"measured at first use. on: FuseStream's, or an error that says why not. off: {off}.",
         ),
-        io.Combo.Input(
-            "precision",
-            options=["precise", "fast"],
-            default="precise",
-            optional=True,
-            tooltip=f"In place of the loader's choice. {fast}. The result changes a little.",
+        choices.precision(
+            f"In place of the loader's choice. {fast}. The result changes a little.",
         ),
     ]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import folder_paths
 from comfy_api.latest import io
 
-from . import meter
+from . import choices, meter
+from .choices import AUTO
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
 
 CATEGORY = "FuseStream"
-AUTO = -1.0  # of a budget: what is free
 
 
 class DiffusionModelLoader(io.ComfyNode):
@@ -39,31 +39,17 @@ class DiffusionModelLoader(io.ComfyNode):
                     options=folder_paths.get_filename_list("diffusion_models"),
                     tooltip="A Wan model from models/diffusion_models, for example wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB).",
                 ),
-                io.Combo.Input(
-                    "kernels",
-                    options=["auto", "on", "off"],
-                    default="auto",
-                    optional=True,
-                    tooltip="auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card; "
+                choices.kernels(
+                    "auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card; "
                     "measured at first use, a few seconds. on: FuseStream's, or an error. off: as without FuseStream.",
                 ),
-                io.Combo.Input(
-                    "precision",
-                    options=["precise", "fast"],
-                    default="precise",
-                    optional=True,
-                    tooltip="fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: "
+                choices.precision(
+                    "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: "
                     "attention on an RTX 2060 Super a third faster by prediction. The video changes a little. precise adds in "
                     "FP32.",
                 ),
-                io.Float.Input(
-                    "vram_budget",
-                    default=AUTO,
-                    min=-1.0,
-                    max=1024.0,
-                    step=0.25,
-                    optional=True,
-                    tooltip="-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "
+                choices.vram_budget(
+                    "-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "
                     "FuseStream computes them (H200, 8 GiB free: 1.36 times as fast as stock for 14B at 480p, and 720p runs). "
                     "Or so many GiB (1.5 do for 14B in fp16; more is faster). 0: ComfyUI's own memory management, and only the "
                     "attention is FuseStream's.",
@@ -104,31 +90,17 @@ class TextEncoderLoader(io.ComfyNode):
                     tooltip="A UMT5 file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors "
                     "(6.7 GB) or umt5_xxl_fp16.safetensors (11.4 GB).",
                 ),
-                io.Combo.Input(
-                    "kernels",
-                    options=["auto", "on", "off"],
-                    default="auto",
-                    optional=True,
-                    tooltip="auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
+                choices.kernels(
+                    "auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
                     "FuseStream's kernel or torch's, whichever is faster; measured at first use, a few seconds. on: "
                     "FuseStream's, or an error. off: as without FuseStream, which computes in FP32.",
                 ),
-                io.Combo.Input(
-                    "precision",
-                    options=["precise", "fast"],
-                    default="precise",
-                    optional=True,
-                    tooltip="precise: the error beside an FP32 file is 1.04 times ComfyUI's own with the same FP16 file. fast: "
+                choices.precision(
+                    "precise: the error beside an FP32 file is 1.04 times ComfyUI's own with the same FP16 file. fast: "
                     "about 1.25 times, with half the arithmetic. An encoder mostly waits for its weights: fast gains little.",
                 ),
-                io.Float.Input(
-                    "vram_budget",
-                    default=AUTO,
-                    min=-1.0,
-                    max=1024.0,
-                    step=0.25,
-                    optional=True,
-                    tooltip="-1: the encoder's blocks stream from the file through the VRAM that is free, and the file is never "
+                choices.vram_budget(
+                    "-1: the encoder's blocks stream from the file through the VRAM that is free, and the file is never "
                     "all in RAM. Or so many GiB (0.75 do for UMT5-XXL in fp16; more is faster). 0: ComfyUI's own memory "
                     "management. The result is the same.",
                 ),
@@ -172,21 +144,13 @@ class VAELoader(io.ComfyNode):
                     tooltip="A VAE from models/vae: wan_2.1_vae.safetensors (0.25 GB) for Wan 2.1 and the Wan 2.2 14B pair, "
                     "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B.",
                 ),
-                io.Combo.Input(
-                    "kernels",
-                    options=["auto", "on", "off"],
-                    default="auto",
-                    optional=True,
-                    tooltip="Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (measured at "
+                choices.kernels(
+                    "Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (measured at "
                     "first use), in fp16, planned for 3 GiB of VRAM with no tiles. On an H200, 832x480x81: decoding 1.9 times as "
                     "fast as stock, encoding 1.7 times. on: FuseStream's, or an error. off: as without FuseStream.",
                 ),
-                io.Combo.Input(
-                    "precision",
-                    options=["precise", "fast"],
-                    default="precise",
-                    optional=True,
-                    tooltip="fast lets FuseStream's kernels add in FP16, which GeForce cards do twice as fast. The video "
+                choices.precision(
+                    "fast lets FuseStream's kernels add in FP16, which GeForce cards do twice as fast. The video "
                     "changes a little. precise adds in FP32.",
                 ),
             ],
