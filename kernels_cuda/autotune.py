@@ -71,11 +71,12 @@ def measure(op: Op, call: Call, candidates: Sequence[Candidate]) -> dict[str, fl
 
 def _apart(op: Op, call: Call) -> list[torch.Tensor | None]:
     """The tensors, with copies of those that are written: one copy for all operands that are the same tensor."""
-    copies = {_place(t): _copy(t) for i in op.mutates if (t := call.tensors[i]) is not None}
-    return [None if t is None else copies.get(_place(t), t) for t in call.tensors]
+    copies = {place(t): _copy(t) for i in op.mutates if (t := call.tensors[i]) is not None}
+    return [None if t is None else copies.get(place(t), t) for t in call.tensors]
 
 
-def _place(t: torch.Tensor) -> tuple[object, ...]:
+def place(t: torch.Tensor) -> tuple[object, ...]:
+    """What two operands have in common that are the same tensor."""
     return t.data_ptr(), t.dtype, t.shape, t.stride()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import folder_paths
 from comfy_api.latest import io, ui
 
+from .front_end import running_server
 from .loaders import CATEGORY
 
 
@@ -54,10 +55,8 @@ class Doctor(io.ComfyNode):
 
 
 def send_text(text: str, node: str | None) -> None:
-    """Show it on the node. A graph may also be run without a server."""
-    from server import PromptServer  # noqa: PLC0415 - not while nodes are being listed
-
-    server = getattr(PromptServer, "instance", None)
+    """Show it on the node."""
+    server = running_server()
     if server is not None and node is not None:
         server.send_progress_text(text, node)
 

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from .front_end import running_server
+
 EVENT = "fusestream.meter"
 EVERY = 0.25  # seconds between two messages
 
@@ -27,10 +29,8 @@ def watch(patcher: Any, hidden: Any) -> None:
 
 
 def send(reading: dict[str, Any]) -> None:
-    """To the one who queued the prompt. A graph may also be run without a server."""
-    from server import PromptServer  # noqa: PLC0415 - not while nodes are being listed
-
-    server = getattr(PromptServer, "instance", None)
+    """To the one who queued the prompt."""
+    server = running_server()
     if server is not None and server.client_id is not None:
         server.send_sync(EVENT, {**reading, "prompt_id": server.last_prompt_id}, server.client_id)
 
