@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import comfy.model_management
 import comfy.patcher_extension
 import torch
 
@@ -29,7 +31,9 @@ from .stream import STREAM, Stream
 WRAPPER = "fusestream"  # our key among the wrappers of a model
 UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
 SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
-RESERVE = 5 * 2**28  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
+RESERVE = 9 * 2**27  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
+TRYING = 2**27  # what kernels take that are compared in a first step, beside the tensors that are there
+BATCHED_WHERE = 1.51  # stock batches prompts where so many times what they need is free, 1.5
 SLACK = 1.05  # what the allocator cannot use between two tensors
 
 
@@ -38,7 +42,7 @@ class Reckoning:
 
     def __init__(self) -> None:
         self.ratio = 1.0  # measured over reckoned; never less than 1
-        self.asked = 0  # the most that was asked for since the model was loaded: the prompts in one batch
+        self.asked: deque[int] = deque([0], maxlen=2)  # before it loads, stock asks for all prompts and then for one
         self.tight = math.inf  # a latent of so many elements has run out of VRAM while the reserve was left alone
 
     def measured(self, nbytes: int, reckoned: float) -> None:
@@ -50,6 +54,21 @@ class Reckoning:
                 nbytes / vram.GIB,
                 reckoned / vram.GIB,
             )
+
+    def room(self, room: float, free: float, least: int, most: int) -> float:
+        """Bytes for the blocks' weights, which are between `least` and `most`: the `room` that stock would give them, or
+        fewer, so that of what is free for weights and step together the step has what it needs and leaves the reserve.
+
+        Fewer still where part of the model streams anyway and all prompts could run as one batch, which stock decides by
+        what is free then: a batch streams the weights once instead of twice, which saves more than residents do.
+        """
+        one, batch = min(self.asked), max(self.asked)
+        left = max(RESERVE + TRYING, comfy.model_management.minimum_inference_memory())
+        room = min(room, free - one - left)
+        if room >= most:
+            return room
+        beside = free - max(BATCHED_WHERE * batch, batch + left)
+        return beside if least <= beside < room else room
 
 
 def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float:
@@ -71,7 +90,7 @@ class _Reckoned:
         stock: float = super().memory_required(input_shape, cond_shapes=cond_shapes or {})  # type: ignore[misc]
         bare: float = super().memory_required(input_shape)  # type: ignore[misc]
         ours = reckoning.ratio * own_need(model, input_shape, stock, bare)
-        reckoning.asked = max(reckoning.asked, int(ours))
+        reckoning.asked.append(int(ours))
         return ours
 
 

@@ -22,7 +22,6 @@ import torch
 from .blocks import is_quantised, stored
 from .stream import REMEDY, STREAM, NotWhileStreaming, Stream
 
-BATCHED_WHERE = 1.51  # stock batches prompts where so many times what they need is free, 1.5
 ALL = 1e32  # stock's word for as much as there is
 
 
@@ -110,31 +109,24 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
                 return 0
             try:
                 if self._is_loaded() and self.model.device == device_to:
-                    self.stream.load(device_to, self._room_beside_a_batch(self.stream.held + extra_memory))
+                    self.stream.load(device_to, self._room(self.stream.held + extra_memory))
                     self.apply_hooks(self.forced_hooks, force_apply=True)
                 else:
-                    room = self._room_beside_a_batch(before + extra_memory - self._rest_size())
+                    room = self._room(before + extra_memory - self._rest_size())
                     self.load(device_to, room, force_patch_weights=force_patch_weights, **kwargs)
             except Exception:
                 self.detach()
                 raise
             return self.loaded_size() - before
 
-    def _room_beside_a_batch(self, room: float) -> float:
-        """Bytes for the blocks' weights, of the `room` that there is for them beside the activations of one prompt.
-
-        Fewer where part of the model streams anyway and both prompts could run as one batch, which stock decides by what is
-        free then: a batch streams the weights once instead of twice, which saves more than residents do.
-        """
+    def _room(self, room: float) -> float:
+        """Bytes for the blocks' weights, of the `room` that stock has for them: see `Reckoning.room`."""
         reckoning = getattr(self.model, "fusestream_reckoning", None)
         if reckoning is None:
             return room
-        both, reckoning.asked = reckoning.asked, 0  # the next video may be smaller
-        if room >= self.stream.most:
-            return room
         free = self.get_free_memory(self.load_device) + self.loaded_size() - self._rest_size()
-        beside = free - max(BATCHED_WHERE * both, both + comfy.model_management.minimum_inference_memory())
-        return beside if self.stream.least <= beside < room else room
+        allowed: float = reckoning.room(room, free, self.stream.least, self.stream.most)
+        return allowed
 
     def load(
         self,

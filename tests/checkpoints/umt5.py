@@ -23,7 +23,7 @@ from .container import shapes
 from .storage import PLAIN, Cast, Noted, Scaled, Storage
 from .weights import Spec, Table, linear, scale
 
-WIDTH = 8
+WIDTH = 16  # what the FP8 products of newer cards can take at least
 BUCKETS = 32
 
 # What a layer adds to the residual. With gains of one, 24 layers of width 8 amplify a rounding error twentyfold.

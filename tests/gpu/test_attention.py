@@ -250,7 +250,8 @@ def test_adversaries(isa, precision, d):
 @pytest.mark.parametrize("d", HEADS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_special_values(isa, precision, d, value):
-    """A NaN of a query spoils its row, one of a value its column, as in torch; others are as they were."""
+    """A NaN of a query spoils its row, one of a value its column, as in torch; others are as they were. With `fast` the
+    largest query of a warp scales them all: without it they may be rounded anew."""
     q, k, v = inputs(1, 70, 80, 1, 1, d)
     clean = attention(q, k, v, policy=policy(isa, precision))
     q[0, 5, 0, 7], v[0, 33, 0, 9] = torch.nan, value
@@ -259,7 +260,8 @@ def test_special_values(isa, precision, d, value):
     rest = torch.arange(70, device="cuda") != 5
     assert not got[0, rest, 0, 9].isfinite().any()
     columns = torch.arange(d, device="cuda") != 9
-    assert torch.equal(got[0, rest][..., columns], clean[0, rest][..., columns])
+    spared, before = got[0, rest][..., columns], clean[0, rest][..., columns]
+    assert torch.equal(spared, before) if precision == "precise" else torch.allclose(spared, before, rtol=0, atol=2e-3)
 
 
 def test_a_row_without_keys_is_zero(isa, precision):

@@ -68,7 +68,7 @@ def test_a_model_that_does_not_compute_in_fp16_is_reckoned_with_as_stock_does(mo
     kind: Any = type(model.model)
     stock = kind.__mro__[2].memory_required(model.model, list(LATENT))
     assert model.model.memory_required(list(LATENT)) == stock
-    assert model.model.fusestream_reckoning.asked == int(stock)
+    assert model.model.fusestream_reckoning.asked[-1] == int(stock)
 
 
 def test_what_is_joined_to_the_latent_counts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,26 +95,35 @@ def test_the_reckoning_learns_from_what_was_measured(model: Any, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("room", "both", "free", "wanted"),
+    ("room", "one", "batch", "free", "wanted"),
     [
-        (5.0, 1.0, 8.0, 5.0),  # less would do: 8 - 2.2 is more than there is room for
-        (5.0, 2.6, 8.0, 8.0 - 2.6 * 1.51),  # stock batches where 1.5 times the need is free
-        (5.0, 9.0, 8.0, 5.0),  # both never fit: the room is for residents
-        (30.0, 2.6, 8.0, 30.0),  # the whole model fits
+        (4.0, 0.5, 1.0, 8.0, 4.0),  # stock leaves more than the step and the reserve take
+        (6.0, 1.0, 1.5, 8.0, 8.0 - 1.5 - 1.25),  # with both prompts in a batch, stock's own least would eat the reserve
+        (5.0, 1.3, 2.6, 8.0, 8.0 - 2.6 * 1.51),  # stock batches where 1.5 times the need is free
+        (5.0, 4.5, 9.0, 8.0, 8.0 - 4.5 - 1.25),  # both never fit: what one leaves is for residents
+        (30.0, 1.3, 2.6, 30.0, 30.0 - 2.6 * 1.51),  # the whole model would fit, but not with its step
+        (30.0, 1.3, 2.6, 48.0, 30.0),  # the whole model fits
     ],
 )
-def test_residents_leave_room_for_a_batch(
-    model: Any, monkeypatch: pytest.MonkeyPatch, room: float, both: float, free: float, wanted: float
+def test_the_weights_leave_room_for_the_step_and_the_reserve(
+    model: Any, monkeypatch: pytest.MonkeyPatch, room: float, one: float, batch: float, free: float, wanted: float
 ) -> None:
     stream = model.stream
-    stream.least, stream.most = GIB, 26 * GIB
-    model.model.fusestream_reckoning.asked = int(both * GIB)
+    stream.least, stream.most = GIB, 28 * GIB
+    model.model.fusestream_reckoning.asked.extend((int(batch * GIB), int(one * GIB)))
     monkeypatch.setattr(model, "get_free_memory", lambda _: free * GIB)
     monkeypatch.setattr(model, "loaded_size", lambda: 0)
     monkeypatch.setattr(model, "_rest_size", lambda: 0)
     monkeypatch.setattr(comfy.model_management, "minimum_inference_memory", lambda: 1.2 * GIB)
-    assert model._room_beside_a_batch(room * GIB) == pytest.approx(wanted * GIB, rel=1e-6)
-    assert model.model.fusestream_reckoning.asked == 0, "the next video may be smaller"
+    assert model._room(room * GIB) == pytest.approx(wanted * GIB, rel=1e-6)
+
+
+def test_what_was_asked_for_the_last_video_is_forgotten(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.model, "get_dtype_inference", lambda: torch.float16)
+    reckoning: Reckoning = model.model.fusestream_reckoning
+    for frames in (21, 21, 5, 5):
+        model.model.memory_required([2, 16, frames, 60, 104])
+    assert max(reckoning.asked) == int(need(model.model.diffusion_model, (2, 16, 5, 60, 104), torch.float16))
 
 
 # ------------------------------------------------------------------------------------------------------- too little VRAM

@@ -224,9 +224,10 @@ def test_each_row_of_the_embedding_is_read_once(path: str, monkeypatch: pytest.M
     shared = clip.cond_stage_model.umt5xxl.transformer.shared
     ids = torch.tensor([[5, 511, 5, 0]])
     rows = shared(ids, out_dtype=torch.float32)
-    assert read == [0, 5 * 16, 511 * 16]
+    row = 2 * checkpoints.umt5.WIDTH
+    assert read == [0, 5 * row, 511 * row]
     assert torch.equal(rows, load_file(path)["shared.weight"].float()[ids])
-    assert shared(ids[:, :0], out_dtype=torch.float32).shape == (1, 0, 8)
+    assert shared(ids[:, :0], out_dtype=torch.float32).shape == (1, 0, checkpoints.umt5.WIDTH)
     with pytest.raises(IndexError, match="token 512 is not one of the text encoder's 512"):
         shared(ids + 1)
 
