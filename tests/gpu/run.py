@@ -36,12 +36,12 @@ UNDER_TEST = ("kernels_cuda", "memory", "fusion")
 TESTS = {
     "test_pager.py": ("memory",),
     **dict.fromkeys(
-        ("test_patcher.py", "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py"), UNDER_TEST
+        ("test_many_prompts.py", "test_patcher.py", "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py"), UNDER_TEST
     ),
 }  # fmt: skip
 SANITIZER_SECONDS = int(os.environ.get("FUSESTREAM_SANITIZER_SECONDS") or 400)
 # These measure times or the card's memory: nothing runs beside them.
-ALONE = ("test_kernel_system.py", "test_pager.py", "test_patcher.py", "test_wan_vae.py")
+ALONE = ("test_kernel_system.py", "test_many_prompts.py", "test_pager.py", "test_patcher.py", "test_wan_vae.py")
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
