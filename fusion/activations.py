@@ -124,7 +124,11 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     freed = stream.shrink(held - stream.least)
     if x.is_cuda:
         torch.cuda.empty_cache()
-    logging.warning("FuseStream: out of VRAM. The weights give back %.2f GiB; the step runs again.", freed / vram.GIB)
+    logging.warning(
+        "FuseStream: out of VRAM (%s). The weights give back %.2f GiB; the step runs again.",
+        first.split(". GPU", maxsplit=1)[0],
+        freed / vram.GIB,
+    )
     try:
         return _measured(executor, model, x, *args, **kwargs)
     except torch.OutOfMemoryError as error:
@@ -138,7 +142,8 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
         yield
         return
     free, total = torch.cuda.mem_get_info(device)
-    most = torch.cuda.memory_reserved(device) + max(free - nbytes, 0)
+    reserved: int = torch.cuda.memory_stats_as_nested_dict(device)["reserved_bytes"]["all"]["current"]
+    most = reserved + max(free - nbytes, 0)
     known = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 and newer
     before = 1.0 if known is None else known(device)
     torch.cuda.set_per_process_memory_fraction(min(before, most / total), device)
@@ -151,14 +156,23 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
 def _measured(executor: Any, model: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if not x.is_cuda:
         return executor(x, *args, **kwargs)
-    before, tuned = torch.cuda.memory_allocated(x.device), tuner().measurings
+    before, tuned = _allocated(x.device, "current"), tuner().measurings
     torch.cuda.reset_peak_memory_stats(x.device)
     out = executor(x, *args, **kwargs)
     if tuner().measurings != tuned:
-        return out  # kernels were measured in this step, with all their alternatives
-    took = torch.cuda.max_memory_allocated(x.device) - before
+        # Kernels were measured, with all their alternatives: this says nothing about the next step, and the allocator is
+        # left with pieces of it in between the tensors.
+        torch.cuda.empty_cache()
+        return out
+    took = _allocated(x.device, "peak") - before
     model.fusestream_reckoning.measured(took, own_need(model, x.shape, 0.0, 0.0))
     return out
+
+
+def _allocated(device: torch.device, which: str) -> int:
+    """Bytes by torch's count. `torch.cuda.memory_allocated` makes a list of all there is to know first, every time."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    return int(stats["allocated_bytes"]["all"][which]) if stats else 0
 
 
 def _too_little(stream: Stream, held: int, message: str) -> vram.OutOfVram:

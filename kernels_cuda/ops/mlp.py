@@ -15,6 +15,7 @@ from .rows import frames_of, tokens_per_frame
 
 CHUNK_BYTES = 256 * 2**20
 CHUNK_ROWS = 768  # a multiple of every kernel's tile: a chunk leaves none half empty
+Part = tuple[slice, slice]  # of [batch, tokens]
 
 
 def mlp(
@@ -61,8 +62,8 @@ def mlp(
         return linear(part, w_in, b_in, activation=activation, policy=policy)
 
     tokens = x.shape[:-1].numel() // max(batches, 1)
-    chunk = chunk_tokens(batches, w_in.shape[0], chunk_bytes)
-    if tokens <= chunk and out is None:
+    parts = parts_of(batches, tokens, most_rows(w_in.shape[0], chunk_bytes))
+    if len(parts) <= 1 and out is None:
         return linear(
             hidden(x),
             w_out,
@@ -81,32 +82,44 @@ def mlp(
     out = out.view(batches, tokens, shape[-1])
     x = x.reshape(batches, tokens, x.shape[-1])
     added = None if residual is None else residual.reshape(out.shape)
-    for start in range(0, tokens, chunk):
-        some = slice(start, min(start + chunk, tokens))
+    for part in parts:
         linear_(
-            out[:, some],
-            hidden(x[:, some]),
+            out[part],
+            hidden(x[part]),
             w_out,
             b_out,
-            residual=None if added is None else added[:, some],
-            gate=gate_of(gate, batches, tokens, shape[-1], some),
+            residual=None if added is None else added[part],
+            gate=gate_of(gate, batches, tokens, shape[-1], part),
             scale=1 / hidden_scale,
             policy=policy,
         )
     return out.reshape(shape)
 
 
-def chunk_tokens(batches: int, hidden: int, most_bytes: int) -> int:
-    """Tokens of a chunk: whole tiles, at least one."""
-    rows = most_bytes // max(batches * hidden * 2, 1)
-    return max(rows // CHUNK_ROWS, 1) * CHUNK_ROWS
+def most_rows(hidden: int, most_bytes: int) -> int:
+    """Rows of a chunk at most: whole tiles, at least one."""
+    return max(most_bytes // max(hidden * 2, 1) // CHUNK_ROWS, 1) * CHUNK_ROWS
 
 
-def gate_of(gate: Tensor | None, batches: int, tokens: int, n: int, some: slice) -> Tensor | None:
-    """The gate's rows for some tokens: as they lie, or one for each of the tokens."""
+def parts_of(batches: int, tokens: int, most: int) -> list[Part]:
+    """[batches, tokens] in parts of at most so many rows, each in one piece where the whole is: a part across rows of a
+    batch would have to be copied together first. Long rows are cut into about equal chunks, short ones stay whole."""
+    if tokens <= most:
+        step = max(most // max(tokens, 1), 1)
+        return [(slice(b, min(b + step, batches)), slice(0, tokens)) for b in range(0, batches, step)]
+    chunk = -(-tokens // -(-tokens // most))
+    chunk = -(-chunk // CHUNK_ROWS) * CHUNK_ROWS
+    starts = range(0, tokens, chunk)
+    return [(slice(b, b + 1), slice(at, min(at + chunk, tokens))) for b in range(batches) for at in starts]
+
+
+def gate_of(gate: Tensor | None, batches: int, tokens: int, n: int, part: Part) -> Tensor | None:
+    """The gate's rows for a part: as they lie, or one for each of the tokens."""
     if gate is None:
         return None
+    rows, some = part
     view = frames_of(gate, batches, n, "gate")
+    view = view[rows] if view.shape[0] > 1 else view
     frames = view.shape[1]
     if frames == 1:
         return view

@@ -361,9 +361,22 @@ def test_mlp_says_what_it_cannot():
 
 
 def test_chunks_are_whole_tiles():
-    assert mlp_file.chunk_tokens(1, 8960, 256 * 2**20) % mlp_file.CHUNK_ROWS == 0
-    assert mlp_file.chunk_tokens(2, 13824, 1) == mlp_file.CHUNK_ROWS
-    assert mlp_file.chunk_tokens(1, 13824, 256 * 2**20) * 13824 * 2 <= 256 * 2**20
+    assert mlp_file.most_rows(8960, 256 * 2**20) % mlp_file.CHUNK_ROWS == 0
+    assert mlp_file.most_rows(13824, 1) == mlp_file.CHUNK_ROWS
+    assert mlp_file.most_rows(13824, 256 * 2**20) * 13824 * 2 <= 256 * 2**20
+
+
+@given(batches=st.integers(0, 9), tokens=st.integers(0, 9000), tiles=st.integers(1, 6))
+def test_parts_cover_each_token_once_and_lie_in_one_piece(batches, tokens, tiles):
+    most = tiles * mlp_file.CHUNK_ROWS
+    seen = torch.zeros(batches, tokens, 1, dtype=torch.int32)
+    parts = mlp_file.parts_of(batches, tokens, most)
+    for part in parts:
+        assert seen[part].is_contiguous() and seen[part].numel() <= most
+        seen[part] += 1
+    assert bool((seen == 1).all())
+    if tokens > most:
+        assert len(parts) == batches * -(-tokens // most), "no more chunks than needed"
 
 
 def test_compiles_as_one_node():
