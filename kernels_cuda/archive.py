@@ -53,9 +53,9 @@ class Unit:
 
 
 def write(
-    path: Path, built: Built, *, source_hash: str, compiler: str, preset: int = 6 | lzma.PRESET_EXTREME
+    path: Path, built: Built, *, source_hash: str, compiler: str, preset: int | None = 6 | lzma.PRESET_EXTREME
 ) -> Manifest:
-    """Pack compiled units. The file appears whole or not at all."""
+    """Pack compiled units; without a preset, uncompressed. The file appears whole or not at all."""
     variants: dict[str, dict[str, Any]] = {}
     for variant, units in built.items():
         variants[variant] = {
@@ -76,7 +76,7 @@ def write(
                 _add(tar, member_name(variant, unit), code)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(lzma.compress(raw.getvalue(), preset=preset))
+    partial.write_bytes(raw.getvalue() if preset is None else lzma.compress(raw.getvalue(), preset=preset))
     partial.replace(path)
     return manifest
 
@@ -103,7 +103,7 @@ def _manifest(path: Path, data: bytes) -> Manifest:
 
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:
     """(name, bytes) of every member, in order, as a stream."""
-    with tarfile.open(path, mode="r|xz") as tar:
+    with tarfile.open(path, mode="r|xz" if path.suffix == ".xz" else "r|") as tar:
         for info in tar:
             if info.size > LARGEST_MEMBER:
                 raise ArchiveError(f"{path.name}: {info.name} claims {info.size} bytes")

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import archive
+from . import archive, unpacked
 from .build import matrix
 from .build.nvrtc import nvrtc
 from .build.unit import build
@@ -47,27 +47,27 @@ class DeviceCode:
 def load(preference: list[str], prebuilt: Path | None = None, cache: Path | None = None) -> DeviceCode:
     """Each unit in the first of these variants (best first) that can be had."""
     path = prebuilt or Path(os.environ.get("FUSESTREAM_ARCHIVE") or PREBUILT)
+    cache = cache or cache_folder()
     try:
-        return _from_archive(path, preference, "prebuilt archive")
+        return _from_archive(path, preference, "prebuilt archive", cache)
     except ArchiveError as error:
         reason = str(error)
     LEDGER.say_once(f"Prebuilt kernels are not used: {reason}. Compiling them here instead.")
     try:
-        return _compiled_here(preference[0], cache or cache_folder())
+        return _compiled_here(preference[0], cache)
     except (BuildError, ArchiveError, OSError) as error:
         message = f"{reason}; compiling them here is not possible either: {error}"
         LEDGER.say_once(f"No kernels: {message}. Reference implementations serve every operation.")
         raise CodeUnavailable(message) from error
 
 
-def _from_archive(path: Path, preference: list[str], origin: str) -> DeviceCode:
+def _from_archive(path: Path, preference: list[str], origin: str, cache: Path) -> DeviceCode:
     current = matrix.source_hash()
-    manifest = archive.read_manifest(path)
+    manifest, units = unpacked.read_units(path, preference, cache)
     if manifest.source_hash != current:
         raise ArchiveError(
             f"{path.name} is stale: it was built from sources {manifest.source_hash}, the sources here are {current}"
         )
-    manifest, units = archive.read_units(path, preference)
     if not units:
         raise ArchiveError(f"{path.name} holds none of {', '.join(preference)}")
     return DeviceCode(units, current, f"{origin}, {manifest.compiler}")
@@ -82,10 +82,10 @@ def _compiled_here(variant: str, cache: Path) -> DeviceCode:
     path = cache / f"kernels-{source_hash}-{variant}.tar.xz"
     with _building:
         with contextlib.suppress(ArchiveError):
-            return _from_archive(path, [variant], "compiled here")
+            return _from_archive(path, [variant], "compiled here", cache)
         names = matrix.units()
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # NVRTC runs outside the GIL
             built = dict(zip(names, pool.map(lambda unit: build(unit, variant), names), strict=True))
         packed = {unit: (one.code, one.kernels) for unit, one in built.items()}
         archive.write(path, {variant: packed}, source_hash=source_hash, compiler=compiler.version, preset=0)
-        return _from_archive(path, [variant], "compiled here")
+        return _from_archive(path, [variant], "compiled here", cache)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda import archive, device_code
+from fusestream.kernels_cuda import archive, device_code, unpacked
 from fusestream.kernels_cuda.arch import preference
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.errors import ArchiveError, BuildError, CodeUnavailable
@@ -157,6 +157,46 @@ def test_the_manifest_must_come_first(path):
     repack(path, lambda members: members[::-1])
     with pytest.raises(ArchiveError, match=r"begins with compute_80/b.ptx"):
         archive.read_manifest(path)
+
+
+HOPPER = ["sm_90a", "sm_90", "compute_80"]
+
+
+def test_a_cards_code_is_unpacked_once(path, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    first = unpacked.read_units(path, HOPPER, cache)
+    assert first[1] == archive.read_units(path, HOPPER)[1]
+    assert first[0] == archive.read_manifest(path)
+    read, files = archive.read_units, []
+    monkeypatch.setattr(archive, "read_units", lambda file, preference: files.append(file) or read(file, preference))
+    again = unpacked.read_units(path, HOPPER, cache)
+    assert again[1] == first[1] and again[0].source_hash == "abc" and again[0].compiler == "NVRTC 12.9"
+    assert [file.parent for file in files] == [cache]
+    assert unpacked.read_units(path, ["sm_75"], cache)[1]["a"].code == b"turing a", "another card has its own"
+
+
+def test_a_damaged_copy_is_not_used(path, tmp_path):
+    want = unpacked.read_units(path, HOPPER, tmp_path)[1]
+    kept = next(tmp_path.glob("unpacked-*.tar"))
+    whole = kept.read_bytes()
+    at = whole.index(b"hopper a")
+    for bad in (b"", whole[:at], whole.replace(b"hopper a", b"copper a"), b"no tar at all" * 100):
+        kept.write_bytes(bad)
+        assert unpacked.read_units(path, HOPPER, tmp_path)[1] == want
+        assert kept.read_bytes() == whole, "and it is made anew"
+
+
+def test_copies_of_an_earlier_archive_go(path, tmp_path):
+    unpacked.read_units(path, HOPPER, tmp_path)
+    old = set(tmp_path.glob("unpacked-*.tar"))
+    archive.write(path, BUILT, source_hash="def", compiler="NVRTC 12.9")
+    unpacked.read_units(path, HOPPER, tmp_path)
+    assert not old & set(tmp_path.glob("unpacked-*.tar")) and len(set(tmp_path.glob("unpacked-*.tar"))) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(path, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    assert unpacked.read_units(path, HOPPER, tmp_path / "file" / "cache")[1]["a"].code == b"hopper a"
 
 
 def no_compiler():
