@@ -31,10 +31,13 @@ from .stream import STREAM, Stream
 WRAPPER = "fusestream"  # our key among the wrappers of a model
 UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
 SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
-RESERVE = 9 * 2**27  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
-TRYING = 2**27  # what kernels take that are compared in a first step, beside the tensors that are there
+RESERVE = 19 * 2**26  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
+TRYING = 2**26  # what kernels take that are compared in a first step, beside the tensors that are there
 BATCHED_WHERE = 1.51  # stock batches prompts where so many times what they need is free, 1.5
 SLACK = 1.05  # what the allocator cannot use between two tensors
+# The first convolution's result, of two units in fp32, leaves a gap that stock's rotations then lie in: what is left of it
+# fits one unit instead of two. It is no need, but where weights would take that room a step runs out of VRAM.
+GAP = 1 + 1 / UNITS
 
 
 class Reckoning:
@@ -62,12 +65,12 @@ class Reckoning:
         Fewer still where part of the model streams anyway and all prompts could run as one batch, which stock decides by
         what is free then: a batch streams the weights once instead of twice, which saves more than residents do.
         """
-        one, batch = min(self.asked), max(self.asked)
+        one, batch = GAP * min(self.asked), GAP * max(self.asked)
         left = max(RESERVE + TRYING, comfy.model_management.minimum_inference_memory())
         room = min(room, free - one - left)
         if room >= most:
             return room
-        beside = free - max(BATCHED_WHERE * batch, batch + left)
+        beside = free - max(BATCHED_WHERE * max(self.asked), batch + left)
         return beside if least <= beside < room else room
 
 

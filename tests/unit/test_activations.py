@@ -97,12 +97,12 @@ def test_the_reckoning_learns_from_what_was_measured(model: Any, monkeypatch: py
 @pytest.mark.parametrize(
     ("room", "one", "batch", "free", "wanted"),
     [
-        (4.0, 0.5, 1.0, 8.0, 4.0),  # stock leaves more than the step and the reserve take
-        (6.0, 1.0, 1.5, 8.0, 8.0 - 1.5 - 1.25),  # with both prompts in a batch, stock's own least would eat the reserve
-        (5.0, 1.3, 2.6, 8.0, 8.0 - 2.6 * 1.51),  # stock batches where 1.5 times the need is free
-        (5.0, 4.5, 9.0, 8.0, 8.0 - 4.5 - 1.25),  # both never fit: what one leaves is for residents
-        (30.0, 1.3, 2.6, 30.0, 30.0 - 2.6 * 1.51),  # the whole model would fit, but not with its step
-        (30.0, 1.3, 2.6, 48.0, 30.0),  # the whole model fits
+        (4.0, 0.6, 1.2, 8.0, 4.0),  # stock leaves more than the step and the reserve take
+        (6.0, 0.9, 1.2, 8.0, 8.0 - 1.4 - 1.25),  # with both prompts in a batch, stock's own least would eat the reserve
+        (5.0, 2.0, 4.0, 8.0, 8.0 - 4.0 * 1.51),  # stock batches where 1.5 times the need is free
+        (5.0, 4.5, 9.0, 8.0, 8.0 - 5.25 - 1.25),  # both never fit: what one leaves is for residents
+        (30.0, 1.5, 3.0, 30.0, 30.0 - 3.5 - 1.25),  # the whole model would fit, but not with its step
+        (30.0, 1.5, 3.0, 48.0, 30.0),  # the whole model fits
     ],
 )
 def test_the_weights_leave_room_for_the_step_and_the_reserve(
