@@ -5,8 +5,8 @@ the size of x at most (fusion/wan.py draws them), so more of the model may stay 
 often. The reckoning is multiplied by the largest ratio that was measured, so that the next run knows better.
 
 While a step runs, torch's allocator may not grow into the last of the card: left alone it keeps what it no longer uses until
-nothing is free, and desktop and driver need some too. A step that runs out of VRAM is computed once more, after the weights
-have given back all but their window, and with all of the card.
+nothing is free, and desktop and driver need some too. A step that runs out of VRAM is computed once more with all of the
+card; if that is too little as well, a last time, after the weights have given back all but their window.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WRAPPER = "fusestream"  # our key among the wrappers of a model
 UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
 SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
 RESERVE = 19 * 2**26  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
-TRYING = 2**26  # what kernels take that are compared in a first step, beside the tensors that are there
+TRYING = 11 * 2**24  # what kernels take that are compared in a first step, beside the tensors that are there
 BATCHED_WHERE = 1.51  # stock batches prompts where so many times what they need is free, 1.5
 SLACK = 1.05  # what the allocator cannot use between two tensors
 # The first convolution's result, of two units in fp32, leaves a gap that stock's rotations then lie in: what is left of it
@@ -116,17 +116,24 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     model = executor.class_obj
     stream: Stream = getattr(model, STREAM)
     reckoning: Reckoning = model.fusestream_reckoning
+    if x.numel() < reckoning.tight:
+        tuned = tuner().measurings
+        try:
+            with _leaving(RESERVE, x.device):
+                return _measured(executor, model, x, *args, **kwargs)
+        except torch.OutOfMemoryError:
+            if tuner().measurings == tuned:
+                reckoning.tight = x.numel()  # or every step would be computed twice
+        # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
+        _tidy(x)
+        logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
     try:
-        with _leaving(RESERVE if x.numel() < reckoning.tight else 0, x.device):
-            return _measured(executor, model, x, *args, **kwargs)
+        return _measured(executor, model, x, *args, **kwargs)
     except torch.OutOfMemoryError as error:
         first = str(error)
-    # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
-    reckoning.tight = min(reckoning.tight, x.numel())  # or every step would be computed twice
     held = stream.held
     freed = stream.shrink(held - stream.least)
-    if x.is_cuda:
-        torch.cuda.empty_cache()
+    _tidy(x)
     logging.warning(
         "FuseStream: out of VRAM (%s). The weights give back %.2f GiB; the step runs again.",
         first.split(". GPU", maxsplit=1)[0],
@@ -138,10 +145,15 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         raise _too_little(stream, held, str(error) or first) from None
 
 
+def _tidy(x: torch.Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.empty_cache()
+
+
 @contextlib.contextmanager
 def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
     """For this time torch takes no more than leaves this much of the card free."""
-    if device.type != "cuda" or not nbytes:
+    if device.type != "cuda":
         yield
         return
     free, total = torch.cuda.mem_get_info(device)

@@ -140,8 +140,8 @@ class Tuner:
                     # Timing needs a synchronisation, which a capture forbids.
                     LEDGER.chose(Choice(op.name, shape, able[0].name, "not measured: a CUDA graph is being captured"))
                     return able[0]
+                self.measurings += 1  # before it: it may fail
                 seconds = self._measure(op, call, able)
-                self.measurings += 1
                 known = Winner(_first(able, seconds), seconds)
                 if all(math.isfinite(s) for s in seconds.values()):  # running out of memory today is not a property
                     self._file.put(key, known)
