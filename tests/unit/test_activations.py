@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import comfy.model_base
 import comfy.model_management
 import comfy.patcher_extension
 import comfy.sample
@@ -67,8 +68,7 @@ def test_14b_at_720p_leaves_room_for_its_window_in_7_gib() -> None:
 
 
 def test_a_model_that_does_not_compute_in_fp16_is_reckoned_with_as_stock_does(model: Any) -> None:
-    kind: Any = type(model.model)
-    stock = kind.__mro__[2].memory_required(model.model, list(LATENT))
+    stock = comfy.model_base.WAN21.memory_required(model.model, list(LATENT))
     assert model.model.memory_required(list(LATENT)) == stock
     assert model.model.fusestream_reckoning.asked[-1] == int(stock)
 
