@@ -48,7 +48,11 @@ OTHER_OPTIONS = {"kernels": ("--compile", "readme"), "pager": ()}
 def planned(is_quick: bool) -> list[Part]:
     """All parts. Without a card each row is tried once at its tiny size, and what only a card can do is left out."""
     if is_quick:
-        return [Part("models", tuple({row.name: row for row in map(quick, all_rows())}.values()))]
+        kinds: dict[Any, Row] = {}  # rows that differ in a number alone try the same
+        for row in all_rows():
+            sides = [(side.comfy, side.attention, side.backend, side.ram_budget is None) for _, side in row.sides]
+            kinds.setdefault((row.group, row.work, row.storage, *sides), quick(row))
+        return [Part("models", tuple({row.name: row for row in kinds.values()}.values()))]
     return [*parts_of(all_rows()), *OTHERS]
 
 
@@ -83,11 +87,9 @@ class All:
         self.options = options
         self.into = into
         self.begun = time.perf_counter()
-        self.found: list[dict[str, Any]] = []
         self.failed: list[str] = []
 
-    def run(self, parts: Sequence[Part]) -> None:
-        bench = Bench(self.options)
+    def run(self, parts: Sequence[Part], bench: Bench) -> None:
         try:
             for part in parts:
                 start = time.perf_counter()
@@ -122,8 +124,11 @@ class All:
         seconds = self.options.minutes * 60 or None
         of = f" of at most {seconds:.0f}" if seconds else ""
         bench.say(f"{part.title}: {len(rows)} rows, about {part.seconds:.0f} s on an H200{of}")
-        self.found += bench.measure(rows, None if self.options.quick else seconds)
-        note_left(self.into, [row.name for row in rows], [row.name for row in bench.left])
+        try:
+            bench.measure(rows, None if self.options.quick else seconds)
+        finally:  # what an interruption took is left too
+            done = {one["name"] for one in bench.found}
+            note_left(self.into, [row.name for row in rows], [row.name for row in rows if row.name not in done])
         for row in bench.left:
             more = ", more than a part has: use --minutes" if seconds and row_seconds(row) > seconds else ""
             print(f"no time for {row.name}: about {row_seconds(row):.0f} s{more}; the next part takes it")
@@ -188,21 +193,25 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.quick and shutil.which("nvidia-smi") is None:
         print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
         return 1
-    bench = All(options, options.results or (QUICK_RESULTS if options.quick else card_results()))
+    bench = Bench(options)
+    everything = All(options, options.results or (QUICK_RESULTS if options.quick else card_results()))
     print(
-        f"{len(now)} parts, about {sum(part.seconds for part in now):.0f} s on an H200; into {bench.into}", flush=True
+        f"{len(now)} parts, about {sum(part.seconds for part in now):.0f} s on an H200; into {everything.into}",
+        flush=True,
     )
     try:
-        bench.run(now)
+        everything.run(now, bench)
     finally:
         print("\ntiny checkpoints on the CPU: these figures mean nothing" if options.quick else "")
         print("\n".join([HEAD, *map(line, bench.found)]))
-        left = rows_left(bench.into)
-        print(f"{len(bench.found)} rows in {time.perf_counter() - bench.begun:.0f} s, {len(left)} left", flush=True)
+        left = rows_left(everything.into)
+        print(
+            f"{len(bench.found)} rows in {time.perf_counter() - everything.begun:.0f} s, {len(left)} left", flush=True
+        )
     broken = [one["name"] for one in bench.found if "error" in one.get("ours", {})]
-    if broken or bench.failed:
-        print("failed: " + "; ".join([*broken, *bench.failed]))
-    return int(bool(broken or bench.failed))
+    if broken or everything.failed:
+        print("failed: " + "; ".join([*broken, *everything.failed]))
+    return int(bool(broken or everything.failed))
 
 
 if __name__ == "__main__":

@@ -95,17 +95,16 @@ def main(arguments: list[str] | None = None) -> int:
         print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
         return 1
     bench = Bench(options)
-    found: list[dict[str, Any]] = []
     try:
-        found = bench.measure(rows)
+        bench.measure(rows)
     finally:
         bench.close()
         print("\ntime: " + ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in bench.spent.items()))
     print("tiny checkpoints on the CPU: these figures mean nothing" if options.quick else "")
     print(HEAD)
-    for one in found:
+    for one in bench.found:
         print(line(one))
-    return int(any("error" in one.get("ours", {}) for one in found))
+    return int(any("error" in one.get("ours", {}) for one in bench.found))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from .rows import Model, Row, Side
 
 EXACT = Side(comfy=("--fp32-unet", "--fp32-vae", "--fp32-text-enc"), ballast=False)
 QUICK_RESULTS = Path(tempfile.gettempdir()) / "fusestream-bench-quick.json"
+EVERY = 10_000  # turns share a few processes on the CPU
 LEARNED_S = 30.0  # of work, before the estimates are set right by it
 LARGE_CARD_MIB = 40_000  # where a dozen waiting processes' contexts do not matter
 
@@ -46,11 +47,9 @@ def add_options(cli: argparse.ArgumentParser) -> None:
     cli.add_argument("--quick", action="store_true", help="tiny checkpoints on the CPU; no figure of it is kept")
 
 
-def processes_ahead(quick: bool) -> int:
+def processes_ahead() -> int:
     """How many may start at once: each takes a core for its start, and a context on the card while it waits."""
     cores = os.cpu_count() or 1
-    if quick:
-        return min(4, cores)
     told = ask_card("memory.total")
     return max(1, min(12, cores - 2)) if told.isdigit() and int(told) >= LARGE_CARD_MIB else 1
 
@@ -90,12 +89,14 @@ class Bench:
         self.begun = time.perf_counter()
         self.spent: dict[str, float] = {}
         self.folder: Path = options.folder
-        self.ahead: int = options.ahead or processes_ahead(options.quick)
+        self.ahead: int = options.ahead or (EVERY if options.quick else processes_ahead())
         self.paths: dict[tuple[Model, str, bool], str] = {}  # model, storage, on a disk
-        self.left: list[Row] = []
+        self.left: list[Row] = []  # rows there was no time for
         self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.started: list[Process] = []
+        self.sessions: dict[str, Process] = {}
+        self.found: list[dict[str, Any]] = []
 
     def say(self, text: str) -> None:
         print(f"[{time.perf_counter() - self.begun:6.1f} s] {text}", flush=True)
@@ -113,10 +114,21 @@ class Bench:
         self.started.append(Process({**job, "quick": self.options.quick}, log))
         return self.started[-1]
 
+    def process_of(self, turn: Turn) -> Process:
+        """A process of its own for each turn; but tries on the CPU share one for each side."""
+        job = self.job(turn)
+        if not self.options.quick:
+            return self.start(job, f"{turn.row.name} {turn.who} {turn.number}")
+        if turn.who not in self.sessions:
+            self.sessions[turn.who] = self.start({**job, "task": "session"}, f"session {turn.who}")
+        return self.sessions[turn.who]
+
     def finish(self, process: Process, word: dict[str, Any]) -> dict[str, Any]:
         """What it found. A failure is shown, with what it said last."""
-        result = process.go(word, self.options.limit)
-        self.started.remove(process)
+        stays = process in self.sessions.values()
+        result = process.go(word, self.options.limit, stay=stays)
+        if not stays:
+            self.started.remove(process)
         if "error" in result and result["error"] != "out of memory":
             print("\n".join(f"    | {line[:200]}" for line in process.last_lines(self.options.tail)), flush=True)
         return result
@@ -128,14 +140,14 @@ class Bench:
     # -------------------------------------------------------------------------------------------------- rows in their turn
 
     def measure(self, rows: Sequence[Row], seconds: float | None = None) -> list[dict[str, Any]]:
-        """All these rows, file by file: their results, already in the card's file.
+        """All these rows, file by file: their results, already in the card's file, and in `found` one by one.
 
         seconds   how long this may take. A row that would not fit is not begun, and is in `left`.
         """
-        begun, self.left = time.perf_counter(), []
+        self.left = []
+        begun, before = time.perf_counter(), len(self.found)
         turns = [turn for row in sorted(rows, key=by_file) for turn in self.turns(row)]
         runs: dict[str, dict[str, list[dict[str, Any]]]] = {row.name: {} for row in rows}
-        found: list[dict[str, Any]] = []
         reckoned = spent = 0.0
 
         def fits(row: Row) -> bool:
@@ -150,7 +162,7 @@ class Bench:
             if not any(runs[turn.row.name] or fits(turn.row) for turn in batch):
                 self.leave(turn.row for turn in batch)
                 continue
-            processes = [self.start(self.job(turn), f"{turn.row.name} {turn.who} {turn.number}") for turn in batch]
+            processes = [self.process_of(turn) for turn in batch]
             for row in dict.fromkeys(turn.row for turn in batch):
                 self.ready_files(row)  # meanwhile
             with self.spending("start"):
@@ -164,14 +176,14 @@ class Bench:
                     continue
                 start = time.perf_counter()
                 with self.spending(turn.who):
-                    run = self.finish(process, {"paths": self.ready_files(row)})
+                    run = self.finish(process, {"job": self.job(turn), "paths": self.ready_files(row)})
                 reckoned, spent = reckoned + turn_seconds(row, turn.who, turn.side), spent + time.perf_counter() - start
                 runs[row.name].setdefault(turn.who, []).append(run)
                 self.tell(turn, run)
                 if turn is [other for other in turns if other.row is row][-1]:
-                    found.append(self.result(row, runs[row.name]))
+                    self.found.append(self.result(row, runs[row.name]))
             self.drop_files(turns[at + self.ahead :])
-        return found
+        return self.found[before:]
 
     def leave(self, rows: Iterable[Row]) -> None:
         self.left += [row for row in dict.fromkeys(rows) if row not in self.left]
@@ -188,7 +200,7 @@ class Bench:
     def job(self, turn: Turn) -> dict[str, Any]:
         plain = {name: value for name, value in asdict(turn.row).items() if name not in ("stock", "ours")}
         job = {"task": "work", "who": turn.who, "row": plain, "side": asdict(turn.side), "free": self.options.free}
-        return {**job, "sample_to": str(self.sample_of(turn.who))}
+        return {**job, "sample_to": str(self.sample_of(turn.who)), "quick": self.options.quick}
 
     def tell(self, turn: Turn, run: dict[str, Any]) -> None:
         times = ", ".join(f"{s:.3g}" for s in run.get("s", [])) or run.get("error", "nothing")
@@ -220,7 +232,8 @@ class Bench:
             return str(kept)  # from a call with --keep
         with self.spending("weights"):
             job = {"task": "weights", "model": model, "storage": storage, "folder": str(self.folder)}
-            made = self.finish(self.start(job, f"weights {name}"), {})
+            able = next(iter(self.sessions.values()), None) or self.start(job, f"weights {name}")
+            made = self.finish(able, {"job": {**job, "quick": self.options.quick}})
         if "error" in made:
             raise SystemExit(f"the weights of {name} could not be written: {made['error']}")
         rate = made["bytes"] / max(made["seconds"], 1e-9) / 1e9
