@@ -97,7 +97,8 @@ class All:
                     self.other(part)
                 else:
                     self.models(bench, part)
-                print(f"{part.title}: took {time.perf_counter() - start:.0f} s, about {part.seconds:.0f} s expected\n")
+                expected = "" if self.options.quick else f", about {part.seconds:.0f} s expected"
+                print(f"{part.title}: took {time.perf_counter() - start:.0f} s{expected}\n", flush=True)
             if len(parts) > 1 or self.options.part == ["left"]:
                 self.leftovers(bench)
         finally:
@@ -121,11 +122,12 @@ class All:
             self.measure(bench, rows, Part("models", tuple(rows)))
 
     def measure(self, bench: Bench, rows: Sequence[Row], part: Part) -> None:
-        seconds = self.options.minutes * 60 or None
-        of = f" of at most {seconds:.0f}" if seconds else ""
-        bench.say(f"{part.title}: {len(rows)} rows, about {part.seconds:.0f} s on an H200{of}")
+        seconds = None if self.options.quick else self.options.minutes * 60 or None
+        of = f", at most {seconds:.0f} here" if seconds else ""
+        about = "" if self.options.quick else f", about {part.seconds:.0f} s on an H200{of}"
+        bench.say(f"{part.title}: {len(rows)} rows{about}")
         try:
-            bench.measure(rows, None if self.options.quick else seconds)
+            bench.measure(rows, seconds)
         finally:  # what an interruption took is left too
             done = {one["name"] for one in bench.found}
             note_left(self.into, [row.name for row in rows], [row.name for row in rows if row.name not in done])
@@ -175,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     cli.add_argument("--list", action="store_true", help="only name the parts and their rows")
     options = cli.parse_args(arguments)
-    options.side, options.repeats, options.accuracy = "both", 1, False
+    options.side, options.repeats, options.accuracy, options.shared = "both", 1, False, True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parts = planned(options.quick)
     if options.list:

@@ -80,6 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     cli.add_argument("--list", action="store_true", help="only name the rows")
     options = cli.parse_args(arguments)
+    options.shared = False
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.bounds:
         print(f"{refresh_bounds(options.bounds)} rows have their bounds anew")

@@ -47,9 +47,11 @@ def add_options(cli: argparse.ArgumentParser) -> None:
     cli.add_argument("--quick", action="store_true", help="tiny checkpoints on the CPU; no figure of it is kept")
 
 
-def processes_ahead() -> int:
+def processes_ahead(is_quick: bool) -> int:
     """How many may start at once: each takes a core for its start, and a context on the card while it waits."""
     cores = os.cpu_count() or 1
+    if is_quick:
+        return min(4, cores)
     told = ask_card("memory.total")
     return max(1, min(12, cores - 2)) if told.isdigit() and int(told) >= LARGE_CARD_MIB else 1
 
@@ -89,7 +91,8 @@ class Bench:
         self.begun = time.perf_counter()
         self.spent: dict[str, float] = {}
         self.folder: Path = options.folder
-        self.ahead: int = options.ahead or (EVERY if options.quick else processes_ahead())
+        self.shared: bool = options.quick and options.shared
+        self.ahead: int = EVERY if self.shared else options.ahead or processes_ahead(options.quick)
         self.paths: dict[tuple[Model, str, bool], str] = {}  # model, storage, on a disk
         self.left: list[Row] = []  # rows there was no time for
         self.logs = self.folder / "logs"
@@ -115,9 +118,9 @@ class Bench:
         return self.started[-1]
 
     def process_of(self, turn: Turn) -> Process:
-        """A process of its own for each turn; but tries on the CPU share one for each side."""
+        """A process of its own for each turn; but tries of everything on the CPU share one for each side."""
         job = self.job(turn)
-        if not self.options.quick:
+        if not self.shared:
             return self.start(job, f"{turn.row.name} {turn.who} {turn.number}")
         if turn.who not in self.sessions:
             self.sessions[turn.who] = self.start({**job, "task": "session"}, f"session {turn.who}")
