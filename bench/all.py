@@ -5,6 +5,7 @@
     python bench/all.py --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
     python bench/all.py --part left             rows for which the parts so far had no time
     python bench/all.py --merge OTHER.json      rows measured elsewhere, on a card of the same name
+    python bench/all.py --real DIR              a folder's own checkpoints; into bench/results/real
     python bench/all.py --quick                 every group on tiny checkpoints and the CPU: that it runs, not how fast
 
 A row that would not fit into what is left of a part's `--minutes` is not begun: the next part takes it. What was measured is in
@@ -35,7 +36,7 @@ if not __package__:  # started as a plain script: the pack under its alias, with
 from .end_to_end.parts import Part, parts_of, row_seconds
 from .end_to_end.results import HEAD, line, merge_file, note_left, rows_left
 from .end_to_end.rows import Row, all_rows, quick
-from .end_to_end.runner import QUICK_RESULTS, Bench, add_options, card_results
+from .end_to_end.runner import QUICK_RESULTS, Bench, add_options, card_results, real_results
 
 HERE = Path(__file__).resolve().parent
 OTHERS = (
@@ -113,15 +114,17 @@ class All:
         rows = list({row.name: row for row in (*earlier, *part.rows)}.values())
         if earlier:
             print(f"left by an earlier part: {', '.join(row.name for row in earlier)}")
-        self.measure(bench, rows, Part("models", tuple(rows)))
+        self.measure(bench, rows)
 
     def leftovers(self, bench: Bench) -> None:
         known = {row.name: row for row in all_rows()}
         rows = [known[name] for name in rows_left(self.into) if name in known]
         if rows:
-            self.measure(bench, rows, Part("models", tuple(rows)))
+            self.measure(bench, rows)
 
-    def measure(self, bench: Bench, rows: Sequence[Row], part: Part) -> None:
+    def measure(self, bench: Bench, rows: Sequence[Row]) -> None:
+        rows = bench.use_real(rows) if self.options.real else rows
+        part = Part("models", tuple(rows))
         seconds = None if self.options.quick else self.options.minutes * 60 or None
         of = f", at most {seconds:.0f} here" if seconds else ""
         about = "" if self.options.quick else f", about {part.seconds:.0f} s on an H200{of}"
@@ -179,6 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = cli.parse_args(arguments)
     options.side, options.repeats, options.accuracy, options.shared = "both", 1, False, True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.quick and options.real:
+        cli.error("--quick tries tiny checkpoints of its own: not together with --real")
     parts = planned(options.quick)
     if options.list:
         print(listed(parts))
@@ -196,7 +201,9 @@ def main(arguments: list[str] | None = None) -> int:
         print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
         return 1
     bench = Bench(options)
-    everything = All(options, options.results or (QUICK_RESULTS if options.quick else card_results()))
+    into = QUICK_RESULTS if options.quick else real_results(card_results()) if options.real else card_results()
+    options.results = options.results or into
+    everything = All(options, options.results)
     print(
         f"{len(now)} parts, about {sum(part.seconds for part in now):.0f} s on an H200; into {everything.into}",
         flush=True,

@@ -4,6 +4,7 @@
     python bench/models.py --free 8 --only "14B 480"    the rows whose name has this; merged into the same file
     python bench/models.py --group budget               other rows: growth, budget, backend, switches, stock, storage, all
     python bench/models.py --accuracy --only "1.3B"     also an fp32 run of stock, and both sides' error against it
+    python bench/models.py --real DIR                   a folder's own checkpoints instead of random weights
     python bench/models.py --quick                      tiny checkpoints on the CPU: that it runs, not how fast
 
 Stock and ours take turns, each in a process of its own, on random weights of the real shapes; `--free` leaves so many GiB
@@ -82,6 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = cli.parse_args(arguments)
     options.shared = False
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.quick and options.real:
+        cli.error("--quick tries tiny checkpoints of its own: not together with --real")
     if options.bounds:
         print(f"{refresh_bounds(options.bounds)} rows have their bounds anew")
         return 0
@@ -97,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     bench = Bench(options)
     try:
-        bench.measure(rows)
+        bench.measure(bench.use_real(rows) if options.real else rows)
     finally:
         bench.close()
         print("\ntime: " + ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in bench.spent.items()))

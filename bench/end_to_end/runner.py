@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,9 @@ from .bounds import measured_rates
 from .disk import is_in_ram
 from .parts import by_file, turn_seconds
 from .process import Process
+from .real import Found, find, rows_with_files
 from .results import card_file, distance, merge, read, row_result
-from .rows import Model, Row, Side
+from .rows import TITLES, Model, Row, Side
 
 EXACT = Side(comfy=("--fp32-unet", "--fp32-vae", "--fp32-text-enc"), ballast=False)
 QUICK_RESULTS = Path(tempfile.gettempdir()) / "fusestream-bench-quick.json"
@@ -45,6 +47,9 @@ def add_options(cli: argparse.ArgumentParser) -> None:
     cli.add_argument("--tail", type=int, default=12, help="lines to show of a process that failed")
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
     cli.add_argument("--quick", action="store_true", help="tiny checkpoints on the CPU; no figure of it is kept")
+    cli.add_argument(
+        "--real", type=Path, metavar="DIR", help="use the checkpoints under this folder, and only rows they serve"
+    )
 
 
 def processes_ahead(is_quick: bool) -> int:
@@ -61,6 +66,11 @@ def ask_card(what: str) -> str:
     asked = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     told = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.splitlines()
     return told[0].strip() if told else ""
+
+
+def real_results(path: Path) -> Path:
+    """Figures of a user's checkpoints are kept beside those of random weights, which README shows."""
+    return path.parent / "real" / path.name
 
 
 def card_results(other: Path | None = None) -> Path:
@@ -94,6 +104,8 @@ class Bench:
         self.shared: bool = options.quick and options.shared
         self.ahead: int = EVERY if self.shared else options.ahead or processes_ahead(options.quick)
         self.paths: dict[tuple[Model, str, bool], str] = {}  # model, storage, on a disk
+        self.made: set[str] = set()  # of these, what the bench may remove
+        self.real: dict[tuple[Model, str], Path] = {}
         self.left: list[Row] = []  # rows there was no time for
         self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -222,7 +234,8 @@ class Bench:
         for model, storage in row.files:
             key = (model, storage, row.cold)
             if key not in self.paths:
-                path = self.weights(model, storage)
+                real = self.real.get((model, storage))
+                path = str(real) if real else self.weights(model, storage)
                 self.paths[key] = self.on_disk(path) if row.cold else path
             found[model] = self.paths[key]
         return found
@@ -232,6 +245,7 @@ class Bench:
         name = f"{model}_{storage}"
         kept = self.folder / f"{name}.safetensors"
         if kept.exists() and not self.options.quick:
+            self.made.add(str(kept))
             return str(kept)  # from a call with --keep
         with self.spending("weights"):
             job = {"task": "weights", "model": model, "storage": storage, "folder": str(self.folder)}
@@ -241,6 +255,7 @@ class Bench:
             raise SystemExit(f"the weights of {name} could not be written: {made['error']}")
         rate = made["bytes"] / max(made["seconds"], 1e-9) / 1e9
         self.say(f"weights {name}: {made['bytes'] / 1e9:.2f} GB in {made['seconds']:.1f} s, {rate:.1f} GB/s")
+        self.made.add(str(made["path"]))
         return str(made["path"])
 
     def on_disk(self, path: str) -> str:
@@ -252,15 +267,31 @@ class Bench:
         if is_in_ram(folder):
             raise SystemExit(f"{folder} lies in RAM too: set TMPDIR to a folder on a disk for the rows of cold files")
         self.say(f"{Path(path).name} is copied to {folder}, a disk")
-        return str(shutil.copy(path, str(folder)))
+        copied = str(shutil.copy(path, str(folder)))
+        self.made.add(copied)
+        return copied
 
     def drop_files(self, left: Sequence[Turn]) -> None:
         """Disks are small: what no turn needs any more goes, unless it is to be kept."""
         needed = {(*file, turn.row.cold) for turn in left for file in turn.row.files}
         for key in [key for key in self.paths if key not in needed]:
-            path = Path(self.paths.pop(key))
-            if path.parent != self.folder or not (self.options.keep or str(path) in self.paths.values()):
-                path.unlink(missing_ok=True)
+            path = self.paths.pop(key)
+            kept = self.options.keep and Path(path).parent == self.folder
+            if path in self.made and not kept and path not in self.paths.values():
+                Path(path).unlink(missing_ok=True)
+
+    def use_real(self, rows: Sequence[Row]) -> list[Row]:
+        """Take the user's files from here on. Those of the rows that they serve."""
+        served, self.real = rows_with_files(rows, self.files, self.say)
+        return served
+
+    @cached_property
+    def files(self) -> list[Found]:
+        """The user's checkpoints."""
+        found = find(self.options.real, self.say)
+        for one in found:
+            self.say(f"{TITLES[one.model]}, {one.storage}: {one.path.name}")
+        return found
 
     def result(self, row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         """What a row's runs come to; merged into the card's file."""
@@ -276,6 +307,8 @@ class Bench:
         rates = read(into) if measured_rates(read(into)) else read(card_file(environment.get("card", "CPU")))
         found = row_result(row, runs, rates, self.options.free, self.options.quick)
         found |= {"accuracy": accuracy, "environment": environment}
+        if self.real:
+            found["weights"] = {model: self.real[model, storage].name for model, storage in row.files}
         if len(runs) == len(row.sides) or self.options.results:
             merge(into, found)  # half a row is shown, and does not replace a whole one
         return found
@@ -285,4 +318,5 @@ class Bench:
 
     def results_path(self, card: str) -> Path:
         chosen: Path | None = self.options.results
-        return chosen or (QUICK_RESULTS if self.options.quick else card_file(card))
+        path = chosen or (QUICK_RESULTS if self.options.quick else card_file(card))
+        return real_results(path) if self.real and not chosen else path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from fusestream.bench import all as bench_all
 from fusestream.bench import kernels, report
-from fusestream.bench.end_to_end import disk, parts, results, rows, runner
+from fusestream.bench.end_to_end import disk, parts, real, results, rows, runner, weights
 from fusestream.bench.end_to_end.rows import Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +98,7 @@ class Made(runner.Bench):
     def __init__(self, folder: Path, clock: Clock, slower: float) -> None:
         options = Namespace(
             folder=folder, ahead=4, quick=False, shared=False, side="both", repeats=1, accuracy=False, free=8.0, limit=9.0,
-            keep=True, results=folder / "results.json", tail=3,
+            keep=True, results=folder / "results.json", tail=3, real=None,
         )  # fmt: skip
         super().__init__(options)
         self.clock, self.slower = clock, slower
@@ -210,6 +211,83 @@ def test_files_of_parts_measured_elsewhere_merge(tmp_path: Path) -> None:
     assert runner.card_results(one).name == "nvidia-h200.json"
     with pytest.raises(SystemExit, match="does not tell its card"):
         runner.card_results(other)
+
+
+# -------------------------------------------------------------------------------------------------------- own checkpoints
+
+
+def checkpoint(path: Path, shapes: dict[str, tuple[int, ...]], storage: str = "F16") -> Path:
+    """A file with a true header and a hole for its tensors."""
+    size = {"F16": 2, "BF16": 2, "F8_E4M3": 1}[storage]
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        end = at + size * math.prod(shape)
+        header[name] = {"dtype": storage, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    return path
+
+
+def shapes_of(model: str) -> dict[str, tuple[int, ...]]:
+    """Without most of the blocks: holes too take room on some systems."""
+    kept = {name: tuple(spec.shape) for name, spec in weights.table(model).items()}
+    return {name: shape for name, shape in kept.items() if not name.startswith("blocks.") or name[7:9] == "0."}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    checkpoint(folder / "a finetune.safetensors", shapes_of("wan14"), "BF16")
+    checkpoint(folder / "wan2.1_t2v_14B_fp8_e4m3fn.safetensors", shapes_of("wan14"), "F8_E4M3")
+    checkpoint(folder / "wan2.1_t2v_14B_fp16.safetensors", shapes_of("wan14"))
+    checkpoint(folder / "vae" / "any name.safetensors", shapes_of("vae"))
+    checkpoint(folder / "i2v.safetensors", shapes_of("wan14") | {"patch_embedding.weight": (5120, 36, 1, 2, 2)})
+    (folder / "broken.safetensors").write_bytes(b"<html>not found</html>")
+    return folder
+
+
+def test_own_checkpoints_are_told_by_their_tensors(own: Path) -> None:
+    said: list[str] = []
+    found = real.find(own, said.append)
+    assert {(one.model, one.storage) for one in found} == {
+        ("wan14", "fp16"), ("wan14", "bf16"), ("wan14", "fp8_e4m3fn"), ("vae", "fp16"),
+    }  # fmt: skip
+    assert len(said) == 2 and all("not used" in one for one in said)
+    exact, other = real.chosen(found, "wan14", "fp8_e4m3fn"), real.chosen(found, "vae", "fp16")
+    assert exact is not None and exact.path.name == "wan2.1_t2v_14B_fp8_e4m3fn.safetensors"
+    assert other is not None and other.path.name == "any name.safetensors"
+    with pytest.raises(NotADirectoryError, match="is no folder"):
+        real.find(own / "none", said.append)
+
+
+def test_a_row_of_fp16_takes_what_there_is_and_a_published_name_first(own: Path) -> None:
+    (own / "wan2.1_t2v_14B_fp16.safetensors").unlink()
+    found = real.find(own, lambda text: None)
+    taken = real.chosen(found, "wan14", "fp16")
+    assert taken is not None and taken.path.name == "wan2.1_t2v_14B_fp8_e4m3fn.safetensors"
+    assert real.chosen(found, "wan13", "fp16") is None and real.chosen(found, "vae", "fp8_e4m3fn") is None
+
+
+def test_rows_are_never_half_real_and_own_files_are_left_alone(own: Path, tmp_path: Path, clock: Clock) -> None:
+    bench = Made(tmp_path, clock, slower=1.0)
+    bench.options.real = own
+    served = bench.use_real(rows.all_rows())
+    assert served and {row.model for row in served} == {"wan14", "vae"}
+    assert not any(row.work == "video" for row in served), "there is no text encoder"
+    row = next(row for row in served if row.storage == "fp8_e4m3fn")
+    paths = runner.Bench.ready_files(bench, row)
+    assert paths == {"wan14": str(own / "wan2.1_t2v_14B_fp8_e4m3fn.safetensors")}
+    before = sorted(own.rglob("*"))
+    bench.options.keep = False
+    bench.drop_files(())
+    assert bench.paths == {} and sorted(own.rglob("*")) == before
+    (found,) = bench.measure([row])
+    assert found["weights"] == {"wan14": "wan2.1_t2v_14B_fp8_e4m3fn.safetensors"}
+    assert runner.real_results(Path("results/a.json")) == Path("results/real/a.json")
 
 
 # ---------------------------------------------------------------------------------------------------------- smaller parts
