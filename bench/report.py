@@ -1,6 +1,6 @@
-"""README's tables, written from the measured files: no figure in the README was typed.
+"""README's and bench/README's tables and plots, written from the measured files: no figure in them was typed.
 
-python bench/report.py           rewrite the tables
+python bench/report.py           rewrite tables and plots
 python bench/report.py --check   exit 1 if they differ from bench/results
 """
 
@@ -21,12 +21,16 @@ if not __package__:  # started as a plain script: the pack under its alias, with
     __package__ = "fusestream.bench"
     importlib.import_module(__package__)
 
+from . import groups
 from .chosen import CHOSEN, CHOSEN_MATRIX
+from .plots.charts import CHARTS, Chart
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+PAGE = ROOT / "bench" / "README.md"
+IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
-BLOCK = re.compile(r"(<!-- (kernels|matrix|pager|models):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (kernels|matrix|pager|models|plot|plots|groups):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
 
 def matrix_table(results: dict[str, Any]) -> str:
@@ -94,10 +98,10 @@ def models_table(results: dict[str, Any]) -> str:
         promised += f", first {row['asked first']:g}x" if row.get("asked first") else ""
         missed = "**missed** " if row["met"] is False else ""
         peak = " / ".join(f"{side['peak GiB']:.2f}" for side in (stock, ours))
-        first = f"{_seconds(stock, 'first s')} / {_seconds(ours, 'first s')}"
+        first = f"{groups.seconds(stock, 'first s')} / {groups.seconds(ours, 'first s')}"
         share = f"{ours['share of bound']:.0%}" if "share of bound" in ours else "-"
         lines.append(
-            f"| {row['name']} | {_seconds(stock, 's')} | {missed}{_seconds(ours, 's')} | {faster} | {promised} | {first} | "
+            f"| {row['name']} | {groups.seconds(stock)} | {missed}{groups.seconds(ours)} | {faster} | {promised} | {first} | "
             f"{peak} GiB | {share} |"
         )
     return "\n".join(lines)
@@ -107,12 +111,6 @@ def models_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Both sides from one run, on a card: tries of the bench on the CPU are none."""
     rows: list[dict[str, Any]] = results["models"]["rows"]
     return [r for r in rows if r["group"] == "table" and "quick" not in r and {"stock", "ours"} <= r.keys()]
-
-
-def _seconds(side: dict[str, Any], name: str) -> str:
-    if name in side:
-        return f"{side[name]:.3g} s"
-    return str(side.get("error", "-"))
 
 
 def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
@@ -130,40 +128,104 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
 
 def rendered(readme: str) -> str:
     """`readme` with the tables of every results file between its markers."""
-    parts: dict[str, list[str]] = {"kernels": [], "matrix": [], "pager": [], "models": []}
-    for path in sorted(RESULTS.glob("nvidia-*.json")):
-        results = json.loads(path.read_text(encoding="utf-8"))
+    parts: dict[str, list[str]] = {"kernels": [], "matrix": [], "pager": [], "models": [], "plot": []}
+    for card, results in measured_cards():
         tables = {"kernels": table, "matrix": matrix_table, "pager": pager_table, "models": models_table}
-        for part in parts.keys() & (results.keys() | {"matrix"}):
+        for part in tables.keys() & (results.keys() | ({"matrix"} if "kernels" in results else set())):
             if part == "models" and not models_rows(results):
                 continue
-            environment = measured_with(results, part)
-            card = path.stem.replace("-", " ")
-            head = f"Measured on {card} with torch {environment['torch']} ({environment['date']})"
-            if part == "pager":
-                rows = results["pager"]
-                head += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
-            if part == "models":
-                free = models_rows(results)[0]["free GiB"]
-                head += f", stock ComfyUI {environment['ComfyUI']}, {free:g} GiB of the card free"
-            head += ":"
-            parts[part].append(f"{head}\n\n{tables[part](results)}\n")
+            parts[part].append(f"{head(card, results, part)}\n\n{tables[part](results)}\n")
+        parts["plot"].append(shown(CHARTS[0], card, results, "docs/images"))
     parts["models"] = parts["models"] or ["Not measured yet.\n"]
-    return BLOCK.sub(lambda found: f"{found[1]}\n" + "\n".join(parts[found[2]]) + f"\n{found[3]}", readme)
+    return filled(readme, parts)
+
+
+def head(card: str, results: dict[str, Any], part: str) -> str:
+    """Where and with what a table was measured."""
+    environment = measured_with(results, part)
+    text = f"Measured on {card} with torch {environment['torch']} ({environment['date']})"
+    if part == "pager":
+        rows = results["pager"]
+        text += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
+    if part == "models":
+        free = models_rows(results)[0]["free GiB"]
+        text += f", stock ComfyUI {environment['ComfyUI']}, {free:g} GiB of the card free"
+    return f"{text}:"
+
+
+def rendered_page(page: str) -> str:
+    """bench/README: every group of every card, and all plots."""
+    parts: dict[str, list[str]] = {"plots": [], "groups": []}
+    for card, results in measured_cards():
+        parts["plots"] += [shown(chart, card, results, "../docs/images") for chart in CHARTS]
+        date = f" {head(card, results, 'models')}" if models_rows(results) else ""
+        parts["groups"].append(f"**{card}**.{date}\n\n{groups.text(results)}")
+    return filled(page, parts)
+
+
+def shown(chart: Chart, card: str, results: dict[str, Any], images: str) -> str:
+    """A plot, or which command measures what it lacks."""
+    missing = chart.missing(groups.by_name(results))
+    if missing:
+        return (
+            f"*{chart.title}*, {card}: {len(missing)} of its rows are not measured yet. `{chart.fills}` fills them.\n"
+        )
+    return f"![{chart.title}, {card}]({images}/{image_name(chart, card)})\n"
+
+
+def image_name(chart: Chart, card: str) -> str:
+    return f"bench-{chart.name}-{card.replace(' ', '-')}.svg"
+
+
+def images() -> dict[str, str]:
+    """Every plot that can be drawn, by the name of its file."""
+    return {
+        image_name(chart, card): chart.draw(rows)
+        for card, results in measured_cards()
+        for chart in CHARTS
+        if not chart.missing(rows := groups.by_name(results))
+    }
+
+
+def measured_cards() -> list[tuple[str, dict[str, Any]]]:
+    found = sorted(RESULTS.glob("nvidia-*.json"))
+    return [(path.stem.replace("-", " "), json.loads(path.read_text(encoding="utf-8"))) for path in found]
+
+
+def filled(text: str, parts: dict[str, list[str]]) -> str:
+    return BLOCK.sub(lambda found: f"{found[1]}\n" + "\n".join(parts[found[2]]) + f"\n{found[3]}", text)
+
+
+def stale() -> list[str]:
+    """Names of the files that are not what the measured ones say."""
+    pages = {README: rendered, PAGE: rendered_page}
+    found = [path.name for path, render in pages.items() if render(old := path.read_text(encoding="utf-8")) != old]
+    wanted = images()
+    there = {path.name: path.read_text(encoding="utf-8") for path in IMAGES.glob("bench-*.svg")}
+    return found + sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+
+
+def write() -> None:
+    """Pages and plots; a plot that cannot be drawn any more goes."""
+    README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(rendered_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    wanted = images()
+    for path in IMAGES.glob("bench-*.svg"):
+        if path.name not in wanted:
+            path.unlink()
+    for name, drawn in wanted.items():
+        (IMAGES / name).write_text(drawn, encoding="utf-8", newline="\n")
 
 
 def main() -> int:
-    old = README.read_text(encoding="utf-8")
-    new = rendered(old)
-    if "--check" in sys.argv:
-        print(
-            "README's tables are those of bench/results"
-            if new == old
-            else "README's tables differ: dev.py bench report"
-        )
-        return int(new != old)
-    README.write_text(new, encoding="utf-8")
-    return 0
+    if "--check" not in sys.argv:
+        write()
+        return 0
+    differ = stale()
+    print(
+        f"these differ, call dev.py bench report: {', '.join(differ)}" if differ else "all are those of bench/results"
+    )
+    return int(bool(differ))
 
 
 if __name__ == "__main__":

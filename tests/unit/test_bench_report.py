@@ -18,6 +18,10 @@ def test_readme_shows_the_measured_figures() -> None:
     assert RESULTS and report.rendered(readme) == readme, "call `python3 dev.py bench report`"
 
 
+def test_pages_and_plots_show_the_measured_figures() -> None:
+    assert report.stale() == [], "call `python3 dev.py bench report`"
+
+
 def test_the_check_sees_a_changed_figure() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     forged = readme.replace(" us |", " ms |", 1)
