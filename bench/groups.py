@@ -94,8 +94,10 @@ def group(name: str, found: Rows) -> str:
     lines += [*extra, ""] if extra else []
     missing = len(rows) - len(measured)
     if missing:
-        count = f"{missing} of {len(rows)} rows are" if missing < len(rows) else "Its rows are"
-        lines += [f"{count} not measured yet: `dev.py bench models --group {name}` fills them.", ""]
+        lines += [
+            f"Not measured yet: {missing} of {len(rows)} rows. `dev.py bench models --group {name}` fills them.",
+            "",
+        ]
     return "\n".join(lines)
 
 

@@ -74,7 +74,7 @@ def test_a_plot_without_its_rows_is_not_drawn_and_says_what_measures_them(
     assert set(report.images()) == {"bench-growth-nvidia-card.svg", "bench-bounds-nvidia-card.svg"}
     page = report.rendered_page((ROOT / "bench" / "README.md").read_text(encoding="utf-8"))
     assert "(../docs/images/bench-growth-nvidia-card.svg)" in page and "bench-budget" not in page
-    assert "9 of its rows are not measured yet. `dev.py bench models --group table --group budget`" in page
+    assert "9 of its rows have yet to be measured. `dev.py bench models --group table --group budget`" in page
     assert "(docs/images/bench-growth-nvidia-card.svg)" in report.rendered("<!-- plot:begin -->\n<!-- plot:end -->\n")
 
 
@@ -103,7 +103,7 @@ def test_every_group_has_a_table_with_its_misses() -> None:
     results = measured()
     found = groups.by_name(results)
     text = groups.text(results)
-    assert all(f"### {heading}" in text for heading in groups.HEADINGS.values()) and "not measured" not in text
+    assert all(f"### {heading}" in text for heading in groups.HEADINGS.values()) and "Not measured" not in text
     for row in all_rows():
         assert f"| {row.name} |" in text
     (off,) = (row for row in all_rows() if row.note == "kernels off")
@@ -112,8 +112,8 @@ def test_every_group_has_a_table_with_its_misses() -> None:
     assert "- 1.3B video 480x832x81, 10 steps, FuseStream: text 1 s, sampling 9 s" in text
     results["models"]["rows"] = [row for row in results["models"]["rows"] if row["group"] not in ("ram", "cold")][:-1]
     text = groups.text(results)
-    assert "Its rows are not measured yet: `dev.py bench models --group ram` fills them." in text
-    assert "1 of 2 rows are not measured yet: `dev.py bench models --group storage`" in text
+    assert "Not measured yet: 3 of 3 rows. `dev.py bench models --group ram` fills them." in text
+    assert "Not measured yet: 1 of 2 rows. `dev.py bench models --group storage`" in text
 
 
 def test_tries_and_halves_of_rows_are_not_shown() -> None:
