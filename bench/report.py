@@ -168,7 +168,7 @@ def shown(chart: Chart, card: str, results: dict[str, Any], images: str) -> str:
     missing = chart.missing(groups.by_name(results))
     if missing:
         return (
-            f"*{chart.title}*, {card}: {len(missing)} of its rows are not measured yet. `{chart.fills}` fills them.\n"
+            f"*{chart.title}*, {card}: {len(missing)} of its rows have yet to be measured. `{chart.fills}` fills them.\n"
         )
     return f"![{chart.title}, {card}]({images}/{image_name(chart, card)})\n"
 
