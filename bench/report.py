@@ -1,4 +1,4 @@
-"""README's and bench/README's tables and plots, written from the measured files: no figure in them was typed.
+"""README's, bench/README's and docs/how-it-works' tables and plots, written from the measured files: no figure in them was typed.
 
 python bench/report.py           rewrite tables and plots
 python bench/report.py --check   exit 1 if they differ from bench/results
@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,19 @@ if not __package__:  # started as a plain script: the pack under its alias, with
     __package__ = "fusestream.bench"
     importlib.import_module(__package__)
 
-from . import groups
+from . import claims, groups
 from .chosen import CHOSEN, CHOSEN_MATRIX
 from .plots.charts import CHARTS, Chart
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGE = ROOT / "bench" / "README.md"
+CLAIMS = ROOT / "docs" / "how-it-works.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
-BLOCK = re.compile(r"(<!-- (kernels|matrix|pager|models|plot|plots|groups):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- (kernels|matrix|pager|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL
+)
 
 
 def matrix_table(results: dict[str, Any]) -> str:
@@ -163,13 +167,17 @@ def rendered_page(page: str) -> str:
     return filled(page, parts)
 
 
+def rendered_claims(page: str) -> str:
+    """docs/how-it-works: the claims beside the figures of the first card that was measured."""
+    _, results = measured_cards()[0]
+    return filled(page, {"claims": [f"{claims.table(results)}\n"]})
+
+
 def shown(chart: Chart, card: str, results: dict[str, Any], images: str) -> str:
     """A plot, or which command measures what it lacks."""
     missing = chart.missing(groups.by_name(results))
     if missing:
-        return (
-            f"*{chart.title}*, {card}: {len(missing)} of its rows have yet to be measured. `{chart.fills}` fills them.\n"
-        )
+        return f"*{chart.title}*, {card}: {len(missing)} of its rows have yet to be measured. `{chart.fills}` fills them.\n"
     return f"![{chart.title}, {card}]({images}/{image_name(chart, card)})\n"
 
 
@@ -196,10 +204,13 @@ def filled(text: str, parts: dict[str, list[str]]) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}\n" + "\n".join(parts[found[2]]) + f"\n{found[3]}", text)
 
 
+def pages() -> dict[Path, Callable[[str], str]]:
+    return {README: rendered, PAGE: rendered_page, CLAIMS: rendered_claims}
+
+
 def stale() -> list[str]:
     """Names of the files that are not what the measured ones say."""
-    pages = {README: rendered, PAGE: rendered_page}
-    found = [path.name for path, render in pages.items() if render(old := path.read_text(encoding="utf-8")) != old]
+    found = [path.name for path, render in pages().items() if render(old := path.read_text(encoding="utf-8")) != old]
     wanted = images()
     there = {path.name: path.read_text(encoding="utf-8") for path in IMAGES.glob("bench-*.svg")}
     return found + sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
@@ -207,8 +218,8 @@ def stale() -> list[str]:
 
 def write() -> None:
     """Pages and plots; a plot that cannot be drawn any more goes."""
-    README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
-    PAGE.write_text(rendered_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, render in pages().items():
+        path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
     wanted = images()
     for path in IMAGES.glob("bench-*.svg"):
         if path.name not in wanted:

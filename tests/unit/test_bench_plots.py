@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fusestream.bench import groups, report
+from fusestream.bench import claims, groups, report
 from fusestream.bench.end_to_end.rows import all_rows
 from fusestream.bench.plots import charts, svg
 
@@ -84,12 +84,12 @@ def test_plots_that_cannot_be_drawn_any_more_go(tmp_path: Path, monkeypatch: pyt
         folder.mkdir()
     monkeypatch.setattr(report, "RESULTS", folders["results"])
     monkeypatch.setattr(report, "IMAGES", folders["images"])
-    for name, block in (("README", "plot"), ("PAGE", "plots")):
+    for name, block in (("README", "plot"), ("PAGE", "plots"), ("CLAIMS", "claims")):
         monkeypatch.setattr(report, name, tmp_path / f"{name}.md")
         (tmp_path / f"{name}.md").write_text(f"<!-- {block}:begin -->\n<!-- {block}:end -->\n")
     file = folders["results"] / "nvidia-card.json"
     file.write_text(json.dumps(measured()))
-    assert len(report.stale()) == 5
+    assert len(report.stale()) == 6
     report.write()
     assert report.stale() == [] and len(list(folders["images"].iterdir())) == 3
     (folders["images"] / "bench-growth-nvidia-card.svg").write_text("<svg/>")
@@ -114,6 +114,15 @@ def test_every_group_has_a_table_with_its_misses() -> None:
     text = groups.text(results)
     assert "Not measured yet: 3 of 3 rows. `dev.py bench models --group ram` fills them." in text
     assert "Not measured yet: 1 of 2 rows. `dev.py bench models --group storage`" in text
+
+
+def test_claims_are_held_against_what_is_there() -> None:
+    results = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    text = claims.table(results)
+    large = next(row for row in results["models"]["rows"] if row["name"] == claims.LARGE)
+    assert f"{large['ours']['s']:.3g} s a step" in text and claims.UNKNOWN not in text
+    assert claims.UNKNOWN in claims.table({}) and claims.UNKNOWN in claims.table({"kernels": results["kernels"]})
+    assert claims.table({}).count("\n") == text.count("\n")
 
 
 def test_tries_and_halves_of_rows_are_not_shown() -> None:
