@@ -201,7 +201,8 @@ def _hidden(results: Mapping[str, Any]) -> str:
     tokens = bisect_left(range(100_000), True, key=hides)
     return (
         f"Where computing a layer takes longer than copying it: 14B from {tokens / 1000:.1f} thousand tokens on, by the bounds, "
-        "if both prompts are one batch. Below that the bus is the bound, and what stays on the card counts (`bench/README.md` has the plot)"
+        "if both prompts are one batch. Below that the bus is the bound, and what stays on the card counts: "
+        "`bench/README.md` has the plot"
     )
 
 
