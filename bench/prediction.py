@@ -257,8 +257,8 @@ def text() -> str:
     return (
         f"Predicted, not measured, seconds a step with guidance:\n\n{table(results, model)}\n\nAssumed:\n\n{assumed}\n\n"
         f"The same sums on the H200, from its kernels' rows, against its whole models:\n\n{error_table(results)}\n\n"
-        f"{said}That holds the adding up to account, not the shares assumed for other cards: those from the machine code were within "
-        "5 % of what is published for two attention kernels on a T4 (`bench/turing`).\n"
+        f"{said}That holds the adding up to account, not the shares assumed for other cards: those from the machine code were "
+        "within 5 % of what is published for two attention kernels on a T4 (`bench/turing`).\n"
     )
 
 
