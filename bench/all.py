@@ -40,8 +40,8 @@ from .end_to_end.runner import QUICK_RESULTS, Bench, add_options, card_results, 
 
 HERE = Path(__file__).resolve().parent
 OTHERS = (
-    Part("kernels", own_s=240.0),
-    Part("pager", own_s=200.0),
+    Part("kernels", own_s=220.0),
+    Part("pager", own_s=190.0),
 )
 OTHER_OPTIONS = {"kernels": ("--compile", "readme"), "pager": ()}
 

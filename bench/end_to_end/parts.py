@@ -20,7 +20,7 @@ START_S = 14.0  # many processes that start beside each other
 TURN_S = 2.5  # of each: load, ballast, end
 # Reckoned at what an H200 reaches of its bounds, from the rows that were measured first.
 H200 = Rates(700e12, 700e12, 55e9)
-SHARE = {"stock": 0.55, "ours": 0.75}
+SHARE = {"stock": 0.6, "ours": 0.83}
 HELD = {"stock": 0.33, "ours": 0.5}  # to mem-efficient attention, or to stock's operations
 VAE = {"stock": {480: 0.25, 720: 0.06}, "ours": {480: 0.38, 720: 0.42}}
 FIRST_S = {
@@ -63,7 +63,7 @@ def turn_seconds(row: Row, who: str, side: Side) -> float:
     held = side.attention == "efficient" or side.kernels == "off"
     share = HELD[who] if held else SHARE[who]
     if row.model == "vae":
-        share = VAE[who][480 if row.height <= 480 else 720]
+        share = VAE["stock" if held else who][480 if row.height <= 480 else 720]
     if row.lora and who == "stock":
         share /= 2  # it patches every weight anew
     pool = POOL_S if side.backend == "managed" else 0.0

@@ -130,7 +130,7 @@ def more() -> list[Row]:
     rows = []
     for model in ("wan13", "wan14"):
         for height, width in ((480, 832), (720, 1280)):
-            few = 2 if model == "wan14" and height > 480 else 3  # of steps: those of seconds differ by less than 1 %
+            few = 2 if model == "wan14" or height > 480 else 3  # of steps: those of seconds differ by less than 1 %
             rows += [sampling(model, height, width, frames, few, group="growth") for frames in (17, 33)]
     rows.append(sampling("wan13", 720, 1280, 81, 2, group="growth"))
     for gib in (1.5, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 12.0, 16.0):
@@ -144,7 +144,7 @@ def more() -> list[Row]:
         note = f"{side.backend}, 7 GiB by account"
         rows.append(sampling("wan14", 480, 480, 17, 4, group="backend", note=note, stock=None, ours=side))
         rows.append(sampling("wan14", 480, 832, 81, 2, group="backend", note=note, stock=None, ours=side))
-    small = {"height": 480, "width": 832, "frames": 81, "steps": 3}
+    small = {"height": 480, "width": 832, "frames": 81, "steps": 2}
     for note, side in {
         "kernels off": Side(kernels="off"),
         "fast": Side(precision="fast"),
@@ -155,6 +155,14 @@ def more() -> list[Row]:
         "residuals and GELU off": Side(ops=(("gated_residual", "off"), ("gated_residual_", "off"), ("gelu", "off"))),
     }.items():
         rows.append(Row("wan13", "sample", **small, group="switches", note=note, stock=None, ours=side))  # type: ignore[arg-type]
+    for note, side in {
+        "kernels off": Side(kernels="off"),
+        "convolutions off": Side(ops=(("conv", "off"), ("upsample_conv2d", "off"))),
+        "norms off": Side(ops=(("channel_rms_silu", "off"),)),
+    }.items():
+        rows.append(Row("vae", "decode", 480, 832, 81, 2, group="switches", note=note, stock=None, ours=side))
+    off = Side(kernels="off")
+    rows.append(Row("t5", "text", steps=3, group="switches", note="kernels off", stock=None, ours=off))
     for note, side in {
         "stock with --fast fp16_accumulation": Side(comfy=("--fast", "fp16_accumulation")),
         "stock with --disable-dynamic-vram": Side(comfy=("--disable-dynamic-vram",)),
