@@ -71,7 +71,7 @@ HELP = {
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --compile none; "
     "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
-    "all: --free GIB, --list, --part N/M, --merge FILE, --real DIR, --quick)",
+    "all: --free GIB, --list, --part N/M, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
     "setup": "only set up what the other commands need",
