@@ -33,10 +33,11 @@ if not __package__:  # started as a plain script: the pack under its alias, with
     __package__ = "fusestream.bench"
     importlib.import_module(__package__)
 
+from .end_to_end.machine import card_results, real_results
 from .end_to_end.parts import Part, parts_of, row_seconds
 from .end_to_end.results import HEAD, line, merge_file, note_left, rows_left
 from .end_to_end.rows import Row, all_rows, quick
-from .end_to_end.runner import QUICK_RESULTS, Bench, add_options, card_results, real_results
+from .end_to_end.runner import QUICK_RESULTS, Bench, add_options
 
 HERE = Path(__file__).resolve().parent
 OTHERS = (
@@ -104,7 +105,7 @@ class All:
                 self.leftovers(bench)
         finally:
             bench.close()
-            bench.drop_files(())
+            bench.files.drop(())
             print("time: " + ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in bench.spent.items()))
 
     def models(self, bench: Bench, part: Part) -> None:
@@ -123,7 +124,7 @@ class All:
             self.measure(bench, rows)
 
     def measure(self, bench: Bench, rows: Sequence[Row]) -> None:
-        rows = bench.use_real(rows) if self.options.real else rows
+        rows = bench.files.served_by_own(rows) if self.options.real else rows
         part = Part("models", tuple(rows))
         seconds = None if self.options.quick else self.options.minutes * 60 or None
         of = f", at most {seconds:.0f} here" if seconds else ""

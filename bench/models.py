@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     bench = Bench(options)
     try:
-        bench.measure(bench.use_real(rows) if options.real else rows)
+        bench.measure(bench.files.served_by_own(rows) if options.real else rows)
     finally:
         bench.close()
         print("\ntime: " + ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in bench.spent.items()))

@@ -5,32 +5,27 @@ only: what touches the card are the processes.
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .bounds import measured_rates
-from .disk import is_in_ram
+from .files import Files
+from .machine import processes_ahead, real_results
 from .parts import by_file, turn_seconds
 from .process import Process
-from .real import Found, find, rows_with_files
 from .results import card_file, distance, merge, read, row_result
-from .rows import TITLES, Model, Row, Side
+from .rows import Model, Row, Side
 
 EXACT = Side(comfy=("--fp32-unet", "--fp32-vae", "--fp32-text-enc"), ballast=False)
 QUICK_RESULTS = Path(tempfile.gettempdir()) / "fusestream-bench-quick.json"
 EVERY = 10_000  # turns share a few processes on the CPU
 LEARNED_S = 30.0  # of work, before the estimates are set right by it
-LARGE_CARD_MIB = 40_000  # where a dozen waiting processes' contexts do not matter
 
 
 def add_options(cli: argparse.ArgumentParser) -> None:
@@ -52,38 +47,6 @@ def add_options(cli: argparse.ArgumentParser) -> None:
     )
 
 
-def processes_ahead(is_quick: bool) -> int:
-    """How many may start at once: each takes a core for its start, and a context on the card while it waits."""
-    cores = os.cpu_count() or 1
-    if is_quick:
-        return min(4, cores)
-    told = ask_card("memory.total")
-    return max(1, min(12, cores - 2)) if told.isdigit() and int(told) >= LARGE_CARD_MIB else 1
-
-
-def ask_card(what: str) -> str:
-    """Of the first card. The process that starts the others does not touch it itself."""
-    asked = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
-    told = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.splitlines()
-    return told[0].strip() if told else ""
-
-
-def real_results(path: Path) -> Path:
-    """Figures of a user's checkpoints are kept beside those of random weights, which README shows."""
-    return path.parent / "real" / path.name
-
-
-def card_results(other: Path | None = None) -> Path:
-    """The file of the card that is there, or of the one that another file's rows were measured on."""
-    if other is None:
-        return card_file(ask_card("name"))
-    rows = read(other).get("models", {}).get("rows", [])
-    card = next((row["environment"]["card"] for row in rows if "card" in row.get("environment", {})), None)
-    if card is None:
-        raise SystemExit(f"{other} does not tell its card: name the file to merge into by --results")
-    return card_file(card)
-
-
 class Turn(NamedTuple):
     """One side's work, once."""
 
@@ -103,9 +66,9 @@ class Bench:
         self.folder: Path = options.folder
         self.shared: bool = options.quick and options.shared
         self.ahead: int = EVERY if self.shared else options.ahead or processes_ahead(options.quick)
-        self.paths: dict[tuple[Model, str, bool], str] = {}  # model, storage, on a disk
-        self.made: set[str] = set()  # of these, what the bench may remove
-        self.real: dict[tuple[Model, str], Path] = {}
+        self.files = Files(
+            self.folder, self.make_weights, self.say, keep=options.keep, anew=options.quick, own=options.real
+        )
         self.left: list[Row] = []  # rows there was no time for
         self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -179,7 +142,7 @@ class Bench:
                 continue
             processes = [self.process_of(turn) for turn in batch]
             for row in dict.fromkeys(turn.row for turn in batch):
-                self.ready_files(row)  # meanwhile
+                self.files.of(row)  # meanwhile
             with self.spending("start"):
                 for process in processes:
                     process.wait_ready(self.options.limit)
@@ -191,13 +154,13 @@ class Bench:
                     continue
                 start = time.perf_counter()
                 with self.spending(turn.who):
-                    run = self.finish(process, {"job": self.job(turn), "paths": self.ready_files(row)})
+                    run = self.finish(process, {"job": self.job(turn), "paths": self.files.of(row)})
                 reckoned, spent = reckoned + turn_seconds(row, turn.who, turn.side), spent + time.perf_counter() - start
                 runs[row.name].setdefault(turn.who, []).append(run)
                 self.tell(turn, run)
                 if turn is [other for other in turns if other.row is row][-1]:
                     self.found.append(self.result(row, runs[row.name]))
-            self.drop_files(turns[at + self.ahead :])
+            self.files.drop(turn.row for turn in turns[at + self.ahead :])
         return self.found[before:]
 
     def leave(self, rows: Iterable[Row]) -> None:
@@ -226,72 +189,17 @@ class Bench:
         )
         self.say(f"{turn.row.name}: {turn.who} {times}{more}")
 
-    # --------------------------------------------------------------------------------------------------- files of weights
-
-    def ready_files(self, row: Row) -> dict[str, str]:
-        """The paths of a row's models, made where they are not there yet."""
-        found: dict[str, str] = {}
-        for model, storage in row.files:
-            key = (model, storage, row.cold)
-            if key not in self.paths:
-                real = self.real.get((model, storage))
-                path = str(real) if real else self.weights(model, storage)
-                self.paths[key] = self.on_disk(path) if row.cold else path
-            found[model] = self.paths[key]
-        return found
-
-    def weights(self, model: Model, storage: str) -> str:
-        """The model's file, made at its first use."""
-        name = f"{model}_{storage}"
-        kept = self.folder / f"{name}.safetensors"
-        if kept.exists() and not self.options.quick:
-            self.made.add(str(kept))
-            return str(kept)  # from a call with --keep
+    def make_weights(self, model: Model, storage: str) -> str:
+        """Write a model's file, in a process of its own. Its path."""
+        job = {"task": "weights", "model": model, "storage": storage, "folder": str(self.folder)}
         with self.spending("weights"):
-            job = {"task": "weights", "model": model, "storage": storage, "folder": str(self.folder)}
-            able = next(iter(self.sessions.values()), None) or self.start(job, f"weights {name}")
+            able = next(iter(self.sessions.values()), None) or self.start(job, f"weights {model} {storage}")
             made = self.finish(able, {"job": {**job, "quick": self.options.quick}})
         if "error" in made:
-            raise SystemExit(f"the weights of {name} could not be written: {made['error']}")
+            raise SystemExit(f"the weights of {model} in {storage} could not be written: {made['error']}")
         rate = made["bytes"] / max(made["seconds"], 1e-9) / 1e9
-        self.say(f"weights {name}: {made['bytes'] / 1e9:.2f} GB in {made['seconds']:.1f} s, {rate:.1f} GB/s")
-        self.made.add(str(made["path"]))
+        self.say(f"weights {model} {storage}: {made['bytes'] / 1e9:.2f} GB in {made['seconds']:.1f} s, {rate:.1f} GB/s")
         return str(made["path"])
-
-    def on_disk(self, path: str) -> str:
-        """A copy that a disk has to be asked for: what lies in RAM alone is never cold."""
-        if not is_in_ram(Path(path)):
-            return path
-        folder = Path(tempfile.gettempdir()) / "fusestream-bench-cold"
-        folder.mkdir(exist_ok=True)
-        if is_in_ram(folder):
-            raise SystemExit(f"{folder} lies in RAM too: set TMPDIR to a folder on a disk for the rows of cold files")
-        self.say(f"{Path(path).name} is copied to {folder}, a disk")
-        copied = str(shutil.copy(path, str(folder)))
-        self.made.add(copied)
-        return copied
-
-    def drop_files(self, left: Sequence[Turn]) -> None:
-        """Disks are small: what no turn needs any more goes, unless it is to be kept."""
-        needed = {(*file, turn.row.cold) for turn in left for file in turn.row.files}
-        for key in [key for key in self.paths if key not in needed]:
-            path = self.paths.pop(key)
-            kept = self.options.keep and Path(path).parent == self.folder
-            if path in self.made and not kept and path not in self.paths.values():
-                Path(path).unlink(missing_ok=True)
-
-    def use_real(self, rows: Sequence[Row]) -> list[Row]:
-        """Take the user's files from here on. Those of the rows that they serve."""
-        served, self.real = rows_with_files(rows, self.files, self.say)
-        return served
-
-    @cached_property
-    def files(self) -> list[Found]:
-        """The user's checkpoints."""
-        found = find(self.options.real, self.say)
-        for one in found:
-            self.say(f"{TITLES[one.model]}, {one.storage}: {one.path.name}")
-        return found
 
     def result(self, row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         """What a row's runs come to; merged into the card's file."""
@@ -307,8 +215,8 @@ class Bench:
         rates = read(into) if measured_rates(read(into)) else read(card_file(environment.get("card", "CPU")))
         found = row_result(row, runs, rates, self.options.free, self.options.quick)
         found |= {"accuracy": accuracy, "environment": environment}
-        if self.real:
-            found["weights"] = {model: self.real[model, storage].name for model, storage in row.files}
+        if self.files.real:
+            found["weights"] = {model: self.files.real[model, storage].name for model, storage in row.files}
         if len(runs) == len(row.sides) or self.options.results:
             merge(into, found)  # half a row is shown, and does not replace a whole one
         return found
@@ -319,4 +227,4 @@ class Bench:
     def results_path(self, card: str) -> Path:
         chosen: Path | None = self.options.results
         path = chosen or (QUICK_RESULTS if self.options.quick else card_file(card))
-        return real_results(path) if self.real and not chosen else path
+        return real_results(path) if self.files.real and not chosen else path

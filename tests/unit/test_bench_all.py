@@ -16,7 +16,7 @@ import pytest
 
 from fusestream.bench import all as bench_all
 from fusestream.bench import kernels, report
-from fusestream.bench.end_to_end import disk, parts, real, results, rows, runner, weights
+from fusestream.bench.end_to_end import disk, files, machine, parts, real, results, rows, runner, weights
 from fusestream.bench.end_to_end.rows import Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,14 +102,12 @@ class Made(runner.Bench):
         )  # fmt: skip
         super().__init__(options)
         self.clock, self.slower = clock, slower
+        self.files.make = lambda model, storage: str(folder / f"{model}_{storage}.safetensors")
         self.worked: list[str] = []
         self.dropped = 0
 
     def process_of(self, turn: runner.Turn) -> Any:
         return turn_process(turn)
-
-    def ready_files(self, row: Row) -> dict[str, str]:
-        return {model: f"{model}.safetensors" for model, _ in row.files}
 
     def finish(self, process: Any, word: dict[str, Any]) -> dict[str, Any]:
         turn = process.turn
@@ -208,9 +206,9 @@ def test_files_of_parts_measured_elsewhere_merge(tmp_path: Path) -> None:
     assert results.rows_left(card) == ["VAE encode 480x832x81"]
     first, _ = results.read(card)["models"]["rows"]
     assert first["ours"]["share of bound"] > 0, "bounds are of the card's own rates"
-    assert runner.card_results(one).name == "nvidia-h200.json"
+    assert machine.card_results(one).name == "nvidia-h200.json"
     with pytest.raises(SystemExit, match="does not tell its card"):
-        runner.card_results(other)
+        machine.card_results(other)
 
 
 # -------------------------------------------------------------------------------------------------------- own checkpoints
@@ -274,23 +272,64 @@ def test_a_row_of_fp16_takes_what_there_is_and_a_published_name_first(own: Path)
 
 def test_rows_are_never_half_real_and_own_files_are_left_alone(own: Path, tmp_path: Path, clock: Clock) -> None:
     bench = Made(tmp_path, clock, slower=1.0)
-    bench.options.real = own
-    served = bench.use_real(rows.all_rows())
+    bench.files.own_folder, bench.files.keep = own, False
+    served = bench.files.served_by_own(rows.all_rows())
     assert served and {row.model for row in served} == {"wan14", "vae"}
     assert not any(row.work == "video" for row in served), "there is no text encoder"
     row = next(row for row in served if row.storage == "fp8_e4m3fn")
-    paths = runner.Bench.ready_files(bench, row)
+    paths = bench.files.of(row)
     assert paths == {"wan14": str(own / "wan2.1_t2v_14B_fp8_e4m3fn.safetensors")}
     before = sorted(own.rglob("*"))
-    bench.options.keep = False
-    bench.drop_files(())
-    assert bench.paths == {} and sorted(own.rglob("*")) == before
+    bench.files.drop(())
+    assert bench.files.paths == {} and sorted(own.rglob("*")) == before
     (found,) = bench.measure([row])
     assert found["weights"] == {"wan14": "wan2.1_t2v_14B_fp8_e4m3fn.safetensors"}
-    assert runner.real_results(Path("results/a.json")) == Path("results/real/a.json")
+    assert machine.real_results(Path("results/a.json")) == Path("results/real/a.json")
 
 
 # ---------------------------------------------------------------------------------------------------------- smaller parts
+
+
+def test_files_are_made_once_and_go_when_nobody_needs_them(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def make(model: str, storage: str) -> str:
+        path = tmp_path / f"{model}_{storage}.safetensors"
+        path.write_text("weights")
+        made.append(path.name)
+        return str(path)
+
+    few = [row for row in rows.all_rows() if row.model in ("wan13", "vae")]
+    plain, video = few[0], next(row for row in few if row.work == "video")
+    held = files.Files(tmp_path, make, print)  # type: ignore[arg-type]
+    held.of(plain), held.of(plain), held.of(video)
+    assert sorted(made) == ["t5_fp16.safetensors", "vae_fp16.safetensors", "wan13_fp16.safetensors"]
+    held.drop([plain])
+    assert [path.name for path in tmp_path.iterdir()] == ["wan13_fp16.safetensors"]
+    held.drop([])
+    assert not list(tmp_path.iterdir())
+    keeping = files.Files(tmp_path, make, print, keep=True)  # type: ignore[arg-type]
+    keeping.of(plain)
+    keeping.drop([])
+    later = files.Files(tmp_path, make, print)  # type: ignore[arg-type]
+    assert later.of(plain) and len(made) == 4, "what a call kept the next one uses"
+
+
+def test_a_cold_file_is_copied_to_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, elsewhere = tmp_path / "shm", tmp_path / "disk"
+    source.mkdir(), elsewhere.mkdir()
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(elsewhere))
+    monkeypatch.setattr(files, "is_in_ram", lambda path: path.is_relative_to(source))
+    (source / "wan13_fp16.safetensors").write_text("weights")
+    held = files.Files(source, lambda model, storage: "", print, keep=True)
+    cold = next(row for row in rows.all_rows() if row.cold)
+    path = Path(held.of(cold)["wan13"])
+    assert path.parent.parent == elsewhere and path.read_text() == "weights"
+    held.drop([])
+    assert not path.exists() and (source / "wan13_fp16.safetensors").exists()
+    monkeypatch.setattr(files, "is_in_ram", lambda path: True)
+    with pytest.raises(SystemExit, match="set TMPDIR"):
+        held.of(cold)
 
 
 def test_a_disk_is_told_from_memory(tmp_path: Path) -> None:
