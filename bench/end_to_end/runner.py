@@ -74,6 +74,7 @@ class Bench:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.started: list[Process] = []
         self.sessions: dict[str, Process] = {}
+        self.writer: Process | None = None  # of files of weights
         self.found: list[dict[str, Any]] = []
 
     def say(self, text: str) -> None:
@@ -103,7 +104,7 @@ class Bench:
 
     def finish(self, process: Process, word: dict[str, Any]) -> dict[str, Any]:
         """What it found. A failure is shown, with what it said last."""
-        stays = process in self.sessions.values()
+        stays = process in (*self.sessions.values(), self.writer)
         result = process.go(word, self.options.limit, stay=stays)
         if not stays:
             self.started.remove(process)
@@ -143,6 +144,7 @@ class Bench:
             processes = [self.process_of(turn) for turn in batch]
             for row in dict.fromkeys(turn.row for turn in batch):
                 self.files.of(row)  # meanwhile
+            self.end_writer()
             with self.spending("start"):
                 for process in processes:
                     process.wait_ready(self.options.limit)
@@ -190,16 +192,21 @@ class Bench:
         self.say(f"{turn.row.name}: {turn.who} {times}{more}")
 
     def make_weights(self, model: Model, storage: str) -> str:
-        """Write a model's file, in a process of its own. Its path."""
+        """Write a model's file. Its path. The process that does it is ended before anything is measured: it holds the card too."""
         job = {"task": "weights", "model": model, "storage": storage, "folder": str(self.folder)}
         with self.spending("weights"):
-            able = next(iter(self.sessions.values()), None) or self.start(job, f"weights {model} {storage}")
-            made = self.finish(able, {"job": {**job, "quick": self.options.quick}})
+            self.writer = self.writer or next(iter(self.sessions.values()), None) or self.start(job, "weights")
+            made = self.finish(self.writer, {"job": {**job, "quick": self.options.quick}})
         if "error" in made:
             raise SystemExit(f"the weights of {model} in {storage} could not be written: {made['error']}")
         rate = made["bytes"] / max(made["seconds"], 1e-9) / 1e9
         self.say(f"weights {model} {storage}: {made['bytes'] / 1e9:.2f} GB in {made['seconds']:.1f} s, {rate:.1f} GB/s")
         return str(made["path"])
+
+    def end_writer(self) -> None:
+        if self.writer in self.started and self.writer not in self.sessions.values():
+            self.drop(self.writer)
+        self.writer = None
 
     def result(self, row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         """What a row's runs come to; merged into the card's file."""

@@ -1,7 +1,8 @@
 """One side of one row, in a process of its own: python worker.py '<job as JSON>'.
 
-The last line it prints is `RESULT ` and JSON. Jobs: {"task": "weights"} makes a file, {"task": "work"} does a row's work, after it
-has printed READY and was told {"paths": ...}; {"task": "session"} does many, each told as {"job": ..., "paths": ...}.
+The last line it prints is `RESULT ` and JSON. Jobs: {"task": "work"} does a row's work, after it has printed READY and was told
+{"paths": ...}; {"task": "session"} does many, each told as {"job": ..., "paths": ...}; {"task": "weights"} makes files, each told
+as {"job": ...}.
 """
 
 from __future__ import annotations
@@ -48,8 +49,15 @@ def side_of(job: dict[str, Any]) -> Side:
     return Side(**side)
 
 
+def write_weights(_job: dict[str, Any]) -> dict[str, Any]:
+    """Files of weights, one after another, each told as {"job": ...}: without ComfyUI. Until there are no more."""
+    for line in sys.stdin:
+        word = json.loads(line)
+        say(lambda word=word: make_weights(word["job"]))  # type: ignore[misc]
+    return {}
+
+
 def make_weights(job: dict[str, Any]) -> dict[str, Any]:
-    """Runs without ComfyUI."""
     import torch  # noqa: PLC0415
 
     from . import weights  # noqa: PLC0415
@@ -444,7 +452,7 @@ def say(task: Callable[[], dict[str, Any]]) -> None:
 
 def main() -> int:
     job = json.loads(sys.argv[1])
-    task = {"weights": make_weights, "work": work, "session": session}[job["task"]]
+    task = {"weights": write_weights, "work": work, "session": session}[job["task"]]
     say(lambda: task(job))
     os._exit(0)  # nothing that is left to be torn down can spoil what was found
 
