@@ -4,6 +4,7 @@
     python bench/all.py --free 8                every part in turn; about 25 minutes on an H200
     python bench/all.py --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
     python bench/all.py --part left             rows for which the parts so far had no time
+    python bench/all.py --missing               only rows of whole models that the file does not have yet
     python bench/all.py --merge OTHER.json      rows measured elsewhere, on a card of the same name
     python bench/all.py --real DIR              a folder's own checkpoints; into bench/results/real
     python bench/all.py --quick                 every group on tiny checkpoints and the CPU: that it runs, not how fast
@@ -23,6 +24,7 @@ import sys
 import time
 import types
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ if not __package__:  # started as a plain script: the pack under its alias, with
 
 from .end_to_end.machine import card_results, real_results
 from .end_to_end.parts import Part, parts_of, row_seconds
-from .end_to_end.results import HEAD, line, merge_file, note_left, rows_left
+from .end_to_end.results import HEAD, line, merge_file, note_left, read, rows_left
 from .end_to_end.rows import Row, all_rows, quick
 from .end_to_end.runner import QUICK_RESULTS, Bench, add_options
 
@@ -71,6 +73,12 @@ def chosen(parts: Sequence[Part], asked: Sequence[str]) -> list[Part]:
             raise ValueError(f"there are {len(parts)} parts, not {of}: see --list")
         found.append(parts[int(number) - 1])
     return found
+
+
+def without_measured(parts: Sequence[Part], into: Path) -> list[Part]:
+    """The same parts, under the same numbers, less the rows that the file has."""
+    have = {row["name"] for row in read(into).get("models", {}).get("rows", [])}
+    return [replace(part, rows=tuple(row for row in part.rows if row.name not in have)) for part in parts]
 
 
 def listed(parts: Sequence[Part]) -> str:
@@ -113,6 +121,8 @@ class All:
         known = {row.name: row for row in all_rows()}
         earlier = [known[name] for name in rows_left(self.into) if name in known and not self.options.quick]
         rows = list({row.name: row for row in (*earlier, *part.rows)}.values())
+        if not rows:
+            return
         if earlier:
             print(f"left by an earlier part: {', '.join(row.name for row in earlier)}")
         self.measure(bench, rows)
@@ -179,6 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument(
         "--merge", type=Path, nargs="+", metavar="FILE", help="measure nothing: take over these files' rows"
     )
+    cli.add_argument("--missing", action="store_true", help="leave out rows of whole models that the file has")
     cli.add_argument("--list", action="store_true", help="only name the parts and their rows")
     options = cli.parse_args(arguments)
     options.side, options.repeats, options.accuracy, options.shared = "both", 1, False, True
@@ -186,6 +197,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quick and options.real:
         cli.error("--quick tries tiny checkpoints of its own: not together with --real")
     parts = planned(options.quick)
+    if options.missing:
+        parts = without_measured(parts, options.results or card_results())
     if options.list:
         print(listed(parts))
         return 0

@@ -67,6 +67,16 @@ def test_parts_are_asked_for_by_number() -> None:
     assert "part 1/" in bench_all.listed(cut) and "14B 480x832x81" in bench_all.listed(cut)
 
 
+def test_rows_that_the_file_has_can_be_left_out(tmp_path: Path) -> None:
+    cut, into = bench_all.planned(is_quick=False), tmp_path / "card.json"
+    assert bench_all.without_measured(cut, into) == cut
+    gone = cut[0].rows[1]
+    results.merge(into, {"name": gone.name})
+    left = bench_all.without_measured(cut, into)
+    assert len(left) == len(cut) and left[1:] == cut[1:]
+    assert set(cut[0].rows) - set(left[0].rows) == {gone} and left[0].seconds < cut[0].seconds
+
+
 def test_quick_tries_every_group_and_storage() -> None:
     (part,) = bench_all.planned(is_quick=True)
     assert {row.group for row in part.rows} | {"table"} == set(parts.ORDER)
