@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,7 +22,9 @@ def processes_ahead(is_quick: bool) -> int:
 
 
 def ask_card(what: str) -> str:
-    """Of the first card. The process that starts the others does not touch it itself."""
+    """Of the first card; nothing where there is none. The process that starts the others does not touch it itself."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
     asked = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     told = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.splitlines()
     return told[0].strip() if told else ""
@@ -35,7 +38,10 @@ def real_results(path: Path) -> Path:
 def card_results(other: Path | None = None) -> Path:
     """The file of the card that is there, or of the one that another file's rows were measured on."""
     if other is None:
-        return card_file(ask_card("name"))
+        name = ask_card("name")
+        if not name:
+            raise SystemExit("no NVIDIA GPU on this machine: name the file of results by --results")
+        return card_file(name)
     rows = read(other).get("models", {}).get("rows", [])
     card = next((row["environment"]["card"] for row in rows if "card" in row.get("environment", {})), None)
     if card is None:

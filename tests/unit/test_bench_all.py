@@ -342,6 +342,13 @@ def test_a_cold_file_is_copied_to_a_disk(tmp_path: Path, monkeypatch: pytest.Mon
         held.of(cold)
 
 
+def test_without_a_card_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    assert machine.ask_card("name") == "" and machine.processes_ahead(False) == 1
+    with pytest.raises(SystemExit, match="by --results"):
+        machine.card_results()
+
+
 def test_a_disk_is_told_from_memory(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text("dev / ext4 rw 0 0\nshm /dev/shm tmpfs rw 0 0\nd /dev/shm/disk ext4 rw 0 0\n")
