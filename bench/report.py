@@ -139,7 +139,8 @@ def rendered(readme: str) -> str:
             if part == "models" and not models_rows(results):
                 continue
             parts[part].append(f"{head(card, results, part)}\n\n{tables[part](results)}\n")
-        parts["plot"].append(shown(CHARTS[0], card, results, "docs/images"))
+        drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
+        parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
     parts["models"] = parts["models"] or ["Not measured yet.\n"]
     return filled(readme, parts)
 
