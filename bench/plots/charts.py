@@ -49,7 +49,7 @@ def share_of_bound(rows: Rows) -> str:
     names = bounded()
     left, top, step = 190.0, 64.0, 24.0
     canvas = Canvas(840, top + step * len(names) + 40)
-    x = Scale(0.0, 1.0, left, 740.0)
+    x = Scale(0.0, 1.0, left, 715.0)
     bottom = top + step * len(names)
     canvas.text((10, 20), "Share of the bound that each part reaches", "t")
     canvas.text((10, 40), "bound: its arithmetic at this card's best rates, or its copies at the rate of the bus", "s")
