@@ -1,7 +1,8 @@
 """What moved between two results of one card: python bench/compare.py BEFORE.json AFTER.json
 
-Fails where something of ours is slower, or takes more memory, by more than the noise: for whole models what their own repetitions
-measured, for the others what stock's own rows of both files moved by, since nothing of stock's has changed.
+Fails where something of ours is slower, or takes more memory, by more than the noise; fails now; is not finite; or is farther from
+stock's result. Noise is what stock's own figures moved by between the files, since nothing of stock's has changed, and for whole
+models also what their own repetitions lie apart. The pager's promises were measured once: what was kept and is missed now is told.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 LEAST_NOISE = 0.02
 SMALLEST_US = 0.3  # kernels: what a launch varies by
 MORE_MEMORY_GIB = 0.1
+DRIFT = 0.9  # of stock's rows that moved by no more than the noise
+FARTHER = 0.5  # errors against stock: of one latent, which chance has a part in
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,13 @@ class Change:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    return [*models(before, after), *kernels(before, after, "kernels"), *kernels(before, after, "kernels sm_75")]
+    found = [*models(before, after), *pager(before, after)]
+    return [*found, *kernels(before, after, "kernels"), *kernels(before, after, "kernels sm_75")]
+
+
+def noise_of(drift: list[float]) -> float:
+    """drift: how far stock's figures moved. What most of them did not exceed."""
+    return max(LEAST_NOISE, sorted(drift)[int(DRIFT * len(drift))] if drift else 0.0)
 
 
 def pairs(
@@ -56,17 +65,41 @@ def pairs(
 
 
 def models(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    for name, old, new in pairs(before, after, "models", "name"):
+    found = list(pairs(before, after, "models", "name"))
+    stocks = [(old.get("stock", {}), new.get("stock", {})) for _, old, new in found]
+    moved = noise_of([abs(new["s"] / old["s"] - 1) for old, new in stocks if "s" in old and "s" in new])
+    for name, old, new in found:
         one, two = old.get("ours", {}), new.get("ours", {})
         if "error" in two and "s" in one:
-            yield Change(f"{name}: fails now: {two['error']}", 1.0, float("inf"), 0.0)
+            yield broken(f"{name}: fails now: {two['error']}")
         if "s" in one and "s" in two:
-            noise = max(LEAST_NOISE, spread(one), spread(two))
+            noise = max(moved, spread(one), spread(two))
             yield Change(f"{name}, s", one["s"], two["s"], noise)
             yield Change(f"{name}, first s", one["first s"], two["first s"], max(0.1, noise))  # reading files varies
             yield Change(
                 f"{name}, peak GiB", one["peak GiB"], two["peak GiB"], MORE_MEMORY_GIB / max(one["peak GiB"], 0.1)
             )
+            if one.get("finite", True) and not two.get("finite", True):
+                yield broken(f"{name}: its result is not finite now")
+        errors = [row.get("accuracy", {}).get("ours against stock", 0.0) for row in (old, new)]
+        if all(errors):
+            yield Change(f"{name}, error against stock", errors[0], errors[1], FARTHER)
+
+
+def broken(what: str) -> Change:
+    return Change(what, 1.0, float("inf"), 0.0)
+
+
+def pager(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
+    """Promises that were kept and are not now, or the other way round."""
+    for name, old, new in pairs(before, after, "pager", "label"):
+        bounds = [row.get("bound") for row in (old, new)]
+        if "error" in new and "found" in old:
+            yield broken(f"pager: {name}: fails now: {new['error']}")
+        elif None not in bounds and "found" in old and "found" in new:
+            kept = [row["found"] <= row["bound"] for row in (old, new)]
+            noise = 0.0 if kept[0] != kept[1] else float("inf")
+            yield Change(f"pager: {name}, promised {new['bound']:g} {new['unit']}", old["found"], new["found"], noise)
 
 
 def spread(side: Mapping[str, Any]) -> float:
@@ -80,23 +113,44 @@ def kernels(before: Mapping[str, Any], after: Mapping[str, Any], section: str) -
     drift = [
         abs(new["stock us"] / old["stock us"] - 1) for _, old, new in found if old.get("stock us") and "stock us" in new
     ]
-    noise = max(LEAST_NOISE, sorted(drift)[int(0.9 * len(drift))] if drift else 0.0)
+    noise = noise_of(drift)
     for name, old, new in found:
         if "refused" in new and "ours us" in old:
-            yield Change(f"{section}: {name}: refuses now: {new['refused']}", 1.0, float("inf"), 0.0)
+            yield broken(f"{section}: {name}: refuses now: {new['refused']}")
         for column in ("ours us", "auto us"):
             if column in old and column in new:
                 own = max(noise, SMALLEST_US / old[column])
                 yield Change(f"{section}: {name}, {column}", old[column], new[column], own)
 
 
+def cards(results: Mapping[str, Any]) -> set[str]:
+    """The cards that rows say they were measured on."""
+    rows = [row for section in results.values() for row in section.get("rows", [])]
+    return {row["environment"]["card"] for row in rows if "card" in row.get("environment", {})}
+
+
+def names(results: Mapping[str, Any]) -> set[tuple[str, ...]]:
+    """What tells each row from the others."""
+    return {
+        (section, *(str(row[key]) for key in ("op", "label", "name") if key in row))
+        for section, part in results.items()
+        for row in part.get("rows", [])
+    }
+
+
 def main(arguments: list[str] | None = None) -> int:
-    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    cli = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="dev.py bench compare"
+    )
     cli.add_argument("before", type=Path)
     cli.add_argument("after", type=Path)
     cli.add_argument("--all", action="store_true", help="also what did not move")
     options = cli.parse_args(arguments)
-    found = changes(*(json.loads(path.read_text(encoding="utf-8")) for path in (options.before, options.after)))
+    before, after = (json.loads(path.read_text(encoding="utf-8")) for path in (options.before, options.after))
+    if cards(before) and cards(after) and not cards(before) & cards(after):
+        print(f"these are of two cards: {', '.join(sorted(cards(before)))} and {', '.join(sorted(cards(after)))}")
+        return 1
+    found = changes(before, after)
     if not found:
         print("the two results have no row in common")
         return 1
@@ -109,6 +163,9 @@ def main(arguments: list[str] | None = None) -> int:
     worse = sum(change.verdict == "WORSE" for change in found)
     better = sum(change.verdict == "better" for change in found)
     print(f"{len(found)} figures in both: {worse} worse, {better} better, the others within the noise")
+    gone, more = len(names(before) - names(after)), len(names(after) - names(before))
+    if gone or more:
+        print(f"not compared: {gone} rows are in the first alone, {more} in the second")
     return int(worse > 0)
 
 

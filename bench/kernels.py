@@ -2,7 +2,8 @@
 
     python bench/kernels.py                       all rows; writes bench/results/<gpu>.json
     python bench/kernels.py --only norm_modulate  the rows whose op or label contains this; merged into the same file
-    python bench/kernels.py --no-compile          without torch.compile (it needs a host compiler and minutes)
+    python bench/kernels.py --compile none        without torch.compile (it needs a host compiler and minutes)
+    python bench/kernels.py --compile readme      torch.compile for the rows that README shows
     python bench/kernels.py --isa sm_75           Turing's code, compiled by the driver; a section of its own
     python bench/kernels.py --sweep               every tactic of our kernels at every row; nothing is written
 
@@ -17,6 +18,7 @@ import datetime
 import importlib
 import json
 import pkgutil
+import signal
 import subprocess
 import sys
 import types
@@ -38,6 +40,7 @@ from ..kernels_cuda.build.matrix import source_hash
 from ..kernels_cuda.policy import Mode
 from ..kernels_cuda.registry import Call
 from . import rows as row_files
+from .chosen import CHOSEN
 from .measure import copy_bandwidth, device_seconds, host_seconds, sets_for, sum_bytes
 from .row import Row, Tensors
 
@@ -195,9 +198,12 @@ def environment() -> dict[str, str]:
     }
 
 
-def save(section: str, results: list[dict[str, Any]], host: dict[str, float]) -> Path:
+def card_file() -> Path:
+    return RESULTS / f"{torch.cuda.get_device_name().replace(' ', '-').lower()}.json"
+
+
+def save(path: Path, section: str, results: list[dict[str, Any]], host: dict[str, float]) -> None:
     """Merge by op and label into the card's file; other sections stay."""
-    path = RESULTS / f"{torch.cuda.get_device_name().replace(' ', '-').lower()}.json"
     data = json.loads(path.read_text()) if path.exists() else {}
     old = {(r["op"], r["label"]): r for r in data.get(section, {}).get("rows", [])}
     here = environment()
@@ -205,7 +211,11 @@ def save(section: str, results: list[dict[str, Any]], host: dict[str, float]) ->
     data[section] = {"host": host, "rows": [rounded(r) for r in merged.values()]}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n")
-    return path
+
+
+def compiles(row: Row, which: str) -> bool:
+    """Whether torch.compile is timed too."""
+    return which == "all" or (which == "readme" and any(f"{row.op}|{row.label}".startswith(one) for one in CHOSEN))
 
 
 def rounded(result: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +245,10 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--only", action="append", help="rows whose op or label contains this; may be repeated")
     cli.add_argument("--isa", choices=["sm_75", "sm_80"], help="force an instruction class")
     cli.add_argument("--sweep", action="store_true", help="time every tactic of our kernels; nothing is written")
-    cli.add_argument("--no-compile", action="store_true", help="skip torch.compile")
+    cli.add_argument(
+        "--compile", choices=["all", "readme", "none"], default="all", help="rows torch.compile is timed at"
+    )
+    cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
     options = cli.parse_args(arguments)
     if not torch.cuda.is_available():
         print("no NVIDIA GPU on this machine")
@@ -246,19 +259,24 @@ def main(arguments: list[str] | None = None) -> int:
             sweep_row(row, options.isa)
             torch.cuda.empty_cache()
         return 0
+    path = options.results or card_file()
+    section = f"kernels {options.isa}" if options.isa else "kernels"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with torch.inference_mode():
         host = host_cost()
-        for row in all_rows(options.only):
-            torch.manual_seed(0)
-            results.append(measure_row(row, options.isa, not options.no_compile))
-            print(line(results[-1]), flush=True)
-            torch.cuda.empty_cache()
-    path = save(f"kernels {options.isa}" if options.isa else "kernels", results, host)
+        try:
+            for row in all_rows(options.only):
+                torch.manual_seed(0)
+                results.append(measure_row(row, options.isa, compiles(row, options.compile)))
+                print(line(results[-1]), flush=True)
+                torch.cuda.empty_cache()
+        finally:
+            save(path, section, results, host)
     print(f"\n{'op':28} {'row':46} {'us':>8} {'GB/s':>6} {'copy':>6} {'stock':>6} {'compil':>6} auto")
     for result in results:
         print(line(result))
     print("host: " + ", ".join(f"{name} {value:.2f}" for name, value in host.items()))
-    print(f"written to {path.relative_to(ROOT)}")
+    print(f"written to {path}")
     return 0
 
 

@@ -41,7 +41,7 @@ import torch
 from ..memory import Checkpoint, DeviceBudget, Layer, Ledger, Pager, RamBudget, Rates, Weight, open_pager, simulate
 from ..memory.device import CudaDevice
 from ..memory.ledger import overlap_of
-from .kernels import RESULTS, ROOT, environment, rounded
+from .kernels import card_file, environment, rounded
 
 GIB, MIB = 2**30, 2**20
 LAYERS = 40
@@ -243,18 +243,19 @@ class Card:
 class Rows(list[dict[str, Any]]):
     """What was found so far, written after every row: a run that is cut short leaves what it has."""
 
-    def __init__(self, head: dict[str, Any] | None) -> None:
+    def __init__(self, head: dict[str, Any] | None, path: Path) -> None:
         super().__init__()
         self._head = head
+        self._path = path
 
     def save(self) -> Path | None:
         if self._head is None:
             return None
-        path = RESULTS / f"{torch.cuda.get_device_name().replace(' ', '-').lower()}.json"
-        data = json.loads(path.read_text()) if path.exists() else {}
+        data = json.loads(self._path.read_text()) if self._path.exists() else {}
         data["pager"] = {**self._head, "rows": [rounded(r) for r in self]}
-        path.write_text(json.dumps(data, indent=1) + "\n")
-        return path
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(data, indent=1) + "\n")
+        return self._path
 
 
 def row(rows: Rows, label: str, found: float, bound: float | None, unit: str, note: str = "") -> None:
@@ -420,6 +421,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--window-gb", type=float, help="of VRAM for them; 3 of 28")
     cli.add_argument("--cycles", type=int, default=200)
     cli.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
     cli.add_argument("--dry", action="store_true", help="write no results")
     options = cli.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -427,7 +429,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     window = int((options.window_gb or options.gb * 3 / 28) * 1e9)
     head = {"environment": environment(), "gb": options.gb, "window gb": window / 1e9, "layers": LAYERS}
-    rows = Rows(None if options.dry else head)
+    rows = Rows(None if options.dry else head, options.results or card_file())
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         start = time.perf_counter()
         file = WeightFile(Path(folder) / "weights.safetensors", int(options.gb * 1e9))
@@ -455,7 +457,7 @@ def main(arguments: list[str] | None = None) -> int:
         file.source.close()
     path = rows.save()
     if path is not None:
-        print(f"written to {path.relative_to(ROOT)}")
+        print(f"written to {path}")
     return int(any("error" in r or (r["bound"] is not None and r["found"] > r["bound"]) for r in rows))
 
 

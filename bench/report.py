@@ -1,59 +1,39 @@
-"""README's tables, written from the measured files: no figure in the README was typed.
+"""README's, bench/README's and docs/how-it-works' tables and plots, written from the measured files: no figure in them was typed.
 
-python bench/report.py           rewrite the tables
+python bench/report.py           rewrite tables and plots
 python bench/report.py --check   exit 1 if they differ from bench/results
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
+    _package = types.ModuleType("fusestream")
+    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["fusestream"] = _package
+    __package__ = "fusestream.bench"
+    importlib.import_module(__package__)
+
+from . import claims, groups
+from .chosen import CHOSEN, CHOSEN_MATRIX
+from .plots.charts import CHARTS, Chart
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+PAGE = ROOT / "bench" / "README.md"
+CLAIMS = ROOT / "docs" / "how-it-works.md"
+IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
-BLOCK = re.compile(r"(<!-- (kernels|matrix|pager|models):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
-# One or two rows that stand for each op: the shapes a Wan, UMT5 or VAE run meets most.
-CHOSEN = (
-    "norm_modulate|Wan 1.3B 480x832x81: 32760x1536",
-    "norm_modulate|Wan 14B 480x832x81: 32760x5120",
-    "residual_gate_norm_modulate|Wan 1.3B 480x832x81: 32760x1536",
-    "rms_rope_|Wan 1.3B 480x832x81",
-    "gated_residual_|Wan 1.3B 480x832x81: 32760x1536",
-    "gelu|Wan 1.3B feed-forward, tanh: 32760x8960",
-    "gelu_mul|UMT5, scaled and saturated: 512x10240",
-    "channel_rms_silu|480p: 96x4x480x832 channels-last",
-    "channel_rms_silu|480p: 384x4x120x208 channels-last",
-    "group_norm_silu|image VAE 1024: 1x128x1024x1024 channels-last",
-    "diffusion_step|Wan 720x1280x81: 16x21x90x160",
-    "to_half|",
-    "split_projection|Wan 1.3B 480x832x81: 32760x(3x1536)",
-    "swap_heads|Wan 1.3B 480x832x81: 32760x12x128",
-)
-
-
-# Matrix work: what a user gets is what `auto` chose, so that is what is shown.
-CHOSEN_MATRIX = (
-    "attention|Wan 1.3B 480x832x81, self",
-    "attention|Wan 1.3B 480x832x81, cross",
-    "attention|UMT5, relative bias",
-    "attention|Wan VAE 480x832",
-    "linear|Wan 1.3B 480x832x81, ffn in with GELU",
-    "linear|Wan 1.3B 480x832x81, ffn out with gate and residual",
-    "linear|Wan 14B 480x832x81, ffn in with GELU",
-    "linear_pair|UMT5, GeGLU",
-    "conv|3x3x3, 96 to 96, 4x480x832",
-    "conv|3x3x3, 192 to 192, 4x240x416",
-    "conv|3x3x3, 384 to 384, 2x120x208",
-    "conv|3x3x3, 96 to 3, 4x480x832",
-    "conv|3x3 stride 2, 96, 4x480x832",
-    "upsample_conv2d|192 to 96, 4x240x416",
-    "VAE residual block|96, 4x480x832",
-    "VAE residual block|192, 4x240x416",
-    "VAE residual block|384, 4x120x208",
+BLOCK = re.compile(
+    r"(<!-- (kernels|matrix|pager|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL
 )
 
 
@@ -122,10 +102,10 @@ def models_table(results: dict[str, Any]) -> str:
         promised += f", first {row['asked first']:g}x" if row.get("asked first") else ""
         missed = "**missed** " if row["met"] is False else ""
         peak = " / ".join(f"{side['peak GiB']:.2f}" for side in (stock, ours))
-        first = f"{_seconds(stock, 'first s')} / {_seconds(ours, 'first s')}"
+        first = f"{groups.seconds(stock, 'first s')} / {groups.seconds(ours, 'first s')}"
         share = f"{ours['share of bound']:.0%}" if "share of bound" in ours else "-"
         lines.append(
-            f"| {row['name']} | {_seconds(stock, 's')} | {missed}{_seconds(ours, 's')} | {faster} | {promised} | {first} | "
+            f"| {row['name']} | {groups.seconds(stock)} | {missed}{groups.seconds(ours)} | {faster} | {promised} | {first} | "
             f"{peak} GiB | {share} |"
         )
     return "\n".join(lines)
@@ -135,12 +115,6 @@ def models_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Both sides from one run, on a card: tries of the bench on the CPU are none."""
     rows: list[dict[str, Any]] = results["models"]["rows"]
     return [r for r in rows if r["group"] == "table" and "quick" not in r and {"stock", "ours"} <= r.keys()]
-
-
-def _seconds(side: dict[str, Any], name: str) -> str:
-    if name in side:
-        return f"{side[name]:.3g} s"
-    return str(side.get("error", "-"))
 
 
 def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
@@ -158,40 +132,112 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
 
 def rendered(readme: str) -> str:
     """`readme` with the tables of every results file between its markers."""
-    parts: dict[str, list[str]] = {"kernels": [], "matrix": [], "pager": [], "models": []}
-    for path in sorted(RESULTS.glob("nvidia-*.json")):
-        results = json.loads(path.read_text(encoding="utf-8"))
+    parts: dict[str, list[str]] = {"kernels": [], "matrix": [], "pager": [], "models": [], "plot": []}
+    for card, results in measured_cards():
         tables = {"kernels": table, "matrix": matrix_table, "pager": pager_table, "models": models_table}
-        for part in parts.keys() & (results.keys() | {"matrix"}):
+        for part in tables.keys() & (results.keys() | ({"matrix"} if "kernels" in results else set())):
             if part == "models" and not models_rows(results):
                 continue
-            environment = measured_with(results, part)
-            card = path.stem.replace("-", " ")
-            head = f"Measured on {card} with torch {environment['torch']} ({environment['date']})"
-            if part == "pager":
-                rows = results["pager"]
-                head += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
-            if part == "models":
-                free = models_rows(results)[0]["free GiB"]
-                head += f", stock ComfyUI {environment['ComfyUI']}, {free:g} GiB of the card free"
-            head += ":"
-            parts[part].append(f"{head}\n\n{tables[part](results)}\n")
+            parts[part].append(f"{head(card, results, part)}\n\n{tables[part](results)}\n")
+        drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
+        parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
     parts["models"] = parts["models"] or ["Not measured yet.\n"]
-    return BLOCK.sub(lambda found: f"{found[1]}\n" + "\n".join(parts[found[2]]) + f"\n{found[3]}", readme)
+    return filled(readme, parts)
+
+
+def head(card: str, results: dict[str, Any], part: str) -> str:
+    """Where and with what a table was measured."""
+    environment = measured_with(results, part)
+    text = f"Measured on {card} with torch {environment['torch']} ({environment['date']})"
+    if part == "pager":
+        rows = results["pager"]
+        text += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
+    if part == "models":
+        free = models_rows(results)[0]["free GiB"]
+        text += f", stock ComfyUI {environment['ComfyUI']}, {free:g} GiB of the card free"
+    return f"{text}:"
+
+
+def rendered_page(page: str) -> str:
+    """bench/README: every group of every card, and all plots."""
+    parts: dict[str, list[str]] = {"plots": [], "groups": []}
+    for card, results in measured_cards():
+        parts["plots"] += [shown(chart, card, results, "../docs/images") for chart in CHARTS]
+        date = f" {head(card, results, 'models')}" if models_rows(results) else ""
+        parts["groups"].append(f"**{card}**.{date}\n\n{groups.text(results)}")
+    return filled(page, parts)
+
+
+def rendered_claims(page: str) -> str:
+    """docs/how-it-works: the claims beside the figures of the first card that was measured."""
+    _, results = measured_cards()[0]
+    return filled(page, {"claims": [f"{claims.table(results)}\n"]})
+
+
+def shown(chart: Chart, card: str, results: dict[str, Any], images: str) -> str:
+    """A plot, or which command measures what it lacks."""
+    missing = chart.missing(groups.by_name(results))
+    if missing:
+        return f"*{chart.title}*, {card}: {len(missing)} of its rows have yet to be measured. `{chart.fills}` fills them.\n"
+    return f"![{chart.title}, {card}]({images}/{image_name(chart, card)})\n"
+
+
+def image_name(chart: Chart, card: str) -> str:
+    return f"bench-{chart.name}-{card.replace(' ', '-')}.svg"
+
+
+def images() -> dict[str, str]:
+    """Every plot that can be drawn, by the name of its file."""
+    return {
+        image_name(chart, card): chart.draw(rows)
+        for card, results in measured_cards()
+        for chart in CHARTS
+        if not chart.missing(rows := groups.by_name(results))
+    }
+
+
+def measured_cards() -> list[tuple[str, dict[str, Any]]]:
+    found = sorted(RESULTS.glob("nvidia-*.json"))
+    return [(path.stem.replace("-", " "), json.loads(path.read_text(encoding="utf-8"))) for path in found]
+
+
+def filled(text: str, parts: dict[str, list[str]]) -> str:
+    return BLOCK.sub(lambda found: f"{found[1]}\n" + "\n".join(parts[found[2]]) + f"\n{found[3]}", text)
+
+
+def pages() -> dict[Path, Callable[[str], str]]:
+    return {README: rendered, PAGE: rendered_page, CLAIMS: rendered_claims}
+
+
+def stale() -> list[str]:
+    """Names of the files that are not what the measured ones say."""
+    found = [path.name for path, render in pages().items() if render(old := path.read_text(encoding="utf-8")) != old]
+    wanted = images()
+    there = {path.name: path.read_text(encoding="utf-8") for path in IMAGES.glob("bench-*.svg")}
+    return found + sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+
+
+def write() -> None:
+    """Pages and plots; a plot that cannot be drawn any more goes."""
+    for path, render in pages().items():
+        path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+    wanted = images()
+    for path in IMAGES.glob("bench-*.svg"):
+        if path.name not in wanted:
+            path.unlink()
+    for name, drawn in wanted.items():
+        (IMAGES / name).write_text(drawn, encoding="utf-8", newline="\n")
 
 
 def main() -> int:
-    old = README.read_text(encoding="utf-8")
-    new = rendered(old)
-    if "--check" in sys.argv:
-        print(
-            "README's tables are those of bench/results"
-            if new == old
-            else "README's tables differ: dev.py bench report"
-        )
-        return int(new != old)
-    README.write_text(new, encoding="utf-8")
-    return 0
+    if "--check" not in sys.argv:
+        write()
+        return 0
+    differ = stale()
+    print(
+        f"these differ, call dev.py bench report: {', '.join(differ)}" if differ else "all are those of bench/results"
+    )
+    return int(bool(differ))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 To import torch and ComfyUI takes ten seconds. Processes do that beside each other, make their CUDA contexts, say READY and wait for
 a word: so nothing on the card changes while one of them is measured, but for what it does itself.
+
+Where nothing is measured, one process may take many words, one after another.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import subprocess
 import sys
 import threading
@@ -16,6 +19,7 @@ from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
 READY, RESULT = "READY", "RESULT "
+ENDING_S = 30.0  # to give back pinned pages and the card
 
 
 class Process:
@@ -24,7 +28,7 @@ class Process:
     def __init__(self, job: dict[str, Any], log: Path) -> None:
         self.job = job
         self.log = log
-        self._result: dict[str, Any] | None = None
+        self._results: queue.Queue[dict[str, Any] | None] = queue.Queue()  # None: there will be no more
         self._ready, self._over = threading.Event(), threading.Event()
         self._out = log.open("w", encoding="utf-8")
         command = [sys.executable, str(WORKER), json.dumps(job)]
@@ -36,7 +40,7 @@ class Process:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(RESULT):
-                self._result = json.loads(line.removeprefix(RESULT))
+                self._results.put(json.loads(line.removeprefix(RESULT)))
             elif line.strip() == READY:
                 self._ready.set()
             else:
@@ -44,13 +48,14 @@ class Process:
                 self._out.flush()
         self._ready.set()
         self._over.set()
+        self._results.put(None)
 
     def wait_ready(self, seconds: float) -> None:
         """Until it has started, or has failed at it, or so long."""
         self._ready.wait(seconds)
 
-    def go(self, word: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Let it work, for so long at most. What it found, or {"error": ...}; it has ended."""
+    def go(self, word: dict[str, Any], seconds: float, *, stay: bool = False) -> dict[str, Any]:
+        """Let it work, for so long at most. What it found, or {"error": ...}. It has ended then, unless it is to stay."""
         start = time.perf_counter()
         try:
             assert self._process.stdin is not None
@@ -58,11 +63,17 @@ class Process:
             self._process.stdin.flush()
         except OSError:
             pass  # it has ended already, and its log says why
-        over = self._over.wait(seconds)
-        self.end()
-        if self._result is not None:
-            return {**self._result, "took s": time.perf_counter() - start}
-        return {"error": f"exit code {self._process.returncode} and no result" if over else f"ran past {seconds:g} s"}
+        late = False
+        try:
+            result = self._results.get(timeout=seconds)
+        except queue.Empty:
+            result, late = None, True
+        if result is None or not stay:
+            self._over.wait(0.0 if late else ENDING_S)
+            self.end()
+        if result is not None:
+            return {**result, "took s": time.perf_counter() - start}
+        return {"error": f"ran past {seconds:g} s" if late else f"exit code {self._process.returncode} and no result"}
 
     def end(self) -> None:
         """Also where nobody asked it for anything: it holds memory of the card."""

@@ -106,7 +106,7 @@ def refresh_bounds(path: Path) -> int:
     for found in rows:
         set_bounds(found, known[found["name"]], rates)
         found.update(rounded(found))
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write(path, data)
     return len(rows)
 
 
@@ -150,9 +150,51 @@ def merge(path: Path, found: Mapping[str, Any]) -> None:
     data = read(path)
     rows = {row["name"]: row for row in data.get(SECTION, {}).get("rows", [])}
     rows[found["name"]] = rounded(found)
-    data[SECTION] = {"rows": list(rows.values())}
+    data[SECTION] = {**data.get(SECTION, {}), "rows": list(rows.values())}
+    write(path, data)
+
+
+def write(path: Path, data: Mapping[str, Any]) -> None:
+    """As a whole or not at all: whoever interrupts the bench keeps the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def merge_file(into: Path, other: Path) -> int:
+    """Take over another file's rows, models' by name and the other sections whole, and set all bounds anew. How many rows."""
+    data, more = read(into), read(other)
+    count = 0
+    for section in more.keys() - {SECTION}:
+        data[section] = more[section]
+        count += len(more[section]["rows"])
+    if data:
+        write(into, data)
+    for row in more.get(SECTION, {}).get("rows", []):
+        merge(into, row)
+        count += 1
+    note_left(into, [row["name"] for row in more.get(SECTION, {}).get("rows", [])], rows_left(other))
+    if measured_rates(read(into)) is not None:
+        refresh_bounds(into)
+    return count
+
+
+def rows_left(path: Path) -> list[str]:
+    """Names of rows that a part had no time for."""
+    names: list[str] = read(path).get(SECTION, {}).get("left", [])
+    return names
+
+
+def note_left(path: Path, tried: Sequence[str], left: Sequence[str]) -> None:
+    """Of the rows that were tried these are left; those of other parts stay what they are."""
+    data = read(path)
+    names = [name for name in rows_left(path) if name not in tried]
+    names += [name for name in left if name not in names]
+    section = {"rows": [], **data.get(SECTION, {})}
+    section.pop("left", None)
+    data[SECTION] = section | ({"left": names} if names else {})
+    write(path, data)
 
 
 def rounded(value: Any) -> Any:

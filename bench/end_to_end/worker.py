@@ -1,7 +1,8 @@
 """One side of one row, in a process of its own: python worker.py '<job as JSON>'.
 
-The last line it prints is `RESULT ` and JSON. Jobs: {"task": "weights"} makes a file, {"task": "work"} does a row's work, after it
-has printed READY and was told {"paths": ...}.
+The last line it prints is `RESULT ` and JSON. Jobs: {"task": "work"} does a row's work, after it has printed READY and was told
+{"paths": ...}; {"task": "session"} does many, each told as {"job": ..., "paths": ...}; {"task": "weights"} makes files, each told
+as {"job": ...}.
 """
 
 from __future__ import annotations
@@ -48,8 +49,15 @@ def side_of(job: dict[str, Any]) -> Side:
     return Side(**side)
 
 
+def write_weights(_job: dict[str, Any]) -> dict[str, Any]:
+    """Files of weights, one after another, each told as {"job": ...}: without ComfyUI. Until there are no more."""
+    for line in sys.stdin:
+        word = json.loads(line)
+        say(lambda word=word: make_weights(word["job"]))  # type: ignore[misc]
+    return {}
+
+
 def make_weights(job: dict[str, Any]) -> dict[str, Any]:
-    """Runs without ComfyUI."""
     import torch  # noqa: PLC0415
 
     from . import weights  # noqa: PLC0415
@@ -61,27 +69,39 @@ def make_weights(job: dict[str, Any]) -> dict[str, Any]:
     return weights.write(job["model"], folder, job["storage"], device)
 
 
-def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Load the model and do the row's work; what was found."""
-    row, side = row_of(job), side_of(job)
-    begun = time.perf_counter()
+def begin(job: dict[str, Any]) -> None:
+    """Start ComfyUI as the side's users would, and say that it is there."""
+    comfy, attention = tuple(job["side"]["comfy"]), job["side"]["attention"]
     from .start import start_comfyui  # noqa: PLC0415
 
     # As on Turing, which has no bf16; both sides the same.
-    own = ["--cpu"] if job["quick"] else [] if "--fp32-vae" in side.comfy else ["--fp16-vae"]
-    start_comfyui([*own, *side.comfy], side.attention)
+    own = ["--cpu"] if job["quick"] else [] if "--fp32-vae" in comfy else ["--fp16-vae"]
+    start_comfyui([*own, *comfy], attention)
+    import torch  # noqa: PLC0415
+
+    if not job["quick"]:
+        torch.zeros(1, device="cuda")  # the context: it shall not come up while another process is measured
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """Start, wait for the word, load the model and do the row's work; what was found."""
+    begun = time.perf_counter()
+    begin(job)
+    started = {"start s": time.perf_counter() - begun}
+    run = Run(job)
+    print("READY", flush=True)
+    return started | done(run, json.loads(sys.stdin.readline())["paths"])
+
+
+def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
+    """One side's work, watched."""
     import torch  # noqa: PLC0415
 
     from .card import Card  # noqa: PLC0415
 
-    run = Run(job, row, side)
-    result: dict[str, Any] = {"start s": time.perf_counter() - begun}
-    free = job["free"] if side.ballast and not job["quick"] else None
-    if not job["quick"]:
-        torch.zeros(1, device="cuda")  # the context: it shall not come up while another process is measured
-    print("READY", flush=True)
-    run.paths = json.loads(sys.stdin.readline())["paths"]
-    with Card(free) as card, torch.inference_mode():
+    run.paths = paths
+    result: dict[str, Any] = {}
+    with Card(run.job["free"] if run.side.ballast and run.cuda else None) as card, torch.inference_mode():
         result["free GiB"] = card.start / 2**30
         try:
             result |= run()
@@ -92,11 +112,39 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     return result | run.told() | host_memory() | {"environment": describe()}
 
 
+def session(job: dict[str, Any]) -> dict[str, Any]:
+    """Tries of the bench on the CPU: many jobs in one process, since none of them is measured. Until there are no more."""
+    begin({**job, "side": {"comfy": (), "attention": None}})  # switches of ComfyUI's hold for a whole process
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)  # two processes on two cores
+    print("READY", flush=True)
+    for line in sys.stdin:
+        word = json.loads(line)
+        say(lambda word=word: make_weights(word["job"]) if word["job"]["task"] == "weights" else tried(word))  # type: ignore[misc]
+    return {}
+
+
+def tried(word: dict[str, Any]) -> dict[str, Any]:
+    """One job of a session, which leaves nothing to the next."""
+    import comfy.model_management  # noqa: PLC0415
+
+    importlib.import_module("fusestream.kernels_cuda").LEDGER.clear()
+    vram: Any = importlib.import_module("fusestream.fusion.vram")
+    ram = vram._ram
+    try:
+        return done(Run(word["job"]), word["paths"])
+    finally:
+        vram._ram = ram
+        comfy.model_management.unload_all_models()
+
+
 class Run:
     """The work of one side."""
 
-    def __init__(self, job: dict[str, Any], row: Row, side: Side) -> None:
-        self.job, self.row, self.side = job, row, side
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job, self.row = job, row_of(job)
+        self.side = side = side_of(job)
         self.paths: dict[str, str] = {}  # by model; they come with the word to begin
         self.ours = job["who"] == "ours"
         self.cuda = not job["quick"]
@@ -390,16 +438,22 @@ def host_memory() -> dict[str, Any]:
     return {"RAM peak GiB": next(int(line.split()[1]) / 2**20 for line in lines if line.startswith("VmHWM"))}
 
 
-def main() -> int:
-    job = json.loads(sys.argv[1])
+def say(task: Callable[[], dict[str, Any]]) -> None:
+    """Do it, and print what came of it."""
     result: dict[str, Any]
     try:
-        result = {"weights": make_weights, "work": work}[job["task"]](job)
+        result = task()
     except Exception as error:
         traceback.print_exc()
         result = {"error": f"{type(error).__name__}: {error}"[:300]}
     print("RESULT " + json.dumps(result), flush=True)
     sys.stderr.flush()
+
+
+def main() -> int:
+    job = json.loads(sys.argv[1])
+    task = {"weights": write_weights, "work": work, "session": session}[job["task"]]
+    say(lambda: task(job))
     os._exit(0)  # nothing that is left to be torn down can spoil what was found
 
 

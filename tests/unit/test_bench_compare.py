@@ -51,6 +51,58 @@ def test_a_row_that_fails_now_is_worse() -> None:
     assert verdicts(results(gone), results(model([1.0]))) == {}
 
 
+def test_a_card_that_ran_slower_for_stock_too_is_noise() -> None:
+    before, after = (
+        [{**model([s]), "name": str(i), "stock": {"s": 2 * s}} for i in range(5)] for s in (1.0, 1.06)
+    )  # fmt: skip
+    alone = {**model([1.0]), "name": "alone"}
+    assert verdicts(results(*before, alone), results(*after, {**model([1.05]), "name": "alone"})) == {}
+    assert verdicts(results(*before, alone), results(*after, {**model([1.2]), "name": "alone"})) == {
+        "alone, s": "WORSE"
+    }
+
+
+def test_a_result_that_is_not_finite_or_farther_from_stocks_is_worse() -> None:
+    one = model([1.0]) | {"accuracy": {"ours against stock": 0.02}}
+    two = copy.deepcopy(one) | {"accuracy": {"ours against stock": 0.025}}
+    assert verdicts(results(one), results(two)) == {}
+    two["accuracy"]["ours against stock"] = 0.05
+    assert verdicts(results(one), results(two)) == {"14B, error against stock": "WORSE"}
+    two = copy.deepcopy(one)
+    two["ours"]["finite"] = False
+    assert verdicts(results(one), results(two)) == {"14B: its result is not finite now": "WORSE"}
+
+
+def test_a_promise_of_the_pager_that_is_missed_now_is_worse() -> None:
+    def pager(found: float, **others: Any) -> dict[str, Any]:
+        return {"pager": {"rows": [{"label": "(b)", "found": found, "bound": 1.03, "unit": "x", **others}]}}
+
+    assert list(verdicts(pager(1.0), pager(1.04)).values()) == ["WORSE"]
+    assert list(verdicts(pager(1.2), pager(1.0)).values()) == ["better"]
+    assert verdicts(pager(1.2), pager(1.4)) == verdicts(pager(1.0), pager(1.02)) == {}
+    failed = {"pager": {"rows": [{"label": "(b)", "error": "no memory"}]}}
+    assert list(verdicts(pager(1.0), failed).values()) == ["WORSE"]
+
+
+def test_results_of_two_cards_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for card in ("NVIDIA H200", "NVIDIA RTX 2070"):
+        row = model([1.0]) | {"environment": {"card": card}}
+        files.append(tmp_path / f"{card}.json")
+        files[-1].write_text(json.dumps(results(row)))
+    assert compare.main([str(files[0]), str(files[1])]) == 1
+    assert "two cards: NVIDIA H200 and NVIDIA RTX 2070" in capsys.readouterr().out
+
+
+def test_rows_of_one_file_alone_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for number, rows in enumerate(((model([1.0]), {**model([1.0]), "name": "x"}), (model([1.0]),))):
+        files.append(str(tmp_path / f"{number}.json"))
+        Path(files[-1]).write_text(json.dumps(results(*rows)))
+    assert compare.main(files) == 0
+    assert "1 rows are in the first alone, 0 in the second" in capsys.readouterr().out
+
+
 def test_what_moved_stocks_rows_is_noise_for_ours() -> None:
     before = results(kernels=[kernel(str(i), 50.0) for i in range(4)])
     hot = results(kernels=[kernel(str(i), 54.0, stock=110.0) for i in range(4)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fusestream.bench import report
 from fusestream.bench.end_to_end import bounds, results, rows, weights, worker
 from fusestream.bench.end_to_end.bounds import Rates
 from fusestream.bench.end_to_end.rows import Row
@@ -249,10 +249,6 @@ def test_samples_are_compared_by_their_relative_error(tmp_path: Path) -> None:
 
 
 def test_the_readmes_table_leaves_out_tries_and_shows_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("bench_report", ROOT / "bench" / "report.py")
-    assert spec is not None and spec.loader is not None
-    report = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(report)
     missed = result(stock=[run(2.0, 1.5)], ours=[run(3.0, 1.2)])
     alone = {**result(ours=[run(3.0, 1.0)]), "name": "half a row"}
     table = report.models_table({"models": {"rows": [missed, {**missed, "quick": True, "name": "a try"}, alone]}})

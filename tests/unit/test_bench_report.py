@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from fusestream.bench import report
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "bench" / "results").glob("nvidia-*.json"))
 
 
-def report() -> Any:
-    spec = importlib.util.spec_from_file_location("bench_report", ROOT / "bench" / "report.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_readme_shows_the_measured_figures() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert RESULTS and report().rendered(readme) == readme, "call `python3 dev.py bench report`"
+    assert RESULTS and report.rendered(readme) == readme, "call `python3 dev.py bench report`"
+
+
+def test_pages_and_plots_show_the_measured_figures() -> None:
+    assert report.stale() == [], "call `python3 dev.py bench report`"
 
 
 def test_the_check_sees_a_changed_figure() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     forged = readme.replace(" us |", " ms |", 1)
-    assert forged != readme and report().rendered(forged) != forged
+    assert forged != readme and report.rendered(forged) != forged
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

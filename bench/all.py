@@ -1,0 +1,241 @@
+"""Measure everything, in parts that each fit into a call of nine minutes and merge into one result.
+
+    python bench/all.py --list                  the parts, their rows, and what each should take on an H200
+    python bench/all.py --free 8                every part in turn; about 25 minutes on an H200
+    python bench/all.py --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
+    python bench/all.py --part left             rows for which the parts so far had no time
+    python bench/all.py --missing               only rows of whole models that the file does not have yet
+    python bench/all.py --merge OTHER.json      rows measured elsewhere, on a card of the same name
+    python bench/all.py --real DIR              a folder's own checkpoints; into bench/results/real
+    python bench/all.py --quick                 every group on tiny checkpoints and the CPU: that it runs, not how fast
+
+A row that would not fit into what is left of a part's `--minutes` is not begun: the next part takes it. What was measured is in
+the card's file at once, so a part that is interrupted keeps what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
+    _package = types.ModuleType("fusestream")
+    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["fusestream"] = _package
+    __package__ = "fusestream.bench"
+    importlib.import_module(__package__)
+
+from .end_to_end.machine import card_results, real_results
+from .end_to_end.parts import Part, parts_of, row_seconds
+from .end_to_end.results import HEAD, line, merge_file, note_left, read, rows_left
+from .end_to_end.rows import Row, all_rows, quick
+from .end_to_end.runner import QUICK_RESULTS, Bench, add_options
+
+HERE = Path(__file__).resolve().parent
+OTHERS = (
+    Part("kernels", own_s=220.0),
+    Part("pager", own_s=190.0),
+)
+OTHER_OPTIONS = {"kernels": ("--compile", "readme"), "pager": ()}
+
+
+def planned(is_quick: bool) -> list[Part]:
+    """All parts. Without a card each row is tried once at its tiny size, and what only a card can do is left out."""
+    if is_quick:
+        kinds: dict[Any, Row] = {}  # rows that differ in a number alone try the same
+        for row in all_rows():
+            sides = [(side.comfy, side.attention, side.backend, side.ram_budget is None) for _, side in row.sides]
+            kinds.setdefault((row.group, row.work, row.storage, *sides), quick(row))
+        return [Part("models", tuple({row.name: row for row in kinds.values()}.values()))]
+    return [*parts_of(all_rows()), *OTHERS]
+
+
+def chosen(parts: Sequence[Part], asked: Sequence[str]) -> list[Part]:
+    """The parts that `--part` names, `3` or `3/6`; all where it names none."""
+    if not asked:
+        return list(parts)
+    found = []
+    for text in (text for text in asked if text != "left"):
+        number, _, of = text.partition("/")
+        if not number.isdigit() or not 1 <= int(number) <= len(parts):
+            raise ValueError(f"there is no part {text!r}: they are 1 to {len(parts)}, or `left`")
+        if of and of != str(len(parts)):
+            raise ValueError(f"there are {len(parts)} parts, not {of}: see --list")
+        found.append(parts[int(number) - 1])
+    return found
+
+
+def without_measured(parts: Sequence[Part], into: Path) -> list[Part]:
+    """The same parts, under the same numbers, less the rows that the file has."""
+    have = {row["name"] for row in read(into).get("models", {}).get("rows", [])}
+    return [replace(part, rows=tuple(row for row in part.rows if row.name not in have)) for part in parts]
+
+
+def listed(parts: Sequence[Part]) -> str:
+    """What each part holds, and takes on an H200."""
+    lines = []
+    for number, part in enumerate(parts, 1):
+        lines.append(f"part {number}/{len(parts)}, about {part.seconds:.0f} s: {part.title}")
+        lines += [f"    {row_seconds(row):4.0f} s  {row.name}" for row in part.rows]
+    return "\n".join([*lines, f"together about {sum(part.seconds for part in parts) / 60:.0f} minutes of an H200"])
+
+
+class All:
+    """One call: parts one after another."""
+
+    def __init__(self, options: argparse.Namespace, into: Path) -> None:
+        self.options = options
+        self.into = into
+        self.begun = time.perf_counter()
+        self.failed: list[str] = []
+
+    def run(self, parts: Sequence[Part], bench: Bench) -> None:
+        try:
+            for part in parts:
+                start = time.perf_counter()
+                if part.kind != "models":
+                    self.other(part)
+                else:
+                    self.models(bench, part)
+                expected = "" if self.options.quick else f", about {part.seconds:.0f} s expected"
+                print(f"{part.title}: took {time.perf_counter() - start:.0f} s{expected}\n", flush=True)
+            if len(parts) > 1 or self.options.part == ["left"]:
+                self.leftovers(bench)
+        finally:
+            bench.close()
+            bench.files.drop(())
+            print("time: " + ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in bench.spent.items()))
+
+    def models(self, bench: Bench, part: Part) -> None:
+        """A part's rows, after those that an earlier one had no time for."""
+        known = {row.name: row for row in all_rows()}
+        earlier = [known[name] for name in rows_left(self.into) if name in known and not self.options.quick]
+        rows = list({row.name: row for row in (*earlier, *part.rows)}.values())
+        if not rows:
+            return
+        if earlier:
+            print(f"left by an earlier part: {', '.join(row.name for row in earlier)}")
+        self.measure(bench, rows)
+
+    def leftovers(self, bench: Bench) -> None:
+        known = {row.name: row for row in all_rows()}
+        rows = [known[name] for name in rows_left(self.into) if name in known]
+        if rows:
+            self.measure(bench, rows)
+
+    def measure(self, bench: Bench, rows: Sequence[Row]) -> None:
+        rows = bench.files.served_by_own(rows) if self.options.real else rows
+        part = Part("models", tuple(rows))
+        seconds = None if self.options.quick else self.options.minutes * 60 or None
+        of = f", at most {seconds:.0f} here" if seconds else ""
+        about = "" if self.options.quick else f", about {part.seconds:.0f} s on an H200{of}"
+        bench.say(f"{part.title}: {len(rows)} rows{about}")
+        try:
+            bench.measure(rows, seconds)
+        finally:  # what an interruption took is left too
+            done = {one["name"] for one in bench.found}
+            note_left(self.into, [row.name for row in rows], [row.name for row in rows if row.name not in done])
+        for row in bench.left:
+            more = ", more than a part has: use --minutes" if seconds and row_seconds(row) > seconds else ""
+            print(f"no time for {row.name}: about {row_seconds(row):.0f} s{more}; the next part takes it")
+
+    def other(self, part: Part) -> None:
+        """A bench of its own, which writes into the same file."""
+        command = [
+            sys.executable,
+            str(HERE / f"{part.kind}.py"),
+            *OTHER_OPTIONS[part.kind],
+            "--results",
+            str(self.into),
+        ]
+        if part.kind == "pager":
+            command += ["--folder", str(self.options.disk)] if self.options.disk else []
+        print(f"{part.title}: about {part.seconds:.0f} s on an H200", flush=True)
+        process = subprocess.Popen(command)
+        try:
+            code = process.wait(self.options.minutes * 60 or None)
+        except subprocess.TimeoutExpired:
+            print(f"{part.kind}: ran past {self.options.minutes:g} minutes and was ended; it keeps what it wrote")
+            code = None
+        finally:
+            process.terminate()
+            process.wait()
+        if code not in (0, 1):  # 1: a promise was missed, which is a result
+            self.failed.append(part.kind)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    cli = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="dev.py bench all"
+    )
+    add_options(cli)
+    cli.add_argument(
+        "--part", action="append", default=[], help="only this one, as 3 or 3/6, or `left`; may be repeated"
+    )
+    cli.add_argument("--minutes", type=float, default=8.8, help="the most a part may take; 0: no limit, for slow cards")
+    cli.add_argument(
+        "--disk", type=Path, metavar="DIR", help="for the pager's file of 28 GB, instead of the system's folder"
+    )
+    cli.add_argument(
+        "--merge", type=Path, nargs="+", metavar="FILE", help="measure nothing: take over these files' rows"
+    )
+    cli.add_argument("--missing", action="store_true", help="leave out rows of whole models that the file has")
+    cli.add_argument("--list", action="store_true", help="only name the parts and their rows")
+    options = cli.parse_args(arguments)
+    options.side, options.repeats, options.accuracy, options.shared = "both", 1, False, True
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.quick and options.real:
+        cli.error("--quick tries tiny checkpoints of its own: not together with --real")
+    parts = planned(options.quick)
+    if options.missing:
+        parts = without_measured(parts, options.results or card_results())
+    if options.list:
+        print(listed(parts))
+        return 0
+    try:
+        now = chosen(parts, options.part)
+    except ValueError as error:
+        cli.error(str(error))
+    if options.merge:
+        for path in options.merge:
+            into = options.results or card_results(path)
+            print(f"{merge_file(into, path)} rows of {path} are in {into} now")
+        return 0
+    if not options.quick and shutil.which("nvidia-smi") is None:
+        print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
+        return 1
+    bench = Bench(options)
+    into = QUICK_RESULTS if options.quick else real_results(card_results()) if options.real else card_results()
+    options.results = options.results or into
+    everything = All(options, options.results)
+    print(
+        f"{len(now)} parts, about {sum(part.seconds for part in now):.0f} s on an H200; into {everything.into}",
+        flush=True,
+    )
+    try:
+        everything.run(now, bench)
+    finally:
+        print("\ntiny checkpoints on the CPU: these figures mean nothing" if options.quick else "")
+        print("\n".join([HEAD, *map(line, bench.found)]))
+        left = rows_left(everything.into)
+        print(
+            f"{len(bench.found)} rows in {time.perf_counter() - everything.begun:.0f} s, {len(left)} left", flush=True
+        )
+    broken = [one["name"] for one in bench.found if "error" in one.get("ours", {})]
+    if broken or everything.failed:
+        print("failed: " + "; ".join([*broken, *everything.failed]))
+    return int(bool(broken or everything.failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""The claims that this project grew from, beside what was measured: docs/how-it-works shows the table. Standard library only.
+
+Every figure in the right column is looked up in a card's results when the page is written; none is typed here.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .end_to_end.bounds import WAN, measured_rates, wan_forward
+
+UNKNOWN = "(not measured yet)"
+LARGE, MIDDLE, SMALL = "14B 720x1280x81", "14B 480x832x81", "1.3B 480x832x81"
+WAN13, WAN14 = "Wan 1.3B 480x832x81", "Wan 14B 480x832x81"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Looks figures up, as words."""
+
+    results: Mapping[str, Any]
+
+    def row(self, section: str, **wanted: str) -> Mapping[str, Any]:
+        """The first row whose columns begin so; none: an empty one."""
+        for row in self.results.get(section, {}).get("rows", []):
+            if all(str(row.get(name, "")).startswith(value) for name, value in wanted.items()):
+                found: Mapping[str, Any] = row
+                return found
+        return {}
+
+    def model(self, name: str) -> Mapping[str, Any]:
+        return next((row for row in self.results.get("models", {}).get("rows", []) if row["name"] == name), {})
+
+    def faster(self, name: str) -> str:
+        """How many times stock, for a whole model."""
+        ratio = self.model(name).get("stock / ours")
+        return f"{ratio:.2f}x" if ratio else UNKNOWN
+
+    def kernel(self, op: str, label: str, who: str = "ours") -> str:
+        """How many times stock, for an op. who: `auto` for what a user gets of matrix work."""
+        row = self.row("kernels", op=op, label=label)
+        return f"{row['stock us'] / row[f'{who} us']:.3g}x" if f"{who} us" in row else UNKNOWN
+
+    def pager(self, label: str) -> float | None:
+        value: float | None = self.row("pager", label=label).get("found")
+        return value
+
+
+def claims(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(claim, here) of one card."""
+    f = Figures(results)
+    step = f.row("kernels", op="diffusion_step", label="Wan 720x1280x81")
+    norm = f.row("kernels", op="norm_modulate", label=WAN14)
+    return [
+        ("Wan, T5-XXL and the VAE in 8 GB of VRAM", _fits(f)),
+        ("Below 7 GB at most", _peaks(f)),
+        (
+            "Match or beat stock by fusion while weights stream",
+            f"{f.faster(MIDDLE)} for {MIDDLE}, {f.faster(SMALL)} for {SMALL}, "
+            f"{f.faster(f'{SMALL}, held to Turing')} held to what Turing has",
+        ),
+        (
+            "Below 1.3 times SD 1.5's time per frame, on an RTX 2060 Super",
+            "No Turing card was at hand, and the work is not the same: a step of Wan attends over all frames at once. README has "
+            "what is predicted for that card",
+        ),
+        ("Managed memory (`cudaMallocManaged`) as the way to stream", _managed(f)),
+        ("A window of two layers hides the bus", _hidden(results)),
+        (
+            "Evict by prefetching to the host",
+            "Weights never change: nothing needs to be copied back, and a slot is simply used again",
+        ),
+        (
+            "FP16 alone, sums included",
+            "FP16 throughout; sums are FP32 unless **precision** is *fast*, since an H200 gains nothing by FP16 sums and GeForce "
+            "cards are predicted to",
+        ),
+        (
+            "One kernel for QKV, RoPE, attention and projection",
+            "Not worth it: attention and the products have different best shapes, and each is limited by arithmetic alone. Norm, "
+            f"RoPE, gate and residual are fused to their neighbours: RMSNorm with RoPE {f.kernel('rms_rope_', WAN13)}, norm with "
+            f"modulation {f.kernel('norm_modulate', WAN13)}, gate, residual, norm and modulation "
+            f"{f.kernel('residual_gate_norm_modulate', WAN13)}",
+        ),
+        (
+            "Norm in the epilogue or prologue of a product",
+            "Could win 5 % by the bound; not built",
+        ),
+        (
+            "Attention output projection 2x to 3x",
+            f"{f.kernel('linear', f'{WAN14}, o with gate and residual', 'auto')} with gate and residual folded in: the product "
+            "itself is cuBLAS's on this card",
+        ),
+        (
+            "Convolution with asymmetric padding, and SiLU, 15 to 25 %",
+            f"Causal 3x3x3 without padding or concatenation: {f.kernel('conv', '3x3x3, 96 to 96', 'auto')} stock at 96 channels; "
+            "norm and SiLU stay one pass of their own, because each element is loaded 3.8 times by the convolution. The whole VAE: "
+            f"{f.faster('VAE decode 480x832x81')} at 480p, {f.faster('VAE decode 720x1280x81')} at 720p",
+        ),
+        (
+            "Upsampling and convolution in one",
+            f"{f.kernel('upsample_conv2d', '192 to 96', 'auto')} stock (192 to 96 channels)",
+        ),
+        ("Strided convolution with its padding", f"{f.kernel('conv', '3x3 stride 2, 96', 'auto')} stock"),
+        (
+            "Attention 8x to 20x PyTorch",
+            "Against attention written out in full. Against torch's own kernels: "
+            f"{f.kernel('attention', f'{WAN13}, self', 'auto')} by choosing the best of them and ours, "
+            f"{f.kernel('attention', 'Wan VAE 480x832', 'auto')} for the VAE's heads of 384",
+        ),
+        (
+            "Feed-forward 4x to 5x",
+            f"{f.kernel('linear', f'{WAN14}, ffn in', 'auto')} (14B) and {f.kernel('linear', f'{WAN13}, ffn in', 'auto')} (1.3B) "
+            "of cuBLAS, which is near the card's limit",
+        ),
+        (
+            "Instance norm 3x to 5x, group norm with SiLU",
+            f"{f.kernel('instance_norm', 'style net 1080p: 1x32x1080x1920 channels-first')} and "
+            f"{f.kernel('group_norm_silu', 'image VAE 1024: 1x128x1024x1024 channels-last')}, where stock's kernels do badly",
+        ),
+        ("30 to 50 % faster attention, 40 % less memory (RTX 30/40)", "No such card was at hand"),
+        (
+            "A fused sampler step, 20 to 30 % of the loop",
+            f"{f.kernel('diffusion_step', 'Wan 720x1280x81')} for the step itself"
+            + (f" ({step['ours us']:.0f} us instead of {step['stock us']:.0f})" if step else "")
+            + ", which is nothing beside a step of seconds",
+        ),
+        (
+            "Video in real time: 25 to 50 frames a second",
+            "Promised of a model of 880 million parameters and pictures of 64x64: not this work",
+        ),
+        (
+            "CUDA graphs save half the launch time",
+            "Launches are asked for ahead of time and cost nothing beside blocks of milliseconds",
+        ),
+        (
+            "85 % of the memory's bandwidth",
+            f"{norm['share of copy']:.0%} of a copy's for norm with modulation; README lists the others"
+            if norm
+            else UNKNOWN,
+        ),
+        (
+            "Sparse attention, top-k selection",
+            "The attention kernel takes block lists and windows; Wan was trained without, so none of its blocks asks for them",
+        ),
+        (
+            "BF16 weights converted once and kept",
+            "Converted as they arrive: keeping them would take the VRAM that is missing",
+        ),
+        ("Code for compute capability 6.1", "No tensor cores: not supported, and the loaders say so"),
+    ]
+
+
+def _fits(f: Figures) -> str:
+    row = f.model(LARGE)
+    if "s" not in row.get("ours", {}):
+        return UNKNOWN
+    stock = row.get("stock", {})
+    beside = f"stock: {stock['error']}" if "error" in stock else f"stock {stock['s']:.3g} s"
+    return f"Yes: {LARGE} in {row['ours']['s']:.3g} s a step with {row['free GiB']:g} GiB free ({beside})"
+
+
+def _peaks(f: Figures) -> str:
+    rows = [
+        row for row in f.results.get("models", {}).get("rows", []) if row["group"] == "table" and "quick" not in row
+    ]
+    peaks = {row["name"]: row["ours"]["peak GiB"] for row in rows if "peak GiB" in row.get("ours", {})}
+    if not peaks:
+        return UNKNOWN
+    most = max(peaks, key=lambda name: peaks[name])
+    over = sum(peak >= 7 for peak in peaks.values())
+    told = "" if not over else f"; {over} of {len(peaks)} rows of README's table are not below 7"
+    return f"{peaks[most]:.2f} GiB at most ({most}), by the driver's count with 8 GiB free{told}"
+
+
+def _managed(f: Figures) -> str:
+    slots = f.pager("pinned host to device")
+    rate = re.search(r"[\d.]+ GB/s", f.row("pager", label="managed, 8 layers: (b) warm pass").get("note", ""))
+    evict = f.pager("managed, 8 layers: (d) eviction")
+    if slots is None or rate is None or evict is None:
+        return UNKNOWN
+    return (
+        f"Works, and is slower: {rate[0]} against {slots:.0f} into slots; eviction by an advise flip takes {evict:.2g} ms for half "
+        "a GiB. Windows cannot do it. It stays as a backend; slots are the usual choice"
+    )
+
+
+def _hidden(results: Mapping[str, Any]) -> str:
+    rates = measured_rates(results)
+    if rates is None:
+        return UNKNOWN
+
+    def hides(tokens: int) -> bool:
+        cost = wan_forward(WAN["wan14"], tokens)
+        return 2 * (cost.gemm / rates.gemm + cost.attention / rates.attention) >= cost.weights / rates.bus
+
+    tokens = bisect_left(range(100_000), True, key=hides)
+    return (
+        f"Where computing a layer takes longer than copying it: 14B from {tokens / 1000:.1f} thousand tokens on, by the bounds, "
+        "if both prompts are one batch. Below that the bus is the bound, and what stays on the card counts: "
+        "`bench/README.md` has the plot"
+    )
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown."""
+    lines = ["| Claim | Here |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {claim} | {here} |" for claim, here in claims(results))])

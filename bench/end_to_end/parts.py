@@ -1,0 +1,98 @@
+"""What a row costs on a large card, and how all rows are cut into parts that each fit into a call. Standard library only.
+
+The cut depends on the rows alone, never on what was measured: part 3 of 6 is the same rows before and after parts 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .bounds import Rates, bound
+from .rows import Row, Side
+
+# What a user asks first comes first: whoever stops early has that.
+ORDER = (
+    "table", "backend", "budget", "lora", "video", "growth", "switches", "stock", "storage", "ram", "cold",
+)  # fmt: skip
+PART_S = 300.0  # a part's reckoned seconds; calls may take 540
+START_S = 14.0  # many processes that start beside each other
+TURN_S = 2.5  # of each: load, ballast, end
+# Reckoned at what an H200 reaches of its bounds, from the rows that were measured first.
+H200 = Rates(700e12, 700e12, 55e9)
+SHARE = {"stock": 0.6, "ours": 0.83}
+HELD = {"stock": 0.33, "ours": 0.5}  # to mem-efficient attention, or to stock's operations
+VAE = {"stock": {480: 0.25, 720: 0.06}, "ours": {480: 0.38, 720: 0.42}}
+FIRST_S = {
+    "stock": {"wan13": 0.6, "wan14": 8.0, "t5": 3.2, "vae": 1.0},
+    "ours": {"wan13": 2.5, "wan14": 2.5, "t5": 1.5, "vae": 6.0},
+}
+OUT_OF_MEMORY_S = 12.0  # until stock finds out that it cannot
+WRITE_S = {"wan13": 2.0, "wan14": 15.0, "t5": 7.0, "vae": 1.0}
+POOL_S = 8.0  # to fill managed memory with 14B
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows to be measured in one call. kind: `models`, or the bench of its own that it is (`kernels`, `pager`)."""
+
+    kind: str
+    rows: tuple[Row, ...] = ()
+    own_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Reckoned, on an H200."""
+        return self.own_s + (part_seconds(self.rows) if self.rows else 0.0)
+
+    @property
+    def title(self) -> str:
+        groups = dict.fromkeys(row.group for row in self.rows)
+        return f"{self.kind}: {', '.join(groups)}" if groups else self.kind
+
+
+def turn_seconds(row: Row, who: str, side: Side) -> float:
+    """One side's process, from the word to begin to its end."""
+    if who == "stock" and row.seconds:
+        return OUT_OF_MEMORY_S
+    if row.work == "video":
+        size = (row.height, row.width, row.frames)
+        parts = (Row("t5", "text", steps=2), Row(row.model, "sample", *size, row.steps), Row("vae", "decode", *size, 1))
+        return TURN_S + sum(turn_seconds(part, who, side) - TURN_S for part in parts)
+    reckoned = bound(row, H200)["bound"]
+    held = side.attention == "efficient" or side.kernels == "off"
+    share = HELD[who] if held else SHARE[who]
+    if row.model == "vae":
+        share = VAE["stock" if held else who][480 if row.height <= 480 else 720]
+    if row.lora and who == "stock":
+        share /= 2  # it patches every weight anew
+    pool = POOL_S if side.backend == "managed" else 0.0
+    return TURN_S + FIRST_S[who][row.model] + row.steps * reckoned / share + pool
+
+
+def row_seconds(row: Row) -> float:
+    """Both sides, without the start of their processes."""
+    return sum(turn_seconds(row, who, side) for who, side in row.sides)
+
+
+def part_seconds(rows: Sequence[Row], ahead: int = 12) -> float:
+    """Rows one after another, the files they need, the starts of `ahead` processes at once."""
+    turns = sum(len(row.sides) for row in rows)
+    files = {file for row in rows for file in row.files}
+    writing = sum(WRITE_S[model] * (0.6 if storage != "fp16" else 1.0) for model, storage in files)
+    return sum(map(row_seconds, rows)) + writing + START_S * -(-turns // ahead)
+
+
+def parts_of(rows: Sequence[Row], most: float = PART_S) -> list[Part]:
+    """The rows in the order of their groups, cut where a part is full; within a part each file's rows lie together."""
+    parts: list[list[Row]] = [[]]
+    for group in ORDER:
+        for row in (row for row in rows if row.group == group):
+            if parts[-1] and part_seconds([*parts[-1], row]) > most:
+                parts.append([])
+            parts[-1].append(row)
+    return [Part("models", tuple(sorted(part, key=by_file))) for part in parts if part]
+
+
+def by_file(row: Row) -> tuple[str, str]:
+    return row.model, row.storage

@@ -1,0 +1,237 @@
+"""Runs rows of the end-to-end bench: starts their processes, makes the files of weights, merges what was found. Standard library
+only: what touches the card are the processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .bounds import measured_rates
+from .files import Files
+from .machine import processes_ahead, real_results
+from .parts import by_file, turn_seconds
+from .process import Process
+from .results import card_file, distance, merge, read, row_result
+from .rows import Model, Row, Side
+
+EXACT = Side(comfy=("--fp32-unet", "--fp32-vae", "--fp32-text-enc"), ballast=False)
+QUICK_RESULTS = Path(tempfile.gettempdir()) / "fusestream-bench-quick.json"
+EVERY = 10_000  # turns share a few processes on the CPU
+LEARNED_S = 30.0  # of work, before the estimates are set right by it
+
+
+def add_options(cli: argparse.ArgumentParser) -> None:
+    """What `models` and `all` have in common."""
+    cli.add_argument("--free", type=float, default=8.0, help="GiB of the card left free")
+    cli.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "fusestream-bench", help="for weights"
+    )
+    cli.add_argument("--keep", action="store_true", help="leave the weights for another call")
+    cli.add_argument(
+        "--ahead", type=int, help="processes that start at once and work in turn; by default 12 on a large card, or 1"
+    )
+    cli.add_argument("--limit", type=float, default=300.0, help="seconds of one process")
+    cli.add_argument("--tail", type=int, default=12, help="lines to show of a process that failed")
+    cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
+    cli.add_argument("--quick", action="store_true", help="tiny checkpoints on the CPU; no figure of it is kept")
+    cli.add_argument(
+        "--real", type=Path, metavar="DIR", help="use the checkpoints under this folder, and only rows they serve"
+    )
+
+
+class Turn(NamedTuple):
+    """One side's work, once."""
+
+    row: Row
+    who: str
+    side: Side
+    number: int
+
+
+class Bench:
+    """One call: the options, the processes, the files of weights, the time spent."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.begun = time.perf_counter()
+        self.spent: dict[str, float] = {}
+        self.folder: Path = options.folder
+        self.shared: bool = options.quick and options.shared
+        self.ahead: int = EVERY if self.shared else options.ahead or processes_ahead(options.quick)
+        self.files = Files(
+            self.folder, self.make_weights, self.say, keep=options.keep, anew=options.quick, own=options.real
+        )
+        self.left: list[Row] = []  # rows there was no time for
+        self.logs = self.folder / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.started: list[Process] = []
+        self.sessions: dict[str, Process] = {}
+        self.writer: Process | None = None  # of files of weights
+        self.found: list[dict[str, Any]] = []
+
+    def say(self, text: str) -> None:
+        print(f"[{time.perf_counter() - self.begun:6.1f} s] {text}", flush=True)
+
+    @contextmanager
+    def spending(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - start
+
+    def start(self, job: dict[str, Any], name: str) -> Process:
+        log = self.logs / f"{re.sub(r'[^A-Za-z0-9.]+', '_', name)}.log"
+        self.started.append(Process({**job, "quick": self.options.quick}, log))
+        return self.started[-1]
+
+    def process_of(self, turn: Turn) -> Process:
+        """A process of its own for each turn; but tries of everything on the CPU share one for each side."""
+        job = self.job(turn)
+        if not self.shared:
+            return self.start(job, f"{turn.row.name} {turn.who} {turn.number}")
+        if turn.who not in self.sessions:
+            self.sessions[turn.who] = self.start({**job, "task": "session"}, f"session {turn.who}")
+        return self.sessions[turn.who]
+
+    def finish(self, process: Process, word: dict[str, Any]) -> dict[str, Any]:
+        """What it found. A failure is shown, with what it said last."""
+        stays = process in (*self.sessions.values(), self.writer)
+        result = process.go(word, self.options.limit, stay=stays)
+        if not stays:
+            self.started.remove(process)
+        if "error" in result and result["error"] != "out of memory":
+            print("\n".join(f"    | {line[:200]}" for line in process.last_lines(self.options.tail)), flush=True)
+        return result
+
+    def close(self) -> None:
+        for process in self.started:
+            process.end()
+
+    # -------------------------------------------------------------------------------------------------- rows in their turn
+
+    def measure(self, rows: Sequence[Row], seconds: float | None = None) -> list[dict[str, Any]]:
+        """All these rows, file by file: their results, already in the card's file, and in `found` one by one.
+
+        seconds   how long this may take. A row that would not fit is not begun, and is in `left`.
+        """
+        self.left = []
+        begun, before = time.perf_counter(), len(self.found)
+        turns = [turn for row in sorted(rows, key=by_file) for turn in self.turns(row)]
+        runs: dict[str, dict[str, list[dict[str, Any]]]] = {row.name: {} for row in rows}
+        reckoned = spent = 0.0
+
+        def fits(row: Row) -> bool:
+            if seconds is None:
+                return True
+            slower = max(1.0, spent / reckoned) if reckoned > LEARNED_S else 1.0  # than the card it was reckoned for
+            need = slower * sum(turn_seconds(turn.row, turn.who, turn.side) for turn in turns if turn.row is row)
+            return time.perf_counter() - begun + need <= seconds
+
+        for at in range(0, len(turns), self.ahead):
+            batch = turns[at : at + self.ahead]
+            if not any(runs[turn.row.name] or fits(turn.row) for turn in batch):
+                self.leave(turn.row for turn in batch)
+                continue
+            processes = [self.process_of(turn) for turn in batch]
+            for row in dict.fromkeys(turn.row for turn in batch):
+                self.files.of(row)  # meanwhile
+            self.end_writer()
+            with self.spending("start"):
+                for process in processes:
+                    process.wait_ready(self.options.limit)
+            for turn, process in zip(batch, processes, strict=True):
+                row = turn.row
+                if row in self.left or not (runs[row.name] or fits(row)):
+                    self.leave([row])
+                    self.drop(process)
+                    continue
+                start = time.perf_counter()
+                with self.spending(turn.who):
+                    run = self.finish(process, {"job": self.job(turn), "paths": self.files.of(row)})
+                reckoned, spent = reckoned + turn_seconds(row, turn.who, turn.side), spent + time.perf_counter() - start
+                runs[row.name].setdefault(turn.who, []).append(run)
+                self.tell(turn, run)
+                if turn is [other for other in turns if other.row is row][-1]:
+                    self.found.append(self.result(row, runs[row.name]))
+            self.files.drop(turn.row for turn in turns[at + self.ahead :])
+        return self.found[before:]
+
+    def leave(self, rows: Iterable[Row]) -> None:
+        self.left += [row for row in dict.fromkeys(rows) if row not in self.left]
+
+    def drop(self, process: Process) -> None:
+        process.end()
+        self.started.remove(process)
+
+    def turns(self, row: Row) -> list[Turn]:
+        sides = [pair for pair in row.sides if self.options.side in (pair[0], "both")]
+        turns = [Turn(row, who, side, n) for n in range(self.options.repeats) for who, side in sides]
+        return turns + ([Turn(row, "exact", EXACT, 0)] if self.options.accuracy and sides else [])
+
+    def job(self, turn: Turn) -> dict[str, Any]:
+        plain = {name: value for name, value in asdict(turn.row).items() if name not in ("stock", "ours")}
+        job = {"task": "work", "who": turn.who, "row": plain, "side": asdict(turn.side), "free": self.options.free}
+        return {**job, "sample_to": str(self.sample_of(turn.who)), "quick": self.options.quick}
+
+    def tell(self, turn: Turn, run: dict[str, Any]) -> None:
+        times = ", ".join(f"{s:.3g}" for s in run.get("s", [])) or run.get("error", "nothing")
+        more = (
+            f"; loaded in {run['load s']:.1f} s, peak {run['peak GiB']:.2f} GiB, {run['took s']:.0f} s"
+            if "load s" in run
+            else ""
+        )
+        self.say(f"{turn.row.name}: {turn.who} {times}{more}")
+
+    def make_weights(self, model: Model, storage: str) -> str:
+        """Write a model's file. Its path. The process that does it is ended before anything is measured: it holds the card too."""
+        job = {"task": "weights", "model": model, "storage": storage, "folder": str(self.folder)}
+        with self.spending("weights"):
+            self.writer = self.writer or next(iter(self.sessions.values()), None) or self.start(job, "weights")
+            made = self.finish(self.writer, {"job": {**job, "quick": self.options.quick}})
+        if "error" in made:
+            raise SystemExit(f"the weights of {model} in {storage} could not be written: {made['error']}")
+        rate = made["bytes"] / max(made["seconds"], 1e-9) / 1e9
+        self.say(f"weights {model} {storage}: {made['bytes'] / 1e9:.2f} GB in {made['seconds']:.1f} s, {rate:.1f} GB/s")
+        return str(made["path"])
+
+    def end_writer(self) -> None:
+        if self.writer in self.started and self.writer not in self.sessions.values():
+            self.drop(self.writer)
+        self.writer = None
+
+    def result(self, row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+        """What a row's runs come to; merged into the card's file."""
+        exact = [run for run in runs.pop("exact", []) if "error" not in run]
+        samples = {who: self.sample_of(who) for who, found in runs.items() if "error" not in found[-1]}
+        accuracy = {who: distance(one, self.sample_of("exact")) for who, one in samples.items() if exact}
+        if {"stock", "ours"} <= samples.keys():
+            accuracy["ours against stock"] = distance(samples["ours"], samples["stock"])
+        environment: dict[str, str] = next(
+            (run["environment"] for found in runs.values() for run in found if "environment" in run), {}
+        )
+        into = self.results_path(environment.get("card", "CPU"))
+        rates = read(into) if measured_rates(read(into)) else read(card_file(environment.get("card", "CPU")))
+        found = row_result(row, runs, rates, self.options.free, self.options.quick)
+        found |= {"accuracy": accuracy, "environment": environment}
+        if self.files.real:
+            found["weights"] = {model: self.files.real[model, storage].name for model, storage in row.files}
+        if len(runs) == len(row.sides) or self.options.results:
+            merge(into, found)  # half a row is shown, and does not replace a whole one
+        return found
+
+    def sample_of(self, who: str) -> Path:
+        return self.folder / f"sample-{who}.f32"
+
+    def results_path(self, card: str) -> Path:
+        chosen: Path | None = self.options.results
+        path = chosen or (QUICK_RESULTS if self.options.quick else card_file(card))
+        return real_results(path) if self.files.real and not chosen else path

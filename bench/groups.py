@@ -1,0 +1,107 @@
+"""Markdown tables of all rows of whole models, group by group, from the measured files alone. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .end_to_end.parts import ORDER
+from .end_to_end.rows import Row, all_rows
+
+HEADINGS = {
+    "table": "What is promised",
+    "backend": "Slots and managed memory",
+    "budget": "Budgets of VRAM for weights",
+    "lora": "With a LoRA",
+    "video": "A whole video, text to frames",
+    "growth": "More frames, more pixels",
+    "switches": "What each kernel is worth: ours with it off",
+    "stock": "Stock with other switches",
+    "storage": "Other storage",
+    "ram": "Budgets of RAM",
+    "cold": "A cold file",
+}
+HEAD = (
+    "| Work | Stock | FuseStream | Faster | Over the plain row | First, stock / ours | Peak, stock / ours | Share of the bound |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- |"
+)
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+def by_name(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Rows that are known here and were measured on a card, each side that it has."""
+    known = {row.name: {who for who, _ in row.sides} for row in all_rows()}
+    rows = results.get("models", {}).get("rows", [])
+    return {row["name"]: row for row in rows if "quick" not in row and known.get(row["name"], {""}) <= row.keys()}
+
+
+def seconds(side: Mapping[str, Any], name: str = "s") -> str:
+    if name in side:
+        return f"{side[name]:.3g} s"
+    return str(side.get("error", "-"))
+
+
+def over_plain(row: Row, found: Rows) -> str:
+    """How many times what the same side takes for the same work with nothing set."""
+    plain = found.get(row.name.removesuffix(f", {row.note}")) if row.note else None
+    shown = []
+    for who, _ in row.sides:
+        own, base = found[row.name][who].get("s"), (plain or {}).get(who, {}).get("s")
+        if own is not None and base is not None:
+            shown.append(f"{own / base:.2f}x")
+    return " / ".join(shown) or "-"
+
+
+def line(row: Row, found: Rows) -> str:
+    """A row of the table, misses and failures included."""
+    one = found[row.name]
+    stock, ours = one.get("stock", {}), one.get("ours", {})
+    faster = f"{one['stock / ours']:.2f}x" if "stock / ours" in one else "-"
+    missed = "**missed** " if one.get("met") is False else ""
+    first = " / ".join(seconds(side, "first s") for side in (stock, ours) if side)
+    peak = " / ".join(f"{side['peak GiB']:.2f}" if "peak GiB" in side else "-" for side in (stock, ours) if side)
+    share = f"{ours['share of bound']:.0%}" if "share of bound" in ours else "-"
+    cells = [
+        row.name,
+        seconds(stock),
+        missed + seconds(ours),
+        faster,
+        over_plain(row, found),
+        first,
+        f"{peak} GiB",
+        share,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def parts(row: Row, found: Rows) -> list[str]:
+    """What a whole video's time went to."""
+    return [
+        f"- {row.name}, {called}: " + ", ".join(f"{part} {s:.3g} s" for part, s in side["parts s"].items())
+        for who, called in (("stock", "stock"), ("ours", "FuseStream"))
+        if "parts s" in (side := found[row.name].get(who, {}))
+    ]
+
+
+def group(name: str, found: Rows) -> str:
+    """One group's heading, table, and what is missing of it."""
+    rows = [row for row in all_rows() if row.group == name]
+    measured = [row for row in rows if row.name in found]
+    lines = [f"### {HEADINGS[name]}", ""]
+    if measured:
+        lines += [HEAD, *(line(row, found) for row in measured), ""]
+    extra = [text for row in measured for text in parts(row, found)]
+    lines += [*extra, ""] if extra else []
+    missing = len(rows) - len(measured)
+    if missing:
+        lines += [
+            f"Not measured yet: {missing} of {len(rows)} rows. `dev.py bench models --group {name}` fills them.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def text(results: Mapping[str, Any]) -> str:
+    """All groups of one card."""
+    found = by_name(results)
+    return "\n".join(group(name, found) for name in ORDER)

@@ -1,0 +1,145 @@
+"""Plots and the page of all groups: drawn from rows alone, the same bytes each time, and never with rows missing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusestream.bench import claims, groups, report
+from fusestream.bench.end_to_end.rows import all_rows
+from fusestream.bench.plots import charts, svg
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def measured() -> dict[str, Any]:
+    """A result with every row of whole models in it; stock runs out of memory where it is known to."""
+    found = []
+    for number, row in enumerate(all_rows()):
+        one: dict[str, Any] = {"name": row.name, "group": row.group, "asked": row.asked, "asked s": row.seconds}
+        one |= {"free GiB": 8.0, "met": None, "environment": {"torch": "2.11", "date": "today", "ComfyUI": "0.30.0"}}
+        one["bounds s"] = {"arithmetic": 0.3, "bus": 0.2, "bound": 0.3}
+        for who, _ in row.sides:
+            s = 0.5 + number / 10 + (0.2 if who == "stock" else 0.0)
+            one[who] = {"s": s, "first s": s + 1, "peak GiB": 6.5, "share of bound": 0.5, "finite": True}
+            if who == "stock" and row.seconds:
+                one[who] = {"error": "out of memory", "peak GiB": 7.9}
+        if row.work == "video":
+            one["ours"]["parts s"] = {"text": 1.0, "sampling": 9.0}
+        found.append(one)
+    return {"models": {"rows": found}}
+
+
+@pytest.mark.parametrize("chart", charts.CHARTS, ids=lambda chart: chart.name)
+def test_a_plot_is_sound_and_always_the_same(chart: charts.Chart) -> None:
+    rows = groups.by_name(measured())
+    assert chart.missing(rows) == []
+    drawn = chart.draw(rows)
+    assert drawn == chart.draw(dict(reversed(rows.items()))), "the order in the file does not matter"
+    root = ET.fromstring(drawn)
+    assert root.find("{http://www.w3.org/2000/svg}title") is not None
+    assert "prefers-color-scheme: dark" in drawn and "FuseStream" in drawn
+    width, height = float(root.get("width", 0)), float(root.get("height", 0))
+    for shape in root:
+        x, y = float(shape.get("x", shape.get("cx", 0))), float(shape.get("y", shape.get("cy", 0)))
+        assert 0 <= x <= width and 0 <= y <= height, ET.tostring(shape)
+
+
+def test_out_of_memory_is_drawn() -> None:
+    rows = groups.by_name(measured())
+    assert "stock: out of memory" in charts.growth(rows) and "stock: out of memory" in charts.share_of_bound(rows)
+
+
+def test_stock_out_of_memory_everywhere_leaves_a_plot() -> None:
+    results = measured()
+    for row in results["models"]["rows"]:
+        if "stock" in row:
+            row["stock"] = {"error": "out of memory", "peak GiB": 7.9}
+    for chart in charts.CHARTS:
+        ET.fromstring(chart.draw(groups.by_name(results)))
+
+
+def test_a_plot_without_its_rows_is_not_drawn_and_says_what_measures_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = measured()
+    results["models"]["rows"] = [row for row in results["models"]["rows"] if row["group"] != "budget"]
+    (tmp_path / "nvidia-card.json").write_text(json.dumps(results))
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    assert set(report.images()) == {"bench-growth-nvidia-card.svg", "bench-bounds-nvidia-card.svg"}
+    page = report.rendered_page((ROOT / "bench" / "README.md").read_text(encoding="utf-8"))
+    assert "(../docs/images/bench-growth-nvidia-card.svg)" in page and "bench-budget" not in page
+    assert "9 of its rows have yet to be measured. `dev.py bench models --group table --group budget`" in page
+    assert "(docs/images/bench-growth-nvidia-card.svg)" in report.rendered("<!-- plot:begin -->\n<!-- plot:end -->\n")
+
+
+def test_plots_that_cannot_be_drawn_any_more_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {name: tmp_path / name for name in ("results", "images")}
+    for folder in folders.values():
+        folder.mkdir()
+    monkeypatch.setattr(report, "RESULTS", folders["results"])
+    monkeypatch.setattr(report, "IMAGES", folders["images"])
+    for name, block in (("README", "plot"), ("PAGE", "plots"), ("CLAIMS", "claims")):
+        monkeypatch.setattr(report, name, tmp_path / f"{name}.md")
+        (tmp_path / f"{name}.md").write_text(f"<!-- {block}:begin -->\n<!-- {block}:end -->\n")
+    file = folders["results"] / "nvidia-card.json"
+    file.write_text(json.dumps(measured()))
+    assert len(report.stale()) == 6
+    report.write()
+    assert report.stale() == [] and len(list(folders["images"].iterdir())) == 3
+    (folders["images"] / "bench-growth-nvidia-card.svg").write_text("<svg/>")
+    assert report.stale() == ["bench-growth-nvidia-card.svg"]
+    file.write_text(json.dumps({"models": {"rows": []}}))
+    report.write()
+    assert report.stale() == [] and not list(folders["images"].iterdir())
+
+
+def test_every_group_has_a_table_with_its_misses() -> None:
+    results = measured()
+    found = groups.by_name(results)
+    text = groups.text(results)
+    assert all(f"### {heading}" in text for heading in groups.HEADINGS.values()) and "Not measured" not in text
+    for row in all_rows():
+        assert f"| {row.name} |" in text
+    off = next(row for row in all_rows() if row.note == "kernels off" and row.model == "wan13")
+    ours, plain = found[off.name]["ours"]["s"], found["1.3B 480x832x81"]["ours"]["s"]
+    assert f"{ours / plain:.2f}x" in groups.line(off, found)
+    assert "- 1.3B video 480x832x81, 10 steps, FuseStream: text 1 s, sampling 9 s" in text
+    results["models"]["rows"] = [row for row in results["models"]["rows"] if row["group"] not in ("ram", "cold")][:-1]
+    text = groups.text(results)
+    assert "Not measured yet: 3 of 3 rows. `dev.py bench models --group ram` fills them." in text
+    assert "Not measured yet: 1 of 2 rows. `dev.py bench models --group storage`" in text
+
+
+def test_claims_are_held_against_what_is_there() -> None:
+    results = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    text = claims.table(results)
+    large = next(row for row in results["models"]["rows"] if row["name"] == claims.LARGE)
+    assert f"{large['ours']['s']:.3g} s a step" in text and claims.UNKNOWN not in text
+    assert claims.UNKNOWN in claims.table({}) and claims.UNKNOWN in claims.table({"kernels": results["kernels"]})
+    assert claims.table({}).count("\n") == text.count("\n")
+
+
+def test_tries_and_halves_of_rows_are_not_shown() -> None:
+    results = measured()
+    first, second, *_ = results["models"]["rows"]
+    first["quick"] = True
+    del second["stock"]
+    assert {first["name"], second["name"]} & groups.by_name(results).keys() == set()
+
+
+def test_labels_keep_apart() -> None:
+    places = svg.apart([50.0, 52.0, 10.0, 51.0])
+    assert all(b - a >= svg.LABEL_GAP - 1e-9 for a, b in itertools.pairwise(sorted(places)))
+    assert svg.apart([]) == [] and svg.apart([5.0]) == [5.0]
+
+
+def test_scales_have_round_figures() -> None:
+    assert svg.Scale(0.0, 0.63, 0.0, 1.0).ticks() == [0.0, 0.2, 0.4, 0.6]
+    assert svg.Scale(0.08, 30.0, 300.0, 0.0, log=True).ticks() == [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
+    assert svg.Scale(1.0, 100.0, 300.0, 0.0, log=True)(10.0) == pytest.approx(150.0)
