@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
-from . import choices, gains
+from . import activity, choices, gains
 from .gains import MEASURED_ON
 from .loaders import CATEGORY
 
@@ -108,6 +108,7 @@ def policy_from(
     """The policy that a node's widgets ask for. Where all are off, so is everything: that is stock's own computation."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
 
+    activity.attach()
     modes: dict[str, Any] = {
         switch.id: kernels if chosen.get(switch.id, SAME) == SAME else chosen[switch.id] for switch in switches
     }
