@@ -115,6 +115,7 @@ def memories(model: Any) -> dict[str, Any]:
         peak = None
         if stream is not None:
             peak = sum(stream.ledger.peak(f"{what} RAM") for what in ("pinned", "registered", "managed"))
+            peak = max(peak, budget.taken)  # of all models, and before all of a layer's pages are registered
         found.append(Memory("RAM pinned by FuseStream", budget.taken, budget.total, peak))
     ram = measure_ram()
     found.append(Memory("RAM", ram.total - ram.available, ram.total, None))

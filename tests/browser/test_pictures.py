@@ -1,4 +1,4 @@
-"""The pictures on the loaders' help pages and in the README, as the front end draws them.
+"""The pictures on help pages and in the README, as the front end draws them.
 
 `python3 dev.py test tests/browser/test_pictures.py --update-pictures` takes them anew, after an input was added.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from bed.paths import ROOT
 from bed.templates import files
@@ -22,6 +23,32 @@ PICTURES = (
     ("text-encoder-loader", "FuseStreamTextEncoderLoader", files.UMT5.name, "CLIPTextEncode", "clip"),
     ("vae-loader", "FuseStreamVAELoader", files.VAE21.name, "VAEDecode", "vae"),
 )
+DOCTOR = "FuseStreamDoctor"
+SMALL = {"width": 64, "height": 64, "length": 5, "steps": 2}
+# Each number where a node has it: what a run of the example takes, and the numbers as they were.
+SET = """sizes => {
+    const before = []
+    for (const widget of app.graph.nodes.flatMap(n => n.widgets ?? [])) {
+        if (!(widget.name in sizes)) continue
+        before.push([widget, widget.value])
+        widget.value = sizes[widget.name]
+    }
+    window.putBack = () => before.forEach(([widget, value]) => { widget.value = value })
+}"""
+# The doctor and its text in full; the box around both on the page.
+EXAMINE = """type => {
+    const node = LiteGraph.createNode(type), text = LiteGraph.createNode('PreviewAny')
+    app.graph.clear()
+    app.graph.add(node); app.graph.add(text)
+    node.pos = [0, 0]; text.pos = [300, 0]
+    node.setSize([270, 300]); text.setSize([500, 560])
+    node.connect(0, text, 'source')
+    app.canvas.ds.scale = 1
+    app.canvas.ds.offset = [260, 160]
+    app.canvas.setDirty(true, true)
+    const [left, top] = app.canvasPosToClientPos([-20, -55])
+    return {x: left, y: top, width: 840, height: 635}
+}"""
 # The two nodes alone at full size; the box around them on the page.
 DRAW = """([type, value, next, input]) => {
     const node = LiteGraph.createNode(type), taker = LiteGraph.createNode(next)
@@ -40,10 +67,10 @@ DRAW = """([type, value, next, input]) => {
 }"""
 
 
-def test_every_loaders_help_page_shows_it(request: pytest.FixtureRequest) -> None:
+def test_help_pages_show_their_nodes(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-pictures"):
         take(request.getfixturevalue("front"))
-    for picture, node, *_ in PICTURES:
+    for picture, node in (*((picture, node) for picture, node, *_ in PICTURES), ("doctor", DOCTOR)):
         assert f"](images/{picture}.png)" in (DOCS / f"{node}.md").read_text(encoding="utf-8")
         with Image.open(DOCS / "images" / f"{picture}.png") as image:
             assert image.width == 840
@@ -58,11 +85,24 @@ def test_the_readme_shows_the_comparison() -> None:
 def take(front: FrontEnd) -> None:
     """Draw and save each picture."""
     (DOCS / "images").mkdir(exist_ok=True)
-    front.open_template(EXAMPLE)
-    front.page.get_by_test_id("toggle-minimap-button").click()  # it would hide a part of the note
-    front.page.wait_for_timeout(500)
-    front.page.screenshot(path=README_PICTURE)
+    front.page.get_by_test_id("toggle-minimap-button").click()  # it would hide a part of the graph
+    take_comparison(front)
     for picture, *drawn in PICTURES:
         clip: Any = front.page.evaluate(DRAW, drawn)
         front.page.wait_for_timeout(500)  # a frame or two on a busy machine
         front.page.screenshot(path=DOCS / "images" / f"{picture}.png", clip=clip)
+    clip = front.page.evaluate(EXAMINE, DOCTOR)
+    front.run()
+    front.page.wait_for_timeout(6000)
+    front.page.screenshot(path=DOCS / "images" / "doctor.png", clip=clip)
+
+
+def take_comparison(front: FrontEnd) -> None:
+    """The example after a run of the stand-ins, with the sizes that it comes with."""
+    front.open_template(EXAMPLE)
+    front.page.evaluate(SET, SMALL)
+    front.run()
+    expect(front.error).to_be_hidden()
+    front.page.evaluate("window.putBack(); app.canvas.setDirty(true, true)")
+    front.page.wait_for_timeout(6000)  # until it is no longer said that the job is done
+    front.page.screenshot(path=README_PICTURE)

@@ -42,6 +42,30 @@ def test_makes_a_video_and_tells_the_progress(client: Client, workflow: Workflow
     assert np.abs(np.diff(video.astype(int), axis=0)).mean() > 1, "frames that differ"
 
 
+def test_loading_text_and_frames_move_their_nodes_bars(client: Client, workflow: Workflow) -> None:
+    """Each to its end, and never back; the sampler's first pass in parts of its first step."""
+    tiny.node_of(workflow, "FuseStreamDiffusionModelLoader")["inputs"]["vram_budget"] = 0.008
+    tiny.node_of(workflow, "FuseStreamTextEncoderLoader")["inputs"]["vram_budget"] = -1
+    assert client.post("/free", {"unload_models": True, "free_memory": True}) == 200
+    for attempt in range(5):  # the server frees between prompts, when its worker comes by
+        tiny.node_of(workflow, "KSampler")["inputs"]["seed"] = 500 + attempt
+        tiny.node_of(workflow, "CLIPTextEncode")["inputs"]["text"] = f"a heron, {attempt}"
+        run = client.run(workflow)
+        assert run.error is None
+        if set(tiny.LOADERS) <= classes(workflow, run.executed):
+            break
+    else:
+        pytest.fail("/free did not make the loaders run again")
+    shares: dict[str, list[float]] = {}
+    for node, value, most in run.progress:
+        shares.setdefault(workflow[node]["class_type"], []).append(value / most)
+    assert {*tiny.LOADERS, "CLIPTextEncode", "KSampler", "VAEDecode"} <= shares.keys()
+    assert all(found[-1] == 1 for found in shares.values())
+    for name in (*tiny.LOADERS, "KSampler", "VAEDecode"):
+        assert shares[name] == sorted(shares[name]), name
+    assert 0 <= shares["KSampler"][0] < 1 / 3, "before the first step is over"
+
+
 def test_a_second_prompt_reuses_what_did_not_change(client: Client, workflow: Workflow) -> None:
     first = client.run(workflow)
     tiny.node_of(workflow, "KSampler")["inputs"]["seed"] += 1
