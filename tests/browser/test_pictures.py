@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,23 @@ PICTURES = (
     ("text-encoder-loader", "FuseStreamTextEncoderLoader", files.UMT5.name, "CLIPTextEncode", "clip"),
     ("vae-loader", "FuseStreamVAELoader", files.VAE21.name, "VAEDecode", "vae"),
 )
+LOADERS_EXAMPLE, LOADERS_PICTURE = "wan2.1_t2v_1.3B", ROOT / "docs" / "images" / "loaders.png"
+REPORT_PICTURE = ROOT / "docs" / "images" / "report-node.png"
+LOADER = "FuseStream Diffusion Model Loader"
+BUDGET = "([id, gib]) => { app.graph.getNodeById(id).widgets.find(w => w.name === 'vram_budget').value = gib }"
+# From the comparison after its run: A's loader, sampler and report, the last one at a size to read it.
+REPORT = """titles => {
+    const places = [[0, 0], [340, 0], [680, 0]]
+    for (const node of [...app.graph.nodes]) {
+        const place = titles.indexOf(node.getTitle())
+        if (place < 0) { app.graph.remove(node); continue }
+        node.pos = places[place]
+        if (place === 2) { node.collapse(); node.setSize([640, 940]) }
+    }
+    app.canvas.ds.scale = 0.68
+    app.canvas.ds.offset = [180, 190]
+    app.canvas.setDirty(true, true)
+}"""
 DOCTOR = "FuseStreamDoctor"
 SMALL = {"width": 64, "height": 64, "length": 5, "steps": 2}
 # Each number where a node has it: what a run of the example takes, and the numbers as they were.
@@ -76,9 +94,10 @@ def test_help_pages_show_their_nodes(request: pytest.FixtureRequest) -> None:
             assert image.width == 840
 
 
-def test_the_readme_shows_the_comparison() -> None:
-    assert f"]({README_PICTURE.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text(encoding="utf-8")
-    with Image.open(README_PICTURE) as image:
+@pytest.mark.parametrize("picture", [LOADERS_PICTURE, README_PICTURE, REPORT_PICTURE], ids=lambda path: path.stem)
+def test_the_readme_shows_loaders_comparison_and_report(picture: Path) -> None:
+    assert f"]({picture.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    with Image.open(picture) as image:
         assert image.size == (1280, 800)
 
 
@@ -86,7 +105,13 @@ def take(front: FrontEnd) -> None:
     """Draw and save each picture."""
     (DOCS / "images").mkdir(exist_ok=True)
     front.page.get_by_test_id("toggle-minimap-button").click()  # it would hide a part of the graph
+    front.open_template(LOADERS_EXAMPLE)
+    front.page.wait_for_timeout(1000)
+    front.page.screenshot(path=LOADERS_PICTURE)
     take_comparison(front)
+    front.page.evaluate(REPORT, [LOADER, "A", "A: report"])
+    front.page.wait_for_timeout(1000)
+    front.page.screenshot(path=REPORT_PICTURE)
     for picture, *drawn in PICTURES:
         clip: Any = front.page.evaluate(DRAW, drawn)
         front.page.wait_for_timeout(500)  # a frame or two on a busy machine
@@ -101,8 +126,10 @@ def take_comparison(front: FrontEnd) -> None:
     """The example after a run of the stand-ins, with the sizes that it comes with."""
     front.open_template(EXAMPLE)
     front.page.evaluate(SET, SMALL)
+    front.page.evaluate(BUDGET, [front.node(LOADER), 0.008])  # less than the tiny model's blocks
     front.run()
     expect(front.error).to_be_hidden()
+    front.page.evaluate(BUDGET, [front.node(LOADER), -1])
     front.page.evaluate("window.putBack(); app.canvas.setDirty(true, true)")
     front.page.wait_for_timeout(6000)  # until it is no longer said that the job is done
     front.page.screenshot(path=README_PICTURE)
