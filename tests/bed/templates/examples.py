@@ -255,7 +255,7 @@ def side_by_side(graph: Graph) -> None:
     reports, frames = [], []
     for letter, branch in (("A", model), ("B", off)):
         sampled = _sample(graph, columns[2], branch[0], *prompts, title=letter, after="fixed")
-        run = {"after": sampled[0], "model": branch[0]}
+        run: dict[str, Any] = {"after": sampled[0], "model": branch[0]}
         reports.append(graph.add(columns[3], "FuseStreamReport", f"{letter}: report", collapsed=True, **run))
         column = columns[4]
         frames.append(
@@ -264,10 +264,15 @@ def side_by_side(graph: Graph) -> None:
     both = Column(columns[3].x, columns[4].x + columns[4].width - columns[3].x, columns[3].y)
     graph.add(both, "FuseStreamCompare", "A and B", 400, first=reports[0][1], second=reports[1][1])
     columns[3].y = columns[4].y = both.y
-    beside = {"direction": "right", "match_image_size": True, "spacing_width": 4, "spacing_color": "black"}
+    beside: dict[str, Any] = {
+        "direction": "right",
+        "match_image_size": True,
+        "spacing_width": 4,
+        "spacing_color": "black",
+    }
     images = graph.add(columns[3], "ImageStitch", image1=frames[0][0], image2=frames[1][0], **beside)
     video = graph.add(columns[3], "CreateVideo", images=images[0], fps=float(work.fps), bit_depth=8)
-    saved = {"filename_prefix": "video/FuseStream-A-B", "format": "auto", "codec": "auto"}
+    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-A-B", "format": "auto", "codec": "auto"}
     graph.add(columns[4], "SaveVideo", "Left A, right B", 320, video=video[0], **saved)
 
 
@@ -376,7 +381,7 @@ def _save(
     """Decode and put the frames together in `column`, save in `last`."""
     images = graph.add(column, "VAEDecode", samples=latent, vae=vae)
     video = graph.add(column, "CreateVideo", images=images[0], fps=float(work.fps), bit_depth=8)
-    saved = {"filename_prefix": "video/FuseStream", "format": "auto", "codec": "auto"}
+    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream", "format": "auto", "codec": "auto"}
     graph.add(last or column, "SaveVideo", None, tall, video=video[0], **saved)
 
 
