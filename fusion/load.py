@@ -18,7 +18,7 @@ import torch
 
 from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, unpack_soon
 from ..memory import Checkpoint, WeightFile
-from . import activations, attention, progress, skeleton, t5, t5_skeleton, umt5, wan, wan_vae
+from . import activations, attention, calls, progress, skeleton, t5, t5_skeleton, umt5, wan, wan_vae
 from .mixing import mix
 from .patcher import StreamingModelPatcher, attach
 from .recognise import Kind, WrongFile, inspect
@@ -95,6 +95,7 @@ def load_streamed_diffusion_model(
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype))
     activations.attach(model)
+    calls.attach(model)
     progress.attach(model)
     attention.install(model, policy)
     return model
