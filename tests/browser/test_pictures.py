@@ -23,6 +23,9 @@ PICTURES = (
     ("diffusion-model-loader", "FuseStreamDiffusionModelLoader", files.T2V.name, "ModelSamplingSD3", "model"),
     ("text-encoder-loader", "FuseStreamTextEncoderLoader", files.UMT5.name, "CLIPTextEncode", "clip"),
     ("vae-loader", "FuseStreamVAELoader", files.VAE21.name, "VAEDecode", "vae"),
+    ("kernels", "FuseStreamKernels", "off", "KSampler", "model"),
+    ("text-encoder-kernels", "FuseStreamTextEncoderKernels", "off", "CLIPTextEncode", "clip"),
+    ("vae-kernels", "FuseStreamVAEKernels", "off", "VAEDecode", "vae"),
 )
 LOADERS_EXAMPLE, LOADERS_PICTURE = "wan2.1_t2v_1.3B", ROOT / "docs" / "images" / "loaders.png"
 REPORT_PICTURE = ROOT / "docs" / "images" / "report-node.png"
@@ -30,16 +33,25 @@ LOADER = "FuseStream Diffusion Model Loader"
 BUDGET = "([id, gib]) => { app.graph.getNodeById(id).widgets.find(w => w.name === 'vram_budget').value = gib }"
 # From the comparison after its run: A's loader, sampler and report, the last one at a size to read it.
 REPORT = """titles => {
-    const places = [[0, 0], [340, 0], [680, 0]]
+    const places = [[0, 0], [340, 0], [680, 0], [9000, 0]]
     for (const node of [...app.graph.nodes]) {
         const place = titles.indexOf(node.getTitle())
         if (place < 0) { app.graph.remove(node); continue }
         node.pos = places[place]
         if (place === 2) { node.collapse(); node.setSize([640, 940]) }
+        if (place === 3) node.setSize([1000, 700])
     }
     app.canvas.ds.scale = 0.68
     app.canvas.ds.offset = [180, 190]
     app.canvas.setDirty(true, true)
+}"""
+# The comparison that was put aside; the box around it on the page.
+COMPARE = """() => {
+    app.canvas.ds.scale = 0.8
+    app.canvas.ds.offset = [-8800, 160]
+    app.canvas.setDirty(true, true)
+    const [left, top] = app.canvasPosToClientPos([9000, 0])
+    return {x: left - 20, y: top - 45, width: 840, height: 625}
 }"""
 DOCTOR = "FuseStreamDoctor"
 SMALL = {"width": 64, "height": 64, "length": 5, "steps": 2}
@@ -88,7 +100,8 @@ DRAW = """([type, value, next, input]) => {
 def test_help_pages_show_their_nodes(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-pictures"):
         take(request.getfixturevalue("front"))
-    for picture, node in (*((picture, node) for picture, node, *_ in PICTURES), ("doctor", DOCTOR)):
+    others = [("doctor", DOCTOR), ("compare", "FuseStreamCompare")]
+    for picture, node in (*((picture, node) for picture, node, *_ in PICTURES), *others):
         assert f"](images/{picture}.png)" in (DOCS / f"{node}.md").read_text(encoding="utf-8")
         with Image.open(DOCS / "images" / f"{picture}.png") as image:
             assert image.width == 840
@@ -109,11 +122,14 @@ def take(front: FrontEnd) -> None:
     front.page.wait_for_timeout(1000)
     front.page.screenshot(path=LOADERS_PICTURE)
     take_comparison(front)
-    front.page.evaluate(REPORT, [LOADER, "A", "A: report"])
+    front.page.evaluate(REPORT, [LOADER, "A", "A: report", "A and B"])
     front.page.wait_for_timeout(1000)
     front.page.screenshot(path=REPORT_PICTURE)
+    clip: Any = front.page.evaluate(COMPARE)
+    front.page.wait_for_timeout(1000)
+    front.page.screenshot(path=DOCS / "images" / "compare.png", clip=clip)
     for picture, *drawn in PICTURES:
-        clip: Any = front.page.evaluate(DRAW, drawn)
+        clip = front.page.evaluate(DRAW, drawn)
         front.page.wait_for_timeout(500)  # a frame or two on a busy machine
         front.page.screenshot(path=DOCS / "images" / f"{picture}.png", clip=clip)
     clip = front.page.evaluate(EXAMINE, DOCTOR)
