@@ -22,6 +22,7 @@ AUTOMATIC = -1
 STREAMS = "The weights stream through the VRAM that is free (`vram_budget` -1)."
 LONGER = "The model was trained on 81 frames: set `length` to 81 once the first video works."
 PICTURE = "example.png"
+METER = 34  # more room below a model's loader: the live meter is drawn there while it streams
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def image_to_video(graph: Graph) -> None:
     columns = _columns(300, 300, 270, 270, 330)
     work = Work(prediction.LARGE, 832, 480, 33, 20)
     model, encoder, vae = _loaders(graph, columns[0], files.I2V)
-    vision = _vision(graph, columns[0])
+    vision = _vision(graph, columns[1])
     shifted = _shift(graph, columns[1], model[0], 8.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], MOVE)
     image = graph.add(columns[2], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
@@ -106,7 +107,7 @@ def first_and_last_frame(graph: Graph) -> None:
     columns = _columns(300, 300, 260, 290, 290)
     work = Work(prediction.LARGE, 832, 480, 33, 20)
     model, encoder, vae = _loaders(graph, columns[0], files.FLF2V)
-    vision = _vision(graph, columns[0])
+    vision = _vision(graph, columns[1])
     shifted = _shift(graph, columns[1], model[0], 8.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], "one scene turns slowly into the other")
     images = [
@@ -303,7 +304,9 @@ def _loaders(graph: Graph, column: Column, model: File, vae: File = files.VAE21)
 def _model_loader(graph: Graph, column: Column, file: File, title: str | None = None, **more: Any) -> Node:
     values = {"vram_budget": AUTOMATIC, **more}
     type_ = "FuseStreamDiffusionModelLoader"
-    return graph.add(column, type_, title, model_name=file.name, files=(file,), **values)
+    loader = graph.add(column, type_, title, model_name=file.name, files=(file,), **values)
+    column.y += METER
+    return loader
 
 
 def _encoder_loader(graph: Graph, column: Column) -> Node:
