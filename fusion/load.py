@@ -18,7 +18,7 @@ import torch
 
 from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, unpack_soon
 from ..memory import Checkpoint, WeightFile
-from . import activations, attention, conditions, skeleton, t5, t5_skeleton, umt5, wan, wan_vae
+from . import activations, attention, calls, conditions, progress, skeleton, t5, t5_skeleton, umt5, wan, wan_vae
 from .mixing import mix
 from .patcher import StreamingModelPatcher, attach
 from .recognise import Kind, WrongFile, inspect
@@ -96,6 +96,8 @@ def load_streamed_diffusion_model(
     model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype))
     activations.attach(model)
     conditions.attach(model.model)
+    calls.attach(model)
+    progress.attach(model)
     attention.install(model, policy)
     return model
 
@@ -173,6 +175,7 @@ def _streamed_text_encoder_patcher(
 def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
     """Load the VAE at `path` as a stock VAE that computes through our ops; by the policy `off`, as stock does."""
     header = _begin(path, Kind.WAN_VAE, policy)
+    progress.read_through(path)
     weights, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
     vae = _fused_vae(weights, metadata, policy)
     # As stock's loader node does: a second GPU makes its own copy of the VAE with this.

@@ -20,6 +20,7 @@ import torch
 
 from ..memory import Checkpoint, Extent, Layer, WeightFile
 from ..memory.layer import DTYPES
+from . import progress
 from .blocks import ROOT, Block, blocks_of, is_paged, stored
 from .recognise import WrongFile
 
@@ -71,6 +72,7 @@ def read(
     for."""
     tensors: Tensors = {}
     homes = {}
+    bar = progress.Bar(sum(extent.nbytes for name, extent in source.extents.items() if not stays_in_file(name)))
     for name, extent in source.extents.items():
         if extent.dtype not in DTYPES:
             raise NotStreamable(
@@ -83,6 +85,7 @@ def read(
         else:
             bytes_ = torch.empty(extent.nbytes, dtype=torch.uint8)
             source.read_into(extent, bytes_)
+            bar.add(extent.nbytes)
             tensors[name] = bytes_.view(kind).view(extent.shape)
     return tensors, homes
 

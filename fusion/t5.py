@@ -193,10 +193,13 @@ def encode(
     all_tokens = x.shape[1]
     x, intermediate, bias = x[:, : seen.tokens].clone(memory_format=torch.contiguous_format), None, None
     bar: Any = comfy.utils.ProgressBar
-    progress = bar(len(stack.block))
+    progress = (
+        None if STREAMED in stack.block[0].__dict__ else bar(len(stack.block))
+    )  # a stream's blocks are counted already
     for i, block in enumerate(stack.block):
         x, bias = block(x, seen, bias)
-        progress.update(1)
+        if progress is not None:
+            progress.update(1)
         if i == intermediate_output:
             intermediate = x.clone()
     if intermediate is not None:

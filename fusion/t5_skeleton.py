@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..memory import Checkpoint, Extent, Layer
 from ..memory.layer import DTYPES
+from . import progress
 from .blocks import Block, Paged, blocks_of_t5, is_paged_of_t5, is_quantised
 from .mixing import mix
 from .skeleton import META, NotStreamable, in_model_dtypes, read, require_streamable
@@ -106,14 +107,15 @@ class FileEmbedding:
 
 
 class Checked:
-    """What the class of a streamed T5 is mixed with. An encoding that was computed with a file that changed does not leave;
-    encoding has no end of its own that a patcher hears of."""
+    """What the class of a streamed T5 is mixed with. Its blocks move the bar, whoever computes them. An encoding that was
+    computed with a file that changed does not leave; encoding has no end of its own that a patcher hears of."""
 
     fusestream_checks: Stream
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Stock's."""
-        out = super().forward(*args, **kwargs)  # type: ignore[misc]
+        with progress.over_blocks(self.fusestream_checks):
+            out = super().forward(*args, **kwargs)  # type: ignore[misc]
         self.fusestream_checks.check()
         return out
 

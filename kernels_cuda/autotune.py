@@ -39,6 +39,22 @@ FILE = "kernel-winners.json"
 _spin: Callable[[int], None] | None = getattr(torch.cuda, "_sleep", None)
 
 
+Observer = Callable[[str, int, int], None]
+
+
+def _unobserved(op: str, done: int, of: int) -> None: ...
+
+
+_observer: Observer = _unobserved
+
+
+def observe(observer: Observer) -> None:
+    """From now on this is told how far each measurement is: the op, how much of it is done, of how much. Called some ten times
+    in each. It may raise: that ends the measurement, of which nothing is kept."""
+    global _observer  # noqa: PLW0603 - who looks on, not a toggle
+    _observer = observer
+
+
 def round_up(size: int) -> int:
     """The next power of two: sizes that share it share a winner."""
     return 1 << max(0, size - 1).bit_length()
@@ -47,25 +63,33 @@ def round_up(size: int) -> int:
 def measure(op: Op, call: Call, candidates: Sequence[Candidate]) -> dict[str, float]:
     """The least seconds that each candidate took: what disturbs a measurement only ever adds to it, and while weights stream
     in for the first time the driver makes launches wait. One that cannot run at all takes for ever, and says why."""
-    call = replace(call, tensors=op.sample(call))
+    with torch.cuda.device(call.device):
+        try:
+            return _in_turns(op, replace(call, tensors=op.sample(call)), candidates)
+        finally:
+            torch.cuda.empty_cache()  # what candidates needed for themselves: nobody will need it in these sizes again
+
+
+def _in_turns(op: Op, call: Call, candidates: Sequence[Candidate]) -> dict[str, float]:
+    of = len(candidates) + ROUNDS
+    _observer(op.name, 0, of)
     tensors = _apart(op, call)
     seconds: dict[str, list[float]] = {}
     runs: dict[str, tuple[Callable[[], Any], int]] = {}
-    with torch.cuda.device(call.device):
-        for candidate in candidates:
-            try:
-                run: Callable[[], Any] = partial(candidate.prepare(call), *tensors)
-                _time(run, 2)  # first use: load, allocate, warm up
-                once = _time(run, 1)
-                runs[candidate.name] = run, max(1, min(MOST_LAUNCHES, int(ROUND_SECONDS / max(once, 1e-7))))
-            except (torch.OutOfMemoryError, KernelError) as error:  # noqa: PERF203
-                LEDGER.say_once(f"{op.name}: {candidate.name} failed while being measured: {error}")
-                seconds[candidate.name] = [math.inf]
-        for _ in range(ROUNDS):  # in turns, so that a clock change meets all of them
-            for name, (run, launches) in runs.items():
-                seconds.setdefault(name, []).append(_time(run, launches))
-        del tensors, runs, run
-        torch.cuda.empty_cache()  # what candidates needed for themselves: nobody will need it in these sizes again
+    for done, candidate in enumerate(candidates, 1):
+        try:
+            run: Callable[[], Any] = partial(candidate.prepare(call), *tensors)
+            _time(run, 2)  # first use: load, allocate, warm up
+            once = _time(run, 1)
+            runs[candidate.name] = run, max(1, min(MOST_LAUNCHES, int(ROUND_SECONDS / max(once, 1e-7))))
+        except (torch.OutOfMemoryError, KernelError) as error:
+            LEDGER.say_once(f"{op.name}: {candidate.name} failed while being measured: {error}")
+            seconds[candidate.name] = [math.inf]
+        _observer(op.name, done, of)
+    for done in range(ROUNDS):  # in turns, so that a clock change meets all of them
+        for name, (run, launches) in runs.items():
+            seconds.setdefault(name, []).append(_time(run, launches))
+        _observer(op.name, len(candidates) + done + 1, of)
     return {name: min(times) for name, times in seconds.items()}
 
 

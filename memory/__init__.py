@@ -3,7 +3,6 @@
 from .backend import Backend, Convert, Copy, HostBackend, Source
 from .budget import DeviceBudget
 from .checkpoint import Checkpoint
-from .comparison import Comparison, compare
 from .cuda import CudaError, NoDriver
 from .cuda_managed import NoManagedMemory
 from .file import BadFile, Extent, WeightFile, read_header
@@ -21,7 +20,6 @@ __all__ = [
     "BadFile",
     "BusRates",
     "Checkpoint",
-    "Comparison",
     "Convert",
     "Copy",
     "CudaError",
@@ -44,7 +42,6 @@ __all__ = [
     "Weight",
     "WeightFile",
     "bounds",
-    "compare",
     "least_budget",
     "make_plan",
     "open_pager",

@@ -18,5 +18,5 @@ def precision(tooltip: str) -> Any:
 
 
 def vram_budget(tooltip: str) -> Any:
-    """GiB; 0 and AUTO have meanings of their own."""
-    return io.Float.Input("vram_budget", default=AUTO, min=-1.0, max=1024.0, step=0.25, optional=True, tooltip=tooltip)
+    """GiB; 0 and AUTO have meanings of their own. The front end rounds to the step, and shows as many digits as it has."""
+    return io.Float.Input("vram_budget", default=AUTO, min=-1.0, max=1024.0, step=0.05, optional=True, tooltip=tooltip)

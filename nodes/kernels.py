@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
-from . import choices, gains
+from . import activity, choices, gains
 from .gains import MEASURED_ON
 from .loaders import CATEGORY
 
@@ -108,6 +108,7 @@ def policy_from(
     """The policy that a node's widgets ask for. Where all are off, so is everything: that is stock's own computation."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
 
+    activity.attach()
     modes: dict[str, Any] = {
         switch.id: kernels if chosen.get(switch.id, SAME) == SAME else chosen[switch.id] for switch in switches
     }
@@ -136,24 +137,41 @@ def first_inputs(off: str, fast: str = FAST) -> list[Any]:
     ]
 
 
+def kernels_schema(
+    words: str,
+    description: str,
+    aliases: list[str],
+    taken: Any,
+    first: list[Any],
+    switches: tuple[Switch, ...],
+    handed: Any,
+) -> io.Schema:
+    """What the three nodes have in common. words: the node's name behind the pack's; taken, handed: what goes in and out."""
+    return io.Schema(
+        node_id="FuseStream" + words.replace(" ", ""),
+        display_name=f"FuseStream {words}",
+        category=CATEGORY,
+        description=description,
+        search_aliases=["kernel toggles", *aliases, "fusestream"],
+        inputs=[taken, *first, *(switch.input() for switch in switches)],
+        outputs=[handed],
+    )
+
+
 class ModelKernels(io.ComfyNode):
     """Of a diffusion model."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="FuseStreamKernels",
-            display_name="FuseStream Kernels",
-            category=CATEGORY,
-            description="Switches a diffusion model's kernels, from here on. The model that goes in stays as it is, and both share "
+        return kernels_schema(
+            "Kernels",
+            "Switches a diffusion model's kernels, from here on. The model that goes in stays as it is, and both share "
             "their weights: two branches of one graph can compare on and off.",
-            search_aliases=["kernel toggles", "attention switch", "a/b", "fusestream"],
-            inputs=[
-                io.Model.Input("model", tooltip="From the FuseStream Diffusion Model Loader, LoRAs included."),
-                *first_inputs("as without FuseStream"),
-                *(switch.input() for switch in MODEL_SWITCHES),
-            ],
-            outputs=[io.Model.Output(tooltip="The same model under these switches, for a sampler.")],
+            ["attention switch", "a/b"],
+            io.Model.Input("model", tooltip="From the FuseStream Diffusion Model Loader, LoRAs included."),
+            first_inputs("as without FuseStream"),
+            MODEL_SWITCHES,
+            io.Model.Output(tooltip="The same model under these switches, for a sampler."),
         )
 
     @classmethod
@@ -170,22 +188,18 @@ class TextEncoderKernels(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="FuseStreamTextEncoderKernels",
-            display_name="FuseStream Text Encoder Kernels",
-            category=CATEGORY,
-            description="Switches a UMT5 text encoder's kernels, from here on. The one that goes in stays as it is, and both share "
+        return kernels_schema(
+            "Text Encoder Kernels",
+            "Switches a UMT5 text encoder's kernels, from here on. The one that goes in stays as it is, and both share "
             "their weights.",
-            search_aliases=["kernel toggles", "clip kernels", "umt5", "fusestream"],
-            inputs=[
-                io.Clip.Input("clip", tooltip="A UMT5 text encoder, from our loader or from stock's Load CLIP."),
-                *first_inputs(
-                    "as without FuseStream, in FP32",
-                    "precise keeps what rounding to FP16 takes from the operands; fast does not, for half the arithmetic",
-                ),
-                *(switch.input() for switch in TEXT_SWITCHES),
-            ],
-            outputs=[io.Clip.Output(tooltip="The same text encoder under these switches, for CLIP Text Encode.")],
+            ["clip kernels", "umt5"],
+            io.Clip.Input("clip", tooltip="A UMT5 text encoder, from our loader or from stock's Load CLIP."),
+            first_inputs(
+                "as without FuseStream, in FP32",
+                "precise keeps what rounding to FP16 takes from the operands; fast does not, for half the arithmetic",
+            ),
+            TEXT_SWITCHES,
+            io.Clip.Output(tooltip="The same text encoder under these switches, for CLIP Text Encode."),
         )
 
     @classmethod
@@ -204,19 +218,14 @@ class VAEKernels(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="FuseStreamVAEKernels",
-            display_name="FuseStream VAE Kernels",
-            category=CATEGORY,
-            description="Switches a Wan VAE's kernels, from here on. The one that goes in stays as it is, and both share "
-            "their weights.",
-            search_aliases=["kernel toggles", "vae kernels", "fusestream"],
-            inputs=[
-                io.Vae.Input("vae", tooltip="From the FuseStream VAE Loader, with kernels on or auto there."),
-                *first_inputs("torch's operations, in the same bands and the same type"),
-                *(switch.input() for switch in VAE_SWITCHES),
-            ],
-            outputs=[io.Vae.Output(tooltip="The same VAE under these switches, for VAE Decode and VAE Encode.")],
+        return kernels_schema(
+            "VAE Kernels",
+            "Switches a Wan VAE's kernels, from here on. The one that goes in stays as it is, and both share their weights.",
+            ["vae kernels"],
+            io.Vae.Input("vae", tooltip="From the FuseStream VAE Loader, with kernels on or auto there."),
+            first_inputs("torch's operations, in the same bands and the same type"),
+            VAE_SWITCHES,
+            io.Vae.Output(tooltip="The same VAE under these switches, for VAE Decode and VAE Encode."),
         )
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import folder_paths
 from comfy_api.latest import io
 
-from . import choices, meter
+from . import activity, choices, meter
 from .choices import AUTO
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class DiffusionModelLoader(io.ComfyNode):
     ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
+        activity.attach()
         path = folder_paths.get_full_path_or_raise("diffusion_models", model_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         model = fusion.load_diffusion_model(path, policy, vram_budget)
@@ -118,6 +119,7 @@ class TextEncoderLoader(io.ComfyNode):
     ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
+        activity.attach()
         path = folder_paths.get_full_path_or_raise("text_encoders", text_encoder_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         folders = folder_paths.get_folder_paths("embeddings")
@@ -163,5 +165,6 @@ class VAELoader(io.ComfyNode):
     def execute(cls, vae_name: str, kernels: Mode = "auto", precision: Precision = "precise") -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
+        activity.attach()
         path = folder_paths.get_full_path_or_raise("vae", vae_name)
         return io.NodeOutput(fusion.load_vae(path, fusion.KernelPolicy.of(kernels, precision=precision)))

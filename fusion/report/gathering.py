@@ -16,6 +16,7 @@ from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
 from .. import vram
 from ..attention import policy_of
+from ..calls import mine, policies
 from ..stream import STREAM, Stream
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, WhatIf
@@ -39,7 +40,7 @@ def gather(model: Any = None) -> Report:
     if stream is not None:
         report = replace(report, streams=True, state=state_of(stream))
         with noting(gaps, "streaming"):
-            report = replace(report, **streaming(stream))
+            report = replace(report, **streaming(stream, model))
     with noting(gaps, "advice"):
         report = replace(report, advice=advise(report))
     return replace(report, gaps=tuple(gaps))
@@ -115,6 +116,7 @@ def memories(model: Any) -> dict[str, Any]:
         peak = None
         if stream is not None:
             peak = sum(stream.ledger.peak(f"{what} RAM") for what in ("pinned", "registered", "managed"))
+            peak = max(peak, budget.taken)  # of all models, and before all of a layer's pages are registered
         found.append(Memory("RAM pinned by FuseStream", budget.taken, budget.total, peak))
     ram = measure_ram()
     found.append(Memory("RAM", ram.total - ram.available, ram.total, None))
@@ -132,16 +134,17 @@ def kernels(_model: Any) -> dict[str, Any]:
     return {"kernels": tuple(rows), "refusals": tuple(refused), "messages": tuple(LEDGER.messages)}
 
 
-def streaming(stream: Stream) -> dict[str, Any]:
-    """What the pager's ledger holds."""
+def streaming(stream: Stream, model: Any) -> dict[str, Any]:
+    """What the pager's ledger holds; of passes those under this MODEL's policy, where two branches share the stream."""
     ledger, order = stream.ledger, {layer.name: i for i, layer in enumerate(stream.layers)}
     entries = ledger.entries
     passes = cut(entries, order)
-    usual = typical(entries, passes)
+    ran = mine(len(passes), policies(model), policy_of(model.model_options.get("transformer_options", {})))
+    usual = typical(entries, passes, ran)
     plan = stream.pager.plan if stream.pager is not None else None
     compute = tuple(usual.get(("use", layer.name), 0.0) for layer in stream.layers)
     rates = Rates(usual_rate(stream, plan, usual), compute)
-    predicted = simulate(plan, rates) if plan is not None and rates.bus and passes else None
+    predicted = simulate(plan, rates) if plan is not None and rates.bus and ran else None
     layers = tuple(
         LayerRow(
             layer.name,
@@ -157,12 +160,12 @@ def streaming(stream: Stream) -> dict[str, Any]:
     )
     summary = ledger.summary()
     return {
-        "passes": len(passes),
+        "passes": len(ran),
         "slots": plan.slots if plan else 0,
         "window": plan.window_bytes if plan else 0,
         "budget": stream.wanted if stream.ceiling is None else stream.ceiling,
         "layers": layers,
-        "timeline": last_pass(entries, order, passes),
+        "timeline": last_pass(entries, order, passes, ran),
         "routes": tuple(sorted(summary["bytes by route"].items(), key=lambda item: -item[1])),
         "rate": ledger.rate(),
         "overlap": ledger.overlap(),

@@ -35,14 +35,19 @@ def begins(passes: Sequence[tuple[float, float]], number: int) -> float:
 
 
 def last_pass(
-    entries: Sequence[Entry], order: Mapping[str, int], passes: Sequence[tuple[float, float]]
+    entries: Sequence[Entry],
+    order: Mapping[str, int],
+    passes: Sequence[tuple[float, float]],
+    chosen: Sequence[int] | None = None,
 ) -> tuple[Stretch, ...]:
-    """What happened in the last pass, in seconds from its start."""
-    if not passes:
+    """What happened in the last pass, or the last of those chosen by their numbers, in seconds from its start."""
+    numbers = range(len(passes)) if chosen is None else chosen
+    if not numbers:
         return ()
-    low, high = begins(passes, len(passes) - 1), passes[-1][1]
+    last = numbers[-1]
+    low, high = begins(passes, last), passes[last][1]
     waits = [e.start for e in entries if e.kind == "stall" and low <= e.start and e.end <= high]
-    low = min([passes[-1][0], *waits])
+    low = min([passes[last][0], *waits])
     return tuple(
         Stretch(e.kind, order[e.layer], max(e.start, low) - low, min(e.end, high) - low, e.nbytes)
         for e in entries
@@ -51,14 +56,19 @@ def last_pass(
 
 
 def typical(
-    entries: Sequence[Entry], passes: Sequence[tuple[float, float]], most: int = 16
+    entries: Sequence[Entry],
+    passes: Sequence[tuple[float, float]],
+    chosen: Sequence[int] | None = None,
+    most: int = 16,
 ) -> dict[tuple[str, str], float]:
-    """(kind, layer) -> seconds of it in a pass: the median of the last ones, without the first where there are more."""
-    if not passes:
+    """(kind, layer) -> seconds of it in a pass: the median of the last ones, or of the last ones chosen by their numbers, without
+    the first where there are more."""
+    numbers = range(len(passes)) if chosen is None else chosen
+    if not numbers:
         return {}
-    first = max(1 if len(passes) > 1 else 0, len(passes) - most)
-    edges = [begins(passes, number) for number in range(first, len(passes))]
-    ends = [end for _, end in passes[first:]]
+    numbers = numbers[max(1 if len(numbers) > 1 else 0, len(numbers) - most) :]
+    edges = [begins(passes, number) for number in numbers]
+    ends = [passes[number][1] for number in numbers]
     sums: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * len(edges))
     for entry in entries:
         for number, (low, high) in enumerate(zip(edges, ends, strict=True)):

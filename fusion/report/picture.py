@@ -8,7 +8,6 @@ from .canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
 from .data import Report, duration, size
 
 ROWS = (("copy", "bus"), ("use", "compute"), ("stall", "waits"))
-BINS = 96  # of the bandwidth plot
 NOTHING = 1e-3  # of a pass: a wait that is none
 LABEL = 124.0  # room for the names of rows, left of what is drawn over time
 
@@ -102,26 +101,17 @@ def layers(canvas: Canvas, report: Report) -> None:
 
 
 def bandwidth(canvas: Canvas, report: Report) -> None:
-    """Bytes on their way, over the time of the last pass."""
+    """The rate of each copy, over the time of the last pass."""
     theme = canvas.theme
-    copies = [stretch for stretch in report.timeline if stretch.kind == "copy"]
+    copies = [stretch for stretch in report.timeline if stretch.kind == "copy" and stretch.nbytes]
     span = max(stretch.end for stretch in report.timeline) or 1e-9
-    bins = [0.0] * BINS
-    for copy in copies:
-        taken = max(copy.end - copy.start, 1e-12)
-        first, last = (min(BINS - 1, int(BINS * at / span)) for at in (copy.start, copy.end))
-        for number in range(first, last + 1):
-            begins, ends = max(copy.start, span * number / BINS), min(copy.end, span * (number + 1) / BINS)
-            bins[number] += copy.nbytes * max(0.0, ends - begins) / taken
-    rates = [nbytes * BINS / span for nbytes in bins]
-    peak = max(rates) or 1.0
-    box = canvas.panel("Bandwidth", 130, [("bytes per second", theme.copy)])
+    rates = [copy.nbytes / max(copy.end - copy.start, 1e-9) for copy in copies]
+    peak = max(rates, default=0.0) or 1.0
+    box = canvas.panel("Bandwidth", 130, [("bytes per second of each copy", theme.copy)])
     left, top, right, bottom = box[0] + LABEL, box[1], box[2] - 8, box[3]
-    width = (right - left) / BINS
-    for number, rate in enumerate(rates):
-        if rate:
-            x = left + number * width
-            canvas.rect((x, bottom - (bottom - top - 36) * rate / peak, x + width - 1, bottom), theme.copy)
+    for copy, rate in zip(copies, rates, strict=True):
+        x, end = (left + (right - left) * at / span for at in (copy.start, copy.end))
+        canvas.rect((x, bottom - (bottom - top - 36) * rate / peak, end, bottom), theme.copy)
     canvas.text(left + 10, top + 6, f"highest {peak / 1e9:.2f} GB/s", SMALL, theme.faint)
     share = LABEL / (box[2] - box[0])
     words = f"{report.rate / 1e9:.2f} GB/s while copying, all passes"

@@ -56,7 +56,10 @@ def streaming(report: Report) -> Iterator[str]:
         yield f"from {route}: {size(nbytes)} in all"
     for what, why in report.notes:
         yield f"{what}: {why}"
-    for one in report.what_if:
+    for number, one in enumerate(report.what_if):
+        if number and all(duration(rest.seconds) == duration(one.seconds) for rest in report.what_if[number - 1 :]):
+            yield f"and with more VRAM for the blocks, up to all {size(report.what_if[-1].nbytes)}: the same"
+            return
         yield f"predicted with {size(one.nbytes)} for the blocks: {duration(one.seconds)} a pass"
 
 

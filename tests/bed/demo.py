@@ -101,7 +101,7 @@ def search_paths(files: list[Path], base: Path) -> list[str]:
 
 
 class Ticker:
-    """Prints what the server is doing: each node as it starts, each sampling step as it ends."""
+    """Prints what the server is doing: each node as it starts, and how far it is."""
 
     def __init__(self, workflow: Workflow) -> None:
         self.workflow = workflow
@@ -110,7 +110,7 @@ class Ticker:
         if kind == "executing" and data["node"] is not None:
             print(f"  {self.workflow[data['node']]['class_type']}", flush=True)
         elif kind == "progress":
-            print(f"    step {data['value']} of {data['max']}", flush=True)
+            print(f"    {data['value'] / max(data['max'], 1):4.0%}", flush=True)
 
 
 def decode(path: Path) -> Video:

@@ -100,10 +100,12 @@ class Server:
 
 
 def prepare(base: Path) -> None:
-    """Make the base folder: empty model folders and this pack in `custom_nodes`."""
+    """Make the base folder: empty model folders and this pack in `custom_nodes`, unless somebody has put it there."""
     for folder in ("custom_nodes", "input", "output", "temp", "user", *(f"models/{name}" for name in MODEL_FOLDERS)):
         (base / folder).mkdir(parents=True, exist_ok=True)
-    link_folder(base / "custom_nodes" / PACK, ROOT)
+    installed = base / "custom_nodes" / PACK
+    if installed.is_symlink() or not installed.exists():
+        link_folder(installed, ROOT)
 
 
 def link_folder(link: Path, target: Path) -> None:

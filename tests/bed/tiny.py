@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,12 @@ def write_checkpoints(models: Path) -> list[Path]:
     return [checkpoints.write(kind, models / checkpoints.KINDS[kind].folder) for kind in KINDS]
 
 
-def write_published(models: Path) -> None:
-    """Write a stand-in below the folder `models` for every file that an example names, under the published name."""
+def write_published(models: Path, names: Collection[str] | None = None) -> None:
+    """Write a stand-in below the folder `models` for every file that an example names, or for these, under the published
+    name."""
     for seed, file in enumerate(published.FILES):
+        if names is not None and file.name not in names:
+            continue
         target = models / file.folder / file.name
         if file.tiny in hollow.TABLES:
             hollow.write_hollow(file.tiny, target)

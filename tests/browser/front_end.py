@@ -33,7 +33,7 @@ TITLES = """() => {
 IDLE = "window.seenTitles.some(title => title.startsWith('[')) && !document.title.startsWith('[')"
 # A widget on the canvas has a place only once it was drawn.
 DRAWN = """() => app.graph.nodes.every(n =>
-    !n.widgets?.length || n.widgets[0].last_y != null || document.querySelector(`[data-node-id="${n.id}"]`))"""
+    n.flags.collapsed || !n.widgets?.length || n.widgets[0].last_y != null || document.querySelector(`[data-node-id="${n.id}"]`))"""
 # A click on the canvas goes to the nodes of the last frame, where they were then.
 IN_FRAME = """id => {
     const node = app.graph.getNodeById(id)

@@ -1,14 +1,16 @@
-"""The pictures on the loaders' help pages and in the README, as the front end draws them.
+"""The pictures on help pages and in the README, as the front end draws them.
 
 `python3 dev.py test tests/browser/test_pictures.py --update-pictures` takes them anew, after an input was added.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from bed.paths import ROOT
 from bed.templates import files
@@ -21,7 +23,62 @@ PICTURES = (
     ("diffusion-model-loader", "FuseStreamDiffusionModelLoader", files.T2V.name, "ModelSamplingSD3", "model"),
     ("text-encoder-loader", "FuseStreamTextEncoderLoader", files.UMT5.name, "CLIPTextEncode", "clip"),
     ("vae-loader", "FuseStreamVAELoader", files.VAE21.name, "VAEDecode", "vae"),
+    ("kernels", "FuseStreamKernels", "off", "KSampler", "model"),
+    ("text-encoder-kernels", "FuseStreamTextEncoderKernels", "off", "CLIPTextEncode", "clip"),
+    ("vae-kernels", "FuseStreamVAEKernels", "off", "VAEDecode", "vae"),
 )
+LOADERS_EXAMPLE, LOADERS_PICTURE = "wan2.1_t2v_1.3B", ROOT / "docs" / "images" / "loaders.png"
+REPORT_PICTURE = ROOT / "docs" / "images" / "report-node.png"
+LOADER = "FuseStream Diffusion Model Loader"
+BUDGET = "([id, gib]) => { app.graph.getNodeById(id).widgets.find(w => w.name === 'vram_budget').value = gib }"
+# From the comparison after its run: A's loader, sampler and report, the last one at a size to read it.
+REPORT = """titles => {
+    const places = [[0, 0], [340, 0], [680, 0], [9000, 0]]
+    for (const node of [...app.graph.nodes]) {
+        const place = titles.indexOf(node.getTitle())
+        if (place < 0) { app.graph.remove(node); continue }
+        node.pos = places[place]
+        if (place === 2) { node.collapse(); node.setSize([640, 940]) }
+        if (place === 3) node.setSize([1000, 700])
+    }
+    app.canvas.ds.scale = 0.68
+    app.canvas.ds.offset = [180, 190]
+    app.canvas.setDirty(true, true)
+}"""
+# The comparison that was put aside; the box around it on the page.
+COMPARE = """() => {
+    app.canvas.ds.scale = 0.8
+    app.canvas.ds.offset = [-8800, 160]
+    app.canvas.setDirty(true, true)
+    const [left, top] = app.canvasPosToClientPos([9000, 0])
+    return {x: left - 20, y: top - 45, width: 840, height: 625}
+}"""
+DOCTOR = "FuseStreamDoctor"
+SMALL = {"width": 64, "height": 64, "length": 5, "steps": 2}
+# Each number where a node has it: what a run of the example takes, and the numbers as they were.
+SET = """sizes => {
+    const before = []
+    for (const widget of app.graph.nodes.flatMap(n => n.widgets ?? [])) {
+        if (!(widget.name in sizes)) continue
+        before.push([widget, widget.value])
+        widget.value = sizes[widget.name]
+    }
+    window.putBack = () => before.forEach(([widget, value]) => { widget.value = value })
+}"""
+# The doctor and its text in full; the box around both on the page.
+EXAMINE = """type => {
+    const node = LiteGraph.createNode(type), text = LiteGraph.createNode('PreviewAny')
+    app.graph.clear()
+    app.graph.add(node); app.graph.add(text)
+    node.pos = [0, 0]; text.pos = [300, 0]
+    node.setSize([270, 300]); text.setSize([500, 560])
+    node.connect(0, text, 'source')
+    app.canvas.ds.scale = 1
+    app.canvas.ds.offset = [260, 160]
+    app.canvas.setDirty(true, true)
+    const [left, top] = app.canvasPosToClientPos([-20, -55])
+    return {x: left, y: top, width: 840, height: 635}
+}"""
 # The two nodes alone at full size; the box around them on the page.
 DRAW = """([type, value, next, input]) => {
     const node = LiteGraph.createNode(type), taker = LiteGraph.createNode(next)
@@ -40,29 +97,55 @@ DRAW = """([type, value, next, input]) => {
 }"""
 
 
-def test_every_loaders_help_page_shows_it(request: pytest.FixtureRequest) -> None:
+def test_help_pages_show_their_nodes(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-pictures"):
         take(request.getfixturevalue("front"))
-    for picture, node, *_ in PICTURES:
+    others = [("doctor", DOCTOR), ("compare", "FuseStreamCompare")]
+    for picture, node in (*((picture, node) for picture, node, *_ in PICTURES), *others):
         assert f"](images/{picture}.png)" in (DOCS / f"{node}.md").read_text(encoding="utf-8")
         with Image.open(DOCS / "images" / f"{picture}.png") as image:
             assert image.width == 840
 
 
-def test_the_readme_shows_the_comparison() -> None:
-    assert f"]({README_PICTURE.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text(encoding="utf-8")
-    with Image.open(README_PICTURE) as image:
+@pytest.mark.parametrize("picture", [LOADERS_PICTURE, README_PICTURE, REPORT_PICTURE], ids=lambda path: path.stem)
+def test_the_readme_shows_loaders_comparison_and_report(picture: Path) -> None:
+    assert f"]({picture.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    with Image.open(picture) as image:
         assert image.size == (1280, 800)
 
 
 def take(front: FrontEnd) -> None:
     """Draw and save each picture."""
     (DOCS / "images").mkdir(exist_ok=True)
-    front.open_template(EXAMPLE)
-    front.page.get_by_test_id("toggle-minimap-button").click()  # it would hide a part of the note
-    front.page.wait_for_timeout(500)
-    front.page.screenshot(path=README_PICTURE)
+    front.page.get_by_test_id("toggle-minimap-button").click()  # it would hide a part of the graph
+    front.open_template(LOADERS_EXAMPLE)
+    front.page.wait_for_timeout(1000)
+    front.page.screenshot(path=LOADERS_PICTURE)
+    take_comparison(front)
+    front.page.evaluate(REPORT, [LOADER, "A", "A: report", "A and B"])
+    front.page.wait_for_timeout(1000)
+    front.page.screenshot(path=REPORT_PICTURE)
+    clip: Any = front.page.evaluate(COMPARE)
+    front.page.wait_for_timeout(1000)
+    front.page.screenshot(path=DOCS / "images" / "compare.png", clip=clip)
     for picture, *drawn in PICTURES:
-        clip: Any = front.page.evaluate(DRAW, drawn)
+        clip = front.page.evaluate(DRAW, drawn)
         front.page.wait_for_timeout(500)  # a frame or two on a busy machine
         front.page.screenshot(path=DOCS / "images" / f"{picture}.png", clip=clip)
+    clip = front.page.evaluate(EXAMINE, DOCTOR)
+    front.run()
+    front.page.wait_for_timeout(6000)
+    front.page.screenshot(path=DOCS / "images" / "doctor.png", clip=clip)
+
+
+def take_comparison(front: FrontEnd) -> None:
+    """The example after a run of the stand-ins, with the sizes that it comes with."""
+    front.open_template(EXAMPLE)
+    front.page.evaluate(SET, SMALL)
+    front.page.evaluate(BUDGET, [front.node(LOADER), 0.008])  # less than the tiny model's blocks
+    front.run()
+    expect(front.error).to_be_hidden()
+    front.page.evaluate(BUDGET, [front.node(LOADER), -1])
+    front.page.evaluate("window.putBack(); app.canvas.setDirty(true, true)")
+    front.page.wait_for_timeout(6000)  # until it is no longer said that the job is done
+    front.page.screenshot(path=README_PICTURE)

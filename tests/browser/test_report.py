@@ -79,6 +79,25 @@ def test_reports_and_the_meter(front: FrontEnd) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}])
+def test_measuring_is_shown_below_the_node_that_runs(front: FrontEnd) -> None:
+    """Until nothing is heard of it any more. There is nothing to measure without a GPU: the message is told to the page."""
+    front.page.evaluate("api => app.loadApiJson(api, 'compare')", graph())
+    told = {
+        "node": front.nodes()[0]["id"],
+        "words": "Measuring kernels for this card, once: attention",
+        "done": 3,
+        "of": 9,
+    }
+    tell = "told => app.api.dispatchEvent(new CustomEvent('fusestream.activity', { detail: told }))"
+    front.page.evaluate(tell, told)
+    shown = front.page.locator("[data-fusestream-activity]")
+    expect(shown).to_have_text(told["words"])
+    full = "one => one.querySelector('div > div > div').offsetWidth / one.querySelector('div > div > div').parentNode.offsetWidth"
+    assert abs(shown.evaluate(full) - 1 / 3) < 0.02
+    expect(shown).to_have_count(0)
+
+
+@pytest.mark.parametrize("settings", [{}])
 def test_the_meter_can_be_switched_off(front: FrontEnd) -> None:
     front.page.evaluate("api => app.loadApiJson(api, 'compare')", graph())
     meter = front.page.locator("[data-fusestream-meter]")

@@ -140,6 +140,35 @@ def test_auto_measures_once_and_remembers(tmp_path, monkeypatch):
     norm_modulate(x[:, :2000], scale[..., :1528], shift[..., :1528], eps=EPS)
 
 
+def test_an_interrupted_measurement_is_not_remembered(tmp_path, monkeypatch):
+    """Wherever it is stopped; the next call measures anew."""
+
+    class Stopped(BaseException):
+        pass
+
+    def observe(op, done, of):
+        told.append((done, of))
+        if done in stops:
+            raise Stopped
+
+    stops: list[int] = []
+    told, file = [], tmp_path / autotune.FILE
+    tuner = autotune.Tuner(WinnersFile(file))
+    monkeypatch.setattr(autotune, "_tuner", tuner)
+    monkeypatch.setattr(autotune, "_observer", observe)
+    x, _, _, scale, shift = block(s=2048)
+    for stops[:] in ([0], [1], [5]):
+        with pytest.raises(Stopped):
+            norm_modulate(x, scale, shift, eps=EPS)
+        assert tuner.measurings == 0 and not file.exists()
+    told.clear()
+    stops.clear()
+    norm_modulate(x, scale, shift, eps=EPS)
+    assert tuner.measurings == 1 and file.exists()
+    of = told[0][1]
+    assert told == [(done, of) for done in range(of + 1)] and of > autotune.ROUNDS
+
+
 def test_measuring_works_on_clones_of_what_is_written():
     seen = []
 

@@ -42,6 +42,30 @@ def test_makes_a_video_and_tells_the_progress(client: Client, workflow: Workflow
     assert np.abs(np.diff(video.astype(int), axis=0)).mean() > 1, "frames that differ"
 
 
+def test_loading_text_and_frames_move_their_nodes_bars(client: Client, workflow: Workflow) -> None:
+    """Each to its end, and never back; the sampler's first pass in parts of its first step."""
+    tiny.node_of(workflow, "FuseStreamDiffusionModelLoader")["inputs"]["vram_budget"] = 0.008
+    tiny.node_of(workflow, "FuseStreamTextEncoderLoader")["inputs"]["vram_budget"] = -1
+    assert client.post("/free", {"unload_models": True, "free_memory": True}) == 200
+    for attempt in range(5):  # the server frees between prompts, when its worker comes by
+        tiny.node_of(workflow, "KSampler")["inputs"]["seed"] = 500 + attempt
+        tiny.node_of(workflow, "CLIPTextEncode")["inputs"]["text"] = f"a heron, {attempt}"
+        run = client.run(workflow)
+        assert run.error is None
+        if set(tiny.LOADERS) <= classes(workflow, run.executed):
+            break
+    else:
+        pytest.fail("/free did not make the loaders run again")
+    shares: dict[str, list[float]] = {}
+    for node, value, most in run.progress:
+        shares.setdefault(workflow[node]["class_type"], []).append(value / most)
+    assert {*tiny.LOADERS, "CLIPTextEncode", "KSampler", "VAEDecode"} <= shares.keys()
+    assert all(found[-1] == 1 for found in shares.values())
+    for name in (*tiny.LOADERS, "KSampler", "VAEDecode"):
+        assert shares[name] == sorted(shares[name]), name
+    assert 0 <= shares["KSampler"][0] < 1 / 3, "before the first step is over"
+
+
 def test_a_second_prompt_reuses_what_did_not_change(client: Client, workflow: Workflow) -> None:
     first = client.run(workflow)
     tiny.node_of(workflow, "KSampler")["inputs"]["seed"] += 1
@@ -70,19 +94,20 @@ def test_ours_makes_what_stock_makes(client: Client, workflow: Workflow) -> None
 
 
 def test_an_interrupt_stops_the_run_and_the_next_one_works(client: Client, workflow: Workflow) -> None:
-    sampler = tiny.node_of(workflow, "KSampler")
+    name = next(name for name in workflow if workflow[name]["class_type"] == "KSampler")
+    sampler = workflow[name]
     sampler["inputs"].update(sampler_name="euler", steps=500, seed=7)
     other = Client(client.url)
     asked = []
 
     def interrupt_after_two_steps(kind: str, data: dict[str, Any]) -> None:
-        if kind == "progress" and data["value"] >= 2 and not asked:
+        if kind == "progress" and (data["node"], data["max"]) == (name, 500) and data["value"] >= 2 and not asked:
             asked.append(1)
             threading.Thread(target=other.post, args=("/interrupt",)).start()
 
     run = client.run(workflow, interrupt_after_two_steps)
     assert run.interrupted and run.error is None
-    assert max(value for _, value, _ in run.progress) < 450
+    assert 2 <= max(value for node, value, most in run.progress if (node, most) == (name, 500)) < 450
     sampler["inputs"].update(steps=2)
     assert client.run(workflow).error is None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
 
 import av
 import pytest
@@ -44,32 +43,45 @@ def test_example_makes_its_video(stocked: Server, name: str) -> None:
     tiny.shrink(workflow, **size)
     run = Client(stocked.url).run(workflow, timeout=120)
     assert not run.interrupted and run.error is None, run.error and run.error["exception_message"][:2000]
-    saved = {node for node, content in workflow.items() if content["class_type"] == "SaveVideo"}
-    assert set(run.outputs) == saved
+    saved, told = (
+        {node for node, content in workflow.items() if content["class_type"] in types}
+        for types in (("SaveVideo",), ("FuseStreamReport", "FuseStreamCompare"))
+    )
+    assert set(run.outputs) == saved | told
     # A node that is not on the way to a video would not have been executed.
     assert {*run.executed, *run.cached} == set(workflow)
-    for output in run.outputs.values():
-        shape = frames(Client(stocked.url).fetch(output["images"][0]))
-        assert shape == (size["length"], size["width"], size["height"])
+    for node in saved:
+        shape = frames(Client(stocked.url).fetch(run.outputs[node]["images"][0]))
+        width = 2 * size["width"] + 4 if name == "with_and_without" else size["width"]  # its two beside each other
+        assert shape == (size["length"], width, size["height"])
 
 
-def test_the_comparison_compares_ours_with_stock() -> None:
-    """Two loaders of the same file with opposite toggles, one seed that stays."""
+def test_the_comparison_compares_kernels_on_and_off() -> None:
+    """Two samplers of one seed over one loader, the second one behind a node that switches all kernels off."""
     workflow = twin("with_and_without")
-    for type_ in ("FuseStreamDiffusionModelLoader", "FuseStreamVAELoader"):
-        one, other = (node["inputs"] for node in workflow.values() if node["class_type"] == type_)
-        assert (one["kernels"], other["kernels"]) == ("auto", "off")
-        name = next(key for key in one if key.endswith("_name"))
-        assert one[name] == other[name]
-        if "vram_budget" in one:
-            assert (one["vram_budget"], other["vram_budget"]) == (-1, 0)
-    first, second = (settings(node) for node in workflow.values() if node["class_type"] == "KSampler")
-    assert first == second
+    (loader,) = (name for name, node in workflow.items() if node["class_type"] == "FuseStreamDiffusionModelLoader")
+    first, second = (node["inputs"] for node in workflow.values() if node["class_type"] == "KSampler")
+    assert first.pop("model") == [loader, 0] and workflow[loader]["inputs"]["kernels"] == "auto"
+    off = workflow[second.pop("model")[0]]
+    assert off["class_type"] == "FuseStreamKernels" and off["inputs"]["model"] == [loader, 0]
+    assert off["inputs"]["kernels"] == "off" and {off["inputs"][one] for one in ("attention", "norms")} == {"as above"}
+    assert first == second, "the same seed, steps, prompts and size"
 
 
-def settings(node: dict[str, Any]) -> dict[str, Any]:
-    """Its inputs but those that come from another node."""
-    return {name: value for name, value in node["inputs"].items() if not isinstance(value, list)}
+def test_the_comparisons_reports_say_what_ran(stocked: Server) -> None:
+    """Each of its own branch, and the comparison of both."""
+    workflow = twin("with_and_without")
+    tiny.shrink(workflow, **SIZE)
+    tiny.node_of(workflow, "KSampler")["inputs"]["seed"] = 77
+    run = Client(stocked.url).run(workflow, timeout=120)
+    assert run.error is None
+    texts = {
+        workflow[node].get("_meta", {}).get("title"): output["text"][0]
+        for node, output in run.outputs.items()
+        if "text" in output
+    }
+    assert "kernels auto, precise" in texts["A: report"] and "kernels off, precise" in texts["B: report"]
+    assert "B / A" in texts["A and B"]
 
 
 def frames(video: bytes) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from PIL import Image
 
 import checkpoints
 from fusestream import fusion
-from fusestream.fusion import report
+from fusestream.fusion import calls, report
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.report import canvas, gathering, passes
 from fusestream.fusion.report.advice import advise
@@ -33,6 +33,7 @@ from fusestream.fusion.report.data import (
     size,
 )
 from fusestream.memory.ledger import Entry
+from fusestream.nodes.kernels import ModelKernels
 from fusestream.nodes.report import Compare, ReportNode
 
 GIB = 2**30
@@ -161,6 +162,38 @@ def test_nothing_can_raise(monkeypatch: pytest.MonkeyPatch, streamed: Any) -> No
     report.draw(found)
     for odd in (object(), SimpleNamespace(model=None), 3):
         assert report.gather(odd).gaps
+
+
+def test_branches_of_one_stream_have_their_own_passes(path: str) -> None:
+    """Whenever the reports are made."""
+    model = load_streamed_diffusion_model(path, 0.008)
+    (other,) = ModelKernels.execute(model, kernels="off").result
+    (unused,) = ModelKernels.execute(model, kernels="auto", norms="off").result
+    sample(model, 3)
+    sample(other, 5)
+    sample(model, 1)
+    found = [report.gather(one) for one in (model, other, unused)]
+    assert [one.passes for one in found] == [4, 5, 0] and not any(one.gaps for one in found)
+    assert found[2].timeline == () and "Nothing has run yet" in found[2].advice[0]
+    entries, order = model.stream.ledger.entries, {layer.name: i for i, layer in enumerate(model.stream.layers)}
+    whole = passes.cut(entries, order)
+    assert len(whole) == 9
+    for one, numbers in zip(found, ([0, 1, 2, 8], [3, 4, 5, 6, 7]), strict=False):
+        uses = [
+            sum(e.end - e.start for e in entries if e.kind == "use" and low <= e.start < high) for low, high in whole
+        ]
+        between = [uses[number] for number in numbers[1:]]
+        assert min(between) * 0.9 <= sum(layer.use for layer in one.layers) <= max(between) * 1.1
+        assert len([s for s in one.timeline if s.kind == "use"]) == len(order)
+
+
+def test_calls_and_passes_are_matched_from_their_end() -> None:
+    a, b = fusion.KernelPolicy.of("auto"), fusion.KernelPolicy.of("off")
+    assert calls.mine(3, (), a) == [0, 1, 2], "nobody noted them"
+    assert calls.mine(4, (a, b, a, a), a) == [0, 2, 3] and calls.mine(4, (a, b, a, a), b) == [1]
+    assert calls.mine(2, (a, b, a, b), a) == [0], "the ledger forgets what is old"
+    assert calls.mine(4, (a, b), a) == [2], "calls are forgotten too"
+    assert calls.mine(2, (a, a), None) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- passes

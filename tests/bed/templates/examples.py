@@ -22,6 +22,7 @@ AUTOMATIC = -1
 STREAMS = "The weights stream through the VRAM that is free (`vram_budget` -1)."
 LONGER = "The model was trained on 81 frames: set `length` to 81 once the first video works."
 PICTURE = "example.png"
+METER = 34  # more room below a model's loader: the live meter is drawn there while it streams
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def image_to_video(graph: Graph) -> None:
     columns = _columns(300, 300, 270, 270, 330)
     work = Work(prediction.LARGE, 832, 480, 33, 20)
     model, encoder, vae = _loaders(graph, columns[0], files.I2V)
-    vision = _vision(graph, columns[0])
+    vision = _vision(graph, columns[1])
     shifted = _shift(graph, columns[1], model[0], 8.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], MOVE)
     image = graph.add(columns[2], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
@@ -106,7 +107,7 @@ def first_and_last_frame(graph: Graph) -> None:
     columns = _columns(300, 300, 260, 290, 290)
     work = Work(prediction.LARGE, 832, 480, 33, 20)
     model, encoder, vae = _loaders(graph, columns[0], files.FLF2V)
-    vision = _vision(graph, columns[0])
+    vision = _vision(graph, columns[1])
     shifted = _shift(graph, columns[1], model[0], 8.0)
     positive, negative = _prompts(graph, columns[1], encoder[0], "one scene turns slowly into the other")
     images = [
@@ -233,29 +234,47 @@ def five(graph: Graph) -> None:
 
 
 def side_by_side(graph: Graph) -> None:
-    """The same seed twice: FuseStream's loaders as they are, and with everything off."""
-    columns = _columns(310, 310, 270, 270, 320)
+    """One loader, two branches over the same weights: its kernels as they are, and a Kernels node that switches them off."""
+    columns = _columns(280, 280, 250, 270, 290)
     work = Work(prediction.SMALL, 832, 480, 33, 20)
-    ours = _model_loader(graph, columns[0], files.T2V_SMALL, "A: FuseStream")
-    ours_vae = _vae_loader(graph, columns[0], files.VAE21, "A: FuseStream's VAE")
-    stock = _model_loader(graph, columns[0], files.T2V_SMALL, "B: as stock", kernels="off", vram_budget=0)
-    stock_vae = _vae_loader(graph, columns[0], files.VAE21, "B: stock's VAE", kernels="off")
-    encoder = _encoder_loader(graph, columns[1])
-    about = (
-        "The same video twice, from one seed: **A** with FuseStream's kernels and streaming, **B** with all of it off. Change one "
-        "input of A's loaders to see what it alone does. Run it twice before you compare times: the first run also measures "
-        "the kernels and reads the files."
-    )
-    _note(
-        graph, columns[2:], "A and B: with and without FuseStream", about, work, "That is for each of the two videos."
-    )
-    positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
+    model, encoder, vae = _loaders(graph, columns[0], files.T2V_SMALL)
+    positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=90)
     latent = _size(graph, columns[1], work)
-    for column, letter, model, vae in ((columns[2], "A", ours, ours_vae), (columns[3], "B", stock, stock_vae)):
-        sampled = _sample(
-            graph, column, model[0], positive[0], negative[0], latent[0], work, 6.0, title=letter, after="fixed"
+    about = (
+        "The same video twice, from one seed and one loader: **A** with FuseStream's kernels, **B** behind a *Kernels* node that "
+        "switches them off. Both stream the same weights. Switch a single kernel there to see what it alone does. **A and B** "
+        "says who computed what and where the time went. Run it twice before you compare times: the first run also measures "
+        "the kernels and reads the file."
+    )
+    advice = (
+        "That is for each of the two videos. To compare with ComfyUI's own memory management too, give B a loader of its own: "
+        "`kernels` *off*, `vram_budget` 0."
+    )
+    _note(graph, columns[:2], "A and B: kernels on and off", about, work, advice, tall=340)
+    off = graph.add(columns[2], "FuseStreamKernels", "B: kernels off", model=model[0], kernels="off")
+    prompts = positive[0], negative[0], latent[0], work, 6.0
+    reports, frames = [], []
+    for letter, branch in (("A", model), ("B", off)):
+        sampled = _sample(graph, columns[2], branch[0], *prompts, title=letter, after="fixed")
+        run: dict[str, Any] = {"after": sampled[0], "model": branch[0]}
+        reports.append(graph.add(columns[3], "FuseStreamReport", f"{letter}: report", collapsed=True, **run))
+        column = columns[4]
+        frames.append(
+            graph.add(column, "VAEDecode", f"{letter}: frames", samples=sampled[0], vae=vae[0], collapsed=True)
         )
-        _save(graph, column, sampled[0], vae[0], work, columns[4], letter, tall=230)
+    both = Column(columns[3].x, columns[4].x + columns[4].width - columns[3].x, columns[3].y)
+    graph.add(both, "FuseStreamCompare", "A and B", 400, first=reports[0][1], second=reports[1][1])
+    columns[3].y = columns[4].y = both.y
+    beside: dict[str, Any] = {
+        "direction": "right",
+        "match_image_size": True,
+        "spacing_width": 4,
+        "spacing_color": "black",
+    }
+    images = graph.add(columns[3], "ImageStitch", image1=frames[0][0], image2=frames[1][0], **beside)
+    video = graph.add(columns[3], "CreateVideo", images=images[0], fps=float(work.fps), bit_depth=8)
+    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-A-B", "format": "auto", "codec": "auto"}
+    graph.add(columns[4], "SaveVideo", "Left A, right B", 320, video=video[0], **saved)
 
 
 def _columns(*widths: int) -> list[Column]:
@@ -285,7 +304,9 @@ def _loaders(graph: Graph, column: Column, model: File, vae: File = files.VAE21)
 def _model_loader(graph: Graph, column: Column, file: File, title: str | None = None, **more: Any) -> Node:
     values = {"vram_budget": AUTOMATIC, **more}
     type_ = "FuseStreamDiffusionModelLoader"
-    return graph.add(column, type_, title, model_name=file.name, files=(file,), **values)
+    loader = graph.add(column, type_, title, model_name=file.name, files=(file,), **values)
+    column.y += METER
+    return loader
 
 
 def _encoder_loader(graph: Graph, column: Column) -> Node:
@@ -358,24 +379,23 @@ def _save(
     vae: Output,
     work: Work,
     last: Column | None = None,
-    letter: str = "",
     tall: int = 300,
 ) -> None:
     """Decode and put the frames together in `column`, save in `last`."""
     images = graph.add(column, "VAEDecode", samples=latent, vae=vae)
     video = graph.add(column, "CreateVideo", images=images[0], fps=float(work.fps), bit_depth=8)
-    prefix = f"video/FuseStream{f'-{letter}' if letter else ''}"
-    title = f"{letter}: the video" if letter else None
-    where = last or column
-    graph.add(where, "SaveVideo", title, tall, video=video[0], filename_prefix=prefix, format="auto", codec="auto")
+    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream", "format": "auto", "codec": "auto"}
+    graph.add(last or column, "SaveVideo", None, tall, video=video[0], **saved)
 
 
-def _note(graph: Graph, span: Sequence[Column], title: str, about: str, work: Work, advice: str) -> None:
+def _note(
+    graph: Graph, span: Sequence[Column], title: str, about: str, work: Work, advice: str, tall: int = 310
+) -> None:
     """Across the columns of `span`, below what they have so far; what comes later goes below the note."""
     first, last = span[0], span[-1]
     below = Column(first.x, last.x + last.width - first.x, max(column.y for column in span))
     text = note(title, about, graph.files(), work, advice)
-    graph.add(below, "MarkdownNote", "Which file goes where, what to expect", 310, BROWN, text=text)
+    graph.add(below, "MarkdownNote", "Which file goes where, what to expect", tall, BROWN, text=text)
     for column in span:
         column.y = below.y
 
@@ -389,5 +409,5 @@ EXAMPLES = (
     Example("wan2.1_vace_1.3B", "Reference to video", "Wan 2.1 VACE, 1.3B", vace),
     Example("wan2.2_t2v_14B", "Text to video", "Wan 2.2, the 14B pair", pair),
     Example("wan2.2_ti2v_5B", "Text or image to video", "Wan 2.2, 5B", five),
-    Example("with_and_without", "A and B", "with and without FuseStream", side_by_side),
+    Example("with_and_without", "A and B", "with and without our kernels", side_by_side),
 )

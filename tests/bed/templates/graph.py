@@ -46,6 +46,7 @@ class Node:
     title: str | None
     colours: dict[str, str]
     files: tuple[File, ...]
+    collapsed: bool = False
 
     @property
     def signature(self) -> Signature:
@@ -77,12 +78,13 @@ class Graph:
         tall: int = 0,
         colours: dict[str, str] | None = None,
         files: tuple[File, ...] = (),
+        collapsed: bool = False,
         **values: Any,
     ) -> Node:
         """Put a node at the end of `column`. `values` are its widgets' values and the outputs on its sockets.
 
         `tall` is its height where it needs more than its rows. A widget that is not given takes its default, if it has a
-        published one. `files` are what its widgets name.
+        published one. `files` are what its widgets name. Of one that is collapsed only the title is drawn.
         """
         signed = signature(type_)
         values = {**signed.defaults, **values}
@@ -95,8 +97,8 @@ class Graph:
         rows = max(len(signed.sockets) + fed, len(signed.outputs))
         tall = tall or SOCKET * rows + WIDGET * len(signed.widgets) + MARGIN
         box = (column.x, column.y, column.width, tall)
-        column.y += tall + TITLE + GAP
-        node = Node(len(self.nodes) + 1, type_, box, values, title, colours or {}, files)
+        column.y += (0 if collapsed else tall) + TITLE + GAP
+        node = Node(len(self.nodes) + 1, type_, box, values, title, colours or {}, files, collapsed)
         self.nodes.append(node)
         return node
 
@@ -161,7 +163,7 @@ def _drawn(node: Node, order: int, links: list[list[Any]]) -> dict[str, Any]:
         "type": node.type,
         "pos": [x, y],
         "size": [width, height],
-        "flags": {},
+        "flags": {"collapsed": True} if node.collapsed else {},
         "order": order,
         "mode": 0,
         "inputs": [_input(node, slot, name, kind, links) for slot, (name, kind) in enumerate(_sockets(node).items())],

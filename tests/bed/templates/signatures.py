@@ -53,6 +53,9 @@ STOCK = {
     "CLIPVisionLoader": _stock("", "clip_name", "CLIP_VISION"),
     "CreateVideo": _stock("images:IMAGE audio:?AUDIO", "fps bit_depth", "VIDEO"),
     "EmptyHunyuanLatentVideo": _stock("", _SIZES, "LATENT"),
+    "ImageStitch": _stock(
+        "image1:IMAGE image2:?IMAGE", "direction match_image_size spacing_width spacing_color", "IMAGE"
+    ),
     "KSampler": _stock(_SAMPLER, "seed +control_after_generate steps cfg sampler_name scheduler denoise", "LATENT"),
     "KSamplerAdvanced": _stock(
         _SAMPLER,

@@ -1,0 +1,146 @@
+"""What takes its time moves a bar, and can be interrupted.
+
+ComfyUI has one bar for each running node. A loader's is ours: it counts bytes. A sampler's counts steps, and while its first
+step brings a model's weights for the first time, that bar moves in parts of the step: forward, up to where the sampler itself
+takes it. Kernels are measured in the middle of other nodes' work, and nobody knows beforehand how many: that goes to `show`,
+which the page draws beside the node's own bar.
+
+Interrupted anywhere, nothing is left half done: files are closed, and a measurement that did not end is not remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import comfy.patcher_extension
+import comfy.utils
+import torch
+
+from ..kernels_cuda import autotune
+from .stream import STREAM, Stream
+
+WRAPPER = "fusestream_progress"  # our key among the wrappers of a model
+PIECE = 8 << 20  # bytes read between two looks at the user
+
+Show = Callable[[str, int, int], None]  # words, how much is done, of how much
+
+
+class Bar:
+    """The running node's own."""
+
+    def __init__(self, total: int) -> None:
+        bar: Any = comfy.utils.ProgressBar
+        self._bar = bar(total)
+
+    def add(self, count: int) -> None:
+        """So much more is done. Raises where the user has interrupted, also without a server, where no bar is drawn."""
+        self._bar.update(count)
+        comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+def _unseen(words: str, done: int, of: int) -> None: ...
+
+
+_show: Show = _unseen
+
+
+def show_with(show: Show) -> None:
+    """From now on this is told what takes time beside the running node's own work. Called often; must not raise."""
+    global _show  # noqa: PLW0603 - where the page is, not a toggle
+    _show = show
+
+
+def measuring(op: str, done: int, of: int) -> None:
+    """What `auto` tells while it compares kernels."""
+    comfy.model_management.throw_exception_if_processing_interrupted()
+    _show(f"Measuring kernels for this card, once: {op}", done, of)
+
+
+autotune.observe(measuring)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def read_through(path: str | Path) -> None:
+    """Bring a file from the disk into the page cache, from which a stock function loads it next."""
+    room = memoryview(bytearray(PIECE))
+    with Path(path).open("rb", buffering=0) as file:
+        bar = Bar(Path(path).stat().st_size)
+        while count := file.readinto(room):
+            bar.add(count)
+
+
+# -------------------------------------------------------------------------------------------------------------- blocks
+
+
+@contextlib.contextmanager
+def told_after_each_block(stream: Stream, tell: Callable[[], None]) -> Iterator[None]:
+    """For this time `tell` is called after each block that streamed, which may raise; beside who is told already."""
+    before = stream.watcher
+
+    def both(i: int) -> None:
+        if before is not None:
+            before(i)
+        tell()
+
+    stream.watcher = both
+    try:
+        yield
+    finally:
+        stream.watcher = before
+
+
+@contextlib.contextmanager
+def over_blocks(stream: Stream) -> Iterator[None]:
+    """The running node's bar counts this stream's blocks, whoever computes them."""
+    bar = Bar(len(stream.blocks))
+    with told_after_each_block(stream, lambda: bar.add(1)):
+        yield
+
+
+class FirstPass:
+    """Of one model: the first time that its blocks run after they were unloaded, or never loaded, all of them come from the
+    file, which may take minutes."""
+
+    def __init__(self) -> None:
+        self._done: Callable[[], Any] = lambda: None  # the pager whose first pass is over
+
+    def __call__(self, executor: Any, x: torch.Tensor, t: Any, *args: Any, **kwargs: Any) -> Any:
+        """One call of the model, as stock's wrappers have it."""
+        stream: Stream = getattr(executor.class_obj, STREAM)
+        options = kwargs.get("transformer_options") or (args[3] if len(args) > 3 else None) or {}
+        if stream.pager is None or stream.pager is self._done():
+            return executor(x, t, *args, **kwargs)
+        self._done = weakref.ref(stream.pager)
+        where = _step(options)
+        if where is None:
+            return executor(x, t, *args, **kwargs)
+        step, steps = where
+        blocks = len(stream.blocks)
+        bar = Bar(steps * blocks)
+        bar.add(step * blocks)
+        with told_after_each_block(stream, lambda: bar.add(1)):
+            return executor(x, t, *args, **kwargs)
+
+
+def _step(options: Any) -> tuple[int, int] | None:
+    """Which step of how many the sampler is at, where that is known: the step begins at one of its sigmas."""
+    every, now = options.get("sample_sigmas"), options.get("sigmas")
+    if every is None or now is None or not now.numel() or len(every) < 2:
+        return None
+    found = torch.isclose(every[:-1].cpu().double(), now.flatten()[0].cpu().double(), rtol=1e-4, atol=0.0).nonzero()
+    return (int(found[0]), len(every) - 1) if len(found) else None
+
+
+def attach(patcher: Any) -> None:
+    """Let the first pass of this streaming patcher's model, and of its clones, move the sampler's bar."""
+    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, WRAPPER, FirstPass())

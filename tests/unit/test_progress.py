@@ -1,0 +1,306 @@
+"""What takes its time moves a bar and can be interrupted; nothing is half done after it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import comfy.model_management as management
+import comfy.sample
+import comfy.utils
+import pytest
+import torch
+from scenes import Scene, Studio, sample
+
+import checkpoints
+from fusestream.fusion import load, progress
+from fusestream.kernels_cuda import LEDGER, KernelPolicy, autotune
+from fusestream.kernels_cuda.registry import Call
+from fusestream.kernels_cuda.winners import WinnersFile
+from fusestream.nodes import activity
+
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
+STEPS = 3
+INTERRUPT = management.InterruptProcessingException
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bars]:
+    """What the running node's bar showed; as ComfyUI's own hook, it looks for an interrupt each time."""
+    found = Bars()
+    monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", found)
+    monkeypatch.setattr(comfy.utils, "PROGRESS_THROTTLE_MIN_INTERVAL", 0.0)
+    yield found
+    management.interrupt_current_processing(False)
+
+
+class Bars(list[tuple[int, int]]):
+    """(done, of) each time it moved. The user interrupts when `stop_at` of it is reached."""
+
+    stop_at = 2.0
+
+    def __call__(self, value: int, total: int, *_: Any, **__: Any) -> None:
+        self.append((value, total))
+        if value / total >= self.stop_at:
+            management.interrupt_current_processing()
+        management.throw_exception_if_processing_interrupted()
+
+    @property
+    def shares(self) -> list[float]:
+        return [value / total for value, total in self]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every checkpoint that was opened."""
+    found: list[Any] = []
+    open_ = load.Checkpoint.open
+    monkeypatch.setattr(load.Checkpoint, "open", lambda path: found.append(open_(path)) or found[-1])
+    return found
+
+
+def is_closed(source: Any) -> bool:
+    try:
+        source.read_into(next(iter(source.extents.values())), torch.empty(1, dtype=torch.uint8), start=0)
+    except Exception:
+        return True
+    return False
+
+
+# -------------------------------------------------------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize("kind", ["wan_t2v", "umt5"])
+def test_a_loader_counts_bytes_and_stops(studio: Studio, bars: Bars, opened: list[Any], kind: str) -> None:
+    path = str(checkpoints.write(kind, studio.folder))
+    more: tuple[Any, ...] = ([],) if kind == "umt5" else ()
+    begin = load.load_streamed_text_encoder if kind == "umt5" else load.load_streamed_diffusion_model
+    kept = begin(path, *more)
+    assert bars.shares == sorted(bars.shares) and bars.shares[-1] == 1 and len(bars) > 3
+    assert {total for _, total in bars} == {sum(e.nbytes for n, e in opened[0].extents.items() if in_ram(kind, n))}
+    assert not is_closed(opened[0]), "or what follows says nothing"
+    del kept
+
+    bars.clear()
+    bars.stop_at = 0.02
+    with pytest.raises(INTERRUPT):
+        begin(path, *more)
+    assert is_closed(opened[-1]) and bars.shares[-1] < 1
+    bars.stop_at = 2.0
+    begin(path, *more)
+
+
+def in_ram(kind: str, name: str) -> bool:
+    return not (load.skeleton.is_paged(name) if kind == "wan_t2v" else is_left_in_file(name))
+
+
+def is_left_in_file(name: str) -> bool:
+    return load.t5_skeleton.is_paged_of_t5(name) or name == load.t5_skeleton.EMBEDDING
+
+
+def test_a_vae_counts_bytes_and_stops(studio: Studio, bars: Bars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PIECE", 1 << 16)
+    path = checkpoints.write("wan_vae", studio.folder)
+    load.load_vae(str(path))
+    assert bars.shares == sorted(bars.shares) and bars[-1] == (path.stat().st_size,) * 2 and len(bars) > 3
+    bars.clear()
+    bars.stop_at = 0.5
+    with pytest.raises(INTERRUPT):
+        load.load_vae(str(path))
+    assert 0.5 <= bars.shares[-1] < 1
+
+
+def test_an_interrupt_without_a_server_stops_too(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", None)
+    management.interrupt_current_processing()
+    with pytest.raises(INTERRUPT):
+        load.load_vae(str(checkpoints.write("wan_vae", studio.folder)))
+
+
+# ------------------------------------------------------------------------------------------------------- the first pass
+
+
+def sampled(model: Any, scene: Scene, steps: int = STEPS) -> torch.Tensor:
+    """With the sampler node's own bar."""
+    latent = scene.latent["samples"]
+    bar: Any = comfy.utils.ProgressBar
+    own = bar(steps)
+    return comfy.sample.sample(
+        model, comfy.sample.prepare_noise(latent, 1), steps, 3.0, "euler", "simple", scene.positive, scene.negative, latent,
+        callback=lambda step, x0, x, total: own.update_absolute(step + 1, total), disable_pbar=True, seed=1,
+    )  # fmt: skip
+
+
+def test_the_first_pass_moves_the_samplers_bar(studio: Studio, scenes: dict[str, Scene], bars: Bars) -> None:
+    model = load.load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", studio.folder)), 0.008)
+    watched: list[int] = []
+    model.stream.watcher = watcher = watched.append
+    blocks = len(model.stream.blocks)
+    steps = [(step, STEPS) for step in range(1, STEPS + 1)]
+    with_parts = [*((i, STEPS * blocks) for i in range(blocks + 1)), *steps]
+    for shown in (with_parts, steps, with_parts):  # for the first time; there already; unloaded
+        if shown is with_parts:
+            model.detach()
+        bars.clear()
+        sampled(model, scenes["wan_t2v"])
+        assert bars == shown and bars.shares == sorted(bars.shares), "it never goes back"
+        assert model.stream.watcher is watcher
+    passes = len(watched) // blocks
+    assert watched == [*range(blocks)] * passes and passes >= 3 * STEPS, "the meter hears of every block"
+
+
+def test_a_pass_in_the_middle_goes_on_from_there(studio: Studio, scenes: dict[str, Scene], bars: Bars) -> None:
+    """Another model took the memory between two steps."""
+    model = load.load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", studio.folder)), 0.008)
+    calls: list[int] = []
+
+    def unload_before_the_second_step(executor: Any, x: torch.Tensor, t: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(bars) and bars[-1] == (1, STEPS):
+            model.stream.unload()
+            model.stream.load(model.load_device, model.stream.least)
+        return executor(x, t, *args, **kwargs)
+
+    model.wrappers["apply_model"] = {"test": [unload_before_the_second_step], **model.wrappers["apply_model"]}
+    bars.clear()
+    sampled(model, scenes["wan_t2v"])
+    blocks = len(model.stream.blocks)
+    assert bars.shares == sorted(bars.shares)
+    assert {(blocks + i, STEPS * blocks) for i in range(blocks + 1)} <= set(bars)
+
+
+def test_an_interrupt_in_the_first_pass_leaves_the_model_whole(
+    studio: Studio, scenes: dict[str, Scene], bars: Bars
+) -> None:
+    path = str(checkpoints.write("wan_t2v", studio.folder))
+    model = load.load_streamed_diffusion_model(path, 0.008)
+    bars.clear()
+    bars.stop_at = 2 / (STEPS * len(model.stream.blocks))
+    with pytest.raises(INTERRUPT):
+        sampled(model, scenes["wan_t2v"])
+    assert bars.shares[-1] < 1 / STEPS and model.stream.watcher is None
+    bars.stop_at = 2.0
+    assert torch.equal(sample(model, scenes["wan_t2v"]), sample(load.load_diffusion_model(path), scenes["wan_t2v"]))
+
+
+@pytest.mark.parametrize("options", [{}, {"sample_sigmas": torch.ones(3)}, {"sigmas": torch.ones(1)}])
+def test_who_is_in_no_step_has_no_bar(options: dict[str, Any]) -> None:
+    assert progress._step(options) is None
+
+
+def test_the_step_is_told_by_its_sigma() -> None:
+    sigmas = torch.tensor([1.0, 0.75, 0.5, 0.0])
+    assert [progress._step({"sample_sigmas": sigmas, "sigmas": s.expand(2)}) for s in sigmas[:-1]] == [
+        (0, 3),
+        (1, 3),
+        (2, 3),
+    ]
+    assert progress._step({"sample_sigmas": sigmas, "sigmas": torch.tensor([0.6])}) is None, "between two steps"
+
+
+# ----------------------------------------------------------------------------------------------------------------- text
+
+
+def test_a_streamed_encoders_blocks_are_counted_whoever_computes(studio: Studio, bars: Bars) -> None:
+    clip = load.load_streamed_text_encoder(
+        str(checkpoints.write("umt5", studio.folder)), [], policy=KernelPolicy.of("off")
+    )
+    bars.clear()
+    clip.encode_from_tokens(clip.tokenize("a fox"))
+    blocks = len(clip.patcher.stream.blocks)
+    assert bars == [(i, blocks) for i in range(1, blocks + 1)]
+    bars.clear()
+    bars.stop_at = 1 / blocks
+    with pytest.raises(INTERRUPT):
+        clip.encode_from_tokens(clip.tokenize("two foxes"))
+    bars.stop_at = 2.0
+    assert bars.shares[-1] < 1
+    clip.encode_from_tokens(clip.tokenize("two foxes"))
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+
+
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> autotune.Tuner:
+    """Measures for real, but for the clock: there is no GPU here. tests/gpu has it with one."""
+    times = {"ours": 1.0, "stock": 2.0}
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(autotune, "_time", lambda run, launches: times[run()])
+    return autotune.Tuner(WinnersFile(tmp_path / "winners.json"), card_key=lambda _: "this card")
+
+
+CANDIDATES: Any = [
+    SimpleNamespace(name=name, ours=name == "ours", prepare=lambda _, name=name: lambda _: name)
+    for name in ("ours", "stock")
+]
+OP: Any = SimpleNamespace(
+    name="some op", mutates=(), sample=lambda call: call.tensors, shape_class=lambda _: "its shape"
+)
+TOLD = len(CANDIDATES) + autotune.ROUNDS
+
+
+def test_measuring_is_told_to_the_page(tuner: autotune.Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(progress, "_show", lambda *what: told.append(what))
+    call = Call("some op", (torch.zeros(2),), ())
+    assert tuner.fastest(OP, call, CANDIDATES).name == "ours"
+    assert [(done, of) for _, done, of in told] == [(i, TOLD) for i in range(TOLD + 1)]
+    assert all(words == "Measuring kernels for this card, once: some op" for words, *_ in told)
+    told.clear()
+    tuner.fastest(OP, call, CANDIDATES)
+    assert not told, "once"
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, TOLD - 1, TOLD])
+def test_an_interrupted_measurement_is_not_remembered(
+    tuner: autotune.Tuner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stop_at: int
+) -> None:
+    def show(_words: str, done: int, _of: int) -> None:
+        seen.append(done)
+        if done == stop_at - 1:
+            management.interrupt_current_processing()
+
+    seen: list[int] = []
+    monkeypatch.setattr(progress, "_show", show)
+    call = Call("some op", (torch.zeros(2),), ())
+    before = [choice for choice in LEDGER.choices if choice.op == "some op"]
+    if stop_at == 0:
+        management.interrupt_current_processing()
+    with pytest.raises(INTERRUPT):
+        tuner.fastest(OP, call, CANDIDATES)
+    assert len(seen) == stop_at and tuner.measurings == 0
+    assert not list(tmp_path.iterdir()), "nothing was written"
+    assert [choice for choice in LEDGER.choices if choice.op == "some op"] == before
+    seen.clear()
+    stop_at = -1
+    assert tuner.fastest(OP, call, CANDIDATES).name == "ours" and len(seen) == TOLD + 1 and tuner.measurings == 1
+
+
+def test_the_page_is_told_of_the_node_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from comfy_execution.utils import CurrentNodeContext
+
+    sent: list[Any] = []
+    server = SimpleNamespace(
+        client_id="me", last_prompt_id="p", last_node_id="4", send_sync=lambda *message: sent.append(message)
+    )
+    monkeypatch.setattr(activity, "running_server", lambda: server)
+    monkeypatch.setattr(activity, "_last", 0.0)
+    monkeypatch.setattr(progress, "_show", progress._show)
+    activity.attach()
+    with CurrentNodeContext("p", "9"):
+        progress.measuring("attention", 3, 9)
+        progress.measuring("attention", 4, 9)  # too soon after the first
+    (message,) = sent
+    words = "Measuring kernels for this card, once: attention"
+    assert message == ("fusestream.activity", {"node": "9", "words": words, "done": 3, "of": 9, "prompt_id": "p"}, "me")
+    monkeypatch.setattr(activity, "_last", 0.0)
+    progress.measuring("attention", 5, 9)
+    assert sent[-1][1]["node"] == "4"
+    server.client_id = None
+    monkeypatch.setattr(activity, "_last", 0.0)
+    progress.measuring("attention", 6, 9)
+    assert len(sent) == 2, "nobody asked for this prompt"
