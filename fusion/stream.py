@@ -20,9 +20,22 @@ from typing import Any
 
 import torch
 
-from ..memory import Checkpoint, Layer, Ledger, OverBudget, Pager, bounds, open_pager
-from . import vram
+from ..memory import (
+    Along,
+    Checkpoint,
+    Layer,
+    Ledger,
+    OverBudget,
+    Pager,
+    Parcels,
+    RamBudget,
+    bounds,
+    open_pager,
+    open_parcels,
+)
+from . import lora, vram
 from .blocks import Block, Paged, is_quantised
+from .factors import Factors, Pairs
 from .mixing import mix
 from .patches import PatchSet, differs, patched, snapshot
 
@@ -71,6 +84,9 @@ class Stream:
         self._device = device
         self._pool: vram.Pool | None = None
         self._patches: PatchSet = {}
+        self._patched: frozenset[int] = frozenset()  # blocks that have patches
+        self._one_pass = False
+        self._factors = Factors(self.blocks)
         self._params: dict[str, Any] = {}  # of quantised weights, with their scales on the device
         self._in_use = 0
         self._unloading = False
@@ -153,6 +169,7 @@ class Stream:
             pager, self.pager = self.pager, None
             if pager is not None:
                 pager.close()
+            self._factors.close()
 
     def __deepcopy__(self, memo: Any) -> Stream:
         raise NotWhileStreaming(f"A streamed model cannot be copied weight by weight. {REMEDY}")
@@ -166,6 +183,7 @@ class Stream:
             if self._pool is not None:
                 self._pool.leave(self)
             self.blocks, self.left, self._patches, self._params = (), (), {}, {}
+            self._patched = frozenset()
 
     def check(self) -> None:
         """Raises FileChanged where weights were used that were not what the file holds. The host waits for the device."""
@@ -185,7 +203,7 @@ class Stream:
         assert self._pool is not None
         stored = sum(layer.stored_bytes for layer in self.layers)
         ram = vram.ram_for(stored) if self._device.type != "cpu" else None  # the CPU pins nothing
-        return open_pager(
+        pager = open_pager(
             self._source,
             self.layers,
             self._pool.budget,
@@ -195,24 +213,45 @@ class Stream:
             ledger=self.ledger,
             **self.pager_options,
         )
+        self._factors.parcels = self._open_parcels(ram)
+        pager.along = self._along
+        return pager
+
+    def _open_parcels(self, ram: RamBudget | None) -> Parcels | None:
+        return None if ram is None else open_parcels(self._device, ram, self.ledger)
+
+    def _along(self, i: int) -> Along | None:
+        """Block i is about to be copied, and what its patches need goes with it."""
+        if i not in self._patched:
+            return None
+        return self._factors.along(i, self._patches, one_pass=self._adds_in_one_pass)
 
     # ----------------------------------------------------------------------------------------------------- patches
 
-    def set_patches(self, patches: Mapping[str, Sequence[Any]]) -> None:
-        """From now on the weights are used with these patches. Only blocks whose patches are others come anew."""
+    def set_patches(self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool = False) -> None:
+        """From now on the weights are used with these patches. Only blocks whose patches are others come anew.
+
+        one_pass: plain LoRA on fp16 weights may be added in one pass (`lora.py`), on a GPU; else in stock's steps.
+        """
         for one in self.left:
             if patches.get(one.key):
                 raise NotWhileStreaming(f"{one.key} stays in the file, and a LoRA wants to change it. {REMEDY}")
         with self._lock:
             new = snapshot(patches, self.keys)
-            changed = [
+            patched_blocks = frozenset(
+                i for i, block in enumerate(self.blocks) if any(one.key in new for one in block.paged)
+            )
+            changed = {
                 i
                 for i, block in enumerate(self.blocks)
                 if any(differs(self._patches, new, one.key) for one in block.paged)
-            ]
+            }
+            if one_pass != self._one_pass:
+                changed |= patched_blocks
+            self._factors.drop(sorted(changed))
             if self.pager is not None and self.pager.is_writable:
-                self.pager.renew(changed)
-            self._patches = new
+                self.pager.renew(sorted(changed))
+            self._patches, self._patched, self._one_pass = new, patched_blocks, one_pass
 
     # ------------------------------------------------------------------------------------------------------ in use
 
@@ -266,14 +305,25 @@ class Stream:
     def _made(self, pager: Pager, i: int, weights: Mapping[str, torch.Tensor]) -> Bound:
         """The block's parameters: views of the pager's tensors, patched at the first use after they came."""
         if not pager.is_writable:
-            raw = self._raw(i, weights)
-            return self._patch(raw, in_place=False)
-        arrival = pager.arrival(i)
-        if arrival.made is None:
-            raw = self._raw(i, weights)
-            arrival.made = self._patch(raw, in_place=True)
-        made: Bound = arrival.made
+            made: Bound = self._patch(i, self._raw(i, weights), in_place=False)
+        else:
+            arrival = pager.arrival(i)
+            if arrival.made is None:
+                arrival.made = self._patch(i, self._raw(i, weights), in_place=True)
+            made = arrival.made
+        self._ask_ahead(pager, i)
         return made
+
+    def _ask_ahead(self, pager: Pager, i: int) -> None:
+        """Block i is patched: let what the next one needs for that be on its way."""
+        for j in (*range(i + 1, len(self.blocks)), *range(i)) if self._patched else ():
+            if j in self._patched and pager.made(j) is None:
+                self._factors.ask(j, self._patches, one_pass=self._adds_in_one_pass)
+                return
+
+    @property
+    def _adds_in_one_pass(self) -> bool:
+        return self._one_pass and lora.serves(self._device)
 
     def _raw(self, i: int, weights: Mapping[str, torch.Tensor]) -> Bound:
         return [(paged, self._parameter(paged, weights[paged.name])) for paged in self.blocks[i].paged]
@@ -286,20 +336,24 @@ class Stream:
             data = type(stand_in)(data, stand_in._layout_cls, self._params[paged.key])
         return torch.nn.Parameter(data, requires_grad=False)
 
-    def _patch(self, raw: Bound, *, in_place: bool) -> Bound:
-        """The same parameters with their patches: in the pager's own tensors, or in ones of their own."""
-        if not any(paged.key in self._patches for paged, _ in raw):
+    def _patch(self, i: int, raw: Bound, *, in_place: bool) -> Bound:
+        """Block i's parameters with their patches: in the pager's own tensors, or in ones of their own."""
+        if i not in self._patched:
             return raw
         _hold(raw)
         made: Bound = []
-        with torch.no_grad():
+        with torch.no_grad(), self._factors.of(i, self._patches, one_pass=self._adds_in_one_pass) as patches:
             for paged, parameter in raw:
-                if paged.key not in self._patches:
+                changes = patches.get(paged.key)
+                if changes is None:
                     made.append((paged, parameter))
                     continue
-                out: Any = patched(paged, self._patches[paged.key], self._device)
-                if in_place:
-                    out = _written(parameter, out)
+                if isinstance(changes, Pairs):
+                    out: Any = lora.added(parameter.data, changes, in_place=in_place)
+                else:
+                    out = patched(paged, changes, self._device)
+                    if in_place:
+                        out = _written(parameter, out)
                 made.append((paged, torch.nn.Parameter(out, requires_grad=False)))
         return made
 

@@ -1,6 +1,6 @@
 """Where a weight lives: file -> host pages -> device window. Knows tensors, not models."""
 
-from .backend import Backend, Convert, Copy, HostBackend, Source
+from .backend import Along, Backend, Convert, Copy, HostBackend, Source
 from .budget import DeviceBudget
 from .checkpoint import Checkpoint
 from .comparison import Comparison, compare
@@ -12,11 +12,13 @@ from .ledger import Ledger
 from .open_file import FileChanged
 from .opening import bounds, open_pager
 from .pager import Pager, PagerError
+from .parcels import Parcels, open_parcels
 from .plan import OverBudget, Plan, Prediction, Rates, least_budget, make_plan, simulate
 from .ram import RamBudget
 from .rates import BusRates
 
 __all__ = [
+    "Along",
     "Backend",
     "BadFile",
     "BusRates",
@@ -36,6 +38,7 @@ __all__ = [
     "OverBudget",
     "Pager",
     "PagerError",
+    "Parcels",
     "Plan",
     "Prediction",
     "RamBudget",
@@ -48,6 +51,7 @@ __all__ = [
     "least_budget",
     "make_plan",
     "open_pager",
+    "open_parcels",
     "read_header",
     "simulate",
     "staging_bytes",

@@ -13,12 +13,21 @@ from safetensors.torch import save_file
 from scenes import distance
 
 import checkpoints
+from fusestream.fusion import lora
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.override import model_under
+from fusestream.kernels_cuda import KernelPolicy
 
 LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base != "umt5"]
 
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
+
+
+@pytest.fixture
+def in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain LoRA is added as on a GPU. Torch's CPU multiplies fp16 matrices too."""
+    monkeypatch.setattr(lora, "serves", lambda _device: True)
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +202,37 @@ def test_a_lora_for_nothing_in_the_blocks(folder: Path, tmp_path: Path) -> None:
     got, wanted = (sample(comfy.sd.load_lora_for_models(model, None, file, 1.0, 0.0)[0]) for model in (ours, stock))
     assert torch.equal(got, wanted) and not torch.equal(got, sample(ours))
     assert set(copies(ours).values()) == {1}
+
+
+@pytest.mark.parametrize("window", ["least", "all"])
+@pytest.mark.usefixtures("in_one_pass")
+def test_plain_lora_in_one_pass(folder: Path, window: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain LoRA, in all its spellings, comes in one pass; the rest is stock's bit for bit, in the same file or another."""
+    ours, stock = load(folder, "fp16", "wan_t2v", window, dtype=torch.float16)
+    added, passes = lora.added, []
+    monkeypatch.setattr(lora, "added", lambda *a, **k: passes.append(1) or added(*a, **k))
+    plain = sample(ours)
+    for kind in (kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"):
+        passes.clear()
+        got, wanted = (sample(with_loras(model, folder, (kind, 0.8))) for model in (ours, stock))
+        if kind in checkpoints.lora.SPELLINGS:
+            assert passes and distance(got, wanted) < 0.02 * distance(plain, wanted), kind
+        else:
+            assert torch.equal(got, wanted) or (passes and distance(got, wanted) < 1e-3), kind
+    assert torch.equal(sample(ours), plain)
+
+
+@pytest.mark.usefixtures("in_one_pass")
+def test_with_kernels_off_the_sums_are_stocks(folder: Path) -> None:
+    """Two branches of a graph, over the same blocks."""
+    ours, stock = (
+        with_loras(model, folder, ("lora_ab", 0.8), ("lora_kohya", -0.4))
+        for model in load(folder, "fp16", window="all", dtype=torch.float16)
+    )
+    off, wanted = model_under(ours, KernelPolicy.of("off")), sample(stock)
+    mine = sample(ours)
+    assert 0 < distance(mine, wanted) < 1e-3
+    for _ in range(2):
+        assert torch.equal(sample(off), wanted)
+        assert torch.equal(sample(ours), mine)
+    assert torch.equal(sample(model_under(ours, KernelPolicy.of("auto", linear="off"))), wanted)

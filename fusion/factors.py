@@ -1,0 +1,150 @@
+"""The patches of a stream's blocks as they are applied: plain LoRA as pairs of fp16 factors, all their tensors on the device.
+
+A patch holds its tensors in ordinary RAM, in whatever type the file has. A block that streams needs them at every arrival,
+and stock's functions would bring them one by one, made fp32 by the CPU first. Here a block's tensors are gathered once, in
+pinned RAM, and come with the copy that brings the block. The patch that stock's functions then get is the same one
+with its tensors on the device: the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from comfy.weight_adapter.base import WeightAdapterBase
+from torch import Tensor
+
+from ..memory import Along, Parcels
+from .blocks import Block, is_quantised
+from .lora import Pair, halved, pairs_of
+from .patches import PatchSet
+
+# Of a block's bytes: what brings more, as the weights of another model do (ModelMerge), stays in ordinary RAM.
+LARGEST = 0.25
+
+
+class Pairs(list[Pair]):
+    """Instead of a weight's patches: plain LoRA, to be added in one pass each."""
+
+
+class _Place(NamedTuple):
+    """Where a tensor was: its number in the parcel."""
+
+    number: int
+
+
+class _Form(NamedTuple):
+    """Of one block: by key its patches or `Pairs`, with places for the tensors; and the tensors."""
+
+    patches: Mapping[str, Any]
+    tensors: list[Tensor]
+
+
+class Factors:
+    """Of one stream. Whoever changes the patches of a block drops the block here."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.parcels: Parcels | None = None  # where there is a GPU
+        self._blocks = blocks
+        self._forms: dict[int, _Form] = {}
+
+    def along(self, i: int, patches: PatchSet, *, one_pass: bool) -> Along | None:
+        """What the copy that brings block i shall bring too. Arguments as of `of`."""
+        if self.parcels is None:
+            return None
+        self._formed(i, patches, one_pass=one_pass)
+        return self.parcels.along(i)
+
+    def ask(self, i: int, patches: PatchSet, *, one_pass: bool) -> None:
+        """Block i is next: its tensors start to travel if they do not yet."""
+        if self.parcels is not None:
+            self._formed(i, patches, one_pass=one_pass)
+            if i in self.parcels:
+                self.parcels.ask(i)
+
+    @contextlib.contextmanager
+    def of(self, i: int, patches: PatchSet, *, one_pass: bool) -> Iterator[Mapping[str, Any]]:
+        """By key what changes block i's weights: a tuple of patches for stock's functions, or `Pairs`, which one_pass allows.
+        The tensors are on the device for this time."""
+        form = self._formed(i, patches, one_pass=one_pass)
+        if self.parcels is None or i not in self.parcels:
+            yield {key: _filled(value, form.tensors) for key, value in form.patches.items()}
+            return
+        try:
+            there = self.parcels.take(i)
+            yield {key: _filled(value, there) for key, value in form.patches.items()}
+        finally:
+            self.parcels.done(i)
+
+    def drop(self, layers: Sequence[int]) -> None:
+        """These blocks have other patches from now on."""
+        for i in layers:
+            self._forms.pop(i, None)
+        if self.parcels is not None:
+            self.parcels.drop(layers)
+
+    def close(self) -> None:
+        """Give everything back that is pinned or on the device."""
+        self.drop(list(self._forms))
+        self.parcels = None
+
+    def _formed(self, i: int, patches: PatchSet, *, one_pass: bool) -> _Form:
+        if i not in self._forms:
+            form = _form(self._blocks[i], patches, one_pass=one_pass)
+            most = LARGEST * sum(paged.storage.nbytes for paged in self._blocks[i].paged)
+            fits = sum(tensor.nbytes for tensor in form.tensors) <= most
+            if self.parcels is not None and fits and self.parcels.pack(i, form.tensors):
+                form = form._replace(tensors=[])  # what was made fp16 need not lie in RAM twice
+            self._forms[i] = form
+        return self._forms[i]
+
+
+def _form(block: Block, patches: PatchSet, *, one_pass: bool) -> _Form:
+    tensors: list[Tensor] = []
+    found: dict[str, Any] = {}
+    for paged in block.paged:
+        own = patches.get(paged.key)
+        if own:
+            pairs = _pairs(own, paged.stand_in) if one_pass else None
+            found[paged.key] = _taken_out(own if pairs is None else pairs, tensors)
+    return _Form(found, tensors)
+
+
+def _pairs(patches: Sequence[Any], weight: Tensor) -> Pairs | None:
+    found = None if is_quantised(weight) else pairs_of(patches, weight)
+    if found is None:
+        return None
+    halves = [half for pair in found if (half := halved(pair)) is not None]
+    return Pairs(halves) if len(halves) == len(found) else None
+
+
+def _taken_out(value: Any, tensors: list[Tensor]) -> Any:
+    """The same patches with places for their tensors, which are added to `tensors`."""
+    if isinstance(value, Tensor):
+        if type(value) not in (Tensor, torch.nn.Parameter) or value.device.type != "cpu" or not value.numel():
+            return value
+        tensors.append(value)
+        return _Place(len(tensors) - 1)
+    return _rebuilt(value, lambda part: _taken_out(part, tensors))
+
+
+def _filled(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """The patches with these tensors in their places."""
+    if isinstance(value, _Place):
+        return tensors[value.number]
+    return _rebuilt(value, lambda part: _filled(part, tensors))
+
+
+def _rebuilt(value: Any, change: Any) -> Any:
+    kind: Any = type(value)
+    if isinstance(value, WeightAdapterBase):
+        if kind.__module__.startswith("comfy.weight_adapter.") and isinstance(value.weights, tuple):
+            return kind(value.loaded_keys, tuple(change(part) for part in value.weights))
+        return value  # of another node: who knows what else is in it
+    if isinstance(value, Pairs):
+        return Pairs(Pair(change(pair.up), change(pair.down), pair.scale) for pair in value)
+    if kind is tuple:
+        return tuple(change(part) for part in value)
+    return value  # strengths, names, and what stock nests in lists: patches of patches
