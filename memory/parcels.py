@@ -149,12 +149,13 @@ class Parcels:
     def take(self, i: int) -> list[torch.Tensor]:
         """Layer i's tensors on the device, until `done`; where the device has no memory for them, in pinned RAM."""
         room = self._find(i)
-        if room is not None and room.along is not None:
-            room.along.done.wait()
-            if room.is_lost:
+        along = None if room is None else room.along
+        if room is not None and along is not None:
+            along.done.wait()
+            room.there, room.along = along.there, None
+            if room.there is None:  # the copy failed
+                room.empty()
                 room = None
-            else:
-                room.there, room.along = room.along.there, None
         room = room or self._fetch(i, needed=True)
         if room is None:
             return self._parcels[i].on_host()

@@ -111,6 +111,48 @@ def test_a_lora_on_streamed_weights_is_stocks(folder):
         assert torch.equal(got, want), kind
 
 
+PLAIN = (("lora_ab", 0.8), ("lora_kohya", -0.5))
+
+
+def with_loras(model: Any, folder: Path, *loras: tuple[str, float]) -> Any:
+    import comfy.sd
+    import comfy.utils
+
+    for kind, strength in loras:
+        file = comfy.utils.load_torch_file(str(checkpoints.write(kind, folder)))
+        model, _ = comfy.sd.load_lora_for_models(model, None, file, strength, 0.0)
+    return model
+
+
+@pytest.mark.parametrize("window", ["least", "all"])
+@pytest.mark.parametrize("backend", ["slots", "managed"])
+def test_plain_lora_in_one_pass_is_as_near_to_fp32_as_stocks(folder, backend, window, monkeypatch):
+    """Stacked, weighed anew, beside other kinds, and taken away; on weights that stream and on residents."""
+    from fusestream.fusion import lora
+
+    added, passes = lora.added, []
+    monkeypatch.setattr(lora, "added", lambda *a, **k: passes.append(1) or added(*a, **k))
+    path = checkpoints.write("wan_t2v", folder, "fp32")
+    ours, theirs, exact = (
+        load(path, policy, backend, dtype=dtype)
+        for policy, dtype in ((KernelPolicy(), torch.float16), (OFF, torch.float16), (OFF, torch.float32))
+    )
+    if window == "all":
+        ours.stream.ceiling = None
+    plain = sample(ours)
+    for loras in (PLAIN, PLAIN[:1], (("lora_ab", 0.2), ("lora_dora", 0.7)), (*PLAIN, ("lora_diff", 1.0)), PLAIN):
+        passes.clear()
+        latent, stocks, wanted = (sample(with_loras(model, folder, *loras)) for model in (ours, theirs, exact))
+        got, of_stock = error(latent, wanted), error(stocks, wanted)
+        print(f"{backend} {window} {[kind for kind, _ in loras]}: error {got:.3g}, stock's {of_stock:.3g}")
+        assert got <= 1.1 * of_stock
+        assert passes
+        assert error(latent, plain) > 10 * got
+        parcels = ours.stream._factors.parcels
+        assert parcels is not None and parcels.held_bytes and ours.stream.ledger.peak("pinned RAM")
+    assert torch.equal(sample(ours), plain)
+
+
 def test_an_interrupted_run_leaves_a_model_that_works(folder):
     import comfy.model_management as mm
 
