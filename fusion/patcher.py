@@ -105,13 +105,14 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             )
             self.unpatch_model(self.offload_device, unpatch_weights=is_stale)
             self.patch_model(load_weights=False)
+            if self._is_loaded():
+                self._set_patches()  # the same ones, for another clone's kernels perhaps
             if extra_memory < 0 and self._is_loaded():
                 # It is about to run: what its blocks need to pass through would have to come back at once.
                 self.stream.shrink(min(-int(extra_memory), self.stream.held - self.stream.least))
                 return 0
             try:
                 if self._is_loaded() and self.model.device == device_to:
-                    self._set_patches()  # the same ones, for another clone's kernels perhaps
                     self.stream.load(device_to, self._room_beside_a_batch(self.stream.held + extra_memory))
                     self.apply_hooks(self.forced_hooks, force_apply=True)
                 else:
