@@ -22,7 +22,7 @@ from .lora import Pair, halved, pairs_of
 from .patches import PatchSet
 
 # Of a block's bytes: what brings more, as the weights of another model do (ModelMerge), stays in ordinary RAM.
-LARGEST = 0.25
+LARGEST = 0.5
 
 
 class Pairs(list[Pair]):

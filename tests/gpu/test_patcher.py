@@ -147,7 +147,7 @@ def test_plain_lora_in_one_pass_is_as_near_to_fp32_as_stocks(folder, backend, wi
         print(f"{backend} {window} {[kind for kind, _ in loras]}: error {got:.3g}, stock's {of_stock:.3g}")
         assert got <= 1.1 * of_stock
         assert passes
-        assert error(latent, plain) > 10 * got
+        assert error(latent, plain) > 2 * got
         parcels = ours.stream._factors.parcels
         assert parcels is not None and parcels.held_bytes and ours.stream.ledger.peak("pinned RAM")
     assert torch.equal(sample(ours), plain)
