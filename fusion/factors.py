@@ -9,7 +9,7 @@ with its tensors on the device: the same numbers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from comfy.weight_adapter.base import WeightAdapterBase
 from torch import Tensor
 
 from ..memory import Along, Parcels
-from .blocks import Block, is_quantised
+from .blocks import Block, Paged, is_quantised
 from .lora import Pair, halved, pairs_of
 from .patches import PatchSet
 
@@ -25,8 +25,23 @@ from .patches import PatchSet
 LARGEST = 0.5
 
 
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class How(NamedTuple):
+    """one_pass: whether plain LoRA may be added in one pass. streams: whether the block comes anew for each use."""
+
+    one_pass: bool
+    streams: bool
+
+
 class Pairs(list[Pair]):
-    """Instead of a weight's patches: plain LoRA, to be added in one pass each."""
+    """Instead of a weight's patches: plain LoRA. on_the_way: to be added to what each product makes of the weight, which
+    itself stays as it is stored."""
+
+    def __init__(self, pairs: Iterable[Pair], *, on_the_way: bool) -> None:
+        super().__init__(pairs)
+        self.on_the_way = on_the_way
 
 
 class _Place(NamedTuple):
@@ -40,6 +55,7 @@ class _Form(NamedTuple):
 
     patches: Mapping[str, Any]
     tensors: list[Tensor]
+    how: How
 
 
 class Factors:
@@ -50,32 +66,39 @@ class Factors:
         self._blocks = blocks
         self._forms: dict[int, _Form] = {}
 
-    def along(self, i: int, patches: PatchSet, *, one_pass: bool) -> Along | None:
+    def along(self, i: int, patches: PatchSet, how: How) -> Along | None:
         """What the copy that brings block i shall bring too. Arguments as of `of`."""
         if self.parcels is None:
             return None
-        self._formed(i, patches, one_pass=one_pass)
+        self._formed(i, patches, how)
         return self.parcels.along(i)
 
-    def ask(self, i: int, patches: PatchSet, *, one_pass: bool) -> None:
+    def ask(self, i: int, patches: PatchSet, how: How) -> None:
         """Block i is next: its tensors start to travel if they do not yet."""
         if self.parcels is not None:
-            self._formed(i, patches, one_pass=one_pass)
+            self._formed(i, patches, how)
             if i in self.parcels:
                 self.parcels.ask(i)
 
     @contextlib.contextmanager
-    def of(self, i: int, patches: PatchSet, *, one_pass: bool) -> Iterator[Mapping[str, Any]]:
-        """By key what changes block i's weights: a tuple of patches for stock's functions, or `Pairs`, which one_pass allows.
-        The tensors are on the device for this time."""
-        form = self._formed(i, patches, one_pass=one_pass)
-        if self.parcels is None or i not in self.parcels:
-            yield {key: _filled(value, form.tensors) for key, value in form.patches.items()}
-            return
+    def of(self, i: int, patches: PatchSet, how: How) -> Iterator[Mapping[str, Any]]:
+        """By key what changes block i's weights: a tuple of patches for stock's functions, or `Pairs`. The tensors are on the
+        device for this time."""
         try:
-            there = self.parcels.take(i)
-            yield {key: _filled(value, there) for key, value in form.patches.items()}
+            yield self.take(i, patches, how)
         finally:
+            self.done(i)
+
+    def take(self, i: int, patches: PatchSet, how: How) -> Mapping[str, Any]:
+        """The same, until `done`."""
+        form = self._formed(i, patches, how)
+        packed = self.parcels is not None and i in self.parcels
+        there = self.parcels.take(i) if packed and self.parcels is not None else form.tensors
+        return {key: _filled(value, there) for key, value in form.patches.items()}
+
+    def done(self, i: int) -> None:
+        """The device has been asked for everything that needs them."""
+        if self.parcels is not None:
             self.parcels.done(i)
 
     def drop(self, layers: Sequence[int]) -> None:
@@ -90,9 +113,11 @@ class Factors:
         self.drop(list(self._forms))
         self.parcels = None
 
-    def _formed(self, i: int, patches: PatchSet, *, one_pass: bool) -> _Form:
+    def _formed(self, i: int, patches: PatchSet, how: How) -> _Form:
+        if i in self._forms and self._forms[i].how != how:
+            self.drop([i])  # what was resident streams now, or the other way around
         if i not in self._forms:
-            form = _form(self._blocks[i], patches, one_pass=one_pass)
+            form = _form(self._blocks[i], patches, how)
             most = LARGEST * sum(paged.storage.nbytes for paged in self._blocks[i].paged)
             fits = sum(tensor.nbytes for tensor in form.tensors) <= most
             if self.parcels is not None and fits and self.parcels.pack(i, form.tensors):
@@ -101,23 +126,32 @@ class Factors:
         return self._forms[i]
 
 
-def _form(block: Block, patches: PatchSet, *, one_pass: bool) -> _Form:
+def _form(block: Block, patches: PatchSet, how: How) -> _Form:
     tensors: list[Tensor] = []
     found: dict[str, Any] = {}
     for paged in block.paged:
         own = patches.get(paged.key)
         if own:
-            pairs = _pairs(own, paged.stand_in) if one_pass else None
+            pairs = _pairs(paged, own, how)
             found[paged.key] = _taken_out(own if pairs is None else pairs, tensors)
-    return _Form(found, tensors)
+    return _Form(found, tensors, how)
 
 
-def _pairs(patches: Sequence[Any], weight: Tensor) -> Pairs | None:
-    found = None if is_quantised(weight) else pairs_of(patches, weight)
+def _pairs(paged: Paged, patches: Sequence[Any], how: How) -> Pairs | None:
+    weight = paged.stand_in
+    becomes_half = how.streams and paged.attribute == "weight" and _is_cast_for_each_product(paged)
+    is_half = weight.dtype is torch.float16 and not is_quantised(weight)
+    found = pairs_of(patches, weight) if how.one_pass and (is_half or becomes_half) else None
     if found is None:
         return None
     halves = [half for pair in found if (half := halved(pair)) is not None]
-    return Pairs(halves) if len(halves) == len(found) else None
+    return Pairs(halves, on_the_way=not is_half) if len(halves) == len(found) else None
+
+
+def _is_cast_for_each_product(paged: Paged) -> bool:
+    if is_quantised(paged.stand_in):  # else this card multiplies them as they are
+        return bool(getattr(paged.module, "_full_precision_mm", False))
+    return paged.stand_in.dtype in FP8
 
 
 def _taken_out(value: Any, tensors: list[Tensor]) -> Any:
@@ -144,7 +178,8 @@ def _rebuilt(value: Any, change: Any) -> Any:
             return kind(value.loaded_keys, tuple(change(part) for part in value.weights))
         return value  # of another node: who knows what else is in it
     if isinstance(value, Pairs):
-        return Pairs(Pair(change(pair.up), change(pair.down), pair.scale) for pair in value)
+        halves = (Pair(change(pair.up), change(pair.down), pair.scale) for pair in value)
+        return Pairs(halves, on_the_way=value.on_the_way)
     if kind is tuple:
         return tuple(change(part) for part in value)
     return value  # strengths, names, and what stock nests in lists: patches of patches

@@ -8,8 +8,12 @@ Side products, x @ down.T @ up.T added to what the unpatched weight makes of x, 
 outcome once more each: three times tokens * width against two times width * width. They would win below two thirds of the
 width, 3400 tokens for 14B, and there the bus decides. Measured, they never paid (docs/how-it-works.md).
 
-What else LoRA files bring (LoCon, DoRA, LoKr, differences, replacements), and weights that are not fp16, stay with stock's
-own functions (`patches.py`).
+Weights in fp8 that stream become fp16 for each product anyway, and the same is added to that (`Added`), as stock's dynamic
+memory does: to round the sum to fp8, by chance and with a random number each, would cost more than the product's cast and
+lose most of a small LoRA. Those that stay are patched once, as stock does.
+
+What else LoRA files bring (LoCon, DoRA, LoKr, differences, replacements), and weights of other types, stay with stock's own
+functions (`patches.py`).
 """
 
 from __future__ import annotations
@@ -37,8 +41,8 @@ class Pair(NamedTuple):
 
 
 def pairs_of(patches: Sequence[Any], weight: Tensor) -> list[Pair] | None:
-    """The patches of a weight [n, k], in their order, if all of them are plain LoRA and the weight is fp16; else None."""
-    if weight.dtype is not torch.float16 or weight.ndim != 2 or type(weight.data) is not Tensor:
+    """The patches of a weight [n, k], in their order, if all of them are plain LoRA; else None."""
+    if weight.ndim != 2:
         return None
     found = [_pair_of(patch, weight.shape) for patch in patches]
     return None if None in found else found  # type: ignore[return-value]
@@ -79,10 +83,20 @@ def _halved(factor: Tensor) -> tuple[Tensor, float]:
 
 
 def added(weight: Tensor, pairs: Sequence[Pair], *, in_place: bool) -> Tensor:
-    """weight [n, k] fp16 with these pairs, fp16 too, added: in its own memory, or in new."""
+    """weight [n, k] with these pairs added: in its own memory, or in new."""
     out = weight
     for pair in pairs:
         target = out if in_place or out is not weight else torch.empty_like(weight)
-        up, down = (factor.to(weight.device, non_blocking=True) for factor in (pair.up, pair.down))
+        up, down = (factor.to(weight.device, weight.dtype, non_blocking=True) for factor in (pair.up, pair.down))
         out = torch.addmm(out, up, down, alpha=pair.scale, out=target)
     return out
+
+
+class Added:
+    """One of a module's `weight_function`s: adds to the weight that was made for a product, which is nobody else's."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.pairs = pairs
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        return added(weight, self.pairs, in_place=True)

@@ -16,7 +16,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,7 +35,7 @@ from ..memory import (
 )
 from . import lora, vram
 from .blocks import Block, Paged, is_quantised
-from .factors import Factors, Pairs
+from .factors import Factors, How, Pairs
 from .mixing import mix
 from .patches import PatchSet, differs, patched, snapshot
 
@@ -51,6 +51,13 @@ class NotWhileStreaming(RuntimeError):
 
 
 Bound = list[tuple[Paged, torch.nn.Parameter]]
+
+
+class Made(NamedTuple):
+    """A block's parameters, as its modules hold them. adds: whether some have LoRAs that are added for each product."""
+
+    bound: Bound
+    adds: bool = False
 
 
 class Stream:
@@ -87,6 +94,8 @@ class Stream:
         self._patched: frozenset[int] = frozenset()  # blocks that have patches
         self._one_pass = False
         self._factors = Factors(self.blocks)
+        # Of blocks in use: modules, their weight functions before and for the time.
+        self._functions: dict[int, list[tuple[Any, list[Any], list[Any]]]] = {}
         self._params: dict[str, Any] = {}  # of quantised weights, with their scales on the device
         self._in_use = 0
         self._unloading = False
@@ -224,7 +233,7 @@ class Stream:
         """Block i is about to be copied, and what its patches need goes with it."""
         if i not in self._patched:
             return None
-        return self._factors.along(i, self._patches, one_pass=self._adds_in_one_pass)
+        return self._factors.along(i, self._patches, self._how(i))
 
     # ----------------------------------------------------------------------------------------------------- patches
 
@@ -273,7 +282,11 @@ class Stream:
         self.last_used = time.monotonic()
         before: Bound = [(one, one.module._parameters[one.attribute]) for one in self.blocks[i].paged]  # type: ignore[misc]
         try:
-            _hold(self._made(pager, i, weights))
+            made = self._made(pager, i, weights)
+            _hold(made.bound)
+            if made.adds:
+                self._add_on_the_way(i, made.bound)
+            self._ask_ahead(pager, i)
         except BaseException:
             self.leave(i, before, spoilt=True)
             raise
@@ -284,6 +297,7 @@ class Stream:
         """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
         assert self.pager is not None, "nothing is unloaded while it is in use"
         _hold(before)
+        self._add_no_more(i)
         self._in_use -= 1
         self.pager.release(i)
         if spoilt:
@@ -302,28 +316,50 @@ class Stream:
         assert self.pager is not None
         return self.pager
 
-    def _made(self, pager: Pager, i: int, weights: Mapping[str, torch.Tensor]) -> Bound:
+    def _made(self, pager: Pager, i: int, weights: Mapping[str, torch.Tensor]) -> Made:
         """The block's parameters: views of the pager's tensors, patched at the first use after they came."""
         if not pager.is_writable:
-            made: Bound = self._patch(i, self._raw(i, weights), in_place=False)
-        else:
-            arrival = pager.arrival(i)
-            if arrival.made is None:
-                arrival.made = self._patch(i, self._raw(i, weights), in_place=True)
-            made = arrival.made
-        self._ask_ahead(pager, i)
+            return self._patch(i, self._raw(i, weights), in_place=False)
+        arrival = pager.arrival(i)
+        if arrival.made is None:
+            arrival.made = self._patch(i, self._raw(i, weights), in_place=True)
+        made: Made = arrival.made
         return made
+
+    def _add_on_the_way(self, i: int, bound: Bound) -> None:
+        """While the block runs, its modules add LoRAs to what they make of their weights."""
+        changed: list[tuple[Any, list[Any], list[Any]]] = []
+        self._functions[i] = changed
+        patches = self._factors.take(i, self._patches, self._how(i))
+        for paged, _ in bound:
+            changes = patches.get(paged.key)
+            if isinstance(changes, Pairs) and changes.on_the_way:
+                module: Any = paged.module
+                before = module.weight_function
+                after = [lora.Added(changes), *before]  # as in stock: before what other nodes do to the weight
+                changed.append((module, before, after))
+                module.weight_function = after
+
+    def _add_no_more(self, i: int) -> None:
+        if i in self._functions:
+            for module, before, after in self._functions.pop(i):
+                if module.weight_function is after:
+                    module.weight_function = before
+            self._factors.done(i)
 
     def _ask_ahead(self, pager: Pager, i: int) -> None:
         """Block i is patched: let what the next one needs for that be on its way."""
         for j in (*range(i + 1, len(self.blocks)), *range(i)) if self._patched else ():
-            if j in self._patched and pager.made(j) is None:
-                self._factors.ask(j, self._patches, one_pass=self._adds_in_one_pass)
+            made: Made | None = pager.made(j)
+            if j in self._patched and (made is None or made.adds):
+                self._factors.ask(j, self._patches, self._how(j))
                 return
 
-    @property
-    def _adds_in_one_pass(self) -> bool:
-        return self._one_pass and lora.serves(self._device)
+    def _how(self, i: int) -> How:
+        """In which way block i's patches are applied."""
+        assert self.pager is not None, "patches are applied to what is loaded"
+        one_pass = self._one_pass and lora.serves(self._device)
+        return How(one_pass, i not in self.pager.plan.resident or not self.pager.is_writable)
 
     def _raw(self, i: int, weights: Mapping[str, torch.Tensor]) -> Bound:
         return [(paged, self._parameter(paged, weights[paged.name])) for paged in self.blocks[i].paged]
@@ -336,26 +372,31 @@ class Stream:
             data = type(stand_in)(data, stand_in._layout_cls, self._params[paged.key])
         return torch.nn.Parameter(data, requires_grad=False)
 
-    def _patch(self, i: int, raw: Bound, *, in_place: bool) -> Bound:
+    def _patch(self, i: int, raw: Bound, *, in_place: bool) -> Made:
         """Block i's parameters with their patches: in the pager's own tensors, or in ones of their own."""
         if i not in self._patched:
-            return raw
+            return Made(raw)
         _hold(raw)
-        made: Bound = []
-        with torch.no_grad(), self._factors.of(i, self._patches, one_pass=self._adds_in_one_pass) as patches:
+        bound: Bound = []
+        adds = False
+        with torch.no_grad(), self._factors.of(i, self._patches, self._how(i)) as patches:
             for paged, parameter in raw:
                 changes = patches.get(paged.key)
                 if changes is None:
-                    made.append((paged, parameter))
+                    bound.append((paged, parameter))
                     continue
-                if isinstance(changes, Pairs):
-                    out: Any = lora.added(parameter.data, changes, in_place=in_place)
-                else:
-                    out = patched(paged, changes, self._device)
+                if not isinstance(changes, Pairs):
+                    out: Any = patched(paged, changes, self._device)
                     if in_place:
                         out = _written(parameter, out)
-                made.append((paged, torch.nn.Parameter(out, requires_grad=False)))
-        return made
+                elif changes.on_the_way:
+                    adds = True
+                    bound.append((paged, parameter))
+                    continue
+                else:
+                    out = lora.added(parameter.data, changes, in_place=in_place)
+                bound.append((paged, torch.nn.Parameter(out, requires_grad=False)))
+        return Made(bound, adds)
 
 
 def _written(parameter: Any, out: Any) -> torch.Tensor:

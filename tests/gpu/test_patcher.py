@@ -153,6 +153,22 @@ def test_plain_lora_in_one_pass_is_as_near_to_fp32_as_stocks(folder, backend, wi
     assert torch.equal(sample(ours), plain)
 
 
+def test_lora_on_streamed_fp8_weights_is_nearer_to_fp32_than_stocks(folder):
+    path = checkpoints.write("wan_t2v", folder, "fp8_e4m3fn")
+    ours, theirs, exact = (
+        load(path, policy, **options)
+        for policy, options in ((KernelPolicy(), {}), (OFF, {}), (OFF, {"dtype": torch.float32}))
+    )
+    plain = sample(ours)
+    for loras in (PLAIN, PLAIN[:1], (*PLAIN, ("lora_dora", 0.7))):
+        latent, stocks, wanted = (sample(with_loras(model, folder, *loras)) for model in (ours, theirs, exact))
+        got, of_stock = error(latent, wanted), error(stocks, wanted)
+        print(f"fp8 {[kind for kind, _ in loras]}: error {got:.3g}, stock's {of_stock:.3g}")
+        assert got <= 1.1 * of_stock
+        assert ours.stream._factors.parcels.held_bytes
+    assert torch.equal(sample(ours), plain)
+
+
 def test_an_interrupted_run_leaves_a_model_that_works(folder):
     import comfy.model_management as mm
 

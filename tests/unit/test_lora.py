@@ -71,13 +71,12 @@ def test_the_sum_is_as_near_to_the_exact_one_as_stocks(patches: list[Any], in_pl
         ([patch(adapter(), function=lambda w: w)], weight()),
         ([patch(("diff", (weight(),)))], weight()),
         ([patch(adapter()), patch(("diff", (weight(),)))], weight()),
-        ([patch(adapter())], weight().bfloat16()),
         ([patch(adapter())], weight().T),  # another shape
         ([patch(adapter())], weight()[0]),
         ([patch(LoRAAdapter(set(), (*adapter().weights[:4], torch.ones(48, 1), None)))], weight()),
         ([patch(LoRAAdapter(set(), (*adapter().weights[:5], [64, 64])))], weight()),
     ],
-    ids=["model's", "offset", "function", "diff", "with diff", "bf16", "shape", "norm", "DoRA", "reshape"],
+    ids=["model's", "offset", "function", "diff", "with diff", "shape", "norm", "DoRA", "reshape"],
 )  # fmt: skip
 def test_all_else_is_stocks(patches: list[Any], held: torch.Tensor) -> None:
     assert lora.pairs_of(patches, held) is None
