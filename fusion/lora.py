@@ -5,8 +5,9 @@ Stock writes the whole difference first, in fp32, scales it, rounds it to fp16 a
 needed. The sum is rounded once instead of twice, so it is as near to the exact one or nearer.
 
 Side products, x @ down.T @ up.T added to what the unpatched weight makes of x, touch the weight not at all, but x and the
-outcome once more each: three times tokens * width against two times width * width. They would win below two thirds of the
-width, 3400 tokens for 14B, and there the bus decides. Measured, they never paid (docs/how-it-works.md).
+outcome once more each: three times tokens * width against two times width * width. Measured on an H200, 14B, rank 32, ms a
+block: one pass 0.64 for any video; side products 0.54 for 4500 tokens, where the block's copy takes 13, 1.06 for 9000, 3.4
+for 32760; and GELU in the product would be lost. So there are none.
 
 Weights in fp8 that stream become fp16 for each product anyway, and the same is added to that (`Added`), as stock's dynamic
 memory does: to round the sum to fp8, by chance and with a random number each, would cost more than the product's cast and
