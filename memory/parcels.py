@@ -131,7 +131,11 @@ class Parcels:
 
     def along(self, i: int) -> Along | None:
         """What the copy of layer i that is made next has to bring; None: nothing, or it is there already."""
-        if i not in self._parcels or self._find(i) is not None:
+        if i not in self._parcels:
+            return None
+        found = self._find(i)
+        if found is not None:
+            found.waits = not found.in_use
             return None
         room = self._claim(i, needed=False)
         if room is None:

@@ -108,7 +108,7 @@ def test_a_lora_on_streamed_weights_is_stocks(folder):
         got, want = (
             sample(comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)[0]) for model in (load(path), stock(path))
         )
-        assert torch.equal(got, want), kind
+        assert torch.equal(got, want), f"{kind}: {error(got, want):.3g}"
 
 
 PLAIN = (("lora_ab", 0.8), ("lora_kohya", -0.5))
@@ -146,7 +146,7 @@ def test_plain_lora_in_one_pass_is_as_near_to_fp32_as_stocks(folder, backend, wi
         got, of_stock = error(latent, wanted), error(stocks, wanted)
         print(f"{backend} {window} {[kind for kind, _ in loras]}: error {got:.3g}, stock's {of_stock:.3g}")
         assert got <= 1.1 * of_stock
-        assert passes
+        assert bool(passes) == ("lora_dora" not in dict(loras)), "it is on every matrix, and no plain LoRA"
         assert error(latent, plain) > 2 * got
         parcels = ours.stream._factors.parcels
         assert parcels is not None and parcels.held_bytes and ours.stream.ledger.peak("pinned RAM")

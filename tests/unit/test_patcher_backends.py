@@ -125,3 +125,11 @@ def test_it_gives_back_and_takes_again(load: Callable[..., Any], backend: str) -
         with ours.stream.bound(i):
             assert not ours.model.diffusion_model.blocks[i].ffn[0].weight.is_meta
     assert torch.equal(sample(ours), wanted)
+
+
+def test_every_kind_of_lora_comes_with_the_blocks(load: Callable[..., Any], folder: Path) -> None:
+    ours, stock = load("registered", "fp16")
+    for kind in (kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"):
+        lora = comfy.utils.load_torch_file(str(checkpoints.write(kind, folder)))
+        pair = tuple(comfy.sd.load_lora_for_models(model, None, lora, 0.8, 0.0)[0] for model in (ours, stock))
+        assert torch.equal(*(sample(model) for model in pair)), kind
