@@ -19,6 +19,7 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
+from .attention import policy_of
 from .blocks import is_quantised, stored
 from .stream import REMEDY, STREAM, NotWhileStreaming, Stream
 
@@ -103,6 +104,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             )
             self.unpatch_model(self.offload_device, unpatch_weights=is_stale)
             self.patch_model(load_weights=False)
+            if self._is_loaded():
+                self._set_patches()  # the same ones, for another clone's kernels perhaps
             if extra_memory < 0 and self._is_loaded():
                 # It is about to run: what its blocks need to pass through would have to come back at once.
                 self.stream.shrink(min(-int(extra_memory), self.stream.held - self.stream.least))
@@ -141,12 +144,18 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         with self.use_ejected():
             self.unpatch_hooks()
             self._prepare_operations()
-            self.stream.set_patches(self.patches)
+            self._set_patches()
             self.stream.load(device, ALL if full_load else lowvram_model_memory)
             # The rest, all of it. Never a full load, in which stock calls `to` on the whole model.
             super().load(device, ALL, force_patch_weights=force_patch_weights, full_load=False, **kwargs)
             self._move_rest(device)
             self.loaded_size()
+
+    def _set_patches(self) -> None:
+        """The stream's, from this patcher. With its matrix products switched off, or all kernels, LoRAs are added in stock's
+        steps too."""
+        policy = policy_of(self.model_options.get("transformer_options", {}))
+        self.stream.set_patches(self.patches, one_pass=policy is not None and policy.mode("linear") != "off")
 
     def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Stock's list of modules to load: without those whose weights stream. A module is the last but one of its entry."""

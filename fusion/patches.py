@@ -2,7 +2,7 @@
 
 Stock patches a weight once, when it loads it, and keeps it. A streamed weight is patched whenever it arrives, a resident
 one whenever the set of patches changes. The function is the same, in the same types and with the same seed for rounding,
-so the numbers are too.
+so the numbers are too. Plain LoRA on a GPU has a shorter way (`lora.py`), unless its kernels are off.
 """
 
 from __future__ import annotations

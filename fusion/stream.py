@@ -16,13 +16,26 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..memory import Checkpoint, Layer, Ledger, OverBudget, Pager, bounds, open_pager
-from . import vram
+from ..memory import (
+    Along,
+    Checkpoint,
+    Layer,
+    Ledger,
+    OverBudget,
+    Pager,
+    Parcels,
+    RamBudget,
+    bounds,
+    open_pager,
+    open_parcels,
+)
+from . import lora, vram
 from .blocks import Block, Paged, is_quantised
+from .factors import Factors, How, Pairs
 from .mixing import mix
 from .patches import PatchSet, differs, patched, snapshot
 
@@ -38,6 +51,13 @@ class NotWhileStreaming(RuntimeError):
 
 
 Bound = list[tuple[Paged, torch.nn.Parameter]]
+
+
+class Made(NamedTuple):
+    """A block's parameters, as its modules hold them. adds: whether some have LoRAs that are added for each product."""
+
+    bound: Bound
+    adds: bool = False
 
 
 class Stream:
@@ -71,6 +91,11 @@ class Stream:
         self._device = device
         self._pool: vram.Pool | None = None
         self._patches: PatchSet = {}
+        self._patched: frozenset[int] = frozenset()  # blocks that have patches
+        self._one_pass = False
+        self._factors = Factors(self.blocks)
+        # Of blocks in use: modules, their weight functions before and for the time.
+        self._functions: dict[int, list[tuple[Any, list[Any], list[Any]]]] = {}
         self._params: dict[str, Any] = {}  # of quantised weights, with their scales on the device
         self._in_use = 0
         self._unloading = False
@@ -153,6 +178,7 @@ class Stream:
             pager, self.pager = self.pager, None
             if pager is not None:
                 pager.close()
+            self._factors.close()
 
     def __deepcopy__(self, memo: Any) -> Stream:
         raise NotWhileStreaming(f"A streamed model cannot be copied weight by weight. {REMEDY}")
@@ -166,6 +192,7 @@ class Stream:
             if self._pool is not None:
                 self._pool.leave(self)
             self.blocks, self.left, self._patches, self._params = (), (), {}, {}
+            self._patched = frozenset()
 
     def check(self) -> None:
         """Raises FileChanged where weights were used that were not what the file holds. The host waits for the device."""
@@ -185,7 +212,7 @@ class Stream:
         assert self._pool is not None
         stored = sum(layer.stored_bytes for layer in self.layers)
         ram = vram.ram_for(stored) if self._device.type != "cpu" else None  # the CPU pins nothing
-        return open_pager(
+        pager = open_pager(
             self._source,
             self.layers,
             self._pool.budget,
@@ -195,24 +222,45 @@ class Stream:
             ledger=self.ledger,
             **self.pager_options,
         )
+        self._factors.parcels = self._open_parcels(ram)
+        pager.along = self._along
+        return pager
+
+    def _open_parcels(self, ram: RamBudget | None) -> Parcels | None:
+        return None if ram is None else open_parcels(self._device, ram, self.ledger)
+
+    def _along(self, i: int) -> Along | None:
+        """Block i is about to be copied, and what its patches need goes with it."""
+        if i not in self._patched:
+            return None
+        return self._factors.along(i, self._patches, self._how(i))
 
     # ----------------------------------------------------------------------------------------------------- patches
 
-    def set_patches(self, patches: Mapping[str, Sequence[Any]]) -> None:
-        """From now on the weights are used with these patches. Only blocks whose patches are others come anew."""
+    def set_patches(self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool = False) -> None:
+        """From now on the weights are used with these patches. Only blocks whose patches are others come anew.
+
+        one_pass: plain LoRA on fp16 weights may be added in one pass (`lora.py`), on a GPU; else in stock's steps.
+        """
         for one in self.left:
             if patches.get(one.key):
                 raise NotWhileStreaming(f"{one.key} stays in the file, and a LoRA wants to change it. {REMEDY}")
         with self._lock:
             new = snapshot(patches, self.keys)
-            changed = [
+            patched_blocks = frozenset(
+                i for i, block in enumerate(self.blocks) if any(one.key in new for one in block.paged)
+            )
+            changed = {
                 i
                 for i, block in enumerate(self.blocks)
                 if any(differs(self._patches, new, one.key) for one in block.paged)
-            ]
+            }
+            if one_pass != self._one_pass:
+                changed |= patched_blocks
+            self._factors.drop(sorted(changed))
             if self.pager is not None and self.pager.is_writable:
-                self.pager.renew(changed)
-            self._patches = new
+                self.pager.renew(sorted(changed))
+            self._patches, self._patched, self._one_pass = new, patched_blocks, one_pass
 
     # ------------------------------------------------------------------------------------------------------ in use
 
@@ -234,7 +282,11 @@ class Stream:
         self.last_used = time.monotonic()
         before: Bound = [(one, one.module._parameters[one.attribute]) for one in self.blocks[i].paged]  # type: ignore[misc]
         try:
-            _hold(self._made(pager, i, weights))
+            made = self._made(pager, i, weights)
+            _hold(made.bound)
+            if made.adds:
+                self._add_on_the_way(i, made.bound)
+            self._ask_ahead(pager, i)
         except BaseException:
             self.leave(i, before, spoilt=True)
             raise
@@ -245,6 +297,7 @@ class Stream:
         """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
         assert self.pager is not None, "nothing is unloaded while it is in use"
         _hold(before)
+        self._add_no_more(i)
         self._in_use -= 1
         self.pager.release(i)
         if spoilt:
@@ -263,17 +316,50 @@ class Stream:
         assert self.pager is not None
         return self.pager
 
-    def _made(self, pager: Pager, i: int, weights: Mapping[str, torch.Tensor]) -> Bound:
+    def _made(self, pager: Pager, i: int, weights: Mapping[str, torch.Tensor]) -> Made:
         """The block's parameters: views of the pager's tensors, patched at the first use after they came."""
         if not pager.is_writable:
-            raw = self._raw(i, weights)
-            return self._patch(raw, in_place=False)
+            return self._patch(i, self._raw(i, weights), in_place=False)
         arrival = pager.arrival(i)
         if arrival.made is None:
-            raw = self._raw(i, weights)
-            arrival.made = self._patch(raw, in_place=True)
-        made: Bound = arrival.made
+            arrival.made = self._patch(i, self._raw(i, weights), in_place=True)
+        made: Made = arrival.made
         return made
+
+    def _add_on_the_way(self, i: int, bound: Bound) -> None:
+        """While the block runs, its modules add LoRAs to what they make of their weights."""
+        changed: list[tuple[Any, list[Any], list[Any]]] = []
+        self._functions[i] = changed
+        patches = self._factors.take(i, self._patches, self._how(i))
+        for paged, _ in bound:
+            changes = patches.get(paged.key)
+            if isinstance(changes, Pairs) and changes.on_the_way:
+                module: Any = paged.module
+                before = module.weight_function
+                after = [lora.Added(changes), *before]  # as in stock: before what other nodes do to the weight
+                changed.append((module, before, after))
+                module.weight_function = after
+
+    def _add_no_more(self, i: int) -> None:
+        if i in self._functions:
+            for module, before, after in self._functions.pop(i):
+                if module.weight_function is after:
+                    module.weight_function = before
+            self._factors.done(i)
+
+    def _ask_ahead(self, pager: Pager, i: int) -> None:
+        """Block i is patched: let what the next one needs for that be on its way."""
+        for j in (*range(i + 1, len(self.blocks)), *range(i)) if self._patched else ():
+            made: Made | None = pager.made(j)
+            if j in self._patched and (made is None or made.adds):
+                self._factors.ask(j, self._patches, self._how(j))
+                return
+
+    def _how(self, i: int) -> How:
+        """In which way block i's patches are applied."""
+        assert self.pager is not None, "patches are applied to what is loaded"
+        one_pass = self._one_pass and lora.serves(self._device)
+        return How(one_pass, i not in self.pager.plan.resident or not self.pager.is_writable)
 
     def _raw(self, i: int, weights: Mapping[str, torch.Tensor]) -> Bound:
         return [(paged, self._parameter(paged, weights[paged.name])) for paged in self.blocks[i].paged]
@@ -286,22 +372,31 @@ class Stream:
             data = type(stand_in)(data, stand_in._layout_cls, self._params[paged.key])
         return torch.nn.Parameter(data, requires_grad=False)
 
-    def _patch(self, raw: Bound, *, in_place: bool) -> Bound:
-        """The same parameters with their patches: in the pager's own tensors, or in ones of their own."""
-        if not any(paged.key in self._patches for paged, _ in raw):
-            return raw
+    def _patch(self, i: int, raw: Bound, *, in_place: bool) -> Made:
+        """Block i's parameters with their patches: in the pager's own tensors, or in ones of their own."""
+        if i not in self._patched:
+            return Made(raw)
         _hold(raw)
-        made: Bound = []
-        with torch.no_grad():
+        bound: Bound = []
+        adds = False
+        with torch.no_grad(), self._factors.of(i, self._patches, self._how(i)) as patches:
             for paged, parameter in raw:
-                if paged.key not in self._patches:
-                    made.append((paged, parameter))
+                changes = patches.get(paged.key)
+                if changes is None:
+                    bound.append((paged, parameter))
                     continue
-                out: Any = patched(paged, self._patches[paged.key], self._device)
-                if in_place:
-                    out = _written(parameter, out)
-                made.append((paged, torch.nn.Parameter(out, requires_grad=False)))
-        return made
+                if not isinstance(changes, Pairs):
+                    out: Any = patched(paged, changes, self._device)
+                    if in_place:
+                        out = _written(parameter, out)
+                elif changes.on_the_way:
+                    adds = True
+                    bound.append((paged, parameter))
+                    continue
+                else:
+                    out = lora.added(parameter.data, changes, in_place=in_place)
+                bound.append((paged, torch.nn.Parameter(out, requires_grad=False)))
+        return Made(bound, adds)
 
 
 def _written(parameter: Any, out: Any) -> torch.Tensor:

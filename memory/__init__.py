@@ -1,6 +1,6 @@
 """Where a weight lives: file -> host pages -> device window. Knows tensors, not models."""
 
-from .backend import Backend, Convert, Copy, HostBackend, Source
+from .backend import Along, Backend, Convert, Copy, HostBackend, Source
 from .budget import DeviceBudget
 from .checkpoint import Checkpoint
 from .cuda import CudaError, NoDriver
@@ -11,11 +11,13 @@ from .ledger import Ledger
 from .open_file import FileChanged
 from .opening import bounds, open_pager
 from .pager import Pager, PagerError
+from .parcels import Parcels, open_parcels
 from .plan import OverBudget, Plan, Prediction, Rates, least_budget, make_plan, simulate
 from .ram import RamBudget
 from .rates import BusRates
 
 __all__ = [
+    "Along",
     "Backend",
     "BadFile",
     "BusRates",
@@ -34,6 +36,7 @@ __all__ = [
     "OverBudget",
     "Pager",
     "PagerError",
+    "Parcels",
     "Plan",
     "Prediction",
     "RamBudget",
@@ -45,6 +48,7 @@ __all__ = [
     "least_budget",
     "make_plan",
     "open_pager",
+    "open_parcels",
     "read_header",
     "simulate",
     "staging_bytes",

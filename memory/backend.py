@@ -48,6 +48,20 @@ class Source(Protocol):
 
 
 @dataclass(eq=False)
+class Along:
+    """Pinned bytes that a copy brings too, behind its layer's, once the points in compute's order are reached."""
+
+    target: int
+    source: int
+    nbytes: int
+    after: tuple[Any, ...] = ()
+    done: threading.Event = field(
+        default_factory=threading.Event
+    )  # for the host: asked of the device, or not and never
+    there: Any = None  # on the device, that the bytes are there; None where the copy failed
+
+
+@dataclass(eq=False)
 class Copy:
     """A layer's bytes on their way into a room. done: for the host, that everything was asked of the device or failed."""
 
@@ -58,6 +72,7 @@ class Copy:
     reached: Any = None  # on the device, that the bytes are there
     error: BaseException | None = None
     weights: Mapping[str, torch.Tensor] | None = None  # views of the room, once somebody asked
+    along: Along | None = None
     made: Any = None  # what the user made of these weights and would make again of the next copy; goes with them
 
 

@@ -152,6 +152,9 @@ class CopyingBackend:
                 except BaseException as error:
                     copy.error = error
                 finally:
+                    if copy.along is not None:
+                        copy.along.there = copy.reached if copy.error is None else None
+                        copy.along.done.set()
                     copy.done.set()
 
     def _learn(self, copy: Copy | None) -> None:
@@ -180,6 +183,10 @@ class CopyingBackend:
             self._forget(copy)
             raise RuntimeError("the pager was closed while weights were on their way")
         files = self._bring(copy)
+        if copy.along is not None:
+            for event in copy.along.after:
+                self._device.copies_wait(event)
+            self._device.copy_in(copy.along.target, copy.along.source, copy.along.nbytes)
         copy.reached = self._device.copy_event()
         if files:
             self._unchecked.append((copy, files))

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .backend import Backend, Copy, Ticket
+from .backend import Along, Backend, Copy, Ticket
 from .budget import DeviceBudget
 from .layer import Layer
 from .ledger import Ledger
@@ -70,6 +70,7 @@ class Pager:
         OverBudget where they cannot pass through; the backend is then still the caller's to close."""
         self.layers = tuple(layers)
         self.ledger = ledger
+        self.along: Callable[[int], Along | None] | None = None  # asked, for each copy, what else it is to bring
         self._device = device
         self._backend = backend
         self._rates = rates
@@ -139,6 +140,12 @@ class Pager:
             if place is None or place.copy is None or not place.users:
                 raise PagerError(f"{self.layers[i].name} is not in use")
             return place.copy
+
+    def made(self, i: int) -> Any:
+        """What the user made of layer i as it is on the device now (`Copy.made`); None: nothing, or it is not there."""
+        with self._lock:
+            place = self._find(i)
+            return None if place is None or place.copy is None else place.copy.made
 
     def renew(self, layers: Iterable[int]) -> None:
         """What was made of these layers in place shall not be used any more: each comes anew at its next use."""
@@ -310,6 +317,7 @@ class Pager:
         # submitted, so one that nobody remembers does no harm.
         place.layer, place.copy = None, None
         copy = Copy(self.layers[i], place.room, place.released)
+        copy.along = self.along(i) if self.along is not None else None
         self._backend.submit(copy)
         place.released = ()
         place.copy = copy

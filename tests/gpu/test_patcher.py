@@ -29,7 +29,11 @@ def as_comfyui_runs() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("wan")
+    """With a stock model that has run: its first latent in a process is not quite its second (0.2 %, measured)."""
+    folder = tmp_path_factory.mktemp("wan")
+    if torch.cuda.is_available():
+        sample(stock(checkpoints.write("wan_t2v", folder)))
+    return folder
 
 
 def sample(model: Any) -> torch.Tensor:
@@ -108,7 +112,70 @@ def test_a_lora_on_streamed_weights_is_stocks(folder):
         got, want = (
             sample(comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)[0]) for model in (load(path), stock(path))
         )
-        assert torch.equal(got, want), kind
+        assert torch.equal(got, want), f"{kind}: {error(got, want):.3g}"
+
+
+PLAIN = (("lora_ab", 0.8), ("lora_kohya", -0.5))
+
+
+def with_loras(model: Any, folder: Path, *loras: tuple[str, float]) -> Any:
+    import comfy.sd
+    import comfy.utils
+
+    for kind, strength in loras:
+        file = comfy.utils.load_torch_file(str(checkpoints.write(kind, folder)))
+        model, _ = comfy.sd.load_lora_for_models(model, None, file, strength, 0.0)
+    return model
+
+
+@pytest.mark.parametrize("window", ["least", "all"])
+@pytest.mark.parametrize("backend", ["slots", "managed"])
+def test_plain_lora_in_one_pass_is_as_near_to_fp32_as_stocks(folder, backend, window, monkeypatch):
+    """Stacked, weighed anew, beside other kinds, and taken away; on weights that stream and on residents."""
+    from fusestream.fusion import lora
+
+    added, passes = lora.added, []
+    monkeypatch.setattr(lora, "added", lambda *a, **k: passes.append(1) or added(*a, **k))
+    path = checkpoints.write("wan_t2v", folder, "fp32")
+    ours, theirs, exact = (
+        load(path, policy, backend, dtype=dtype)
+        for policy, dtype in ((KernelPolicy(), torch.float16), (OFF, torch.float16), (OFF, torch.float32))
+    )
+    if window == "all":
+        ours.stream.ceiling = None
+    plain = sample(ours)
+    errors = []
+    for loras in (PLAIN, PLAIN[:1], (("lora_ab", 0.2), ("lora_dora", 0.7)), (*PLAIN, ("lora_diff", 1.0)), PLAIN):
+        passes.clear()
+        latent = sample(with_loras(ours, folder, *loras))
+        assert bool(passes) == ("lora_dora" not in dict(loras)), "it is on every matrix, and no plain LoRA"
+        assert ours.stream._factors.parcels.held_bytes and ours.stream.ledger.peak("pinned RAM")
+        stocks, wanted = (sample(with_loras(model, folder, *loras)) for model in (theirs, exact))
+        errors.append((error(latent, wanted), error(stocks, wanted)))
+        print(
+            f"{backend} {window} {[kind for kind, _ in loras]}: error {errors[-1][0]:.3g}, stock's {errors[-1][1]:.3g}"
+        )
+        assert error(latent, plain) > 2 * errors[-1][0]
+    got, of_stock = (sum(those) for those in zip(*errors, strict=True))  # one by one, stock's differs by a tenth itself
+    assert got <= 1.1 * of_stock
+    assert torch.equal(sample(ours), plain)
+
+
+def test_lora_on_streamed_fp8_weights_is_nearer_to_fp32_than_stocks(folder):
+    path = checkpoints.write("wan_t2v", folder, "fp8_e4m3fn")
+    ours, theirs, exact = (
+        load(path, policy, **options)
+        for policy, options in ((KernelPolicy(), {}), (OFF, {}), (OFF, {"dtype": torch.float32}))
+    )
+    plain = sample(ours)
+    for loras in (PLAIN, PLAIN[:1], (*PLAIN, ("lora_dora", 0.7))):
+        latent = sample(with_loras(ours, folder, *loras))
+        assert ours.stream._factors.parcels.held_bytes
+        stocks, wanted = (sample(with_loras(model, folder, *loras)) for model in (theirs, exact))
+        got, of_stock = error(latent, wanted), error(stocks, wanted)
+        print(f"fp8 {[kind for kind, _ in loras]}: error {got:.3g}, stock's {of_stock:.3g}")
+        assert got <= 1.1 * of_stock
+    assert torch.equal(sample(ours), plain)
 
 
 def test_an_interrupted_run_leaves_a_model_that_works(folder):

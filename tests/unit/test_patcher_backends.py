@@ -17,7 +17,7 @@ from plain_device import PlainDevice, PlainManagedMemory
 import checkpoints
 from fusestream.fusion import stream as streaming
 from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.memory import Pager, RamBudget, bounds
+from fusestream.memory import Pager, Parcels, RamBudget, bounds
 from fusestream.memory.host import Host
 from fusestream.memory.managed import ManagedBackend
 from fusestream.memory.slots import SlotsBackend
@@ -60,7 +60,11 @@ def load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...
         model.stream.ceiling = model.stream.least
         return model, comfy.sd.load_diffusion_model(path)
 
+    def open_parcels(stream: Any, _ram: Any) -> Parcels:
+        return Parcels(devices[-1], RamBudget(4 * MIB), stream.ledger)
+
     monkeypatch.setattr(streaming, "open_pager", open_pager)
+    monkeypatch.setattr(streaming.Stream, "_open_parcels", open_parcels)
     monkeypatch.setattr(streaming, "bounds", lambda layers, device: bounds(layers, "cuda"))
     yield loaded
     mm.unload_all_models()
@@ -91,6 +95,7 @@ def test_the_latents_are_stocks_with_loras_and_without(
         if strength:
             pair = tuple(comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)[0] for model in pair)
         assert torch.equal(*(sample(model) for model in pair)), strength
+        assert bool(ours.stream._factors.parcels.held_bytes) == bool(strength), "the factors come with the blocks"
     assert ours.stream.pager.is_writable == (backend != "managed")
     assert 0 < ours.stream.held <= ours.stream.ledger.peak("VRAM") <= ours.stream.ceiling
 
@@ -120,3 +125,11 @@ def test_it_gives_back_and_takes_again(load: Callable[..., Any], backend: str) -
         with ours.stream.bound(i):
             assert not ours.model.diffusion_model.blocks[i].ffn[0].weight.is_meta
     assert torch.equal(sample(ours), wanted)
+
+
+def test_every_kind_of_lora_comes_with_the_blocks(load: Callable[..., Any], folder: Path) -> None:
+    ours, stock = load("registered", "fp16")
+    for kind in (kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"):
+        lora = comfy.utils.load_torch_file(str(checkpoints.write(kind, folder)))
+        pair = tuple(comfy.sd.load_lora_for_models(model, None, lora, 0.8, 0.0)[0] for model in (ours, stock))
+        assert torch.equal(*(sample(model) for model in pair)), kind

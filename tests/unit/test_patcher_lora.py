@@ -13,12 +13,21 @@ from safetensors.torch import save_file
 from scenes import distance
 
 import checkpoints
+from fusestream.fusion import lora
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.override import model_under
+from fusestream.kernels_cuda import KernelPolicy
 
 LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base != "umt5"]
 
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
+
+
+@pytest.fixture
+def in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain LoRA is added as on a GPU. Torch's CPU multiplies fp16 matrices too."""
+    monkeypatch.setattr(lora, "serves", lambda _device: True)
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +202,58 @@ def test_a_lora_for_nothing_in_the_blocks(folder: Path, tmp_path: Path) -> None:
     got, wanted = (sample(comfy.sd.load_lora_for_models(model, None, file, 1.0, 0.0)[0]) for model in (ours, stock))
     assert torch.equal(got, wanted) and not torch.equal(got, sample(ours))
     assert set(copies(ours).values()) == {1}
+
+
+@pytest.mark.usefixtures("in_one_pass")
+def test_plain_lora_in_one_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is stock's bit for bit."""
+    ours, stock = load(folder, "fp16", dtype=torch.float16)
+    added, passes = lora.added, []
+    monkeypatch.setattr(lora, "added", lambda *a, **k: passes.append(1) or added(*a, **k))
+    plain = sample(ours)
+    for kind in ("lora_ab", "lora_fun", "lora_dora", "lora_lokr", "lora_diff"):
+        passes.clear()
+        got, wanted = (sample(with_loras(model, folder, (kind, 0.8))) for model in (ours, stock))
+        if kind in checkpoints.lora.SPELLINGS:
+            assert passes and distance(got, wanted) < 0.02 * distance(plain, wanted), kind
+        else:
+            assert torch.equal(got, wanted) and not passes, kind
+    assert torch.equal(sample(ours), plain)
+
+
+@pytest.mark.usefixtures("in_one_pass")
+def test_with_kernels_off_the_sums_are_stocks(folder: Path) -> None:
+    """Two branches of a graph, over the same blocks."""
+    ours, stock = (
+        with_loras(model, folder, ("lora_ab", 0.8), ("lora_kohya", -0.4))
+        for model in load(folder, "fp16", window="all", dtype=torch.float16)
+    )
+    off, wanted = model_under(ours, KernelPolicy.of("off")), sample(stock)
+    mine = sample(ours)
+    assert 0 < distance(mine, wanted) < 1e-3
+    for _ in range(2):
+        assert torch.equal(sample(off), wanted)
+        assert torch.equal(sample(ours), mine)
+    assert torch.equal(sample(model_under(ours, KernelPolicy.of("auto", linear="off"))), wanted)
+
+
+@pytest.mark.usefixtures("in_one_pass")
+@pytest.mark.parametrize("window", ["least", "all"])
+@pytest.mark.parametrize("storage", ["fp8_e4m3fn", "fp8_scaled"])
+def test_streamed_fp8_weights_have_plain_lora_added_on_the_way(folder: Path, storage: str, window: str) -> None:
+    """To what a product makes of them; residents are patched once, and rounded to fp8 as stock does."""
+    options = {"dtype": torch.float8_e4m3fn} if storage == "fp8_e4m3fn" else {}
+    ours, stock = load(folder, storage, window=window, **options)
+    modules = [paged.module for block in ours.stream.blocks for paged in block.paged]
+    assert storage != "fp8_scaled" or all(m._full_precision_mm for m in modules if m.weight.ndim == 2)
+    exact = load(folder, storage, dtype=torch.float32)[1] if storage == "fp8_e4m3fn" else None
+    for loras in ((("lora_ab", 1.0),), (("lora_ab", 0.3), ("lora_kohya", -1.0)), (("lora_dora", 1.0),), ()):
+        got, stocks = (sample(with_loras(model, folder, *loras)) for model in (ours, stock))
+        if window == "all" or not loras or loras[0][0] == "lora_dora":
+            assert torch.equal(got, stocks), loras
+            continue
+        assert 0 < distance(got, stocks) < 0.05, loras
+        if exact is not None:
+            wanted = sample(with_loras(exact, folder, *loras))
+            assert distance(got, wanted) < distance(stocks, wanted), "nothing is rounded to fp8 again"
+    assert not any(module.weight_function for module in modules)

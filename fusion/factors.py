@@ -1,0 +1,185 @@
+"""The patches of a stream's blocks as they are applied: plain LoRA as pairs of fp16 factors, all their tensors on the device.
+
+A patch holds its tensors in ordinary RAM, in whatever type the file has. A block that streams needs them at every arrival,
+and stock's functions would bring them one by one, made fp32 by the CPU first. Here a block's tensors are gathered once, in
+pinned RAM, and come with the copy that brings the block. The patch that stock's functions then get is the same one
+with its tensors on the device: the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from comfy.weight_adapter.base import WeightAdapterBase
+from torch import Tensor
+
+from ..memory import Along, Parcels
+from .blocks import Block, Paged, is_quantised
+from .lora import Pair, halved, pairs_of
+from .patches import PatchSet
+
+# Of a block's bytes: what brings more, as the weights of another model do (ModelMerge), stays in ordinary RAM.
+LARGEST = 0.5
+
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class How(NamedTuple):
+    """one_pass: whether plain LoRA may be added in one pass. streams: whether the block comes anew for each use."""
+
+    one_pass: bool
+    streams: bool
+
+
+class Pairs(list[Pair]):
+    """Instead of a weight's patches: plain LoRA. on_the_way: to be added to what each product makes of the weight, which
+    itself stays as it is stored."""
+
+    def __init__(self, pairs: Iterable[Pair], *, on_the_way: bool) -> None:
+        super().__init__(pairs)
+        self.on_the_way = on_the_way
+
+
+class _Place(NamedTuple):
+    """Where a tensor was: its number in the parcel."""
+
+    number: int
+
+
+class _Form(NamedTuple):
+    """Of one block: by key its patches or `Pairs`, with places for the tensors; and the tensors."""
+
+    patches: Mapping[str, Any]
+    tensors: list[Tensor]
+    how: How
+
+
+class Factors:
+    """Of one stream. Whoever changes the patches of a block drops the block here."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.parcels: Parcels | None = None  # where there is a GPU
+        self._blocks = blocks
+        self._forms: dict[int, _Form] = {}
+
+    def along(self, i: int, patches: PatchSet, how: How) -> Along | None:
+        """What the copy that brings block i shall bring too. Arguments as of `of`."""
+        if self.parcels is None:
+            return None
+        self._formed(i, patches, how)
+        return self.parcels.along(i)
+
+    def ask(self, i: int, patches: PatchSet, how: How) -> None:
+        """Block i is next: its tensors start to travel if they do not yet."""
+        if self.parcels is not None:
+            self._formed(i, patches, how)
+            if i in self.parcels:
+                self.parcels.ask(i)
+
+    @contextlib.contextmanager
+    def of(self, i: int, patches: PatchSet, how: How) -> Iterator[Mapping[str, Any]]:
+        """By key what changes block i's weights: a tuple of patches for stock's functions, or `Pairs`. The tensors are on the
+        device for this time."""
+        try:
+            yield self.take(i, patches, how)
+        finally:
+            self.done(i)
+
+    def take(self, i: int, patches: PatchSet, how: How) -> Mapping[str, Any]:
+        """The same, until `done`."""
+        form = self._formed(i, patches, how)
+        packed = self.parcels is not None and i in self.parcels
+        there = self.parcels.take(i) if packed and self.parcels is not None else form.tensors
+        return {key: _filled(value, there) for key, value in form.patches.items()}
+
+    def done(self, i: int) -> None:
+        """The device has been asked for everything that needs them."""
+        if self.parcels is not None:
+            self.parcels.done(i)
+
+    def drop(self, layers: Sequence[int]) -> None:
+        """These blocks have other patches from now on."""
+        for i in layers:
+            self._forms.pop(i, None)
+        if self.parcels is not None:
+            self.parcels.drop(layers)
+
+    def close(self) -> None:
+        """Give everything back that is pinned or on the device."""
+        self.drop(list(self._forms))
+        self.parcels = None
+
+    def _formed(self, i: int, patches: PatchSet, how: How) -> _Form:
+        if i in self._forms and self._forms[i].how != how:
+            self.drop([i])  # what was resident streams now, or the other way around
+        if i not in self._forms:
+            form = _form(self._blocks[i], patches, how)
+            most = LARGEST * sum(paged.storage.nbytes for paged in self._blocks[i].paged)
+            fits = sum(tensor.nbytes for tensor in form.tensors) <= most
+            if self.parcels is not None and fits and self.parcels.pack(i, form.tensors):
+                form = form._replace(tensors=[])  # what was made fp16 need not lie in RAM twice
+            self._forms[i] = form
+        return self._forms[i]
+
+
+def _form(block: Block, patches: PatchSet, how: How) -> _Form:
+    tensors: list[Tensor] = []
+    found: dict[str, Any] = {}
+    for paged in block.paged:
+        own = patches.get(paged.key)
+        if own:
+            pairs = _pairs(paged, own, how)
+            found[paged.key] = _taken_out(own if pairs is None else pairs, tensors)
+    return _Form(found, tensors, how)
+
+
+def _pairs(paged: Paged, patches: Sequence[Any], how: How) -> Pairs | None:
+    weight = paged.stand_in
+    becomes_half = how.streams and paged.attribute == "weight" and _is_cast_for_each_product(paged)
+    is_half = weight.dtype is torch.float16 and not is_quantised(weight)
+    found = pairs_of(patches, weight) if how.one_pass and (is_half or becomes_half) else None
+    if found is None:
+        return None
+    halves = [half for pair in found if (half := halved(pair)) is not None]
+    return Pairs(halves, on_the_way=not is_half) if len(halves) == len(found) else None
+
+
+def _is_cast_for_each_product(paged: Paged) -> bool:
+    if is_quantised(paged.stand_in):  # else this card multiplies them as they are
+        return bool(getattr(paged.module, "_full_precision_mm", False))
+    return paged.stand_in.dtype in FP8
+
+
+def _taken_out(value: Any, tensors: list[Tensor]) -> Any:
+    """The same patches with places for their tensors, which are added to `tensors`."""
+    if isinstance(value, Tensor):
+        if type(value) not in (Tensor, torch.nn.Parameter) or value.device.type != "cpu" or not value.numel():
+            return value
+        tensors.append(value)
+        return _Place(len(tensors) - 1)
+    return _rebuilt(value, lambda part: _taken_out(part, tensors))
+
+
+def _filled(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """The patches with these tensors in their places."""
+    if isinstance(value, _Place):
+        return tensors[value.number]
+    return _rebuilt(value, lambda part: _filled(part, tensors))
+
+
+def _rebuilt(value: Any, change: Any) -> Any:
+    kind: Any = type(value)
+    if isinstance(value, WeightAdapterBase):
+        if kind.__module__.startswith("comfy.weight_adapter.") and isinstance(value.weights, tuple):
+            return kind(value.loaded_keys, tuple(change(part) for part in value.weights))
+        return value  # of another node: who knows what else is in it
+    if isinstance(value, Pairs):
+        halves = (Pair(change(pair.up), change(pair.down), pair.scale) for pair in value)
+        return Pairs(halves, on_the_way=value.on_the_way)
+    if kind is tuple:
+        return tuple(change(part) for part in value)
+    return value  # strengths, names, and what stock nests in lists: patches of patches
