@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ def write_published(models: Path, names: Collection[str] | None = None) -> None:
         if file.tiny in hollow.TABLES:
             hollow.write_hollow(file.tiny, target)
         elif not target.exists():
-            checkpoints.write(file.tiny, target.parent, file.storage, seed).rename(target)
+            making = target.parent / "making"  # beside it a file of the tiny model's own name may lie already
+            checkpoints.write(file.tiny, making, file.storage, seed).rename(target)
+            shutil.rmtree(making)
 
 
 def load_workflow() -> Workflow:
