@@ -252,7 +252,7 @@ def test_streamed_fp8_weights_have_plain_lora_added_on_the_way(folder: Path, sto
         if window == "all" or not loras or loras[0][0] == "lora_dora":
             assert torch.equal(got, stocks), loras
             continue
-        assert 0 < distance(got, stocks) < 0.05, loras
+        assert 0 < distance(got, stocks) < 0.08, loras
         if exact is not None:
             wanted = sample(with_loras(exact, folder, *loras))
             assert distance(got, wanted) < distance(stocks, wanted), "nothing is rounded to fp8 again"
