@@ -160,11 +160,11 @@ def test_an_interrupted_measurement_is_not_remembered(tmp_path, monkeypatch):
     for stops[:] in ([0], [1], [5]):
         with pytest.raises(Stopped):
             norm_modulate(x, scale, shift, eps=EPS)
-        assert tuner.measurings == 0 and not file.exists()
+        assert not file.exists()
     told.clear()
     stops.clear()
     norm_modulate(x, scale, shift, eps=EPS)
-    assert tuner.measurings == 1 and file.exists()
+    assert file.exists()
     of = told[0][1]
     assert told == [(done, of) for done in range(of + 1)] and of > autotune.ROUNDS
 
@@ -285,7 +285,7 @@ def test_no_archive_no_compiler_serves_the_reference(tmp_path, monkeypatch):
     monkeypatch.setattr(device_code, "nvrtc", no_compiler)
     launcher.forget_cards()
     try:
-        with pytest.raises(CodeUnavailable, match=r"none.tar.xz does not exist.*NVRTC is not installed"):
+        with pytest.raises(CodeUnavailable, match=r"none.tar.xz cannot be read .*NVRTC is not installed"):
             card(0)
         x = torch.randn(1, 3, 24, device="cuda").half()
         assert norm_modulate(x, eps=EPS).shape == x.shape

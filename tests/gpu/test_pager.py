@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from prediction import compare
 from safetensors.torch import save_file
 
 from fusestream.memory import (
@@ -25,7 +26,6 @@ from fusestream.memory import (
     OverBudget,
     RamBudget,
     Weight,
-    compare,
     open_pager,
 )
 

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plain_device import PlainDevice, PlainManagedMemory
+from prediction import compare
 from safetensors.torch import load_file, save_file
 
 from fusestream.memory import (
@@ -27,7 +28,6 @@ from fusestream.memory import (
     Pager,
     PagerError,
     Weight,
-    compare,
 )
 from fusestream.memory.host import Host
 from fusestream.memory.managed import PAGE, ManagedBackend
