@@ -175,6 +175,9 @@ def more() -> list[Row]:
         rows.append(sampling("wan14", 480, 480, 17, 4, group="ram", note=note, stock=None, ours=side))
     rows += [
         sampling("wan14", 480, 480, 17, 4, group="lora", note="a LoRA of rank 32", lora=32),
+        sampling(
+            "wan14", 480, 480, 17, 4, group="lora", note="fp8_e4m3fn, a LoRA of rank 32", storage="fp8_e4m3fn", lora=32
+        ),
         sampling("wan13", 480, 832, 17, 4, group="lora", note="a LoRA of rank 32", lora=32),
         sampling("wan13", 480, 480, 17, 3, group="cold", note="cold file", cold=True),
         Row("wan13", "video", 480, 832, 81, 10, group="video", note="10 steps"),
