@@ -211,7 +211,11 @@ def pages() -> dict[Path, Callable[[str], str]]:
 
 def stale() -> list[str]:
     """Names of the files that are not what the measured ones say."""
-    found = [path.name for path, render in pages().items() if render(old := path.read_text(encoding="utf-8")) != old]
+    found = [
+        str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+        for path, render in pages().items()
+        if render(old := path.read_text(encoding="utf-8")) != old
+    ]
     wanted = images()
     there = {path.name: path.read_text(encoding="utf-8") for path in IMAGES.glob("bench-*.svg")}
     return found + sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))

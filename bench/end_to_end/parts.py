@@ -16,8 +16,8 @@ ORDER = (
     "table", "backend", "budget", "lora", "video", "growth", "switches", "stock", "storage", "ram", "cold",
 )  # fmt: skip
 PART_S = 300.0  # a part's reckoned seconds; calls may take 540
-START_S = 14.0  # many processes that start beside each other
-TURN_S = 2.5  # of each: load, ballast, end
+START_S = 13.0  # many processes that start beside each other
+TURN_S = 2.0  # of each: load, ballast, end
 # Reckoned at what an H200 reaches of its bounds, from the rows that were measured first.
 H200 = Rates(700e12, 700e12, 55e9)
 SHARE = {"stock": 0.6, "ours": 0.83}
