@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .end_to_end.parts import ORDER
 from .end_to_end.rows import Row, all_rows
@@ -52,26 +52,37 @@ def over_plain(row: Row, found: Rows) -> str:
     return " / ".join(shown) or "-"
 
 
-def line(row: Row, found: Rows) -> str:
-    """A row of the table, misses and failures included."""
-    one = found[row.name]
+class Cells(NamedTuple):
+    """What the tables tell of a row in the same words, misses and failures included."""
+
+    stock: str
+    ours: str
+    faster: str
+    first: str
+    peak: str
+    share: str
+
+
+def cells(one: Mapping[str, Any]) -> Cells:
+    """Of a row as it was measured; a side that it does not have is left out."""
     stock, ours = one.get("stock", {}), one.get("ours", {})
-    faster = f"{one['stock / ours']:.2f}x" if "stock / ours" in one else "-"
     missed = "**missed** " if one.get("met") is False else ""
-    first = " / ".join(seconds(side, "first s") for side in (stock, ours) if side)
     peak = " / ".join(f"{side['peak GiB']:.2f}" if "peak GiB" in side else "-" for side in (stock, ours) if side)
-    share = f"{ours['share of bound']:.0%}" if "share of bound" in ours else "-"
-    cells = [
-        row.name,
-        seconds(stock),
-        missed + seconds(ours),
-        faster,
-        over_plain(row, found),
-        first,
-        f"{peak} GiB",
-        share,
-    ]
-    return f"| {' | '.join(cells)} |"
+    return Cells(
+        stock=seconds(stock),
+        ours=missed + seconds(ours),
+        faster=f"{one['stock / ours']:.2f}x" if "stock / ours" in one else "-",
+        first=" / ".join(seconds(side, "first s") for side in (stock, ours) if side),
+        peak=f"{peak} GiB",
+        share=f"{ours['share of bound']:.0%}" if "share of bound" in ours else "-",
+    )
+
+
+def line(row: Row, found: Rows) -> str:
+    """A row of the table."""
+    told = cells(found[row.name])
+    shown = (row.name, told.stock, told.ours, told.faster, over_plain(row, found), told.first, told.peak, told.share)
+    return f"| {' | '.join(shown)} |"
 
 
 def parts(row: Row, found: Rows) -> list[str]:

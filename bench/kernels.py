@@ -16,10 +16,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib
-import json
 import pkgutil
 import signal
-import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -41,11 +39,11 @@ from ..kernels_cuda.policy import Mode
 from ..kernels_cuda.registry import Call
 from . import rows as row_files
 from .chosen import CHOSEN
+from .end_to_end.machine import ask_card
+from .end_to_end.results import card_file, read, rounded, write
 from .measure import copy_bandwidth, device_seconds, host_seconds, sets_for, sum_bytes
 from .row import Row, Tensors
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
 # RTX 2060 Super: 448 GB/s. The share of it our kernels reach on the measured card is assumed there too.
 TURING_BANDWIDTH = 448e9
 # FLOP/s of nothing but mma m16n8k8 (Turing's) and m16n8k16, measured on the card.
@@ -183,43 +181,28 @@ def host_cost() -> dict[str, float]:
 
 
 def environment() -> dict[str, str]:
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        check=False,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\n")[0]
     return {
         "torch": torch.__version__,
-        "driver": driver,
+        "driver": ask_card("driver_version"),
         "python": sys.version.split()[0],
         "kernels": source_hash(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
     }
 
 
-def card_file() -> Path:
-    return RESULTS / f"{torch.cuda.get_device_name().replace(' ', '-').lower()}.json"
-
-
 def save(path: Path, section: str, results: list[dict[str, Any]], host: dict[str, float]) -> None:
     """Merge by op and label into the card's file; other sections stay."""
-    data = json.loads(path.read_text()) if path.exists() else {}
+    data = read(path)
     old = {(r["op"], r["label"]): r for r in data.get(section, {}).get("rows", [])}
     here = environment()
     merged = {**old, **{(r["op"], r["label"]): {**r, "environment": here} for r in results}}
     data[section] = {"host": host, "rows": [rounded(r) for r in merged.values()]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    write(path, data)
 
 
 def compiles(row: Row, which: str) -> bool:
     """Whether torch.compile is timed too."""
     return which == "all" or (which == "readme" and any(f"{row.op}|{row.label}".startswith(one) for one in CHOSEN))
-
-
-def rounded(result: dict[str, Any]) -> dict[str, Any]:
-    return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in result.items()}
 
 
 def line(result: dict[str, Any]) -> str:
@@ -259,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
             sweep_row(row, options.isa)
             torch.cuda.empty_cache()
         return 0
-    path = options.results or card_file()
+    path = options.results or card_file(torch.cuda.get_device_name())
     section = f"kernels {options.isa}" if options.isa else "kernels"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with torch.inference_mode():

@@ -41,7 +41,8 @@ import torch
 from ..memory import Checkpoint, DeviceBudget, Layer, Ledger, Pager, RamBudget, Rates, Weight, open_pager, simulate
 from ..memory.device import CudaDevice
 from ..memory.ledger import overlap_of
-from .kernels import card_file, environment, rounded
+from .end_to_end.results import card_file, read, rounded, write
+from .kernels import environment
 
 GIB, MIB = 2**30, 2**20
 LAYERS = 40
@@ -251,10 +252,7 @@ class Rows(list[dict[str, Any]]):
     def save(self) -> Path | None:
         if self._head is None:
             return None
-        data = json.loads(self._path.read_text()) if self._path.exists() else {}
-        data["pager"] = {**self._head, "rows": [rounded(r) for r in self]}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(data, indent=1) + "\n")
+        write(self._path, read(self._path) | {"pager": {**self._head, "rows": [rounded(r) for r in self]}})
         return self._path
 
 
@@ -429,7 +427,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     window = int((options.window_gb or options.gb * 3 / 28) * 1e9)
     head = {"environment": environment(), "gb": options.gb, "window gb": window / 1e9, "layers": LAYERS}
-    rows = Rows(None if options.dry else head, options.results or card_file())
+    rows = Rows(None if options.dry else head, options.results or card_file(torch.cuda.get_device_name()))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         start = time.perf_counter()
         file = WeightFile(Path(folder) / "weights.safetensors", int(options.gb * 1e9))

@@ -96,17 +96,12 @@ def models_table(results: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in models_rows(results):
-        stock, ours = row["stock"], row["ours"]
-        faster = f"{row['stock / ours']:.2f}x" if "stock / ours" in row else "-"
+        told = groups.cells(row)
         promised = f"{row['asked']:g}x" if row["asked"] else f"< {row['asked s']:g} s" if row["asked s"] else "-"
         promised += f", first {row['asked first']:g}x" if row.get("asked first") else ""
-        missed = "**missed** " if row["met"] is False else ""
-        peak = " / ".join(f"{side['peak GiB']:.2f}" for side in (stock, ours))
-        first = f"{groups.seconds(stock, 'first s')} / {groups.seconds(ours, 'first s')}"
-        share = f"{ours['share of bound']:.0%}" if "share of bound" in ours else "-"
         lines.append(
-            f"| {row['name']} | {groups.seconds(stock)} | {missed}{groups.seconds(ours)} | {faster} | {promised} | {first} | "
-            f"{peak} GiB | {share} |"
+            f"| {row['name']} | {told.stock} | {told.ours} | {told.faster} | {promised} | {told.first} | {told.peak} | "
+            f"{told.share} |"
         )
     return "\n".join(lines)
 

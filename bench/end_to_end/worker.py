@@ -17,6 +17,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,7 @@ def side_of(job: dict[str, Any]) -> Side:
 def write_weights(_job: dict[str, Any]) -> dict[str, Any]:
     """Files of weights, one after another, each told as {"job": ...}: without ComfyUI. Until there are no more."""
     for line in sys.stdin:
-        word = json.loads(line)
-        say(lambda word=word: make_weights(word["job"]))  # type: ignore[misc]
+        say(partial(make_weights, json.loads(line)["job"]))
     return {}
 
 
@@ -121,7 +121,7 @@ def session(job: dict[str, Any]) -> dict[str, Any]:
     print("READY", flush=True)
     for line in sys.stdin:
         word = json.loads(line)
-        say(lambda word=word: make_weights(word["job"]) if word["job"]["task"] == "weights" else tried(word))  # type: ignore[misc]
+        say(partial(make_weights, word["job"]) if word["job"]["task"] == "weights" else partial(tried, word))
     return {}
 
 
@@ -453,7 +453,7 @@ def say(task: Callable[[], dict[str, Any]]) -> None:
 def main() -> int:
     job = json.loads(sys.argv[1])
     task = {"weights": write_weights, "work": work, "session": session}[job["task"]]
-    say(lambda: task(job))
+    say(partial(task, job))
     os._exit(0)  # nothing that is left to be torn down can spoil what was found
 
 
