@@ -56,7 +56,8 @@ def build(source: Checkpoint, dtype: torch.dtype | None = None) -> Skeleton:
             module.factory_kwargs["device"] = None
     tensors = config.process_unet_state_dict(tensors)
     extents = {name: homes[id(tensor)][0] for name, tensor in tensors.items() if id(tensor) in homes}
-    _, unexpected = net.load_state_dict(in_model_dtypes(net, tensors), strict=False, assign=True)
+    typed = in_model_dtypes(net, tensors, exactly=dtype is not None)
+    _, unexpected = net.load_state_dict(typed, strict=False, assign=True)
     if unexpected:
         logging.warning("unet unexpected: %s", unexpected)  # in stock's words
     net.requires_grad_(False)
@@ -114,17 +115,27 @@ def _configure(tensors: Tensors, metadata: Any, dtype: torch.dtype | None, heade
     return config, tensors
 
 
-def in_model_dtypes(net: torch.nn.Module, tensors: Tensors) -> Tensors:
-    """The tensors in the types that the model's parameters were made with: stock copies them into these."""
+def in_model_dtypes(net: torch.nn.Module, tensors: Tensors, exactly: bool = False) -> Tensors:
+    """The tensors in the types that the model's parameters were made with: stock copies them into these.
+
+    Where that is fp8, because most of the file is, what the file has in more precise types stays as it is unless `exactly`:
+    stock rounds norms, biases and modulations to fp8 too, or with its dynamic memory those of them that are not tiny.
+    """
     wanted = {}
     for path, module in net.named_modules():
         for name in ("weight", "bias", *(own for own, _ in module.named_parameters(recurse=False))):
             # Operations that make their weights as they load them have no parameter yet, and may note its type.
             made = module._parameters.get(name)
             noted = getattr(module, f"{name}_comfy_model_dtype", None) or (None if made is None else made.dtype)
-            if noted is not None:
-                wanted[f"{path}.{name}" if path else name] = noted
+            key = f"{path}.{name}" if path else name
+            if noted is not None and key in tensors and (exactly or not _rounds(tensors[key].dtype, noted)):
+                wanted[key] = noted
     return {name: tensor.to(wanted.get(name, tensor.dtype)) for name, tensor in tensors.items()}
+
+
+def _rounds(stored: torch.dtype, held: torch.dtype) -> bool:
+    """Whether numbers would be rounded to fp8."""
+    return stored.is_floating_point and held.is_floating_point and held.itemsize == 1 < stored.itemsize
 
 
 def require_streamable(net: torch.nn.Module, paged: set[str], extents: dict[str, Extent], header: WeightFile) -> None:

@@ -82,8 +82,18 @@ def test_the_latents_are_stocks(folder, kind, backend):
 
 @pytest.mark.parametrize("storage", STORAGES[1:])
 def test_every_storage_is_stocks(folder, storage):
+    """But for fp8 files: what they have in fp16 stock rounds to fp8, and we do not."""
+    from scenes import as_stored
+
     path = checkpoints.write("wan_t2v", folder, storage)
-    assert torch.equal(sample(load(path)), sample(stock(path)))
+    latent, stocks = sample(load(path)), sample(stock(path))
+    if storage == "fp8_e4m3fn":
+        exact = sample(load(path, dtype=torch.float32))
+        print(f"{storage}: error {error(latent, exact):.3g}, stock's {error(stocks, exact):.3g}")
+        assert 2 * error(latent, exact) < error(stocks, exact)
+        with as_stored():
+            stocks = sample(stock(path))
+    assert torch.equal(latent, stocks)
 
 
 @pytest.mark.parametrize("kind", checkpoints.wan.SIZES)

@@ -15,7 +15,7 @@ import torch
 from comfy_api.torch_helpers import set_torch_compile_wrapper
 from comfy_extras.nodes_model_advanced import ModelSamplingSD3
 from safetensors.torch import load_file, save_file
-from scenes import Scene, Studio, sample
+from scenes import Scene, Studio, as_stored, distance, sample
 
 import checkpoints
 from fusestream import fusion
@@ -73,6 +73,29 @@ def test_weights_may_be_held_in_another_type(studio: Studio, scenes: dict[str, S
     ours, stock = least(path, dtype=held), comfy.sd.load_diffusion_model(path, model_options={"dtype": held})
     assert ours.model.manual_cast_dtype == stock.model.manual_cast_dtype is not None
     assert torch.equal(sample(ours, scenes["wan_t2v"]), sample(stock, scenes["wan_t2v"]))
+
+
+@pytest.mark.parametrize("kind", ["wan_t2v", "wan_vace"])
+def test_what_an_fp8_file_has_in_fp16_is_not_rounded(
+    studio: Studio, scenes: dict[str, Scene], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock makes fp8 of norms, biases and modulations too, where it holds the model in fp8: always, or what is too large
+    for the card otherwise."""
+    monkeypatch.setattr(comfy.model_management, "supports_fp8_compute", lambda *_: True)
+    path = str(checkpoints.write(kind, studio.folder, "fp8_e4m3fn"))
+    ours, stock = least(path), comfy.sd.load_diffusion_model(path)
+    with as_stored():
+        kept = comfy.sd.load_diffusion_model(path)
+    exact = comfy.sd.load_diffusion_model(path, model_options={"dtype": torch.float32})
+    assert ours.model.get_dtype() is stock.model.get_dtype() is torch.float8_e4m3fn
+    latents, rounded, wanted, truth = (sample(model, scenes[kind]) for model in (ours, stock, kept, exact))
+    assert torch.equal(latents, wanted)
+    assert 2 * distance(latents, truth) < distance(rounded, truth)
+    tensors = dict(ours.model.diffusion_model.named_parameters())
+    assert tensors["blocks.0.self_attn.q.weight"].dtype is torch.float8_e4m3fn
+    assert {
+        tensors[f"blocks.0.{name}"].dtype for name in ("modulation", "self_attn.q.bias", "self_attn.norm_q.weight")
+    } == {torch.float16}
 
 
 @pytest.mark.parametrize("storage", ["fp32", "fp16", "fp8_e4m3fn", "fp8_comfy_quant"])
