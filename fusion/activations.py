@@ -19,14 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import comfy.model_management
-import comfy.patcher_extension
 import torch
 
 from ..kernels_cuda.autotune import tuner
 from ..kernels_cuda.ops.mlp import CHUNK_BYTES
 from . import vram
 from .mixing import mix
-from .stream import STREAM, Stream
+from .model_call import ModelCall, wrap
+from .stream import Stream
 
 WRAPPER = "fusestream"  # our key among the wrappers of a model
 UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
@@ -108,19 +108,19 @@ def attach(patcher: Any) -> None:
     """Let the model of this streaming patcher, and of its clones, be reckoned with, measured and retried."""
     model = patcher.model
     mix(model, _Reckoned, fusestream_reckoning=Reckoning())
-    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, WRAPPER, step)
+    wrap(patcher, WRAPPER, step)
 
 
-def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """One call of the model, as stock's wrappers have it; x [batch, channels, frames, height, width]."""
-    model = executor.class_obj
-    stream: Stream = getattr(model, STREAM)
-    reckoning: Reckoning = model.fusestream_reckoning
+def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """One call of the model, as stock's wrappers have it."""
+    call = ModelCall(executor, args, kwargs)
+    x, stream = call.x, call.stream
+    reckoning: Reckoning = call.model.fusestream_reckoning
     if x.numel() < reckoning.tight:
         tuned = tuner().measurings
         try:
             with _leaving(RESERVE, x.device):
-                return _measured(executor, model, x, *args, **kwargs)
+                return _measured(call)
         except torch.OutOfMemoryError:
             if tuner().measurings == tuned:
                 reckoning.tight = x.numel()  # or every step would be computed twice
@@ -128,7 +128,7 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         _tidy(x)
         logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
     try:
-        return _measured(executor, model, x, *args, **kwargs)
+        return _measured(call)
     except torch.OutOfMemoryError as error:
         first = str(error)
     held = stream.held
@@ -140,7 +140,7 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         freed / vram.GIB,
     )
     try:
-        return _measured(executor, model, x, *args, **kwargs)
+        return _measured(call)
     except torch.OutOfMemoryError as error:
         raise _too_little(stream, held, str(error) or first) from None
 
@@ -168,19 +168,20 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(before, device)
 
 
-def _measured(executor: Any, model: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _measured(call: ModelCall) -> Any:
+    x = call.x
     if not x.is_cuda:
-        return executor(x, *args, **kwargs)
+        return call.run()
     before, tuned = _allocated(x.device, "current"), tuner().measurings
     torch.cuda.reset_peak_memory_stats(x.device)
-    out = executor(x, *args, **kwargs)
+    out = call.run()
     if tuner().measurings != tuned:
         # Kernels were measured, with all their alternatives: this says nothing about the next step, and the allocator is
         # left with pieces of it in between the tensors.
         torch.cuda.empty_cache()
         return out
     took = _allocated(x.device, "peak") - before
-    model.fusestream_reckoning.measured(took, own_need(model, x.shape, 0.0, 0.0))
+    call.model.fusestream_reckoning.measured(took, own_need(call.model, x.shape, 0.0, 0.0))
     return out
 
 

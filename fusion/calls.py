@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import comfy.patcher_extension
-
 from ..kernels_cuda import KernelPolicy
 from .attention import policy_of
+from .model_call import ModelCall, wrap
 
 WRAPPER = "fusestream_calls"  # our key among the wrappers of a model
 CALLS = "fusestream_calls"  # where a model has them
@@ -23,16 +22,17 @@ Policies = Sequence[KernelPolicy | None]
 
 def attach(patcher: Any) -> None:
     """Let the model of this streaming patcher, and of its clones, note each call that ends."""
-    calls: deque[KernelPolicy | None] = deque(maxlen=MOST)
-    setattr(patcher.model, CALLS, calls)
+    setattr(patcher.model, CALLS, deque(maxlen=MOST))
+    wrap(patcher, WRAPPER, note)
 
-    def note(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        out = executor(*args, **kwargs)
-        options = kwargs.get("transformer_options") or (args[5] if len(args) > 5 else None) or {}
-        calls.append(policy_of(options))
-        return out
 
-    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, WRAPPER, note)
+def note(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """One call of the model, as stock's wrappers have it."""
+    call = ModelCall(executor, args, kwargs)
+    out = call.run()
+    noted: deque[KernelPolicy | None] = getattr(call.model, CALLS)
+    noted.append(policy_of(call.options))
+    return out
 
 
 def policies(model: Any) -> Policies:
