@@ -157,8 +157,7 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
         yield
         return
     free, total = torch.cuda.mem_get_info(device)
-    reserved: int = torch.cuda.memory_stats_as_nested_dict(device)["reserved_bytes"]["all"]["current"]
-    most = reserved + max(free - nbytes, 0)
+    most = _counted("reserved_bytes", "current", device) + max(free - nbytes, 0)
     known = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 and newer
     before = 1.0 if known is None else known(device)
     torch.cuda.set_per_process_memory_fraction(min(before, most / total), device)
@@ -172,7 +171,7 @@ def _measured(call: ModelCall) -> Any:
     x = call.x
     if not x.is_cuda:
         return call.run()
-    before, tuned = _allocated(x.device, "current"), tuner().measurings
+    before, tuned = _counted("allocated_bytes", "current", x.device), tuner().measurings
     torch.cuda.reset_peak_memory_stats(x.device)
     out = call.run()
     if tuner().measurings != tuned:
@@ -180,15 +179,16 @@ def _measured(call: ModelCall) -> Any:
         # left with pieces of it in between the tensors.
         torch.cuda.empty_cache()
         return out
-    took = _allocated(x.device, "peak") - before
+    took = _counted("allocated_bytes", "peak", x.device) - before
     call.model.fusestream_reckoning.measured(took, own_need(call.model, x.shape, 0.0, 0.0))
     return out
 
 
-def _allocated(device: torch.device, which: str) -> int:
-    """Bytes by torch's count. `torch.cuda.memory_allocated` makes a list of all there is to know first, every time."""
+def _counted(what: str, which: str, device: torch.device) -> int:
+    """Bytes by torch's count. `torch.cuda.memory_allocated` and its kin make a list of all there is to know first, every
+    time."""
     stats = torch.cuda.memory_stats_as_nested_dict(device)
-    return int(stats["allocated_bytes"]["all"][which]) if stats else 0
+    return int(stats[what]["all"][which]) if stats else 0  # torch counts nothing before its first tensor on the card
 
 
 def _too_little(stream: Stream, held: int, message: str) -> vram.OutOfVram:
