@@ -3,6 +3,7 @@
 from ..kernels_cuda import KernelPolicy
 from ..kernels_cuda.policy import Mode, Precision
 from .load import load_diffusion_model, load_text_encoder, load_vae
+from .policies import all_off
 from .recognise import WrongFile
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Mode",
     "Precision",
     "WrongFile",
+    "all_off",
     "load_diffusion_model",
     "load_text_encoder",
     "load_vae",

@@ -19,14 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import comfy.model_management
-import comfy.patcher_extension
 import torch
 
 from ..kernels_cuda.autotune import tuner
 from ..kernels_cuda.ops.mlp import CHUNK_BYTES
 from . import vram
 from .mixing import mix
-from .stream import STREAM, Stream
+from .model_call import ModelCall, wrap
+from .stream import Stream
 
 WRAPPER = "fusestream"  # our key among the wrappers of a model
 UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
@@ -108,19 +108,19 @@ def attach(patcher: Any) -> None:
     """Let the model of this streaming patcher, and of its clones, be reckoned with, measured and retried."""
     model = patcher.model
     mix(model, _Reckoned, fusestream_reckoning=Reckoning())
-    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, WRAPPER, step)
+    wrap(patcher, WRAPPER, step)
 
 
-def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """One call of the model, as stock's wrappers have it; x [batch, channels, frames, height, width]."""
-    model = executor.class_obj
-    stream: Stream = getattr(model, STREAM)
-    reckoning: Reckoning = model.fusestream_reckoning
+def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """One call of the model, as stock's wrappers have it."""
+    call = ModelCall(executor, args, kwargs)
+    x, stream = call.x, call.stream
+    reckoning: Reckoning = call.model.fusestream_reckoning
     if x.numel() < reckoning.tight:
         tuned = tuner().measurings
         try:
             with _leaving(RESERVE, x.device):
-                return _measured(executor, model, x, *args, **kwargs)
+                return _measured(call)
         except torch.OutOfMemoryError:
             if tuner().measurings == tuned:
                 reckoning.tight = x.numel()  # or every step would be computed twice
@@ -128,7 +128,7 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         _tidy(x)
         logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
     try:
-        return _measured(executor, model, x, *args, **kwargs)
+        return _measured(call)
     except torch.OutOfMemoryError as error:
         first = str(error)
     held = stream.held
@@ -140,7 +140,7 @@ def step(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         freed / vram.GIB,
     )
     try:
-        return _measured(executor, model, x, *args, **kwargs)
+        return _measured(call)
     except torch.OutOfMemoryError as error:
         raise _too_little(stream, held, str(error) or first) from None
 
@@ -157,8 +157,7 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
         yield
         return
     free, total = torch.cuda.mem_get_info(device)
-    reserved: int = torch.cuda.memory_stats_as_nested_dict(device)["reserved_bytes"]["all"]["current"]
-    most = reserved + max(free - nbytes, 0)
+    most = _counted("reserved_bytes", "current", device) + max(free - nbytes, 0)
     known = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 and newer
     before = 1.0 if known is None else known(device)
     torch.cuda.set_per_process_memory_fraction(min(before, most / total), device)
@@ -168,26 +167,28 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(before, device)
 
 
-def _measured(executor: Any, model: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _measured(call: ModelCall) -> Any:
+    x = call.x
     if not x.is_cuda:
-        return executor(x, *args, **kwargs)
-    before, tuned = _allocated(x.device, "current"), tuner().measurings
+        return call.run()
+    before, tuned = _counted("allocated_bytes", "current", x.device), tuner().measurings
     torch.cuda.reset_peak_memory_stats(x.device)
-    out = executor(x, *args, **kwargs)
+    out = call.run()
     if tuner().measurings != tuned:
         # Kernels were measured, with all their alternatives: this says nothing about the next step, and the allocator is
         # left with pieces of it in between the tensors.
         torch.cuda.empty_cache()
         return out
-    took = _allocated(x.device, "peak") - before
-    model.fusestream_reckoning.measured(took, own_need(model, x.shape, 0.0, 0.0))
+    took = _counted("allocated_bytes", "peak", x.device) - before
+    call.model.fusestream_reckoning.measured(took, own_need(call.model, x.shape, 0.0, 0.0))
     return out
 
 
-def _allocated(device: torch.device, which: str) -> int:
-    """Bytes by torch's count. `torch.cuda.memory_allocated` makes a list of all there is to know first, every time."""
+def _counted(what: str, which: str, device: torch.device) -> int:
+    """Bytes by torch's count. `torch.cuda.memory_allocated` and its kin make a list of all there is to know first, every
+    time."""
     stats = torch.cuda.memory_stats_as_nested_dict(device)
-    return int(stats["allocated_bytes"]["all"][which]) if stats else 0
+    return int(stats[what]["all"][which]) if stats else 0  # torch counts nothing before its first tensor on the card
 
 
 def _too_little(stream: Stream, held: int, message: str) -> vram.OutOfVram:

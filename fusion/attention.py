@@ -106,3 +106,8 @@ def policy_of(options: Mapping[str, Any]) -> KernelPolicy | None:
     """The policy under which a model was called with these transformer_options; None: none of ours."""
     found: KernelPolicy | None = options.get(POLICY)
     return found
+
+
+def policy_of_model(model: Any) -> KernelPolicy | None:
+    """The policy under which a stock MODEL will be called; None: none of ours."""
+    return policy_of(model.model_options.get("transformer_options", {}))

@@ -1,4 +1,4 @@
-"""Which policy each call of a streamed model ran under: two branches of a graph share the stream, and its ledger knows passes only.
+"""Of which branch of a graph each call of a streamed model was: branches share the stream, and its ledger knows passes only.
 
 A call that ended is one pass through the blocks. One that did not, after an interrupt, is in neither list.
 """
@@ -7,43 +7,60 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
-
-import comfy.patcher_extension
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from ..kernels_cuda import KernelPolicy
-from .attention import policy_of
+from .attention import policy_of, policy_of_model
+from .model_call import ModelCall, wrap
 
 WRAPPER = "fusestream_calls"  # our key among the wrappers of a model
 CALLS = "fusestream_calls"  # where a model has them
 MOST = 4096
 
-Policies = Sequence[KernelPolicy | None]
+
+class Branch(NamedTuple):
+    """What a branch of a graph has of its own. Two that differ in neither are one.
+
+    policy    of its kernels; None: none of ours
+    patches   stock's name for its set of LoRAs: clones of a MODEL have the same, until one of them gets another LoRA
+    """
+
+    policy: KernelPolicy | None
+    patches: UUID | None
+
+
+def branch_of(model: Any) -> Branch:
+    """The one that a streamed MODEL belongs to."""
+    return Branch(policy_of_model(model), model.patches_uuid)
 
 
 def attach(patcher: Any) -> None:
     """Let the model of this streaming patcher, and of its clones, note each call that ends."""
-    calls: deque[KernelPolicy | None] = deque(maxlen=MOST)
-    setattr(patcher.model, CALLS, calls)
-
-    def note(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        out = executor(*args, **kwargs)
-        options = kwargs.get("transformer_options") or (args[5] if len(args) > 5 else None) or {}
-        calls.append(policy_of(options))
-        return out
-
-    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, WRAPPER, note)
+    setattr(patcher.model, CALLS, deque(maxlen=MOST))
+    wrap(patcher, WRAPPER, note)
 
 
-def policies(model: Any) -> Policies:
-    """Of this MODEL's calls, the latest last."""
+def note(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """One call of the model, as stock's wrappers have it."""
+    call = ModelCall(executor, args, kwargs)
+    # The stream's patches, not the model's: stock forgets those of a model that it unloads in the middle of a run.
+    branch = Branch(policy_of(call.options), call.stream.patches_uuid)
+    out = call.run()
+    noted: deque[Branch] = getattr(call.model, CALLS)
+    noted.append(branch)
+    return out
+
+
+def branches(model: Any) -> Sequence[Branch]:
+    """Those of this MODEL's calls, the latest last."""
     return tuple(getattr(getattr(model, "model", None), CALLS, ()))
 
 
-def mine(count: int, calls: Policies, policy: KernelPolicy | None) -> list[int]:
-    """The numbers, of so many passes, of those under this policy. Both lists end with the same call; what is older than one of
+def mine(count: int, calls: Sequence[Branch], branch: Branch) -> list[int]:
+    """The numbers, of so many passes, of those of this branch. Both lists end with the same call; what is older than one of
     them reaches is left out. All, where no call was noted."""
     if not calls:
         return list(range(count))
     known = min(count, len(calls))
-    return [count - known + i for i, ran in enumerate(calls[len(calls) - known :]) if ran == policy]
+    return [count - known + i for i, ran in enumerate(calls[len(calls) - known :]) if ran == branch]

@@ -94,8 +94,9 @@ def load_streamed_diffusion_model(
     _require_all_weights(parts.model.diffusion_model, header, CHECKPOINT_PREFIX)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype))
-    activations.attach(model)
     conditions.attach(model.model)
+    # Around each call of the model, the outermost first: see model_call.py.
+    activations.attach(model)
     calls.attach(model)
     progress.attach(model)
     attention.install(model, policy)

@@ -19,7 +19,7 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
-from .attention import policy_of
+from .attention import policy_of_model
 from .blocks import is_quantised, stored
 from .stream import REMEDY, STREAM, NotWhileStreaming, Stream
 
@@ -154,8 +154,9 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def _set_patches(self) -> None:
         """The stream's, from this patcher. With its matrix products switched off, or all kernels, LoRAs are added in stock's
         steps too."""
-        policy = policy_of(self.model_options.get("transformer_options", {}))
-        self.stream.set_patches(self.patches, one_pass=policy is not None and policy.mode("linear") != "off")
+        policy = policy_of_model(self)
+        one_pass = policy is not None and policy.mode("linear") != "off"
+        self.stream.set_patches(self.patches, one_pass=one_pass, uuid=self.patches_uuid)
 
     def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Stock's list of modules to load: without those whose weights stream. A module is the last but one of its entry."""

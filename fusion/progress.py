@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import comfy.model_management
-import comfy.patcher_extension
 import comfy.utils
 import torch
 
 from ..kernels_cuda import autotune
-from .stream import STREAM, Stream
+from .model_call import ModelCall, wrap
+from .stream import Stream
 
 WRAPPER = "fusestream_progress"  # our key among the wrappers of a model
 PIECE = 8 << 20  # bytes read between two looks at the user
@@ -114,25 +114,25 @@ class FirstPass:
     def __init__(self) -> None:
         self._done: Callable[[], Any] = lambda: None  # the pager whose first pass is over
 
-    def __call__(self, executor: Any, x: torch.Tensor, t: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """One call of the model, as stock's wrappers have it."""
-        stream: Stream = getattr(executor.class_obj, STREAM)
-        options = kwargs.get("transformer_options") or (args[3] if len(args) > 3 else None) or {}
+        call = ModelCall(executor, args, kwargs)
+        stream = call.stream
         if stream.pager is None or stream.pager is self._done():
-            return executor(x, t, *args, **kwargs)
+            return call.run()
         self._done = weakref.ref(stream.pager)
-        where = _step(options)
+        where = _step(call.options)
         if where is None:
-            return executor(x, t, *args, **kwargs)
+            return call.run()
         step, steps = where
         blocks = len(stream.blocks)
         bar = Bar(steps * blocks)
         bar.add(step * blocks)
         with told_after_each_block(stream, lambda: bar.add(1)):
-            return executor(x, t, *args, **kwargs)
+            return call.run()
 
 
-def _step(options: Any) -> tuple[int, int] | None:
+def _step(options: Mapping[str, Any]) -> tuple[int, int] | None:
     """Which step of how many the sampler is at, where that is known: the step begins at one of its sigmas."""
     every, now = options.get("sample_sigmas"), options.get("sigmas")
     if every is None or now is None or not now.numel() or len(every) < 2:
@@ -143,4 +143,4 @@ def _step(options: Any) -> tuple[int, int] | None:
 
 def attach(patcher: Any) -> None:
     """Let the first pass of this streaming patcher's model, and of its clones, move the sampler's bar."""
-    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, WRAPPER, FirstPass())
+    wrap(patcher, WRAPPER, FirstPass())

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import torch
 
@@ -85,6 +86,7 @@ class Stream:
         self.keys = frozenset(paged.key for paged in self.without_bytes())
         self.last_used = 0.0
         self.pager: Pager | None = None
+        self.patches_uuid: UUID | None = None  # of the patches that the weights are used with
         self.watcher: Callable[[int], None] | None = None  # told after each block; must be quick, and not raise
         self.pager_options: dict[str, Any] = {}  # for `open_pager`: a backend asked for, a guard
         self._source = source
@@ -237,10 +239,13 @@ class Stream:
 
     # ----------------------------------------------------------------------------------------------------- patches
 
-    def set_patches(self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool = False) -> None:
+    def set_patches(
+        self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool = False, uuid: UUID | None = None
+    ) -> None:
         """From now on the weights are used with these patches. Only blocks whose patches are others come anew.
 
-        one_pass: plain LoRA on fp16 weights may be added in one pass (`lora.py`), on a GPU; else in stock's steps.
+        one_pass: plain LoRA on fp16 weights may be added in one pass (`lora.py`), on a GPU; else in stock's steps. uuid: the
+        patcher's name for these patches.
         """
         for one in self.left:
             if patches.get(one.key):
@@ -261,6 +266,7 @@ class Stream:
             if self.pager is not None and self.pager.is_writable:
                 self.pager.renew(sorted(changed))
             self._patches, self._patched, self._one_pass = new, patched_blocks, one_pass
+            self.patches_uuid = uuid
 
     # ------------------------------------------------------------------------------------------------------ in use
 

@@ -53,6 +53,7 @@ from ..kernels_cuda import (
 from .blocks import is_quantised
 from .halves import halves, weight_on
 from .mixing import mix
+from .policies import all_off
 from .stream import STREAMED
 from .weights import Weights, packed
 
@@ -77,7 +78,7 @@ class How:
     @property
     def is_off(self) -> bool:
         """Whether all is left to stock."""
-        return all(self.policy.mode(op) == "off" for op in OPS)
+        return all_off(self.policy, OPS)
 
     @property
     def splits(self) -> bool:

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused, linear, linear_, mlp, norm_modulate, rms_rope_
 from .attention import policy_of
 from .mixing import mix
+from .policies import all_off
 from .weights import Weights, packed, taken
 
 Block = comfy.ldm.wan.model.WanAttentionBlock
@@ -111,7 +112,7 @@ class _FusedVace:
 
 def _handed_back(module: Any, x: Tensor, policy: KernelPolicy) -> bool:
     """Whether stock computes this block. The reason goes to the ledger; where the policy says `on`, it is an error."""
-    if policy.default == "off" and all(mode == "off" for _, mode in policy.ops):
+    if all_off(policy):
         return True
     reason = obstacle(module, x)
     if reason is None:

@@ -109,13 +109,14 @@ def policy_from(
     from .. import fusion  # noqa: PLC0415 - the server starts without it
 
     activity.attach()
-    modes: dict[str, Any] = {
-        switch.id: kernels if chosen.get(switch.id, SAME) == SAME else chosen[switch.id] for switch in switches
+    ops: dict[str, Any] = {
+        op: kernels if (mode := chosen.get(switch.id, SAME)) == SAME else mode
+        for switch in switches
+        for op in switch.ops
     }
-    if all(mode == "off" for mode in modes.values()):
-        return fusion.KernelPolicy.of("off", precision=precision)
-    ops = {op: modes[switch.id] for switch in switches for op in switch.ops if modes[switch.id] != kernels}
-    return fusion.KernelPolicy.of(kernels, precision=precision, **ops)
+    others = {op: mode for op, mode in ops.items() if mode != kernels}
+    policy = fusion.KernelPolicy.of(kernels, precision=precision, **others)
+    return fusion.KernelPolicy.of("off", precision=precision) if fusion.all_off(policy, ops) else policy
 
 
 FAST = (

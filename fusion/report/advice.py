@@ -20,7 +20,10 @@ def rules(report: Report) -> Iterator[str]:
     if not report.streams:
         return
     if not report.passes:
-        yield "Nothing has run yet: connect the sampler's output to `after`, and the report comes when it is done."
+        yield (
+            "Nothing has run yet with this model: connect the MODEL that the sampler has, LoRAs included, and the sampler's "
+            "output to `after`; the report comes when it is done."
+        )
         return
     now, usual = report.window + report.resident_bytes, report.predicted_pass or report.pass_seconds
     if report.stall_share > WORTH:

@@ -15,8 +15,8 @@ from ...kernels_cuda import LEDGER, KernelPolicy
 from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
 from .. import vram
-from ..attention import policy_of
-from ..calls import mine, policies
+from ..attention import policy_of_model
+from ..calls import branch_of, branches, mine
 from ..stream import STREAM, Stream
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, WhatIf
@@ -88,7 +88,7 @@ def policy(model: Any) -> dict[str, Any]:
     """In the words of the nodes."""
     if model is None:
         return {}
-    found = policy_of(model.model_options.get("transformer_options", {}))
+    found = policy_of_model(model)
     return {"policy": "none: stock's kernels" if found is None else policy_words(found)}
 
 
@@ -135,11 +135,11 @@ def kernels(_model: Any) -> dict[str, Any]:
 
 
 def streaming(stream: Stream, model: Any) -> dict[str, Any]:
-    """What the pager's ledger holds; of passes those under this MODEL's policy, where two branches share the stream."""
+    """What the pager's ledger holds; of passes those of this MODEL's branch, where two branches share the stream."""
     ledger, order = stream.ledger, {layer.name: i for i, layer in enumerate(stream.layers)}
     entries = ledger.entries
     passes = cut(entries, order)
-    ran = mine(len(passes), policies(model), policy_of(model.model_options.get("transformer_options", {})))
+    ran = mine(len(passes), branches(model), branch_of(model))
     usual = typical(entries, passes, ran)
     plan = stream.pager.plan if stream.pager is not None else None
     compute = tuple(usual.get(("use", layer.name), 0.0) for layer in stream.layers)

@@ -62,6 +62,15 @@ def test_all_off_one_by_one_is_stock() -> None:
     assert policy_from("auto", "precise", MODEL_SWITCHES, {s.id: "off" for s in MODEL_SWITCHES}) == OFF
 
 
+def test_off_is_asked_of_all_kernels_or_of_some() -> None:
+    of = fusion.KernelPolicy.of
+    assert fusion.all_off(OFF) and fusion.all_off(of("off", conv="off")) and not fusion.all_off(AUTO)
+    assert not fusion.all_off(of("off", conv="on")) and fusion.all_off(of("off", conv="on"), t5.OPS)
+    every = dict.fromkeys(t5.OPS, "off")
+    assert fusion.all_off(of("auto", **every), t5.OPS) and not fusion.all_off(of("auto", **every))
+    assert not fusion.all_off(of("auto", **{**every, "linear": "auto"}), t5.OPS)
+
+
 def test_every_op_that_a_wan_block_and_a_text_encoder_call_has_a_switch() -> None:
     assert set(t5.OPS) | {"to_half"} == {op for switch in TEXT_SWITCHES for op in switch.ops}
     model = {op for switch in MODEL_SWITCHES for op in switch.ops}

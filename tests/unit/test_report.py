@@ -7,8 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
+import comfy.patcher_extension
 import comfy.sample
+import comfy.sd
+import comfy.utils
 import folder_paths
 import numpy as np
 import pytest
@@ -154,7 +158,7 @@ def test_nothing_can_raise(monkeypatch: pytest.MonkeyPatch, streamed: Any) -> No
     def broken(*_: Any, **__: Any) -> Any:
         raise OSError("the disk is on fire")
 
-    for name in ("policy_of", "measure_ram", "cut", "advise"):
+    for name in ("policy_of_model", "measure_ram", "cut", "advise"):
         monkeypatch.setattr(gathering, name, broken)
     found = report.gather(streamed)
     assert [gap.split(":")[0] for gap in found.gaps] == ["policy", "memories", "streaming", "advice"]
@@ -187,13 +191,48 @@ def test_branches_of_one_stream_have_their_own_passes(path: str) -> None:
         assert len([s for s in one.timeline if s.kind == "use"]) == len(order)
 
 
+def test_branches_with_other_loras_have_their_own_passes(path: str) -> None:
+    """Under the same kernels. What changes nothing of the weights makes no other branch."""
+    model = load_streamed_diffusion_model(path, 0.008)
+    strong, weak = (with_lora(model, path, strength) for strength in (1.0, 0.5))
+    (on_the_way,) = ModelKernels.execute(strong.clone(), kernels="auto").result
+    for one, steps in ((model, 1), (strong, 2), (weak, 3), (model, 4), (on_the_way, 5)):
+        sample(one, steps)
+    found = [report.gather(one) for one in (model, strong, weak, on_the_way)]
+    assert [one.passes for one in found] == [5, 7, 3, 7] and not any(one.gaps for one in found)
+
+
+def test_a_branch_that_was_unloaded_in_its_middle_stays_one(path: str) -> None:
+    model = with_lora(load_streamed_diffusion_model(path, 0.008), path, 1.0)
+    ran: list[bool] = []
+
+    def unload_before_the_second_step(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        ran.append(True)
+        if len(ran) == 2:
+            model.detach()
+        return executor(*args, **kwargs)
+
+    model.add_wrapper(comfy.patcher_extension.WrappersMP.APPLY_MODEL, unload_before_the_second_step)
+    sample(model, 3)
+    assert len(ran) == 3 and report.gather(model).passes == 3
+
+
+def with_lora(model: Any, path: str, strength: float) -> Any:
+    """A clone with it, as Load LoRA makes one."""
+    kind = next(kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v")
+    file = comfy.utils.load_torch_file(str(checkpoints.write(kind, Path(path).parent)))
+    return comfy.sd.load_lora_for_models(model, None, file, strength, 0.0)[0]
+
+
 def test_calls_and_passes_are_matched_from_their_end() -> None:
-    a, b = fusion.KernelPolicy.of("auto"), fusion.KernelPolicy.of("off")
+    of, lora = fusion.KernelPolicy.of, uuid4()
+    a, b, c = calls.Branch(of("auto"), lora), calls.Branch(of("off"), lora), calls.Branch(of("auto"), uuid4())
     assert calls.mine(3, (), a) == [0, 1, 2], "nobody noted them"
     assert calls.mine(4, (a, b, a, a), a) == [0, 2, 3] and calls.mine(4, (a, b, a, a), b) == [1]
     assert calls.mine(2, (a, b, a, b), a) == [0], "the ledger forgets what is old"
     assert calls.mine(4, (a, b), a) == [2], "calls are forgotten too"
-    assert calls.mine(2, (a, a), None) == []
+    assert calls.mine(3, (a, c, a), c) == [1], "another LoRA"
+    assert calls.mine(2, (a, a), calls.Branch(None, lora)) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- passes
