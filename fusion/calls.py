@@ -58,9 +58,13 @@ def branches(model: Any) -> Sequence[Branch]:
 
 
 def mine(count: int, calls: Sequence[Branch], branch: Branch) -> list[int]:
-    """The numbers, of so many passes, of those of this branch. Both lists end with the same call; what is older than one of
-    them reaches is left out. All, where no call was noted."""
+    """The numbers, of so many passes, of those of this branch; where it has none, of the one that ran last under its policy: a
+    report may be connected before the LoRAs. Both lists end with the same call; what is older than one of them reaches is left
+    out. All, where no call was noted."""
     if not calls:
         return list(range(count))
     known = min(count, len(calls))
-    return [count - known + i for i, ran in enumerate(calls[len(calls) - known :]) if ran == branch]
+    ended = calls[len(calls) - known :]
+    kin = [ran for ran in ended if ran.policy == branch.policy]
+    meant = branch if branch in kin or not kin else kin[-1]
+    return [count - known + i for i, ran in enumerate(ended) if ran == meant]

@@ -106,7 +106,7 @@ def as_stored() -> Iterator[None]:
     load = kind.load_model_weights
 
     @functools.wraps(load)
-    def assigned(self: Any, tensors: Any, prefix: str = "", assign: bool = False) -> Any:  # noqa: ARG001 - stock's choice
+    def assigned(self: Any, tensors: Any, prefix: str = "", assign: bool = False) -> Any:
         return load(self, tensors, prefix, assign=True)
 
     kind.load_model_weights = assigned

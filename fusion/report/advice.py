@@ -21,8 +21,8 @@ def rules(report: Report) -> Iterator[str]:
         return
     if not report.passes:
         yield (
-            "Nothing has run yet with this model: connect the MODEL that the sampler has, LoRAs included, and the sampler's "
-            "output to `after`; the report comes when it is done."
+            "Nothing has run yet with this model: connect the MODEL that the sampler has, and the sampler's output to `after`; "
+            "the report comes when it is done."
         )
         return
     now, usual = report.window + report.resident_bytes, report.predicted_pass or report.pass_seconds

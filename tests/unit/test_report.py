@@ -232,6 +232,7 @@ def test_calls_and_passes_are_matched_from_their_end() -> None:
     assert calls.mine(2, (a, b, a, b), a) == [0], "the ledger forgets what is old"
     assert calls.mine(4, (a, b), a) == [2], "calls are forgotten too"
     assert calls.mine(3, (a, c, a), c) == [1], "another LoRA"
+    assert calls.mine(4, (c, a, c, b), calls.Branch(a.policy, uuid4())) == [0, 2], "a report before the LoRAs"
     assert calls.mine(2, (a, a), calls.Branch(None, lora)) == []
 
 
