@@ -86,12 +86,16 @@ def line(row: Row, found: Rows) -> str:
 
 
 def parts(row: Row, found: Rows) -> list[str]:
-    """What a whole video's time went to."""
-    return [
-        f"- {row.name}, {called}: " + ", ".join(f"{part} {s:.3g} s" for part, s in side["parts s"].items())
-        for who, called in (("stock", "stock"), ("ours", "FuseStream"))
-        if "parts s" in (side := found[row.name].get(who, {}))
-    ]
+    """What a whole video's time went to: the first in a process, and the next."""
+    lines = []
+    for who, called in (("stock", "stock"), ("ours", "FuseStream")):
+        side = found[row.name].get(who, {})
+        videos = zip(("first", "next"), side.get("parts s", ()), strict=False)
+        told = [f"{which} " + ", ".join(f"{part} {s:.3g} s" for part, s in took.items()) for which, took in videos]
+        tuned = side.get("kernels measured s", 0.0)
+        told += [f"of the first {tuned:.3g} s for comparing kernels, once on a card"] if tuned else []
+        lines += [f"- {row.name}, {called}: {'; '.join(told)}"] if told else []
+    return lines
 
 
 def group(name: str, found: Rows) -> str:

@@ -41,6 +41,7 @@ import torch
 from ..memory import Checkpoint, DeviceBudget, Layer, Ledger, Pager, RamBudget, Rates, Weight, open_pager, simulate
 from ..memory.device import CudaDevice
 from ..memory.ledger import overlap_of
+from .end_to_end.disk import is_in_ram
 from .end_to_end.results import card_file, read, rounded, write
 from .kernels import environment
 
@@ -348,6 +349,9 @@ def ram_budget(rows: Rows, file: WeightFile, window: int, gib: float) -> None:
 
 def cold(rows: Rows, file: WeightFile, window: int, layers: int) -> None:
     """Nothing in the page cache, nothing loaded."""
+    if is_in_ram(file.path):
+        print("(c) cold passes: left out, the file is on a file system in RAM; --folder names another place")
+        return
     nbytes = layers * file.layer_bytes
     own = min(file.read_seconds(4096, nbytes, direct) for direct in (True, False))
     for way in ("registered", "pinned", "direct"):

@@ -57,7 +57,11 @@ def turn_seconds(row: Row, who: str, side: Side) -> float:
         return OUT_OF_MEMORY_S
     if row.work == "video":
         size = (row.height, row.width, row.frames)
-        parts = (Row("t5", "text", steps=2), Row(row.model, "sample", *size, row.steps), Row("vae", "decode", *size, 1))
+        parts = (
+            Row("t5", "text", steps=4),
+            Row(row.model, "sample", *size, 2 * row.steps),
+            Row("vae", "decode", *size, 2),
+        )
         return TURN_S + sum(turn_seconds(part, who, side) - TURN_S for part in parts)
     reckoned = bound(row, H200)["bound"]
     held = side.attention == "efficient" or side.kernels == "off"

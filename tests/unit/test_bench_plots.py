@@ -30,7 +30,8 @@ def measured() -> dict[str, Any]:
             if who == "stock" and row.seconds:
                 one[who] = {"error": "out of memory", "peak GiB": 7.9}
         if row.work == "video":
-            one["ours"]["parts s"] = {"text": 1.0, "sampling": 9.0}
+            one["ours"] |= {"parts s": [{"text": 1.0, "sampling": 9.0}, {"text": 0.5, "sampling": 8.0}]}
+            one["ours"]["kernels measured s"] = 3.0
         found.append(one)
     return {"models": {"rows": found}}
 
@@ -109,7 +110,10 @@ def test_every_group_has_a_table_with_its_misses() -> None:
     off = next(row for row in all_rows() if row.note == "kernels off" and row.model == "wan13")
     ours, plain = found[off.name]["ours"]["s"], found["1.3B 480x832x81"]["ours"]["s"]
     assert f"{ours / plain:.2f}x" in groups.line(off, found)
-    assert "- 1.3B video 480x832x81, 10 steps, FuseStream: text 1 s, sampling 9 s" in text
+    assert (
+        "- 1.3B video 480x832x81, 10 steps, FuseStream: first text 1 s, sampling 9 s; next text 0.5 s, sampling 8 s; "
+        "of the first 3 s for comparing kernels, once on a card"
+    ) in text
     results["models"]["rows"] = [row for row in results["models"]["rows"] if row["group"] not in ("ram", "cold")][:-1]
     text = groups.text(results)
     assert "Not measured yet: 3 of 3 rows. `dev.py bench models --group ram` fills them." in text
