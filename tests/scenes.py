@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import comfy.clip_vision
 import comfy.ldm.wan.vae2_2
-import comfy.model_base
 import comfy.sample
 import comfy.sd
 import comfy.utils
@@ -97,20 +93,3 @@ def sample(model: Any, scene: Scene) -> torch.Tensor:
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return ((one - other).norm() / other.norm()).item()
-
-
-@contextlib.contextmanager
-def as_stored() -> Iterator[None]:
-    """Diffusion models that stock loads meanwhile keep each tensor in the file's own type, none rounded to the model's."""
-    kind: Any = comfy.model_base.BaseModel
-    load = kind.load_model_weights
-
-    @functools.wraps(load)
-    def assigned(self: Any, tensors: Any, prefix: str = "", assign: bool = False) -> Any:
-        return load(self, tensors, prefix, assign=True)
-
-    kind.load_model_weights = assigned
-    try:
-        yield
-    finally:
-        kind.load_model_weights = load

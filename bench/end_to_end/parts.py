@@ -25,7 +25,7 @@ HELD = {"stock": 0.33, "ours": 0.5}  # to mem-efficient attention, or to stock's
 VAE = {"stock": {480: 0.25, 720: 0.06}, "ours": {480: 0.38, 720: 0.42}}
 FIRST_S = {
     "stock": {"wan13": 0.6, "wan14": 8.0, "t5": 3.2, "vae": 1.0},
-    "ours": {"wan13": 2.5, "wan14": 2.5, "t5": 1.5, "vae": 6.0},
+    "ours": {"wan13": 1.5, "wan14": 2.5, "t5": 1.5, "vae": 3.0},
 }
 OUT_OF_MEMORY_S = 12.0  # until stock finds out that it cannot
 WRITE_S = {"wan13": 2.0, "wan14": 15.0, "t5": 7.0, "vae": 1.0}
@@ -52,7 +52,9 @@ class Part:
 
 
 def turn_seconds(row: Row, who: str, side: Side) -> float:
-    """One side's process, from the word to begin to its end."""
+    """One side's process, from the word to begin to its end; a run in fp32, for accuracy, as stock held to its operations."""
+    exact = who == "exact"
+    who = "stock" if exact else who
     if who == "stock" and row.seconds:
         return OUT_OF_MEMORY_S
     if row.work == "video":
@@ -64,7 +66,7 @@ def turn_seconds(row: Row, who: str, side: Side) -> float:
         )
         return TURN_S + sum(turn_seconds(part, who, side) - TURN_S for part in parts)
     reckoned = bound(row, H200)["bound"]
-    held = side.attention == "efficient" or side.kernels == "off"
+    held = side.attention == "efficient" or side.kernels == "off" or exact
     share = HELD[who] if held else SHARE[who]
     if row.model == "vae":
         share = VAE["stock" if held else who][480 if row.height <= 480 else 720]

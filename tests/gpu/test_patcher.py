@@ -83,7 +83,7 @@ def test_the_latents_are_stocks(folder, kind, backend):
 @pytest.mark.parametrize("storage", STORAGES[1:])
 def test_every_storage_is_stocks(folder, storage):
     """But for fp8 files: what they have in fp16 stock rounds to fp8, and we do not."""
-    from scenes import as_stored
+    from as_stored import as_stored
 
     path = checkpoints.write("wan_t2v", folder, storage)
     latent, stocks = sample(load(path)), sample(stock(path))

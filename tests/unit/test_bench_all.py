@@ -52,6 +52,7 @@ def test_a_row_costs_more_with_more_of_everything() -> None:
     assert parts.row_seconds(small) < parts.row_seconds(large)
     off = rows.Side(kernels="off")
     assert parts.turn_seconds(large, "ours", off) > parts.turn_seconds(large, "ours", rows.OURS)
+    assert parts.turn_seconds(large, "exact", rows.Side()) > parts.turn_seconds(large, "stock", rows.STOCK)
     video = Row("wan13", "video", 480, 832, 81, 10)
     assert parts.row_seconds(video) > parts.row_seconds(rows.sampling("wan13", 480, 832, 81, 10))
 

@@ -12,10 +12,11 @@ import comfy.patcher_extension
 import comfy.sd
 import pytest
 import torch
+from as_stored import as_stored
 from comfy_api.torch_helpers import set_torch_compile_wrapper
 from comfy_extras.nodes_model_advanced import ModelSamplingSD3
 from safetensors.torch import load_file, save_file
-from scenes import Scene, Studio, as_stored, distance, sample
+from scenes import Scene, Studio, distance, sample
 
 import checkpoints
 from fusestream import fusion
