@@ -43,7 +43,7 @@ from .end_to_end.runner import QUICK_RESULTS, Bench, add_options
 
 HERE = Path(__file__).resolve().parent
 OTHERS = (
-    Part("kernels", own_s=220.0),
+    Part("kernels", own_s=100.0),
     Part("pager", own_s=190.0),
 )
 OTHER_OPTIONS = {"kernels": ("--compile", "readme"), "pager": ()}
