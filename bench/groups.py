@@ -85,16 +85,24 @@ def line(row: Row, found: Rows) -> str:
     return f"| {' | '.join(shown)} |"
 
 
-def parts(row: Row, found: Rows) -> list[str]:
-    """What a whole video's time went to: the first in a process, and the next."""
-    lines = []
+def notes(row: Row, found: Rows) -> list[str]:
+    """What a whole video's time went to, the first in a process and the next; and errors against fp32, where it was run."""
+    one, lines = found[row.name], []
     for who, called in (("stock", "stock"), ("ours", "FuseStream")):
-        side = found[row.name].get(who, {})
+        side = one.get(who, {})
         videos = zip(("first", "next"), side.get("parts s", ()), strict=False)
         told = [f"{which} " + ", ".join(f"{part} {s:.3g} s" for part, s in took.items()) for which, took in videos]
         tuned = side.get("kernels measured s", 0.0)
-        told += [f"of the first {tuned:.3g} s for comparing kernels, once on a card"] if tuned else []
+        told += (
+            [f"{tuned:.3g} s of the first for comparing kernels that no earlier row had compared"]
+            if told and tuned
+            else []
+        )
         lines += [f"- {row.name}, {called}: {'; '.join(told)}"] if told else []
+    errors = one.get("accuracy", {})
+    if {"stock", "ours"} <= errors.keys():
+        told = [f"{called} {errors[who]:.2g}" for who, called in (("stock", "stock"), ("ours", "FuseStream"))]
+        lines.append(f"- {row.name}, error against stock in fp32: {', '.join(told)}")
     return lines
 
 
@@ -105,7 +113,7 @@ def group(name: str, found: Rows) -> str:
     lines = [f"### {HEADINGS[name]}", ""]
     if measured:
         lines += [HEAD, *(line(row, found) for row in measured), ""]
-    extra = [text for row in measured for text in parts(row, found)]
+    extra = [text for row in measured for text in notes(row, found)]
     lines += [*extra, ""] if extra else []
     missing = len(rows) - len(measured)
     if missing:
