@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from .compare import spread
 from .end_to_end.parts import ORDER
 from .end_to_end.rows import Row, all_rows
 
@@ -87,23 +89,43 @@ def line(row: Row, found: Rows) -> str:
 
 def notes(row: Row, found: Rows) -> list[str]:
     """What a whole video's time went to, the first in a process and the next; and errors against fp32, where it was run."""
-    one, lines = found[row.name], []
-    for who, called in (("stock", "stock"), ("ours", "FuseStream")):
-        side = one.get(who, {})
-        videos = zip(("first", "next"), side.get("parts s", ()), strict=False)
-        told = [f"{which} " + ", ".join(f"{part} {s:.3g} s" for part, s in took.items()) for which, took in videos]
-        tuned = side.get("kernels measured s", 0.0)
-        told += (
-            [f"{tuned:.3g} s of the first for comparing kernels that no earlier row had compared"]
-            if told and tuned
-            else []
-        )
-        lines += [f"- {row.name}, {called}: {'; '.join(told)}"] if told else []
+    one = found[row.name]
+    sides = {called: one[who] for who, called in (("stock", "stock"), ("ours", "FuseStream")) if who in one}
+    lines = [f"- {row.name}, {called}: {parts(side)}" for called, side in sides.items() if "parts s" in side]
     errors = one.get("accuracy", {})
     if {"stock", "ours"} <= errors.keys():
-        told = [f"{called} {errors[who]:.2g}" for who, called in (("stock", "stock"), ("ours", "FuseStream"))]
-        lines.append(f"- {row.name}, error against stock in fp32: {', '.join(told)}")
+        told = f"stock {errors['stock']:.2g}, FuseStream {errors['ours']:.2g}"
+        lines.append(f"- {row.name}, error against stock in fp32: {told}")
     return lines
+
+
+def parts(side: Mapping[str, Any]) -> str:
+    """Of the first video and of the next."""
+    told = [
+        f"{which} " + ", ".join(f"{part} {s:.3g} s" for part, s in took.items())
+        for which, took in zip(("first", "next"), side["parts s"], strict=True)
+    ]
+    if tuned := side.get("kernels measured s"):
+        told.append(f"{tuned:.3g} s of the first for comparing kernels that no earlier row had compared")
+    return "; ".join(told)
+
+
+def repetitions(found: Rows) -> str:
+    """How far the later steps of a row lie apart, where it has several."""
+    sides = [
+        (f"{name}, {called}", one[who])
+        for name, one in found.items()
+        for who, called in (("stock", "stock"), ("ours", "FuseStream"))
+        if who in one
+    ]
+    apart = {name: spread(side) for name, side in sides if any(len(run) > 2 for run in side.get("all s", ()))}
+    if not apart:
+        return ""
+    most = max(apart, key=lambda name: apart[name])
+    return (
+        f"Later steps of a row lie {statistics.median(apart.values()):.1%} apart in the middle of {len(apart)}, "
+        f"{apart[most]:.1%} at most ({most}); a row of two steps has one later step.\n\n"
+    )
 
 
 def group(name: str, found: Rows) -> str:
@@ -127,4 +149,4 @@ def group(name: str, found: Rows) -> str:
 def text(results: Mapping[str, Any]) -> str:
     """All groups of one card."""
     found = by_name(results)
-    return "\n".join(group(name, found) for name in ORDER)
+    return repetitions(found) + "\n".join(group(name, found) for name in ORDER)
