@@ -15,7 +15,7 @@ import comfy.cli_args
 import pytest
 
 from fusestream.bench import all as bench_all
-from fusestream.bench import kernels, report
+from fusestream.bench import kernels, pager, report
 from fusestream.bench.end_to_end import disk, files, machine, parts, real, results, rows, runner, weights
 from fusestream.bench.end_to_end.rows import Row
 
@@ -386,3 +386,21 @@ def test_every_group_runs_on_the_cpu(tmp_path: Path) -> None:
         if len(row.sides) == 2:
             assert found[row.name]["accuracy"]["ours against stock"] < 1e-5, row.name
     assert "these figures mean nothing" in done.stdout and not list(tmp_path.glob("*.safetensors"))
+
+
+def test_nothing_is_called_cold_where_there_is_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Asked(Exception):
+        pass
+
+    def read_seconds(*_: Any) -> float:
+        raise Asked
+
+    file: Any = Namespace(path=tmp_path / "weights", layer_bytes=1, read_seconds=read_seconds)
+    empty: Any = None
+    with pytest.raises(Asked):
+        pager.cold(empty, file, 1, 1)
+    monkeypatch.setattr(pager, "is_in_ram", lambda path: path == file.path)
+    pager.cold(empty, file, 1, 1)
+    assert "left out" in capsys.readouterr().out
