@@ -399,6 +399,7 @@ def test_nothing_is_called_cold_where_there_is_no_disk(
 
     file: Any = Namespace(path=tmp_path / "weights", layer_bytes=1, read_seconds=read_seconds)
     empty: Any = None
+    monkeypatch.setattr(pager, "is_in_ram", lambda _: False)
     with pytest.raises(Asked):
         pager.cold(empty, file, 1, 1)
     monkeypatch.setattr(pager, "is_in_ram", lambda path: path == file.path)
