@@ -35,11 +35,11 @@ if not __package__:  # started as a plain script: the pack under its alias, with
     __package__ = "fusestream.bench"
     importlib.import_module(__package__)
 
-from .end_to_end.machine import card_results, real_results
+from .end_to_end.machine import card_results
 from .end_to_end.parts import Part, parts_of, row_seconds
 from .end_to_end.results import HEAD, line, merge_file, note_left, read, rows_left
 from .end_to_end.rows import Row, all_rows, quick
-from .end_to_end.runner import QUICK_RESULTS, Bench, add_options
+from .end_to_end.runner import Bench, add_options, results_file
 
 HERE = Path(__file__).resolve().parent
 OTHERS = (
@@ -118,8 +118,7 @@ class All:
 
     def models(self, bench: Bench, part: Part) -> None:
         """A part's rows, after those that an earlier one had no time for."""
-        known = {row.name: row for row in all_rows()}
-        earlier = [known[name] for name in rows_left(self.into) if name in known and not self.options.quick]
+        earlier = [] if self.options.quick else self.left()
         rows = list({row.name: row for row in (*earlier, *part.rows)}.values())
         if not rows:
             return
@@ -128,10 +127,13 @@ class All:
         self.measure(bench, rows)
 
     def leftovers(self, bench: Bench) -> None:
-        known = {row.name: row for row in all_rows()}
-        rows = [known[name] for name in rows_left(self.into) if name in known]
-        if rows:
+        if rows := self.left():
             self.measure(bench, rows)
+
+    def left(self) -> list[Row]:
+        """Rows that the parts so far had no time for."""
+        known = {row.name: row for row in all_rows()}
+        return [known[name] for name in rows_left(self.into) if name in known]
 
     def measure(self, bench: Bench, rows: Sequence[Row]) -> None:
         rows = bench.files.served_by_own(rows) if self.options.real else rows
@@ -198,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
         cli.error("--quick tries tiny checkpoints of its own: not together with --real")
     parts = planned(options.quick)
     if options.missing:
-        parts = without_measured(parts, options.results or card_results())
+        parts = without_measured(parts, results_file(options))
     if options.list:
         print(listed(parts))
         return 0
@@ -215,8 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
         return 1
     bench = Bench(options)
-    into = QUICK_RESULTS if options.quick else real_results(card_results()) if options.real else card_results()
-    options.results = options.results or into
+    options.results = results_file(options)
     everything = All(options, options.results)
     print(
         f"{len(now)} parts, about {sum(part.seconds for part in now):.0f} s on an H200; into {everything.into}",

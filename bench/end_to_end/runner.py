@@ -8,7 +8,7 @@ import argparse
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .bounds import measured_rates
 from .files import Files
-from .machine import processes_ahead, real_results
+from .machine import card_results, processes_ahead, real_results
 from .parts import by_file, turn_seconds
 from .process import Process
 from .results import card_file, distance, merge, read, row_result
@@ -45,6 +45,13 @@ def add_options(cli: argparse.ArgumentParser) -> None:
     cli.add_argument(
         "--real", type=Path, metavar="DIR", help="use the checkpoints under this folder, and only rows they serve"
     )
+
+
+def results_file(options: argparse.Namespace, of_card: Callable[[], Path] = card_results) -> Path:
+    """Where figures go: what the options name, or the file of their kind."""
+    if options.results or options.quick:
+        return Path(options.results or QUICK_RESULTS)
+    return real_results(of_card()) if options.real else of_card()
 
 
 class Turn(NamedTuple):
@@ -218,8 +225,9 @@ class Bench:
         environment: dict[str, str] = next(
             (run["environment"] for found in runs.values() for run in found if "environment" in run), {}
         )
-        into = self.results_path(environment.get("card", "CPU"))
-        rates = read(into) if measured_rates(read(into)) else read(card_file(environment.get("card", "CPU")))
+        of_card = card_file(environment.get("card", "CPU"))
+        into = results_file(self.options, lambda: of_card)
+        rates = next((data for path in (into, of_card) if measured_rates(data := read(path))), {})
         found = row_result(row, runs, rates, self.options.free, self.options.quick)
         found |= {"accuracy": accuracy, "environment": environment}
         if self.files.real:
@@ -230,8 +238,3 @@ class Bench:
 
     def sample_of(self, who: str) -> Path:
         return self.folder / f"sample-{who}.f32"
-
-    def results_path(self, card: str) -> Path:
-        chosen: Path | None = self.options.results
-        path = chosen or (QUICK_RESULTS if self.options.quick else card_file(card))
-        return real_results(path) if self.files.real and not chosen else path

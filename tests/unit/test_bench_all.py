@@ -298,6 +298,20 @@ def test_rows_are_never_half_real_and_own_files_are_left_alone(own: Path, tmp_pa
     assert machine.real_results(Path("results/a.json")) == Path("results/real/a.json")
 
 
+@pytest.mark.parametrize(
+    ("named", "is_quick", "real", "wanted"),
+    [
+        (None, False, None, "results/card.json"),
+        (None, False, "files", "results/real/card.json"),
+        (None, True, None, str(runner.QUICK_RESULTS)),
+        ("mine.json", False, "files", "mine.json"),
+    ],
+)
+def test_figures_go_where_the_options_say(named: str | None, is_quick: bool, real: str | None, wanted: str) -> None:
+    options = Namespace(results=named and Path(named), quick=is_quick, real=real and Path(real))
+    assert runner.results_file(options, lambda: Path("results/card.json")) == Path(wanted)
+
+
 # ---------------------------------------------------------------------------------------------------------- smaller parts
 
 
