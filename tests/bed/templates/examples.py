@@ -272,9 +272,7 @@ def side_by_side(graph: Graph) -> None:
         "spacing_color": "black",
     }
     images = graph.add(columns[3], "ImageStitch", image1=frames[0][0], image2=frames[1][0], **beside)
-    video = graph.add(columns[3], "CreateVideo", images=images[0], fps=float(work.fps), bit_depth=8)
-    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-A-B", "format": "auto", "codec": "auto"}
-    graph.add(columns[4], "SaveVideo", "Left A, right B", 320, video=video[0], **saved)
+    _write(graph, columns[3], images[0], work, columns[4], "FuseStream-A-B", "Left A, right B", 320)
 
 
 def _columns(*widths: int) -> list[Column]:
@@ -383,9 +381,16 @@ def _save(
 ) -> None:
     """Decode and put the frames together in `column`, save in `last`."""
     images = graph.add(column, "VAEDecode", samples=latent, vae=vae)
-    video = graph.add(column, "CreateVideo", images=images[0], fps=float(work.fps), bit_depth=8)
-    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream", "format": "auto", "codec": "auto"}
-    graph.add(last or column, "SaveVideo", None, tall, video=video[0], **saved)
+    _write(graph, column, images[0], work, last or column, "FuseStream", None, tall)
+
+
+def _write(
+    graph: Graph, column: Column, images: Output, work: Work, last: Column, name: str, title: str | None, tall: int
+) -> None:
+    """Put the frames together in `column`, save the video in `last`."""
+    video = graph.add(column, "CreateVideo", images=images, fps=float(work.fps), bit_depth=8)
+    saved: dict[str, Any] = {"filename_prefix": f"video/{name}", "format": "auto", "codec": "auto"}
+    graph.add(last, "SaveVideo", title, tall, video=video[0], **saved)
 
 
 def _note(
