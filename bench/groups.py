@@ -27,7 +27,8 @@ HEAD = (
     "| Work | Stock | FuseStream | Faster | Over the plain row | First, stock / ours | Peak, stock / ours | Share of the bound |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
-Rows = Mapping[str, Mapping[str, Any]]
+Rows = Mapping[str, Mapping[str, Any]]  # results by name
+WHO = {"stock": "stock", "ours": "FuseStream"}
 
 
 def by_name(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -90,11 +91,11 @@ def line(row: Row, found: Rows) -> str:
 def notes(row: Row, found: Rows) -> list[str]:
     """What a whole video's time went to, the first in a process and the next; and errors against fp32, where it was run."""
     one = found[row.name]
-    sides = {called: one[who] for who, called in (("stock", "stock"), ("ours", "FuseStream")) if who in one}
+    sides = {called: one[who] for who, called in WHO.items() if who in one}
     lines = [f"- {row.name}, {called}: {parts(side)}" for called, side in sides.items() if "parts s" in side]
     errors = one.get("accuracy", {})
-    if {"stock", "ours"} <= errors.keys():
-        told = f"stock {errors['stock']:.2g}, FuseStream {errors['ours']:.2g}"
+    if WHO.keys() <= errors.keys():
+        told = ", ".join(f"{called} {errors[who]:.2g}" for who, called in WHO.items())
         lines.append(f"- {row.name}, error against stock in fp32: {told}")
     return lines
 
@@ -113,10 +114,7 @@ def parts(side: Mapping[str, Any]) -> str:
 def repetitions(found: Rows) -> str:
     """How far the later steps of a row lie apart, where it has several."""
     sides = [
-        (f"{name}, {called}", one[who])
-        for name, one in found.items()
-        for who, called in (("stock", "stock"), ("ours", "FuseStream"))
-        if who in one
+        (f"{name}, {called}", one[who]) for name, one in found.items() for who, called in WHO.items() if who in one
     ]
     apart = {name: spread(side) for name, side in sides if any(len(run) > 2 for run in side.get("all s", ()))}
     if not apart:

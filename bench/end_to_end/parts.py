@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .bounds import Rates, bound
-from .rows import Row, Side
+from .rows import VIDEOS, Row, Side
 
 # What a user asks first comes first: whoever stops early has that.
 ORDER = (
@@ -60,9 +60,9 @@ def turn_seconds(row: Row, who: str, side: Side) -> float:
     if row.work == "video":
         size = (row.height, row.width, row.frames)
         parts = (
-            Row("t5", "text", steps=4),
-            Row(row.model, "sample", *size, 2 * row.steps),
-            Row("vae", "decode", *size, 2),
+            Row("t5", "text", steps=2 * VIDEOS),
+            Row(row.model, "sample", *size, VIDEOS * row.steps),
+            Row("vae", "decode", *size, VIDEOS),
         )
         return TURN_S + sum(turn_seconds(part, who, side) - TURN_S for part in parts)
     reckoned = bound(row, H200)["bound"]

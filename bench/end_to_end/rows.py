@@ -13,6 +13,7 @@ Work = Literal["sample", "decode", "encode", "text", "video"]
 TITLES: dict[Model, str] = {"wan13": "1.3B", "wan14": "14B", "vae": "VAE", "t5": "UMT5-XXL"}
 LATENT = 8  # pixels of a side per latent pixel
 TIME = 4  # frames per latent frame, after the first
+VIDEOS = 2  # of a row of whole videos, each of two prompts
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,11 @@ if not __package__:  # started as a plain script: the pack under its alias, with
     __package__ = "fusestream.bench.end_to_end"
     importlib.import_module(__package__)
 
-from .rows import Row, Side  # noqa: E402 - the lines above make it importable
+from .rows import VIDEOS, Row, Side  # noqa: E402 - the lines above make it importable
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
 GUIDANCE = 6.0
-VIDEOS = 2
 
 
 def row_of(job: dict[str, Any]) -> Row:

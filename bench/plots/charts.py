@@ -1,4 +1,4 @@
-"""What the plots show: each takes a card's rows of whole models and gives SVG, or None where rows of it are missing."""
+"""What the plots show: each takes a card's rows of whole models, names those of it that are missing, and gives SVG."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..end_to_end.rows import Model, Row, all_rows, table
+from ..groups import WHO, Rows
 from .svg import Canvas, Scale, apart, grid
 
-Rows = Mapping[str, Mapping[str, Any]]  # results by name
-WHO = {"stock": "stock", "ours": "FuseStream"}
 SIZES = ((480, 832), (720, 1280))
 FRAMES = (17, 33, 81)
 OUT_OF_MEMORY = "out of memory"
