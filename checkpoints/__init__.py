@@ -3,6 +3,7 @@
     path = checkpoints.write("wan_i2v", folder, "fp8_scaled", seed=0)
 
 `KINDS` is the catalogue. The files are what stock ComfyUI loads and runs; the tests beside this package hold them to it.
+Some families stock takes at their real widths only: files of the kinds in `NARROW` load while `narrow.opened(comfy)` is open.
 Nothing here imports ComfyUI: the tables of names and shapes are written out, to be read as documentation of the formats.
 """
 
@@ -14,11 +15,58 @@ from pathlib import Path
 
 import torch
 
-from . import clip_vision, container, lora, spiece, umt5, wan, wan_vae
+from . import (
+    clip_l,
+    clip_vision,
+    container,
+    flux,
+    hunyuan_video,
+    kl_vae,
+    llama,
+    lora,
+    ltx,
+    minimax,
+    narrow,
+    qwen_image,
+    sd3,
+    spiece,
+    t5xxl,
+    umt5,
+    unet,
+    wan,
+    wan_more,
+    wan_vae,
+    z_image,
+)
 from .storage import Storage
 from .weights import Table, draw
 
-__all__ = ["KINDS", "LORA_BASES", "Kind", "clip_vision", "lora", "umt5", "wan", "wan_vae", "write"]
+__all__ = [
+    "KINDS",
+    "LORA_BASES",
+    "NARROW",
+    "Kind",
+    "clip_l",
+    "clip_vision",
+    "flux",
+    "hunyuan_video",
+    "kl_vae",
+    "llama",
+    "lora",
+    "ltx",
+    "minimax",
+    "narrow",
+    "qwen_image",
+    "sd3",
+    "t5xxl",
+    "umt5",
+    "unet",
+    "wan",
+    "wan_more",
+    "wan_vae",
+    "write",
+    "z_image",
+]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -43,6 +91,10 @@ def _with_tokenizer(tensors: Tensors) -> Tensors:
     return tensors | {"spiece_model": spiece.spiece_tensor()}
 
 
+def _with_gemma_tokenizer(tensors: Tensors) -> Tensors:
+    return tensors | {"spiece_model": llama.gemma_spiece_tensor()}
+
+
 def _catalogue() -> dict[str, Kind]:
     kinds = {
         name: Kind("diffusion_models", "wan", wan.table(size), wan.STORAGES, wan.metadata(size))
@@ -56,10 +108,40 @@ def _catalogue() -> dict[str, Kind]:
         kinds[name] = Kind("clip_vision", "clip_vision", vision, clip_vision.STORAGES, finish=spell)
     for name, one in lora.LORAS.items():
         kinds[name] = Kind("loras", name, one.table, lora.STORAGES)
+    return kinds | _other_families()
+
+
+def _other_families() -> dict[str, Kind]:
+    kinds = {
+        name: Kind("diffusion_models", "wan", wan_more.table(size), wan_more.STORAGES, wan_more.metadata(size))
+        for name, size in wan_more.SIZES.items()
+    }
+    for name, size in ltx.SIZES.items():
+        kinds[name] = Kind("diffusion_models", name, ltx.table(size), ltx.STORAGES, ltx.metadata(size))
+    plain: dict[str, tuple[Table, Mapping[str, Storage]]] = {
+        **{name: (flux.table(size), flux.STORAGES) for name, size in flux.SIZES.items()},
+        "z_image": (z_image.table(z_image.SIZE), z_image.STORAGES),
+        "qwen_image": (qwen_image.table(qwen_image.SIZE), qwen_image.STORAGES),
+        "hunyuan_video_15": (hunyuan_video.table(hunyuan_video.SIZE), hunyuan_video.STORAGES),
+        **{name: (minimax.table(size), minimax.STORAGES) for name, size in minimax.SIZES.items()},
+        "sd3": (sd3.table(sd3.SIZE), sd3.STORAGES),
+        **{name: (unet.table(size), unet.STORAGES) for name, size in unet.SIZES.items()},
+    }
+    kinds |= {name: Kind("diffusion_models", name, table, storages) for name, (table, storages) in plain.items()}
+    kinds["qwen3"] = Kind("text_encoders", "qwen3", llama.table(llama.QWEN3), llama.STORAGES)
+    gemma = llama.table(llama.GEMMA2)
+    kinds["gemma2"] = Kind("text_encoders", "gemma2", gemma, llama.STORAGES, finish=_with_gemma_tokenizer)
+    kinds["clip_l"] = Kind("text_encoders", "clip_l", clip_l.table(), clip_l.STORAGES)
+    kinds["t5xxl"] = Kind("text_encoders", "t5xxl", t5xxl.table(t5xxl.SIZE), t5xxl.STORAGES)
+    for name, one in kl_vae.SIZES.items():
+        kinds[name] = Kind("vae", name, kl_vae.table(one), kl_vae.STORAGES)
     return kinds
 
 
 KINDS: Mapping[str, Kind] = _catalogue()
+
+# The kinds that stock loads only while `narrow.opened(comfy)` is open.
+NARROW = frozenset(("chroma", "qwen_image", "sd15", "sdxl", "wan_animate", "wan_humo", "z_image", "flux_vae", "sd_vae"))
 
 # Which kind of checkpoint a LoRA is for.
 LORA_BASES: Mapping[str, str] = {name: one.base for name, one in lora.LORAS.items()}

@@ -1,0 +1,165 @@
+"""What stock fixes in its code although the file would tell: opened up, so that small files load.
+
+    with checkpoints.narrow.opened(comfy):
+        model = comfy.sd.load_diffusion_model(str(checkpoints.write("z_image", folder)))
+
+`comfy` is ComfyUI's package, with `comfy.sd` imported. While open, these sizes come from the file, and nothing else changes:
+
+    SD 1.5, SDXL    the base width of 320, the depths, the width of the prompt: told by proj_in's rank and by the labels instead
+    Z-Image         the width of 3840, and what stock derives from it: told by cap_pad_token instead
+    Chroma          the guidance layer's widths of 5120 and 3072, its five layers
+    Qwen-Image      24 heads, the prompt's width of 3584
+    HuMo, Animate   the layers of audio_proj; those of motion_encoder and face_encoder
+    VAEs (KL)       the encoder's base width of 128
+
+A full-size file loads as ever: at published sizes each rule gives the number that stock has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from .flux import HEAD
+
+Tensors = Mapping[str, Any]
+Config = dict[str, Any]
+
+GUIDANCE = "distilled_guidance_layer"
+
+# Parts that stock makes at one size, by what it calls the network.
+FIXED_PARTS = {"humo": ("audio_proj.",), "animate": ("motion_encoder.", "face_encoder.")}
+
+
+@contextmanager
+def opened(comfy: Any) -> Iterator[None]:
+    """While open, stock takes the sizes above from the file. Can be open twice."""
+    with ExitStack() as stack:
+        for change in (_read_sizes, _match_loosely, _make_parts_to_measure, _read_encoder_width):
+            stack.enter_context(change(comfy))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def _read_sizes(comfy: Any) -> Iterator[None]:
+    detection = comfy.model_detection
+    stock = detection.detect_unet_config
+
+    def detect(state_dict: Tensors, key_prefix: str, metadata: Any = None) -> Any:
+        config = stock(state_dict, key_prefix, metadata=metadata)
+        return config if config is None else config | sizes(state_dict, key_prefix, config)
+
+    with _replaced(detection, "detect_unet_config", detect):
+        yield
+
+
+def sizes(tensors: Tensors, prefix: str, config: Config) -> Config:
+    """What a file says beyond stock's `config` of it."""
+    model = config.get("image_model")
+    if model == "chroma":
+        name = f"{prefix}{GUIDANCE}"
+        return {
+            "hidden_dim": tensors[f"{name}.in_proj.weight"].shape[0],
+            "out_dim": tensors[f"{name}.out_proj.weight"].shape[0],
+            "n_layers": sum(key.startswith(f"{name}.layers.") and key.endswith(".in_layer.weight") for key in tensors),
+        }
+    if model == "qwen_image":
+        return {
+            "num_attention_heads": tensors[f"{prefix}img_in.weight"].shape[0] // HEAD,
+            "joint_attention_dim": tensors[f"{prefix}txt_norm.weight"].shape[0],
+        }
+    if model == "lumina2" and f"{prefix}cap_pad_token" in tensors:
+        heads = config["dim"] // HEAD
+        return {
+            "n_heads": heads,
+            "n_kv_heads": heads,
+            "axes_dims": [32, 48, 48],
+            "axes_lens": [1536, 512, 512],
+            "rope_theta": 256.0,
+            "ffn_dim_multiplier": 8.0 / 3.0,
+            "z_image_modulation": True,
+            "time_scale": 1000.0,
+            "pad_tokens_multiple": 32,
+        }
+    parts = tuple(f"{prefix}{part}" for part in FIXED_PARTS.get(config.get("model_type", ""), ()))
+    if parts:
+        return {
+            "made_to": {
+                name.removeprefix(prefix): tuple(tensors[name].shape) for name in tensors if name.startswith(parts)
+            }
+        }
+    return {}
+
+
+@contextmanager
+def _match_loosely(comfy: Any) -> Iterator[None]:
+    """What tells these models apart when widths do not."""
+    models = comfy.supported_models
+    wanted = {
+        models.SD15: {"use_linear_in_transformer": False, "adm_in_channels": None, "use_temporal_attention": False},
+        models.SDXL: {"use_linear_in_transformer": True, "adm_in_channels": 2816, "use_temporal_attention": False},
+        models.ZImage: {"image_model": "lumina2", "z_image_modulation": True},
+    }
+    with ExitStack() as stack:
+        for model, config in wanted.items():
+            stack.enter_context(_replaced(model, "unet_config", config))
+        yield
+
+
+@contextmanager
+def _make_parts_to_measure(comfy: Any) -> Iterator[None]:
+    wan = comfy.ldm.wan
+    with ExitStack() as stack:
+        for network in (wan.model.HumoWanModel, wan.model_animate.AnimateWanModel):
+            stack.enter_context(_replaced(network, "__init__", _to_measure(network.__init__)))
+        yield
+
+
+def _to_measure(stock: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that makes the parameters named in `made_to` anew, where stock made them at another size."""
+
+    def construct(self: Any, *args: Any, made_to: Mapping[str, tuple[int, ...]] | None = None, **options: Any) -> None:
+        stock(self, *args, **options)
+        for name, shape in (made_to or {}).items():
+            path, _, own = name.rpartition(".")
+            module = self.get_submodule(path)
+            made = getattr(module, own, None)
+            if made is None or tuple(made.shape) == shape:  # None: made as it is loaded, at whatever size it has
+                continue
+            made.data = made.data.new_empty(shape)
+            if hasattr(module, "scale"):  # StyleGAN's layers keep the square root of their fan-in
+                module.scale = 1 / math.sqrt(math.prod(shape[1:]))
+        encoder = getattr(self, "face_encoder", None)
+        if made_to and encoder is not None:
+            for norm in (encoder.norm1, encoder.norm2, encoder.norm3):
+                norm.normalized_shape = made_to["face_encoder.out_proj.weight"][1:]
+
+    return construct
+
+
+@contextmanager
+def _read_encoder_width(comfy: Any) -> Iterator[None]:
+    encoder = comfy.ldm.modules.diffusionmodules.model.Encoder
+    stock, stock_encoder = comfy.sd.VAE.__init__, encoder.__init__
+
+    def construct(self: Any, sd: Any = None, *args: Any, **options: Any) -> None:
+        entry = (sd or {}).get("encoder.conv_in.weight")
+        widths = {} if entry is None else {"ch": entry.shape[0]}
+        narrow = lambda self, **sizes: stock_encoder(self, **(sizes | widths))  # noqa: E731
+        with _replaced(encoder, "__init__", narrow):
+            stock(self, sd, *args, **options)
+
+    with _replaced(comfy.sd.VAE, "__init__", construct):
+        yield
