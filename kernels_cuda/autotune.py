@@ -12,19 +12,18 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ..gpu import driver
+from ..gpu.capture import capturing
 from . import device_code
 from .build import matrix
-from .driver import driver
+from .call import Call, Candidate, Tunable, place
 from .errors import KernelError
 from .ledger import LEDGER, Choice
 from .winners import Winner, WinnersFile
-
-if TYPE_CHECKING:
-    from .registry import Call, Candidate, Op
 
 ROUNDS = 7
 ROUND_SECONDS = 1e-3
@@ -57,12 +56,7 @@ def observe(observer: Observer) -> None:
     _observer = observer
 
 
-def round_up(size: int) -> int:
-    """The next power of two: sizes that share it share a winner."""
-    return 1 << max(0, size - 1).bit_length()
-
-
-def measure(op: Op, call: Call, candidates: Sequence[Candidate]) -> dict[str, float]:
+def measure(op: Tunable, call: Call, candidates: Sequence[Candidate]) -> dict[str, float]:
     """The least seconds that each candidate took: what disturbs a measurement only ever adds to it, and while weights stream
     in for the first time the driver makes launches wait. One that cannot run at all takes for ever, and says why."""
     with torch.cuda.device(call.device):
@@ -72,7 +66,7 @@ def measure(op: Op, call: Call, candidates: Sequence[Candidate]) -> dict[str, fl
             torch.cuda.empty_cache()  # what candidates needed for themselves: nobody will need it in these sizes again
 
 
-def _in_turns(op: Op, call: Call, candidates: Sequence[Candidate]) -> dict[str, float]:
+def _in_turns(op: Tunable, call: Call, candidates: Sequence[Candidate]) -> dict[str, float]:
     of = len(candidates) + ROUNDS
     _observer(op.name, 0, of)
     tensors = _apart(op, call)
@@ -107,15 +101,10 @@ def _is_known(times: Sequence[float], launches: int) -> bool:
     return second <= (1 + MARGIN) * least
 
 
-def _apart(op: Op, call: Call) -> list[torch.Tensor | None]:
+def _apart(op: Tunable, call: Call) -> list[torch.Tensor | None]:
     """The tensors, with copies of those that are written: one copy for all operands that are the same tensor."""
     copies = {place(t): _copy(t) for i in op.mutates if (t := call.tensors[i]) is not None}
     return [None if t is None else copies.get(place(t), t) for t in call.tensors]
-
-
-def place(t: torch.Tensor) -> tuple[object, ...]:
-    """What two operands have in common that are the same tensor."""
-    return t.data_ptr(), t.dtype, t.shape, t.stride()
 
 
 def _copy(t: torch.Tensor) -> torch.Tensor:
@@ -166,7 +155,7 @@ class Tuner:
         self._lock = threading.Lock()
         self.measurings = 0  # that candidates were measured: a step in which they were says little of the next one
 
-    def fastest(self, op: Op, call: Call, able: Sequence[Candidate]) -> Candidate:
+    def fastest(self, op: Tunable, call: Call, able: Sequence[Candidate]) -> Candidate:
         """The winner among the candidates that can serve: remembered, or measured now."""
         names = {candidate.name: candidate for candidate in able}
         shape = op.shape_class(call)
@@ -193,10 +182,6 @@ def _first(able: Sequence[Candidate], seconds: dict[str, float]) -> str:
     return min(seconds, key=lambda name: seconds[name] * handicap[name])
 
 
-def capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
 _tuner: Tuner | None = None
 _tuner_lock = threading.Lock()
 
@@ -209,5 +194,5 @@ def tuner() -> Tuner:
         return _tuner
 
 
-def fastest(op: Op, call: Call, able: Sequence[Candidate]) -> Candidate:
+def fastest(op: Tunable, call: Call, able: Sequence[Candidate]) -> Candidate:
     return tuner().fastest(op, call, able)

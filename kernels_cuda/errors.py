@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..gpu import CudaError
 
-class KernelError(RuntimeError):
+
+class KernelError(CudaError):
     """The driver refused a call: the message names kernel, shape and the driver's own error."""
 
     __module__ = "fusestream"  # what ComfyUI shows before the message

@@ -24,8 +24,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..gpu import NoDriver
+from ..gpu.cuda import MULTIPROCESSORS
 from . import arch, device_code
-from .driver import ERROR_INVALID_CONTEXT, LOCAL_BYTES, MULTIPROCESSORS, REGISTERS, Driver, LaunchConfig, driver
+from .driver_calls import ERROR_INVALID_CONTEXT, LOCAL_BYTES, REGISTERS, KernelCalls, LaunchConfig, kernel_calls
 from .errors import CodeUnavailable, KernelError
 from .policy import ISA_CLASSES, IsaClass
 
@@ -103,7 +105,7 @@ class Launch:
         self._card = kernel.card
         self._alone = torch.cuda.device_count() == 1  # then the current device need not be asked for
         self._function = kernel.handle
-        self._launch = kernel.card.driver.launch_kernel
+        self._launch = kernel.card.calls.launch_kernel
         self._params = params
         # cuLaunchKernelEx takes an array of pointers to arguments; there is one argument.
         self._slots = (ctypes.c_void_p * 1)(ctypes.addressof(params))
@@ -129,7 +131,7 @@ class Launch:
         if status == ERROR_INVALID_CONTEXT:
             self._card.make_current()
             status = self._launch(self._config_ref, self._function, self._slots, None)
-        self._card.driver.check(status, "cuLaunchKernelEx", self.what)
+        self._card.calls.check(status, "cuLaunchKernelEx", self.what)
 
 
 @dataclass(frozen=True)
@@ -159,15 +161,16 @@ class Kernel:
     def resident_blocks(self, block: int, shared_bytes: int = 0) -> int:
         """Blocks per multiprocessor at this size."""
         with self.card.entered():
-            return self.card.driver.resident_blocks(self.handle, block, shared_bytes, self.name)
+            return self.card.calls.resident_blocks(self.handle, block, shared_bytes, self.name)
 
 
 class Card:
     """One device: its context and its loaded modules, for its own variant or for one forced instruction class."""
 
-    def __init__(self, index: int, forced: IsaClass | None = None, loaded: Driver | None = None) -> None:
+    def __init__(self, index: int, forced: IsaClass | None = None, calls: KernelCalls | None = None) -> None:
         self.index = index
-        self.driver = loaded or driver()
+        self.calls = calls or kernel_calls()
+        self.driver = self.calls.driver
         self.capability = self.driver.capability(index)
         self.multiprocessors = self.driver.attribute(index, MULTIPROCESSORS)
         too_old = arch.too_old(self.capability)
@@ -180,7 +183,6 @@ class Card:
             )
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.code = device_code.load(preference)
-        self._context = self.driver.context(index)
         self._lock = threading.Lock()
         self._kernels: dict[tuple[str, str], Kernel] = {}
         self._modules: dict[str, ctypes.c_void_p] = {}
@@ -191,7 +193,7 @@ class Card:
         return torch.cuda.get_device_name(self.index)
 
     def make_current(self) -> None:
-        self.driver.use(self._context)
+        self.driver.enter(self.index)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -222,15 +224,15 @@ class Card:
                 raise KernelError(f"{unit}: no such unit in the {self.code.origin}")
             source = self.code.units[unit]
             code = source.code + b"\0" if arch.is_ptx(source.variant) else source.code
-            module = self.driver.load_module(code, f"{unit} ({source.variant})")
+            module = self.calls.load_module(code, f"{unit} ({source.variant})")
             for name, facts in source.kernels.items():
-                handle = self.driver.function(module, name)
+                handle = self.calls.function(module, name)
                 # Asking for an attribute makes a lazily loading driver finish: nothing may load during a capture.
                 live = {
-                    "registers": self.driver.function_attribute(handle, REGISTERS, name),
-                    "stack": self.driver.function_attribute(handle, LOCAL_BYTES, name),
+                    "registers": self.calls.function_attribute(handle, REGISTERS, name),
+                    "stack": self.calls.function_attribute(handle, LOCAL_BYTES, name),
                 }
-                cut = self.driver.global_ints(module, f"{name}_cut")
+                cut = self.calls.global_ints(module, f"{name}_cut")
                 self._kernels[unit, name] = Kernel(self, unit, name, handle, {**facts, **live}, cut)
             self._modules[unit] = module
 
@@ -238,7 +240,7 @@ class Card:
         """Opt in to more than 48 KB of dynamic shared memory. Only ever raised: other launches rely on theirs."""
         with self._lock, self.entered():
             if size > self._shared_allowed.get(kernel.name, DEFAULT_SHARED_LIMIT):
-                self.driver.allow_shared_bytes(kernel.handle, size, kernel.name)
+                self.calls.allow_shared_bytes(kernel.handle, size, kernel.name)
                 self._shared_allowed[kernel.name] = size
 
     def preload(self) -> None:
@@ -261,7 +263,7 @@ def card(index: int, forced: IsaClass | None = None) -> Card:
         if found is None:
             try:
                 found = Card(index, forced)
-            except (CodeUnavailable, KernelError) as error:
+            except (CodeUnavailable, KernelError, NoDriver) as error:
                 found = str(error)
             _cards[index, forced] = found
     if isinstance(found, str):

@@ -50,6 +50,10 @@ class Ledger:
             self._refusals[op, candidate, reason] = Refusal(op, candidate, reason, example, served_by)
         log.info("%s: %s cannot serve %s: %s. %s serves it.", op, candidate, example, reason, served_by or "nothing")
 
+    def knows(self, op: str, candidate: str, reason: str) -> bool:
+        """Whether this refusal was told. Takes no lock: for hot paths, which tell a thing once."""
+        return (op, candidate, reason) in self._refusals
+
     def chose(self, choice: Choice) -> None:
         with self._lock:
             self._choices[choice.op, choice.shape] = choice

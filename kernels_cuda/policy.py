@@ -37,6 +37,7 @@ class KernelPolicy:
     ops: tuple[tuple[str, Mode], ...] = ()
     precision: Precision = "precise"
     isa: IsaClass | None = None
+    is_off: bool = field(init=False, repr=False, compare=False, default=False)  # every op there is
     # The whole policy as one string: compiled graphs carry it (op schemas know no dataclasses), and it is the hash.
     token: str = field(init=False, repr=False, compare=False, default="")
 
@@ -50,6 +51,7 @@ class KernelPolicy:
             raise ValueError(f"kernel policy: isa is {self.isa!r}, expected {' or '.join(ISA_CLASSES)}")
         # Sorted: the order of the overrides has no meaning.
         object.__setattr__(self, "ops", tuple(sorted(dict(self.ops).items())))
+        object.__setattr__(self, "is_off", {self.default, *(mode for _, mode in self.ops)} == {"off"})
         parts = [self.default, self.precision, self.isa or "", *(f"{name}={mode}" for name, mode in self.ops)]
         object.__setattr__(self, "token", ";".join(parts))
 

@@ -21,22 +21,19 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..gpu.capture import capturing
 from . import autotune
+from .call import Call, Candidate, Options, Plan, Tensors
 from .errors import CodeUnavailable, KernelError, KernelRefused
 from .launcher import Card, card, forced_class
 from .ledger import LEDGER, Choice
 from .policy import STANDARD, KernelPolicy
 
-Tensors = tuple["Tensor | None", ...]
-Options = tuple[Any, ...]
-Plan = Callable[..., Any]
-
-ALIGNMENT = 16
 MOST_TACTICS = 4  # measured per candidate
 MOST_PLANS = 4096  # per op and thread: a session meets a few hundred signatures, and each plan is about a kilobyte
 
@@ -48,61 +45,6 @@ _is_compiling = torch.compiler.is_compiling
 
 def _wants_gradient(tensors: Tensors) -> bool:
     return any(t is not None and t.requires_grad for t in tensors)
-
-
-@dataclass(frozen=True)
-class Call:
-    """One input signature, with the tensors that first showed it. Constraints and plans are made from this."""
-
-    op: str
-    tensors: Tensors
-    options: Options
-    policy: KernelPolicy = STANDARD
-
-    @property
-    def device(self) -> torch.device:
-        first = self.tensors[0]
-        assert first is not None  # the first operand of every op is the tensor it works on
-        return first.device
-
-    @property
-    def present(self) -> list[Tensor]:
-        return [t for t in self.tensors if t is not None]
-
-    @property
-    def aligned(self) -> bool:
-        return all(t.data_ptr() % ALIGNMENT == 0 for t in self.present)
-
-    def describe(self) -> str:
-        """For messages: dtypes, shapes, and strides where they are not the usual ones."""
-        parts = []
-        for t in self.tensors:
-            if t is None:
-                parts.append("-")
-                continue
-            text = f"{str(t.dtype).removeprefix('torch.')}[{', '.join(map(str, t.shape))}]"
-            parts.append(text if t.is_contiguous() else f"{text} strides {t.stride()}")
-        options = ", ".join(str(option) for option in self.options)
-        return f"({', '.join(parts)}{'; ' + options if options else ''}) on {self.device}"
-
-
-class Candidate(Protocol):
-    """One way to compute an op."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def ours(self) -> bool: ...
-
-    def refuse(self, call: Call) -> str | None:
-        """Why this candidate cannot serve the call, in words a user understands; None if it can."""
-
-    def tactics(self, call: Call) -> Sequence[Candidate]:
-        """The ways to run it that are worth measuring, best known first; itself where there is only one."""
-
-    def prepare(self, call: Call) -> Plan:
-        """A plan for this signature: called as plan(*tensors), it returns the op's result."""
 
 
 class OneWay:
@@ -234,7 +176,7 @@ class Op:
             plan = self.resolve(Call(self.name, tensors, options, policy))
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            if not autotune.capturing():  # a choice made during a capture could not be measured: ask again next time
+            if not capturing():  # a choice made during a capture could not be measured: ask again next time
                 plans[key] = plan
         return plan(*tensors)
 
@@ -340,4 +282,4 @@ def _register(op: Op) -> Callable[..., Any]:
     return packet
 
 
-__all__ = ["OPS", "Call", "Candidate", "CudaCandidate", "KernelError", "Op", "Plan", "StockCandidate", "check_policy"]
+__all__ = ["OPS", "CudaCandidate", "Op", "StockCandidate", "check_policy"]

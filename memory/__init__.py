@@ -1,9 +1,9 @@
 """Where a weight lives: file -> host pages -> device window. Knows tensors, not models."""
 
-from .backend import Along, Backend, Convert, Copy, HostBackend, Source
+from ..gpu import CudaError, NoDriver
+from .backend import Along, Backend, Convert, Copy, HostBackend, Source, Weights
 from .budget import DeviceBudget
 from .checkpoint import Checkpoint
-from .cuda import CudaError, NoDriver
 from .cuda_managed import NoManagedMemory
 from .file import BadFile, Extent, WeightFile, read_header
 from .layer import Layer, Weight, staging_bytes
@@ -44,6 +44,7 @@ __all__ = [
     "Source",
     "Weight",
     "WeightFile",
+    "Weights",
     "bounds",
     "least_budget",
     "make_plan",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +47,13 @@ class Source(Protocol):
         """All bytes of an extent into a buffer of exactly that size, or an exception that names the file."""
 
 
+class Weights(dict[str, torch.Tensor]):
+    """A layer's weights by name: views of the room that it is in, the same ones whenever it comes there. kept: what the user makes
+    of the views, once."""
+
+    kept: Any = None
+
+
 @dataclass(eq=False)
 class Along:
     """Pinned bytes that a copy brings too, behind its layer's, once the points in compute's order are reached."""
@@ -71,7 +78,7 @@ class Copy:
     done: threading.Event = field(default_factory=threading.Event)
     reached: Any = None  # on the device, that the bytes are there
     error: BaseException | None = None
-    weights: Mapping[str, torch.Tensor] | None = None  # views of the room, once somebody asked
+    weights: Weights | None = None  # once somebody asked
     along: Along | None = None
     made: Any = None  # what the user made of these weights and would make again of the next copy; goes with them
 
@@ -99,8 +106,8 @@ class Backend(Protocol):
 
     def submit(self, copy: Copy) -> None: ...
 
-    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
-        """A copied layer's weights by name."""
+    def weights(self, copy: Copy) -> Weights:
+        """A copied layer's."""
 
     def mark(self) -> Ticket: ...
 
@@ -159,9 +166,11 @@ class HostBackend:
 
     def trim(self) -> None: ...
 
-    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
+    def weights(self, copy: Copy) -> Weights:
         assert copy.layer is not None
-        return copy.layer.views(copy.room)
+        if copy.weights is None:
+            copy.weights = Weights(copy.layer.views(copy.room))
+        return copy.weights
 
     def submit(self, copy: Copy) -> None:
         self._copies.put(copy)

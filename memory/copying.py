@@ -3,8 +3,10 @@
 The caller's thread never waits for the device. It waits for the copying thread to have asked for a copy, which in steady
 state it did a layer ago, and gives the device an event to wait for.
 
-A file may change while the device reads its pages. So a copy is checked twice: before it is asked for, and at the first
-call after it is over. What changed in between is an error then, of that call, and the weights are no longer there.
+A file may change while the device reads its pages. So a copy is checked twice: before it is asked for, and once it is over.
+What changed in between is an error of the next call, at the latest of `check_arrived`, and the weights are no longer there.
+The copying thread does that too, and the account of device times, when it has asked for a copy and the next one has time: to
+ask a file system may take longer than the rest of a layer.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import torch
 from .backend import Convert, Copy, cast
 from .device import Device, Event
 from .ledger import Ledger
-from .open_file import FileChanged, OpenFile
+from .open_file import OpenFile
 from .plan import Plan
 from .timeline import Timeline
+
+USES_A_LOOK = 32  # where nothing is copied, the account is kept every so many uses
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,9 @@ class CopyingBackend:
         self._convert = convert or cast
         self._timeline = Timeline(device, ledger)
         self._unchecked: deque[tuple[Copy, Sequence[OpenFile]]] = deque()
+        self._checking = threading.Lock()
+        self._found: BaseException | None = None  # by the copying thread, of a copy that was over
+        self._uses = 0  # since a copy was asked for
         self._copies: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._known: deque[Copy | None] = deque()  # taken out of the queue, and asked for
         self._closing = threading.Event()
@@ -55,6 +62,7 @@ class CopyingBackend:
         self._thread = threading.Thread(target=self._work, name="fusestream-copies", daemon=True)
 
     def submit(self, copy: Copy) -> None:
+        self._uses = 0
         self._copies.put(copy)
 
     def mark(self) -> Mark:
@@ -66,7 +74,7 @@ class CopyingBackend:
             raise RuntimeError("weights cannot be fetched while a CUDA graph is captured: acquire them before")
         assert copy.layer is not None
         copy.done.wait()
-        self.check_arrived()
+        self._raise_found()
         if copy.error is not None:
             raise copy.error
         with self._device.precedence:
@@ -74,25 +82,35 @@ class CopyingBackend:
             asked = Mark(self._device.compute_event(), self._device.compute_order(), there)
             if there is not None:
                 self._device.compute_waits(there)
-            self._timeline.harvest()
         return asked
 
     def used(self, copy: Copy, begun: Mark, over: Mark) -> None:
         assert copy.layer is not None
         self._timeline.add_use(copy.layer.name, begun.event, begun.there, over.event)
+        self._uses += 1
+        if self._uses >= USES_A_LOOK:
+            self.submit(Copy(None, None))
 
     def check_arrived(self) -> None:
-        """Raises FileChanged where a file changed while the device read it."""
-        while self._unchecked and self._unchecked[0][0].reached.query():
-            copy, files = self._unchecked[0]  # taken out afterwards: an interrupt is no check
-            try:
-                for file in files:
-                    file.check()
-            except FileChanged as error:
-                copy.error = error
+        self._check_over()
+        self._raise_found()
+
+    def _raise_found(self) -> None:
+        if self._found is not None:
+            found, self._found = self._found, None
+            raise found
+
+    def _check_over(self) -> None:
+        """Note what a file has become while the device read it: of copies that are over."""
+        with self._checking:
+            while self._unchecked and self._unchecked[0][0].reached.query():
+                copy, files = self._unchecked[0]  # taken out afterwards: an interrupt is no check
+                try:
+                    for file in files:
+                        file.check()
+                except Exception as error:
+                    copy.error = self._found = error
                 self._unchecked.popleft()
-                raise
-            self._unchecked.popleft()
 
     def drain(self) -> None:
         last = Copy(None, None)
@@ -156,6 +174,12 @@ class CopyingBackend:
                         copy.along.there = copy.reached if copy.error is None else None
                         copy.along.done.set()
                     copy.done.set()
+                self._look_back()
+
+    def _look_back(self) -> None:
+        self._device.precedence.give_way()
+        self._check_over()
+        self._timeline.harvest()
 
     def _learn(self, copy: Copy | None) -> None:
         # Here and not in `submit`: an interrupt, which only the main thread gets, can then not fall between the two.

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .cuda import HOST, SET_PREFERRED_LOCATION, SET_READ_MOSTLY, UNSET_READ_MOSTLY
 from .device import CudaDevice, Pinned
+from .driver_calls import HOST, SET_PREFERRED_LOCATION, SET_READ_MOSTLY, UNSET_READ_MOSTLY
 
 
 class NoManagedMemory(RuntimeError):
@@ -36,37 +36,37 @@ class CudaManagedMemory:
                 "Linux, not WSL). Use the slots backend."
             )
         self._device = device
-        self._driver = device.driver
+        self._calls = device.calls
         self._holder: weakref.ref[Holder] | None = None
 
     def allocate(self, nbytes: int) -> int:
         self._device.enter_thread()
-        address = self._driver.alloc_managed(nbytes)
-        self._driver.advise(address, nbytes, SET_PREFERRED_LOCATION, HOST)
+        address = self._calls.alloc_managed(nbytes)
+        self._calls.advise(address, nbytes, SET_PREFERRED_LOCATION, HOST)
         return address
 
     def free(self, address: int) -> None:
         """Now, or when the last tensor over it is gone."""
         holder = self._holder() if self._holder is not None else None
         if holder is None:
-            self._driver.free(address)
+            self._calls.free(address)
         else:
-            weakref.finalize(holder, self._driver.free, address)
+            weakref.finalize(holder, self._calls.free, address)
 
     def free_bytes(self) -> int:
         self._device.enter_thread()
-        return self._driver.free_memory()
+        return self._device.driver.free_memory()
 
     def filled(self, address: int, nbytes: int) -> None:
-        self._driver.advise(address, nbytes, SET_READ_MOSTLY, self._device.index)
+        self._calls.advise(address, nbytes, SET_READ_MOSTLY, self._device.index)
 
     def bring(self, address: int, nbytes: int) -> None:
-        self._driver.prefetch(address, nbytes, self._device.index, self._device.stream.cuda_stream)
+        self._calls.prefetch(address, nbytes, self._device.index, self._device.stream.cuda_stream)
 
     def evict(self, address: int, nbytes: int) -> None:
         # Two copies become one, the one at the preferred location: the device's is dropped.
-        self._driver.advise(address, nbytes, UNSET_READ_MOSTLY, self._device.index)
-        self._driver.advise(address, nbytes, SET_READ_MOSTLY, self._device.index)
+        self._calls.advise(address, nbytes, UNSET_READ_MOSTLY, self._device.index)
+        self._calls.advise(address, nbytes, SET_READ_MOSTLY, self._device.index)
 
     def on_host(self, address: int, nbytes: int) -> memoryview:
         return Pinned(address, nbytes).view

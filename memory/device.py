@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from .cuda import CONCURRENT_MANAGED_ACCESS, READ_ONLY_REGISTER, Driver, driver
+from ..gpu.capture import capturing
+from ..gpu.cuda import CONCURRENT_MANAGED_ACCESS, READ_ONLY_REGISTER
+from .driver_calls import MemoryCalls, memory_calls
 from .plan import OverBudget
 from .precedence import Precedence
 
@@ -104,7 +106,8 @@ class CudaDevice:
         self.name = f"cuda:{index}"
         self.precedence = Precedence()
         self.torch_device = torch.device("cuda", index)
-        self.driver: Driver = driver()
+        self.calls: MemoryCalls = memory_calls()
+        self.driver = self.calls.driver
         torch.empty(1, device=self.torch_device)  # torch makes its context
         self.stream: Any = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         self._registers = bool(self.driver.attribute(index, READ_ONLY_REGISTER))
@@ -151,7 +154,7 @@ class CudaDevice:
         return int(torch.cuda.current_stream(self.torch_device).cuda_stream)
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
-        self.driver.copy_in(target, source, nbytes, self.stream.cuda_stream)
+        self.calls.copy_in(target, source, nbytes, self.stream.cuda_stream)
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
@@ -162,16 +165,16 @@ class CudaDevice:
         torch.cuda.synchronize(self.torch_device)
 
     def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+        return capturing()
 
     def pin(self, nbytes: int) -> Pinned:
-        return Pinned(self.driver.alloc_host(nbytes), nbytes)
+        return Pinned(self.calls.alloc_host(nbytes), nbytes)
 
     def unpin(self, pinned: Pinned) -> None:
-        self.driver.free_host(pinned.address)
+        self.calls.free_host(pinned.address)
 
     def register(self, address: int, nbytes: int) -> None:
-        self.driver.register(address, nbytes, read_only=self._registers)
+        self.calls.register(address, nbytes, read_only=self._registers)
 
     def unregister(self, address: int) -> None:
-        self.driver.unregister(address)
+        self.calls.unregister(address)

@@ -16,16 +16,15 @@ on in every test and benchmark.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
-from .backend import Convert, Copy
+from .backend import Convert, Copy, Weights
 from .copying import CopyingBackend, Mark
 from .device import Device
 from .file import Extent
@@ -124,6 +123,7 @@ class ManagedBackend(CopyingBackend):
         ledger.hold("managed RAM", self._nbytes)
         self._address = -(-self._base // PAGE) * PAGE
         self._room = memory.on_device(self._address, self._begins[-1])
+        self._weights: dict[int, Weights] = {}  # a layer's address never changes
         self._filled: set[int] = set()
         self._claims: dict[int, Claim] = {}  # of the layers that are on the device
         self._readers = ThreadPoolExecutor(min(READERS, os.cpu_count() or 1), "fusestream-reader")
@@ -141,13 +141,13 @@ class ManagedBackend(CopyingBackend):
         if not self._closed:
             self._evict(room)
 
-    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
+    def weights(self, copy: Copy) -> Weights:
         assert copy.layer is not None
-        if copy.weights is None:
-            number = self._number[id(copy.layer)]
+        number = self._number[id(copy.layer)]
+        if number not in self._weights:
             room = self._room[self._begins[number] : self._begins[number + 1]]
-            copy.weights = MappingProxyType(copy.layer.views(room))
-        return copy.weights
+            self._weights[number] = Weights(copy.layer.views(room))
+        return self._weights[number]
 
     def _order_after(self, after: Sequence[Mark]) -> None:
         for ticket in after:
@@ -223,6 +223,7 @@ class ManagedBackend(CopyingBackend):
         self._readers.shutdown()
         for claim in list(self._claims.values()):
             self._evict(claim)
+        self._weights = {}
         self._room = torch.empty(0, dtype=torch.uint8)
         self._memory.free(self._base)
         self._ram.give_back(self._nbytes)

@@ -16,19 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from .backend import Along, Backend, Copy, Ticket
+from .backend import Along, Backend, Copy, Ticket, Weights
 from .budget import DeviceBudget
 from .layer import Layer
 from .ledger import Ledger
 from .plan import Plan, Rates, aligned, make_plan
-
-Weights = Mapping[str, torch.Tensor]
 
 
 class PagerError(RuntimeError):
@@ -281,7 +277,10 @@ class Pager:
         place = self._places.get(i)
         if place is not None:
             return place if place.copy is not None else None
-        return next((slot for slot in self._ring if slot.layer == i), None)
+        for slot in self._ring:
+            if slot.layer == i:
+                return slot
+        return None
 
     def _arrived(self, place: Place, i: int, *, again: bool) -> Ticket:
         """The point in compute from which layer i is in its room. again: what failed when it was fetched ahead is tried once

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..gpu import CudaError
 from .backend import Along
-from .cuda import CudaError
 from .device import CudaDevice, Device, Event, Pinned
 from .ledger import Ledger
 from .plan import OverBudget

@@ -6,12 +6,11 @@ from which the conversion writes them to their place, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import torch
 
-from .backend import Convert, Copy
+from .backend import Convert, Copy, Weights
 from .copying import CopyingBackend
 from .device import Device
 from .host import Bytes, Host
@@ -38,7 +37,7 @@ class SlotsBackend(CopyingBackend):
         self._staging = device.room(self.overhead_bytes)
         # By layer and room. Layers and rooms are few, and come together again and again; a view takes the host some
         # microseconds, and a block has dozens of weights.
-        self._views: dict[tuple[int, int], Mapping[str, torch.Tensor]] = {}
+        self._views: dict[tuple[int, int], Weights] = {}
         self._thread.start()
 
     @staticmethod
@@ -52,12 +51,12 @@ class SlotsBackend(CopyingBackend):
     def take(self, nbytes: int) -> torch.Tensor:
         return self._device.room(nbytes)
 
-    def weights(self, copy: Copy) -> Mapping[str, torch.Tensor]:
+    def weights(self, copy: Copy) -> Weights:
         assert copy.layer is not None
         if copy.weights is None:
             key = self._number[id(copy.layer)], copy.room.data_ptr()
             if key not in self._views:
-                self._views[key] = MappingProxyType(copy.layer.views(copy.room))
+                self._views[key] = Weights(copy.layer.views(copy.room))
             copy.weights = self._views[key]
         return copy.weights
 

@@ -51,8 +51,8 @@ class Timeline:
         with self._lock:
             self._pending.append(Pending("use", layer, asked, over, there=there))
 
-    def harvest(self, most: int = 6) -> None:
-        """Hand what is over to the ledger, in the order it was added, at most so many."""
+    def harvest(self, most: int = 40) -> None:
+        """Hand what is over to the ledger, in the order it was added; look at so many at most."""
         with self._lock:
             for _ in range(min(most, len(self._pending))):
                 one = self._pending[0]

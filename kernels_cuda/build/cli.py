@@ -1,9 +1,9 @@
 """Build the device code and pack the archive.
 
-    cli.py              compile what changed, write prebuilt/kernels.tar.xz, report the flagged kernels
-    cli.py --all        report every kernel
-    cli.py --check      compile nothing; exit 1 and say so if the archive is stale
-    cli.py --only norm_modulate --variant sm_75      compile just these, do not pack
+    python kernels_cuda/build              compile what changed, write prebuilt/kernels.tar.xz, report the flagged kernels
+    python kernels_cuda/build --all        report every kernel
+    python kernels_cuda/build --check      compile nothing; exit 1 and say so if the archive is stale
+    python kernels_cuda/build --only norm_modulate --variant sm_75      compile just these, do not pack
 
 Needs three wheels and nothing else: ninja, nvidia-cuda-nvrtc-cu12, nvidia-cuda-runtime-cu12.
 """
@@ -11,22 +11,13 @@ Needs three wheels and nothing else: ninja, nvidia-cuda-nvrtc-cu12, nvidia-cuda-
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
-
-if not __package__:  # started as a plain script: give the relative imports below a package, without running the pack
-    _package = types.ModuleType("kernels_cuda")
-    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["kernels_cuda"] = _package
-    __package__ = "kernels_cuda.build"
-    importlib.import_module(__package__)
 
 from .. import archive
 from ..device_code import PREBUILT
@@ -70,7 +61,7 @@ def ninja_file(pairs: list[tuple[str, str]], folder: Path = BUILD) -> str:
         "ninja_required_version = 1.5",
         f"compiler = {nvrtc().version}",  # in the command line, so that another compiler rebuilds everything
         "rule compile",
-        f'  command = "{sys.executable}" "{HERE / "compile.py"}" $unit $variant $out "$compiler"',
+        f'  command = "{sys.executable}" "{HERE}" compile $unit $variant $out "$compiler"',
         "  description = $variant $unit",
         "  depfile = $out.d",
         "  deps = gcc",
@@ -169,7 +160,3 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _archive_order(variant: str) -> tuple[bool, int, str]:
     return variant.startswith("compute_"), int("".join(c for c in variant if c.isdigit())), variant
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,29 +1,24 @@
 """The command ninja runs for one unit and one variant.
 
-python compile.py UNIT VARIANT OUT    writes OUT (cubin or PTX), OUT.json (facts) and OUT.d (what it was made from)
+    python kernels_cuda/build compile UNIT VARIANT OUT
+
+writes OUT (cubin or PTX), OUT.json (facts) and OUT.d (what it was made from).
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-import types
+from collections.abc import Sequence
 from pathlib import Path
-
-if not __package__:  # started as a plain script: give the relative imports below a package, without running the pack
-    _package = types.ModuleType("kernels_cuda")
-    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["kernels_cuda"] = _package
-    __package__ = "kernels_cuda.build"
-    importlib.import_module(__package__)
 
 from ..errors import BuildError
 from . import matrix
 from .unit import build
 
 
-def main(unit: str, variant: str, target: str, *_compiler: str) -> int:
+def main(arguments: Sequence[str]) -> int:
+    unit, variant, target, *_compiler = arguments
     out = Path(target)
     try:
         built = build(unit, variant)
@@ -40,7 +35,3 @@ def main(unit: str, variant: str, target: str, *_compiler: str) -> int:
     escaped = target.replace(" ", "\\ ")
     out.with_name(out.name + ".d").write_text(f"{escaped}: {made_from}\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

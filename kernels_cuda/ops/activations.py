@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..call import Call, Plan
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_one_of, check_shape, word, wrong_dtype
 from .rows import row_class
 from .tiles import Tiles, known, packed, place_fields, tiles, tiles_of

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..autotune import round_up
+from ..call import Call, Plan, round_up
 from ..launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .attention_operands import NO_LIMIT, BlockList, Operands, validate
 from .checks import word, wrong_dtype
 from .sampling import LEAST

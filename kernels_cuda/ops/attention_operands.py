@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..registry import Call, Options, Tensors
+from ..call import Call, Options, Tensors
 
 NO_LIMIT = -1
 

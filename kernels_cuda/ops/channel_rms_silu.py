@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..call import Call, Plan
 from ..launcher import Card, Pointer, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .planes import Planes, check_planes, obstacles, output_like, per_channel, plane_class, plane_view, strides_like
 
 EPS = 1e-12  # of F.normalize

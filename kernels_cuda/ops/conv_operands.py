@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..registry import Call, Options, Tensors
+from ..call import Call, Options, Tensors
 from .checks import check_one_of
 from .linear_operands import ACTIVATIONS, activate
 

@@ -12,9 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..call import ALIGNMENT, Call, Plan
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import ALIGNMENT, Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_one_of, check_shape, word, wrong_dtype
 from .rows import row_class
 from .tiles import Tiles, known, packed, place_fields, tiles

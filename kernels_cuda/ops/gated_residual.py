@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call import Call, Plan
 from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_shape, check_written, wrong_dtype
 from .norm_modulate import MOST_ROWS
 from .rows import SharedRow, frames_of, row_class, row_view, rows, shared_row, spread, tokens_per_frame

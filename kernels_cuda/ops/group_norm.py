@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..call import Call, Plan
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_eps, check_one_of
 from .planes import (
     ACTIVATIONS,

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ..call import Call, Plan
 from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from . import boxes
 from .boxes import PACK, Box, triple
 from .checks import word

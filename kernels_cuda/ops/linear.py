@@ -14,9 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, IsaClass, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import bias_obstacles, word, wrong_dtype
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_compute, validate
 from .linear_torch import CublasEpilogue, CublasFused

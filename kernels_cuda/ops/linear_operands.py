@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..registry import Call, Options, Tensors
+from ..call import Call, Options, Tensors
 from .checks import check_one_of, check_shape, check_written
 from .rows import frames_of, spread, tokens_per_frame
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..autotune import place
+from ..call import Call, Plan, place
 from ..policy import KernelPolicy
-from ..registry import Call, OneWay, Plan
+from ..registry import OneWay
 from .activations import gelu, silu
 from .gated_residual import gated_residual, gated_residual_
 from .linear_operands import Operands

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import mixed_dtypes, word, wrong_dtype
 from .rows import SharedRow, frames_of, row_class, row_view, rows, shared_row, spread, tokens_per_frame
 from .sampling import first_tokens

@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..call import Call
 from ..launcher import Card, output
-from ..registry import Call
 from .checks import wrong_dtype
 
 Layout = Literal["first", "last"]

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
 from .rows import row_class
 from .sampling import first_tokens

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..autotune import round_up
+from ..call import round_up
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..registry import Call, OneWay, Plan
+from ..call import Call, Plan
+from ..registry import OneWay
 from .attention_operands import Operands
 
 # In the order in which stock ComfyUI prefers them.

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..call import Call, Plan
 from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_written, wrong_dtype
 from .rows import row_class
 

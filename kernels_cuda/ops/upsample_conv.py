@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card
 from ..policy import STANDARD, KernelPolicy
-from ..registry import Call, CudaCandidate, Op, Plan, StockCandidate
+from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import bias_obstacles, check_one_of, word, wrong_dtype
 from .conv import (
     MOST,

@@ -1,0 +1,99 @@
+"""One call of an op, and what may serve it: the words that the registry and the tuner have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .policy import STANDARD, KernelPolicy
+
+Tensors = tuple["Tensor | None", ...]
+Options = tuple[Any, ...]
+Plan = Callable[..., Any]
+
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Call:
+    """One input signature, with the tensors that first showed it. Constraints and plans are made from this."""
+
+    op: str
+    tensors: Tensors
+    options: Options
+    policy: KernelPolicy = STANDARD
+
+    @property
+    def device(self) -> torch.device:
+        first = self.tensors[0]
+        assert first is not None  # the first operand of every op is the tensor it works on
+        return first.device
+
+    @property
+    def present(self) -> list[Tensor]:
+        return [t for t in self.tensors if t is not None]
+
+    @property
+    def aligned(self) -> bool:
+        return all(t.data_ptr() % ALIGNMENT == 0 for t in self.present)
+
+    def describe(self) -> str:
+        """For messages: dtypes, shapes, and strides where they are not the usual ones."""
+        parts = []
+        for t in self.tensors:
+            if t is None:
+                parts.append("-")
+                continue
+            text = f"{str(t.dtype).removeprefix('torch.')}[{', '.join(map(str, t.shape))}]"
+            parts.append(text if t.is_contiguous() else f"{text} strides {t.stride()}")
+        options = ", ".join(str(option) for option in self.options)
+        return f"({', '.join(parts)}{'; ' + options if options else ''}) on {self.device}"
+
+
+class Candidate(Protocol):
+    """One way to compute an op."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ours(self) -> bool: ...
+
+    def refuse(self, call: Call) -> str | None:
+        """Why this candidate cannot serve the call, in words a user understands; None if it can."""
+
+    def tactics(self, call: Call) -> Sequence[Candidate]:
+        """The ways to run it that are worth measuring, best known first; itself where there is only one."""
+
+    def prepare(self, call: Call) -> Plan:
+        """A plan for this signature: called as plan(*tensors), it returns the op's result."""
+
+
+class Tunable(Protocol):
+    """As much of an op as measuring its candidates needs: see `Op`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def mutates(self) -> tuple[int, ...]: ...
+
+    @property
+    def sample(self) -> Callable[[Call], Tensors]: ...
+
+    @property
+    def shape_class(self) -> Callable[[Call], str]: ...
+
+
+def round_up(size: int) -> int:
+    """The next power of two: sizes that share it share a winner."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def place(t: torch.Tensor) -> tuple[object, ...]:
+    """What two operands have in common that are the same tensor."""
+    return t.data_ptr(), t.dtype, t.shape, t.stride()
