@@ -1,10 +1,19 @@
-"""How a stock model is loaded and, step by step, becomes a streamed and fused one."""
+"""How a stock model is loaded and, step by step, becomes a streamed and fused one.
 
-from ..kernels_cuda import KernelPolicy
-from ..kernels_cuda.policy import Mode, Precision
-from .load import load_diffusion_model, load_text_encoder, load_vae
-from .policies import all_off
-from .recognise import WrongFile
+Nodes are listed before anything runs, and ask for no more than `families`: what is exported here is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..kernels_cuda import KernelPolicy
+    from ..kernels_cuda.policy import Mode, Precision
+    from .errors import WrongFile
+    from .fused import all_off
+    from .load import load_diffusion_model, load_text_encoder, load_vae
 
 __all__ = [
     "KernelPolicy",
@@ -16,3 +25,20 @@ __all__ = [
     "load_text_encoder",
     "load_vae",
 ]
+
+HOMES = {
+    "KernelPolicy": "..kernels_cuda",
+    "Mode": "..kernels_cuda.policy",
+    "Precision": "..kernels_cuda.policy",
+    "WrongFile": ".errors",
+    "all_off": ".fused",
+    "load_diffusion_model": ".load",
+    "load_text_encoder": ".load",
+    "load_vae": ".load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(HOMES[name], __name__), name)

@@ -2,26 +2,28 @@
 
 Stock asks `transformer_options["optimized_attention_override"]` before each attention. The override belongs to one loaded
 model, with that model's policy; two models in one graph do not meet. It answers as stock's `attention_pytorch` does.
-What it does not serve goes back to stock's function, with the reason in the ledger: once in the log, always in the
-report. Where the model's policy says `on`, the reason is an error instead.
+What it does not serve goes back to stock's function, with the reason in the ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused, attention
+from ..kernels_cuda import KernelPolicy, attention
+from .fused import POLICY, HandBack
 
 HOOK = "optimized_attention_override"
-POLICY = "fusestream_policy"  # in transformer_options, beside the hook
 STOCK = "attention_pytorch"
 # Keyword arguments whose meaning is known. `attn_precision` and `low_precision_attention` are ignored, as
 # attention_pytorch ignores them: softmax is fp32 here in any case.
 KNOWN = {"scale", "enable_gqa", "transformer_options", "low_precision_attention", "_inside_attn_wrapper"}
+
+
+HAND_BACK = HandBack("attention", "the hook", "this model's attention", "serve it", "stock's function")
 
 
 class AttentionOverride:
@@ -48,13 +50,8 @@ class AttentionOverride:
         Returns [batch, tokens, heads * d], or with `skip_output_reshape` [batch, heads, tokens, d].
         """
         reason = self._obstacle(stock, q, others)
-        if reason is not None and self.policy.mode("attention") == "on":
-            raise KernelRefused(
-                f"kernels is 'on' for this model, and FuseStream's attention cannot serve it: {reason}. Choose 'auto'."
-            )
         if reason is not None:
-            if q.is_cuda:  # on the CPU there is nothing to choose, and nothing to report
-                LEDGER.refused("attention", "the hook", reason, f"{q.dtype}{list(q.shape)}", "stock's function")
+            HAND_BACK(reason, q, forced=self.policy.mode("attention") == "on", quietly=not q.is_cuda)
             return stock(
                 q,
                 k,
@@ -100,14 +97,3 @@ def install(model: Any, policy: KernelPolicy) -> None:
     options = model.model_options.setdefault("transformer_options", {})
     options[HOOK] = AttentionOverride(policy)
     options[POLICY] = policy
-
-
-def policy_of(options: Mapping[str, Any]) -> KernelPolicy | None:
-    """The policy under which a model was called with these transformer_options; None: none of ours."""
-    found: KernelPolicy | None = options.get(POLICY)
-    return found
-
-
-def policy_of_model(model: Any) -> KernelPolicy | None:
-    """The policy under which a stock MODEL will be called; None: none of ours."""
-    return policy_of(model.model_options.get("transformer_options", {}))

@@ -12,11 +12,17 @@ A VAE of ComfyUI has no `clone`; a shallow copy of the object over a clone of it
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
-from ..kernels_cuda import KernelPolicy, check_policy
-from . import attention, t5
-from .wan_vae import POLICY, Fused
+from comfy.utils import set_attr
+
+from ..kernels_cuda import STANDARD, KernelPolicy, check_policy
+from . import attention
+from .families import FAMILIES
+from .family import Role
+from .fused import POLICY
+from .wide import TORCHS
 
 
 class NotOurs(ValueError):
@@ -39,26 +45,44 @@ def model_under(model: Any, policy: KernelPolicy) -> Any:
 
 
 def text_encoder_under(clip: Any, policy: KernelPolicy) -> Any:
-    """A clone of a stock CLIP whose T5 encoders compute under this policy."""
+    """A clone of a stock CLIP whose encoders compute under this policy. What was left to stock when it was loaded is made ours
+    first, and computes as stock until then."""
     check_policy(policy)
-    found = t5.ways(clip.cond_stage_model, policy)
-    if not found:
-        raise NotOurs("This CLIP has no T5 or UMT5 encoder, and FuseStream has kernels for no other. Connect Wan's.")
+    model = clip.cond_stage_model
+    if not list(_switched(model)):
+        for family in FAMILIES:
+            if family.role is Role.TEXT:
+                family.fuse(model, STANDARD)
+        for name in _switched(model):
+            set_attr(model, name, TORCHS)
+    names = list(_switched(model))
+    if not names:
+        known = " or ".join(family.name for family in FAMILIES if family.role is Role.TEXT)
+        raise NotOurs(f"This CLIP has no {known} encoder, and FuseStream has kernels for no other. Connect Wan's.")
     clone = clip.clone()
-    for name, how in found.items():
-        clone.patcher.add_object_patch(name, how)
+    for name in names:
+        clone.patcher.add_object_patch(name, policy)
     return clone
 
 
 def vae_under(vae: Any, policy: KernelPolicy) -> Any:
     """A copy of a stock VAE, over the same weights, that computes under this policy."""
     check_policy(policy)
-    if not isinstance(vae.first_stage_model, Fused):
+    names = list(_switched(vae.first_stage_model))
+    if not names:
         raise NotOurs(
-            "This VAE computes as ComfyUI's: it was loaded by another node, with kernels 'off', or is not Wan's. Load it with "
-            "the FuseStream VAE Loader and kernels 'auto'; this node can switch off from there."
+            "This VAE computes as ComfyUI's: it was loaded by another node, with kernels 'off', or is of a kind that FuseStream "
+            "has no kernels for. Load it with the FuseStream VAE Loader and kernels 'auto'; this node can switch off from there."
         )
     clone = copy.copy(vae)
     clone.patcher = vae.patcher.clone()
-    clone.patcher.add_object_patch(POLICY, policy)
+    for name in names:
+        clone.patcher.add_object_patch(name, policy)
     return clone
+
+
+def _switched(model: Any) -> Iterator[str]:
+    """Where in a model its networks have their policies, by name: one that is an object patch already counts too."""
+    for path, module in model.named_modules():
+        if POLICY in module.__dict__:
+            yield f"{path}.{POLICY}" if path else POLICY

@@ -1,69 +1,87 @@
-"""What a weight file holds, told from its tensor names alone, before anything is loaded.
+"""What a weight file holds, told before anything is loaded.
 
-Choosing the VAE in the text encoder loader is an easy slip. Stock answers it minutes and gigabytes later with a
-message about shapes; here it costs one header read and the answer names the right node.
+Choosing the VAE in the text encoder loader is an easy slip. Stock answers it minutes and gigabytes later with a message about
+shapes; here it costs one header read and the answer names the right node. Families are asked first, by name and shape; then stock's
+own detection, with the file's tensors unread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
-from enum import Enum
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from ..memory import WeightFile, read_header
+import comfy.model_detection
+import comfy.sd
+
+from ..memory import Checkpoint, Extent, WeightFile
+from .errors import WrongFile
+from .families import family_of
+from .family import Family, Role
+from .stream.stand_in import tensors_of
 
 # The parts of a patch, in the spellings of LoRA, LoHa, LoKr, GLoRA, OFT, BOFT and of plain differences.
 LORA_PART = re.compile(
     r"[._]lora(_linear_layer)?[._](A|B|up|down)\b|\.(lokr_w[12]|hada_w[12]_[ab]|[ab][12]\.weight$|oft_blocks|diff(_b)?$|set_weight$)"
 )
+# What ComfyUI's VAEs have that no other model has, in the spellings of their origins.
+VAE_PARTS = (
+    "decoder.conv_in.weight", "decoder.conv_in.conv.weight", "decoder.conv1.weight", "decoder.up_blocks.0.resnets.0.norm1.weight",
+    "first_stage_model.decoder.conv_in.weight", "decoder.layers.0.weight", "taesd_decoder.1.weight",
+)  # fmt: skip
+HEADED = (".safetensors", ".sft")
 
 
-class Kind(Enum):
-    """The value says what it is and where it goes, as it stands in an error message."""
-
-    WAN = "a Wan diffusion model: choose it in the FuseStream Diffusion Model Loader"
-    T5 = "a T5 or UMT5 text encoder: choose it in the FuseStream Text Encoder Loader"
-    WAN_VAE = "a Wan VAE: choose it in the FuseStream VAE Loader"
-    LORA = "a LoRA: choose it in a stock Load LoRA node, after the loader"
-    CLIP_VISION = "a CLIP vision model: choose it in the stock Load CLIP Vision node"
-    OTHER = "none of the models FuseStream knows"
+def header_of(tensors: Mapping[str, Any], path: str = "") -> WeightFile:
+    """As much of a header as a family looks at, of tensors that stock has read from a file without one."""
+    extents = {name: Extent(name, "", tuple(tensor.shape), 0, 0) for name, tensor in tensors.items()}
+    return WeightFile(Path(path), 0, extents, {})
 
 
-class WrongFile(ValueError):
-    """A sound file in the wrong place, or one that lacks what its kind must have."""
-
-    __module__ = "fusestream"  # what ComfyUI shows before the message: not a path of the user's disk
-
-
-def recognise(names: Iterable[str]) -> Kind:
-    """The kind of model whose tensors bear these `names`."""
+def elsewhere(names: Iterable[str]) -> str | None:
+    """For files that no loader of ours takes: what it is, and where it goes."""
     names = set(names)
     if any(LORA_PART.search(name) for name in names):
-        return Kind.LORA
+        return "a LoRA: choose it in a stock Load LoRA node, after the loader"
     if any(
         name.endswith("vision_model.embeddings.class_embedding") or name == "visual.class_embedding" for name in names
     ):
-        return Kind.CLIP_VISION
-    for prefix in ("", "model.diffusion_model."):
-        if {f"{prefix}head.modulation", f"{prefix}blocks.0.self_attn.q.weight"} <= names:
-            return Kind.WAN
-    if "encoder.block.0.layer.0.SelfAttention.q.weight" in names:
-        return Kind.T5
-    if {"decoder.middle.0.residual.0.gamma", "decoder.head.0.gamma"} <= names:
-        return Kind.WAN_VAE
-    return Kind.OTHER
+        return "a CLIP vision model: choose it in the stock Load CLIP Vision node"
+    return None
 
 
-def inspect(path: str, wanted: Kind) -> WeightFile | None:
-    """The checked header of `path`, or None for formats without one (.pt, .pth), which stock reads itself.
+def role_of(source: Checkpoint) -> Role | None:
+    """What stock would take a file for that no family knows. A whole checkpoint is a diffusion model here."""
+    tensors = tensors_of(source)
+    if comfy.sd.detect_te_model(tensors) is not None:
+        return Role.TEXT
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
+    # Stock's detection takes what it looks for to be whole, and fails in all ways where it is not.
+    with contextlib.suppress(Exception):
+        if any(comfy.model_detection.detect_unet_config(tensors, one) is not None for one in (prefix, "")):
+            return Role.DIFFUSION
+    return Role.VAE if any(name in tensors for name in VAE_PARTS) else None
 
-    Raises `WrongFile` if the file plainly belongs in another loader. A kind unknown here passes: stock may know it.
-    """
-    if Path(path).suffix.lower() not in (".safetensors", ".sft"):
-        return None
-    header = read_header(path)
-    kind = recognise(header.extents)
-    if kind not in (wanted, Kind.OTHER):
-        raise WrongFile(f"{path} is {kind.value}.")
-    return header
+
+def has_header(path: str) -> bool:
+    """Whether the file is of a format that tells what is in it. Others (.pt, .pth) stock reads itself."""
+    return Path(path).suffix.lower() in HEADED
+
+
+def check(source: Checkpoint, wanted: Role) -> Family | None:
+    """The file's family, if one knows it. Raises `WrongFile` if the file plainly belongs in another loader; a kind that nobody
+    knows passes: stock may."""
+    header = source.files[0]
+    family = family_of(header)
+    if family is not None and family.role is wanted:
+        return family
+    if family is not None:
+        raise WrongFile(f"{header.path} is a {family.words}: choose it in the {family.role.loader}.")
+    if (place := elsewhere(header.extents)) is not None:
+        raise WrongFile(f"{header.path} is {place}.")
+    role = role_of(source)
+    if role not in (wanted, None):
+        raise WrongFile(f"{header.path} is a {role.words}: choose it in the {role.loader}.")
+    return None

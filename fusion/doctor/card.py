@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import torch
 
+from ...gpu import driver
 from ...kernels_cuda import KernelPolicy, arch, archive, device_code, gelu, launcher
 from ...kernels_cuda.build import matrix
-from ...kernels_cuda.driver import driver
 from .findings import ADVICE
 
 GIB = 2**30

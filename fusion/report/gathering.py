@@ -14,10 +14,10 @@ import torch
 from ...kernels_cuda import LEDGER, KernelPolicy
 from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
-from .. import vram
-from ..attention import policy_of_model
-from ..calls import branch_of, branches, mine
-from ..stream import STREAM, Stream
+from ..fused import policy_of_model
+from ..stream import vram
+from ..stream.branches import branch_of, branches, mine
+from ..stream.stream import STREAM, Stream
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, WhatIf
 from .passes import cut, last_pass, typical
@@ -61,6 +61,10 @@ def stream_of(model: Any) -> Stream | None:
 
 
 def state_of(stream: Stream) -> str:
+    return f"{where_it_is(stream)} {who_computes(stream)}".rstrip()
+
+
+def where_it_is(stream: Stream) -> str:
     if stream.pager is None:
         return "Its blocks stream, and are unloaded now: what stays and what passes through is not known any more."
     plan = stream.pager.plan
@@ -69,6 +73,10 @@ def state_of(stream: Stream) -> str:
     return (
         f"Its blocks stream: {len(plan.resident)} stay in VRAM, {len(plan.streamed)} pass through {plan.slots} slots."
     )
+
+
+def who_computes(stream: Stream) -> str:
+    return "" if stream.family else "It streams; there are no fused kernels for this family: ComfyUI computes."
 
 
 def title(model: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ..kernels_cuda import KernelPolicy
-from .attention import policy_of, policy_of_model
+from ...kernels_cuda import KernelPolicy
+from ..fused import policy_of, policy_of_model
 from .model_call import ModelCall, wrap
 
 WRAPPER = "fusestream_calls"  # our key among the wrappers of a model
@@ -46,7 +46,8 @@ def note(executor: Any, *args: Any, **kwargs: Any) -> Any:
     call = ModelCall(executor, args, kwargs)
     # The stream's patches, not the model's: stock forgets those of a model that it unloads in the middle of a run.
     branch = Branch(policy_of(call.options), call.stream.patches_uuid)
-    out = call.run()
+    with call.stream.one_pass():
+        out = call.run()
     noted: deque[Branch] = getattr(call.model, CALLS)
     noted.append(branch)
     return out

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .mixing import mix
+from ..mixing import mix
 
 MOST_BYTES = 64 * 2**20  # what is larger stays where stock has it: nobody has reckoned with its VRAM
 

@@ -16,7 +16,7 @@ import torch
 from comfy.weight_adapter.base import WeightAdapterBase
 from torch import Tensor
 
-from ..memory import Along, Parcels
+from ...memory import Along, Parcels
 from .blocks import Block, Paged, is_quantised
 from .lora import Pair, halved, pairs_of
 from .patches import PatchSet

@@ -19,9 +19,10 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
-from .attention import policy_of_model
+from ..errors import NotWhileStreaming
+from ..fused import policy_of_model
 from .blocks import is_quantised, stored
-from .stream import REMEDY, STREAM, NotWhileStreaming, Stream
+from .stream import STREAM, Stream
 
 ALL = 1e32  # stock's word for as much as there is
 
@@ -229,22 +230,22 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def patch_weight_to_device(self, key: str, *args: Any, **kwargs: Any) -> Any:
         if key in self.stream.keys:
-            raise NotWhileStreaming(f"{key} streams, and cannot be patched in place. {REMEDY}")
+            raise NotWhileStreaming(f"{key} streams, and cannot be patched in place.")
         return super().patch_weight_to_device(key, *args, **kwargs)
 
     def patch_hooks(self, hooks: Any, *args: Any, **kwargs: Any) -> Any:
         if hooks is not None and self.get_combined_hook_patches(hooks=hooks):
             raise NotWhileStreaming(
                 "LoRAs and weights by hooks (Create Hook LoRA and the like) change within a step, and cannot while weights "
-                f"stream; Load LoRA can. {REMEDY}"
+                "stream; Load LoRA can."
             )
         return super().patch_hooks(hooks, *args, **kwargs)
 
     def get_key_patches(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise NotWhileStreaming(f"The weights of a streamed model cannot be merged into another model. {REMEDY}")
+        raise NotWhileStreaming("The weights of a streamed model cannot be merged into another model.")
 
     def model_state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise NotWhileStreaming(f"A streamed model cannot be saved: its weights are never all in memory. {REMEDY}")
+        raise NotWhileStreaming("A streamed model cannot be saved: its weights are never all in memory.")
 
     def state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> Any:
         return self.model_state_dict_for_saving()

@@ -20,7 +20,7 @@ import comfy.model_management
 import comfy.utils
 import torch
 
-from ..kernels_cuda import autotune
+from ...kernels_cuda import autotune
 from .model_call import ModelCall, wrap
 from .stream import Stream
 
@@ -102,7 +102,7 @@ def told_after_each_block(stream: Stream, tell: Callable[[], None]) -> Iterator[
 @contextlib.contextmanager
 def over_blocks(stream: Stream) -> Iterator[None]:
     """The running node's bar counts this stream's blocks, whoever computes them."""
-    bar = Bar(len(stream.blocks))
+    bar = Bar(len(stream.layers))
     with told_after_each_block(stream, lambda: bar.add(1)):
         yield
 
@@ -125,7 +125,7 @@ class FirstPass:
         if where is None:
             return call.run()
         step, steps = where
-        blocks = len(stream.blocks)
+        blocks = len(stream.layers)
         bar = Bar(steps * blocks)
         bar.add(step * blocks)
         with told_after_each_block(stream, lambda: bar.add(1)):

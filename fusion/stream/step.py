@@ -1,8 +1,8 @@
 """What a step needs of VRAM beside the weights: reckoned before it, measured while it runs, and made room for if it was more.
 
-Stock reckons by the area of the latent and the model's width, for its own way of computing. Our blocks hold six tensors of
-the size of x at most (fusion/wan.py draws them), so more of the model may stay on the card, and prompts are batched more
-often. The reckoning is multiplied by the largest ratio that was measured, so that the next run knows better.
+Stock reckons by the area of the latent and the model's width, for its own way of computing. Where a family's blocks are ours, the
+family reckons: they may need less, so more of the model may stay on the card, and prompts are batched more often. The reckoning is
+multiplied by the largest ratio that was measured, so that the next run knows better.
 
 While a step runs, torch's allocator may not grow into the last of the card: left alone it keeps what it no longer uses until
 nothing is free, and desktop and driver need some too. A step that runs out of VRAM is computed once more with all of the
@@ -15,35 +15,34 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import comfy.model_management
 import torch
 
-from ..kernels_cuda.autotune import tuner
-from ..kernels_cuda.ops.mlp import CHUNK_BYTES
+from ...kernels_cuda.autotune import tuner
+from ..mixing import mix
 from . import vram
-from .mixing import mix
 from .model_call import ModelCall, wrap
 from .stream import Stream
 
 WRAPPER = "fusestream"  # our key among the wrappers of a model
-UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
-SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
 RESERVE = 19 * 2**26  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
 TRYING = 11 * 2**24  # what kernels take that are compared in a first step, beside the tensors that are there
 BATCHED_WHERE = 1.51  # stock batches prompts where so many times what they need is free, 1.5
-SLACK = 1.05  # what the allocator cannot use between two tensors
-# The first convolution's result, of two units in fp32, leaves a gap that stock's rotations then lie in: what is left of it
-# fits one unit instead of two. It is no need, but where weights would take that room a step runs out of VRAM.
-GAP = 1 + 1 / UNITS
+# What lies in between before the blocks begin leaves gaps that fit a tensor less than they could (of Wan's six, one: its first
+# convolution's result, in fp32). It is no need, but where weights would take that room a step runs out of VRAM.
+GAP = 1 + 1 / 6
+
+Need = Callable[[Any, Sequence[int], torch.dtype], float | None]
 
 
 class Reckoning:
     """Of one model. Kept by the model, and so shared by its clones, as the weights are."""
 
-    def __init__(self) -> None:
+    def __init__(self, need: Need | None = None) -> None:
+        self.need = need  # the family's: bytes for a latent of this shape and type; None: stock's blocks will compute
         self.ratio = 1.0  # measured over reckoned; never less than 1
         self.asked: deque[int] = deque([0], maxlen=2)  # before it loads, stock asks for all prompts and then for one
         self.tight = math.inf  # a latent of so many elements has run out of VRAM while the reserve was left alone
@@ -74,16 +73,6 @@ class Reckoning:
         return beside if least <= beside < room else room
 
 
-def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float:
-    """Bytes that our blocks take for a latent [batch, channels, frames, height, width]."""
-    tokens = shape[0] * math.prod(
-        math.ceil(side / patch) for side, patch in zip(shape[2:], net.patch_size, strict=True)
-    )
-    units = UNITS + (SIDE_UNITS if hasattr(net, "vace_blocks") else 0)
-    size: int = units * tokens * net.dim * dtype.itemsize
-    return SLACK * (size + CHUNK_BYTES)
-
-
 class _Reckoned:
     """What the class of a streamed and fused model is mixed with: stock asks a model how much a latent takes."""
 
@@ -99,15 +88,15 @@ class _Reckoned:
 
 def own_need(model: Any, shape: Sequence[int], stock: float, bare: float) -> float:
     """Bytes. stock, bare: what stock reckons for this latent with and without what is joined to it (references, poses)."""
-    if model.get_dtype_inference() is not torch.float16 or len(shape) != 5:
-        return stock  # stock's blocks will compute
-    return need(model.diffusion_model, shape, torch.float16) * (stock / bare if bare else 1.0)
+    need: Need | None = model.fusestream_reckoning.need
+    ours = None if need is None else need(model.diffusion_model, shape, model.get_dtype_inference())
+    return stock if ours is None else ours * (stock / bare if bare else 1.0)
 
 
-def attach(patcher: Any) -> None:
-    """Let the model of this streaming patcher, and of its clones, be reckoned with, measured and retried."""
+def attach(patcher: Any, need: Need | None = None) -> None:
+    """Let the model of this streaming patcher, and of its clones, be reckoned with, measured and retried. need: its family's."""
     model = patcher.model
-    mix(model, _Reckoned, fusestream_reckoning=Reckoning())
+    mix(model, _Reckoned, fusestream_reckoning=Reckoning(need))
     wrap(patcher, WRAPPER, step)
 
 

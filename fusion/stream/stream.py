@@ -1,5 +1,8 @@
 """A model's blocks and the pager that has their weights: before a block runs it holds them, after it it holds nothing.
 
+Blocks are paged in the order in which they run (`order.py`), with the model's patches in them (`patching.py`). What runs outside of
+any pass, once for a prompt, is read for that time.
+
 The stream belongs to the model, not to a patcher: clones share it, and it ends when the model does. While a block is not
 running its modules hold stand-ins on the meta device, right in shape and dtype, which is all that LoRA loaders look at.
 
@@ -16,12 +19,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import torch
 
-from ..memory import (
+from ...memory import (
     Along,
     Checkpoint,
     Layer,
@@ -30,35 +33,21 @@ from ..memory import (
     Pager,
     Parcels,
     RamBudget,
+    Weights,
     bounds,
     open_pager,
     open_parcels,
 )
+from ..errors import NotWhileStreaming
+from ..mixing import mix
 from . import lora, vram
-from .blocks import Block, Paged, is_quantised
-from .factors import Factors, How, Pairs
-from .mixing import mix
-from .patches import PatchSet, differs, patched, snapshot
+from .blocks import Block, Paged, Parameters
+from .factors import How
+from .order import Order
+from .patching import Made, Patching
 
 STREAM = "fusestream"  # where a model has its stream
 STREAMED = "_fusestream"  # where a block has it, and its number
-REMEDY = "Set vram_budget to 0 in its FuseStream loader for that."
-
-
-class NotWhileStreaming(RuntimeError):
-    """Something that needs all of a model's weights at once."""
-
-    __module__ = "fusestream"
-
-
-Bound = list[tuple[Paged, torch.nn.Parameter]]
-
-
-class Made(NamedTuple):
-    """A block's parameters, as its modules hold them. adds: whether some have LoRAs that are added for each product."""
-
-    bound: Bound
-    adds: bool = False
 
 
 class Stream:
@@ -73,50 +62,86 @@ class Stream:
         ceiling: int | None = None,
         left: Sequence[Paged] = (),
         loader: str = vram.LOADER,
+        spare: int = 0,
     ) -> None:
         """device: where the model will run, until it is loaded elsewhere. ceiling: bytes of it that the weights may hold;
         None: as many as there are. left: weights of which nothing is loaded ever, because their modules read the file. loader:
-        the node, for messages. The source is closed with the stream."""
+        the node, for messages. spare: so many of the last blocks are nothing that is called; they are paged from the first time on
+        that somebody holds them (`bound`). The source is closed with the stream."""
         self.ledger = Ledger()
         self.blocks = tuple(blocks)
-        self.layers = tuple(layers)
+        self.order = Order(len(self.blocks), spare)
+        self.patching = Patching(self.blocks, left)
         self.ceiling = ceiling
         self.left = tuple(left)
         self.loader = loader
         self.keys = frozenset(paged.key for paged in self.without_bytes())
+        self.family: str | None = None  # whose kernels compute the blocks; None: stock does
         self.last_used = 0.0
         self.pager: Pager | None = None
         self.patches_uuid: UUID | None = None  # of the patches that the weights are used with
-        self.watcher: Callable[[int], None] | None = None  # told after each block; must be quick, and not raise
+        self.watcher: Callable[[int], None] | None = (
+            None  # told the layer after each block; must be quick, and not raise
+        )
         self.pager_options: dict[str, Any] = {}  # for `open_pager`: a backend asked for, a guard
+        self._layers = tuple(layers)
         self._source = source
         self._device = device
         self._pool: vram.Pool | None = None
-        self._patches: PatchSet = {}
-        self._patched: frozenset[int] = frozenset()  # blocks that have patches
-        self._one_pass = False
-        self._factors = Factors(self.blocks)
-        # Of blocks in use: modules, their weight functions before and for the time.
-        self._functions: dict[int, list[tuple[Any, list[Any], list[Any]]]] = {}
-        self._params: dict[str, Any] = {}  # of quantised weights, with their scales on the device
+        self._lent: set[int] = set()  # blocks in use that the pager does not have
         self._in_use = 0
         self._unloading = False
         self._lock = threading.RLock()
-        self.least, self.most = bounds(layers, device)
+        self.least, self.most = bounds(self.layers, device)
         if ceiling is not None and ceiling < self.least:
             gib = vram.GIB
             raise vram.OutOfVram(
                 f"The weights need at least {self.least / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
                 f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )
-        for i, block in enumerate(self.blocks):
-            mix(block.module, _Streamed, **{STREAMED: (self, i)})
+        for i in self.order.paged:
+            mix(self.blocks[i].module, _Streamed, **{STREAMED: (self, i)})
 
     def without_bytes(self) -> Iterator[Paged]:
         """What the modules hold stand-ins of: weights that are paged, or left in the file."""
         for block in self.blocks:
             yield from block.paged
         yield from self.left
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """What the pager has, in its order."""
+        return tuple(self._layers[i] for i in self.order.paged)
+
+    # ------------------------------------------------------------------------------------------------------- order
+
+    @contextlib.contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """One call of the model. If its blocks ran in another order than they are paged in, the next pass finds them in this."""
+        self.order.begin()
+        try:
+            yield
+        finally:
+            wanted = self.order.end()
+        if wanted is not None:
+            self._reorder(wanted)
+
+    def _reorder(self, order: Sequence[int]) -> None:
+        """Page these blocks, in this order. What was on the device comes anew."""
+        with self._lock:
+            if self._in_use:
+                if self.order.place.keys() >= set(order):
+                    return  # it may wait
+                raise NotWhileStreaming(
+                    f"{self.blocks[order[-1]].name} runs inside of another block, and has never run before."
+                )
+            held = self.held
+            self.unload()
+            self.order.become(order)
+            self.least, self.most = bounds(self.layers, self._device)
+            if held:
+                with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
+                    self.load(self._device, held)
 
     # ------------------------------------------------------------------------------------------------------ memory
 
@@ -180,10 +205,10 @@ class Stream:
             pager, self.pager = self.pager, None
             if pager is not None:
                 pager.close()
-            self._factors.close()
+            self.patching.factors.close()
 
     def __deepcopy__(self, memo: Any) -> Stream:
-        raise NotWhileStreaming(f"A streamed model cannot be copied weight by weight. {REMEDY}")
+        raise NotWhileStreaming("A streamed model cannot be copied weight by weight.")
 
     def close(self) -> None:
         """The model is gone. Nothing can be loaded any more."""
@@ -193,8 +218,8 @@ class Stream:
             self._source.close()
             if self._pool is not None:
                 self._pool.leave(self)
-            self.blocks, self.left, self._patches, self._params = (), (), {}, {}
-            self._patched = frozenset()
+            self.blocks, self.left = (), ()
+            self.patching = Patching((), ())
 
     def check(self) -> None:
         """Raises FileChanged where weights were used that were not what the file holds. The host waits for the device."""
@@ -205,7 +230,8 @@ class Stream:
         self.unload()
         if self._pool is not None:
             self._pool.leave(self)
-        self._device, self._params = device, {}
+        self._device = device
+        self.patching.forget_device()
         self.least, self.most = bounds(self.layers, device)
         self._pool = vram.pool_of(device)
         self._pool.join(self)
@@ -224,18 +250,18 @@ class Stream:
             ledger=self.ledger,
             **self.pager_options,
         )
-        self._factors.parcels = self._open_parcels(ram)
+        self.patching.factors.parcels = self._open_parcels(ram)
         pager.along = self._along
         return pager
 
     def _open_parcels(self, ram: RamBudget | None) -> Parcels | None:
         return None if ram is None else open_parcels(self._device, ram, self.ledger)
 
-    def _along(self, i: int) -> Along | None:
-        """Block i is about to be copied, and what its patches need goes with it."""
-        if i not in self._patched:
-            return None
-        return self._factors.along(i, self._patches, self._how(i))
+    def _along(self, layer: int) -> Along | None:
+        """A layer is about to be copied, and what its block's patches need goes with it."""
+        i = self.order.paged[layer]
+        along: Along | None = self.patching.along(i, self._how(i))
+        return along
 
     # ----------------------------------------------------------------------------------------------------- patches
 
@@ -247,25 +273,10 @@ class Stream:
         one_pass: plain LoRA on fp16 weights may be added in one pass (`lora.py`), on a GPU; else in stock's steps. uuid: the
         patcher's name for these patches.
         """
-        for one in self.left:
-            if patches.get(one.key):
-                raise NotWhileStreaming(f"{one.key} stays in the file, and a LoRA wants to change it. {REMEDY}")
         with self._lock:
-            new = snapshot(patches, self.keys)
-            patched_blocks = frozenset(
-                i for i, block in enumerate(self.blocks) if any(one.key in new for one in block.paged)
-            )
-            changed = {
-                i
-                for i, block in enumerate(self.blocks)
-                if any(differs(self._patches, new, one.key) for one in block.paged)
-            }
-            if one_pass != self._one_pass:
-                changed |= patched_blocks
-            self._factors.drop(sorted(changed))
+            changed = self.patching.become(patches, one_pass=one_pass)
             if self.pager is not None and self.pager.is_writable:
-                self.pager.renew(sorted(changed))
-            self._patches, self._patched, self._one_pass = new, patched_blocks, one_pass
+                self.pager.renew([self.order.place[i] for i in sorted(changed) if i in self.order.place])
             self.patches_uuid = uuid
 
     # ------------------------------------------------------------------------------------------------------ in use
@@ -279,39 +290,61 @@ class Stream:
         finally:
             self.leave(i, before)
 
-    @torch.compiler.disable
-    def enter(self, i: int) -> Bound:
+    def enter(self, i: int) -> Parameters:
         """Let the block's modules hold their weights. Returns what they held before, for `leave`."""
+        block, order = self.blocks[i], self.order
+        before = block.held()
+        if i not in order.place:
+            if not order.is_running:
+                self._lend(i)
+                return before
+            self._reorder(order.with_block(i))
+        order.runs(i)
         pager = self._ready()
-        weights = pager.acquire(i)
+        weights = pager.acquire(order.place[i])
         self._in_use += 1
         self.last_used = time.monotonic()
-        before: Bound = [(one, one.module._parameters[one.attribute]) for one in self.blocks[i].paged]  # type: ignore[misc]
         try:
             made = self._made(pager, i, weights)
-            _hold(made.bound)
+            block.hold(made.parameters)
             if made.adds:
-                self._add_on_the_way(i, made.bound)
-            self._ask_ahead(pager, i)
+                self.patching.add_on_the_way(i, self._how(i))
+            if self.patching:
+                self._ask_ahead(pager, i)
         except BaseException:
             self.leave(i, before, spoilt=True)
             raise
         return before
 
-    @torch.compiler.disable
-    def leave(self, i: int, before: Bound, *, spoilt: bool = False) -> None:
+    def leave(self, i: int, before: Parameters, *, spoilt: bool = False) -> None:
         """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
+        self.blocks[i].hold(before)
+        if i in self._lent:
+            self._lent.discard(i)
+            return
         assert self.pager is not None, "nothing is unloaded while it is in use"
-        _hold(before)
-        self._add_no_more(i)
+        self.patching.add_no_more(i)
         self._in_use -= 1
-        self.pager.release(i)
+        layer = self.order.place[i]
+        self.pager.release(layer)
         if spoilt:
-            self.pager.renew((i,))
+            self.pager.renew((layer,))
         if self.watcher is not None:
-            self.watcher(i)
+            self.watcher(layer)
         if self._unloading:
             self.unload()
+
+    def _lend(self, i: int) -> None:
+        """The block's weights, read for this once."""
+        weights = Weights()
+        for weight in self._layers[i].weights:
+            stored = torch.empty(weight.extent.nbytes, dtype=torch.uint8)
+            self._source.read_into(weight.extent, stored)
+            numbers = stored.view(weight.stored_dtype).view(weight.extent.shape)
+            weights[weight.name] = numbers.to(self._device, weight.device_dtype)
+        self._lent.add(i)
+        made = self.patching.made(i, weights, self._how(i), self._device, in_place=True)
+        self.blocks[i].hold(made.parameters)
 
     def _ready(self) -> Pager:
         """The pager. What was unloaded in the middle of a run comes back, as small as can be."""
@@ -322,102 +355,41 @@ class Stream:
         assert self.pager is not None
         return self.pager
 
-    def _made(self, pager: Pager, i: int, weights: Mapping[str, torch.Tensor]) -> Made:
-        """The block's parameters: views of the pager's tensors, patched at the first use after they came."""
+    def _made(self, pager: Pager, i: int, weights: Weights) -> Made:
+        """The block's parameters: patched at the first use after its weights came."""
+        if i not in self.patching:
+            return self.patching.made(i, weights, UNPATCHED, self._device, in_place=False)
         if not pager.is_writable:
-            return self._patch(i, self._raw(i, weights), in_place=False)
-        arrival = pager.arrival(i)
+            return self.patching.made(i, weights, self._how(i), self._device, in_place=False)
+        arrival = pager.arrival(self.order.place[i])
         if arrival.made is None:
-            arrival.made = self._patch(i, self._raw(i, weights), in_place=True)
+            arrival.made = self.patching.made(i, weights, self._how(i), self._device, in_place=True)
         made: Made = arrival.made
         return made
 
-    def _add_on_the_way(self, i: int, bound: Bound) -> None:
-        """While the block runs, its modules add LoRAs to what they make of their weights."""
-        changed: list[tuple[Any, list[Any], list[Any]]] = []
-        self._functions[i] = changed
-        patches = self._factors.take(i, self._patches, self._how(i))
-        for paged, _ in bound:
-            changes = patches.get(paged.key)
-            if isinstance(changes, Pairs) and changes.on_the_way:
-                module: Any = paged.module
-                before = module.weight_function
-                after = [lora.Added(changes), *before]  # as in stock: before what other nodes do to the weight
-                changed.append((module, before, after))
-                module.weight_function = after
-
-    def _add_no_more(self, i: int) -> None:
-        if i in self._functions:
-            for module, before, after in self._functions.pop(i):
-                if module.weight_function is after:
-                    module.weight_function = before
-            self._factors.done(i)
-
     def _ask_ahead(self, pager: Pager, i: int) -> None:
-        """Block i is patched: let what the next one needs for that be on its way."""
-        for j in (*range(i + 1, len(self.blocks)), *range(i)) if self._patched else ():
-            made: Made | None = pager.made(j)
-            if j in self._patched and (made is None or made.adds):
-                self._factors.ask(j, self._patches, self._how(j))
-                return
+        """Block i is in use: let what the next one needs for its patches be on its way."""
+        paged = self.order.paged
+        at = self.order.place[i]
+        for layer in (*range(at + 1, len(paged)), *range(at)):
+            j = paged[layer]
+            if j in self.patching:
+                made: Made | None = pager.made(layer)
+                if made is None or made.adds:
+                    self.patching.ask(j, self._how(j))
+                    return
 
     def _how(self, i: int) -> How:
         """In which way block i's patches are applied."""
+        one_pass = self.patching.one_pass and lora.serves(self._device)
+        layer = self.order.place.get(i)
+        if layer is None:
+            return How(one_pass, streams=False)
         assert self.pager is not None, "patches are applied to what is loaded"
-        one_pass = self._one_pass and lora.serves(self._device)
-        return How(one_pass, i not in self.pager.plan.resident or not self.pager.is_writable)
-
-    def _raw(self, i: int, weights: Mapping[str, torch.Tensor]) -> Bound:
-        return [(paged, self._parameter(paged, weights[paged.name])) for paged in self.blocks[i].paged]
-
-    def _parameter(self, paged: Paged, data: torch.Tensor) -> torch.nn.Parameter:
-        stand_in: Any = paged.stand_in
-        if is_quantised(stand_in):
-            if paged.key not in self._params:
-                self._params[paged.key] = stand_in._params.to_device(self._device)
-            data = type(stand_in)(data, stand_in._layout_cls, self._params[paged.key])
-        return torch.nn.Parameter(data, requires_grad=False)
-
-    def _patch(self, i: int, raw: Bound, *, in_place: bool) -> Made:
-        """Block i's parameters with their patches: in the pager's own tensors, or in ones of their own."""
-        if i not in self._patched:
-            return Made(raw)
-        _hold(raw)
-        bound: Bound = []
-        adds = False
-        with torch.no_grad(), self._factors.of(i, self._patches, self._how(i)) as patches:
-            for paged, parameter in raw:
-                changes = patches.get(paged.key)
-                if changes is None:
-                    bound.append((paged, parameter))
-                    continue
-                if not isinstance(changes, Pairs):
-                    out: Any = patched(paged, changes, self._device)
-                    if in_place:
-                        out = _written(parameter, out)
-                elif changes.on_the_way:
-                    adds = True
-                    bound.append((paged, parameter))
-                    continue
-                else:
-                    out = lora.added(parameter.data, changes, in_place=in_place)
-                bound.append((paged, torch.nn.Parameter(out, requires_grad=False)))
-        return Made(bound, adds)
+        return How(one_pass, layer not in self.pager.plan.resident or not self.pager.is_writable)
 
 
-def _written(parameter: Any, out: Any) -> torch.Tensor:
-    """`out`, its bytes in the parameter's memory."""
-    if not is_quantised(parameter):
-        written: torch.Tensor = parameter.data.copy_(out)
-        return written
-    parameter._qdata.copy_(out._qdata)
-    quantised: torch.Tensor = type(out)(parameter._qdata, out._layout_cls, out._params)
-    return quantised
-
-
-def _hold(parameters: Bound) -> None:
-    for paged, parameter in parameters:
-        paged.hold(parameter)
+UNPATCHED = How(one_pass=False, streams=False)
 
 
 class _Streamed:
@@ -425,8 +397,21 @@ class _Streamed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stream, i = self.__dict__[STREAMED]
-        before = stream.enter(i)
+        before = _enter(stream, i)
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
-            stream.leave(i, before)
+            _leave(stream, i, before)
+
+
+def _enter(stream: Stream, i: int) -> Parameters:
+    return (_entered_apart if torch.compiler.is_compiling() else Stream.enter)(stream, i)
+
+
+def _leave(stream: Stream, i: int, before: Parameters) -> None:
+    (_left_apart if torch.compiler.is_compiling() else Stream.leave)(stream, i, before)
+
+
+# A compiled graph breaks here; uncompiled, the way around it would cost as much as the rest.
+_entered_apart = torch.compiler.disable(Stream.enter)  # type: ignore[no-untyped-call]
+_left_apart = torch.compiler.disable(Stream.leave)  # type: ignore[no-untyped-call]

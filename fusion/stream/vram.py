@@ -15,7 +15,7 @@ from typing import Protocol
 import comfy.model_management
 import torch
 
-from ..memory import DeviceBudget, OverBudget, RamBudget
+from ...memory import DeviceBudget, OverBudget, RamBudget
 
 GIB = 2**30
 LOADER = "FuseStream Diffusion Model Loader"  # whose messages name it, unless another is named

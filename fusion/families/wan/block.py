@@ -15,7 +15,7 @@ the first block.
 
 What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on the
 attentions are called with the tensors they expect, and a block whose parts another node has replaced is stock's again. So
-is a block of another kind (Animate, HuMo, causal Wan), or one that does not compute in fp16. The ledger has the reason.
+is a block of another kind (HuMo, causal Wan), or one that does not compute in fp16. The ledger has the reason.
 
 The block's class is replaced by a subclass of the same name: a node that replaces `forward`, or calls a block through
 stock's block hook, finds things where they were.
@@ -32,11 +32,9 @@ import torch
 from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 
-from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused, linear, linear_, mlp, norm_modulate, rms_rope_
-from .attention import policy_of
-from .mixing import mix
-from .policies import all_off
-from .weights import Weights, packed, taken
+from ....kernels_cuda import KernelPolicy, linear, linear_, mlp, norm_modulate, rms_rope_
+from ...fused import FusedBlock, HandBack, fuse_block
+from ...operands import operands, packed
 
 Block = comfy.ldm.wan.model.WanAttentionBlock
 VaceBlock = comfy.ldm.wan.model.VaceWanAttentionBlock
@@ -45,6 +43,7 @@ TextAttention = comfy.ldm.wan.model.WanT2VCrossAttention
 ImageAttention = comfy.ldm.wan.model.WanI2VCrossAttention
 Options = dict[str, Any]
 
+HAND_BACK = HandBack("wan block", "fused ops", "this model", "compute its blocks", "stock's block")
 PACKED_ROWS = 4096  # above, cuBLAS needs the same time for three products as for one (H200, 14B)
 
 
@@ -52,16 +51,25 @@ def fuse(net: nn.Module) -> int:
     """Let the standard blocks of stock's WanModel compute through our ops, under the policy that comes with each call
     (`attention.install`). In place, and before the blocks are streamed. Returns how many blocks that are."""
     fused = 0
-    for module in net.modules():
+    for module in list(net.modules()):
         kind: Any = type(module)
         if kind in (Block, VaceBlock):
-            mix(module, _FusedVace if kind is VaceBlock else _Fused)
+            fuse_block(module, _FusedVace if kind is VaceBlock else _Fused, obstacle(module))
             fused += 1
     return fused
 
 
-class _Fused:
+def obstacle(block: Any) -> str | None:
+    """Why a standard block cannot be ours, in words a user understands."""
+    if type(block.self_attn) is not SelfAttention or type(block.cross_attn) not in (TextAttention, ImageAttention):
+        return "its attention is of a kind without fused kernels"
+    return None
+
+
+class _Fused(FusedBlock):
     """What a block's class is mixed with: stock's signature."""
+
+    fusestream_hand_back = HAND_BACK
 
     def forward(
         self,
@@ -73,21 +81,23 @@ class _Fused:
         transformer_options: Options | None = None,
     ) -> Tensor:
         options = {} if transformer_options is None else transformer_options
-        policy = policy_of(options)
-        if policy is None or _handed_back(self, x, policy):
+        policy = self.policy_for(x, options)
+        if policy is None:
             out: Tensor = super().forward(x, e, freqs, context, context_img_len, transformer_options=options)  # type: ignore[misc]
             return out
         comfy.model_management.throw_exception_if_processing_interrupted()
         return block(self, policy, x, e, freqs, context, context_img_len, options)
 
 
-class _FusedVace:
+class _FusedVace(FusedBlock):
     """The same for a block of VACE's side branch, which has a product before it (the first one) and one after it."""
+
+    fusestream_hand_back = HAND_BACK
 
     def forward(self, c: Tensor, x: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
         options = arguments.get("transformer_options") or {}
-        policy = policy_of(options)
-        if policy is None or _handed_back(self, c, policy):
+        policy = self.policy_for(c, options)
+        if policy is None:
             out: tuple[Tensor, Tensor] = super().forward(c, x, **arguments)  # type: ignore[misc]
             return out
         comfy.model_management.throw_exception_if_processing_interrupted()
@@ -105,47 +115,6 @@ class _FusedVace:
             options,
         )
         return product(c, module.after_proj, policy), c
-
-
-# ------------------------------------------------------------------------------------------------------- who computes
-
-
-def _handed_back(module: Any, x: Tensor, policy: KernelPolicy) -> bool:
-    """Whether stock computes this block. The reason goes to the ledger; where the policy says `on`, it is an error."""
-    if all_off(policy):
-        return True
-    reason = obstacle(module, x)
-    if reason is None:
-        return False
-    if policy.default == "on":
-        raise KernelRefused(
-            f"kernels is 'on' for this model, and FuseStream cannot compute its blocks: {reason}. Choose 'auto'."
-        )
-    LEDGER.refused("wan block", "fused ops", reason, f"{x.dtype}{list(x.shape)}", "stock's block")
-    return True
-
-
-def obstacle(module: Any, x: Tensor) -> str | None:
-    """Why this block is stock's to compute for x [batch, tokens, dim], in words a user understands; None if it is ours."""
-    if x.dtype is not torch.float16:
-        return f"the model computes in {str(x.dtype).removeprefix('torch.')}, the kernels in float16"
-    if torch.is_grad_enabled() and x.requires_grad:
-        return "gradients are wanted"
-    if type(module.self_attn) is not SelfAttention or type(module.cross_attn) not in (TextAttention, ImageAttention):
-        return "its attention is of a kind without fused kernels"
-    for name, part in module.named_modules():
-        if name and ("forward" in part.__dict__ or part._forward_hooks or part._forward_pre_hooks):
-            return f"another node has replaced {name}"
-        weight = part._parameters.get("weight")
-        if weight is None:
-            continue
-        if weight.device != x.device:
-            return f"the weights are on the {weight.device.type.upper()}: set a vram_budget, so that they stream"
-        if getattr(part, "layout_type", None) is not None and not part._full_precision_mm:
-            return "this card multiplies the file's quantised weights as they are"
-        if getattr(part, "pre_quant_scale", None) is not None:
-            return "the file scales activations before its quantised weights"
-    return None
 
 
 # ----------------------------------------------------------------------------------------------------------- the block
@@ -173,22 +142,22 @@ def block(
     shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = modulation(module, e, x)
     patches = options.get("patches", {})
 
-    seen = self_attention(module, policy, x, scale, shift, freqs, options)
-    x = product(seen, module.self_attn.o, policy, residual=x, gate=gate)
-    del seen
+    attended = self_attention(module, policy, x, scale, shift, freqs, options)
+    x = product(attended, module.self_attn.o, policy, residual=x, gate=gate)
+    del attended
 
-    seen = cross_attention(module, policy, x, context, context_img_len, options)
-    with taken(x, module.cross_attn.o) as [o]:
-        linear_(x, seen, _of(o), o.bias, residual=x, policy=policy)
-    del seen
+    attended = cross_attention(module, policy, x, context, context_img_len, options)
+    with operands(x, policy, module.cross_attn.o) as [o]:
+        linear_(x, attended, o.matrix, o.bias, residual=x, policy=policy)
+    del attended
     for patch in patches.get("attn2_patch", ()):
         x = patch({"x": x, "transformer_options": options})
 
-    with taken(x, module.ffn[0], module.ffn[2]) as [first, second]:
+    with operands(x, policy, module.ffn[0], module.ffn[2]) as [first, second]:
         return mlp(
             norm_modulate(x, ffn_scale, ffn_shift, eps=module.norm2.eps, policy=policy),
-            _of(first),
-            _of(second),
+            first.matrix,
+            second.matrix,
             first.bias,
             second.bias,
             activation="gelu_tanh",
@@ -217,10 +186,10 @@ def self_attention(
     heads = (x.shape[0], x.shape[1], attn.num_heads, attn.head_dim)
     q, k = q.view(heads), k.view(heads)
     _rms_rope(attn, attn.norm_q, attn.norm_k, q, k, freqs, policy)
-    seen = _attend(q.flatten(2), k.flatten(2), v, attn.num_heads, options)
+    attended = _attend(q.flatten(2), k.flatten(2), v, attn.num_heads, options)
     for patch in options.get("patches", {}).get("attn1_patch", ()):
-        seen = patch({"x": seen, "q": q, "k": k, "transformer_options": options})
-    return seen
+        attended = patch({"x": attended, "q": q, "k": k, "transformer_options": options})
+    return attended
 
 
 def cross_attention(
@@ -230,20 +199,20 @@ def cross_attention(
     attn = module.cross_attn
     normed = x
     if not isinstance(module.norm3, nn.Identity):
-        with taken(x, module.norm3) as [norm]:
+        with operands(x, policy, module.norm3) as [norm]:
             normed = norm_modulate(x, weight=norm.weight, bias=norm.bias, eps=module.norm3.eps, policy=policy)
     q = product(normed, attn.q, policy)
     del normed
     q4 = q.view(*q.shape[:2], attn.num_heads, attn.head_dim)
     _rms_rope(attn, attn.norm_q, None, q4, None, None, policy)
     if type(attn) is TextAttention:
-        return _glance(attn, (attn.k, attn.v), attn.norm_k, q, context, policy, options)
+        return _attend_to(attn, (attn.k, attn.v), attn.norm_k, q, context, policy, options)
     picture, text = context[:, :context_img_len], context[:, context_img_len:]
-    seen = _glance(attn, (attn.k, attn.v), attn.norm_k, q, text, policy, options)
-    return seen.add_(_glance(attn, (attn.k_img, attn.v_img), attn.norm_k_img, q, picture, policy, options))
+    attended = _attend_to(attn, (attn.k, attn.v), attn.norm_k, q, text, policy, options)
+    return attended.add_(_attend_to(attn, (attn.k_img, attn.v_img), attn.norm_k_img, q, picture, policy, options))
 
 
-def _glance(
+def _attend_to(
     attn: Any, operations: Sequence[Any], norm: Any, q: Tensor, context: Tensor, policy: KernelPolicy, options: Options
 ) -> Tensor:
     """What q [batch, tokens, dim] sees of a context [batch, its tokens, dim]."""
@@ -267,7 +236,7 @@ def _rms_rope(
         if freqs is not None:
             rms_rope_(q, k, None, None, freqs, eps=attn.eps, norm="none", policy=policy)
         return
-    with taken(q, norm_q, norm_q if norm_k is None else norm_k) as [of_q, of_k]:
+    with operands(q, policy, norm_q, norm_q if norm_k is None else norm_k) as [of_q, of_k]:
         k_weight = None if k is None else of_k.weight
         rms_rope_(q, k, of_q.weight, k_weight, freqs, eps=norm_q.eps, policy=policy)
 
@@ -279,20 +248,15 @@ def product(
     x: Tensor, operation: Any, policy: KernelPolicy, residual: Tensor | None = None, gate: Tensor | None = None
 ) -> Tensor:
     """residual + gate * operation(x), for one of stock's Linears."""
-    with taken(x, operation) as [own]:
-        return linear(x, _of(own), own.bias, residual=residual, gate=gate, policy=policy)
+    with operands(x, policy, operation) as [own]:
+        return linear(x, own.matrix, own.bias, residual=residual, gate=gate, policy=policy)
 
 
 def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequence[Tensor]:
     """What several of stock's Linears make of x: of one product where their weights lie together and x is short."""
-    with taken(x, *operations) as parts:
+    with operands(x, policy, *operations) as parts:
         one = packed(parts) if x.shape[:-1].numel() <= PACKED_ROWS else None
         if one is not None:
-            rows = [_of(part).shape[0] for part in parts]
-            return torch.split(linear(x, _of(one), one.bias, policy=policy), rows, dim=-1)
-        return [linear(x, _of(part), part.bias, policy=policy) for part in parts]
-
-
-def _of(weights: Weights) -> Tensor:
-    assert weights.weight is not None, "a Linear has a weight"
-    return weights.weight
+            rows = [part.matrix.shape[0] for part in parts]
+            return torch.split(linear(x, one.matrix, one.bias, policy=policy), rows, dim=-1)
+        return [linear(x, part.matrix, part.bias, policy=policy) for part in parts]

@@ -1,8 +1,8 @@
 """The Wan VAEs over our kernels, within a bound of memory.
 
 Stock's modules keep the weights; `fuse` gives them an `encode` and a `decode` of ours, with the same results. Two frames
-at a time go all the way (wan_vae_stages.py), so what is needed does not grow with the length of a video; and a large frame
-goes in bands (wan_vae_bands.py says why, and counts), so it does not grow with the size of a frame either.
+at a time go all the way (stages.py), so what is needed does not grow with the length of a video; and a large frame
+goes in bands (bands.py says why, and counts), so it does not grow with the size of a frame either.
 
 Decoded frames leave for the host as they are ready, encoded ones come from it as they are needed: to VAEs that say
 `comfy_has_chunked_io` ComfyUI hands over a buffer on the host, or the pixels there.
@@ -19,11 +19,11 @@ from comfy.ldm.wan.vae import WanVAE as WanVAE21
 from comfy.ldm.wan.vae2_2 import WanVAE as WanVAE22
 from torch import Tensor, nn
 
-from ..kernels_cuda import STANDARD, KernelPolicy, obstacle
-from .wan_vae_bands import Band, Work
-from .wan_vae_outbox import Outbox
-from .wan_vae_passage import KEPT, Passage, Progress
-from .wan_vae_stages import stages
+from .....kernels_cuda import STANDARD, KernelPolicy
+from .bands import Band, Work
+from .outbox import Outbox
+from .passage import KEPT, Passage, Progress
+from .stages import stages
 
 # Bytes of VRAM for the weights and all else, out of the promised 3 GiB. The rest is for torch's own libraries, and for the
 # one time that a kernel is measured beside stock's, which needs a workspace.
@@ -33,7 +33,6 @@ LIMIT = int(2.8 * 2**30)
 HELD = 1.4
 
 FRAMES_PER_LATENT = 4
-POLICY = "fusestream_policy"  # of a fused VAE: where it has its policy
 
 
 def patch(vae: Any) -> int:
@@ -179,16 +178,3 @@ def install(vae: Any, policy: KernelPolicy) -> None:
     fuse(net, policy, LIMIT)
     vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
     vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
-
-
-def dtype_for(device: torch.device | None = None) -> torch.dtype | None:
-    """The type in which a VAE computes on a device, ComfyUI's VAE device unless given. None: as stock chooses.
-
-    Our kernels are fp16. Of fp16 and bf16, both of which stock allows for these VAEs, it takes bf16 from Ampere on and
-    fp16 on Turing. The flags for a VAE's type, and cards whose fp16 stock does not trust, decide here as they do there.
-    """
-    device = device or comfy.model_management.vae_device()
-    if obstacle(device) is not None:
-        return None
-    chosen: torch.dtype = comfy.model_management.vae_dtype(device, [torch.float16, torch.bfloat16, torch.float32])
-    return chosen

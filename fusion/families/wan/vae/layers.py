@@ -4,7 +4,7 @@ Convolutions read the cached frames where they lie instead of concatenating them
 are one pass, a block's skip is added by its last convolution, and an upsampled image is never stored. All of it
 channels-last, which the first convolution of either half sees to.
 
-Weights are taken as stock's layers take them (`cast_bias_weight`), so they may be offloaded or of another type. Where an
+Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type. Where an
 op has no kernel for an input (another type than fp16, the CPU) it runs stock's computation or its reference, and says so
 in the ledger.
 """
@@ -15,11 +15,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import comfy.ops
 import torch
 from torch import Tensor, nn
 
-from ..kernels_cuda import (
+from .....kernels_cuda import (
     KernelPolicy,
     attention,
     channel_rms_silu,
@@ -29,7 +28,8 @@ from ..kernels_cuda import (
     linear,
     upsample_conv2d,
 )
-from ..kernels_cuda.ops.conv_operands import last_format
+from .....kernels_cuda.ops.conv_operands import last_format
+from ....operands import operands
 
 CACHED_FRAMES = 2
 
@@ -38,14 +38,11 @@ Caches = dict[nn.Module, Tensor] | None
 
 
 @contextlib.contextmanager
-def weights(module: nn.Module, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+def weights(module: nn.Module, policy: KernelPolicy, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
     """A layer's weight and bias where x is and as x is, the weight channels-last."""
-    # Laid out anew each time: what were kept would lie amid what passes, and the allocator could give none of it back.
-    weight, bias, stream = comfy.ops.cast_bias_weight(module, x, offloadable=True)
-    try:
-        yield weight.contiguous(memory_format=last_format(weight)), bias
-    finally:
-        comfy.ops.uncast_bias_weight(module, weight, bias, stream)
+    with operands(x, policy, module) as [own]:
+        # Laid out anew each time: what were kept would lie amid what passes, and the allocator could give none of it back.
+        yield own.matrix.contiguous(memory_format=last_format(own.matrix)), own.bias
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -64,7 +61,7 @@ def causal_conv(
     It has the cached frames before x, and zeros before these.
     """
     x = channels_last(x)
-    with weights(module, x) as (weight, bias):
+    with weights(module, policy, x) as (weight, bias):
         return conv3d(x, weight, bias, cache=cache, residual=residual, before=module._padding, policy=policy)
 
 
@@ -110,7 +107,7 @@ def upsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, first
     else:
         frames = as_images(x)
     layer = module.resample[1]
-    with weights(layer, frames) as (weight, bias):
+    with weights(layer, policy, frames) as (weight, bias):
         return as_video(upsample_conv2d(frames, weight, bias, folded=fold_upsample(weight), policy=policy), batch)
 
 
@@ -121,7 +118,7 @@ def downsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches) -> 
     """
     frames = as_images(x)
     pad, layer = module.resample
-    with weights(layer, frames) as (weight, bias):
+    with weights(layer, policy, frames) as (weight, bias):
         x = as_video(conv2d(frames, weight, bias, stride=2, padding=pad.padding, policy=policy), x.shape[0])
     if module.mode != "downsample3d" or caches is None:
         return x
@@ -129,7 +126,7 @@ def downsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches) -> 
     caches[module.time_conv] = x[:, :, -1:].clone(memory_format=torch.preserve_format)
     if before is None:
         return x
-    with weights(module.time_conv, x) as (weight, bias):
+    with weights(module.time_conv, policy, x) as (weight, bias):
         return conv3d(x, weight, bias, cache=before, time_stride=2, before=1, policy=policy)
 
 
@@ -161,14 +158,14 @@ def attention_block(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
     x = channels_last(x)
     skip = x.movedim(1, -1).reshape(b * t, h * w, c)
     normed = norm_silu(module.norm, policy, x, silu=False).movedim(1, -1).reshape(b * t, h * w, c)
-    with weights(module.to_qkv, x) as (weight, bias):
+    with weights(module.to_qkv, policy, x) as (weight, bias):
         qkv = linear(normed, weight.reshape(3 * c, c), bias, policy=policy)
     del normed
     q, k, v = qkv.reshape(b * t, h * w, 3, 1, c).unbind(2)
     del qkv
     seen = attention(q, k, v, policy=policy).reshape(b * t, h * w, c)
     del q, k, v
-    with weights(module.proj, x) as (weight, bias):
+    with weights(module.proj, policy, x) as (weight, bias):
         out = linear(seen, weight.reshape(c, c), bias, residual=skip, policy=policy)
     return out.reshape(b, t, h, w, c).movedim(-1, 1)
 

@@ -16,11 +16,11 @@ import comfy.utils
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import KernelPolicy
-from .wan_vae_bands import WHOLE, Band, Work
-from .wan_vae_layers import causal_conv, channels_last
-from .wan_vae_outbox import Outbox, Place
-from .wan_vae_stages import Pieces, before_stages, behind_stages, gathered, in_pairs, stages, through
+from .....kernels_cuda import KernelPolicy
+from .bands import WHOLE, Band, Work
+from .layers import causal_conv, channels_last
+from .outbox import Outbox, Place
+from .stages import Pieces, before_stages, behind_stages, gathered, in_pairs, stages, through
 
 Item = TypeVar("Item")
 

@@ -19,17 +19,9 @@ import comfy.ldm.wan.vae2_2
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import KernelPolicy
-from .wan_vae_bands import Cut, Profile
-from .wan_vae_layers import (
-    Caches,
-    cached_conv,
-    downsample,
-    head,
-    middle,
-    residual_block,
-    upsample,
-)
+from .....kernels_cuda import KernelPolicy
+from .bands import Cut, Profile
+from .layers import Caches, cached_conv, downsample, head, middle, residual_block, upsample
 
 Resample = (comfy.ldm.wan.vae.Resample, comfy.ldm.wan.vae2_2.Resample)
 DupUp3D = comfy.ldm.wan.vae2_2.DupUp3D

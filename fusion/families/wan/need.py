@@ -1,0 +1,27 @@
+"""What a step of Wan takes of VRAM beside the weights, where our blocks compute it: `block.py` draws its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ....kernels_cuda.ops.mlp import CHUNK_BYTES
+
+UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
+SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
+SLACK = 1.05  # what the allocator cannot use between two tensors
+
+
+def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
+    """Bytes for a latent [batch, channels, frames, height, width]; None where stock's blocks will compute."""
+    if dtype is not torch.float16 or len(shape) != 5:
+        return None
+    tokens = shape[0] * math.prod(
+        math.ceil(side / patch) for side, patch in zip(shape[2:], net.patch_size, strict=True)
+    )
+    units = UNITS + (SIDE_UNITS if hasattr(net, "vace_blocks") else 0)
+    size: int = units * tokens * net.dim * dtype.itemsize
+    return SLACK * (size + CHUNK_BYTES)

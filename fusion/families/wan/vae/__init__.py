@@ -1,0 +1,1 @@
+"""The Wan VAEs over our kernels, within a bound of memory."""

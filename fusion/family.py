@@ -1,0 +1,68 @@
+"""The seam: what a family of models is to the rest of the house.
+
+A model that no family knows loads and streams all the same, and stock computes it. A family adds kernels to that, and what it knows
+about its files; nothing else asks for a model by name. Everything here is cheap to import: whoever lists nodes reads it, so what
+needs torch's kernels or ComfyUI's classes is imported in the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..kernels_cuda import KernelPolicy
+    from ..memory import WeightFile
+
+
+class Role(Enum):
+    """What a model is in a graph, and which node loads it: both as they stand in a message."""
+
+    DIFFUSION = "diffusion model", "FuseStream Diffusion Model Loader"
+    TEXT = "text encoder", "FuseStream Text Encoder Loader"
+    VAE = "VAE", "FuseStream VAE Loader"
+
+    @property
+    def words(self) -> str:
+        return self.value[0]
+
+    @property
+    def loader(self) -> str:
+        return self.value[1]
+
+
+@dataclass(frozen=True)
+class Family:
+    """
+    name        in messages, ledger and report: "Wan" makes "a Wan diffusion model"
+    covers      which models, and what is fused of them: for a user, in the table of supported models
+    recognises  whether a file is of this family, by names, shapes and metadata
+    fuse        let stock's modules compute through our ops, in place; returns how many blocks do. It gets the network of a
+                diffusion model, the model of a text encoder, stock's object of a VAE
+    ops         what the Kernels nodes can switch of it
+    blocks      of a network, by name, in the order in which they run; None: found by themselves
+    need        bytes that a step's activations take, of (network, shape of the latent, its type), or None where
+                stock's reckoning is to hold; None: always stock's
+    options     of a text encoder, stock's model_options as the file tells them
+    kind        of a text encoder's file, the name of stock's CLIPType that it is for, where the file tells
+    """
+
+    name: str
+    role: Role
+    covers: str
+    recognises: Callable[[WeightFile], bool]
+    fuse: Callable[[Any, KernelPolicy], int]
+    ops: tuple[str, ...]
+    blocks: Callable[[Any], Sequence[tuple[str, Any]]] | None = None
+    need: Callable[[Any, Sequence[int], torch.dtype], float | None] | None = None
+    options: Callable[[WeightFile], Mapping[str, Any]] | None = None
+    kind: Callable[[WeightFile], str | None] | None = None
+
+    @property
+    def words(self) -> str:
+        """As it stands in a message: a Wan diffusion model."""
+        return f"{self.name} {self.role.words}"

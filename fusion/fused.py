@@ -1,0 +1,146 @@
+"""Who computes a block: our ops, or stock's own forward.
+
+Three questions, each answered in one place. Under which policy: a MODEL's travels in the `transformer_options`, of which every
+clone has its own; a text encoder's or a VAE's stands on the network, where a clone puts another one as an object patch (`POLICY`
+in both). Whether a call is ours: the input's type, what the file's weights are, and what other nodes have done to the block
+since it was fused (`Parts`). And what happens where it is not: stock computes, the reason goes to the ledger once, and where the
+policy says `on` it is an error (`HandBack`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused
+from .mixing import mix
+from .stream.stream import STREAMED
+
+POLICY = "fusestream_policy"
+PARTS = "fusestream_parts"  # where a fused block has its `Parts`
+
+# -------------------------------------------------------------------------------------------------------------- policies
+
+
+def policy_of(options: Mapping[str, Any]) -> KernelPolicy | None:
+    """The policy under which a model was called with these transformer_options; None: none of ours."""
+    found: KernelPolicy | None = options.get(POLICY)
+    return found
+
+
+def policy_of_model(model: Any) -> KernelPolicy | None:
+    """The policy under which a stock MODEL will be called; None: none of ours."""
+    return policy_of(model.model_options.get("transformer_options", {}))
+
+
+def all_off(policy: KernelPolicy, ops: Iterable[str] | None = None) -> bool:
+    """Whether all of these ops are off; None: every op there is, by the default and without an exception."""
+    return policy.is_off if ops is None else all(policy.mode(op) == "off" for op in ops)
+
+
+# ---------------------------------------------------------------------------------------------------------- handing back
+
+
+class HandBack:
+    """Stock computes instead, and why. The ledger is told once: this may be a hot path.
+
+    what        in the ledger: "wan block"
+    by          which of its candidates did not serve
+    of, cannot  in an error: "this model", "compute its blocks"
+    instead     who computes then
+    """
+
+    def __init__(self, what: str, by: str, of: str, cannot: str, instead: str) -> None:
+        self._what, self._by, self._of, self._cannot, self._instead = what, by, of, cannot, instead
+
+    def __call__(self, reason: str, x: Tensor, *, forced: bool, quietly: bool = False) -> None:
+        """forced: whether the policy insists. quietly: there was nothing to choose, as on the CPU, and nothing to report."""
+        if forced:
+            raise KernelRefused(
+                f"kernels is 'on' for {self._of}, and FuseStream cannot {self._cannot}: {reason}. Choose 'auto'."
+            )
+        if not quietly and not LEDGER.knows(self._what, self._by, reason):
+            LEDGER.refused(self._what, self._by, reason, f"{x.dtype}{list(x.shape)}", self._instead)
+
+
+# ---------------------------------------------------------------------------------------------------------------- blocks
+
+
+def unserved(x: Tensor) -> str | None:
+    """Why no fused block serves an input like x, in words a user understands."""
+    if x.dtype is not torch.float16:
+        return f"the model computes in {str(x.dtype).removeprefix('torch.')}, the kernels in float16"
+    if torch.is_grad_enabled() and x.requires_grad:
+        return "gradients are wanted"
+    return None
+
+
+class Parts:
+    """A block's modules as they were when it was fused. Looked at whenever the block is called, so it knows where to look. It holds
+    what is inside of the block, never the block, which would keep both alive."""
+
+    def __init__(self, block: nn.Module, obstacle: str | None = None) -> None:
+        """obstacle: what a family has against it for good."""
+        named = [(name, part) for name, part in block.named_modules() if part is not block]
+        self._for_good = obstacle or next((why for _, part in named if (why := _as_stored(part)) is not None), None)
+        self._calls = [(name, part.__dict__, part._forward_hooks, part._forward_pre_hooks) for name, part in named]
+        groups = [("", block), *((name, part) for name, part in named if part._modules)]
+        self._groups = [(name, part._modules, tuple(part._modules.values())) for name, part in groups]
+        self._weights = [part for _, part in named if "weight" in part._parameters]
+
+    def obstacle(self, block: nn.Module, x: Tensor) -> str | None:
+        """Why stock must compute this block for x, in words a user understands; None if it is ours."""
+        if self._for_good is not None:
+            return self._for_good
+        for name, own, hooks, hooks_before in self._calls:
+            if "forward" in own or hooks or hooks_before:
+                return f"another node has replaced {name}"
+        for name, modules, before in self._groups:
+            if tuple(modules.values()) != before:
+                changed = next((part for part, module in modules.items() if module not in before), "a part")
+                return f"another node has replaced {changed}{f' of {name}' if name else ''}"
+        return None if STREAMED in block.__dict__ else self._elsewhere(x.device)
+
+    def _elsewhere(self, device: torch.device) -> str | None:
+        """What stream is brought when it is wanted. Of the rest each weight is asked, which takes a while."""
+        for part in self._weights:
+            weight = part._parameters["weight"]
+            if weight is not None and weight.device != device:
+                return f"the weights are on the {weight.device.type.upper()}: set a vram_budget, so that they stream"
+        return None
+
+
+def _as_stored(part: Any) -> str | None:
+    """What no kernel of ours knows about a weight."""
+    if getattr(part, "layout_type", None) is not None and not part._full_precision_mm:
+        return "this card multiplies the file's quantised weights as they are"
+    if getattr(part, "pre_quant_scale", None) is not None:
+        return "the file scales activations before its quantised weights"
+    return None
+
+
+class FusedBlock:
+    """What a block's class is mixed with, by way of a family's subclass."""
+
+    fusestream_hand_back: HandBack
+
+    def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:
+        """The policy under which this block is ours to compute for x, by its transformer_options; None: it is stock's."""
+        policy: KernelPolicy | None = options.get(POLICY)
+        if policy is None or policy.is_off:
+            return None
+        module: Any = self
+        reason = unserved(x) or module.__dict__[PARTS].obstacle(module, x)
+        if reason is None:
+            return policy
+        self.fusestream_hand_back(reason, x, forced=policy.default == "on")
+        return None
+
+
+def fuse_block(block: nn.Module, mixin: type[FusedBlock], obstacle: str | None = None) -> None:
+    """Let a block compute through our ops, under the policy that comes with each call. In place. obstacle: why it cannot, for
+    good, so that the reason is told where it would have."""
+    mix(block, mixin, **{PARTS: Parts(block, obstacle)})

@@ -1,0 +1,56 @@
+"""What stands around each use of a streamed text encoder: encoding, and where it can, writing.
+
+An encoding moves the running node's bar by its blocks, is one pass of them, and does not leave if the file changed meanwhile. It
+has no end of its own that a patcher hears of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from ..mixing import mix
+from . import progress
+from .stream import Stream
+
+STREAM = "fusestream_encodes"
+HEAD = "fusestream_head"  # of a network that writes: its stream, and the number of the block that its words come from
+
+
+def watch_encoding(model: Any, stream: Stream) -> None:
+    """Of a stock text encoder model whose blocks stream."""
+    mix(model, _Encodes, **{STREAM: stream})
+
+
+def hold_while_writing(network: Any, stream: Stream, block: int) -> None:
+    """Let the table that a network's words come from be there when they are looked up: stock does not call it."""
+    mix(network, _Writes, **{HEAD: (stream, block)})
+
+
+class _Encodes:
+    def encode_token_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """Stock's."""
+        stream: Stream = self.__dict__[STREAM]
+        with progress.over_blocks(stream), _whole(stream):
+            return super().encode_token_weights(*args, **kwargs)  # type: ignore[misc]
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Stock's, which counts the words."""
+        with _whole(self.__dict__[STREAM]):
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _whole(stream: Stream) -> Iterator[None]:
+    with stream.one_pass():
+        yield
+    stream.check()
+
+
+class _Writes:
+    def logits(self, *args: Any, **kwargs: Any) -> Any:
+        """Stock's."""
+        stream, block = self.__dict__[HEAD]
+        with stream.bound(block):
+            return super().logits(*args, **kwargs)  # type: ignore[misc]

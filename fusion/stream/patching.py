@@ -1,0 +1,144 @@
+"""A block's weights as its modules are to hold them: views of the pager's tensors, with the model's patches in them.
+
+parameters   made once for a layer and a room, and held again whenever it comes there
+patched      in the pager's own tensors, at the first use after they came, or where those may not be written to in others
+on the way   plain LoRA for weights that are cast for each product is added to what is made of them there (`lora.Added`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...memory import Weights
+from ..errors import NotWhileStreaming
+from . import lora
+from .blocks import Block, Paged, Parameters, is_quantised
+from .factors import Factors, How, Pairs
+from .patches import PatchSet, differs, patched, snapshot
+
+
+class Made(NamedTuple):
+    """A block's parameters, as its modules hold them. adds: whether some have LoRAs that are added for each product."""
+
+    parameters: Parameters
+    adds: bool = False
+
+
+class Patching:
+    """Of one stream's blocks."""
+
+    def __init__(self, blocks: Sequence[Block], left: Sequence[Paged]) -> None:
+        """left: weights that stay in the file, which nobody can patch."""
+        self.factors = Factors(blocks)
+        self.one_pass = False
+        self._blocks = blocks
+        self._left = left
+        self._keys = frozenset(one.key for block in blocks for one in block.paged)
+        self._patches: PatchSet = {}
+        self._patched: frozenset[int] = frozenset()  # blocks that have patches
+        self._scales: dict[str, Any] = {}  # of quantised weights, on the device
+        # Of blocks in use: modules, their weight functions before and for the time.
+        self._functions: dict[int, list[tuple[Any, list[Any], list[Any]]]] = {}
+
+    def __contains__(self, i: int) -> bool:
+        """Whether block i has patches."""
+        return i in self._patched
+
+    def __bool__(self) -> bool:
+        """Whether any block has."""
+        return bool(self._patched)
+
+    def become(self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool) -> set[int]:
+        """From now on the weights are used with these patches. Returns the blocks for which that changes something."""
+        for one in self._left:
+            if patches.get(one.key):
+                raise NotWhileStreaming(f"{one.key} stays in the file, and a LoRA wants to change it.")
+        new = snapshot(patches, self._keys)
+        of = {i: [one.key for one in block.paged] for i, block in enumerate(self._blocks)}
+        patched_blocks = frozenset(i for i, keys in of.items() if any(key in new for key in keys))
+        changed = {i for i, keys in of.items() if any(differs(self._patches, new, key) for key in keys)}
+        if one_pass != self.one_pass:
+            changed |= patched_blocks
+        self.factors.drop(sorted(changed))
+        self._patches, self._patched, self.one_pass = new, patched_blocks, one_pass
+        return changed
+
+    def forget_device(self) -> None:
+        """The model will run elsewhere."""
+        self._scales = {}
+
+    def along(self, i: int, how: How) -> Any:
+        """What block i's patches need, for the copy that brings the block."""
+        return self.factors.along(i, self._patches, how) if i in self._patched else None
+
+    def ask(self, i: int, how: How) -> None:
+        """Block i is next: what its patches need starts to travel."""
+        self.factors.ask(i, self._patches, how)
+
+    def made(self, i: int, weights: Weights, how: How, device: torch.device, *, in_place: bool) -> Made:
+        """Block i's parameters of the pager's tensors, with its patches: in these very tensors, or in ones of their own."""
+        if weights.kept is None:
+            weights.kept = [self._parameter(one, weights[one.name], device) for one in self._blocks[i].paged]
+        raw: Parameters = weights.kept
+        if i not in self._patched:
+            return Made(raw)
+        block, adds, found = self._blocks[i], False, []
+        block.hold(raw)  # stock's functions patch what a module has
+        with torch.no_grad(), self.factors.of(i, self._patches, how) as patches:
+            for paged, parameter in zip(block.paged, raw, strict=True):
+                changes = patches.get(paged.key)
+                on_the_way = isinstance(changes, Pairs) and changes.on_the_way
+                adds |= on_the_way
+                if changes is None or on_the_way:
+                    found.append(parameter)
+                    continue
+                if isinstance(changes, Pairs):
+                    out: Any = lora.added(parameter.data, changes, in_place=in_place)
+                else:
+                    out = patched(paged, changes, device)
+                    out = _written(parameter, out) if in_place else out
+                found.append(torch.nn.Parameter(out, requires_grad=False))
+        return Made(found, adds)
+
+    def add_on_the_way(self, i: int, how: How) -> None:
+        """From now on block i's modules add LoRAs to what they make of their weights."""
+        changed: list[tuple[Any, list[Any], list[Any]]] = []
+        self._functions[i] = changed
+        patches = self.factors.take(i, self._patches, how)
+        for paged in self._blocks[i].paged:
+            changes = patches.get(paged.key)
+            if isinstance(changes, Pairs) and changes.on_the_way:
+                module: Any = paged.module
+                before = module.weight_function
+                after = [lora.Added(changes), *before]  # as in stock: before what other nodes do to the weight
+                changed.append((module, before, after))
+                module.weight_function = after
+
+    def add_no_more(self, i: int) -> None:
+        """Block i is done."""
+        if i in self._functions:
+            for module, before, after in self._functions.pop(i):
+                if module.weight_function is after:
+                    module.weight_function = before
+            self.factors.done(i)
+
+    def _parameter(self, paged: Paged, data: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
+        stand_in: Any = paged.stand_in
+        if is_quantised(stand_in):
+            if paged.key not in self._scales:
+                self._scales[paged.key] = stand_in._params.to_device(device)
+            data = type(stand_in)(data, stand_in._layout_cls, self._scales[paged.key])
+        return torch.nn.Parameter(data, requires_grad=False)
+
+
+def _written(parameter: Any, out: Any) -> torch.Tensor:
+    """`out`, its bytes in the parameter's memory."""
+    if not is_quantised(parameter):
+        written: torch.Tensor = parameter.data.copy_(out)
+        return written
+    parameter._qdata.copy_(out._qdata)
+    quantised: torch.Tensor = type(out)(parameter._qdata, out._layout_cls, out._params)
+    return quantised

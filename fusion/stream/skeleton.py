@@ -1,0 +1,395 @@
+"""A stock model whose blocks' weights stay in the file.
+
+It is built by stock's own functions, out of stand-ins (`stand_in.py`): the same conversions of old layouts, the same detection, the
+same choice of types and operations. Then the network itself is asked what its blocks are (`blocks.py`) and which of their
+operations' weights are tensors of the file; these are paged. Everything else is read. So a model of 28 GB is built in the memory of
+its embeddings, whatever its tensors are called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_detection
+import comfy.model_management
+import comfy.sd
+import comfy.utils
+import torch
+from torch import nn
+
+from ...memory import Checkpoint, Layer
+from ..errors import NotStreamable, WrongFile
+from ..mixing import mix
+from . import progress
+from .blocks import Block, Paged, blocks_of, found_in, is_quantised, stored
+from .embedding import FileEmbedding
+from .stand_in import META, StandIn, tensors_of
+
+Tensors = dict[str, torch.Tensor]
+Named = Sequence[tuple[str, nn.Module]]
+FindBlocks = Callable[[nn.Module], Named]
+
+KEPT = (
+    1 << 16
+)  # bytes of a new module's parameter that it keeps: some are never in the file, and start as what they are
+# What stock too does without, and starts as what it is: of CLIP, the scale of its training and the identity.
+MAY_LACK = (".logit_scale", "logit_scale", "text_projection.weight")
+NETWORK = "transformer."  # of a text encoder model: where its network is
+AS_STOCK = "Set vram_budget to 0 to load it as stock does."
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """
+    model           what a patcher holds
+    blocks, layers  the same things, to the model and to the pager
+    left            what stays in the file
+    heads           networks that can write, and the number of the block that their words come from. These come last
+    """
+
+    model: Any
+    blocks: tuple[Block, ...]
+    layers: tuple[Layer, ...]
+    left: tuple[Paged, ...] = ()
+    heads: tuple[tuple[nn.Module, int], ...] = ()
+
+
+# ------------------------------------------------------------------------------------------------------ diffusion model
+
+
+def diffusion_model(
+    source: Checkpoint, dtype: torch.dtype | None = None, find: FindBlocks = found_in, *, is_known: bool = False
+) -> Skeleton:
+    """The diffusion model in `source`, as `comfy.sd.load_diffusion_model` would make it.
+
+    dtype     in which to hold its weights; None: as stock chooses
+    find      its blocks
+    is_known  whether every weight of such a model is in a sound file
+    """
+    with _naming(source):
+        tensors, metadata = _plain(tensors_of(source), dict(source.files[0].metadata))
+        config, tensors = _configured(tensors, metadata, dtype, source)
+        with _dropping_bytes():
+            model = config.get_model(tensors, "")
+        model.device = comfy.model_management.unet_offload_device()
+        net = model.diffusion_model
+        types = _types(net)
+        tensors = config.process_unet_state_dict(tensors)
+        missing, unexpected = net.load_state_dict(tensors, strict=False, assign=True)
+        if unexpected:
+            logging.warning("unet unexpected: %s", unexpected)  # in stock's words
+        _cast(net, types, exactly=dtype is not None)
+        blocks = blocks_of("diffusion_model.", find(net))
+        _require(net, blocks, missing, source, is_known=is_known)
+        layers = tuple(block.layer() for block in blocks)
+        blocks = tuple(dataclasses.replace(block, paged=_emptied(block.paged)) for block in blocks)
+        _read_rest(net, (one for block in blocks for one in block.paged))
+        net.requires_grad_(False)
+    return Skeleton(model, blocks, layers)
+
+
+def _plain(tensors: Tensors, metadata: Any) -> tuple[Tensors, Any]:
+    """A diffusion model's tensors without what older files and whole checkpoints put around them."""
+    tensors, metadata = comfy.utils.convert_old_quants(tensors, "", metadata=metadata)
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
+    inner = comfy.utils.state_dict_prefix_replace(tensors, {prefix: ""}, filter_keys=True)
+    if inner:
+        tensors, metadata = comfy.utils.convert_old_quants(inner, "", metadata=metadata)
+    return tensors, metadata
+
+
+def _configured(tensors: Tensors, metadata: Any, dtype: torch.dtype | None, source: Checkpoint) -> tuple[Any, Tensors]:
+    """Stock's configuration of the model, and its tensors under stock's own names."""
+    parameters, kind = comfy.utils.calculate_parameters(tensors), comfy.utils.weight_dtype(tensors)
+    detection = comfy.model_detection
+    config = detection.model_config_from_unet(tensors, "", metadata=metadata)
+    if config is None and (renamed := detection.convert_diffusers_mmdit(tensors, "")) is not None:
+        config, tensors = detection.model_config_from_unet(renamed, ""), renamed
+    elif config is None:
+        config = detection.model_config_from_diffusers_unet(tensors)
+        if config is not None:
+            names = comfy.utils.unet_to_diffusers(config.unet_config)
+            tensors = {ours: tensors[theirs] for theirs, ours in names.items() if theirs in tensors}
+    if config is None:
+        raise NotStreamable(
+            f"{source.files[0].path} is in no layout that can be streamed: of no diffusion model that ComfyUI knows. {AS_STOCK}"
+        )
+    mm, known = comfy.model_management, list(config.supported_inference_dtypes)
+    device = mm.get_torch_device()
+    quantised = config.quant_config is not None
+    held = dtype or mm.unet_dtype(
+        model_params=parameters, supported_dtypes=known, weight_dtype=None if quantised else kind
+    )
+    computed = mm.unet_manual_cast(None if quantised else held, device, known)
+    config.set_inference_dtype(held, computed, device=device)
+    return config, tensors
+
+
+# --------------------------------------------------------------------------------------------------------- text encoder
+
+
+def text_encoder(
+    source: Checkpoint,
+    kind: Any,
+    embedding_folders: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    is_known: bool = False,
+) -> tuple[Any, Skeleton]:
+    """The text encoder in `source` as a stock CLIP, as `comfy.sd.load_clip` would make it, and its parts.
+
+    kind      stock's CLIPType
+    options   stock's model_options
+    is_known  whether every weight of such a model is in a sound file
+    """
+    with _naming(source):
+        metadata = dict(source.files[0].metadata)
+        tensors = comfy.utils.convert_old_quants(tensors_of(source), model_prefix="", metadata=metadata)[0]
+        given = [tensors]  # stock renames them in here
+        where = {
+            "load_device": comfy.model_management.get_torch_device(),  # what the budget is of
+            # The CPU, though not the same to stock: a text encoder that is made where it runs, stock loads at once.
+            "initial_device": torch.device("cpu", 0),
+        }
+        with _dropping_bytes():
+            clip: Any = comfy.sd.load_text_encoder_state_dicts(
+                given, embedding_folders, kind, model_options={**options, **where}, disable_dynamic=True
+            )
+        model = clip.cond_stage_model
+        types = _types(model)
+        for module in model.modules():
+            module.can_assign_sd = True  # by which stock's encoders keep the tensors that they are given
+        missing, unexpected = model.load_sd(given[0])
+        if unexpected:
+            logging.debug("clip unexpected: %s", unexpected)  # in stock's words
+        _cast(model, types, exactly=False)
+        named = found_in(model)
+        root = _root_of([name for name, _ in named])
+        heads = list(_heads(model))
+        named += [(name, head) for name, head, _ in heads]
+        blocks = blocks_of(root, [(name.removeprefix(root), module) for name, module in named])
+        _require(model, blocks, missing, source, is_known=is_known)
+        layers = tuple(block.layer() for block in blocks)
+        tables = list(_tables(model, source))  # of which one may be a head as well
+        blocks = tuple(dataclasses.replace(block, paged=_emptied(block.paged)) for block in blocks)
+        left = _emptied(tables)
+        _read_rest(model, (*(one for block in blocks for one in block.paged), *left))
+        model.requires_grad_(False)
+    first = len(blocks) - len(heads)
+    return clip, Skeleton(model, blocks, layers, left, tuple((net, first + i) for i, (*_, net) in enumerate(heads)))
+
+
+def _root_of(names: Sequence[str]) -> str:
+    """What all of a text encoder model's blocks are below, up to its one network; nothing where it has several."""
+    roots = {name.partition(NETWORK)[0] + NETWORK for name in names if NETWORK in name}
+    return roots.pop() if len(roots) == 1 and all(NETWORK in name for name in names) else ""
+
+
+def _heads(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """The matrices that a language model's words come from, with their networks: of their own, or the token embedding's."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for network in model.modules():
+        if hasattr(network, "logits"):
+            inner: Any = getattr(network, "model", None)
+            head = getattr(inner, "lm_head", None) or getattr(inner, "embed_tokens", None)
+            if head is not None and isinstance(getattr(head, "weight", None), StandIn):
+                yield names[id(head)], head, network
+
+
+def _tables(model: nn.Module, source: Checkpoint) -> Iterator[Paged]:
+    """The token embeddings: their rows are read from the file as they are asked for."""
+    names = {id(module): name for name, module in model.named_modules()}
+    seen = set()
+    for owner in model.modules():
+        ask = getattr(owner, "get_input_embeddings", None)
+        table: Any = None if ask is None else ask()
+        if table is None or id(table) in seen:
+            continue
+        seen.add(id(table))
+        weight = table.weight
+        if is_quantised(weight):
+            raise NotStreamable(
+                f"{source.files[0].path}: its token embedding is quantised, of which no rows can be read. {AS_STOCK}"
+            )
+        if isinstance(weight, StandIn) and weight.extent is not None:
+            mix(table, FileEmbedding, fusestream_source=source, fusestream_extent=weight.extent)
+            name = names[id(table)]
+            yield Paged(f"{name}.weight", f"{name}.weight", table, "weight", table.weight)
+
+
+# ----------------------------------------------------------------------------------------------------------------- both
+
+
+@contextlib.contextmanager
+def _naming(source: Checkpoint) -> Iterator[None]:
+    """What stands in the way of a file's tensors names the file."""
+    path = str(source.files[0].path)
+    try:
+        yield
+    except NotStreamable as error:
+        if path in str(error):
+            raise
+        raise NotStreamable(f"{path}: {error}. {AS_STOCK}") from error
+
+
+@contextlib.contextmanager
+def _dropping_bytes() -> Iterator[None]:
+    """A network that is made meanwhile, in this thread, has large parameters without bytes; its tables and what it starts with are
+    as stock makes them."""
+    thread = threading.get_ident()
+
+    def dropped(_module: Any, _name: str, parameter: Any) -> Any:
+        mine = parameter is not None and threading.get_ident() == thread
+        if not mine or type(parameter) is not nn.Parameter or parameter.is_meta or parameter.nbytes <= KEPT:
+            return None
+        return nn.Parameter(torch.empty_like(parameter, device=META), requires_grad=parameter.requires_grad)
+
+    hook = torch.nn.modules.module.register_module_parameter_registration_hook(dropped)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+Types = dict[tuple[int, str], torch.dtype]
+
+
+def _types(net: nn.Module) -> Types:
+    """The types that the model's parameters were made with: stock copies the file's tensors into these."""
+    found = {}
+    for module in net.modules():
+        for name in {"weight", "bias", *module._parameters}:
+            # Operations that make their weights as they load them have no parameter yet, and may note its type.
+            made = module._parameters.get(name)
+            noted = getattr(module, f"{name}_comfy_model_dtype", None) or (None if made is None else made.dtype)
+            if noted is not None:
+                found[id(module), name] = noted
+    return found
+
+
+def _cast(net: nn.Module, types: Types, *, exactly: bool) -> None:
+    """The file's tensors in the model's types.
+
+    Where these are fp8, because most of the file is, what the file has in more precise types stays as it is unless `exactly`: stock
+    rounds norms, biases and modulations to fp8 too, or with its dynamic memory those of them that are not tiny.
+    """
+    for module in net.modules():
+        for name, parameter in module._parameters.items():
+            wanted = types.get((id(module), name))
+            if parameter is None or is_quantised(parameter) or wanted is None or wanted is parameter.dtype:
+                continue
+            if exactly or not _rounds(parameter.dtype, wanted):
+                module._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
+
+
+def _rounds(stored: torch.dtype, held: torch.dtype) -> bool:
+    """Whether numbers would be rounded to fp8."""
+    return stored.is_floating_point and held.is_floating_point and held.itemsize == 1 < stored.itemsize
+
+
+def _require(
+    net: nn.Module, blocks: Sequence[Block], missing: Iterable[str], source: Checkpoint, *, is_known: bool
+) -> None:
+    """Every weight is in the file, and those of the blocks are tensors of it."""
+    path = source.files[0].path
+    if not blocks:
+        raise NotStreamable(f"{path} is a model without transformer blocks. {AS_STOCK}")
+    for block in blocks:
+        for paged in block.paged:
+            data: Any = paged.storage
+            if data.extent is None:
+                raise NotStreamable(
+                    f"{path}: ComfyUI makes {paged.key} of {', '.join(sorted(data.sources))} when it loads the file, so "
+                    f"that it cannot stream. {AS_STOCK}"
+                )
+    lacking = sorted(set(_named_in(net, missing)) | set(_bare(net)))
+    if not is_known:
+        starts = dict(net.named_parameters())
+        lacking = [name for name in lacking if name not in starts or stored(starts[name]).is_meta]
+    refuse_lacking(path, lacking)
+
+
+def _named_in(net: nn.Module, missing: Iterable[str]) -> Iterator[str]:
+    """The parameters that stock found no tensor for. A text encoder's are told by their names in a part of it."""
+    ends = tuple(f".{name}" for name in missing)
+    for name, _ in net.named_parameters():
+        if f".{name}".endswith(ends) and not name.endswith(MAY_LACK):
+            yield name
+
+
+def _bare(net: nn.Module) -> Iterator[str]:
+    """What has no bytes and stands for none, and operations that have no weight where the file has none."""
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        data = stored(tensor)
+        if data.is_meta and not isinstance(data, StandIn) and not name.endswith(MAY_LACK):
+            yield name
+    for path, module in net.named_modules():
+        if hasattr(module, "factory_kwargs") and module.weight is None:
+            yield f"{path}.weight"
+
+
+def refuse_lacking(path: Any, lacking: Sequence[str]) -> None:
+    """Raise `WrongFile` if the file lacks these of its model's weights."""
+    if lacking:
+        shown = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
+        raise WrongFile(f"{path} lacks {len(lacking)} of the model's weights: {shown}. Download it again.")
+
+
+def _emptied(paged: Iterable[Paged]) -> tuple[Paged, ...]:
+    """The same, from now on without a way to the file: the pager has one. What looks at a module sees a parameter without bytes."""
+    found = []
+    for one in paged:
+        weight: Any = one.stand_in
+        bare = torch.empty_like(one.storage.as_subclass(torch.Tensor), device=META)
+        if is_quantised(weight):
+            bare = type(weight)(bare, weight._layout_cls, _real_scales(weight._params))
+        empty = nn.Parameter(bare, requires_grad=False)
+        one.module._parameters[one.attribute] = empty
+        found.append(dataclasses.replace(one, stand_in=empty))
+    return tuple(found)
+
+
+def _read_rest(net: nn.Module, in_file: Iterable[Paged]) -> None:
+    """What does not stay in the file is read. What does is from now on a stand-in like any other tensor without bytes."""
+    stays = {(id(one.module), one.attribute) for one in in_file}
+    homes: list[tuple[Any, str]] = []
+    for module in net.modules():
+        for table in (module._parameters, module._buffers):
+            homes += [
+                (table, name)
+                for name, tensor in table.items()
+                if tensor is not None and (id(module), name) not in stays and stored(tensor).is_meta
+            ]
+    bar = progress.Bar(sum(stored(table[name]).nbytes for table, name in homes))
+    for table, name in homes:
+        tensor = table[name]
+        found = _real(tensor)
+        bar.add(stored(tensor).nbytes)
+        table[name] = nn.Parameter(found, requires_grad=False) if isinstance(tensor, nn.Parameter) else found
+
+
+def _real(tensor: Any) -> torch.Tensor:
+    """With the bytes that it stands for."""
+    if is_quantised(tensor):
+        quantised: torch.Tensor = type(tensor)(_real(tensor._qdata), tensor._layout_cls, _real_scales(tensor._params))
+        return quantised
+    if isinstance(tensor, StandIn):
+        return tensor.read()
+    # Not in the file, and stock does without: CLIP's last projection, which starts as the identity.
+    return torch.eye(*tensor.shape, dtype=tensor.dtype)
+
+
+def _real_scales(params: Any) -> Any:
+    """Of a quantised weight."""
+    changed = {
+        field.name: value.read()
+        for field in dataclasses.fields(params)
+        if isinstance(value := getattr(params, field.name), StandIn)
+    }
+    return dataclasses.replace(params, **changed)

@@ -1,0 +1,211 @@
+"""A tensor of a file that nobody has read: right in shape and type, without bytes.
+
+Stock's functions build a model out of these as out of real tensors. What they ask and do falls into four kinds:
+
+    shape, type, device      answered as they are
+    renamed, cast            the same tensor of the file still: it may be paged, and the pager casts
+    split, joined, turned    no longer one tensor of the file: it can be read, but not paged
+    numbers                  (a deviation, a flag) read from the file, there and then
+
+What is not paged becomes real at the end, by the same steps on the bytes (`StandIn.read`). So a file that turns out not to be
+streamable costs its header, and no weight is read twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...memory import Checkpoint, Extent
+from ...memory.layer import DTYPES
+from ..errors import NotStreamable
+
+META = torch.device("meta")
+
+# What makes a tensor of other tensors without looking at numbers, by the names of torch's functions.
+CASTS = {
+    "to", "type", "half", "float", "double", "bfloat16", "cpu", "cuda", "detach", "detach_", "contiguous", "clone", "data",
+    "requires_grad_",
+}  # fmt: skip
+LAYOUTS = {
+    "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "T", "mT", "squeeze", "unsqueeze", "movedim",
+    "narrow", "__getitem__", "chunk", "split", "tensor_split", "unbind", "expand", "cat", "concat", "stack", "hstack", "vstack",
+}  # fmt: skip
+# What only asks. Properties are here by what they answer: whatever is no tensor.
+QUESTIONS = {
+    "size", "dim", "numel", "nelement", "element_size", "stride", "storage_offset", "is_contiguous", "is_floating_point",
+    "is_complex", "is_inference", "is_pinned", "is_shared", "data_ptr", "untyped_storage", "__len__", "__repr__", "__hash__",
+    "__format__", "__reduce_ex__", "__deepcopy__", "ndimension", "get_device", "is_same_size", "has_names", "is_neg", "is_conj",
+}  # fmt: skip
+LIKES = {"empty_like", "zeros_like", "ones_like", "new_empty", "new_zeros", "new_full", "__setitem__"}
+
+
+class StandIn(torch.Tensor):
+    """
+    extent    of the file's tensor whose bytes these are, cast at most; None: made of a part or of several
+    sources   the names in the file of what it was made of
+    """
+
+    extent: Extent | None
+    sources: frozenset[str]
+    _make: Callable[[], Tensor]
+
+    @staticmethod
+    def of(name: str, extent: Extent, dtype: torch.dtype, read: Callable[[], Tensor]) -> StandIn:
+        """For a tensor of a file. read: its bytes, as stored."""
+        return _stand_in(torch.empty(extent.shape, dtype=dtype, device=META), read, frozenset({name}), extent)
+
+    def read(self) -> Tensor:
+        """What it stands for, with its bytes."""
+        return self._make()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        name = _name_of(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            if name == "copy_":
+                return _copied(*args, **kwargs)
+            if name == "requires_grad_":  # the very same tensor
+                return args[0]
+            if name in LIKES or (name.endswith("_") and not name.endswith("__") and name not in CASTS):
+                raise NotStreamable(
+                    f"ComfyUI changes {_told(args)} when it loads the file (by {name}), so that it cannot stream"
+                )
+            if name in CASTS or name in LAYOUTS:
+                return _made_by(func, name, args, kwargs)
+            if name in QUESTIONS or func.__name__ in ("__get__", "__set__"):
+                return func(*args, **kwargs)
+            return func(*_real(args), **_real(kwargs))
+
+
+def tensors_of(source: Checkpoint) -> dict[str, Tensor]:
+    """Every tensor of a file by name. What is text (tokenizers, settings of quantised layers) is read; of the rest stand-ins."""
+    return {name: _tensor(source, name, extent) for name, extent in source.extents.items()}
+
+
+def _tensor(source: Checkpoint, name: str, extent: Extent) -> Tensor:
+    kind = DTYPES.get(extent.dtype)
+    if kind is None:
+        path = source.file_of(extent).path
+        raise NotStreamable(f"{path}: {name} is of type {extent.dtype}, which torch does not know.")
+
+    def read() -> Tensor:
+        bytes_ = torch.empty(extent.nbytes, dtype=torch.uint8)
+        source.read_into(extent, bytes_)
+        return bytes_.view(kind).view(extent.shape)
+
+    if kind is torch.uint8 and len(extent.shape) == 1:
+        return read()
+    return StandIn.of(name, extent, kind, read)
+
+
+def _name_of(func: Any) -> str:
+    """`view` of torch.Tensor.view and torch.view; `T` of the property T."""
+    name: str = func.__name__
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", name)
+    return name
+
+
+def _stand_in(meta: Tensor, make: Callable[[], Tensor], sources: frozenset[str], extent: Extent | None) -> StandIn:
+    found: Any = torch.Tensor._make_subclass(StandIn, meta)
+    found._make, found.sources, found.extent = make, sources, extent
+    stand_in: StandIn = found
+    return stand_in
+
+
+def _made_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the function makes of stand-ins: others, which know how to become real."""
+    sources = frozenset(source for one in _stand_ins((args, kwargs)) for source in one.sources)
+    first = args[0] if isinstance(args[0], StandIn) else None
+    out = _cast(func, name, args, kwargs) if name in CASTS else func(*_on_meta(args), **_on_meta(kwargs))
+    # A cast of a cast is two roundings; the pager would make one of it.
+    stays = first is not None and first.extent is not None and name in CASTS
+    extent = first.extent if stays and first is not None and out.dtype == first.dtype else None
+    if stays and first is not None and extent is None and _is_as_stored(first):
+        extent = first.extent
+
+    def make() -> Any:
+        return func(*_real(args), **_real(kwargs))
+
+    def part(i: int) -> Callable[[], Tensor]:
+        return lambda: make()[i]
+
+    if isinstance(out, Tensor):
+        return _stand_in(out, make, sources, extent)
+    return type(out)(_stand_in(one, part(i), sources, None) for i, one in enumerate(out))
+
+
+def _is_as_stored(one: StandIn) -> bool:
+    return one.extent is not None and DTYPES.get(one.extent.dtype) == one.dtype
+
+
+def _cast(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Another type, on no device: a stand-in stays one wherever it is asked to go."""
+    one: Any = args[0]
+    meta = one.as_subclass(Tensor)
+    if name in ("to", "type", "cpu", "cuda"):
+        dtype = _wanted_dtype(one, name, args[1:], kwargs)
+        return torch.empty_strided(meta.size(), meta.stride(), dtype=dtype, device=META)
+    found: Tensor = func(meta, *args[1:], **kwargs)
+    return found
+
+
+def _wanted_dtype(one: Tensor, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    own: torch.dtype = one.dtype
+    given = [*args, *kwargs.values()]
+    if name in ("cpu", "cuda"):
+        return own
+    other = next((value.dtype for value in given if isinstance(value, Tensor)), None)
+    return next((value for value in given if isinstance(value, torch.dtype)), other or own)
+
+
+def _copied(target: Any, source: Any, *_others: Any, **_options: Any) -> Any:
+    """target.copy_(source): into no bytes nothing is copied, and that is right; into real ones the file's."""
+    if isinstance(target, StandIn):
+        raise NotStreamable(
+            f"ComfyUI changes {_told((target,))} when it loads the file (by copy_), so that it cannot stream"
+        )
+    if target.is_meta:
+        return target
+    return target.copy_(source.read())
+
+
+def _told(values: Any) -> str:
+    names = sorted({name for one in _stand_ins(values) for name in one.sources})
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _stand_ins(value: Any) -> Iterable[StandIn]:
+    if isinstance(value, StandIn):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _stand_ins(part)
+    elif isinstance(value, dict):
+        yield from _stand_ins(list(value.values()))
+
+
+def _changed(value: Any, change: Callable[[StandIn], Any]) -> Any:
+    if isinstance(value, StandIn):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_changed(part, change) for part in value)
+    if isinstance(value, dict):
+        return {key: _changed(part, change) for key, part in value.items()}
+    return value
+
+
+def _real(value: Any) -> Any:
+    return _changed(value, lambda one: one.read())
+
+
+def _on_meta(value: Any) -> Any:
+    return _changed(value, lambda one: one.as_subclass(Tensor))
