@@ -17,7 +17,7 @@ _last = 0.0
 
 def attach() -> None:
     """Let `fusion` tell the page. Called by nodes that run, as often as they like."""
-    from ..fusion import progress  # noqa: PLC0415 - the server starts without it
+    from ..fusion.stream import progress  # noqa: PLC0415 - the server starts without it
 
     progress.show_with(show)
 

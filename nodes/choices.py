@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from comfy_api.latest import io
 
+from ..fusion.families import FAMILIES
+from ..fusion.family import Role
+
 AUTO = -1.0  # of a budget: what is free
+ANY = "auto"  # of a text encoder's type: what the file tells
+
+
+def fused(role: Role) -> str:
+    """The families that have kernels, as words: Wan, Flux.2 and Qwen3."""
+    names = [family.name for family in FAMILIES if family.role is role]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def text_encoder_type(tooltip: str) -> Any:
+    """Stock's types, those of its own loader."""
+    stock = importlib.import_module("nodes").CLIPLoader.INPUT_TYPES()["required"]["type"][0]
+    return io.Combo.Input("type", options=[ANY, *stock], default=ANY, optional=True, tooltip=tooltip)
 
 
 def kernels(tooltip: str) -> Any:

@@ -5,11 +5,13 @@ What goes in is not changed, and both share their weights: one loader may feed a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
+from ..fusion.families import FAMILIES
+from ..fusion.family import Role
 from . import activity, choices, gains
 from .gains import MEASURED_ON
 from .loaders import CATEGORY
@@ -22,7 +24,7 @@ SAME = "as above"  # a switch that follows the first one
 
 @dataclass(frozen=True)
 class Switch:
-    """Ops that a user switches together. tells: what they are, and what they gain."""
+    """Ops that a user switches together, of those that a role's families have. tells: what they are, and what they gain."""
 
     id: str
     ops: tuple[str, ...]
@@ -36,7 +38,17 @@ class Switch:
 
 
 PRODUCTS = ("linear", "linear_", "linear_pair")
-MODEL_SWITCHES = (
+
+
+def of_families(role: Role, *switches: Switch) -> tuple[Switch, ...]:
+    """These switches for the ops that the role's families really have; those without any are left out."""
+    had = {op for family in FAMILIES if family.role is role for op in family.ops}
+    found = (replace(switch, ops=tuple(op for op in switch.ops if op in had)) for switch in switches)
+    return tuple(switch for switch in found if switch.ops)
+
+
+MODEL_SWITCHES = of_families(
+    Role.DIFFUSION,
     Switch(
         "attention",
         ("attention",),
@@ -57,11 +69,17 @@ MODEL_SWITCHES = (
     ),
     Switch(
         "rope",
-        ("rms_rope", "rms_rope_"),
+        ("rms_rope_",),
         f"RMSNorm and RoPE of q and k, in place. {MEASURED_ON}: {gains.ROPE} of stock's speed.",
     ),
+    Switch(
+        "conversions",
+        ("to_half",),
+        f"Weights stored as fp8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.FP8} of stock's speed for scaled fp8.",
+    ),
 )
-TEXT_SWITCHES = (
+TEXT_SWITCHES = of_families(
+    Role.TEXT,
     Switch(
         "attention",
         ("attention",),
@@ -80,7 +98,8 @@ TEXT_SWITCHES = (
         f"Weights stored as fp8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.TO_HALF} of stock's speed for scaled fp8.",
     ),
 )
-VAE_SWITCHES = (
+VAE_SWITCHES = of_families(
+    Role.VAE,
     Switch(
         "convolutions",
         ("conv",),

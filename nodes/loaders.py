@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import folder_paths
 from comfy_api.latest import io
 
+from ..fusion.family import Role
 from . import activity, choices, meter
 from .choices import AUTO
 
@@ -22,7 +23,7 @@ CATEGORY = "FuseStream"
 
 
 class DiffusionModelLoader(io.ComfyNode):
-    """Load Diffusion Model, for Wan."""
+    """Load Diffusion Model."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -30,14 +31,16 @@ class DiffusionModelLoader(io.ComfyNode):
             node_id="FuseStreamDiffusionModelLoader",
             display_name="FuseStream Diffusion Model Loader",
             category=CATEGORY,
-            description="Loads a Wan diffusion model. Use it in place of Load Diffusion Model; everything after it stays as it is.",
-            search_aliases=["wan", "unet loader", "load diffusion model", "fusestream"],
+            description="Loads a diffusion model whose weights stream: "
+            f"{choices.fused(Role.DIFFUSION)} with fused kernels, every other that ComfyUI knows with ComfyUI's operations. "
+            "Use it in place of Load Diffusion Model; everything after it stays as it is.",
+            search_aliases=["wan", "flux", "unet loader", "load diffusion model", "fusestream"],
             hidden=[io.Hidden.unique_id],  # where the live meter is drawn
             inputs=[
                 io.Combo.Input(
                     "model_name",
                     options=folder_paths.get_filename_list("diffusion_models"),
-                    tooltip="A Wan model from models/diffusion_models, for example wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB).",
+                    tooltip="A model from models/diffusion_models, for example wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB).",
                 ),
                 choices.kernels(
                     "auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card; "
@@ -73,7 +76,7 @@ class DiffusionModelLoader(io.ComfyNode):
 
 
 class TextEncoderLoader(io.ComfyNode):
-    """Load CLIP with type wan, for UMT5."""
+    """Load CLIP."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -81,15 +84,17 @@ class TextEncoderLoader(io.ComfyNode):
             node_id="FuseStreamTextEncoderLoader",
             display_name="FuseStream Text Encoder Loader",
             category=CATEGORY,
-            description="Loads Wan's UMT5 text encoder. Use it in place of Load CLIP with type 'wan'.",
-            search_aliases=["umt5", "t5", "clip loader", "load clip", "fusestream"],
+            description="Loads a text encoder whose weights stream: "
+            f"{choices.fused(Role.TEXT)} with fused kernels, every other that ComfyUI knows with ComfyUI's operations. "
+            "Use it in place of Load CLIP.",
+            search_aliases=["umt5", "t5", "qwen", "clip loader", "load clip", "fusestream"],
             hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Combo.Input(
                     "text_encoder_name",
                     options=folder_paths.get_filename_list("text_encoders"),
-                    tooltip="A UMT5 file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors "
-                    "(6.7 GB) or umt5_xxl_fp16.safetensors (11.4 GB).",
+                    tooltip="A file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors (6.7 GB) or "
+                    "umt5_xxl_fp16.safetensors (11.4 GB) for Wan.",
                 ),
                 choices.kernels(
                     "auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
@@ -105,6 +110,10 @@ class TextEncoderLoader(io.ComfyNode):
                     "all in RAM. Or so many GiB (0.75 do for UMT5-XXL in fp16; more is faster). 0: ComfyUI's own memory "
                     "management. The result is the same.",
                 ),
+                choices.text_encoder_type(
+                    "Which model the prompts are for, as in Load CLIP. auto: what the file tells. Where one file serves several "
+                    "models, such as T5-XXL or Qwen3 4B, an error names the types to choose from.",
+                ),
             ],
             outputs=[io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders.")],
         )
@@ -116,6 +125,7 @@ class TextEncoderLoader(io.ComfyNode):
         kernels: Mode = "auto",
         precision: Precision = "precise",
         vram_budget: float = AUTO,
+        type: str = choices.ANY,
     ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
@@ -123,13 +133,13 @@ class TextEncoderLoader(io.ComfyNode):
         path = folder_paths.get_full_path_or_raise("text_encoders", text_encoder_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         folders = folder_paths.get_folder_paths("embeddings")
-        clip = fusion.load_text_encoder(path, folders, policy, vram_budget)
+        clip = fusion.load_text_encoder(path, folders, policy, vram_budget, type)
         meter.watch(clip.patcher, cls.hidden)
         return io.NodeOutput(clip)
 
 
 class VAELoader(io.ComfyNode):
-    """Load VAE, for Wan."""
+    """Load VAE."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -137,7 +147,8 @@ class VAELoader(io.ComfyNode):
             node_id="FuseStreamVAELoader",
             display_name="FuseStream VAE Loader",
             category=CATEGORY,
-            description="Loads a Wan VAE. Use it in place of Load VAE.",
+            description=f"Loads a VAE: {choices.fused(Role.VAE)}'s with fused kernels, every other as ComfyUI does. "
+            "Use it in place of Load VAE.",
             search_aliases=["wan vae", "load vae", "fusestream"],
             inputs=[
                 io.Combo.Input(
