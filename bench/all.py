@@ -1,13 +1,13 @@
 """Measure everything, in parts that each fit into a call of nine minutes and merge into one result.
 
-    python bench/all.py --list                  the parts, their rows, and what each should take on an H200
-    python bench/all.py --free 8                every part in turn; about 22 minutes on an H200
-    python bench/all.py --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
-    python bench/all.py --part left             rows for which the parts so far had no time
-    python bench/all.py --missing               only rows of whole models that the file does not have yet
-    python bench/all.py --merge OTHER.json      rows measured elsewhere, on a card of the same name
-    python bench/all.py --real DIR              a folder's own checkpoints; into bench/results/real
-    python bench/all.py --quick                 every group on tiny checkpoints and the CPU: that it runs, not how fast
+    python bench all --list                  the parts, their rows, and what each should take on an H200
+    python bench all --free 8                every part in turn; about 22 minutes on an H200
+    python bench all --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
+    python bench all --part left             rows for which the parts so far had no time
+    python bench all --missing               only rows of whole models that the file does not have yet
+    python bench all --merge OTHER.json      rows measured elsewhere, on a card of the same name
+    python bench all --real DIR              a folder's own checkpoints; into bench/results/real
+    python bench all --quick                 every group on tiny checkpoints and the CPU: that it runs, not how fast
 
 A row that would not fit into what is left of a part's `--minutes` is not begun: the next part takes it. What was measured is in
 the card's file at once, so a part that is interrupted keeps what it has.
@@ -16,24 +16,15 @@ the card's file at once, so a part that is interrupted keeps what it has.
 from __future__ import annotations
 
 import argparse
-import importlib
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
-    _package = types.ModuleType("fusestream")
-    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["fusestream"] = _package
-    __package__ = "fusestream.bench"
-    importlib.import_module(__package__)
 
 from .end_to_end.machine import card_results
 from .end_to_end.parts import Part, parts_of, row_seconds
@@ -155,7 +146,8 @@ class All:
         """A bench of its own, which writes into the same file."""
         command = [
             sys.executable,
-            str(HERE / f"{part.kind}.py"),
+            str(HERE),
+            part.kind,
             *OTHER_OPTIONS[part.kind],
             "--results",
             str(self.into),
@@ -236,7 +228,3 @@ def main(arguments: list[str] | None = None) -> int:
     if broken or everything.failed:
         print("failed: " + "; ".join([*broken, *everything.failed]))
     return int(bool(broken or everything.failed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What moved between two results of one card: python bench/compare.py BEFORE.json AFTER.json
+"""What moved between two results of one card: python bench compare BEFORE.json AFTER.json
 
 Fails where something of ours is slower, or takes more memory, by more than the noise; fails now; is not finite; or is farther from
 stock's result. Noise is what stock's own figures moved by between the files, since nothing of stock's has changed, and for whole
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,7 +166,3 @@ def main(arguments: list[str] | None = None) -> int:
     if gone or more:
         print(f"not compared: {gone} rows are in the first alone, {more} in the second")
     return int(worse > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

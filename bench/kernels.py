@@ -1,11 +1,11 @@
 """Measure every op against stock, torch.compile and the copy bandwidth of the same run.
 
-    python bench/kernels.py                       all rows; writes bench/results/<gpu>.json
-    python bench/kernels.py --only norm_modulate  the rows whose op or label contains this; merged into the same file
-    python bench/kernels.py --compile none        without torch.compile (it needs a host compiler and minutes)
-    python bench/kernels.py --compile readme      torch.compile for the rows that README shows
-    python bench/kernels.py --isa sm_75           Turing's code, compiled by the driver; a section of its own
-    python bench/kernels.py --sweep               every tactic of our kernels at every row; nothing is written
+    python bench kernels                       all rows; writes bench/results/<gpu>.json
+    python bench kernels --only norm_modulate  the rows whose op or label contains this; merged into the same file
+    python bench kernels --compile none        without torch.compile (it needs a host compiler and minutes)
+    python bench kernels --compile readme      torch.compile for the rows that README shows
+    python bench kernels --isa sm_75           Turing's code, compiled by the driver; a section of its own
+    python bench kernels --sweep               every tactic of our kernels at every row; nothing is written
 
 Columns: microseconds of ours, GB/s over the bytes a perfect kernel moves, that as a share of a copy of the same
 footprint in the same run, how many times stock and torch.compile take, what `auto` chose.
@@ -19,24 +19,16 @@ import importlib
 import pkgutil
 import signal
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
-    _package = types.ModuleType("fusestream")
-    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["fusestream"] = _package
-    __package__ = "fusestream.bench"
-    importlib.import_module(__package__)
 
 import torch
 
 from ..kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
 from ..kernels_cuda.build.matrix import source_hash
+from ..kernels_cuda.call import Call
 from ..kernels_cuda.policy import Mode
-from ..kernels_cuda.registry import Call
 from . import rows as row_files
 from .chosen import CHOSEN
 from .end_to_end.machine import ask_card
@@ -261,7 +253,3 @@ def main(arguments: list[str] | None = None) -> int:
     print("host: " + ", ".join(f"{name} {value:.2f}" for name, value in host.items()))
     print(f"written to {path}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

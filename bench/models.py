@@ -1,11 +1,11 @@
 """Measure whole models against stock ComfyUI: seconds per step, first step, load time, peak of the card, accuracy.
 
-    python bench/models.py --free 8                     every row that is promised something; about 9 minutes on an H200
-    python bench/models.py --free 8 --only "14B 480"    the rows whose name has this; merged into the same file
-    python bench/models.py --group budget               other rows: growth, budget, backend, switches, stock, storage, all
-    python bench/models.py --accuracy --only "1.3B"     also an fp32 run of stock, and both sides' error against it
-    python bench/models.py --real DIR                   a folder's own checkpoints instead of random weights
-    python bench/models.py --quick                      tiny checkpoints on the CPU: that it runs, not how fast
+    python bench models --free 8                     every row that is promised something; about 9 minutes on an H200
+    python bench models --free 8 --only "14B 480"    the rows whose name has this; merged into the same file
+    python bench models --group budget               other rows: growth, budget, backend, switches, stock, storage, all
+    python bench models --accuracy --only "1.3B"     also an fp32 run of stock, and both sides' error against it
+    python bench models --real DIR                   a folder's own checkpoints instead of random weights
+    python bench models --quick                      tiny checkpoints on the CPU: that it runs, not how fast
 
 Stock and ours take turns, each in a process of its own, on random weights of the real shapes; `--free` leaves so many GiB
 of the card free, so that a large card acts as a small one. `dev.py bench models` sets COMFYUI_PATH.
@@ -14,21 +14,12 @@ of the card free, so that a large card acts as a small one. `dev.py bench models
 from __future__ import annotations
 
 import argparse
-import importlib
 import shutil
 import signal
 import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
-    _package = types.ModuleType("fusestream")
-    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["fusestream"] = _package
-    __package__ = "fusestream.bench"
-    importlib.import_module(__package__)
 
 from .end_to_end.parts import by_file
 from .end_to_end.results import HEAD, line, refresh_bounds
@@ -109,7 +100,3 @@ def main(arguments: list[str] | None = None) -> int:
     for one in bench.found:
         print(line(one))
     return int(any("error" in one.get("ours", {}) for one in bench.found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

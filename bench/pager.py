@@ -1,8 +1,8 @@
 """Measure the pager: what streaming adds to compute, what it takes of the bus, from cold and warm, and what it leaves behind.
 
-    python bench/pager.py                       28 GB through 3 GB; writes bench/results/<gpu>.json
-    python bench/pager.py --gb 3 --dry          quicker and smaller; nothing is written
-    python bench/pager.py --folder /mnt/disk    where to put the weight file (it is removed again)
+    python bench pager                       28 GB through 3 GB; writes bench/results/<gpu>.json
+    python bench pager --gb 3 --dry          quicker and smaller; nothing is written
+    python bench pager --folder /mnt/disk    where to put the weight file (it is removed again)
 
 The rows are the promises of the pager, each with its bound and what was found. Compute is matrix products whose time is
 tuned to the row. Managed pools are guarded: none is larger than what the card has free.
@@ -12,29 +12,19 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
 import mmap
 import os
 import random
 import statistics
-import sys
 import tempfile
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
-    _package = types.ModuleType("fusestream")
-    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["fusestream"] = _package
-    __package__ = "fusestream.bench"
-    importlib.import_module(__package__)
 
 import torch
 
@@ -461,7 +451,3 @@ def main(arguments: list[str] | None = None) -> int:
     if path is not None:
         print(f"written to {path}")
     return int(any("error" in r or (r["bound"] is not None and r["found"] > r["bound"]) for r in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """What a step would take on cards that nobody measured: counts of operations and bytes, at rates that are told one by one.
 
-    python bench/prediction.py            the table, the assumptions, and the same model's error on the card that was measured
-    python bench/prediction.py --write    the same into README
+    python bench prediction            the table, the assumptions, and the same model's error on the card that was measured
+    python bench prediction --write    the same into README
 
 Products and attention are operations over a rate, everything else bytes over the bandwidth, weights that do not fit bytes over
 the bus; a step is the sum of the first three, or the last if that is longer. On the H200 the rates are those of its kernels'
@@ -11,22 +11,12 @@ shares of the data sheet's peaks, predicted from the machine code where there is
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
-    _package = types.ModuleType("fusestream")
-    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["fusestream"] = _package
-    __package__ = "fusestream.bench"
-    importlib.import_module(__package__)
 
 from .end_to_end.bounds import WAN, cost_of, wan_tokens
 from .end_to_end.rows import Row, sampling
@@ -95,7 +85,7 @@ def step_seconds(row: Row, rates: Rates, passes: Passes, gib: float) -> float:
     cost, size, tokens = cost_of(row), WAN[row.model], wan_tokens(row)
     moved = size.layers * tokens * (size.dim * passes.width + size.ffn * passes.hidden)
     compute = cost.gemm / rates.gemm + cost.attention / rates.attention + moved / rates.memory
-    held = max(0.0, gib * 2**30 - 6 * tokens * size.dim * 2)  # activations as fusion/wan.py has them
+    held = max(0.0, gib * 2**30 - 6 * tokens * size.dim * 2)  # activations as fusion/families/wan/block.py has them
     return PROMPTS * max(compute, max(0.0, cost.weights - held) / rates.bus)
 
 
@@ -267,13 +257,9 @@ def rendered(readme: str) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}\n{text()}\n{found[2]}", readme)
 
 
-def main() -> int:
-    if "--write" in sys.argv:
+def main(arguments: Sequence[str] = ()) -> int:
+    if "--write" in arguments:
         README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
     else:
         print(text())
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,26 +1,16 @@
 """README's, bench/README's and docs/how-it-works' tables and plots, written from the measured files: no figure in them was typed.
 
-python bench/report.py           rewrite tables and plots
-python bench/report.py --check   exit 1 if they differ from bench/results
+python bench report           rewrite tables and plots
+python bench report --check   exit 1 if they differ from bench/results
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
-    _package = types.ModuleType("fusestream")
-    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["fusestream"] = _package
-    __package__ = "fusestream.bench"
-    importlib.import_module(__package__)
 
 from . import claims, groups
 from .chosen import CHOSEN, CHOSEN_MATRIX
@@ -228,8 +218,8 @@ def write() -> None:
         (IMAGES / name).write_text(drawn, encoding="utf-8", newline="\n")
 
 
-def main() -> int:
-    if "--check" not in sys.argv:
+def main(arguments: Sequence[str] = ()) -> int:
+    if "--check" not in arguments:
         write()
         return 0
     differ = stale()
@@ -237,7 +227,3 @@ def main() -> int:
         f"these differ, call dev.py bench report: {', '.join(differ)}" if differ else "all are those of bench/results"
     )
     return int(bool(differ))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-WORKER = Path(__file__).with_name("worker.py")
+BENCH = Path(__file__).resolve().parents[1]
 READY, RESULT = "READY", "RESULT "
 ENDING_S = 30.0  # to give back pinned pages and the card
 
 
 class Process:
-    """One job: {"task": ...} as worker.py knows it."""
+    """One job: {"task": ...} as the worker knows it."""
 
     def __init__(self, job: dict[str, Any], log: Path) -> None:
         self.job = job
@@ -31,7 +31,7 @@ class Process:
         self._results: queue.Queue[dict[str, Any] | None] = queue.Queue()  # None: there will be no more
         self._ready, self._over = threading.Event(), threading.Event()
         self._out = log.open("w", encoding="utf-8")
-        command = [sys.executable, str(WORKER), json.dumps(job)]
+        command = [sys.executable, str(BENCH), "worker", json.dumps(job)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._out, text=True, bufsize=1)
         threading.Thread(target=self._read, daemon=True).start()

@@ -22,6 +22,7 @@ PUBLISHED: dict[Model, tuple[str, ...]] = {
 }
 STORAGES = {"F16": "fp16", "BF16": "bf16", "F32": "fp32", "F8_E4M3": "fp8_e4m3fn"}
 UMT5_TABLE = (256384, 4096)
+WAN_MODEL, T5_ENCODER, WAN_VAE = "Wan diffusion model", "T5 or UMT5 text encoder", "Wan VAE"  # as families are told
 LATENT_CHANNELS = 16
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -41,7 +42,7 @@ class Found:
 
 def find(folder: Path, say: Callable[[str], None]) -> list[Found]:
     """Every file under the folder that is one of the bench's models. What is not is said, with the reason."""
-    from ...fusion.recognise import recognise  # noqa: PLC0415 - imports torch, which a bench without --real does not need
+    from ...fusion.families import family_of  # noqa: PLC0415 - imports torch, which a bench without --real does not need
     from ...memory.file import BadFile, read_header  # noqa: PLC0415
 
     if not folder.is_dir():
@@ -54,15 +55,15 @@ def find(folder: Path, say: Callable[[str], None]) -> list[Found]:
             say(f"not used: {error}")
             continue
         shapes = {name: extent.shape for name, extent in header.extents.items()}
-        model = model_of(recognise(shapes).name, shapes)
+        family = family_of(header)
+        model = None if family is None else model_of(family.words, shapes)
         sizes: Counter[str] = Counter()
         for extent in header.extents.values():
             sizes[extent.dtype] += extent.nbytes
         storage = STORAGES.get(sizes.most_common(1)[0][0]) if sizes else None
         if model is None or storage is None:
-            say(
-                f"not used: {path.name}: the bench has no rows for {recognise(shapes).value.split(':')[0]} of this sort"
-            )
+            kind = "what it is" if family is None else f"a {family.words} of this sort"
+            say(f"not used: {path.name}: the bench has no rows for {kind}")
             continue
         found.append(Found(path, model, storage))
     return sorted(found, key=lambda one: (not one.published, one.path.name))
@@ -74,14 +75,16 @@ def model_of(kind: str, shapes: Shapes) -> Model | None:
     def shape(name: str) -> tuple[int, ...]:
         return shapes.get(name) or shapes.get(f"model.diffusion_model.{name}") or ()
 
-    if kind == "WAN" and shape("patch_embedding.weight")[1:2] == (LATENT_CHANNELS,):  # more: a picture is needed too
+    if kind == WAN_MODEL and shape("patch_embedding.weight")[1:2] == (
+        LATENT_CHANNELS,
+    ):  # more: a picture is needed too
         wide = shape("blocks.0.self_attn.q.weight")[:1]
         special = any("vace" in name or "img_emb" in name for name in shapes)
         models: Iterable[Model] = ("wan13", "wan14")
         return next((model for model in models if wide == (WAN[model].dim,) and not special), None)
-    if kind == "T5" and shape("shared.weight") == UMT5_TABLE:
+    if kind == T5_ENCODER and shape("shared.weight") == UMT5_TABLE:
         return "t5"
-    if kind == "WAN_VAE" and shape("conv2.weight")[:1] == (LATENT_CHANNELS,):
+    if kind == WAN_VAE and shape("conv2.weight")[:1] == (LATENT_CHANNELS,):
         return "vae"
     return None
 

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import torch
 
-import checkpoints
-from checkpoints import spiece, umt5, wan, wan_vae
-from checkpoints.weights import Spec, Table
-
+from ... import checkpoints
+from ...checkpoints import spiece, umt5, wan, wan_vae
+from ...checkpoints.weights import Spec, Table
 from .bounds import UMT5, WAN
 
 WRITERS = 8

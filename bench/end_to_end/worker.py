@@ -1,4 +1,4 @@
-"""One side of one row, in a process of its own: python worker.py '<job as JSON>'.
+"""One side of one row, in a process of its own: python bench worker '<job as JSON>'.
 
 The last line it prints is `RESULT ` and JSON. Jobs: {"task": "work"} does a row's work, after it has printed READY and was told
 {"paths": ...}; {"task": "session"} does many, each told as {"job": ..., "paths": ...}; {"task": "weights"} makes files, each told
@@ -15,24 +15,12 @@ import os
 import sys
 import time
 import traceback
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-
-if not __package__:  # started as a plain script: the pack under its alias, without running its entry point
-    sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() not in (ROOT, Path(__file__).parent)]
-    sys.path.insert(0, str(ROOT / "tests"))  # the tables of tensors are the tests'
-    _package = types.ModuleType("fusestream")
-    _package.__path__ = [str(ROOT)]
-    sys.modules["fusestream"] = _package
-    __package__ = "fusestream.bench.end_to_end"
-    importlib.import_module(__package__)
-
-from .rows import VIDEOS, Row, Side  # noqa: E402 - the lines above make it importable
+from .rows import VIDEOS, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
@@ -130,7 +118,7 @@ def tried(word: dict[str, Any]) -> dict[str, Any]:
     import comfy.model_management  # noqa: PLC0415
 
     importlib.import_module("fusestream.kernels_cuda").LEDGER.clear()
-    vram: Any = importlib.import_module("fusestream.fusion.vram")
+    vram: Any = importlib.import_module("fusestream.fusion.stream.vram")
     ram = vram._ram
     try:
         return done(Run(word["job"]), word["paths"])
@@ -157,7 +145,7 @@ class Run:
             self.policy = self.fusion.KernelPolicy.of(side.kernels, precision=side.precision, **forced)
             self._time_tuning()
             if side.ram_budget is not None:
-                vram: Any = importlib.import_module("fusestream.fusion.vram")
+                vram: Any = importlib.import_module("fusestream.fusion.stream.vram")
                 vram._ram = vram.CountedRam(int(side.ram_budget * 2**30))
 
     def __call__(self) -> dict[str, Any]:
@@ -309,7 +297,7 @@ class Run:
         """Stock has the sizes of the published encoder built in: a tiny one needs them told."""
         if not self.job["quick"]:
             return {}
-        import checkpoints  # noqa: PLC0415
+        from ... import checkpoints  # noqa: PLC0415
 
         options: dict[str, Any] = checkpoints.umt5.model_options(Path(self.paths["t5"]))
         return options
@@ -454,12 +442,8 @@ def say(task: Callable[[], dict[str, Any]]) -> None:
     sys.stderr.flush()
 
 
-def main() -> int:
-    job = json.loads(sys.argv[1])
+def main(arguments: Sequence[str]) -> int:
+    job = json.loads(arguments[0])
     task = {"weights": write_weights, "work": work, "session": session}[job["task"]]
     say(partial(task, job))
     os._exit(0)  # nothing that is left to be torn down can spoil what was found
-
-
-if __name__ == "__main__":
-    main()

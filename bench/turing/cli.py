@@ -1,8 +1,8 @@
 """Predict what a kernel's main loop reaches on an RTX 2060 Super, from its sm_75 machine code.
 
-    python bench/turing/cli.py KERNEL.cubin                        every kernel of the file, a line each
-    python bench/turing/cli.py KERNEL.cubin NAME --shared-bytes N  one kernel: counts, bounds, both ways to accumulate
-    python bench/turing/cli.py --torch libtorch_cuda.so | X.whl    torch's memory-efficient attention
+    python bench turing KERNEL.cubin                        every kernel of the file, a line each
+    python bench turing KERNEL.cubin NAME --shared-bytes N  one kernel: counts, bounds, both ways to accumulate
+    python bench turing --torch libtorch_cuda.so | X.whl    torch's memory-efficient attention
 
 --trips N: an inner loop with tensor work runs N times per iteration (ADDRESS=N for one of them); --skip OPCODE[:COUNT]:
 a branch over code with that many of these is taken. README.md lists what the model assumes.
@@ -12,21 +12,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
 import sys
-import types
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # started as a plain script: a package for the relative imports, without running the pack or torch
-    _root = Path(__file__).resolve().parents[2]
-    for _name in ("fusestream", "fusestream.kernels_cuda"):
-        _package = types.ModuleType(_name)
-        _package.__path__ = [str(_root / _name.partition(".")[2])]
-        sys.modules[_name] = _package
-    __package__ = "fusestream.bench.turing"
-    importlib.import_module(__package__)
 
 from ...kernels_cuda import elf
 from . import disassemble, machine, sass, torch_kernels
