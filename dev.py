@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+PACKAGES = ("bench", "checkpoints", "fusion", "gpu", "kernels_cuda", "memory", "nodes")
 sys.path.insert(0, str(ROOT / "tests"))
 
 from bed import browser, comfyui, environment, steps  # noqa: E402 - the path above comes first
@@ -58,7 +59,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
-        "doctor": doctor, "workflows": workflows,
+        "doctor": doctor, "workflows": workflows, "docs": docs,
     }.items():  # fmt: skip
         add[name].set_defaults(run=run)
     return cli
@@ -74,6 +75,7 @@ HELP = {
     "all: --free GIB, --list, --part N/M, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
+    "docs": "write the tables of supported models anew, after a family came or grew",
     "setup": "only set up what the other commands need",
 }
 
@@ -122,7 +124,7 @@ def lint(options: argparse.Namespace, _rest: list[str]) -> int:
 
 def kernels(options: argparse.Namespace, rest: list[str]) -> int:
     bed, _ = set_up(options, with_browser=False)
-    return call(bed, "kernels_cuda/build/cli.py", *rest)
+    return call(bed, "kernels_cuda/build", *rest)
 
 
 def workflows(options: argparse.Namespace, _rest: list[str]) -> int:
@@ -130,13 +132,18 @@ def workflows(options: argparse.Namespace, _rest: list[str]) -> int:
     return call(bed, "-m", "bed.templates", env={"PYTHONPATH": str(ROOT / "tests")})
 
 
+def docs(options: argparse.Namespace, _rest: list[str]) -> int:
+    bed, _ = set_up(options, with_browser=False)
+    return call(bed, "-m", "bed.families", env={"PYTHONPATH": str(ROOT / "tests")})
+
+
 def bench(options: argparse.Namespace, rest: list[str]) -> int:
     bed, folder = set_up(options, with_browser=False)
     env = {"COMFYUI_PATH": str(folder)}
-    code = call(bed, f"bench/{options.part}.py", *rest, env=env) if options.part != "report" else 0
+    code = call(bed, "bench", options.part, *rest, env=env) if options.part != "report" else 0
     if options.part == "compare":
         return code
-    return code or call(bed, "bench/report.py") or call(bed, "bench/prediction.py", "--write")
+    return code or call(bed, "bench", "report") or call(bed, "bench", "prediction", "--write")
 
 
 def doctor(options: argparse.Namespace, rest: list[str]) -> int:
@@ -159,14 +166,14 @@ def check(bed: Bed) -> int:
     packages = bed.cache / "typing"
     packages.mkdir(parents=True, exist_ok=True)
     link_folder(packages / "fusestream", ROOT)
-    modules = [f"-p=fusestream.{folder}" for folder in ("bench", "fusion", "kernels_cuda", "memory", "nodes")]
+    modules = [f"-p=fusestream.{folder}" for folder in PACKAGES]
     env = {"MYPYPATH": os.pathsep.join([str(packages), str(ROOT / "tests")])}
     config = f"--config-file={ROOT / 'pyproject.toml'}"
     sources = sorted(str(path) for suffix in ("cu", "cuh") for path in (ROOT / "kernels_cuda").rglob(f"*.{suffix}"))
     codes = [
         call(bed, "-m", "ruff", "check", "."),
         call(bed, "-m", "ruff", "format", "--check", "--diff", "."),
-        call(bed, "-m", "mypy", config, *modules, "-p=bed", "-p=checkpoints", "-p=fuzz", env=env),
+        call(bed, "-m", "mypy", config, *modules, "-p=bed", "-p=fuzz", env=env),
         call(bed, "-m", "mypy", config, "dev.py", env=env),
         run(str(bed.python.with_name("clang-format")), "--dry-run", "-Werror", *sources),
     ]

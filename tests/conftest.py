@@ -1,17 +1,14 @@
-"""Puts the real ComfyUI under the tests and the pack beside it, the way ComfyUI itself would.
-
-ComfyUI has a top-level module `nodes`, the pack a folder of that name: the pack's root must never be on `sys.path`.
-It is loaded from its path, as ComfyUI does, under the fixed name `fusestream`.
-"""
+"""Puts the real ComfyUI under the tests and the pack beside it (`bed/pack.py`), the way ComfyUI itself would."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
 
 import pytest
+
+from bed import pack
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,20 +30,10 @@ def _choose_device() -> None:
     comfy.cli_args.args.cpu = not has_nvidia_gpu()
 
 
-def _load_pack() -> None:
-    spec = importlib.util.spec_from_file_location(
-        "fusestream", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-    )
-    assert spec is not None and spec.loader is not None
-    pack = importlib.util.module_from_spec(spec)
-    sys.modules["fusestream"] = pack
-    spec.loader.exec_module(pack)
-
-
 if COMFYUI:
     _put_comfyui_on_path(COMFYUI)
     _choose_device()
-_load_pack()
+pack.load()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

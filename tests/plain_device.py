@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from fusestream.memory.cuda import CudaError
+from fusestream.memory import CudaError
 from fusestream.memory.device import Pinned
 from fusestream.memory.plan import OverBudget
 from fusestream.memory.precedence import Precedence

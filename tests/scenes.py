@@ -13,7 +13,7 @@ import comfy.utils
 import torch
 from comfy_extras import nodes_edit_model, nodes_wan
 
-import checkpoints
+from fusestream import checkpoints
 
 SIDE = 64
 FRAMES = 5

@@ -8,12 +8,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import checkpoints
-from checkpoints import hollow
-
+from . import pack
 from .client import Workflow
 from .paths import ROOT
 from .templates import files as published
+
+pack.load()
+
+from fusestream import checkpoints  # noqa: E402 - the line above makes it importable
+from fusestream.checkpoints import hollow  # noqa: E402
 
 WORKFLOW = ROOT / "workflows" / "api" / "wan2.1_t2v_1.3B.json"
 # Our loaders in the order model, text encoder, VAE: the widget that names the file, and its folder below `models`.

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import importlib.util
 import json
 import math
 import multiprocessing
@@ -41,11 +40,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).resolve().parent / "corpus" / "headers.jsonl"
 if __name__ == "__main__":  # called as a script: nobody has loaded the pack or put `tests` on the path
     sys.path.insert(0, str(ROOT / "tests"))
-    spec = importlib.util.spec_from_file_location(
-        "fusestream", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-    )
-    assert spec is not None and spec.loader is not None
-    sys.modules["fusestream"] = importlib.util.module_from_spec(spec)
+    from bed import pack
+
+    pack.load()
 
 from fusestream.memory import BadFile, WeightFile, read_header  # noqa: E402
 from fuzz.mutate import Case, build, mutate  # noqa: E402
@@ -179,7 +176,7 @@ def seeds() -> list[tuple[bytes, int]]:
 
 def real_seeds(folder: Path) -> list[tuple[bytes, int]]:
     """The headers of the tiny checkpoints, each as far as its first few tensors, and some of them whole."""
-    import checkpoints
+    from fusestream import checkpoints
 
     found = []
     for name, kind in checkpoints.KINDS.items():

@@ -31,10 +31,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "gpu" / "record.json"
-UNDER_TEST = ("kernels_cuda", "memory", "fusion")
+UNDER_TEST = ("gpu", "kernels_cuda", "memory", "fusion")
 # What a file tests, if it is not the kernels alone.
 TESTS = {
-    "test_pager.py": ("memory",),
+    "test_pager.py": ("gpu", "memory"),
     **dict.fromkeys(
         ("test_many_prompts.py", "test_patcher.py", "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py"), UNDER_TEST
     ),
@@ -161,7 +161,7 @@ def environment() -> dict[str, str]:
 
 def sources_of(file: str) -> dict[str, str]:
     """The hashes of what a test file tests, and of the file."""
-    tested = TESTS.get(Path(file).name, ("kernels_cuda",))
+    tested = TESTS.get(Path(file).name, ("gpu", "kernels_cuda"))
     own = hashlib.sha256((ROOT / file).read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16]
     return {**{folder: digest for folder, digest in sources_hash().items() if folder in tested}, "itself": own}
 

@@ -22,8 +22,8 @@ from fusestream.kernels_cuda import (
     residual_gate_norm_modulate,
 )
 from fusestream.kernels_cuda.arch import preference
+from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
-from fusestream.kernels_cuda.registry import Call
 from fusestream.kernels_cuda.winners import WinnersFile
 
 EPS = 1e-6

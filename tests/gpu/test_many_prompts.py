@@ -47,7 +47,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
 
 def held() -> dict[str, float]:
     """MiB: of the card by the driver's count, of pinned and registered RAM by ours, of anonymous RAM by the system's."""
-    from fusestream.fusion import vram
+    from fusestream.fusion.stream import vram
 
     gc.collect()
     torch.cuda.synchronize()

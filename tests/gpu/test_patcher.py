@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import checkpoints
+from fusestream import checkpoints
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
@@ -142,7 +142,7 @@ def with_loras(model: Any, folder: Path, *loras: tuple[str, float]) -> Any:
 @pytest.mark.parametrize("backend", ["slots", "managed"])
 def test_plain_lora_in_one_pass_is_as_near_to_fp32_as_stocks(folder, backend, window, monkeypatch):
     """Stacked, weighed anew, beside other kinds, and taken away; on weights that stream and on residents."""
-    from fusestream.fusion import lora
+    from fusestream.fusion.stream import lora
 
     added, passes = lora.added, []
     monkeypatch.setattr(lora, "added", lambda *a, **k: passes.append(1) or added(*a, **k))
@@ -159,7 +159,7 @@ def test_plain_lora_in_one_pass_is_as_near_to_fp32_as_stocks(folder, backend, wi
         passes.clear()
         latent = sample(with_loras(ours, folder, *loras))
         assert bool(passes) == ("lora_dora" not in dict(loras)), "it is on every matrix, and no plain LoRA"
-        assert ours.stream._factors.parcels.held_bytes and ours.stream.ledger.peak("pinned RAM")
+        assert ours.stream.patching.factors.parcels.held_bytes and ours.stream.ledger.peak("pinned RAM")
         stocks, wanted = (sample(with_loras(model, folder, *loras)) for model in (theirs, exact))
         errors.append((error(latent, wanted), error(stocks, wanted)))
         print(
@@ -180,7 +180,7 @@ def test_lora_on_streamed_fp8_weights_is_nearer_to_fp32_than_stocks(folder):
     plain = sample(ours)
     for loras in (PLAIN, PLAIN[:1], (*PLAIN, ("lora_dora", 0.7))):
         latent = sample(with_loras(ours, folder, *loras))
-        assert ours.stream._factors.parcels.held_bytes
+        assert ours.stream.patching.factors.parcels.held_bytes
         stocks, wanted = (sample(with_loras(model, folder, *loras)) for model in (theirs, exact))
         got, of_stock = error(latent, wanted), error(stocks, wanted)
         print(f"fp8 {[kind for kind, _ in loras]}: error {got:.3g}, stock's {of_stock:.3g}")

@@ -73,7 +73,7 @@ def stock_of(net: Any, x: torch.Tensor, mask: torch.Tensor | None = None) -> tor
 
 
 def ours_of(net: Any, policy: KernelPolicy, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    from fusestream.fusion import t5
+    from fusestream.fusion.families.t5 import encoder as t5
 
     t5.fuse(Owner(net), policy)
     found: torch.Tensor = net.encoder(x, attention_mask=mask)[0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import checkpoints
+from fusestream import checkpoints
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")

@@ -32,7 +32,7 @@ def net() -> Any:
 
 
 def in_half(net: Any, policy: KernelPolicy | None = None) -> Any:
-    from fusestream.fusion import wan_vae
+    from fusestream.fusion.families.wan.vae import fused as wan_vae
 
     half = copy.deepcopy(net).half()
     if policy is not None:
@@ -106,7 +106,7 @@ def test_bands_make_what_the_whole_makes(net, isa, way):
 @pytest.mark.parametrize("way", ["decode", "encode"])
 def test_within_3_gib(net, way, size):
     """What the allocator holds, weights included; with the measuring of kernels at their first use too."""
-    from fusestream.fusion import wan_vae
+    from fusestream.fusion.families.wan.vae import fused as wan_vae
 
     half = in_half(net, KernelPolicy.of("auto"))
     weights = sum(p.numel() * 2 for p in half.parameters())

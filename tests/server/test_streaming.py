@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load
 
-import checkpoints
 from bed import tiny
 from bed.client import Client, Workflow
 from bed.server import Server
+from fusestream import checkpoints
 
 LOADER = "FuseStreamDiffusionModelLoader"
 BUDGET = 0.008  # GiB: two of the tiny model's four blocks

@@ -31,7 +31,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
 
 @pytest.fixture(scope="session")
 def scenes(studio: Studio) -> dict[str, Scene]:
-    import checkpoints
+    from fusestream import checkpoints
 
     with torch.inference_mode():
         return {kind: studio.scene(kind) for kind in checkpoints.wan.SIZES}

@@ -13,10 +13,12 @@ import comfy.sample
 import pytest
 import torch
 
-import checkpoints
-from fusestream.fusion import activations, vram
-from fusestream.fusion.activations import Reckoning, need
+from fusestream import checkpoints
+from fusestream.fusion.families.wan.need import need
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.stream import step as activations
+from fusestream.fusion.stream import vram
+from fusestream.fusion.stream.step import Reckoning
 from fusestream.kernels_cuda.autotune import tuner
 
 GIB = 2**30

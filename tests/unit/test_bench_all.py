@@ -385,7 +385,7 @@ def test_torch_compile_is_timed_where_readme_shows_it() -> None:
 def test_every_group_runs_on_the_cpu(tmp_path: Path) -> None:
     """Stock and ours on tiny checkpoints, one process for each side, with the results of both compared."""
     into = tmp_path / "results.json"
-    command = [sys.executable, str(ROOT / "bench" / "all.py"), "--quick", "--folder", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "bench"), "all", "--quick", "--folder", str(tmp_path)]
     done = subprocess.run(
         [*command, "--results", str(into)], check=False, capture_output=True, text=True, env=os.environ, timeout=300
     )

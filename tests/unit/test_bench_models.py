@@ -270,7 +270,7 @@ def test_the_readmes_table_leaves_out_tries_and_shows_misses(tmp_path: Path, mon
 def test_the_bench_runs_on_the_cpu(tmp_path: Path) -> None:
     """Stock and ours on a tiny checkpoint, each in a process of its own, and their results agree."""
     into = tmp_path / "results.json"
-    command = [sys.executable, str(ROOT / "bench" / "models.py"), "--quick", "--ahead", "2", "--only", "14B 480x480x17"]
+    command = [sys.executable, str(ROOT / "bench"), "models", "--quick", "--ahead", "2", "--only", "14B 480x480x17"]
     command += ["--folder", str(tmp_path), "--results", str(into)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr

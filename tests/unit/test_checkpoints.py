@@ -13,8 +13,8 @@ import pytest
 import safetensors
 import torch
 
-import checkpoints
-from checkpoints import container, storage
+from fusestream import checkpoints
+from fusestream.checkpoints import container, storage
 
 PACKAGE = Path(checkpoints.__file__).parent
 FILES = [

@@ -10,7 +10,7 @@ import comfy.utils
 import pytest
 import torch
 
-import checkpoints
+from fusestream import checkpoints
 
 KINDS = ("clip_vision", "clip_vision_open_clip")
 CASES = [(kind, storage) for kind in KINDS for storage in checkpoints.clip_vision.STORAGES]

@@ -13,7 +13,7 @@ import comfy.utils
 import pytest
 import torch
 
-import checkpoints
+from fusestream import checkpoints
 
 WAN_LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base != "umt5" and kind != "lora_modulation"]
 TEXT_LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base == "umt5"]

@@ -19,8 +19,8 @@ import comfy.text_encoders.wan
 import pytest
 import torch
 
-from checkpoints import clip_vision, umt5, wan, wan_vae
-from checkpoints.weights import Table
+from fusestream.checkpoints import clip_vision, umt5, wan, wan_vae
+from fusestream.checkpoints.weights import Table
 
 OPS = comfy.ops.disable_weight_init
 BIG = {"dim": 5120, "ffn": 13824, "layers": 40, "text": 4096}

@@ -11,7 +11,7 @@ import comfy.text_encoders.wan
 import pytest
 import torch
 
-import checkpoints
+from fusestream import checkpoints
 
 STORAGES = list(checkpoints.umt5.STORAGES)
 PROMPT = "a red fox runs through the snow"

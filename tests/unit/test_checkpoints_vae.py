@@ -14,7 +14,7 @@ import comfy.utils
 import pytest
 import torch
 
-import checkpoints
+from fusestream import checkpoints
 
 KINDS = {"wan_vae": (comfy.ldm.wan.vae.WanVAE, 16, 8), "wan22_vae": (comfy.ldm.wan.vae2_2.WanVAE, 48, 16)}
 CASES = [(kind, storage) for kind in KINDS for storage in checkpoints.wan_vae.STORAGES]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scenes import Scene, Studio, distance, sample
 
-import checkpoints
+from fusestream import checkpoints
 
 CASES = [(kind, storage) for kind in checkpoints.wan.SIZES for storage in checkpoints.wan.STORAGES]
 

@@ -8,9 +8,9 @@ import comfy.conds
 import pytest
 import torch
 
-import checkpoints
-from fusestream.fusion import conditions
+from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.stream import conditions
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 THERE = torch.device("meta")  # the only other device there is without a card

@@ -12,11 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # Each folder, and the other folders of the pack it may import from.
 MAY_IMPORT = {
     "nodes": {"fusion", "memory", "kernels_cuda"},
-    "fusion": {"memory", "kernels_cuda"},
-    "memory": set(),
-    "kernels_cuda": set(),
+    "fusion": {"memory", "kernels_cuda", "gpu"},
+    "memory": {"gpu"},
+    "kernels_cuda": {"gpu"},
+    "gpu": set(),
 }
-BELOW_FUSION = ("memory", "kernels_cuda")
+BELOW_FUSION = ("memory", "kernels_cuda", "gpu")
 COMFYUI = {
     "comfy",
     "comfy_api",

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import OPS, BlockList, KernelPolicy, KernelRefused, attention, t5_distance_bias
+from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import attention as op
-from fusestream.kernels_cuda.registry import Call
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")

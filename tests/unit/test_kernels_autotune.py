@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusestream.kernels_cuda import autotune
-from fusestream.kernels_cuda.registry import Call
+from fusestream.kernels_cuda.call import Call
 
 OP: Any = SimpleNamespace(name="some op", mutates=(), sample=lambda call: call.tensors)
 CALL = Call("some op", (torch.zeros(2),), ())

@@ -154,7 +154,7 @@ def test_a_second_build_does_nothing(built, capfd):
 def test_the_whole_command(tmp_path):
     """As dev.py calls it: a plain script, from any folder. Its archive is current, and unpacks to the same code."""
     out = tmp_path / "kernels.tar.xz"
-    script = matrix.SOURCES.parent / "build" / "cli.py"
+    script = matrix.SOURCES.parent / "build"
 
     def cli_script(*arguments):
         return subprocess.run(

@@ -19,10 +19,10 @@ from fusestream.kernels_cuda import (
     upsample_conv2d,
 )
 from fusestream.kernels_cuda.build import matrix
+from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import conv as op
 from fusestream.kernels_cuda.ops import upsample_conv
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
-from fusestream.kernels_cuda.registry import Call
 
 OFF = KernelPolicy.of("off")
 

@@ -12,21 +12,11 @@ import pytest
 import torch
 
 from fusestream.kernels_cuda import CodeUnavailable, launcher, preload
-from fusestream.kernels_cuda.driver import LaunchConfig, library_names, open_library
+from fusestream.kernels_cuda.driver_calls import LaunchConfig
 from fusestream.kernels_cuda.launcher import Pointer, parameter_struct, pointer_count
 
 ROOT = Path(__file__).resolve().parents[2]
 no_driver = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-
-
-def test_library_names():
-    assert library_names("linux")[0] == "libcuda.so.1"
-    assert library_names("win32") == ("nvcuda.dll",)
-
-
-def test_a_missing_driver_is_a_reason():
-    with pytest.raises(CodeUnavailable, match=r"no NVIDIA driver: .*libno-such-driver.so"):
-        open_library(("libno-such-driver.so",))
 
 
 @no_driver
@@ -93,7 +83,7 @@ pack = types.ModuleType("pack"); pack.__path__ = [sys.argv[1]]; sys.modules["pac
 import pack.kernels_cuda, torch
 assert not torch.cuda.is_initialized()
 mine = {name.split(".")[1] for name in sys.modules if name.startswith("pack.")}
-assert mine == {"kernels_cuda"}, mine
+assert mine == {"gpu", "kernels_cuda"}, mine
 assert not any(name.split(".")[0] in ("comfy", "nodes", "folder_paths") for name in sys.modules)
 """
     subprocess.run([sys.executable, "-c", script, str(ROOT)], check=True)
@@ -105,10 +95,10 @@ def test_the_build_scripts_need_no_torch():
 import sys
 import threading
 sys.modules["torch"] = None
-sys.argv = ["cli.py", "--check"]
+sys.argv = ["build", "--check"]
 import runpy
 try:
-    runpy.run_path({str(ROOT / "kernels_cuda" / "build" / "cli.py")!r}, run_name="__main__")
+    runpy.run_path({str(ROOT / "kernels_cuda" / "build")!r}, run_name="__main__")
 except SystemExit as end:
     assert end.code in (0, 1), end.code
 """

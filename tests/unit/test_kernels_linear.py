@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, linear, linear_, linear_pair, mlp
 from fusestream.kernels_cuda.build import matrix
+from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import linear as op
 from fusestream.kernels_cuda.ops import mlp as mlp_file
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.ops.linear_torch import CublasEpilogue, CublasFused
-from fusestream.kernels_cuda.registry import Call
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-import checkpoints
-from fusestream import fusion
-from fusestream.fusion import attention, t5, wan, wan_vae_layers
+from fusestream import checkpoints, fusion
+from fusestream.fusion import attention
+from fusestream.fusion.families.t5 import encoder as t5
+from fusestream.fusion.families.wan import block as wan
+from fusestream.fusion.families.wan.vae import layers as wan_vae_layers
+from fusestream.fusion.fused import policy_of
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.override import NotOurs
 from fusestream.kernels_cuda import OPS, KernelRefused
@@ -97,7 +100,7 @@ def test_two_branches_of_one_model(folder: Path, streamed: bool) -> None:
     branch = out_of(ModelKernels.execute(model, "auto", norms="off"))
     again = out_of(ModelKernels.execute(branch, "off"))
     assert type(branch) is type(model) and branch.model is model.model and branch is not model
-    policies = [attention.policy_of(one.model_options["transformer_options"]) for one in (model, branch, again)]
+    policies = [policy_of(one.model_options["transformer_options"]) for one in (model, branch, again)]
     assert policies == [AUTO, fusion.KernelPolicy.of("auto", norm_modulate="off"), OFF]
     hooks = [one.model_options["transformer_options"][attention.HOOK].policy for one in (model, branch, again)]
     assert hooks == policies
@@ -108,7 +111,7 @@ def test_an_override_of_another_node_stays(folder: Path) -> None:
     theirs: Any = lambda stock, *a, **k: stock(*a, **k)  # noqa: E731
     model.model_options["transformer_options"][attention.HOOK] = theirs
     options = out_of(ModelKernels.execute(model, "off")).model_options["transformer_options"]
-    assert options[attention.HOOK] is theirs and attention.policy_of(options) == OFF
+    assert options[attention.HOOK] is theirs and policy_of(options) == OFF
 
 
 # ------------------------------------------------------------------------------------------------------- the CLIP's
@@ -124,7 +127,7 @@ def test_two_branches_of_one_text_encoder(folder: Path, loaded: Any, budget: flo
     stack = clip.cond_stage_model.umt5xxl.transformer.encoder
     for one, policy in ((branch, asked), (clip, of_loader), (branch, asked), (branch, asked), (clip, of_loader)):
         one.load_model()
-        assert getattr(stack, t5.HOW).policy == policy
+        assert stack.fusestream_policy == policy
 
 
 def test_a_kernel_that_is_on_reaches_the_text_encoder(folder: Path) -> None:

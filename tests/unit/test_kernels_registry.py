@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import LEDGER, OPS, KernelError, KernelPolicy, KernelRefused, autotune, registry
-from fusestream.kernels_cuda.autotune import Tuner, round_up
+from fusestream.kernels_cuda.autotune import Tuner
+from fusestream.kernels_cuda.call import Call, round_up
 from fusestream.kernels_cuda.ops.sampling import first_tokens
-from fusestream.kernels_cuda.registry import Call, CudaCandidate, Op, StockCandidate
+from fusestream.kernels_cuda.registry import CudaCandidate, Op, StockCandidate
 from fusestream.kernels_cuda.winners import WinnersFile
 
 numbers = itertools.count()  # op names, once each: torch keeps a registration for good

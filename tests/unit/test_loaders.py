@@ -16,10 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import checkpoints
-from fusestream import fusion
-from fusestream.fusion import umt5
-from fusestream.fusion.recognise import Kind, WrongFile, recognise
+from fusestream import checkpoints, fusion
+from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.families import family_of
+from fusestream.fusion.families.t5 import umt5
+from fusestream.fusion.families.wan import WAN as WAN_FAMILY
+from fusestream.fusion.recognise import elsewhere, header_of
 from fusestream.memory import BadFile, Extent, WeightFile, read_header
 
 CASES = [(kind, storage) for kind, entry in checkpoints.KINDS.items() for storage in entry.storages]
@@ -40,12 +42,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def widths_of(path: str) -> Iterator[None]:
-    """Stock fixes the width of the Wan 2.2 VAE; lend it that of a tiny one."""
-    with (
-        checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, Path(path))
-        if "wan22_vae" in path
-        else contextlib.nullcontext()
-    ):
+    """Stock fixes some widths, of the Wan 2.2 VAE for one; lend it those of a tiny file."""
+    with contextlib.ExitStack() as open_:
+        if "wan22_vae" in path:
+            open_.enter_context(checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, Path(path)))
+        open_.enter_context(checkpoints.narrow.opened(comfy))
         yield
 
 
@@ -62,7 +63,8 @@ def assert_same_weights(ours: torch.nn.Module, stock: torch.nn.Module) -> None:
 @pytest.mark.parametrize(("kind", "storage"), WAN)
 def test_diffusion_model_is_what_stock_loads(folder: Path, kind: str, storage: str) -> None:
     path = str(checkpoints.write(kind, folder, storage))
-    ours, stock = fusion.load_diffusion_model(path), comfy.sd.load_diffusion_model(path)
+    with widths_of(path):
+        ours, stock = fusion.load_diffusion_model(path), comfy.sd.load_diffusion_model(path)
     assert type(ours) is type(stock) and type(ours.model) is type(stock.model)
     assert_same_weights(ours.model.diffusion_model, stock.model.diffusion_model)
     assert ours.cached_patcher_init[1][0] == path
@@ -172,7 +174,7 @@ def test_an_unknown_model_is_left_to_stock(tmp_path: Path) -> None:
     save_file({"what.weight": torch.ones(2)}, path)
     with pytest.raises(RuntimeError, match="Could not detect model type"):
         fusion.load_diffusion_model(str(path))
-    with pytest.raises(WrongFile, match=r"lacks the matrix 'shared\.weight' of a UMT5 text encoder"):
+    with pytest.raises(WrongFile, match=r"is no text encoder that ComfyUI knows"):
         fusion.load_text_encoder(str(path), [])
     with pytest.raises(RuntimeError, match="VAE is invalid"):
         fusion.load_vae(str(path))
@@ -195,9 +197,11 @@ def test_a_whole_checkpoint_gives_its_diffusion_model(folder: Path, tmp_path: Pa
 
 
 def test_names_alone_tell_the_kind() -> None:
-    assert recognise([]) is Kind.OTHER
-    assert recognise(["head.modulation", "blocks.0.self_attn.q.weight"]) is Kind.WAN
-    assert recognise(["blocks.0.self_attn.q.lora_A.weight", "blocks.0.self_attn.q.lora_B.weight"]) is Kind.LORA
+    none = torch.empty(0)
+    assert family_of(header_of({})) is None and elsewhere([]) is None
+    assert family_of(header_of({"head.modulation": none, "blocks.0.self_attn.q.weight": none})) is WAN_FAMILY
+    place = elsewhere(["blocks.0.self_attn.q.lora_A.weight", "blocks.0.self_attn.q.lora_B.weight"])
+    assert place is not None and "LoRA" in place
 
 
 def test_an_unreadable_file_is_named(folder: Path, tmp_path: Path) -> None:

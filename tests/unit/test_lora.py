@@ -9,7 +9,7 @@ import pytest
 import torch
 from comfy.weight_adapter.lora import LoRAAdapter
 
-from fusestream.fusion import lora
+from fusestream.fusion.stream import lora
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 

@@ -6,8 +6,9 @@ import ctypes
 
 import pytest
 
-from fusestream.memory import CudaError, NoDriver, NoManagedMemory, cuda, cuda_managed
-from fusestream.memory.cuda import HOST, SET_READ_MOSTLY, Driver, Location, library_names, open_library
+from fusestream.gpu import Driver, cuda, driver
+from fusestream.memory import CudaError, NoDriver, NoManagedMemory, cuda_managed, driver_calls
+from fusestream.memory.driver_calls import HOST, SET_READ_MOSTLY, Location, MemoryCalls
 
 STREAM = 77
 
@@ -55,12 +56,12 @@ class Library:
 
 def test_the_newer_signatures_are_used_where_the_driver_has_them():
     library = Library()
-    driver = Driver(library)
-    assert driver.newer_signatures
-    driver.prefetch(0x200000, 4096, 3, STREAM)
+    calls = MemoryCalls(Driver(library))
+    assert calls.newer_signatures
+    calls.prefetch(0x200000, 4096, 3, STREAM)
     address, nbytes, where, flags, stream = library.last("cuMemPrefetchAsync_v2")
     assert (address, nbytes, where.kind, where.number, flags, stream) == (0x200000, 4096, 1, 3, 0, STREAM)
-    driver.advise(0x200000, 4096, SET_READ_MOSTLY, HOST)
+    calls.advise(0x200000, 4096, SET_READ_MOSTLY, HOST)
     *_, advice, where = library.last("cuMemAdvise_v2")
     assert (advice, where.kind, where.number) == (SET_READ_MOSTLY, 2, 0)
     assert ctypes.sizeof(Location) == 8
@@ -69,56 +70,64 @@ def test_the_newer_signatures_are_used_where_the_driver_has_them():
 
 def test_the_older_signatures_are_used_elsewhere():
     library = Library(missing=("cuMemPrefetchAsync_v2", "cuMemAdvise_v2"))
-    driver = Driver(library)
-    assert not driver.newer_signatures
-    driver.prefetch(0x200000, 4096, HOST, STREAM)
+    calls = MemoryCalls(Driver(library))
+    assert not calls.newer_signatures
+    calls.prefetch(0x200000, 4096, HOST, STREAM)
     assert library.last("cuMemPrefetchAsync") == (0x200000, 4096, -1, STREAM)
-    driver.advise(0x200000, 4096, SET_READ_MOSTLY, 2)
+    calls.advise(0x200000, 4096, SET_READ_MOSTLY, 2)
     assert library.last("cuMemAdvise") == (0x200000, 4096, SET_READ_MOSTLY, 2)
 
 
 def test_each_call_reaches_the_driver():
     library = Library()
-    driver = Driver(library)
-    assert driver.alloc_host(4096) == driver.alloc_managed(4096) == 0x200000
-    assert driver.free_memory() == 5 << 30 and driver.attribute(0, 113) == 1 and driver.last_prefetch(0, 4096) == 1
-    driver.free_host(1)
-    driver.free(2)
-    driver.copy_in(1, 2, 3, STREAM)
+    calls = MemoryCalls(Driver(library))
+    assert calls.alloc_host(4096) == calls.alloc_managed(4096) == 0x200000
+    assert (
+        calls.driver.free_memory() == 5 << 30
+        and calls.driver.attribute(0, 113) == 1
+        and calls.last_prefetch(0, 4096) == 1
+    )
+    calls.free_host(1)
+    calls.free(2)
+    calls.copy_in(1, 2, 3, STREAM)
     assert library.last("cuMemcpyHtoDAsync_v2") == (1, 2, 3, STREAM)
-    driver.register(4096, 8192)
-    assert library.last("cuMemHostRegister_v2") == (4096, 8192, cuda.PORTABLE | cuda.READ_ONLY)
-    driver.register(4096, 8192, read_only=False)
-    assert library.last("cuMemHostRegister_v2")[2] == cuda.PORTABLE
-    driver.unregister(4096)
+    calls.register(4096, 8192)
+    assert library.last("cuMemHostRegister_v2") == (4096, 8192, driver_calls.PORTABLE | driver_calls.READ_ONLY)
+    calls.register(4096, 8192, read_only=False)
+    assert library.last("cuMemHostRegister_v2")[2] == driver_calls.PORTABLE
+    calls.unregister(4096)
     for _ in range(2):
-        driver.enter(0)
+        calls.driver.enter(0)
     assert [name for name, _ in library.calls].count("cuDevicePrimaryCtxRetain") == 1, "held once"
     assert library.last("cuCtxSetCurrent")[0].value == 0x1234
 
 
 def test_a_refusal_names_the_call_and_the_drivers_words():
     library = Library()
-    driver = Driver(library)
+    calls = MemoryCalls(Driver(library))
     library.failing["cuMemHostRegister_v2"] = 801
     with pytest.raises(CudaError, match=r"cuMemHostRegister failed with NOT_SUPPORTED \(801\): operation not") as info:
-        driver.register(4096, 8192)
+        calls.register(4096, 8192)
     assert info.value.status == 801
 
 
 def test_what_is_missing_is_said(monkeypatch):
     with pytest.raises(NoDriver, match="no NVIDIA driver: "):
-        open_library(("libno-such-driver.so",))
-    assert library_names("win32") == ("nvcuda.dll",) and library_names("linux")[0] == "libcuda.so.1"
-    for library, words in ((Library(missing=("cuMemHostUnregister",)), "older than 525"), (Library(), "not start")):
-        library.failing["cuInit"] = 999
+        cuda.open_library(("libno-such-driver.so",))
+    assert cuda.library_names("win32") == ("nvcuda.dll",) and cuda.library_names("linux")[0] == "libcuda.so.1"
+    asleep = Library()
+    asleep.failing["cuInit"] = 999
+    for library, words in ((Library(missing=("cuMemHostUnregister",)), "older than 525"), (asleep, "not start")):
         monkeypatch.setattr(cuda, "open_library", lambda names, library=library: library)
-        cuda.driver.cache_clear()
+        driver.cache_clear()
+        driver_calls.memory_calls.cache_clear()
         with pytest.raises(NoDriver, match=words):
-            cuda.driver()
+            driver_calls.memory_calls()
     monkeypatch.setattr(cuda, "open_library", lambda names: Library())
-    assert cuda.driver() is cuda.driver()
-    cuda.driver.cache_clear()
+    driver.cache_clear()
+    assert driver() is driver() and driver_calls.memory_calls().driver is driver()
+    driver.cache_clear()
+    driver_calls.memory_calls.cache_clear()
 
 
 class Gpu:
@@ -126,8 +135,8 @@ class Gpu:
 
     name, index, is_managed_capable = "cuda:0", 0, True
 
-    def __init__(self, driver) -> None:
-        self.driver = driver
+    def __init__(self, calls) -> None:
+        self.calls, self.driver = calls, calls.driver
         self.stream = type("Stream", (), {"cuda_stream": STREAM})()
 
     def enter_thread(self) -> None: ...
@@ -135,18 +144,18 @@ class Gpu:
 
 def test_managed_memory_in_the_drivers_words():
     library = Library()
-    gpu = Gpu(Driver(library))
+    gpu = Gpu(MemoryCalls(Driver(library)))
     memory = cuda_managed.CudaManagedMemory(gpu)
     address = memory.allocate(4096)
     *_, advice, home = library.last("cuMemAdvise_v2")
-    assert advice == cuda.SET_PREFERRED_LOCATION and home.kind == 2, "at home in RAM"
+    assert advice == driver_calls.SET_PREFERRED_LOCATION and home.kind == 2, "at home in RAM"
     memory.filled(address, 4096)
     memory.bring(address, 4096)
     assert library.last("cuMemPrefetchAsync_v2")[4] == STREAM
     library.calls.clear()
     memory.evict(address, 4096)
     advices = [arguments[2] for name, arguments in library.calls if name == "cuMemAdvise_v2"]
-    assert advices == [cuda.UNSET_READ_MOSTLY, cuda.SET_READ_MOSTLY], "no copy back"
+    assert advices == [driver_calls.UNSET_READ_MOSTLY, driver_calls.SET_READ_MOSTLY], "no copy back"
     assert memory.free_bytes() == 5 << 30
     memory.free(address)
     assert library.last("cuMemFree_v2") == (address,)
@@ -154,7 +163,7 @@ def test_managed_memory_in_the_drivers_words():
 
 def test_a_pool_outlives_the_tensors_over_it():
     library = Library()
-    memory = cuda_managed.CudaManagedMemory(Gpu(Driver(library)))
+    memory = cuda_managed.CudaManagedMemory(Gpu(MemoryCalls(Driver(library))))
     address = memory.allocate(4096)
     holder = cuda_managed.Holder(address, 4096)
     memory._holder = cuda_managed.weakref.ref(holder)
@@ -165,7 +174,7 @@ def test_a_pool_outlives_the_tensors_over_it():
 
 
 def test_managed_memory_is_refused_where_the_system_does_not_page_it():
-    gpu = Gpu(Driver(Library()))
+    gpu = Gpu(MemoryCalls(Driver(Library())))
     gpu.is_managed_capable = False
     with pytest.raises(NoManagedMemory, match=r"concurrentManagedAccess.*Use the slots backend"):
         cuda_managed.CudaManagedMemory(gpu)

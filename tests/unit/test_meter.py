@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import checkpoints
+from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.nodes import meter
 

@@ -11,11 +11,13 @@ import pytest
 import torch
 from comfy.model_base import BaseModel
 
-import checkpoints
-from fusestream.fusion import activations, calls, progress
+from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.model_call import PLACES, ModelCall
-from fusestream.fusion.stream import STREAM
+from fusestream.fusion.stream import branches as calls
+from fusestream.fusion.stream import progress
+from fusestream.fusion.stream import step as activations
+from fusestream.fusion.stream.model_call import PLACES, ModelCall
+from fusestream.fusion.stream.stream import STREAM
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from safetensors.torch import load_file
 
-import checkpoints
+from fusestream import checkpoints
 from fusestream.memory import (
     Checkpoint,
     DeviceBudget,

@@ -8,10 +8,9 @@ import pytest
 import torch
 from plain_device import PlainDevice
 
-from fusestream.memory import Ledger, Parcels, RamBudget
+from fusestream.memory import CudaError, Ledger, Parcels, RamBudget
 from fusestream.memory import parcels as module
 from fusestream.memory.backend import Along
-from fusestream.memory.cuda import CudaError
 
 KIB = 1024
 

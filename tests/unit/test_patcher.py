@@ -18,13 +18,12 @@ from comfy_extras.nodes_model_advanced import ModelSamplingSD3
 from safetensors.torch import load_file, save_file
 from scenes import Scene, Studio, distance, sample
 
-import checkpoints
-from fusestream import fusion
+from fusestream import checkpoints, fusion
 from fusestream.fusion import WrongFile, attention
+from fusestream.fusion.errors import NotStreamable, NotWhileStreaming
+from fusestream.fusion.families.wan import order as wan_order
 from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.patcher import StreamingModelPatcher
-from fusestream.fusion.skeleton import NotStreamable
-from fusestream.fusion.stream import NotWhileStreaming
+from fusestream.fusion.stream.patcher import StreamingModelPatcher
 from fusestream.kernels_cuda import LEDGER
 
 GIB = 2**30
@@ -133,7 +132,7 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
 
 def test_automatic_loads_as_stock_what_cannot_stream_and_says_so(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that stock knows and whose blocks are in none of the lists that stream."""
-    monkeypatch.setattr("fusestream.fusion.blocks.LISTS", ("layers",))
+    monkeypatch.setattr(wan_order, "in_order", lambda _net: [])
     LEDGER.clear()
     model = fusion.load_diffusion_model(path, vram_budget=-1.0)
     assert not isinstance(model, StreamingModelPatcher)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from plain_device import PlainDevice, PlainManagedMemory
 
-import checkpoints
-from fusestream.fusion import stream as streaming
+from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.stream import stream as streaming
 from fusestream.memory import Pager, Parcels, RamBudget, bounds
 from fusestream.memory.host import Host
 from fusestream.memory.managed import ManagedBackend
@@ -95,7 +95,9 @@ def test_the_latents_are_stocks_with_loras_and_without(
         if strength:
             pair = tuple(comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)[0] for model in pair)
         assert torch.equal(*(sample(model) for model in pair)), strength
-        assert bool(ours.stream._factors.parcels.held_bytes) == bool(strength), "the factors come with the blocks"
+        assert bool(ours.stream.patching.factors.parcels.held_bytes) == bool(strength), (
+            "the factors come with the blocks"
+        )
     assert ours.stream.pager.is_writable == (backend != "managed")
     assert 0 < ours.stream.held <= ours.stream.ledger.peak("VRAM") <= ours.stream.ceiling
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from scenes import distance
 
-import checkpoints
-from fusestream.fusion import lora
+from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.override import model_under
+from fusestream.fusion.stream import lora
 from fusestream.kernels_cuda import KernelPolicy
 
 LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base != "umt5"]

@@ -17,9 +17,9 @@ import pytest
 import torch
 from comfy.patcher_extension import CallbacksMP
 
-import checkpoints
-from fusestream.fusion import patcher, vram
+from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.stream import patcher, vram
 from fusestream.memory import FileChanged, OverBudget
 
 GIB = 2**30

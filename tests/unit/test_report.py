@@ -19,9 +19,8 @@ import pytest
 import torch
 from PIL import Image
 
-import checkpoints
-from fusestream import fusion
-from fusestream.fusion import calls, report
+from fusestream import checkpoints, fusion
+from fusestream.fusion import report
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.report import canvas, gathering, passes
 from fusestream.fusion.report.advice import advise
@@ -36,6 +35,7 @@ from fusestream.fusion.report.data import (
     duration,
     size,
 )
+from fusestream.fusion.stream import branches as calls
 from fusestream.memory.ledger import Entry
 from fusestream.nodes.kernels import ModelKernels
 from fusestream.nodes.report import Compare, ReportNode

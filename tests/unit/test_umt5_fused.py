@@ -16,8 +16,10 @@ import comfy.utils
 import pytest
 import torch
 
-from fusestream.fusion import halves, t5
-from fusestream.fusion.stream import STREAMED
+from fusestream.fusion import operands
+from fusestream.fusion.families.t5 import encoder as t5
+from fusestream.fusion.stream.stream import STREAMED
+from fusestream.fusion.wide import Wide
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 
 WIDTH, HEADS, FFN, LAYERS = 64, 2, 160, 3
@@ -158,9 +160,7 @@ def test_a_middle_layers_output() -> None:
 def test_masked_tokens_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     attend = t5.attend
-    monkeypatch.setattr(
-        t5, "attend", lambda layer, how, x, *rest: seen.append(x.shape[1]) or attend(layer, how, x, *rest)
-    )
+    monkeypatch.setattr(t5, "attend", lambda layer, x, *rest: seen.append(x.shape[1]) or attend(layer, x, *rest))
     both(build(), [tokens(70, 300), tokens(10, 300)])
     assert set(seen) == {128} and len(seen) == LAYERS
 
@@ -230,7 +230,8 @@ def test_weights_that_are_elsewhere_are_stocks() -> None:
     x, mask = torch.zeros(1, 8, WIDTH), torch.ones(1, 8)
 
     def reason(mode: Any) -> str | None:
-        return t5.obstacle(stack, t5.How(KernelPolicy.of(mode), on_cpu=True), x, mask)
+        stack.__dict__ |= {"fusestream_policy": KernelPolicy.of(mode), "fusestream_on_cpu": True}
+        return t5.obstacle(stack, x, mask)
 
     assert reason("auto") is None
     stack.block[2].layer[1].to("meta")
@@ -266,14 +267,15 @@ def test_weights_brought_through_one_buffer(precision: str, monkeypatch: pytest.
     buffer = torch.empty(WIDTH * FFN, dtype=torch.float16)
 
     @contextlib.contextmanager
-    def brought(_device: torch.device, module: Any) -> Iterator[torch.Tensor]:
+    def brought(module: Any, _device: torch.device) -> Iterator[operands.Weights]:
         weight = module.weight
-        yield buffer[: weight.numel()].view(weight.shape).copy_(weight)
+        yield operands.Weights(buffer[: weight.numel()].view(weight.shape).copy_(weight), None)
 
     model = build()
     want = model([tokens(30)])[0]
-    monkeypatch.setattr(halves, "is_there", lambda *_: False)
-    monkeypatch.setattr(halves, "weight_on", brought)
+    monkeypatch.setattr(operands, "_lie_as_wanted", lambda *_: False)
+    monkeypatch.setattr(operands, "_is_here", lambda *_: False)
+    monkeypatch.setattr(operands, "_brought", brought)
     t5.fuse(model, KernelPolicy.of(precision=precision), on_cpu=True)
     close(model([tokens(30)])[0], want, ALLOWED[precision])
 
@@ -314,8 +316,10 @@ def test_packed_weights_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None
     """q, k and v that lie one behind the other, as in a streamed block."""
     model = build()
     shapes: list[Any] = []
-    product = t5.product
-    monkeypatch.setattr(t5, "product", lambda h, weight, how: shapes.append(weight.shape[0]) or product(h, weight, how))
+    product = Wide.product
+    monkeypatch.setattr(
+        Wide, "product", lambda wide, h, weight: shapes.append(weight.shape[0]) or product(wide, h, weight)
+    )
     for block in model.transformer.encoder.block:
         parts = [getattr(block.layer[0].SelfAttention, name) for name in "qkv"]
         room = torch.cat([part.weight for part in parts])

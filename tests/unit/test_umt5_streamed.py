@@ -18,15 +18,13 @@ import torch
 from plain_device import PlainDevice
 from safetensors.torch import load_file, save_file
 
-import checkpoints
-from fusestream import fusion
-from fusestream.fusion import stream as streaming
-from fusestream.fusion import t5, t5_skeleton, vram
+from fusestream import checkpoints, fusion
+from fusestream.fusion.errors import NotStreamable, NotWhileStreaming, WrongFile
+from fusestream.fusion.families.t5 import encoder as t5
 from fusestream.fusion.load import load_streamed_text_encoder
-from fusestream.fusion.patcher import StreamingModelPatcher
-from fusestream.fusion.recognise import WrongFile
-from fusestream.fusion.skeleton import NotStreamable
-from fusestream.fusion.stream import NotWhileStreaming
+from fusestream.fusion.stream import stream as streaming
+from fusestream.fusion.stream import vram
+from fusestream.fusion.stream.patcher import StreamingModelPatcher
 from fusestream.memory import FileChanged, Pager, RamBudget, bounds
 from fusestream.memory.host import Host
 from fusestream.memory.slots import SlotsBackend
@@ -112,7 +110,7 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
         clip = fusion.load_text_encoder(path, [], policy, budget)
         assert isinstance(clip, comfy.sd.CLIP) and isinstance(clip.patcher, StreamingModelPatcher)
         assert clip.patcher.stream.ceiling == ceiling and clip.patcher.is_clip
-        assert clip.cond_stage_model.umt5xxl.transformer.encoder.fusestream_how.policy is policy
+        assert clip.cond_stage_model.umt5xxl.transformer.encoder.fusestream_policy is policy
         assert clip.patcher.hook_mode == comfy.hooks.EnumHookMode.MinVram
     factory, arguments = clip.patcher.cached_patcher_init
     again = factory(*arguments, disable_dynamic=True)
@@ -299,4 +297,6 @@ def test_a_quantised_token_embedding_is_refused(folder: Path, tmp_path: Path) ->
 def test_its_names_are_those_of_the_model(path: str) -> None:
     clip = least(path)
     assert clip.patcher.stream.keys <= clip.cond_stage_model.state_dict().keys()
-    assert t5_skeleton.ROOT == "umt5xxl.transformer."
+    first = clip.patcher.stream.blocks[0]
+    assert first.name == "encoder.block.0"
+    assert all(paged.key == f"umt5xxl.transformer.{first.name}.{paged.name}" for paged in first.paged)

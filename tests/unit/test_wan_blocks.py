@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import comfy
 import comfy.ldm.wan.model
 import comfy.model_management
 import comfy.ops
+import family_scenes
 import pytest
 import torch
 from scenes import Scene, Studio, sample
 
-import checkpoints
-from fusestream.fusion import KernelPolicy, attention, wan
+from fusestream import checkpoints
+from fusestream.fusion import KernelPolicy, attention
+from fusestream.fusion.families.wan import block as wan
+from fusestream.fusion.fused import PARTS
 from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.weights import packed, taken
+from fusestream.fusion.operands import operands, packed
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
 
 OFF = KernelPolicy.of("off")
@@ -64,6 +68,27 @@ def test_the_latents_are_as_near_as_fp16_is(studio: Studio, scenes: dict[str, Sc
     exact = sample(load(path, OFF, torch.float32), scenes[kind])
     assert not torch.equal(fused, theirs), "otherwise nothing of ours computed it"
     assert distance(fused, exact) <= max(1.1 * distance(theirs, exact), 1e-3)
+
+
+@pytest.mark.parametrize("kind", ["wan_s2v", "wan_animate"])
+def test_what_adds_to_standard_blocks_from_outside_is_fused_too(studio: Studio, kind: str) -> None:
+    """Speech and faces are added between the blocks."""
+    with checkpoints.narrow.opened(comfy):
+        path = str(checkpoints.write(kind, studio.folder, "fp16"))
+        scene = family_scenes.inputs(kind)
+        fused, theirs, exact = (sample(load(path, *given), scene) for given in ((), (OFF,), (OFF, torch.float32)))
+    assert not handed_back() and not torch.equal(fused, theirs)
+    assert distance(fused, exact) <= max(1.1 * distance(theirs, exact), 1e-3)
+
+
+@pytest.mark.parametrize("kind", ["wan_humo", "wan_causal"])
+def test_blocks_of_another_kind_are_stocks(studio: Studio, kind: str) -> None:
+    with checkpoints.narrow.opened(comfy):
+        path = str(checkpoints.write(kind, studio.folder, "fp16"))
+        scene = family_scenes.inputs(kind)
+        model = load(path)
+        assert model.stream.family is None
+        assert torch.equal(sample(model, scene), sample(load(path, OFF), scene))
 
 
 @pytest.mark.parametrize("op", ["linear", "linear_", "norm_modulate", "rms_rope_", "attention"])
@@ -216,7 +241,7 @@ def test_without_our_loader_a_block_is_stocks() -> None:
 def test_weights_elsewhere_are_stocks_business() -> None:
     case = Case()
     case.module.ffn[0].weight = torch.nn.Parameter(torch.empty(512, 256, device="meta", dtype=torch.float16), False)
-    assert "the weights are on the META" in str(wan.obstacle(case.module, case.x))
+    assert "the weights are on the META" in str(case.module.__dict__[PARTS].obstacle(case.module, case.x))
 
 
 # ------------------------------------------------------------------------------------------------------------ weights
@@ -228,13 +253,13 @@ def test_weights_that_lie_together_are_one_matrix() -> None:
     for i, layer in enumerate(layers):
         layer.weight = torch.nn.Parameter(room[32 * i : 32 * i + 32], requires_grad=False)
     x = torch.randn(1, 32, dtype=torch.float16)
-    with taken(x, *layers) as parts:
+    with operands(x, KernelPolicy(), *layers) as parts:
         one = packed(parts)
         assert one is not None and one.weight is not None and one.bias is None
         assert torch.equal(one.weight, room) and one.weight.data_ptr() == room.data_ptr()
         assert packed(parts[::-1]) is None and packed([parts[0], parts[2]]) is None
     layers[1].weight = torch.nn.Parameter(layers[1].weight.clone(), requires_grad=False)
-    with taken(x, *layers) as parts:
+    with operands(x, KernelPolicy(), *layers) as parts:
         assert packed(parts) is None
 
 
@@ -242,6 +267,6 @@ def test_a_weight_is_taken_with_all_that_stock_does_to_it() -> None:
     layer: Any = comfy.ops.manual_cast.Linear(8, 8, dtype=torch.bfloat16)
     layer.weight.data.copy_(torch.eye(8)), layer.bias.data.zero_()
     layer.weight_function, layer.bias_function = [lambda w: w * 3], [lambda b: b + 1]
-    with taken(torch.zeros(1, 8, dtype=torch.float16), layer) as [own]:
+    with operands(torch.zeros(1, 8, dtype=torch.float16), KernelPolicy(), layer) as [own]:
         assert own.weight is not None and own.weight.dtype is torch.float16
         assert torch.equal(own.weight, 3 * torch.eye(8, dtype=torch.float16)) and bool((own.bias == 1).all())

@@ -18,10 +18,11 @@ from live_memory import LiveBytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_allocator import Allocator, HeldBytes
 
-import checkpoints
-from fusestream import fusion
-from fusestream.fusion import wan_vae, wan_vae_layers
-from fusestream.fusion.wan_vae_passage import Passage
+from fusestream import checkpoints, fusion
+from fusestream.fusion import load
+from fusestream.fusion.families.wan.vae import fused as wan_vae
+from fusestream.fusion.families.wan.vae import layers as wan_vae_layers
+from fusestream.fusion.families.wan.vae.passage import Passage
 from fusestream.kernels_cuda import KernelPolicy, obstacle
 
 KINDS = {"wan_vae": (16, 8, 3), "wan22_vae": (48, 16, 12)}
@@ -291,10 +292,10 @@ def test_the_type_is_fp16_where_kernels_run_and_the_flags_decide(monkeypatch):
     card, management = torch.device("cuda", 0), comfy.model_management
     monkeypatch.setattr(management, "should_use_fp16", lambda *_: True)
     monkeypatch.setattr(management, "should_use_bf16", lambda *_: True)
-    monkeypatch.setattr(wan_vae, "obstacle", lambda _: None)
-    assert wan_vae.dtype_for(card) is torch.float16
+    monkeypatch.setattr(load, "obstacle", lambda _: None)
+    assert load.vae_dtype(card) is torch.float16
     monkeypatch.setattr(management.args, "bf16_vae", True)
-    assert wan_vae.dtype_for(card) is torch.bfloat16
-    monkeypatch.setattr(wan_vae, "obstacle", lambda _: "it is too old")
-    assert wan_vae.dtype_for(card) is None
+    assert load.vae_dtype(card) is torch.bfloat16
+    monkeypatch.setattr(load, "obstacle", lambda _: "it is too old")
+    assert load.vae_dtype(card) is None
     assert obstacle(torch.device("cpu")) == "cpu is no NVIDIA card"

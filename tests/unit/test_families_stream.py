@@ -1,0 +1,283 @@
+"""Whatever stock loads, streams: models that no family of ours knows sample, encode and decode what stock's do, bit for bit."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import comfy
+import comfy.model_management
+import comfy.sd
+import comfy.text_encoders.flux
+import comfy.utils
+import family_scenes
+import pytest
+import torch
+from family_scenes import inputs, parts
+from safetensors.torch import load_file, save_file
+from scenes import sample
+
+from fusestream import checkpoints, fusion
+from fusestream.checkpoints import clip_l, llama, narrow, t5xxl
+from fusestream.fusion.errors import NotStreamable, WrongFile
+from fusestream.fusion.load import load_streamed_diffusion_model, load_streamed_text_encoder
+from fusestream.fusion.stream.patcher import StreamingModelPatcher
+from fusestream.kernels_cuda import LEDGER
+
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "small_ones_too")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("families")
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def small_ones_too() -> Iterator[None]:
+    with narrow.opened(comfy):
+        yield
+
+
+def least(model: Any) -> Any:
+    """The same model, streamed through the smallest window there is."""
+    patcher = getattr(model, "patcher", model)
+    patcher.stream.ceiling = patcher.stream.least
+    return model
+
+
+def lora_for(model: Any) -> dict[str, torch.Tensor]:
+    """For every sixth matrix of a model, in blocks and outside of them."""
+    found, generator = {}, torch.Generator().manual_seed(3)
+    shapes = {key: value.shape for key, value in model.model_state_dict().items() if key.endswith(".weight")}
+    for key in [key for key, shape in sorted(shapes.items()) if len(shape) == 2][::6]:
+        rows, columns = shapes[key]
+        name = key.removesuffix(".weight")
+        found[f"{name}.lora_up.weight"] = torch.randn(rows, 2, generator=generator) * 0.1
+        found[f"{name}.lora_down.weight"] = torch.randn(2, columns, generator=generator) * columns**-0.5
+    return found
+
+
+def same(ours: Any, stocks: Any) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(parts(ours), parts(stocks), strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------- diffusion models
+
+WAN_BLOCKS = ("wan_s2v", "wan_animate")  # standard ones, with something in between
+
+
+@pytest.mark.parametrize("kind", family_scenes.KINDS)
+def test_the_latents_are_stocks_with_a_lora_and_without(
+    folder: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(checkpoints.write(kind, folder, "fp16"))
+    caplog.set_level(logging.INFO)
+    LEDGER.clear()
+    ours, stock, scene = least(load_streamed_diffusion_model(path)), comfy.sd.load_diffusion_model(path), inputs(kind)
+    note = any("streams; no fused kernels for this family" in line for line in LEDGER.messages)
+    assert note == (ours.stream.family is None) == (kind not in WAN_BLOCKS)
+    plain = sample(stock, scene)
+    for _ in range(2):  # the second time in the order that the first has shown
+        assert same(sample(ours, scene), plain)
+
+    stream = ours.stream
+    assert stream.ledger.peak("VRAM") <= stream.least
+    assert len(stream.pager.plan.streamed) > stream.pager.plan.slots, "otherwise nothing was streamed"
+    held = dict(ours.model.diffusion_model.named_parameters())
+    large = sum(one.nbytes for one in held.values() if one.ndim > 1)
+    assert sum(one.nbytes for one in held.values() if one.is_meta) > 0.4 * large, "both ends of these are never small"
+
+    lora = lora_for(stock)
+    ours, stock = (comfy.sd.load_lora_for_models(model, None, lora, 0.8, 0.0)[0] for model in (ours, stock))
+    wanted = sample(stock, scene)
+    assert not same(wanted, plain)
+    assert same(sample(ours, scene), wanted)
+
+
+@pytest.mark.parametrize("kind", ["flux1", "qwen_image", "sdxl", "ltx2"])
+def test_an_fp8_file_streams(folder: Path, kind: str) -> None:
+    path = str(checkpoints.write(kind, folder, "fp8_e4m3fn"))
+    ours, stock = least(load_streamed_diffusion_model(path)), comfy.sd.load_diffusion_model(path)
+    assert same(sample(ours, inputs(kind)), sample(stock, inputs(kind)))
+
+
+@pytest.mark.parametrize("kind", ["flux1", "ltx23", "sd15_wide", "minimax_h3"])
+def test_blocks_stream_in_the_order_in_which_they_run(folder: Path, kind: str) -> None:
+    ours = least(load_streamed_diffusion_model(str(checkpoints.write(kind, folder, "fp16"))))
+    sample(ours, inputs(kind))
+    sample(ours, inputs(kind))
+    stream = ours.stream
+    names = [layer.name for layer in stream.layers]
+    uses = [entry.layer for entry in stream.ledger.entries if entry.kind == "use"]
+    assert uses[-len(names) :] == names
+
+
+def test_any_model_is_loaded_by_the_loader(folder: Path) -> None:
+    path = str(checkpoints.write("flux1", folder, "fp16"))
+    for budget, streams in ((0.0, False), (-1.0, True), (0.5, True)):
+        model = fusion.load_diffusion_model(path, vram_budget=budget)
+        assert isinstance(model, StreamingModelPatcher) == streams
+        assert type(model.model).__name__ == "Flux"
+
+
+def changed(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> str:
+    tensors = load_file(path)
+    change(tensors)
+    found = path.with_stem(f"{path.stem}-changed")
+    save_file(tensors, found)
+    return str(found)
+
+
+def test_what_is_joined_on_load_is_named_and_left_to_stock(folder: Path) -> None:
+    """Z-Image in the layout of diffusers has q, k and v apart; stock joins them."""
+
+    def apart(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("attention.qkv.weight")]:
+            heads = tensors.pop(name).chunk(3)
+            for part, tensor in zip(("to_q", "to_k", "to_v"), heads, strict=True):
+                tensors[name.replace("qkv", part)] = tensor.contiguous()
+        for name in [name for name in tensors if ".attention." in name]:
+            for ours, theirs in ((".out.", ".to_out.0."), ("q_norm", "norm_q"), ("k_norm", "norm_k")):
+                if ours in name:
+                    tensors[name.replace(ours, theirs)] = tensors.pop(name)
+        for ours, theirs in (("final_layer.", "all_final_layer.2-1."), ("x_embedder.", "all_x_embedder.2-1.")):
+            for name in [name for name in tensors if name.startswith(ours)]:
+                tensors[name.replace(ours, theirs)] = tensors.pop(name)
+
+    path = changed(checkpoints.write("z_image", folder, "fp16"), apart)
+    with pytest.raises(NotStreamable, match=r"layers\.0\.attention\.to_.\.weight .* cannot stream.*vram_budget to 0"):
+        load_streamed_diffusion_model(path)
+    LEDGER.clear()
+    model = fusion.load_diffusion_model(path, vram_budget=-1.0)
+    assert not isinstance(model, StreamingModelPatcher)
+    assert any("cannot stream" in line and "loaded as stock does" in line for line in LEDGER.messages)
+    whole = comfy.sd.load_diffusion_model(str(checkpoints.write("z_image", folder, "fp16")))
+    assert same(sample(model, inputs("z_image")), sample(whole, inputs("z_image")))
+
+
+def test_a_weight_that_is_not_in_the_file_is_named(folder: Path) -> None:
+    name = "double_blocks.1.img_attn.proj.weight"
+    path = changed(checkpoints.write("flux1", folder, "fp16"), lambda tensors: tensors.__delitem__(name))
+    with pytest.raises(WrongFile, match=rf"lacks 1 of the model's weights: {name}\. Download it again"):
+        load_streamed_diffusion_model(path)
+
+
+# -------------------------------------------------------------------------------------------------------- text encoders
+
+FOX = "a red (fox:1.2) runs through the snow"
+IDS = {"qwen3_4b": [[(token, 1.0) for token in (5, 7, 9, 200)]]}
+
+
+def klein(path: Path) -> dict[str, Any]:
+    """klein's three layers, out of the four that there are."""
+    return {
+        **llama.model_options(path),
+        "qwen3_4b_class": partial(comfy.text_encoders.flux.Qwen3_4BModel, layer=[1, 2, 3]),
+    }
+
+
+# The file, the type, its options, a prompt, and the blocks.
+ENCODERS: dict[str, tuple[Any, ...]] = {
+    "clip_l": ("clip_l", "stable_diffusion", clip_l.model_options, FOX, 4),
+    "t5xxl": ("t5xxl", "chroma", t5xxl.model_options, FOX, 24),
+    "qwen3": ("qwen3", "lumina2", llama.model_options, IDS, 4),
+    "klein": ("qwen3", "flux2", klein, IDS, 4),
+    "gemma2": ("gemma2", "lumina2", llama.model_options, FOX, 4),
+}
+
+
+def encoder(folder: Path, name: str, storage: str = "fp16") -> tuple[Any, Any, Any]:
+    """Streamed through the smallest window, and stock's; and a prompt."""
+    file, kind, options, prompt, _ = ENCODERS[name]
+    path = checkpoints.write(file, folder, storage)
+    ours = least(load_streamed_text_encoder(str(path), [], kind=kind, options=options(path)))
+    clip_type = getattr(comfy.sd.CLIPType, kind.upper())
+    return ours, comfy.sd.load_clip([str(path)], clip_type=clip_type, model_options=options(path)), prompt
+
+
+def encode(clip: Any, prompt: Any) -> list[torch.Tensor]:
+    """Encoding, and the pooled output where there is one."""
+    tokens = clip.tokenize(prompt) if isinstance(prompt, str) else prompt
+    return [one for one in clip.encode_from_tokens(tokens, return_pooled=True) if one is not None]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_encoding_is_stocks_with_a_lora_and_without(folder: Path, name: str) -> None:
+    ours, stock, prompt = encoder(folder, name)
+    wanted = encode(stock, prompt)
+    for _ in range(2):
+        assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), wanted, strict=True))
+    stream = ours.patcher.stream
+    assert len(stream.layers) == ENCODERS[name][-1]
+    assert stream.ledger.peak("VRAM") <= stream.least
+    assert len(stream.pager.plan.streamed) > stream.pager.plan.slots, "otherwise nothing was streamed"
+
+    lora = lora_for(stock.patcher)
+    for key in [key for key in lora if any(left.key.startswith(key.split(".lora_")[0]) for left in stream.left)]:
+        del lora[key]  # a table stays in the file, and says so where a LoRA is for it
+    names = {
+        f"text_encoders.{key.removesuffix('.weight')}": key
+        for key in stock.patcher.model_state_dict()
+        if key.endswith(".weight")
+    }
+    patches = comfy.lora.load_lora({f"text_encoders.{key}": value for key, value in lora.items()}, names)
+    assert patches
+    plain = wanted
+    for clip in (ours, stock):
+        clip.patcher.add_patches(patches, 0.7)
+    wanted = encode(stock, prompt)
+    assert not torch.equal(wanted[0], plain[0])
+    assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), wanted, strict=True))
+
+
+@pytest.mark.parametrize(("name", "storage"), [("t5xxl", "fp8_scaled"), ("qwen3", "fp8_comfy_quant")])
+def test_a_quantised_encoder_streams(folder: Path, name: str, storage: str) -> None:
+    ours, stock, prompt = encoder(folder, name, storage)
+    assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), encode(stock, prompt), strict=True))
+
+
+def test_a_language_model_writes(folder: Path) -> None:
+    """Its words come from the table of its tokens, which stock looks up without calling it."""
+    ours, stock, prompt = encoder(folder, "qwen3")
+    written = [
+        clip.generate(prompt, do_sample=True, max_length=8, temperature=1.0, seed=5, top_k=0) for clip in (ours, stock)
+    ]
+    assert written[0] == written[1] and len(written[0]) > 0
+    stream = ours.patcher.stream
+    assert len(stream.layers) == 5, "the table is paged like a block, from now on"
+    assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), encode(stock, prompt), strict=True))
+
+
+def test_a_file_that_serves_several_models_asks_for_the_type(folder: Path) -> None:
+    path = str(checkpoints.write("t5xxl", folder, "fp16"))
+    with pytest.raises(WrongFile, match=r"choose a type \(sd3 for SD 3, chroma for Chroma"):
+        fusion.load_text_encoder(path, [], vram_budget=-1.0)
+    with pytest.raises(WrongFile, match="no text encoder type 'chorma'"):
+        fusion.load_text_encoder(path, [], vram_budget=-1.0, kind="chorma")
+
+
+# ----------------------------------------------------------------------------------------------------------------- VAEs
+
+
+@pytest.mark.parametrize("kind", ["sd_vae", "flux_vae"])
+def test_any_vae_is_loaded(folder: Path, kind: str) -> None:
+    path = str(checkpoints.write(kind, folder, "fp16"))
+    ours, stock = fusion.load_vae(path), comfy.sd.VAE(sd=comfy.utils.load_torch_file(path))
+    pixels = torch.rand(1, 64, 64, 3)
+    latents = stock.encode(pixels)
+    assert torch.equal(ours.encode(pixels), latents)
+    assert torch.equal(ours.decode(latents), stock.decode(latents))
