@@ -31,6 +31,7 @@ class AttentionOverride:
 
     def __init__(self, policy: KernelPolicy) -> None:
         self.policy = policy
+        self._mode = policy.mode("attention")
 
     def __call__(
         self,
@@ -51,7 +52,7 @@ class AttentionOverride:
         """
         reason = self._obstacle(stock, q, others)
         if reason is not None:
-            HAND_BACK(reason, q, forced=self.policy.mode("attention") == "on", quietly=not q.is_cuda)
+            HAND_BACK(reason, q, forced=self._mode == "on", quietly=not q.is_cuda)
             return stock(
                 q,
                 k,
@@ -76,18 +77,17 @@ class AttentionOverride:
 
     def _obstacle(self, stock: Callable[..., Tensor], q: Tensor, others: dict[str, Any]) -> str | None:
         """Why stock's function must serve, in words a user understands; None if ours may."""
-        if self.policy.mode("attention") == "off":
+        if self._mode == "off":
             return "attention is switched off for this model"
         if not q.is_cuda:
             return f"tensor is on the {q.device.type.upper()}"
         if q.dtype is not torch.float16:
             return f"the model computes in {str(q.dtype).removeprefix('torch.')}, the kernels in float16"
         name = getattr(stock, "__name__", str(stock))
-        if name != STOCK and self.policy.mode("attention") != "on":
+        if name != STOCK and self._mode != "on":
             return f"ComfyUI was started with another attention ({name}), and that is kept"
-        unknown = sorted(others.keys() - KNOWN)
-        if unknown:
-            return f"the model passes {', '.join(unknown)}, which this version does not know"
+        if not others.keys() <= KNOWN:
+            return f"the model passes {', '.join(sorted(others.keys() - KNOWN))}, which this version does not know"
         return None
 
 

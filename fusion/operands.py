@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 
 import comfy.ops
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..kernels_cuda import KernelPolicy, to_half
 from .stream.blocks import is_quantised
 from .stream.lora import Added
 
 HALVED = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2)  # what `to_half` takes
+PACKED = "_fusestream_packed"
 SCALED = ("TensorCoreFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2Layout")  # fp8 data and one fp32 scale
 
 
@@ -55,7 +56,7 @@ class operands:
         self._held: contextlib.ExitStack | None = None
 
     def __enter__(self) -> list[Weights]:
-        kind, device, found = self._x.dtype, self._x.device, []
+        kind, device, found = self._x.dtype, self._x.get_device(), []
         for module in self._modules:
             own = module._parameters
             weight, bias = own.get("weight"), own.get("bias")
@@ -87,13 +88,13 @@ class operands:
             return Weights(found.clone() if found is brought.weight else found, _half_bias(brought.bias, copy=True))
 
 
-def _lie_as_wanted(module: Any, weight: Tensor, bias: Tensor | None, kind: torch.dtype, device: torch.device) -> bool:
+def _lie_as_wanted(module: Any, weight: Tensor, bias: Tensor | None, kind: torch.dtype, device: int) -> bool:
     return (
-        weight.dtype is kind
+        type(weight) is nn.Parameter  # what is quantised is of a type of its own
+        and weight.dtype is kind
         and (bias is None or bias.dtype is kind)
-        and weight.device == device
+        and weight.get_device() == device
         and not (module.weight_function or module.bias_function)
-        and not is_quantised(weight)
     )
 
 
@@ -172,19 +173,27 @@ def _brought(module: Any, device: torch.device) -> Iterator[Weights]:
 
 def packed(parts: Sequence[Weights]) -> Weights | None:
     """Several operations on one input as a single one, if their weights lie one behind the other; nothing is copied."""
-    weights = _joined([part.weight for part in parts])
-    if weights is None:
+    first = parts[0].weight
+    if first is None or torch.compiler.is_compiling():
         return None
-    if all(part.bias is None for part in parts):
-        return Weights(weights, None)
-    biases = _joined([part.bias for part in parts])
-    return None if biases is None else Weights(weights, biases)
+    # Looked for once as long as these tensors live: what was found is kept on the first, beside where they lay.
+    at = [tensor.data_ptr() for part in parts for tensor in part if tensor is not None]
+    known = first.__dict__.get(PACKED)
+    if known is not None and known[0] == at:
+        found: Weights | None = known[1]
+        return found
+    weights = _joined([part.weight for part in parts])
+    biases = None if parts[0].bias is None else _joined([part.bias for part in parts])
+    plain = all(part.bias is None for part in parts)
+    found = None if weights is None or (biases is None and not plain) else Weights(weights, biases)
+    first.__dict__[PACKED] = at, found
+    return found
 
 
 def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
     """The tensors as one view along the first dimension: of one memory, each right behind the one before."""
     first = tensors[0]
-    if first is None or torch.compiler.is_compiling():
+    if first is None:
         return None
     home, at, rows = first.untyped_storage().data_ptr(), first.data_ptr(), 0
     for tensor in tensors:
@@ -194,4 +203,6 @@ def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
             return None
         at += tensor.nbytes
         rows += tensor.shape[0]
-    return first.as_strided((rows, *first.shape[1:]), first.stride())
+    # No view of the first, which would keep the first alive: one that is kept on it would do so for ever.
+    made = torch.empty(0, dtype=first.dtype, device=first.device)
+    return made.set_(first.untyped_storage(), first.storage_offset(), (rows, *first.shape[1:]), first.stride())

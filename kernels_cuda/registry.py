@@ -61,13 +61,14 @@ class StockCandidate(OneWay):
     run: Callable[..., Any]
     name: str = "stock"
     ours: bool = False
+    plan: Callable[[Call], Plan | None] = lambda _: None  # of a call for which stock's way is shorter than `run`
 
     def refuse(self, call: Call) -> str | None:  # noqa: ARG002 - stock serves whatever stock serves
         return None
 
     def prepare(self, call: Call) -> Plan:
         run, options = self.run, call.options
-        return lambda *tensors: run(*tensors, *options)
+        return self.plan(call) or (lambda *tensors: run(*tensors, *options))
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Op:
         """The eager path, also what a compiled graph ends up in."""
         # Contiguous tensors of one shape differ at most in the strides of dimensions of one, which nobody uses.
         key = (
-            policy,
+            policy.token,
             options,
             _grad_enabled() and _wants_gradient(tensors),
             *[

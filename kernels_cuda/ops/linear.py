@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
@@ -360,6 +361,17 @@ def stock(*arguments: Any) -> Tensor:
     return stock_compute(Operands.of("linear", arguments[:5], arguments[5:]))
 
 
+def stock_plan(call: Call) -> Plan | None:
+    """A product and nothing else is one call of torch's, whose operands need not be looked at again."""
+    o = Operands.of_call(call)
+    types = {t.dtype for t in (o.x, o.weight, o.bias) if t is not None} | {o.out_dtype}
+    if len(types) > 1 or o.residual is not None or o.gate is not None or o.saturate:
+        return None
+    if o.activation != "none" or o.scale != 1:
+        return None
+    return lambda x, weight, bias, *_: functional.linear(x, weight, bias).contiguous()
+
+
 def fake(*arguments: Any) -> Tensor:
     return _empty(Operands.of("linear", arguments[:5], arguments[5:]))
 
@@ -413,7 +425,7 @@ LINEAR = Op(
     schema=f"({_TENSORS}, {_OPTIONS}, ScalarType? out_dtype, str policy) -> Tensor",
     reference=reference,
     fake=fake,
-    candidates=(_OURS, StockCandidate(stock), CublasEpilogue(), CublasFused()),
+    candidates=(_OURS, StockCandidate(stock, plan=stock_plan), CublasEpilogue(), CublasFused()),
     shape_class=shape_class,
     sample=lambda call: first_tokens(call.tensors, (0, 3), (4,), _width(call, 1), LEAST),
     validate=validate,

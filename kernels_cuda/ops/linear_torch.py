@@ -20,6 +20,7 @@ from .activations import gelu, silu
 from .gated_residual import gated_residual, gated_residual_
 from .linear_operands import Operands
 
+Maybe = Tensor | None
 # Which GELU: torch computes the tanh form, on every device and by either library.
 EPILOGUES = {"gelu_tanh": True, "relu": False}  # activation -> use_gelu of torch._addmm_activation
 PASSES: dict[str, Callable[[Tensor, KernelPolicy], Tensor]] = {
@@ -70,15 +71,19 @@ class CublasEpilogue(OneWay):
         return "cuBLAS activates together with a bias only" if o.bias is None else None
 
     def prepare(self, call: Call) -> Plan:
-        def run(o: Operands) -> Tensor:
-            x, turned = o.x.reshape(-1, o.k), o.weight.t()
-            if o.residual is not None:
-                return torch.addmm(o.residual.reshape(-1, o.n), x, turned).reshape(o.shape)
-            assert o.bias is not None
-            out: Tensor = torch._addmm_activation(o.bias, x, turned, use_gelu=EPILOGUES[o.activation])
-            return out.reshape(o.shape)
+        o = Operands.of_call(call)
+        k, n, shape = o.k, o.n, o.shape
+        use_gelu = EPILOGUES.get(o.activation, False)
 
-        return _plan(call, run)
+        def run(x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, _gate: None) -> Tensor:
+            flat, turned = x.reshape(-1, k), weight.t()
+            if residual is not None:
+                return torch.addmm(residual.reshape(-1, n), flat, turned).reshape(shape)
+            assert bias is not None
+            out: Tensor = torch._addmm_activation(bias, flat, turned, use_gelu=use_gelu)
+            return out.reshape(shape)
+
+        return run if o.out is None else lambda out, *tensors: _copy(out, run(*tensors))
 
 
 @dataclass(frozen=True)
@@ -102,30 +107,21 @@ class CublasFused(OneWay):
         return None
 
     def prepare(self, call: Call) -> Plan:
-        policy = KernelPolicy.of("on", isa=call.policy.isa)
+        o = Operands.of_call(call)
+        policy, activated = KernelPolicy.of("on", isa=call.policy.isa), PASSES[o.activation]
 
-        def run(o: Operands) -> Tensor:
-            value = PASSES[o.activation](functional.linear(o.x, o.weight, o.bias), policy)
-            if o.residual is None:
-                return value
-            if o.out is not None and place(o.out) == place(o.residual):
-                gated_residual_(o.out, value, o.gate, policy=policy)
-                return o.out
-            return gated_residual(o.residual, value, o.gate, policy=policy)
+        def run(x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, gate: Maybe) -> Tensor:
+            value = activated(functional.linear(x, weight, bias), policy)
+            return value if residual is None else gated_residual(residual, value, gate, policy=policy)
 
-        return _plan(call, run)
+        def into(out: Tensor, x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, gate: Maybe) -> None:
+            if residual is None or place(out) != place(residual):
+                _copy(out, run(x, weight, bias, residual, gate))
+            else:
+                gated_residual_(out, activated(functional.linear(x, weight, bias), policy), gate, policy=policy)
+
+        return run if o.out is None else into
 
 
-def _plan(call: Call, run: Callable[[Operands], Tensor]) -> Plan:
-    op, options = call.op, call.options
-
-    def into(*tensors: Tensor | None) -> Tensor | None:
-        o = Operands.of(op, tensors, options)
-        value = run(o)
-        if o.out is None:
-            return value
-        if value is not o.out:
-            o.out.copy_(value)
-        return None
-
-    return into
+def _copy(out: Tensor, value: Tensor) -> None:
+    out.copy_(value)

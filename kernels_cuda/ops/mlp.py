@@ -79,6 +79,9 @@ def mlp(
         out = torch.empty(batches, tokens, shape[-1], dtype=dtype, device=x.device)
     elif out.shape != shape or out.dtype is not dtype or not out.is_contiguous():
         raise ValueError(f"mlp: out is {out.dtype}{list(out.shape)}, and a contiguous {dtype}{list(shape)} is written")
+    if len(parts) <= 1:
+        linear_(out, hidden(x), w_out, b_out, residual=residual, gate=gate, scale=1 / hidden_scale, policy=policy)
+        return out
     out = out.view(batches, tokens, shape[-1])
     x = x.reshape(batches, tokens, x.shape[-1])
     added = None if residual is None else residual.reshape(out.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusestream.kernels_cuda import OPS, BlockList, KernelPolicy, KernelRefused, attention, t5_distance_bias
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import attention as op
+from fusestream.kernels_cuda.ops.sdpa import _SWITCHES, BACKENDS, alone
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")
@@ -240,3 +243,23 @@ def test_compiles_as_one_node():
 def test_the_candidates_are_in_stocks_order():
     names = [candidate.name for candidate in OPS["attention"].candidates]
     assert names == ["cuda", "torch flash", "torch cudnn", "torch mem-efficient", "stock"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values())
+def test_one_backend_alone_and_all_as_before(backend: SDPBackend) -> None:
+    def switched_on() -> list[bool]:
+        return [is_on() for is_on, _ in _SWITCHES.values()]
+
+    before = switched_on()
+    with alone(backend):
+        found = switched_on()
+        with sdpa_kernel([backend]):
+            assert found == switched_on()
+    assert switched_on() == before
+    _SWITCHES[backend][1](False)  # what somebody has switched off stays off
+    try:
+        with contextlib.suppress(ZeroDivisionError), alone(backend):
+            raise ZeroDivisionError
+        assert not _SWITCHES[backend][0]()
+    finally:
+        _SWITCHES[backend][1](True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import comfy
@@ -257,10 +258,14 @@ def test_weights_that_lie_together_are_one_matrix() -> None:
         one = packed(parts)
         assert one is not None and one.weight is not None and one.bias is None
         assert torch.equal(one.weight, room) and one.weight.data_ptr() == room.data_ptr()
+        assert packed(parts) is one, "looked for once"
         assert packed(parts[::-1]) is None and packed([parts[0], parts[2]]) is None
+    first = weakref.ref(layers[0].weight)
     layers[1].weight = torch.nn.Parameter(layers[1].weight.clone(), requires_grad=False)
     with operands(x, KernelPolicy(), *layers) as parts:
         assert packed(parts) is None
+    del parts, one, layer, layers
+    assert first() is None, "what is kept of a weight does not keep it"
 
 
 def test_a_weight_is_taken_with_all_that_stock_does_to_it() -> None:

@@ -28,7 +28,6 @@ from typing import Any
 
 import comfy.ldm.wan.model
 import comfy.model_management
-import torch
 from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 
@@ -184,11 +183,11 @@ def self_attention(
     q, k, v = products(normed, (attn.q, attn.k, attn.v), policy)
     del normed
     heads = (x.shape[0], x.shape[1], attn.num_heads, attn.head_dim)
-    q, k = q.view(heads), k.view(heads)
-    _rms_rope(attn, attn.norm_q, attn.norm_k, q, k, freqs, policy)
-    attended = _attend(q.flatten(2), k.flatten(2), v, attn.num_heads, options)
+    q4, k4 = q.view(heads), k.view(heads)
+    _rms_rope(attn, attn.norm_q, attn.norm_k, q4, k4, freqs, policy)
+    attended = _attend(q, k, v, attn.num_heads, options)
     for patch in options.get("patches", {}).get("attn1_patch", ()):
-        attended = patch({"x": attended, "q": q, "k": k, "transformer_options": options})
+        attended = patch({"x": attended, "q": q4, "k": k4, "transformer_options": options})
     return attended
 
 
@@ -258,5 +257,5 @@ def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequ
         one = packed(parts) if x.shape[:-1].numel() <= PACKED_ROWS else None
         if one is not None:
             rows = [part.matrix.shape[0] for part in parts]
-            return torch.split(linear(x, one.matrix, one.bias, policy=policy), rows, dim=-1)
+            return linear(x, one.matrix, one.bias, policy=policy).split_with_sizes(rows, dim=-1)
         return [linear(x, part.matrix, part.bias, policy=policy) for part in parts]
