@@ -1,4 +1,4 @@
-"""The rows of kernels that README shows. Standard library only."""
+"""The rows of kernels that bench/README shows, and of whole models those that README shows. Standard library only."""
 
 from __future__ import annotations
 
@@ -39,4 +39,15 @@ CHOSEN_MATRIX = (
     "VAE residual block|96, 4x480x832",
     "VAE residual block|192, 4x240x416",
     "VAE residual block|384, 4x120x208",
+)
+
+# What says most to somebody who asks how fast it is: the README has no more.
+CHOSEN_MODELS = (
+    "1.3B 480x832x81",
+    "1.3B 480x832x81, held to Turing",
+    "14B 480x832x81",
+    "14B 720x1280x81",
+    "UMT5-XXL 512 tokens",
+    "VAE decode 720x1280x81",
+    "VAE encode 720x1280x81",
 )

@@ -139,7 +139,7 @@ def claims(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "85 % of the memory's bandwidth",
-            f"{norm['share of copy']:.0%} of a copy's for norm with modulation; README lists the others"
+            f"{norm['share of copy']:.0%} of a copy's for norm with modulation; `bench/README.md` lists the others"
             if norm
             else UNKNOWN,
         ),

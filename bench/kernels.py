@@ -3,7 +3,7 @@
     python bench kernels                       all rows; writes bench/results/<gpu>.json
     python bench kernels --only norm_modulate  the rows whose op or label contains this; merged into the same file
     python bench kernels --compile none        without torch.compile (it needs a host compiler and minutes)
-    python bench kernels --compile readme      torch.compile for the rows that README shows
+    python bench kernels --compile readme      torch.compile for the rows that bench/README shows
     python bench kernels --isa sm_75           Turing's code, compiled by the driver; a section of its own
     python bench kernels --sweep               every tactic of our kernels at every row; nothing is written
 

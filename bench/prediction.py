@@ -1,7 +1,7 @@
 """What a step would take on cards that nobody measured: counts of operations and bytes, at rates that are told one by one.
 
     python bench prediction            the table, the assumptions, and the same model's error on the card that was measured
-    python bench prediction --write    the same into README
+    python bench prediction --write    the same into bench/README, and a card of each generation into README
 
 Products and attention are operations over a rate, everything else bytes over the bandwidth, weights that do not fit bytes over
 the bus; a step is the sum of the first three, or the last if that is longer. On the H200 the rates are those of its kernels'
@@ -22,6 +22,7 @@ from .end_to_end.bounds import WAN, cost_of, wan_tokens
 from .end_to_end.rows import Row, sampling
 
 RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parent / "README.md"
 README = Path(__file__).resolve().parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- prediction:begin -->\n).*?(<!-- prediction:end -->)", re.DOTALL)
 PROMPTS = 2
@@ -49,6 +50,7 @@ CARDS = (
     Card("RTX 3060 Ti", 32.4e12, 64.8e12, 448e9, 24.6e9, 7.0, False),
     Card("RTX 4060", 30.2e12, 60.5e12, 272e9, 12.3e9, 7.0, False),
 )
+IN_SHORT = ("RTX 2060 Super", "RTX 3060 Ti", "RTX 4060")  # one of each generation, for README
 REACHED = 0.85  # of the memory's rate, by a plain read (bench/turing/machine.py)
 CUBLAS = 0.9  # of the tensor cores' peak, by stock's products
 FLASH = 0.8  # of it, by torch's flash attention on Ampere and Ada
@@ -173,6 +175,10 @@ def measured_rows() -> list[Row]:
 # ------------------------------------------------------------------------------------------------------- what is predicted
 
 
+def predicted_rows() -> list[Row]:
+    return [sampling("wan13", 480, 832, 33, 3), *measured_rows()]
+
+
 def shares(model: Mapping[str, Any]) -> dict[str, float]:
     """Of the tensor cores' peak, by the machine code: ours with FP32 and FP16 sums, and torch's attention on Turing."""
 
@@ -207,9 +213,14 @@ def predictions(results: Mapping[str, Any], model: Mapping[str, Any]) -> Iterato
     share = shares(model)
     passes = {who: passes_of(results, "stock" if who == "stock" else "ours") for who in ("stock", "precise", "fast")}
     for card in CARDS:
-        for row in (sampling("wan13", 480, 832, 33, 3), *measured_rows()):
+        for row in predicted_rows():
             seconds = {who: step_seconds(row, rates_on(card, who, share), passes[who], card.gib) for who in passes}
             yield card.name, row.name, seconds
+
+
+def stock_told(work: str, seconds: Mapping[str, float]) -> str:
+    """What stock does of it: with 8 GiB free the H200 could not, and no card of 8 GB will."""
+    return "out of memory" if "720x1280" in work else f"{seconds['stock']:.3g}"
 
 
 def table(results: Mapping[str, Any], model: Mapping[str, Any]) -> str:
@@ -218,7 +229,7 @@ def table(results: Mapping[str, Any], model: Mapping[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for card, work, s in predictions(results, model):
-        stock = "out of memory" if "720x1280" in work else f"{s['stock']:.3g}"
+        stock = stock_told(work, s)
         gain = "-" if "720x1280" in work else f"{s['stock'] / s['precise']:.2f} / {s['stock'] / s['fast']:.2f}"
         lines.append(f"| {card} | {work} | {stock} | {s['precise']:.3g} | {s['fast']:.3g} | {gain} |")
     return "\n".join(lines)
@@ -229,6 +240,11 @@ def error_table(results: Mapping[str, Any]) -> str:
     for name, who, predicted, measured in check(results):
         lines.append(f"| {name} | {who} | {predicted:.3g} | {measured:.3g} | {predicted / measured - 1:+.0%} |")
     return "\n".join(lines)
+
+
+def farthest(results: Mapping[str, Any]) -> float | None:
+    """How far the sums are off where they can be held against something."""
+    return max((abs(predicted / measured - 1) for *_, predicted, measured in check(results)), default=None)
 
 
 def load() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -242,7 +258,7 @@ def text() -> str:
     """Everything, as Markdown."""
     results, model = load()
     assumed = "\n".join(f"- {line}" for line in ASSUMED)
-    worst = max((abs(predicted / measured - 1) for *_, predicted, measured in check(results)), default=None)
+    worst = farthest(results)
     said = "" if worst is None else f"At most {worst:.0%} off. "
     return (
         f"Predicted, not measured, seconds a step with guidance:\n\n{table(results, model)}\n\nAssumed:\n\n{assumed}\n\n"
@@ -252,14 +268,41 @@ def text() -> str:
     )
 
 
-def rendered(readme: str) -> str:
-    """`readme` with the prediction between its markers."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{text()}\n{found[2]}", readme)
+def short_text() -> str:
+    """For README: a line for a card of each generation, and how far to believe it."""
+    results, model = load()
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in IN_SHORT}
+    for card, work, seconds in predictions(results, model):
+        if card in found:
+            found[card][work] = seconds
+    works = [row.name for row in predicted_rows()]
+    lines = [f"| Card | {' | '.join(works)} |", f"| --- |{' --- |' * len(works)}"]
+    for card, by_work in found.items():
+        told = (f"{stock_told(work, s)} / {s['precise']:.3g} / {s['fast']:.3g}" for work, s in by_work.items())
+        lines.append(f"| {card} | {' | '.join(told)} |")
+    table_text = "\n".join(lines)
+    worst = farthest(results)
+    said = "" if worst is None else f"The same sums for the H200 are at most {worst:.0%} off what was measured there."
+    return (
+        "Predicted, not measured: seconds a step with guidance by stock / FuseStream *precise* / *fast*:\n\n"
+        f"{table_text}\n\n{said}\n"
+    )
+
+
+def rendered(page: str) -> str:
+    """bench/README with the prediction between its markers."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{text()}\n{found[2]}", page)
+
+
+def rendered_short(readme: str) -> str:
+    """README with the short one between its markers."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{short_text()}\n{found[2]}", readme)
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    if "--write" in arguments:
-        README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
+    if "--write" not in arguments:
         print(text())
+        return 0
+    for path, render in ((PAGE, rendered), (README, rendered_short)):
+        path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
     return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import claims, groups
-from .chosen import CHOSEN, CHOSEN_MATRIX
+from .chosen import CHOSEN, CHOSEN_MATRIX, CHOSEN_MODELS
 from .plots.charts import CHARTS, Chart
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,7 +23,7 @@ CLAIMS = ROOT / "docs" / "how-it-works.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(
-    r"(<!-- (kernels|matrix|pager|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL
+    r"(<!-- (kernels|matrix|pager|host|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL
 )
 
 
@@ -79,26 +79,29 @@ def pager_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def host_table(results: dict[str, Any]) -> str:
+    """A Markdown table of what a block costs the host, beside what it should at most."""
+    lines = ["| What | Host's time | At most |", "| --- | --- | --- |"]
+    for row in results["host"]["rows"]:
+        aim = "" if row["bound"] is None else f"{row['bound']:.0f} us"
+        missed = "**missed** " if row["bound"] is not None and row["us"] > row["bound"] else ""
+        lines.append(f"| {row['label']} | {missed}{row['us']:.0f} us | {aim} |")
+    return "\n".join(lines)
+
+
 def models_table(results: dict[str, Any]) -> str:
-    """A Markdown table of the whole models that were promised something and measured on both sides, misses included."""
-    lines = [
-        "| Work | Stock | FuseStream | Faster | Promised | First, stock / ours | Peak, stock / ours | Share of the bound |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    """A Markdown table of the whole models that say most to a user, misses included; bench/README has all of them."""
+    lines = ["| Work | Stock | FuseStream | Faster | Peak, stock / ours |", "| --- | --- | --- | --- | --- |"]
     for row in models_rows(results):
-        told = groups.cells(row)
-        promised = f"{row['asked']:g}x" if row["asked"] else f"< {row['asked s']:g} s" if row["asked s"] else "-"
-        promised += f", first {row['asked first']:g}x" if row.get("asked first") else ""
-        lines.append(
-            f"| {row['name']} | {told.stock} | {told.ours} | {told.faster} | {promised} | {told.first} | {told.peak} | "
-            f"{told.share} |"
-        )
+        if row["name"] in CHOSEN_MODELS:
+            told = groups.cells(row)
+            lines.append(f"| {row['name']} | {told.stock} | {told.ours} | {told.faster} | {told.peak} |")
     return "\n".join(lines)
 
 
 def models_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Both sides from one run, on a card: tries of the bench on the CPU are none."""
-    rows: list[dict[str, Any]] = results["models"]["rows"]
+    rows: list[dict[str, Any]] = results.get("models", {}).get("rows", [])
     return [r for r in rows if r["group"] == "table" and "quick" not in r and {"stock", "ours"} <= r.keys()]
 
 
@@ -106,8 +109,8 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
     """Versions and date of a table's first row."""
     if part == "models":
         return next((row["environment"] for row in models_rows(results)), {"torch": "-", "date": "-"})
-    if part == "pager":
-        found: dict[str, str] = results["pager"]["environment"]
+    if part in ("pager", "host"):
+        found: dict[str, str] = results[part]["environment"]
         return found
     needed = "auto us" if part == "matrix" else "ours us"
     return next(
@@ -116,14 +119,11 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
 
 
 def rendered(readme: str) -> str:
-    """`readme` with the tables of every results file between its markers."""
-    parts: dict[str, list[str]] = {"kernels": [], "matrix": [], "pager": [], "models": [], "plot": []}
+    """README: the whole models that say most, and a plot, of every card."""
+    parts: dict[str, list[str]] = {"models": [], "plot": []}
     for card, results in measured_cards():
-        tables = {"kernels": table, "matrix": matrix_table, "pager": pager_table, "models": models_table}
-        for part in tables.keys() & (results.keys() | ({"matrix"} if "kernels" in results else set())):
-            if part == "models" and not models_rows(results):
-                continue
-            parts[part].append(f"{head(card, results, part)}\n\n{tables[part](results)}\n")
+        if models_rows(results):
+            parts["models"].append(f"{head(card, results, 'models')}\n\n{models_table(results)}\n")
         drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
         parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
     parts["models"] = parts["models"] or ["Not measured yet.\n"]
@@ -143,10 +143,17 @@ def head(card: str, results: dict[str, Any], part: str) -> str:
     return f"{text}:"
 
 
+TABLES = {"kernels": table, "matrix": matrix_table, "pager": pager_table, "host": host_table}
+SECTION = {"matrix": "kernels"}  # of the results, where it has not the part's own name
+
+
 def rendered_page(page: str) -> str:
-    """bench/README: every group of every card, and all plots."""
-    parts: dict[str, list[str]] = {"plots": [], "groups": []}
+    """bench/README: every table, every group and all plots of every card. What a card's file lacks is left out."""
+    parts: dict[str, list[str]] = {"plots": [], "groups": [], **{part: [] for part in TABLES}}
     for card, results in measured_cards():
+        for part, table_of in TABLES.items():
+            if SECTION.get(part, part) in results:
+                parts[part].append(f"{head(card, results, part)}\n\n{table_of(results)}\n")
         parts["plots"] += [shown(chart, card, results, "../docs/images") for chart in CHARTS]
         date = f" {head(card, results, 'models')}" if models_rows(results) else ""
         parts["groups"].append(f"**{card}**.{date}\n\n{groups.text(results)}")

@@ -1,4 +1,8 @@
-"""The tables of supported models in README and on the nodes' help pages, made from the families: `python3 dev.py docs`."""
+"""The tables of supported models in README and on the nodes' help pages: `python3 dev.py docs`.
+
+What is fused is told by the families. What streams besides, and is held to it by tests, is told by the tiny true files in
+`checkpoints` that no family knows; README has both.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +14,95 @@ from .paths import ROOT
 
 pack.load()
 
-from fusestream.fusion.families import FAMILIES  # noqa: E402 - the line above makes it importable
+from fusestream import checkpoints  # noqa: E402 - the line above makes it importable
+from fusestream.fusion.families import FAMILIES, family_of  # noqa: E402
 from fusestream.fusion.family import Role  # noqa: E402
+from fusestream.memory import Extent, WeightFile  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- families:begin -->\n).*?(<!-- families:end -->)", re.DOTALL)
+README = ROOT / "README.md"
 HELP = ROOT / "nodes" / "web" / "docs"
 PAGES = {
-    ROOT / "README.md": tuple(Role),
+    README: tuple(Role),
     HELP / "FuseStreamDiffusionModelLoader.md": (Role.DIFFUSION,),
     HELP / "FuseStreamTextEncoderLoader.md": (Role.TEXT,),
     HELP / "FuseStreamVAELoader.md": (Role.VAE,),
 }
 
+FOLDERS = {"diffusion_models": Role.DIFFUSION, "text_encoders": Role.TEXT, "vae": Role.VAE}
+# What the published models are called of which there is a tiny file; one that is not here goes by its file's name.
+CALLED = {
+    "ltx2": "LTX-2",
+    "ltx23": "LTX-2.3",
+    "flux1": "Flux.1",
+    "flux2": "Flux.2",
+    "chroma": "Chroma",
+    "z_image": "Z-Image",
+    "qwen_image": "Qwen-Image",
+    "hunyuan_video_15": "HunyuanVideo 1.5",
+    "minimax_h3": "MiniMax H3",
+    "minimax_h3_pruned": "MiniMax H3",
+    "sd3": "Stable Diffusion 3.5",
+    "sd15": "Stable Diffusion 1.5",
+    "sd15_wide": "Stable Diffusion 1.5",
+    "sdxl": "SDXL",
+    "qwen3": "Qwen3 4B",
+    "gemma2": "Gemma 2 2B",
+    "clip_l": "CLIP-L",
+    "sd_vae": "Stable Diffusion's",
+    "flux_vae": "Flux'",
+}
+SMALL = "small files"  # of random weights and true names, on the CPU
+# By name and role: what ran on a card beside stock. The bench has its rows.
+ON_A_CARD = {
+    ("Wan", Role.DIFFUSION): "text to video on an H200",
+    ("T5 or UMT5", Role.TEXT): "UMT5-XXL on an H200",
+    ("Wan", Role.VAE): "Wan 2.1's on an H200",
+}
+STREAMS = {Role.DIFFUSION: "yes", Role.TEXT: "yes", Role.VAE: "no, it is small"}
+# What is fused of a file that no family knows: attention has a hook of stock's.
+UNKNOWN = {Role.DIFFUSION: "attention alone, in fp16", Role.TEXT: "no", Role.VAE: "no"}
+
+
+def everything() -> str:
+    """README's table: what streams, what is fused, what was tested."""
+    lines = ["| Model | Streams | Fused | Tested |", "| --- | --- | --- | --- |"]
+    for role in Role:
+        for family in FAMILIES:
+            if family.role is role:
+                on_a_card = ON_A_CARD.get((family.name, role))
+                tested = f"{on_a_card}; {SMALL}" if on_a_card else SMALL
+                lines.append(f"| {family.words} | {STREAMS[role]} | {family.covers} | {tested} |")
+        names = ", ".join(dict.fromkeys(CALLED.get(kind, kind) for kind in stocks(role)))
+        if names:
+            lines.append(f"| {names} ({role.words}s) | {STREAMS[role]} | {UNKNOWN[role]} | {SMALL} |")
+    lines.append("| every other that ComfyUI loads from one `.safetensors` file | as above | as above | no |")
+    return "\n".join(lines)
+
+
+def stocks(role: Role) -> list[str]:
+    """The kinds of tiny files of this role that no family knows."""
+    found = []
+    for name, kind in checkpoints.KINDS.items():
+        if FOLDERS.get(kind.folder) is role:
+            extents = {key: Extent(key, "F16", spec.shape, 0, 0) for key, spec in kind.table.items()}
+            if family_of(WeightFile(Path(name), 0, extents, kind.metadata)) is None:
+                found.append(name)
+    return found
+
 
 def table(roles: tuple[Role, ...]) -> str:
-    """A row for each family of these roles."""
+    """A help page's: a row for each family of these roles."""
     lines = ["| Family | Computed by FuseStream |", "| --- | --- |"]
-    lines += [
-        f"| {family.name}{f' ({family.role.words})' if len(roles) > 1 else ''} | {family.covers} |"
-        for role in roles
-        for family in FAMILIES
-        if family.role is role
-    ]
+    lines += [f"| {family.name} | {family.covers} |" for role in roles for family in FAMILIES if family.role is role]
     return "\n".join(lines)
 
 
 def rendered(page: Path) -> str:
     """The page with its table."""
     text = page.read_text(encoding="utf-8")
-    return BLOCK.sub(lambda found: f"{found[1]}\n{table(PAGES[page])}\n\n{found[2]}", text)
+    shown = everything() if page == README else table(PAGES[page])
+    return BLOCK.sub(lambda found: f"{found[1]}\n{shown}\n\n{found[2]}", text)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The pictures on help pages and in the README, as the front end draws them.
+"""The pictures on help pages, in README and in docs/reports.md, as the front end draws them.
 
 `python3 dev.py test tests/browser/test_pictures.py --update-pictures` takes them anew, after an input was added.
 """
@@ -16,7 +16,7 @@ from bed.paths import ROOT
 from bed.templates import files
 from browser.front_end import FrontEnd
 
-EXAMPLE, README_PICTURE = "with_and_without", ROOT / "docs" / "images" / "with-and-without.png"
+EXAMPLE, COMPARISON_PICTURE = "with_and_without", ROOT / "docs" / "images" / "with-and-without.png"
 DOCS = ROOT / "nodes" / "web" / "docs"
 # Picture, node, its first widget's value, and the node that takes its output by this input.
 PICTURES = (
@@ -107,9 +107,13 @@ def test_help_pages_show_their_nodes(request: pytest.FixtureRequest) -> None:
             assert image.width == 840
 
 
-@pytest.mark.parametrize("picture", [LOADERS_PICTURE, README_PICTURE, REPORT_PICTURE], ids=lambda path: path.stem)
-def test_the_readme_shows_loaders_comparison_and_report(picture: Path) -> None:
-    assert f"]({picture.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text(encoding="utf-8")
+SHOWN = [("README.md", LOADERS_PICTURE), ("docs/reports.md", COMPARISON_PICTURE), ("docs/reports.md", REPORT_PICTURE)]
+
+
+@pytest.mark.parametrize(("page", "picture"), SHOWN, ids=lambda one: Path(one).stem)
+def test_the_pages_show_loaders_comparison_and_report(page: str, picture: Path) -> None:
+    path = picture.relative_to((ROOT / page).parent).as_posix()
+    assert f"]({path})" in (ROOT / page).read_text(encoding="utf-8")
     with Image.open(picture) as image:
         assert image.size == (1280, 800)
 
@@ -148,4 +152,4 @@ def take_comparison(front: FrontEnd) -> None:
     front.page.evaluate(BUDGET, [front.node(LOADER), -1])
     front.page.evaluate("window.putBack(); app.canvas.setDirty(true, true)")
     front.page.wait_for_timeout(6000)  # until it is no longer said that the job is done
-    front.page.screenshot(path=README_PICTURE)
+    front.page.screenshot(path=COMPARISON_PICTURE)

@@ -1,8 +1,7 @@
-"""The prediction for other cards: README shows it, its sums hold on the measured card, and its parts do what they say."""
+"""The prediction for other cards: bench/README shows it and README a part of it, its sums hold on the
+measured card, and its parts do what they say."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -10,13 +9,21 @@ from fusestream.bench import prediction
 from fusestream.bench.end_to_end.rows import sampling
 from fusestream.bench.prediction import Passes, Rates, step_seconds
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+
+def test_the_pages_show_the_prediction() -> None:
+    page, readme = (path.read_text(encoding="utf-8") for path in (prediction.PAGE, prediction.README))
+    assert prediction.rendered(page) == page, "call `python3 dev.py bench report`"
+    forged = page.replace("RTX 2070", "RTX 9999")
+    assert forged != page and prediction.rendered(forged) == page
+    assert prediction.rendered_short(readme) == readme, "call `python3 dev.py bench report`"
+    forged = readme.replace("| RTX 2060 Super |", "| RTX 9999 |")
+    assert forged != readme and prediction.rendered_short(forged) == readme
 
 
-def test_readme_shows_the_prediction() -> None:
-    readme = README.read_text(encoding="utf-8")
-    assert prediction.rendered(readme) == readme, "call `python3 dev.py bench report`"
-    assert prediction.rendered(readme.replace("RTX 2070", "RTX 9999")) == readme
+def test_a_card_of_each_generation_is_told_in_short() -> None:
+    known = {card.name for card in prediction.CARDS}
+    assert known >= set(prediction.IN_SHORT)
+    assert all(f"| {name} | " in prediction.short_text() for name in prediction.IN_SHORT)
 
 
 def test_its_sums_are_within_a_fifth_of_what_was_measured() -> None:

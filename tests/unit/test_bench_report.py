@@ -1,4 +1,4 @@
-"""README's figures are those of bench/results, and the results keep the promises made of `auto`."""
+"""The pages' figures are those of bench/results, and the results keep the promises made of `auto`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "bench" / "results").glob("nvidia-*.json"))
 
 
-def test_readme_shows_the_measured_figures() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_readme_and_bench_show_the_measured_figures() -> None:
+    readme, page = (path.read_text(encoding="utf-8") for path in (report.README, report.PAGE))
     assert RESULTS and report.rendered(readme) == readme, "call `python3 dev.py bench report`"
+    assert report.rendered_page(page) == page, "call `python3 dev.py bench report`"
+    for part in ("kernels", "matrix", "pager", "host", "groups", "plots"):
+        assert f"<!-- {part}:begin -->" in page
+    assert "<!-- models:begin -->" in readme
 
 
 def test_pages_and_plots_show_the_measured_figures() -> None:
@@ -23,9 +27,35 @@ def test_pages_and_plots_show_the_measured_figures() -> None:
 
 
 def test_the_check_sees_a_changed_figure() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    forged = readme.replace(" us |", " ms |", 1)
+    page = report.PAGE.read_text(encoding="utf-8")
+    forged = page.replace(" us |", " ms |", 1)
+    assert forged != page and report.rendered_page(forged) != forged
+    readme = report.README.read_text(encoding="utf-8")
+    begin = readme.index("<!-- models:begin -->")
+    forged = readme[:begin] + readme[begin:].replace(" s |", " ms |", 1)
     assert forged != readme and report.rendered(forged) != forged
+
+
+def test_what_a_block_costs_the_host_is_shown_where_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    empty = "<!-- host:begin -->\n<!-- host:end -->\n"
+    (tmp_path / "nvidia-card.json").write_text(json.dumps({"models": {"rows": []}}))
+    assert "|" not in report.rendered_page(empty)
+    rows = [
+        {"label": "a fused block", "us": 812.3, "bound": 700.0},
+        {"label": "the pager: acquire + release", "us": 99.6, "bound": 250.0},
+        {"label": "stock's block", "us": 2000.4, "bound": None},
+    ]
+    host = {"environment": {"torch": "2.11", "date": "today"}, "rows": rows}
+    (tmp_path / "nvidia-card.json").write_text(json.dumps({"host": host}))
+    shown = report.rendered_page(empty)
+    assert report.rendered_page(shown) == shown
+    assert "Measured on nvidia card with torch 2.11 (today):" in shown
+    assert "| a fused block | **missed** 812 us | 700 us |" in shown
+    assert "| the pager: acquire + release | 100 us | 250 us |" in shown
+    assert "| stock's block | 2000 us |  |" in shown
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
