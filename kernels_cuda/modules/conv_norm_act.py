@@ -1,0 +1,314 @@
+"""FusedConvNormAct2d: a convolution, the batch norm behind it, and an activation, in one kernel.
+
+In eval mode a batch norm is a factor and an offset for each channel: `fold_batch_norm` puts both into the convolution's weight and
+bias, once, and the kernel's epilogue has ReLU and SiLU, so of three passes over the image one is left. What training needs (batch
+statistics, gradients) is torch's own.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...gpu.capture import capturing
+from ..call import Call
+from ..ops.conv import CONV, CUTS, conv2d, image_obstacles
+from ..ops.conv_operands import Padding
+from ..policy import STANDARD, KernelPolicy
+from .folding import Folded, fold, foldable
+from .handing_back import TRACED, general_obstacle, hand_back, no_code, replaced, traced
+from .kept import Kept, marks_of
+
+Size = int | tuple[int, int]
+Activation = Literal["relu", "silu"] | None
+
+# What the constructor's names and torch's modules are called by the op.
+EPILOGUES: dict[str | None, Literal["none", "relu", "silu"]] = {None: "none", "relu": "relu", "silu": "silu"}
+MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Identity: None}
+
+
+class Geometry(NamedTuple):
+    """As the op wants it."""
+
+    stride: int
+    padding: Padding
+
+
+class FusedConvNormAct2d(nn.Module):
+    """activation(BatchNorm2d(Conv2d(x))) with torch's arguments, defaults and state dict: `conv.*` and `norm.*`.
+
+    norm        "batch", or None for none
+    activation  "relu", "silu" or None
+    policy      which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+
+    One kernel of ours computes it for fp16 on an NVIDIA card, in eval mode, where no gradient is wanted, if the convolution is 3x3
+    with a stride of 1 or 2 or 1x1, without groups and dilation. Else torch's modules, which this one holds, compute what they
+    always do. `obstacle(x)` says why.
+
+    The folded weights are a second copy of the convolution's on the card. They are made anew when a parameter, a buffer or
+    `norm.eps` has changed. What torch does not count cannot be seen: call `refold()` after writing through `.data`, or to
+    parameters that were made in inference mode (`load_state_dict` needs no such word).
+    """
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d | None
+    activation: Activation
+    policy: KernelPolicy
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        *,
+        norm: Literal["batch"] | None = "batch",
+        activation: Activation = "relu",
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        policy: KernelPolicy = STANDARD,
+    ) -> None:
+        super().__init__()
+        if norm not in ("batch", None):
+            raise ValueError(f"norm is {norm!r}, expected 'batch' or None")
+        conv = nn.Conv2d(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+        batch_norm = None if norm is None else nn.BatchNorm2d(out_channels, eps, momentum, device=device, dtype=dtype)
+        self._hold(conv, batch_norm, activation, policy)
+
+    @classmethod
+    def of(
+        cls,
+        conv: nn.Conv2d,
+        norm: nn.BatchNorm2d | None = None,
+        activation: Activation | nn.Module = None,
+        *,
+        policy: KernelPolicy = STANDARD,
+    ) -> FusedConvNormAct2d:
+        """Over modules that exist: they are held, not copied, so parameters and statistics are shared.
+
+        activation  a name, or torch's module: `FusedConvNormAct2d.of(*nn.Sequential(conv, norm, nn.ReLU()))`
+        """
+        if not isinstance(conv, nn.Conv2d):
+            raise TypeError(f"conv is a {type(conv).__name__}, expected a Conv2d")
+        if norm is not None and not isinstance(norm, nn.BatchNorm2d):
+            raise TypeError(f"norm is a {type(norm).__name__}, expected a BatchNorm2d or None")
+        if norm is not None and norm.num_features != conv.out_channels:
+            raise ValueError(f"norm is of {norm.num_features} channels, conv's result has {conv.out_channels}")
+        if isinstance(activation, nn.Module):
+            if type(activation) not in MODULES:
+                raise TypeError(f"activation is a {type(activation).__name__}, expected ReLU, SiLU or Identity")
+            activation = MODULES[type(activation)]
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made._hold(conv, norm, activation, policy)
+        made.training = (conv if norm is None else norm).training
+        return made
+
+    def _hold(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: Activation, policy: KernelPolicy) -> None:
+        if activation not in EPILOGUES:
+            raise ValueError(f"activation is {activation!r}, expected 'relu', 'silu' or None")
+        self.conv = conv
+        self.register_module("norm", norm)
+        self.activation, self.policy = activation, policy
+        self._kept: Kept[Folded | str] = Kept()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [b, in_channels, h, w] -> [b, out_channels, h', w'] of x's dtype.
+
+        Our kernel is for channels-last images: it copies another x into that format, and its results are channels-last. Of a
+        network in torch.channels_last torch's are as well, and only the first layer copies.
+        """
+        found = self._served(x)
+        if isinstance(found, str):
+            hand_back(type(self).__name__, CONV.name, found, x, self.policy)
+            return self._by_torch(x)
+        folded, (stride, padding) = found
+        return conv2d(
+            as_wanted(x),
+            folded.weight,
+            folded.bias,
+            stride=stride,
+            padding=padding,
+            activation=EPILOGUES[self.activation],
+            policy=self.policy,
+        )
+
+    def obstacle(self, x: Tensor) -> str | None:
+        """Why our kernel cannot compute this module for x, in words a user understands; None if it can.
+
+        Includes what the op has against a size, which `forward` leaves to the op: it runs torch's convolution then.
+        """
+        found = self._served(x)
+        if isinstance(found, str):
+            return found
+        folded, geometry = found
+        tensors = as_wanted(x).unsqueeze(2), folded.weight.unsqueeze(2), folded.bias, None, None
+        options = (EPILOGUES[self.activation], 1, 0, geometry.stride, *geometry.padding)
+        call = Call(CONV.name, tensors, options, self.policy)
+        reasons = [candidate.refuse(call) for candidate in CONV.candidates if candidate.ours]
+        return None if None in reasons else "; ".join(reason for reason in reasons if reason)
+
+    def refold(self) -> None:
+        """The next call folds anew. For changes that torch does not count."""
+        self._kept.outdate()
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}" + ("" if self.policy == STANDARD else f", policy={self.policy!r}")
+
+    # ------------------------------------------------------------------------------------------------- who computes
+
+    def _by_torch(self, x: Tensor) -> Tensor:
+        """As torch's modules compute it. The activation is not in place: hooks may have kept what comes before it."""
+        value: Tensor = self.conv(x)
+        if self.norm is not None:
+            value = self.norm(value)
+        if self.activation is None:
+            return value
+        return functional.relu(value) if self.activation == "relu" else functional.silu(value)
+
+    def _served(self, x: Tensor) -> tuple[Folded, Geometry] | str:
+        """What the op is to be called with, or why torch computes."""
+        if traced():
+            return TRACED
+        conv, norm = self.conv, self.norm
+        if self.policy.mode(CONV.name) == "off":
+            return f"the kernels of {CONV.name} are off"
+        reason = replaced("conv", conv, nn.Conv2d)
+        if reason is None and norm is not None:
+            reason = replaced("norm", norm, nn.BatchNorm2d) or statistics_obstacle(norm)
+        if reason is not None:
+            return reason
+        sources = self._sources()
+        reason = general_obstacle(x, sources)
+        if reason is not None:
+            return reason
+        geometry = geometry_of(
+            conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode
+        )
+        if isinstance(geometry, str):
+            return geometry
+        folded = misfit(x, conv, geometry.padding) or self._folded(sources)
+        return folded if isinstance(folded, str) else (folded, geometry)
+
+    # ------------------------------------------------------------------------------------------------------ folding
+
+    def _sources(self) -> tuple[Tensor | None, ...]:
+        """What the folded weights are made from. torch does not count what a norm in training mode writes to its running
+        statistics, but it counts the batches."""
+        conv, norm = self.conv, self.norm
+        try:  # where torch keeps them: asked as attributes they take three times as long
+            own = conv._parameters
+            if norm is None:
+                return own["weight"], own["bias"]
+            affine, seen = norm._parameters, norm._buffers
+            means = seen["running_mean"], seen["running_var"], seen["num_batches_tracked"]
+            return own["weight"], own["bias"], affine["weight"], affine["bias"], *means
+        except KeyError:  # something else has been put in a parameter's place
+            if norm is None:
+                return conv.weight, conv.bias
+            means = norm.running_mean, norm.running_var, norm.num_batches_tracked
+            return conv.weight, conv.bias, norm.weight, norm.bias, *means
+
+    def _folded(self, sources: tuple[Tensor | None, ...]) -> Folded | str:
+        """The folded weights, from what is kept or made now; or why there are none."""
+        eps = None if self.norm is None else self.norm.eps
+        marks = marks_of(sources, eps, self.policy.isa)
+        found = self._kept.find(marks)
+        if found is not None:
+            return found
+        if capturing():  # what were made now would be memory of the graph, and empty until it is replayed
+            return "a CUDA graph is being recorded, and the weights are not folded: call the module once before"
+        return self._kept.keep(marks, sources, self._fold())
+
+    def _fold(self) -> Folded | str:
+        reason = foldable(self.conv, self.norm) or no_code(self.conv.weight.device, self.policy)
+        return fold(self.conv, self.norm, self._kept.latest) if reason is None else reason
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self._kept.outdate()  # parameters of inference mode count no writes
+        super()._load_from_state_dict(*arguments, **options)
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        self._kept.forget()  # .to() is about memory: nothing stays behind
+        return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
+
+
+# --------------------------------------------------------------------------------------------------------- the pieces
+
+
+@lru_cache(maxsize=256)
+def geometry_of(
+    taps: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...] | str,
+    dilation: tuple[int, ...],
+    groups: int,
+    padding_mode: str,
+) -> Geometry | str:
+    """A Conv2d's arguments as the op wants them, or what of them the kernels do not serve."""
+    down, across = taps
+    if groups != 1:
+        return f"{groups} groups: the kernels have none"
+    if set(dilation) != {1}:
+        return f"a dilation of {dilation}: the kernels have none"
+    if padding_mode != "zeros":
+        return f"padding_mode is {padding_mode!r}: the kernels pad with zeros"
+    if len(set(stride)) > 1 or ((down, across), stride[0]) not in CUTS:
+        step = "x".join(map(str, dict.fromkeys(stride)))
+        return f"{down}x{across} taps with stride {step}: the kernels are 3x3 with stride 1 or 2, and 1x1"
+    if isinstance(padding, str):
+        padding = (down // 2, across // 2) if padding == "same" else (0, 0)
+    top, left = padding
+    return Geometry(stride[0], (left, left, top, top))
+
+
+def statistics_obstacle(norm: nn.BatchNorm2d) -> str | None:
+    """Why a norm is no factor and offset for each channel."""
+    if norm.training:
+        return "the norm is in training mode, and computes the statistics of each batch"
+    return "the norm keeps no running statistics" if norm.running_mean is None else None
+
+
+def misfit(x: Tensor, conv: nn.Conv2d, padding: Padding) -> str | None:
+    """Shapes for which torch has an answer or an error of its own."""
+    if x.ndim != 4:
+        return f"x has {x.ndim} dimensions, not 4"
+    if not x.numel():
+        return "x is empty"
+    if x.device != conv.weight.device:
+        return f"x is on {x.device}, the weights are on {conv.weight.device}"
+    left, right, top, bottom = padding
+    down, across = conv.kernel_size
+    if x.shape[1] != conv.weight.shape[1] or x.shape[2] + top + bottom < down or x.shape[3] + left + right < across:
+        return f"an image {list(x.shape[1:])} does not go with a weight {list(conv.weight.shape)}"
+    return None
+
+
+def as_wanted(x: Tensor) -> Tensor:
+    """x, or a copy of it where it is not channels-last or its pixels are at odd addresses."""
+    if x.data_ptr() % 16 == 0 and x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    return x if next(image_obstacles(x=x), None) is None else x.clone(memory_format=torch.channels_last)
