@@ -11,7 +11,6 @@ ask a file system may take longer than the rest of a layer.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections import deque
@@ -192,9 +191,8 @@ class CopyingBackend:
 
     def _learn_more(self) -> None:
         """What was submitted meanwhile. Called between the parts of a copy too."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._learn(self._copies.get_nowait())
+        while not self._copies.empty():  # nobody else takes from it
+            self._learn(self._copies.get())
 
     def _make(self, copy: Copy) -> None:
         # Whatever happens then: who gets this room next is in the copies' order behind its last use.

@@ -82,7 +82,9 @@ class MemoryCalls:
 
     def copy_in(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Host to device, in the stream's order; the host does not wait if its pages are pinned."""
-        self._check(self._copy_in(target, source, nbytes, stream), "cuMemcpyHtoDAsync", f"{nbytes} bytes of weights")
+        status = self._copy_in(target, source, nbytes, stream)
+        if status:  # dozens of these for a layer: no words are made for one that went well
+            self._check(status, "cuMemcpyHtoDAsync", f"{nbytes} bytes of weights")
 
     # ------------------------------------------------------------------------------------------------------ managed
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .checkpoint import Checkpoint
 from .device import Device
@@ -33,8 +32,7 @@ TRIED_BYTES = 1 << 20  # registered to see whether it can be done
 RING_SHARE = 8
 
 
-@dataclass(frozen=True)
-class Bytes:
+class Bytes(NamedTuple):
     """Bytes `[offset, offset + nbytes)` of a run, at an address that the device can read."""
 
     run: Run
