@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -78,6 +78,9 @@ class Device(Protocol):
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         """Pinned or registered bytes to the device, in the copies' order."""
+
+    def copy_all(self, room: int, pieces: Iterable[tuple[int, int, int]]) -> None:
+        """`copy_in` of each (place in the room, source, bytes), one right behind the other."""
 
     def copying(self) -> AbstractContextManager[Any]:
         """What torch does in this block is in the copies' order."""
@@ -155,6 +158,9 @@ class CudaDevice:
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         self.calls.copy_in(target, source, nbytes, self.stream.cuda_stream)
+
+    def copy_all(self, room: int, pieces: Iterable[tuple[int, int, int]]) -> None:
+        self.calls.copy_all(room, pieces, self.stream.cuda_stream)
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:

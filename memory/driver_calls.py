@@ -7,6 +7,7 @@ forms, under CUDA 13 only the newer is documented. The newer one is bound where 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from functools import lru_cache
 
 from ..gpu import Driver, driver
@@ -82,9 +83,16 @@ class MemoryCalls:
 
     def copy_in(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Host to device, in the stream's order; the host does not wait if its pages are pinned."""
-        status = self._copy_in(target, source, nbytes, stream)
-        if status:  # dozens of these for a layer: no words are made for one that went well
-            self._check(status, "cuMemcpyHtoDAsync", f"{nbytes} bytes of weights")
+        self._check(self._copy_in(target, source, nbytes, stream), "cuMemcpyHtoDAsync", f"{nbytes} bytes of weights")
+
+    def copy_all(self, room: int, pieces: Iterable[tuple[int, int, int]], stream: int) -> None:
+        """`copy_in` of each (place in the room, source, bytes). Dozens for a layer, while another thread wants to run: nothing is
+        done between two but asking for the next."""
+        copy = self._copy_in
+        for at, source, nbytes in pieces:
+            status = copy(room + at, source, nbytes, stream)
+            if status:
+                self._check(status, "cuMemcpyHtoDAsync", f"{nbytes} bytes of weights")
 
     # ------------------------------------------------------------------------------------------------------ managed
 

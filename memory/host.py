@@ -10,6 +10,7 @@ noted in the ledger. What is pinned or registered is taken from the RAM budget f
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -21,7 +22,7 @@ from .layer import Layer
 from .ledger import Ledger
 from .open_file import OpenFile
 from .ram import RamBudget, measure_ram
-from .registered import NotRegistered, Registrar
+from .registered import NotRegistered, Places, Registrar
 from .ring import PinnedRing, PlainReads, Reading, Reads, RingSize
 from .runs import Run, Span, address_of, runs_of, spans_of
 
@@ -104,6 +105,17 @@ class Host:
                 reading = self._ask_ring(self.runs[i])
         for piece in self._ring.take(reading):
             yield Bytes(piece.run, piece.offset, piece.nbytes, piece.address, self._ring.reads.name)
+
+    @contextlib.contextmanager
+    def at_once(self, i: int) -> Iterator[Places | None]:
+        """Layer i's bytes, if all of them are there and go as they are; their copies are asked for within. None: `take` them."""
+        if self._registrar is None or self._readings[i][0] is not None:
+            yield None
+            return
+        with self._registrar.at_once(i) as places:
+            if places is not None:
+                self._readings[i].pop(0)
+            yield places
 
     def forget(self, i: int) -> None:
         """Layer i was asked for and will not be copied."""

@@ -18,13 +18,14 @@ SIGBUS. Registered pages are pinned, so that from then on a cut file gives old b
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .device import Device, Event
 from .ledger import Ledger
@@ -64,6 +65,13 @@ class Part:
             wait(self.reads)
 
 
+class Places(NamedTuple):
+    """A layer whose bytes lie registered and go as they are: of each piece the place in the room, the address, the bytes."""
+
+    pieces: tuple[tuple[int, int, int], ...]
+    nbytes: int
+
+
 # absent -> mapping -> coming -> here -> leaving -> absent; refused from anywhere on the way
 State = Literal["absent", "mapping", "coming", "here", "leaving", "refused"]
 
@@ -76,6 +84,7 @@ class Entry:
     chosen: bool = False
     state: State = "absent"
     parts: list[Part] = field(default_factory=list)
+    places: Places | None = None  # once it was copied from here
     kept: list[mmap.mmap] = field(default_factory=list)  # a mapping lives as long as its pages are registered
     users: int = 0
     last: Event | None = None  # the copy that reads it
@@ -144,13 +153,9 @@ class Registrar:
     def take(self, i: int, runs: Sequence[Run]) -> Iterator[tuple[Run, int, int, int]]:
         """Layer i's bytes as (run, offset in it, address, bytes), each when it is registered. When the next one is asked for,
         the copy of this one was. Raises NotRegistered, at the beginning or later, where they have to be read instead."""
-        entry = self._entries[i]
-        with self._changed:
-            self._position, self._sending = i, True
-            entry.users += 1
-            self._changed.notify_all()
-        try:
+        with self._copying(i) as entry:
             self._prepare(entry)
+            pieces = []
             for run in runs:
                 offset = 0
                 while offset < run.nbytes:
@@ -159,8 +164,44 @@ class Registrar:
                     if not part.registered:
                         self._register(entry, part)
                     nbytes = min(part.end - at, run.nbytes - offset)
-                    yield run, offset, part.address + (at - part.begin), nbytes
+                    address = part.address + (at - part.begin)
+                    yield run, offset, address, nbytes
+                    pieces.append((run.at + offset, address, nbytes))
                     offset += nbytes
+            if all(run.weight is None for run in runs):
+                entry.places = Places(tuple(pieces), sum(run.nbytes for run in runs))
+
+    @contextlib.contextmanager
+    def at_once(self, i: int) -> Iterator[Places | None]:
+        """Where layer i's bytes lie, if nothing is to be waited for or made with them; None: `take` them. Copies that were asked
+        for within read them."""
+        entry = self._entries[i]
+        with self._changed:
+            lies = entry.state == "here" and entry.places is not None and not self._closing
+            if lies:
+                self._begin(i)
+        if not lies:
+            yield None
+            return
+        with self._ending(entry):
+            yield entry.places
+
+    @contextlib.contextmanager
+    def _copying(self, i: int) -> Iterator[Entry]:
+        with self._changed:
+            self._begin(i)
+        with self._ending(self._entries[i]):
+            yield self._entries[i]
+
+    def _begin(self, i: int) -> None:
+        self._position, self._sending = i, True
+        self._entries[i].users += 1
+        self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _ending(self, entry: Entry) -> Iterator[None]:
+        try:
+            yield
         finally:
             last = self._device.copy_event()
             with self._changed:
@@ -302,7 +343,7 @@ class Registrar:
                 part.registered = False
                 self._ledger.hold("registered RAM", -part.nbytes)
         with self._changed:
-            entry.parts, entry.kept = [], []
+            entry.parts, entry.kept, entry.places = [], [], None
             had_ram, entry.has_ram = entry.has_ram, False
             if entry.state != "refused":
                 entry.state = "absent"

@@ -12,7 +12,7 @@ import mmap
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -129,6 +129,10 @@ class PlainDevice:
                 self._copies_busy.remove((source, nbytes))
 
         self._work.put(copy)
+
+    def copy_all(self, room: int, pieces: Iterable[tuple[int, int, int]]) -> None:
+        for at, source, nbytes in pieces:
+            self.copy_in(room + at, source, nbytes)
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:

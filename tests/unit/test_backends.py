@@ -18,6 +18,7 @@ from plain_device import PlainDevice, PlainManagedMemory
 from prediction import compare
 from safetensors.torch import load_file, save_file
 
+from bed.depth import examples
 from fusestream.memory import (
     Checkpoint,
     DeviceBudget,
@@ -204,6 +205,30 @@ def test_what_the_ram_budget_does_not_hold_is_read(beds, ram):
     registered = bed.device.registrations
     bed.a_pass()
     assert bed.device.registrations == registered, "no turns are taken"
+
+
+def test_what_lies_registered_is_copied_in_one_go(beds, monkeypatch):
+    """From the second pass on; piece by piece again once its pages were given to another model, and in one go after that."""
+    bed = beds([100_000] * 6)
+    calls = []
+
+    def counted(name):
+        plain = getattr(bed.device, name)
+        monkeypatch.setattr(bed.device, name, lambda *given: (calls.append(name), plain(*given)))
+
+    counted("copy_all")
+    bed.open("registered", window("registered", 400_064))
+    bed.a_pass()
+    first = len(calls)
+    bed.a_pass()
+    assert first <= 3 and len(calls) - first >= 4, "but for those that were asked for ahead"
+    registrar = bed.pager._backend._host._registrar
+    bed.device.synchronize()
+    registrar.relent(1 << 40)
+    calls.clear()
+    bed.a_pass()
+    assert len(calls) < 6, "who needs RAM got it"
+    assert bed.ledger.summary()["bytes by route"].keys() == {"registered", "page cache or disk"}
 
 
 def test_with_ram_enough_every_layer_is_registered_once(beds):
@@ -587,7 +612,7 @@ def _folder(tmp_path_factory):
 
 
 TestStreaming = Streaming.TestCase
-TestStreaming.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestStreaming.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
 
 
 def test_the_file_that_is_read_is_the_librarys(beds):
