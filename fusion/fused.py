@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import comfy.model_management
 import torch
 from torch import Tensor, nn
 
@@ -45,7 +46,8 @@ def all_off(policy: KernelPolicy, ops: Iterable[str] | None = None) -> bool:
 
 
 class HandBack:
-    """Stock computes instead, and why. The ledger is told once: this may be a hot path.
+    """Stock computes instead, and why. The ledger is told once: this may be a hot path. By default in the words for a diffusion
+    model's blocks.
 
     what        in the ledger: "wan block"
     by          which of its candidates did not serve
@@ -53,7 +55,14 @@ class HandBack:
     instead     who computes then
     """
 
-    def __init__(self, what: str, by: str, of: str, cannot: str, instead: str) -> None:
+    def __init__(
+        self,
+        what: str,
+        by: str = "fused ops",
+        of: str = "this model",
+        cannot: str = "compute its blocks",
+        instead: str = "stock's block",
+    ) -> None:
         self._what, self._by, self._of, self._cannot, self._instead = what, by, of, cannot, instead
 
     def __call__(self, reason: str, x: Tensor, *, forced: bool, quietly: bool = False) -> None:
@@ -128,13 +137,15 @@ class FusedBlock:
     fusestream_hand_back: HandBack
 
     def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:
-        """The policy under which this block is ours to compute for x, by its transformer_options; None: it is stock's."""
+        """The policy under which this block is ours to compute for x, by its transformer_options; None: it is stock's. Raises
+        stock's exception where the user has interrupted."""
         policy: KernelPolicy | None = options.get(POLICY)
         if policy is None or policy.is_off:
             return None
         module: Any = self
         reason = unserved(x) or module.__dict__[PARTS].obstacle(module, x)
         if reason is None:
+            comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
             return policy
         self.fusestream_hand_back(reason, x, forced=policy.default == "on")
         return None

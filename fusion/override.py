@@ -58,7 +58,9 @@ def text_encoder_under(clip: Any, policy: KernelPolicy) -> Any:
     names = list(_switched(model))
     if not names:
         known = " or ".join(family.name for family in FAMILIES if family.role is Role.TEXT)
-        raise NotOurs(f"This CLIP has no {known} encoder, and FuseStream has kernels for no other. Connect Wan's.")
+        raise NotOurs(
+            f"This CLIP has no {known} encoder, and FuseStream has kernels for no other. Connect one that has."
+        )
     clone = clip.clone()
     for name in names:
         clone.patcher.add_object_patch(name, policy)

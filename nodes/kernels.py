@@ -210,10 +210,12 @@ class TextEncoderKernels(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return kernels_schema(
             "Text Encoder Kernels",
-            "Switches a UMT5 text encoder's kernels, from here on. The one that goes in stays as it is, and both share "
-            "their weights.",
+            f"Switches a {choices.fused(Role.TEXT)} text encoder's kernels, from here on. The one that goes in stays as it "
+            "is, and both share their weights.",
             ["clip kernels", "umt5"],
-            io.Clip.Input("clip", tooltip="A UMT5 text encoder, from our loader or from stock's Load CLIP."),
+            io.Clip.Input(
+                "clip", tooltip=f"A {choices.fused(Role.TEXT)} text encoder, from our loader or from stock's Load CLIP."
+            ),
             first_inputs(
                 "as without FuseStream, in FP32",
                 "precise keeps what rounding to FP16 takes from the operands; fast does not, for half the arithmetic",
@@ -240,7 +242,8 @@ class VAEKernels(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return kernels_schema(
             "VAE Kernels",
-            "Switches a Wan VAE's kernels, from here on. The one that goes in stays as it is, and both share their weights.",
+            f"Switches a {choices.fused(Role.VAE)} VAE's kernels, from here on. The one that goes in stays as it is, and both "
+            "share their weights.",
             ["vae kernels"],
             io.Vae.Input("vae", tooltip="From the FuseStream VAE Loader, with kernels on or auto there."),
             first_inputs("torch's operations, in the same bands and the same type"),

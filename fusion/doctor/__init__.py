@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from . import bus, card, comfyui, machine
+from . import bus, card, comfyui, families, machine
 from .findings import Finding, Probe, as_text, ask
 
 __all__ = ["Finding", "as_text", "examine", "probes"]
@@ -40,6 +40,7 @@ def probes(
         ("Cards", card.cards),
         ("Prebuilt kernels", card.prebuilt),
         ("Kernels", card.kernels),
+        ("Families", families.known),
         *(rates if measure else []),
         ("ComfyUI", partial(comfyui.version, comfyui_folder)),
         ("ComfyUI's switches", comfyui.switches),

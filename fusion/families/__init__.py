@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..family import Family
-from .t5 import T5
-from .wan import WAN, WAN_VAE
 
 if TYPE_CHECKING:
     from ...memory import WeightFile
 
-FAMILIES: tuple[Family, ...] = (WAN, T5, WAN_VAE)
+# In the order in which they are asked whether a file is theirs, and in which a user reads their names.
+FOLDERS = (
+    "wan",
+    "t5",
+)
+
+FAMILIES: tuple[Family, ...] = tuple(
+    found
+    for folder in FOLDERS
+    for found in vars(import_module(f".{folder}", __name__)).values()
+    if isinstance(found, Family)
+)
 
 
 def family_of(header: WeightFile) -> Family | None:

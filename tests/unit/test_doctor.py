@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fusestream.fusion import doctor
-from fusestream.fusion.doctor import bus, card, comfyui, findings, machine
+from fusestream.fusion.doctor import bus, card, comfyui, families, findings, machine
 from fusestream.memory import rates
 from fusestream.nodes.doctor import Doctor, largest_model
 
@@ -101,6 +101,17 @@ def test_the_class_of_a_card(name: str, capability: tuple[int, int], words: str)
     assert text.startswith(findings.ADVICE) == ("GTX" in name)
 
 
+def test_the_families_are_told() -> None:
+    lines = list(families.known())
+    assert any(line.startswith("Wan diffusion model: attention, linear") for line in lines)
+    assert "ComfyUI computes it" in lines[-1] and not any(line.startswith(findings.ADVICE) for line in lines)
+
+
+def test_a_family_that_does_not_import_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fusestream.fusion.families", None)
+    assert "could not be found out: ModuleNotFoundError" in findings.ask("Families", families.known).lines[0]
+
+
 def test_the_archive_of_the_tree_is_told() -> None:
     lines = list(card.prebuilt())
     assert re.search(r"built from [0-9a-f]{16}", lines[0]) and "sm_75" in lines[1]
@@ -144,6 +155,7 @@ def test_known_packs_are_named_and_others_are_not(tmp_path: Path) -> None:
 
 def test_switches_that_matter_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import comfy.cli_args
+    import comfy.model_management
 
     monkeypatch.setattr(comfy.cli_args.args, "use_sage_attention", True)
     monkeypatch.setattr(comfy.cli_args.args, "output_directory", "/data/private")

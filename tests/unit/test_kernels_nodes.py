@@ -75,7 +75,7 @@ def test_off_is_asked_of_all_kernels_or_of_some() -> None:
 
 
 def test_every_op_that_a_wan_block_and_a_text_encoder_call_has_a_switch() -> None:
-    assert set(t5.OPS) | {"to_half"} == {op for switch in TEXT_SWITCHES for op in switch.ops}
+    assert set(t5.OPS) | {"to_half"} <= {op for switch in TEXT_SWITCHES for op in switch.ops}
     model = {op for switch in MODEL_SWITCHES for op in switch.ops}
     assert {name for name in OPS if getattr(wan, name, None) is not None and name != "attention"} <= model
     vae = {op for switch in VAE_SWITCHES for op in switch.ops}

@@ -84,7 +84,6 @@ class _Fused(FusedBlock):
         if policy is None:
             out: Tensor = super().forward(x, e, freqs, context, context_img_len, transformer_options=options)  # type: ignore[misc]
             return out
-        comfy.model_management.throw_exception_if_processing_interrupted()
         return block(self, policy, x, e, freqs, context, context_img_len, options)
 
 
@@ -99,7 +98,6 @@ class _FusedVace(FusedBlock):
         if policy is None:
             out: tuple[Tensor, Tensor] = super().forward(c, x, **arguments)  # type: ignore[misc]
             return out
-        comfy.model_management.throw_exception_if_processing_interrupted()
         module: Any = self
         if module.block_id == 0:
             c = product(c.contiguous(), module.before_proj, policy, residual=x.contiguous())
