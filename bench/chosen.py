@@ -16,8 +16,6 @@ CHOSEN = (
     "group_norm_silu|image VAE 1024: 1x128x1024x1024 channels-last",
     "diffusion_step|Wan 720x1280x81: 16x21x90x160",
     "to_half|",
-    "split_projection|Wan 1.3B 480x832x81: 32760x(3x1536)",
-    "swap_heads|Wan 1.3B 480x832x81: 32760x12x128",
 )
 
 # Matrix work: what a user gets is what `auto` chose, so that is what is shown.

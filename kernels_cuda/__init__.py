@@ -9,19 +9,18 @@ README.md says how an op is added. Importing this package touches no GPU.
 from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
 from .launcher import obstacle, preload, unpack_soon
 from .ledger import LEDGER
-from .ops.activations import gelu, gelu_mul, silu, silu_addcmul, silu_mul
-from .ops.attention import attention, t5_distance_bias
+from .ops.activations import gelu, gelu_mul, silu, silu_mul
+from .ops.attention import attention
 from .ops.attention_operands import BlockList
 from .ops.channel_rms_silu import channel_rms_silu
 from .ops.conv import conv2d, conv3d, fold_batch_norm
 from .ops.diffusion_step import diffusion_step
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
-from .ops.layout import concat_tokens, split_projection, swap_heads
 from .ops.linear import linear, linear_, linear_pair
 from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
-from .ops.rms_rope import rms_rope, rms_rope_
+from .ops.rms_rope import rms_rope_
 from .ops.to_half import to_half
 from .ops.upsample_conv import fold_upsample, upsample_conv2d
 from .policy import STANDARD, KernelPolicy
@@ -41,7 +40,6 @@ __all__ = [
     "attention",
     "channel_rms_silu",
     "check_policy",
-    "concat_tokens",
     "conv2d",
     "conv3d",
     "diffusion_step",
@@ -61,14 +59,9 @@ __all__ = [
     "obstacle",
     "preload",
     "residual_gate_norm_modulate",
-    "rms_rope",
     "rms_rope_",
     "silu",
-    "silu_addcmul",
     "silu_mul",
-    "split_projection",
-    "swap_heads",
-    "t5_distance_bias",
     "to_half",
     "unpack_soon",
     "upsample_conv2d",

@@ -151,9 +151,8 @@ def more() -> list[Row]:
         "fast": Side(precision="fast"),
         "attention off": Side(ops=(("attention", "off"),)),
         "linear off": Side(ops=(("linear", "off"), ("linear_", "off"), ("linear_pair", "off"))),
-        "norms off": Side(ops=(("norm_modulate", "off"), ("residual_gate_norm_modulate", "off"))),
+        "norms off": Side(ops=(("norm_modulate", "off"),)),
         "rotation off": Side(ops=(("rms_rope_", "off"),)),
-        "residuals and GELU off": Side(ops=(("gated_residual", "off"), ("gated_residual_", "off"), ("gelu", "off"))),
     }.items():
         rows.append(Row("wan13", "sample", **small, group="switches", note=note, stock=None, ours=side))  # type: ignore[arg-type]
     for note, side in {

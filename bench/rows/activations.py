@@ -1,11 +1,11 @@
-"""silu, gelu, silu_mul, gelu_mul and silu_addcmul at the shapes of Wan 2.1, UMT5, Flux and Qwen3."""
+"""silu, gelu, silu_mul and gelu_mul at the shapes of Wan 2.1, UMT5, Flux and Qwen3."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.activations import addcmul_stock, gated_stock, stock
+from ...kernels_cuda.ops.activations import gated_stock, stock
 from ..row import Row, Tensors
 
 TANH = ("gelu_tanh", None)
@@ -18,11 +18,6 @@ def half(*shape: int) -> Tensor:
 
 def two(*shape: int) -> Tensors:
     return half(*shape), half(*shape)
-
-
-def channels(c: int, h: int, w: int) -> Tensors:
-    """a + b * c with a shift and a factor per channel, channels first."""
-    return half(c, 1, 1), half(1, c, h, w), half(c, 1, 1)
 
 
 ROWS = [
@@ -69,19 +64,5 @@ ROWS = [
         lambda: (half(1, 4096, 2 * 12288), None),
         ("silu", "interleaved", 1.0, False, None),
         gated_stock,
-    ),
-    Row(
-        "silu_addcmul",
-        "factor and shift per channel: 96x1080x1920",
-        lambda: channels(96, 1080, 1920),
-        (None,),
-        addcmul_stock,
-    ),
-    Row(
-        "silu_addcmul",
-        "factor and shift per last channel: 32760x1536",
-        lambda: (half(1536), half(1, 32760, 1536), half(1536)),
-        (None,),
-        addcmul_stock,
     ),
 ]

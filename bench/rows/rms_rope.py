@@ -1,4 +1,4 @@
-"""rms_rope and rms_rope_ at the shapes of Wan 2.1, Flux and Qwen3, q and k inside a packed projection.
+"""rms_rope_ at the shapes of Wan 2.1, Flux and Qwen3, q and k inside a packed projection.
 
 Stock turns q and k of Wan and Flux with comfy-kitchen's kernel, where that is installed and torch is built for CUDA 13
 or newer; for older torch (most Turing users) comfy-kitchen itself falls back to torch. The
@@ -92,7 +92,6 @@ ROWS = [
     row("rms_rope_", "Wan 1.3B, cond and uncond: 2x32760x12x128", lambda: wan(2, 32760, 12), WAN),
     row("rms_rope_", "Wan 1.3B one latent frame: 1560x12x128", lambda: wan(1, 1560, 12), WAN),
     Row("rms_rope_", "Wan 14B cross attention, no rope: 32760x40x128", lambda: cross(32760, 40), WAN, stock, moved),
-    row("rms_rope", "Wan 1.3B 480x832x81: 32760x12x128", lambda: wan(1, 32760, 12), WAN),
     row("rms_rope_", "Flux 1024x1024: 4608x24x128 packed", lambda: flux(4608), FLUX),
     row("rms_rope_", "Flux 2048x2048: 16896x24x128 packed", lambda: flux(16896), FLUX),
     Row("rms_rope_", "Qwen3 8B, halves: 512x(32+8)x128 packed", lambda: qwen(512), QWEN, stock, moved),

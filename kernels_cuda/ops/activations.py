@@ -1,4 +1,4 @@
-"""silu, gelu, silu_mul, gelu_mul and silu_addcmul.
+"""silu, gelu, silu_mul and gelu_mul.
 
 The maths, the layout, the scale for T5 and the access pattern stand at the head of src/activations.cu.
 """
@@ -20,7 +20,7 @@ from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_one_of, check_shape, word, wrong_dtype
 from .rows import row_class
-from .tiles import Tiles, known, packed, place_fields, tiles, tiles_of
+from .tiles import Tiles, known, packed, place_fields, tiles
 
 Gelu = Literal["tanh", "erf", "quick"]
 Layout = Literal["split", "interleaved"]
@@ -83,17 +83,6 @@ def gelu_mul(
     return out
 
 
-def silu_addcmul(
-    a: Tensor, b: Tensor, c: Tensor, *, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD
-) -> Tensor:
-    """silu(a + b * c). fp16 or fp32; shapes broadcast as torch's do: a bias or a factor per channel, first or last.
-
-    Returns a contiguous tensor of the broadcast shape, of `out_dtype` (a's dtype if None).
-    """
-    out: Tensor = SILU_ADDCMUL((a, b, c), (out_dtype,), policy)
-    return out
-
-
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
@@ -106,6 +95,11 @@ def _activate(x: Tensor, kind: str) -> Tensor:
     return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
+def _activate_wide(x: Tensor, kind: str) -> Tensor:
+    """The same for the oracle. torch's own GELU in fp32 makes NaN of Inf on some CPUs."""
+    return x * torch.erfc(x * -math.sqrt(0.5)) / 2 if kind == "gelu_erf" else _activate(x, kind)
+
+
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise ValueError(f"kind {kind.removeprefix('gelu_')!r}, expected tanh, erf or quick")
@@ -113,7 +107,8 @@ def _check_kind(kind: str) -> None:
 
 def reference(x: Tensor, kind: str, out_dtype: torch.dtype | None) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-    return _activate(x.to(torch.promote_types(x.dtype, torch.float32)), kind).to(out_dtype or x.dtype).contiguous()
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return _activate_wide(x.to(wide), kind).to(out_dtype or x.dtype).contiguous()
 
 
 def stock(x: Tensor, kind: str, out_dtype: torch.dtype | None) -> Tensor:
@@ -147,7 +142,7 @@ def gated_reference(
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     first, second = _halves(gate, up, kind, layout, scale)
     wide = torch.promote_types(gate.dtype, torch.float32)
-    value = _activate(first.to(wide), kind) * scale * second.to(wide)
+    value = _activate_wide(first.to(wide), kind) * scale * second.to(wide)
     out_dtype = out_dtype or gate.dtype
     if saturate and out_dtype is torch.float16:
         value = value.clamp(-LARGEST, LARGEST)
@@ -169,33 +164,6 @@ def gated_fake(gate: Tensor, up: Tensor | None, *rest: Any) -> Tensor:
     return gate.new_empty(shape, dtype=rest[-1] or gate.dtype)
 
 
-def addcmul_reference(a: Tensor, b: Tensor, c: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    """The oracle, in fp32 or, for float64 inputs, in float64."""
-    wide = torch.promote_types(a.dtype, torch.float32)
-    return functional.silu(a.to(wide) + b.to(wide) * c.to(wide)).to(out_dtype or a.dtype).contiguous()
-
-
-def addcmul_stock(a: Tensor, b: Tensor, c: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    return functional.silu(torch.addcmul(a, b.to(a.dtype), c.to(a.dtype))).to(out_dtype or a.dtype).contiguous()
-
-
-def _shape(a: Tensor, b: Tensor, c: Tensor) -> torch.Size:
-    """The broadcast shape. Raises ValueError that names the first operand which does not fit those before it."""
-    return _broadcast(_broadcast(a.shape, "b", b), "c", c)
-
-
-def _broadcast(shape: torch.Size, name: str, t: Tensor) -> torch.Size:
-    try:
-        both: torch.Size = torch.broadcast_shapes(shape, t.shape)  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        raise ValueError(f"{name}: {list(t.shape)} does not broadcast with {list(shape)}") from error
-    return both
-
-
-def addcmul_fake(a: Tensor, b: Tensor, c: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    return a.new_empty(_shape(a, b, c), dtype=out_dtype or a.dtype)
-
-
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 
@@ -206,14 +174,6 @@ ActivationParams = parameter_struct(
     (c_int64, place_fields("gate", "up", "out")),
     (c_float, "scale"),
     (c_int, "saturate kind gate_is_float up_is_float out_is_float"),
-)
-
-# Mirrors AddcmulParams in src/activations.cu.
-AddcmulParams = parameter_struct(
-    "AddcmulParams",
-    (Pointer, "a b c out"),
-    (c_int64, place_fields("a", "b", "c", "out")),
-    (c_int, "a_is_float b_is_float c_is_float out_is_float"),
 )
 
 
@@ -239,13 +199,13 @@ def _tiles(call: Call) -> Tiles | str:
 
 
 def validate(call: Call) -> None:
-    """Shapes and options that no implementation could serve: of silu, gelu, silu_mul and gelu_mul."""
+    """Shapes and options that no implementation could serve."""
     _check_kind(call.options[0])
     _views(call)
 
 
 def obstacles(call: Call) -> Iterator[str]:
-    """What keeps the kernels of silu, gelu, silu_mul and gelu_mul from serving a call."""
+    """What keeps the kernels from serving a call."""
     gate, up = _views(call)
     names = ("x",) if len(call.tensors) == 1 else ("gate", "up")
     yield from wrong_dtype(TYPES, **dict(zip(names, (gate, up), strict=False)))
@@ -298,51 +258,6 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     return run
 
 
-def addcmul_validate(call: Call) -> None:
-    _shape(*call.present)
-
-
-def addcmul_obstacles(call: Call) -> Iterator[str]:
-    """What keeps the kernels of silu_addcmul from serving a call."""
-    a, b, c = call.present
-    shape = _shape(a, b, c)
-    yield from wrong_dtype(TYPES, a=a, b=b, c=c)
-    if _out_dtype(call) not in TYPES:
-        yield f"the output is {word(_out_dtype(call))}, the kernels write float16 and float32"
-    if math.prod(shape):
-        view = tiles_of(shape, a, b, c)
-        if isinstance(view, str):
-            yield view
-
-
-def addcmul_plan(call: Call, card: Card, _tactic: object = None) -> Plan:
-    a, b, c = call.present
-    shape = _shape(a, b, c)
-    new_out = output(shape, _out_dtype(call), card.index)
-    if not math.prod(shape):
-        return lambda *_: new_out()
-    view = known(tiles_of(shape, a, b, c))
-    types = (a.dtype, b.dtype, c.dtype, _out_dtype(call))
-    params = AddcmulParams(
-        **{
-            f"{name}_is_float": dtype is torch.float32
-            for name, dtype in zip(["a", "b", "c", "out"], types, strict=True)
-        }
-    )
-    view.fill(params, "a", "b", "c", "out")
-    wide = view.wide((0, 1)) and call.aligned and all(dtype is torch.float16 for dtype in types)
-    grid, threads = view.grid(wide)
-    kernel = card.kernel("activations", "silu_addcmul" if wide else "silu_addcmul_any")
-    launch = kernel.prepare(params, grid=grid, block=threads, shape=call.describe())
-
-    def run(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        out = new_out()
-        launch(a.data_ptr(), b.data_ptr(), c.data_ptr(), out.data_ptr())
-        return out
-
-    return run
-
-
 def shape_class(call: Call) -> str:
     """Width exactly, rows to a power of two, layout."""
     sizes = " ".join(
@@ -380,14 +295,3 @@ SILU = _op("silu", KINDS[:1])
 GELU = _op("gelu", KINDS[1:])
 SILU_MUL = _op("silu_mul", KINDS[:1])
 GELU_MUL = _op("gelu_mul", KINDS[1:])
-
-SILU_ADDCMUL = Op(
-    name="silu_addcmul",
-    schema="(Tensor a, Tensor b, Tensor c, ScalarType? out_dtype, str policy) -> Tensor",
-    reference=addcmul_reference,
-    fake=addcmul_fake,
-    candidates=(CudaCandidate("cuda", addcmul_obstacles, addcmul_plan), StockCandidate(addcmul_stock)),
-    shape_class=shape_class,
-    validate=addcmul_validate,
-    kernels={"activations": ("silu_addcmul", "silu_addcmul_any")},
-)

@@ -56,7 +56,7 @@ def attention(
                    -1: no limit on that side
     key_lengths    [batch] int32: keys from there on do not exist for that row of the batch
     distance_bias  [heads, q tokens + k tokens - 1] fp32, added to the scores: the value for key - query, from
-                   1 - q tokens on. T5's relative positions (`t5_distance_bias`), without the bias of every pair
+                   1 - q tokens on. T5's relative positions, without the bias of every pair
     blocks         a list of the key blocks to visit (sliding tiles, top-k); what is not listed is not seen
     Returns a contiguous [batch, q tokens, heads, d]. A query that sees no key is zero. Softmax is fp32; with precision
     `fast` the tensor cores may accumulate in fp16, folded into fp32 every few steps.
@@ -68,31 +68,6 @@ def attention(
         policy,
     )
     return out
-
-
-def t5_distance_bias(
-    weight: Tensor, q_tokens: int, k_tokens: int, *, max_distance: int = 128, bidirectional: bool = True
-) -> Tensor:
-    """T5's table of relative positions [buckets, heads] as `distance_bias` [heads, q_tokens + k_tokens - 1] fp32.
-
-    Near distances have a bucket each, far ones share buckets that grow as the logarithm up to `max_distance`.
-    """
-    distance = torch.arange(1 - q_tokens, k_tokens, device=weight.device)
-    buckets = weight.shape[0]
-    bucket = torch.zeros_like(distance)
-    if bidirectional:
-        buckets //= 2
-        bucket = (distance > 0).long() * buckets
-        distance = distance.abs()
-    else:
-        distance = (-distance).clamp_min(0)
-    exact = buckets // 2
-    far = (
-        exact
-        + ((distance.clamp_min(1).float() / exact).log() / math.log(max_distance / exact) * (buckets - exact)).long()
-    )
-    bucket = bucket + torch.where(distance < exact, distance, far.clamp_max(buckets - 1))
-    return weight.float()[bucket].t().contiguous()
 
 
 # ---------------------------------------------------------------------------------------------------------- the maths

@@ -1,4 +1,4 @@
-"""rms_rope and rms_rope_: RMSNorm of q and k, over the token or over each head, and RoPE, in one pass over both.
+"""rms_rope_: RMSNorm of q and k, over the token or over each head, and RoPE, in one pass over both, in place.
 
 The maths, the layout and the access pattern stand at the head of src/rms_rope.cu.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..call import Call, Plan
-from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
+from ..launcher import MAX_GRID, Card, Launch, Pointer, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
@@ -69,35 +69,6 @@ class Tactic:
         return self.warps * WARP * self.packs * PACK
 
 
-def rms_rope(
-    q: Tensor,
-    k: Tensor | None = None,
-    q_weight: Tensor | None = None,
-    k_weight: Tensor | None = None,
-    rotation: Tensor | None = None,
-    sin: Tensor | None = None,
-    *,
-    eps: float,
-    norm: Norm = "token",
-    interleaved: bool = True,
-    policy: KernelPolicy = STANDARD,
-) -> tuple[Tensor, Tensor | None]:
-    """RMSNorm of q and k, then RoPE. The norm, its weights, the rotation and k are optional.
-
-    q, k      [batch, tokens, heads, d] fp16 with any strides but the last: views of a packed [b, s, 3 * h * d] buffer,
-              or of [b, h, s, d] transposed. k may have other tokens and heads than q
-    norm      "token": the mean over heads * d, weights [heads * d] (Wan). "head": over d, weights [d] (Flux, Qwen3)
-    rotation  2x2 matrices [s, d/2, 2, 2], [1 or b, s, d/2, 2, 2] or with a dimension of one for the heads, as stock
-              hands them: [1 or b, 1, s, d/2, 2, 2] (Flux), [1 or b, s, 1, d/2, 2, 2] (Wan). With `sin`: cosines
-    sin       cosines and sines: [s, d/2], [1 or b, s, d/2] or with a dimension of one for the heads. fp16 or fp32, as
-              the matrices and the weights are. Of a table with more tokens than q and k the first are used
-    interleaved  True: elements 2j and 2j + 1 turn together. False: elements j and j + d/2
-    Returns contiguous (q, k), k None if absent. Arithmetic is fp32, rounded once at the end.
-    """
-    out: list[Tensor] = RMS_ROPE((q, k, q_weight, k_weight, rotation, sin), (eps, norm, interleaved), policy)
-    return out[0], None if k is None else out[1]
-
-
 def rms_rope_(
     q: Tensor,
     k: Tensor | None = None,
@@ -111,7 +82,19 @@ def rms_rope_(
     interleaved: bool = True,
     policy: KernelPolicy = STANDARD,
 ) -> None:
-    """rms_rope in place: q and k are overwritten where they lie. They must not overlap each other."""
+    """RMSNorm of q and k, then RoPE, in place. The norm, its weights, the rotation and k are optional.
+
+    q, k      [batch, tokens, heads, d] fp16 with any strides but the last: views of a packed [b, s, 3 * h * d] buffer,
+              or of [b, h, s, d] transposed. Overwritten where they lie, and must not overlap each other. k may have
+              other tokens and heads than q
+    norm      "token": the mean over heads * d, weights [heads * d] (Wan). "head": over d, weights [d] (Flux, Qwen3)
+    rotation  2x2 matrices [s, d/2, 2, 2], [1 or b, s, d/2, 2, 2] or with a dimension of one for the heads, as stock
+              hands them: [1 or b, 1, s, d/2, 2, 2] (Flux), [1 or b, s, 1, d/2, 2, 2] (Wan). With `sin`: cosines
+    sin       cosines and sines: [s, d/2], [1 or b, s, d/2] or with a dimension of one for the heads. fp16 or fp32, as
+              the matrices and the weights are. Of a table with more tokens than q and k the first are used
+    interleaved  True: elements 2j and 2j + 1 turn together. False: elements j and j + d/2
+    Arithmetic is fp32, rounded once at the end.
+    """
     RMS_ROPE_((q, k, q_weight, k_weight, rotation, sin), (eps, norm, interleaved), policy)
 
 
@@ -126,7 +109,7 @@ class Table(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The tensors of either op, with their shapes checked."""
+    """The tensors of a call, with their shapes checked."""
 
     q: Tensor
     k: Tensor | None
@@ -235,7 +218,7 @@ def reference(
     norm: str,
     interleaved: bool,
 ) -> list[Tensor]:
-    """The oracle, in fp32 or, for float64 inputs, in float64."""
+    """The oracle, in fp32 or, for float64 inputs, in float64: the new q and k, which are left alone."""
     o = Operands.of((q, k, q_weight, k_weight, rotation, sin), norm)
     wide = torch.promote_types(q.dtype, torch.float32)
     table = Table(*(None if t is None else t.to(wide) for t in o.table)) if o.table else None  # type: ignore[arg-type]
@@ -264,7 +247,10 @@ def stock(
     norm: str,
     interleaved: bool,
 ) -> list[Tensor]:
-    """What stock runs (WanSelfAttention.forward, flux QKNorm): rms_norm in half precision, then apply_rope."""
+    """What stock runs (WanSelfAttention.forward, flux QKNorm): rms_norm in half precision, then apply_rope.
+
+    Returns the new q and k. What nothing was done to may be the input itself.
+    """
     o = Operands.of((q, k, q_weight, k_weight, rotation, sin), norm)
     out = []
     for x, weight in ((q, q_weight), (k, k_weight)):
@@ -274,8 +260,7 @@ def stock(
         if norm != "none":
             value = functional.rms_norm(value, value.shape[-1:], None if weight is None else weight.to(x.dtype), eps)
         out.append(_turn(value.reshape(x.shape), o.table, interleaved).to(x.dtype).contiguous())
-    # A kernel's results are its own; torch must not be given an input back as an output.
-    return [t.clone() if t.data_ptr() == x.data_ptr() else t for t, x in zip(out, o.streams.values(), strict=True)]
+    return out
 
 
 def reference_(*arguments: Any) -> None:
@@ -291,10 +276,6 @@ def _overwrite(arguments: Sequence[Any], results: list[Tensor]) -> None:
         x.copy_(result)
 
 
-def fake(q: Tensor, k: Tensor | None, *_: Any) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in (q, k) if t is not None]
-
-
 def fake_(*_: Any) -> None:
     return None
 
@@ -305,9 +286,8 @@ def fake_(*_: Any) -> None:
 # Mirrors RmsRopeParams in src/rms_rope.cu, where each q and k are an array of two.
 RmsRopeParams = parameter_struct(
     "RmsRopeParams",
-    (Pointer, "q k q_out k_out q_weight k_weight rotation sines"),
+    (Pointer, "q k q_weight k_weight rotation sines"),
     (c_int64, "q_batch k_batch q_token k_token q_head k_head"),
-    (c_int64, "q_out_batch k_out_batch q_out_token k_out_token q_out_head k_out_head"),
     (c_int64, "rotation_batch rotation_token sines_batch sines_token batches q_tokens k_tokens"),
     (c_int, "q_heads k_heads d q_pieces k_pieces"),
     (c_float, "eps"),
@@ -319,8 +299,7 @@ def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
     o = Operands.of(call.tensors, call.options[1])
     check_eps(call.options[0])
-    if call.op == RMS_ROPE_.name:
-        check_written(o.streams, {**o.weights, **o.tables})
+    check_written(o.streams, {**o.weights, **o.tables})
 
 
 def obstacles(call: Call) -> Iterator[str]:
@@ -344,15 +323,13 @@ def _strides(t: Tensor, dims: int) -> list[int]:
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
-    """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
+    """Fix sizes, strides, grid and kernel; what remains per call is the pointers."""
     o = Operands.of(call.tensors, call.options[1])
-    makers = [output(t.shape, t.dtype, card.index) for t in o.streams.values()]
-    launch = None
-    if any(t.numel() for t in o.streams.values()):
-        launch = _prepare(call, o, card, tactic or next(iter(ways(call)), None))
+    if not any(t.numel() for t in o.streams.values()):
+        return lambda *_: None
+    launch = _prepare(call, o, card, tactic or next(iter(ways(call)), None))
 
     def run(
-        into: Sequence[Tensor],
         q: Tensor,
         k: Tensor | None,
         q_weight: Tensor | None,
@@ -360,33 +337,21 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         rotation: Tensor | None,
         sin: Tensor | None,
     ) -> None:
-        if launch is not None:
-            launch(
-                q.data_ptr(),
-                0 if k is None else k.data_ptr(),
-                into[0].data_ptr(),
-                0 if k is None else into[1].data_ptr(),
-                0 if q_weight is None else q_weight.data_ptr(),
-                0 if k_weight is None else k_weight.data_ptr(),
-                0 if rotation is None else rotation.data_ptr(),
-                0 if sin is None else sin.data_ptr(),
-            )
+        launch(
+            q.data_ptr(),
+            0 if k is None else k.data_ptr(),
+            0 if q_weight is None else q_weight.data_ptr(),
+            0 if k_weight is None else k_weight.data_ptr(),
+            0 if rotation is None else rotation.data_ptr(),
+            0 if sin is None else sin.data_ptr(),
+        )
 
-    def out_of_place(*tensors: Any) -> list[Tensor]:
-        out = [new() for new in makers]
-        run(out, *tensors)
-        return out
-
-    def in_place(*tensors: Any) -> None:
-        run(tensors[:2], *tensors)
-
-    return in_place if call.op == RMS_ROPE_.name else out_of_place
+    return run
 
 
 def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Launch:
     """Tactic None: only the `any` kernel serves."""
     eps, norm, interleaved = call.options
-    written = call.op == RMS_ROPE_.name
     b, s, d = o.q.shape[0], o.tokens, o.q.shape[3]
     params = RmsRopeParams(
         batches=b,
@@ -402,12 +367,8 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Laun
         setattr(params, f"{name}_tokens", t.shape[1])
         setattr(params, f"{name}_heads", t.shape[2])
         places = [stride if size > 1 else 0 for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True)]
-        packed = [t.shape[1] * t.shape[2] * d, t.shape[2] * d, d]
-        for where, stride, out_stride in zip(
-            ("batch", "token", "head"), places, places if written else packed, strict=True
-        ):
+        for where, stride in zip(("batch", "token", "head"), places, strict=True):
             setattr(params, f"{name}_{where}", stride)
-            setattr(params, f"{name}_out_{where}", out_stride)
     for name, t in zip(("rotation", "sines"), o.tables.values(), strict=False):
         for i, where in enumerate(("batch", "token")):
             setattr(params, f"{name}_{where}", t.stride(i) if t.shape[i] > 1 else 0)
@@ -471,16 +432,6 @@ def shape_class(call: Call) -> str:
     return f"{norm} {'interleaved' if interleaved else 'halves'} heads {heads} {sizes}{layout}"
 
 
-_TAIL = (
-    "Tensor? q_weight, Tensor? k_weight, Tensor? rotation, Tensor? sin, float eps, str norm, bool interleaved, "
-    "str policy"
-)
-_KERNELS = (
-    "rms_rope_any",
-    *(Tactic(kind, holder, packs).kernel for (kind, holder), each in PIECES.items() for packs in each),
-)
-
-
 def sample(call: Call) -> tuple[Tensor | None, ...]:
     """The first tokens of q and k; of the table the first rows are used in any case."""
     q, k = call.tensors[:2]
@@ -492,27 +443,23 @@ def sample(call: Call) -> tuple[Tensor | None, ...]:
     return first_tokens(call.tensors, (0, 1), width=0 if q is None else q.stride(1))  # copies of them have their gaps
 
 
-RMS_ROPE = Op(
-    name="rms_rope",
-    schema=f"(Tensor q, Tensor? k, {_TAIL}) -> Tensor[]",
-    reference=reference,
-    fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
-    shape_class=shape_class,
-    sample=sample,
-    validate=validate,
-    kernels={"rms_rope": _KERNELS},
-)
-
 RMS_ROPE_ = Op(
     name="rms_rope_",
-    schema=f"(Tensor(a!) q, Tensor(b!)? k, {_TAIL}) -> ()",
+    schema=(
+        "(Tensor(a!) q, Tensor(b!)? k, Tensor? q_weight, Tensor? k_weight, Tensor? rotation, Tensor? sin, float eps, "
+        "str norm, bool interleaved, str policy) -> ()"
+    ),
     reference=reference_,
     fake=fake_,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock_)),
     shape_class=shape_class,
     sample=sample,
     validate=validate,
-    kernels={"rms_rope": _KERNELS},
+    kernels={
+        "rms_rope": (
+            "rms_rope_any",
+            *(Tactic(kind, holder, packs).kernel for (kind, holder), each in PIECES.items() for packs in each),
+        )
+    },
     mutates=(0, 1),
 )

@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 from ctypes import Structure
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from ..launcher import MAX_GRID, Grid
 
 PACK = 8  # kPack
@@ -87,11 +85,6 @@ def tiles(shape: Sequence[int], *strides: Sequence[int]) -> Tiles | str:
     nothing = (1, (0,) * len(strides))
     (batches, outer), (rows, middle), (width, inner) = [nothing] * (3 - len(merged)) + merged
     return Tiles(batches, rows, width, tuple(zip(outer, middle, inner, strict=True)))
-
-
-def tiles_of(shape: Sequence[int], *tensors: Tensor) -> Tiles | str:
-    """The same for tensors, of this shape or broadcast to it, and a contiguous output behind them."""
-    return tiles(shape, *(t.expand(shape).stride() for t in tensors), packed(shape))
 
 
 def known(found: Tiles | str) -> Tiles:

@@ -1,11 +1,10 @@
-// silu, gelu, silu_mul, gelu_mul, silu_addcmul: the nonlinearity between two matrix products.
+// silu, gelu, silu_mul, gelu_mul: the nonlinearity between two matrix products.
 //
-//   silu(x)       = x / (1 + exp(-x))
-//   gelu(x)       = x * phi(x), phi the normal distribution function ("erf"), or
-//                   x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3) ("tanh": 0.5 (1 + tanh(u)) is this), or
-//                   x / (1 + exp(-1.702 x)) ("quick")
-//   silu_mul      = silu(gate) * up * scale       SwiGLU;  gelu_mul: GeGLU
-//   silu_addcmul  = silu(a + b * c)               a, b, c broadcast like torch.addcmul
+//   silu(x)  = x / (1 + exp(-x))
+//   gelu(x)  = x * phi(x), phi the normal distribution function ("erf"), or
+//              x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3) ("tanh": 0.5 (1 + tanh(u)) is this), or
+//              x / (1 + exp(-1.702 x)) ("quick")
+//   silu_mul = silu(gate) * up * scale       SwiGLU;  gelu_mul: GeGLU
 //
 // Scale. In T5's feed-forward, gate and up fit fp16 but their product reaches 10^5 and would be stored as infinity.
 // Here the product exists only in float, where 65504^2 fits easily, and `scale`, a power of two, is applied before the
@@ -16,15 +15,14 @@
 // Layout. [batch, row, column], rows anywhere: gate and up are two tensors, two halves of one projection (views), or
 // alternate within a row (interleaved: g0 u0 g1 u1 ..). out is contiguous.
 //
-// Bytes per element of out (half): silu and gelu 2 read + 2 written; *_mul 4 + 2; silu_addcmul 2 per operand of full
-// size + 2.
+// Bytes per element of out (half): silu and gelu 2 read + 2 written; *_mul 4 + 2.
 //
 // Access: tiles.cuh. Eight elements per 16-byte load; interleaved gates take two loads for eight results. All
 // arithmetic is float, rounded once. Exponential and reciprocal are single instructions: their error, 10^-6 at worst
 // where a result matters, is far below half's 5 * 10^-4, and an H200 has only 27 instructions per element before they
 // cost bandwidth.
 //
-// `*_any` serve every other layout and type, an element at a time.
+// `activation_any` serves every other layout and type, an element at a time.
 
 #include "gelu.cuh"
 #include "tiles.cuh"
@@ -128,72 +126,6 @@ extern "C" __global__ void __launch_bounds__(kTileThreads) activation_any(const 
             if (column >= p.extent.width) continue;
             const float value = activate(static_cast<Kind>(p.kind), gate[i]);
             store_element(p.out, out_at + column, p.out_is_float, p.up == nullptr ? value : finish(p, value, up[i]));
-        }
-    });
-}
-
-// Mirrored by AddcmulParams in ops/activations.py. Pointers first.
-struct AddcmulParams {
-    const void* a;
-    const void* b;
-    const void* c;
-    void* out;
-    Place a_place, b_place, c_place, out_place;
-    Extent extent;
-    int a_is_float, b_is_float, c_is_float, out_is_float;  // `any` only
-};
-
-// An operand of full size or shared by rows, or one value for a whole row.
-__device__ inline void load_operand(Pack<__half> (&packs)[kTilePacks], const __half* row, const Place& place,
-                                    const Chunk<false>& chunk) {
-    if (place.column != 0) {
-        chunk.columns.load<Reading::kCached>(packs, row + chunk.start);
-        return;
-    }
-    const float value = __half2float(*row);
-    for (Pack<__half>& pack : packs) {
-        for (unsigned& word : pack.words) word = to_halves(value, value);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(kTileThreads) silu_addcmul(const __grid_constant__ AddcmulParams p) {
-    for_each_row(p.extent, [&](i64 batch, i64 row) {
-        const __half* a = static_cast<const __half*>(p.a) + p.a_place.at(batch, row);
-        const __half* b = static_cast<const __half*>(p.b) + p.b_place.at(batch, row);
-        const __half* c = static_cast<const __half*>(p.c) + p.c_place.at(batch, row);
-        __half* out = static_cast<__half*>(p.out) + p.out_place.at(batch, row);
-        const Chunk<false> chunk(p.extent);
-        Pack<__half> as[kTilePacks], bs[kTilePacks], cs[kTilePacks];
-        load_operand(as, a, p.a_place, chunk);
-        load_operand(bs, b, p.b_place, chunk);
-        load_operand(cs, c, p.c_place, chunk);
-#pragma unroll
-        for (int v = 0; v < kTilePacks; v++) {
-            float x[kPack], y[kPack], z[kPack];
-            unpack(as[v], x);
-            unpack(bs[v], y);
-            unpack(cs[v], z);
-#pragma unroll
-            for (int i = 0; i < kPack; i++) x[i] = activate(kSilu, fmaf(y[i], z[i], x[i]));
-            Pack<__half> rounded;
-            pack(x, rounded);
-            chunk.store(out, v, rounded);
-        }
-    });
-}
-
-extern "C" __global__ void __launch_bounds__(kTileThreads) silu_addcmul_any(const __grid_constant__ AddcmulParams p) {
-    for_each_row(p.extent, [&](i64 batch, i64 row) {
-        const i64 a_at = p.a_place.at(batch, row), b_at = p.b_place.at(batch, row), c_at = p.c_place.at(batch, row);
-        const i64 out_at = p.out_place.at(batch, row);
-#pragma unroll
-        for (int i = 0; i < kTileElements; i++) {
-            const i64 column = element_column(i);
-            if (column >= p.extent.width) continue;
-            const float a = load_element(p.a, a_at + column * p.a_place.column, p.a_is_float);
-            const float b = load_element(p.b, b_at + column * p.b_place.column, p.b_is_float);
-            const float c = load_element(p.c, c_at + column * p.c_place.column, p.c_is_float);
-            store_element(p.out, out_at + column, p.out_is_float, activate(kSilu, fmaf(b, c, a)));
         }
     });
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "fast.cuh"
-#include "mma.cuh"
+#include "half_sums.cuh"
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNever = 1e30f;  // minus the maximum of a row that has seen no key
@@ -39,12 +39,6 @@ __device__ inline float inverse_sum(float sum) {
     float inverse;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
     return sum == 0 ? 0 : inverse;
-}
-
-// Half accumulators into float ones.
-__device__ inline void fold(float (&to)[4], const unsigned (&part)[2]) {
-    const float2 upper = floats_of(part[0]), lower = floats_of(part[1]);
-    to[0] += upper.x, to[1] += upper.y, to[2] += lower.x, to[3] += lower.y;
 }
 
 // Scales the warp's queries by a power of two, so that the sum of magnitudes of every row is below 1/2.

@@ -43,7 +43,7 @@ __device__ inline void conv(const ConvParams& p) {
     const Cut product{p, shared_address(memory)};
     typename Cut::Sums sums;
     product.template multiply_all<kFast>(sums);
-    if (kFast && Cut::any_lost(sums)) product.template multiply_all<false>(sums);
+    if (kFast && any_lost(sums)) product.template multiply_all<false>(sums);
     const int3 at = product.corner();
     float* corner = reinterpret_cast<float*>(memory + thread_again() / 32 * Out::kBytes);
     Out{p}.run(corner, sums, at.x, at.y + Cut::warp_row(), at.z + Cut::warp_column());

@@ -3,6 +3,7 @@
 
 #include "conv_params.cuh"
 #include "conv_patch.cuh"
+#include "half_sums.cuh"
 #include "keep_order.cuh"
 
 // kTapRows x kTapColumns taps of an image; the block is kWarpsDown x kWarpsAcross warps, and a warp's part kTall image
@@ -339,24 +340,5 @@ struct Conv {
     __device__ static void clear(Parts& part) {
 #pragma unroll
         for (int i = 0; i < 4 * kBeside; i++) part[i / 2 / kBeside][i / 2 % kBeside][i % 2] = 0;
-    }
-
-    __device__ static void fold(float (&sums)[2][kTall][4], int m, const Parts& part) {
-#pragma unroll
-        for (int i = 0; i < 4 * kBeside; i++) {
-            const float2 pair = floats_of(part[i / 2 % 2][i / 4][i % 2]);
-            sums[i / 2 % 2][m + i / 4][i % 2 * 2] += pair.x;
-            sums[i / 2 % 2][m + i / 4][i % 2 * 2 + 1] += pair.y;
-        }
-    }
-
-    // A half sum that overflowed is infinite, and then so is the float one it was added to, or NaN, for ever.
-    __device__ static bool any_lost(const Sums& sums) {
-        float zero = 0;
-#pragma unroll
-        for (int i = 0; i < kGroups * 8 * kTall; i++) {
-            zero = fmaf(sums[i / 8 / kTall][i / 4 / kTall % 2][i / 4 % kTall][i % 4], 0.0f, zero);
-        }
-        return __syncthreads_or(!(zero == 0.0f));
     }
 };

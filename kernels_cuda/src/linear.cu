@@ -55,7 +55,7 @@ __device__ inline void linear(const LinearParams& p) {
     typename Cut::Sums sums;
     product.template multiply_tiles<kFast>(sums);
     // Seldom: few steps mixed, so that it takes no more registers than what comes before it.
-    if (kFast && Cut::any_lost(sums)) product.template multiply_tiles<false, kHasAsyncCopy ? 2 : 4>(sums);
+    if (kFast && any_lost(sums)) product.template multiply_tiles<false, kHasAsyncCopy ? 2 : 4>(sums);
     float* corner = reinterpret_cast<float*>(memory + thread_again() / 32 * Out::kBytes);
     const int2 at = product.place();
     Out{p}.run(corner, sums, at.x + Cut::warp_row(), at.y + Cut::warp_column() / (kPaired ? 2 : 1));

@@ -10,6 +10,7 @@
 // an answer from L2 takes about a thousand cycles where all multiprocessors ask.
 #pragma once
 
+#include "half_sums.cuh"
 #include "keep_order.cuh"
 #include "linear_params.cuh"
 #include "linear_tiles.cuh"
@@ -320,24 +321,5 @@ struct Product {
             walk.advance();
         }
         fold(sums[kGroups - 1], 4 - kBeside, part[1]);
-    }
-
-    __device__ static void fold(float (&sums)[2][kBands][4], int m, const Parts& part) {
-#pragma unroll
-        for (int i = 0; i < 4 * kBeside; i++) {
-            const float2 pair = floats_of(part[i / 2 % 2][i / 4][i % 2]);
-            sums[i / 2 % 2][m + i / 4][i % 2 * 2] += pair.x;
-            sums[i / 2 % 2][m + i / 4][i % 2 * 2 + 1] += pair.y;
-        }
-    }
-
-    // A half sum that overflowed is infinite, and then so is the float one it was added to, or NaN, for ever.
-    __device__ static bool any_lost(const Sums& sums) {
-        float zero = 0;
-#pragma unroll
-        for (int i = 0; i < kGroups * 2 * kBands * 4; i++) {
-            zero = fmaf(sums[i / (8 * kBands)][i / (4 * kBands) % 2][i / 4 % kBands][i % 4], 0.0f, zero);
-        }
-        return __syncthreads_or(!(zero == 0.0f));
     }
 };

@@ -1,16 +1,16 @@
-// rms_rope: what happens to q and k between their projection and attention, in one pass over both.
+// rms_rope_: what happens to q and k between their projection and attention, in one pass over both, in place.
 //
-//   n   = x * rsqrt(mean(x^2) + eps) * weight     the mean over all heads of a token (Wan) or over one head (Flux,
-//   Qwen3) out = a * n + b * partner(n)                  RoPE: every element is turned with one other element of its
-//   head
+//   n = x * rsqrt(mean(x^2) + eps) * weight    the mean over all heads of a token (Wan) or over one head (Flux, Qwen3)
+//   x = a * n + b * partner(n)                 RoPE: every element is turned with one other element of its head
 //
 // The partner is the neighbour (interleaved: 2j and 2j+1) or the element half a head away (half-split: j and j + d/2).
 // Rotations are 2x2 matrices [pair][row][column], as ComfyUI hands them to Flux and Wan, or cosines and sines per pair.
 //
 // Layout. q and k: [batch, token, head, d] with any strides but the last, so the two thirds of a packed [b, s, 3*h*d]
-// buffer are served where they lie; `out` may be the input (every element is read by the thread that writes it, before
-// it writes). q and k may differ in tokens and heads (cross attention, grouped queries); k may be absent. A rotation
-// belongs to a token, or to a batch and a token, and all heads share it.
+// buffer are served where they lie. Every element is read by the thread that writes it, before it writes, and for the
+// mean by threads of its block that are through with reading when the first writes. q and k may differ in tokens and
+// heads (cross attention, grouped queries); k may be absent. A rotation belongs to a token, or to a batch and a token,
+// and all heads share it.
 //
 // Bytes per element (half): 2 read + 2 written. The rotations of a token (matrices: 8*d bytes) are read from device
 // memory once: Wan 1.3B has 1 KB of them to 12 KB of q and k.
@@ -36,13 +36,11 @@
 
 // Mirrored by RmsRopeParams in ops/rms_rope.py. Pointers first. Pairs are (q, k).
 struct RmsRopeParams {
-    const void* x[2];
-    void* out[2];
+    void* x[2];             // read, and written
     const void* weight[2];  // null: ones
     const void* rotation;   // null: no RoPE. Matrices, or cosines if there are sines
     const void* sines;
     i64 x_batch[2], x_token[2], x_head[2];  // strides, in elements
-    i64 out_batch[2], out_token[2], out_head[2];
     i64 rotation_batch, rotation_token;
     i64 sines_batch, sines_token;
     i64 batches;
@@ -76,7 +74,7 @@ __device__ inline void load_four(const void* base, i64 index, bool is_float, flo
 // half the registers of a matrix. kHalves: by either.
 enum Pairs { kNeighbours, kHalves, kSines };
 
-// What a thread's elements are turned with: out = a * x + b * partner. Halves: [0] for the lower half of a head, [1]
+// What a thread's elements are turned with: x = a * x + b * partner. Halves: [0] for the lower half of a head, [1]
 // for the upper; of sines one set serves both, because the upper half has the same a and the opposite b.
 template <Pairs kPairs>
 struct Rotation {
@@ -250,9 +248,10 @@ __device__ void rms_rope_pieces(const RmsRopeParams& p) {
         for (int t = 0; t < piece.kTurns; t++) factor[t] = scale;
     }
 
-    __half* out = static_cast<__half*>(p.out[part]) + batch * p.out_batch[part] + token * p.out_token[part];
+    // Found anew, not kept in registers over the sum.
+    __half* out = static_cast<__half*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
     int head = piece.head;
-    out += head * p.out_head[part] + piece.within;
+    out += head * p.x_head[part] + piece.within;
 #pragma unroll
     for (int t = 0; t < piece.kTurns; t++) {
         if (head >= p.heads[part]) break;
@@ -279,14 +278,13 @@ __device__ void rms_rope_pieces(const RmsRopeParams& p) {
             store_whole(out + half * piece.apart, result);
         }
         head += piece.hop;
-        out += piece.hop * p.out_head[part];
+        out += piece.hop * p.x_head[part];
     }
 }
 
 // Element by element. `lane` of `lanes` threads work on the heads [head, head_end) of one row, which share a factor.
 struct Span {
-    const __half* x;
-    __half* out;
+    __half* x;
     i64 batch, token;
     int part, head, head_end, lane, lanes;
 
@@ -309,7 +307,7 @@ struct Span {
 
     __device__ void write(const RmsRopeParams& p, float factor) const {
         for (int h = head; h < head_end; h++) {
-            __half* to = out + h * p.out_head[part];
+            __half* to = x + h * p.x_head[part];
             if (p.rotation == nullptr) {
 #pragma unroll 1
                 for (int c = lane; c < p.d; c += lanes) to[c] = __float2half_rn(normalised(p, h, c, factor));
@@ -330,7 +328,7 @@ struct Span {
                                        p.rotation_is_float);
                     m01 = -m10, m11 = m00;
                 }
-                // Both are read before either is written: `out` may be `x`.
+                // Both are read before either is written over.
                 const float x0 = normalised(p, h, c0, factor), x1 = normalised(p, h, c1, factor);
                 to[c0] = __float2half_rn(fmaf(m00, x0, m01 * x1));
                 to[c1] = __float2half_rn(fmaf(m11, x1, m10 * x0));
@@ -343,8 +341,7 @@ struct Span {
 __device__ inline void rms_rope_token(const RmsRopeParams& p, i64 batch, i64 token, int part, BlockSum<8>& block_sum) {
     const int thread = threadIdx.x, step = p.per_head ? blockDim.x / 32 : 1;
     Span row;
-    row.x = static_cast<const __half*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
-    row.out = static_cast<__half*>(p.out[part]) + batch * p.out_batch[part] + token * p.out_token[part];
+    row.x = static_cast<__half*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
     row.batch = batch, row.token = token, row.part = part;
     row.lane = p.per_head ? thread % 32 : thread, row.lanes = p.per_head ? 32 : blockDim.x;
     const int end = p.per_head ? p.heads[part] : 1;
@@ -360,7 +357,8 @@ __device__ inline void rms_rope_token(const RmsRopeParams& p, i64 batch, i64 tok
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) rms_rope_any(const __grid_constant__ RmsRopeParams p) {
+// Four blocks: to fit a fifth into a multiprocessor the compiler would spill.
+extern "C" __global__ void __launch_bounds__(256, 4) rms_rope_any(const __grid_constant__ RmsRopeParams p) {
     __shared__ BlockSum<8>::Slots slots;
     BlockSum<8> block_sum(slots);
     const i64 most = max(p.tokens[0], p.tokens[1]);

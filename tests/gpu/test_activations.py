@@ -1,4 +1,4 @@
-"""silu, gelu, silu_mul, gelu_mul and silu_addcmul on the GPU, in both instruction classes."""
+"""silu, gelu, silu_mul and gelu_mul on the GPU, in both instruction classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_addcmul, silu_mul
+from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_mul
 from fusestream.kernels_cuda.ops.activations import reference
 
 OFF = KernelPolicy.of("off")
@@ -112,8 +112,6 @@ def test_layouts(isa, layout):
         assert_rounded_once(flat(silu(gate, policy=on(isa))), flat(exact(gate, "silu")), what=layout)
         got = silu_mul(gate, up, policy=on(isa))
         assert_rounded_once(flat(got), flat(exact(gate, "silu") * up.double()), what=layout)
-        got = silu_addcmul(gate, up, gate, policy=on(isa))
-        assert_rounded_once(flat(got), flat(exact(gate.double() + up.double() * gate.double(), "silu")), what=layout)
 
 
 @pytest.mark.parametrize("types", ["hhf", "fhh", "hfh", "fff"])
@@ -128,33 +126,6 @@ def test_types(isa, types):
     torch.testing.assert_close(
         got.double(), exact(gate, "silu"), rtol=1e-3 if out_type is torch.float16 else 1e-5, atol=1e-6
     )
-    got = silu_addcmul(gate, up, gate, out_dtype=out_type, policy=on(isa))
-    torch.testing.assert_close(
-        got.double(),
-        exact(gate.double() + up.double() * gate.double(), "silu"),
-        rtol=1e-3 if out_type is torch.float16 else 1e-5,
-        atol=1e-5,
-    )
-
-
-@pytest.mark.sanitize
-@pytest.mark.parametrize("channels", ["last", "first", "batch", "full", "odd", "scale and shift"])
-def test_addcmul(isa, channels):
-    a = randn(2, 6, 7 if channels == "odd" else 8, 24)
-    b, c = {
-        "last": (randn(24), randn(24)),
-        "first": (randn(6, 1, 1), randn(6, 1, 1)),
-        "odd": (randn(24), randn(1)),
-        "batch": (randn(2, 1, 1, 24), randn(2, 1, 1, 1)),
-        "full": (randn(2, 6, 8, 24), randn(2, 6, 8, 24)),
-        "scale and shift": (randn(2, 6, 8, 24), randn(24)),
-    }[channels]
-    a, b, c = (randn(24), b, c) if channels == "scale and shift" else (a, b, c)
-    want = exact(a.double() + b.double() * c.double(), "silu")
-    got = silu_addcmul(a, b, c, policy=on(isa))
-    assert got.shape == want.shape
-    assert_rounded_once(flat(got), flat(want), slack=1e-5, what=channels)
-    assert_no_worse_than(got, silu_addcmul(a, b, c, policy=OFF), want, channels)
 
 
 @pytest.mark.parametrize("size", [16, 17])
@@ -165,13 +136,12 @@ def test_special_values(isa, size):
     x[3, 4:7] = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda")
     for kind in KINDS:
         assert_same_special(gated(x, up, kind, policy=on(isa)), gated(x, up, kind, policy=OFF), kind)
-    assert_same_special(silu_addcmul(x, up, up, policy=on(isa)), silu_addcmul(x, up, up, policy=OFF), "addcmul")
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 8)])
 def test_empty(isa, shape):
     x = randn(*shape)
-    for got in (silu(x, policy=on(isa)), silu_mul(x, x, policy=on(isa)), silu_addcmul(x, x, x, policy=on(isa))):
+    for got in (silu(x, policy=on(isa)), silu_mul(x, x, policy=on(isa))):
         assert got.shape == x.shape
 
 
@@ -182,18 +152,18 @@ def test_bitwise_repeatable(isa):
 
 
 def test_graph_and_compile(isa):
-    def block(x, b):
-        return silu_mul(gelu(x, "tanh", policy=on(isa)), policy=on(isa)), silu_addcmul(x, b, b, policy=on(isa))
+    def block(x):
+        return silu_mul(gelu(x, "tanh", policy=on(isa)), policy=on(isa)), silu(x, policy=on(isa))
 
-    x, b = randn(40, 1024), randn(1024)
-    block(x, b)
+    x = randn(40, 1024)
+    block(x)
     static, graph = x.clone(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = block(static, b)
+        captured = block(static)
     static.copy_(fresh := randn(40, 1024))
     graph.replay()
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    for a, c, want in zip(captured, compiled(fresh, b), block(fresh, b), strict=True):
+    for a, c, want in zip(captured, compiled(fresh), block(fresh), strict=True):
         assert torch.equal(a, want) and torch.equal(c, want)
 
 

@@ -1,4 +1,4 @@
-"""rms_rope and rms_rope_ without a GPU: the references against float64 written with plain indexing, shapes, compile."""
+"""rms_rope_ without a GPU: the references against float64 written with plain indexing, shapes, compile."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope, rms_rope_
+from bed.depth import examples
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope_
+from fusestream.kernels_cuda.ops.rms_rope import reference
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")
 FORMS = ("none", "flux", "wan", "batch", "plain", "cos", "cos heads")
+
+
+def rms_rope(q, k=None, *rest, **options):
+    """rms_rope_ of copies, each contiguous, which it returns."""
+    copies = tuple(None if t is None else t.clone(memory_format=torch.contiguous_format) for t in (q, k))
+    rms_rope_(*copies, *rest, **options)
+    return copies
 
 
 def angles(b, s, d):
@@ -59,7 +68,7 @@ def by_hand(x, weight, rotation, sin, norm, interleaved):
     return out
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     b=st.integers(1, 3),
     s=st.integers(2, 9),
@@ -83,9 +92,8 @@ def test_reference_is_the_definition(b, s, h, grouped, d, form, norm, interleave
     rotation, sin = tables(form, angles(b, s, d), dtype)
     got = rms_rope(q, k, *weights, rotation, sin, eps=EPS, norm=norm, interleaved=interleaved)
     stock = rms_rope(q, k, *weights, rotation, sin, eps=EPS, norm=norm, interleaved=interleaved, policy=OFF)
-    in_place = q.clone(), k.clone()
-    rms_rope_(*in_place, *weights, rotation, sin, eps=EPS, norm=norm, interleaved=interleaved)
-    for x, weight, out, other, there in zip((q, k), weights, got, stock, in_place, strict=True):
+    plain = reference(q, k, *weights, rotation, sin, EPS, norm, interleaved)
+    for x, weight, out, other, there in zip((q, k), weights, got, stock, plain, strict=True):
         want = by_hand(x, weight, rotation, sin, norm, interleaved)
         assert out.dtype is torch.float16 and out.shape == x.shape and out.is_contiguous()
         torch.testing.assert_close(out.double(), want, rtol=2**-10, atol=2e-6 * want.abs().max().item() + 2**-24)
@@ -178,10 +186,9 @@ def zeros(*shape):
     ],
 )
 def test_wrong_operands_are_named(operand, tensors, options):
-    for op in (rms_rope, rms_rope_):
-        for policy in BOTH:
-            with pytest.raises(ValueError, match=rf"^{op.__name__}: {operand}\b"):
-                op(**{"q": zeros(2, 6, 2, 16), **tensors}, **{"eps": EPS, **options}, policy=policy)
+    for policy in BOTH:
+        with pytest.raises(ValueError, match=rf"^rms_rope_: {operand}\b"):
+            rms_rope_(**{"q": zeros(2, 6, 2, 16), **tensors}, **{"eps": EPS, **options}, policy=policy)
 
 
 @pytest.mark.parametrize("lead", [(6,), (9,), (1,), (1, 6), (2, 6), (1, 1, 6), (2, 6, 1), (2, 1, 1), (1, 9, 1)])
@@ -195,6 +202,7 @@ def test_forms_that_broadcast(lead, heads):
 
 
 def test_in_place_needs_places_of_its_own():
+    OPS["rms_rope_"].forget()  # a plan is asked for once: another test may have had these shapes
     q = zeros(2, 6, 2, 16)
     for policy in BOTH:
         with pytest.raises(ValueError, match=r"q: .* share memory"):
@@ -248,10 +256,9 @@ def test_compile_keeps_the_ops_whole():
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["rms_rope", "rms_rope_"])
-def test_registration_is_sound(name):
+def test_registration_is_sound():
     """torch's own checks of the schema and the fake."""
     q, k = torch.randn(2, 5, 2, 16).half(), torch.randn(2, 5, 2, 16).half()
     w = torch.rand(32).half()
     table, _ = tables("flux", angles(1, 5, 16))
-    torch.library.opcheck(OPS[name].traced, (q, k, w, w, table, None, EPS, "token", True, KernelPolicy().token))
+    torch.library.opcheck(OPS["rms_rope_"].traced, (q, k, w, w, table, None, EPS, "token", True, KernelPolicy().token))
