@@ -16,9 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 PACKAGES = ("bench", "checkpoints", "fusion", "gpu", "kernels_cuda", "memory", "nodes")
+MOST_WORKERS = 4  # of the tests: each holds a torch and a ComfyUI of its own
 sys.path.insert(0, str(ROOT / "tests"))
 
-from bed import browser, comfyui, environment, steps  # noqa: E402 - the path above comes first
+from bed import browser, comfyui, depth, environment, steps  # noqa: E402 - the path above comes first
 from bed.paths import Bed  # noqa: E402
 from bed.server import has_nvidia_gpu, link_folder  # noqa: E402
 
@@ -50,6 +51,9 @@ def command_line() -> argparse.ArgumentParser:
         add["demo"].add_argument(f"--{name}", metavar="FILE", help=f"a {what} of your own instead of a tiny one")
     add["demo"].add_argument(
         "--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave the results"
+    )
+    add["test"].add_argument(
+        "--thorough", action="store_true", help="property tests and fuzzing at full depth, not a quarter"
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(
@@ -107,14 +111,19 @@ def demo(options: argparse.Namespace, _rest: list[str]) -> int:
 
 def test(options: argparse.Namespace, rest: list[str]) -> int:
     bed, folder = set_up(options, with_browser=True)
-    code = 0
+    code, env = 0, {"COMFYUI_PATH": str(folder)}
+    if options.thorough:
+        env[depth.SWITCH] = "1"
     if not rest:
         code = check(bed)
         call(bed, "tests/gpu/run.py", "--stale")
-        if not has_nvidia_gpu():
+        if not has_nvidia_gpu():  # which takes one test at a time
             steps.say("no NVIDIA GPU here: tests/gpu is left out")
-            rest = ["--ignore=tests/gpu"]
-    pytest_code = call(bed, "-m", "pytest", *rest, env={"COMFYUI_PATH": str(folder)})
+            cores = os.cpu_count() or 1
+            workers = min(cores, MOST_WORKERS)
+            rest = ["--ignore=tests/gpu", f"-n{workers}", "--dist=loadgroup", "--no-loadscope-reorder"]
+            env["OMP_NUM_THREADS"] = str(cores // workers)
+    pytest_code = call(bed, "-m", "pytest", *rest, env=env)
     return code or pytest_code
 
 

@@ -41,6 +41,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-pictures", action="store_true", help="take the pictures of the help pages anew")
 
 
+# With several workers a file stays in one of them, and so does all that shares a server or a browser. What takes longest begins.
+TOGETHER = ("browser", "server")
+FIRST = (
+    "browser",
+    "server",
+    "test_families_stream",
+    "test_kernels_build",
+    "test_patcher",
+    "test_setup",
+    "test_bench_all",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def group(item: pytest.Item) -> str:
+        folder = item.path.parent.name
+        return folder if folder in TOGETHER else item.path.stem
+
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+    items.sort(key=lambda item: FIRST.index(name) if (name := group(item)) in FIRST else len(FIRST))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     gpu = ROOT / "tests" / "gpu"
     if not COMFYUI and not all(gpu in [path := Path(name).resolve(), *path.parents] for name in config.args):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +18,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusestream.bench import report
+from fusestream.bench import models, report
 from fusestream.bench.end_to_end import bounds, results, rows, weights, worker
 from fusestream.bench.end_to_end.bounds import Rates
 from fusestream.bench.end_to_end.rows import Row
@@ -264,18 +261,8 @@ def test_the_readmes_table_leaves_out_tries_and_shows_misses(tmp_path: Path, mon
     assert "stock ComfyUI 0.30.0, 8 GiB of the card free" in shown and "**missed** 1.2 s" in shown
 
 
-# --------------------------------------------------------------------------------------------------------- in earnest
-
-
-def test_the_bench_runs_on_the_cpu(tmp_path: Path) -> None:
-    """Stock and ours on a tiny checkpoint, each in a process of its own, and their results agree."""
-    into = tmp_path / "results.json"
-    command = [sys.executable, str(ROOT / "bench"), "models", "--quick", "--ahead", "2", "--only", "14B 480x480x17"]
-    command += ["--folder", str(tmp_path), "--results", str(into)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = json.loads(into.read_text())["models"]["rows"]
-    assert row["quick"] and "these figures mean nothing" in done.stdout
-    assert all(row[who]["finite"] and row[who]["s"] > 0 and row[who]["spread"] > 0 for who in ("stock", "ours"))
-    assert row["accuracy"]["ours against stock"] == 0
-    assert row["ours"]["pager"]["backend"].startswith("host") and "pager" not in row["stock"]
+def test_rows_are_chosen_by_name_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert models.main(["--list", "--only", "14B 480x480x17"]) == 0
+    assert capsys.readouterr().out.split(maxsplit=1) == ["table", "14B 480x480x17\n"]
+    with pytest.raises(SystemExit):
+        models.main(["--list", "--only", "no such row"])

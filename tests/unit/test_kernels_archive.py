@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bed.depth import examples
 from fusestream.kernels_cuda import archive, device_code, unpacked
 from fusestream.kernels_cuda.arch import preference
 from fusestream.kernels_cuda.build import matrix
@@ -70,7 +71,7 @@ def test_missing():
         archive.read_manifest(Path("/nowhere/none.tar.xz"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_no_truncation_passes(tmp_path_factory, data):
     """Cut anywhere: either the fault is found, or the cut was behind all the code there is."""
@@ -95,7 +96,7 @@ def test_half_an_archive_is_damaged(path):
         archive.read_manifest(path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_no_flipped_bit_passes(tmp_path_factory, data):
     file = tmp_path_factory.mktemp("archive") / "kernels.tar.xz"

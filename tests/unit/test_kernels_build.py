@@ -1,5 +1,7 @@
-"""The build, for real: every unit is compiled for every variant, and each cubin's ELF is read.
+"""The build, for real: what is in the archive of every unit for every variant, read from its ELF, and the compiler's own ways.
 
+The archive stands for a compilation of everything if its sources are those beside it: one variant of it is compiled here and
+compared byte for byte. While the sources are ahead of the archive everything is compiled.
 Skipped only where the compiler's wheels are missing; tests/requirements.txt names them.
 """
 
@@ -8,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import importlib
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,15 +26,44 @@ from fusestream.kernels_cuda.errors import BuildError
 from fusestream.kernels_cuda.launcher import pointer_count
 from fusestream.kernels_cuda.ops import attention, linear
 
+ROOT = Path(__file__).resolve().parents[2]
+SMALL_UNITS = ("gated_residual", "to_half")
 needs_compiler = pytest.mark.skipif(nvrtc.find() is None, reason=f"no compiler: pip install {nvrtc.WHEELS}")
 
 
 @pytest.fixture(scope="session")
-def built():
-    """The whole matrix, through ninja, as a contributor builds it. Incremental: unchanged units cost nothing."""
+def packed():
+    """What is in the archive, or None where the sources or the compiler are others."""
+    path = device_code.PREBUILT
+    if cli.check(path):
+        return None
+    manifest = archive.read_manifest(path)
+    if manifest.compiler != nvrtc.nvrtc().version:
+        return None
+    code = {variant: archive.read_units(path, [variant])[1] for variant in manifest.variants}
+    return {variant: {unit: (of.code, of.kernels) for unit, of in units.items()} for variant, units in code.items()}
+
+
+@pytest.fixture(scope="session")
+def built(packed):
+    """The whole matrix; compiled through ninja, as a contributor builds it, if it must be. Unchanged units cost nothing then."""
     pairs = [(unit, variant) for unit in matrix.units() for variant in matrix.variants(unit)]
+    if packed is not None:
+        assert {(unit, variant) for variant, units in packed.items() for unit in units} == set(pairs)
+        return packed
     cli.compile_all(pairs, None)
     return cli.collect(pairs)
+
+
+@pytest.fixture(scope="module")
+def small_house(tmp_path_factory):
+    """The pack with two units of device code alone, so that all of them are compiled in seconds."""
+    house = tmp_path_factory.mktemp("house") / "pack"
+    for name in ("kernels_cuda", "gpu"):
+        shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("prebuilt", "__pycache__", "*.cu"))
+    for unit in SMALL_UNITS:
+        shutil.copy(matrix.SOURCES / f"{unit}.cu", house / "kernels_cuda" / "src")
+    return house
 
 
 @needs_compiler
@@ -144,17 +177,11 @@ def test_no_device_code_prints_or_aborts(built):
 
 
 @needs_compiler
-def test_a_second_build_does_nothing(built, capfd):
-    pairs = [(unit, variant) for unit in matrix.units() for variant in matrix.variants(unit)]
-    cli.compile_all(pairs, None)
-    assert "no work to do" in capfd.readouterr().out
-
-
-@needs_compiler
-def test_the_whole_command(tmp_path):
-    """As dev.py calls it: a plain script, from any folder. Its archive is current, and unpacks to the same code."""
+def test_the_whole_command(small_house, built, tmp_path):
+    """As dev.py calls it: a plain script, from any folder. Its archive is current, and unpacks to the same code; and a second
+    build compiles nothing."""
     out = tmp_path / "kernels.tar.xz"
-    script = matrix.SOURCES.parent / "build"
+    script = small_house / "kernels_cuda" / "build"
 
     def cli_script(*arguments):
         return subprocess.run(
@@ -167,23 +194,30 @@ def test_the_whole_command(tmp_path):
 
     run = cli_script()
     assert run.returncode == 0, run.stderr
-    assert "kernels.tar.xz:" in run.stdout and f"sources {matrix.source_hash()}" in run.stdout
+    hashed = archive.read_manifest(out).source_hash
+    assert "kernels.tar.xz:" in run.stdout and f"sources {hashed}" in run.stdout and hashed != matrix.source_hash()
     check = cli_script("--check")
     assert check.returncode == 0 and "is current" in check.stdout
-    code = device_code.load(["sm_75"], prebuilt=out)
-    assert code.units.keys() == set(matrix.units())
+    for variant in built:
+        units = archive.read_units(out, [variant])[1]
+        wanted = {unit: built[variant][unit][0] for unit in SMALL_UNITS if unit in built[variant]}
+        assert {unit: of.code for unit, of in units.items()} == wanted
+    again = cli_script()
+    assert again.returncode == 0 and "no work to do" in again.stdout
     (tmp_path / "kernels.tar.xz").write_bytes(b"")
     check = cli_script("--check")
     assert check.returncode == 1 and "damaged" in check.stdout
 
 
 @needs_compiler
-def test_a_machine_without_an_archive_builds_for_itself(tmp_path, monkeypatch):
-    """In process, for its own card only, once: the second time it is read from the cache."""
+def test_a_machine_without_an_archive_builds_for_itself(built, tmp_path, monkeypatch):
+    """In process, for its own card only, once: the second time it is read from the cache. And what the archive has is what the
+    sources make."""
     code = device_code.load(["sm_80"], prebuilt=tmp_path / "none.tar.xz", cache=tmp_path / "cache")
     assert code.origin.startswith("compiled here, NVRTC")
     assert code.units.keys() == set(matrix.units())
     assert all(elf.read(unit.code).arch == 80 for unit in code.units.values())
+    assert {unit: of.code for unit, of in code.units.items()} == {unit: of for unit, (of, _) in built["sm_80"].items()}
     monkeypatch.setattr(device_code, "build", lambda *_: pytest.fail("compiled twice"))
     again = device_code.load(["sm_80"], prebuilt=tmp_path / "none.tar.xz", cache=tmp_path / "cache")
     assert again.units == code.units

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, channel_rms_silu
 from fusestream.kernels_cuda.ops.channel_rms_silu import lane_shape, tile_shape
 from fusestream.kernels_cuda.ops.planes import planes, strides_like
@@ -15,7 +16,7 @@ OFF = KernelPolicy.of("off")
 WAN_WIDTHS = (96, 192, 384, 160, 256, 320, 512, 640, 1024)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     batch=st.integers(1, 3),
     channels=st.sampled_from([1, 3, 8, 96, 160]),
@@ -77,7 +78,7 @@ def test_views():
     assert planes((2, 6), (6, 1)).pixels == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     shape=st.lists(st.integers(1, 4), min_size=2, max_size=5),
     order=st.permutations(range(5)),

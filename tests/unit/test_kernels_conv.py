@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from bed.depth import examples
 from fusestream.kernels_cuda import (
     OPS,
     KernelPolicy,
@@ -39,7 +40,7 @@ def last(t):
     n=st.integers(1, 3),
     bias=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_reference_is_the_definition(sizes, taps, cached, time_stride, n, bias):
     """Each result is the sum over its taps of the frames, rows and columns that exist."""
     b, c, t, h, w = sizes
@@ -107,7 +108,7 @@ def test_time_steps_of_two_over_one_cached_frame():
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_four_phases_are_the_upsampled_convolution(n, c, h, w):
     """The kernel's maths, done in float64: 2x2 taps of each phase, at the places the kernel writes them to."""
     x, weight = torch.randn(2, c, h, w).double(), torch.randn(n, c, 3, 3).double()

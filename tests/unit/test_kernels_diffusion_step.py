@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, diffusion_step
 
 OFF = KernelPolicy.of("off")
@@ -30,7 +31,7 @@ def by_hand(x, cond, uncond, now, then, cfg, prediction, method):
     return then**0.5 * x0 + (1 - then) ** 0.5 * eps
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     b=st.integers(1, 3),
     c=st.integers(1, 4),

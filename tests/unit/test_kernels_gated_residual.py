@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gated_residual, gated_residual_
 from fusestream.kernels_cuda.ops.checks import overlap
 
@@ -33,7 +34,7 @@ def gate_of(form, b, frames, run, d, dtype):
     return gate, plain[:, index] if index is not None else plain.expand(b, s, d)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     b=st.integers(1, 3),
     frames=st.integers(2, 4),
@@ -120,6 +121,7 @@ def test_forms_that_broadcast(shape):
 
 
 def test_in_place_needs_a_place_of_its_own():
+    OPS["gated_residual_"].forget()  # a plan is asked for once: another test may have had these shapes
     x = torch.ones(4, 6, 8).half()
     for policy in (KernelPolicy(), OFF):
         with pytest.raises(ValueError, match=r"x: .* share memory"):
@@ -151,7 +153,7 @@ def strided(data):
     return views, bytes_of
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_overlap_is_exact(data):
     (a, b), (of_a, of_b) = strided(data)

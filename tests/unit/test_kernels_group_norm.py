@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, group_norm_silu, instance_norm
 from fusestream.kernels_cuda.ops.group_norm import column_shape
 from fusestream.kernels_cuda.ops.planes import Planes
@@ -19,7 +20,7 @@ def laid_out(x, last):
     return x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     batch=st.integers(1, 3),
     groups=st.sampled_from([1, 2, 5]),

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, linear, linear_, linear_pair, mlp
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
@@ -47,7 +48,7 @@ def gate_row(gate, batch, token, tokens):
     gate=st.sampled_from(["none", "all", "batch", "frames", "tokens"]),
     scale=st.sampled_from([1.0, 0.25, -2.0]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_reference_is_the_definition(sizes, kind, bias, residual, gate, scale):
     b, s, n, k = sizes
     x, weight = torch.randn(b, s, k), torch.randn(n, k)
@@ -331,7 +332,7 @@ def test_empty_cases():
     residual=st.booleans(),
     chunk=st.sampled_from([1, 768 * 32 * 2 * 2, 2**30]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_mlp_does_not_depend_on_its_chunks(sizes, paired, gate, residual, chunk):
     b, s = sizes
     x, w_in, w_out = torch.randn(b, s, 16).double(), torch.randn(32, 16).double(), torch.randn(8, 32).double()

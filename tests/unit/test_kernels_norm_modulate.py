@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
 from fusestream.kernels_cuda.ops.norm_modulate import best_tactic, tactics, threads_for
 from fusestream.kernels_cuda.ops.rows import rows, tokens_per_frame
@@ -42,7 +43,7 @@ def spread_by_index(t, tokens, run, form):
     return wide if form == "batch" else wide[:, index]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     batch=st.integers(1, 3),
     frames=st.integers(2, 4),

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, to_half
 from fusestream.kernels_cuda.ops.to_half import LARGEST, TYPES, matrix
 
@@ -43,7 +44,7 @@ def test_every_fp8_code(dtype, form, policy):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.integers(1, 5),
     cols=st.integers(1, 9),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from safetensors.torch import load_file
 
+from bed.depth import examples
 from fusestream import checkpoints
 from fusestream.memory import (
     Checkpoint,
@@ -186,7 +187,7 @@ class Streaming(RuleBasedStateMachine):
 
 
 TestStreaming = Streaming.TestCase
-TestStreaming.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestStreaming.settings = settings(max_examples=examples(120), stateful_step_count=40, deadline=None)
 
 
 @pytest.fixture

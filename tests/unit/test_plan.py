@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bed.depth import examples
 from fusestream.memory import OverBudget, Plan, Rates, least_budget, make_plan, simulate
 from fusestream.memory.plan import LEAST_SLOTS, aligned
 
@@ -38,7 +39,7 @@ def replay(plan: Plan, passes: int) -> int:
 
 
 @given(layers, st.integers(0, 500_000), st.booleans(), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_the_budget_holds_at_every_instant(sizes, budget, known, data):
     rates = Rates(1e6, tuple(data.draw(seconds) for _ in sizes)) if known else None
     try:
@@ -55,7 +56,7 @@ def test_the_budget_holds_at_every_instant(sizes, budget, known, data):
 
 
 @given(layers, st.integers(0, 500_000), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_prediction_stays_within_what_is_possible(sizes, budget, data):
     rates = Rates(data.draw(st.sampled_from([1e4, 1e6, 1e8])), tuple(data.draw(seconds) for _ in sizes))
     try:
@@ -72,7 +73,7 @@ def test_the_prediction_stays_within_what_is_possible(sizes, budget, data):
 
 
 @given(st.lists(st.integers(1, 6).map(lambda n: n * 512), min_size=2, max_size=9), st.integers(0, 20_000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_plan_copies_much_less(sizes, budget):
     """Against every subset: the bytes copied are within one layer of the least possible."""
     try:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from bed.depth import examples
 from fusestream.memory import BadFile, read_header
 
 NAMES = {
@@ -39,7 +40,7 @@ def tensor(begin: int, end: int, shape: list[int] | None = None, dtype: str = "U
     dtype=st.sampled_from(sorted(NAMES, key=str)),
     metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_reads_what_the_library_writes(
     tmp_path: Path, shapes: list[list[int]], dtype: torch.dtype, metadata: dict[str, str]
 ) -> None:
@@ -122,7 +123,7 @@ def test_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(0, 400), flips=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4))
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_is_a_bad_file_or_harmless(tmp_path: Path, cut: int, flips: list[tuple[int, int]]) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"first": torch.ones(3, 4, dtype=torch.float16), "second": torch.ones(7)}, path, metadata={"k": "v"})

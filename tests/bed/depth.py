@@ -1,0 +1,12 @@
+"""How deep the property tests and the fuzzing go: a quarter of their examples, or with `dev.py test --thorough` all of them."""
+
+from __future__ import annotations
+
+import os
+
+SWITCH = "FUSESTREAM_THOROUGH"
+
+
+def examples(all_of_them: int) -> int:
+    """So many of them as are to be tried."""
+    return all_of_them if os.environ.get(SWITCH) else max(all_of_them // 4, 10)
