@@ -78,7 +78,6 @@ def same(ours: Any, stocks: Any) -> bool:
 # ----------------------------------------------------------------------------------------------------- diffusion models
 
 
-
 @pytest.mark.parametrize("kind", family_scenes.KINDS)
 def test_the_latents_are_stocks_with_a_lora_and_without(
     folder: Path, kind: str, caplog: pytest.LogCaptureFixture
