@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 COMFYUI = os.environ.get("COMFYUI_PATH")
+# Bit for bit means: the same sums wherever the operands lie in memory. Torch's BLAS promises that only if it is asked to.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 def _put_comfyui_on_path(folder: str) -> None:
@@ -54,6 +56,7 @@ FIRST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def group(item: pytest.Item) -> str:
         folder = item.path.parent.name

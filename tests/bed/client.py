@@ -111,7 +111,10 @@ def _take(run: Run, kind: str, data: dict[str, Any]) -> bool:
     elif kind == "progress":
         run.progress.append((data["node"], data["value"], data["max"]))
     elif kind == "executed":
-        run.outputs[data["node"]] = data["output"]
+        if data["output"] is None:  # it was to run, and another one had made the same meanwhile
+            run.cached.add(data["node"])
+        else:
+            run.outputs[data["node"]] = data["output"]
     elif kind == "execution_error":
         run.error = data
     elif kind == "execution_interrupted":

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Error, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Error, expect, sync_playwright
 
 import bed.browser
 from bed import tiny
@@ -55,13 +55,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="package")
-def chromium() -> Iterator[Browser]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
+    """One for all tests: it keeps the front end's scripts, which are megabytes, as it has compiled them."""
     path = bed.browser.find()
     assert path, "no browser found: `python3 dev.py setup` installs one, or set FUSESTREAM_BROWSER to the path of one"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM)
-        yield browser
-        browser.close()
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("browser"),
+            executable_path=path,
+            args=CHROMIUM,
+            viewport={"width": 1280, "height": 800},
+            locale="en-US",
+        )
+        yield context
+        context.close()
 
 
 @pytest.fixture
@@ -72,15 +79,17 @@ def settings() -> dict[str, Any]:
 
 @pytest.fixture
 def front(
-    request: pytest.FixtureRequest, server: Server, chromium: Browser, settings: dict[str, Any]
+    request: pytest.FixtureRequest, server: Server, chromium: BrowserContext, settings: dict[str, Any]
 ) -> Iterator[FrontEnd]:
-    """The front end, opened by a user who has seen it before, in a browser that has not."""
+    """The front end, opened by a user who has seen it before, in a browser that remembers nothing of it but its scripts."""
     # The front end stores settings on the server as it is used: without this a test would inherit the last one's.
     path = server.base / "user" / "default" / "comfy.settings.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"Comfy.TutorialCompleted": True, **settings}), encoding="utf-8")
-    with chromium.new_context(viewport={"width": 1280, "height": 800}, locale="en-US") as context:
-        front = FrontEnd(context.new_page(), server.url)
+    with chromium.new_page() as page:
+        forget = {"origin": server.url, "storageTypes": "cookies,local_storage,indexeddb,service_workers,cache_storage"}
+        chromium.new_cdp_session(page).send("Storage.clearDataForOrigin", forget)
+        front = FrontEnd(page, server.url)
         try:
             front.open()
         except Exception:

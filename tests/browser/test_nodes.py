@@ -80,6 +80,7 @@ def test_every_input_and_output_has_a_tooltip(front: FrontEnd, ours: dict[str, d
 
 def letters(text: str) -> str:
     """The text without markup: what Markdown and its rendering have in common."""
+    text = re.sub(r"<!--.*?-->", "", text)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return re.sub(r"[*`#|\s-]", "", text)

@@ -345,6 +345,7 @@ def test_fetching_while_a_graph_is_captured_is_refused(beds):
 
 @pytest.mark.parametrize("kind", [*WAYS, "managed"])
 def test_closing_in_the_middle_leaves_nothing(beds, kind):
+    before = set(threading.enumerate())  # of models that other tests have left
     bed = beds([300_000] * 8)
     bed.ram = RamBudget(40 * MIB)
     bed.open(kind, window(kind, 1_200_000))
@@ -353,7 +354,7 @@ def test_closing_in_the_middle_leaves_nothing(beds, kind):
         bed.pager.prefetch(i)
     threading.Timer(0.05, bed.device.gate.set).start()
     bed.pager.close()
-    names = {thread.name for thread in threading.enumerate()}
+    names = {thread.name for thread in set(threading.enumerate()) - before}
     assert not {name for name in names if name.startswith("fusestream")}, names
     with pytest.raises(PagerError, match="unloaded"):
         bed.pager.acquire(0)
