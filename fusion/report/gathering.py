@@ -16,7 +16,7 @@ from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
 from ..fused import policy_of_model
 from ..stream import vram
-from ..stream.branches import branch_of, branches, mine
+from ..stream.branches import branch_of, branches, passes_under
 from ..stream.stream import STREAM, Stream
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, WhatIf
@@ -147,7 +147,7 @@ def streaming(stream: Stream, model: Any) -> dict[str, Any]:
     ledger, order = stream.ledger, {layer.name: i for i, layer in enumerate(stream.layers)}
     entries = ledger.entries
     passes = cut(entries, order)
-    ran = mine(len(passes), branches(model), branch_of(model))
+    ran = passes_under(len(passes), branches(model), branch_of(model))
     usual = typical(entries, passes, ran)
     plan = stream.pager.plan if stream.pager is not None else None
     compute = tuple(usual.get(("use", layer.name), 0.0) for layer in stream.layers)

@@ -58,7 +58,7 @@ def branches(model: Any) -> Sequence[Branch]:
     return tuple(getattr(getattr(model, "model", None), CALLS, ()))
 
 
-def mine(count: int, calls: Sequence[Branch], branch: Branch) -> list[int]:
+def passes_under(count: int, calls: Sequence[Branch], branch: Branch) -> list[int]:
     """The numbers, of so many passes, of those of this branch; where it has none, of the one that ran last under its policy: a
     report may be connected before the LoRAs. Both lists end with the same call; what is older than one of them reaches is left
     out. All, where no call was noted."""

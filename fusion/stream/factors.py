@@ -28,7 +28,7 @@ LARGEST = 0.5
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-class How(NamedTuple):
+class PatchRoute(NamedTuple):
     """one_pass: whether plain LoRA may be added in one pass. streams: whether the block comes anew for each use."""
 
     one_pass: bool
@@ -55,7 +55,7 @@ class _Form(NamedTuple):
 
     patches: Mapping[str, Any]
     tensors: list[Tensor]
-    how: How
+    route: PatchRoute
 
 
 class Factors:
@@ -66,32 +66,32 @@ class Factors:
         self._blocks = blocks
         self._forms: dict[int, _Form] = {}
 
-    def along(self, i: int, patches: PatchSet, how: How) -> Along | None:
+    def along(self, i: int, patches: PatchSet, route: PatchRoute) -> Along | None:
         """What the copy that brings block i shall bring too. Arguments as of `of`."""
         if self.parcels is None:
             return None
-        self._formed(i, patches, how)
+        self._formed(i, patches, route)
         return self.parcels.along(i)
 
-    def ask(self, i: int, patches: PatchSet, how: How) -> None:
+    def ask(self, i: int, patches: PatchSet, route: PatchRoute) -> None:
         """Block i is next: its tensors start to travel if they do not yet."""
         if self.parcels is not None:
-            self._formed(i, patches, how)
+            self._formed(i, patches, route)
             if i in self.parcels:
                 self.parcels.ask(i)
 
     @contextlib.contextmanager
-    def of(self, i: int, patches: PatchSet, how: How) -> Iterator[Mapping[str, Any]]:
+    def of(self, i: int, patches: PatchSet, route: PatchRoute) -> Iterator[Mapping[str, Any]]:
         """By key what changes block i's weights: a tuple of patches for stock's functions, or `Pairs`. The tensors are on the
         device for this time."""
         try:
-            yield self.take(i, patches, how)
+            yield self.take(i, patches, route)
         finally:
             self.done(i)
 
-    def take(self, i: int, patches: PatchSet, how: How) -> Mapping[str, Any]:
+    def take(self, i: int, patches: PatchSet, route: PatchRoute) -> Mapping[str, Any]:
         """The same, until `done`."""
-        form = self._formed(i, patches, how)
+        form = self._formed(i, patches, route)
         packed = self.parcels is not None and i in self.parcels
         there = self.parcels.take(i) if packed and self.parcels is not None else form.tensors
         return {key: _filled(value, there) for key, value in form.patches.items()}
@@ -113,11 +113,11 @@ class Factors:
         self.drop(list(self._forms))
         self.parcels = None
 
-    def _formed(self, i: int, patches: PatchSet, how: How) -> _Form:
-        if i in self._forms and self._forms[i].how != how:
+    def _formed(self, i: int, patches: PatchSet, route: PatchRoute) -> _Form:
+        if i in self._forms and self._forms[i].route != route:
             self.drop([i])  # what was resident streams now, or the other way around
         if i not in self._forms:
-            form = _form(self._blocks[i], patches, how)
+            form = _form(self._blocks[i], patches, route)
             most = LARGEST * sum(paged.storage.nbytes for paged in self._blocks[i].paged)
             fits = sum(tensor.nbytes for tensor in form.tensors) <= most
             if self.parcels is not None and fits and self.parcels.pack(i, form.tensors):
@@ -126,22 +126,22 @@ class Factors:
         return self._forms[i]
 
 
-def _form(block: Block, patches: PatchSet, how: How) -> _Form:
+def _form(block: Block, patches: PatchSet, route: PatchRoute) -> _Form:
     tensors: list[Tensor] = []
     found: dict[str, Any] = {}
     for paged in block.paged:
         own = patches.get(paged.key)
         if own:
-            pairs = _pairs(paged, own, how)
+            pairs = _pairs(paged, own, route)
             found[paged.key] = _taken_out(own if pairs is None else pairs, tensors)
-    return _Form(found, tensors, how)
+    return _Form(found, tensors, route)
 
 
-def _pairs(paged: Paged, patches: Sequence[Any], how: How) -> Pairs | None:
+def _pairs(paged: Paged, patches: Sequence[Any], route: PatchRoute) -> Pairs | None:
     weight = paged.stand_in
-    becomes_half = how.streams and paged.attribute == "weight" and _is_cast_for_each_product(paged)
+    becomes_half = route.streams and paged.attribute == "weight" and _is_cast_for_each_product(paged)
     is_half = weight.dtype is torch.float16 and not is_quantised(weight)
-    found = pairs_of(patches, weight) if how.one_pass and (is_half or becomes_half) else None
+    found = pairs_of(patches, weight) if route.one_pass and (is_half or becomes_half) else None
     if found is None:
         return None
     halves = [half for pair in found if (half := halved(pair)) is not None]

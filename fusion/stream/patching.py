@@ -16,7 +16,7 @@ from ...memory import Weights
 from ..errors import NotWhileStreaming
 from . import lora
 from .blocks import Block, Paged, Parameters, is_quantised
-from .factors import Factors, How, Pairs
+from .factors import Factors, Pairs, PatchRoute
 from .patches import PatchSet, differs, patched, snapshot
 
 
@@ -70,15 +70,15 @@ class Patching:
         """The model will run elsewhere."""
         self._scales = {}
 
-    def along(self, i: int, how: How) -> Any:
+    def along(self, i: int, route: PatchRoute) -> Any:
         """What block i's patches need, for the copy that brings the block."""
-        return self.factors.along(i, self._patches, how) if i in self._patched else None
+        return self.factors.along(i, self._patches, route) if i in self._patched else None
 
-    def ask(self, i: int, how: How) -> None:
+    def ask(self, i: int, route: PatchRoute) -> None:
         """Block i is next: what its patches need starts to travel."""
-        self.factors.ask(i, self._patches, how)
+        self.factors.ask(i, self._patches, route)
 
-    def made(self, i: int, weights: Weights, how: How, device: torch.device, *, in_place: bool) -> Made:
+    def made(self, i: int, weights: Weights, route: PatchRoute, device: torch.device, *, in_place: bool) -> Made:
         """Block i's parameters of the pager's tensors, with its patches: in these very tensors, or in ones of their own."""
         if weights.kept is None:
             weights.kept = [self._parameter(one, weights[one.name], device) for one in self._blocks[i].paged]
@@ -87,7 +87,7 @@ class Patching:
             return Made(raw)
         block, adds, found = self._blocks[i], False, []
         block.hold(raw)  # stock's functions patch what a module has
-        with torch.no_grad(), self.factors.of(i, self._patches, how) as patches:
+        with torch.no_grad(), self.factors.of(i, self._patches, route) as patches:
             for paged, parameter in zip(block.paged, raw, strict=True):
                 changes = patches.get(paged.key)
                 on_the_way = isinstance(changes, Pairs) and changes.on_the_way
@@ -103,11 +103,11 @@ class Patching:
                 found.append(torch.nn.Parameter(out, requires_grad=False))
         return Made(found, adds)
 
-    def add_on_the_way(self, i: int, how: How) -> None:
+    def add_on_the_way(self, i: int, route: PatchRoute) -> None:
         """From now on block i's modules add LoRAs to what they make of their weights."""
         changed: list[tuple[Any, list[Any], list[Any]]] = []
         self._functions[i] = changed
-        patches = self.factors.take(i, self._patches, how)
+        patches = self.factors.take(i, self._patches, route)
         for paged in self._blocks[i].paged:
             changes = patches.get(paged.key)
             if isinstance(changes, Pairs) and changes.on_the_way:

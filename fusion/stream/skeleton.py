@@ -245,8 +245,8 @@ def _dropping_bytes() -> Iterator[None]:
     thread = threading.get_ident()
 
     def dropped(_module: Any, _name: str, parameter: Any) -> Any:
-        mine = parameter is not None and threading.get_ident() == thread
-        if not mine or type(parameter) is not nn.Parameter or parameter.is_meta or parameter.nbytes <= KEPT:
+        built_here = parameter is not None and threading.get_ident() == thread
+        if not built_here or type(parameter) is not nn.Parameter or parameter.is_meta or parameter.nbytes <= KEPT:
             return None
         return nn.Parameter(torch.empty_like(parameter, device=META), requires_grad=parameter.requires_grad)
 

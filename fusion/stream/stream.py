@@ -42,7 +42,7 @@ from ..errors import NotWhileStreaming
 from ..mixing import mix
 from . import lora, vram
 from .blocks import Block, Paged, Parameters
-from .factors import How
+from .factors import PatchRoute
 from .order import Order
 from .patching import Made, Patching
 
@@ -260,7 +260,7 @@ class Stream:
     def _along(self, layer: int) -> Along | None:
         """A layer is about to be copied, and what its block's patches need goes with it."""
         i = self.order.paged[layer]
-        along: Along | None = self.patching.along(i, self._how(i))
+        along: Along | None = self.patching.along(i, self._patch_route(i))
         return along
 
     # ----------------------------------------------------------------------------------------------------- patches
@@ -308,7 +308,7 @@ class Stream:
             made = self._made(pager, i, weights)
             block.hold(made.parameters)
             if made.adds:
-                self.patching.add_on_the_way(i, self._how(i))
+                self.patching.add_on_the_way(i, self._patch_route(i))
             if self.patching:
                 self._ask_ahead(pager, i)
         except BaseException:
@@ -343,7 +343,7 @@ class Stream:
             numbers = stored.view(weight.stored_dtype).view(weight.extent.shape)
             weights[weight.name] = numbers.to(self._device, weight.device_dtype)
         self._lent.add(i)
-        made = self.patching.made(i, weights, self._how(i), self._device, in_place=True)
+        made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
         self.blocks[i].hold(made.parameters)
 
     def _ready(self) -> Pager:
@@ -360,10 +360,10 @@ class Stream:
         if i not in self.patching:
             return self.patching.made(i, weights, UNPATCHED, self._device, in_place=False)
         if not pager.is_writable:
-            return self.patching.made(i, weights, self._how(i), self._device, in_place=False)
+            return self.patching.made(i, weights, self._patch_route(i), self._device, in_place=False)
         arrival = pager.arrival(self.order.place[i])
         if arrival.made is None:
-            arrival.made = self.patching.made(i, weights, self._how(i), self._device, in_place=True)
+            arrival.made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
         made: Made = arrival.made
         return made
 
@@ -376,20 +376,20 @@ class Stream:
             if j in self.patching:
                 made: Made | None = pager.made(layer)
                 if made is None or made.adds:
-                    self.patching.ask(j, self._how(j))
+                    self.patching.ask(j, self._patch_route(j))
                     return
 
-    def _how(self, i: int) -> How:
+    def _patch_route(self, i: int) -> PatchRoute:
         """In which way block i's patches are applied."""
         one_pass = self.patching.one_pass and lora.serves(self._device)
         layer = self.order.place.get(i)
         if layer is None:
-            return How(one_pass, streams=False)
+            return PatchRoute(one_pass, streams=False)
         assert self.pager is not None, "patches are applied to what is loaded"
-        return How(one_pass, layer not in self.pager.plan.resident or not self.pager.is_writable)
+        return PatchRoute(one_pass, layer not in self.pager.plan.resident or not self.pager.is_writable)
 
 
-UNPATCHED = How(one_pass=False, streams=False)
+UNPATCHED = PatchRoute(one_pass=False, streams=False)
 
 
 class _Streamed:

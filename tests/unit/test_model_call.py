@@ -14,8 +14,7 @@ from comfy.model_base import BaseModel
 from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.stream import branches as calls
-from fusestream.fusion.stream import progress
-from fusestream.fusion.stream import step as activations
+from fusestream.fusion.stream import progress, step
 from fusestream.fusion.stream.model_call import PLACES, ModelCall
 from fusestream.fusion.stream.stream import STREAM
 
@@ -58,4 +57,4 @@ def test_a_call_without_options_has_none(options: Any) -> None:
 def test_the_retry_is_around_the_others(tmp_path: Path) -> None:
     model = load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", tmp_path)))
     wrappers = model.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL]
-    assert list(wrappers) == [activations.WRAPPER, calls.WRAPPER, progress.WRAPPER]
+    assert list(wrappers) == [step.WRAPPER, calls.WRAPPER, progress.WRAPPER]

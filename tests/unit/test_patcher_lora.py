@@ -101,9 +101,9 @@ def test_loras_are_stacked_weighed_anew_and_taken_away(folder: Path, storage: st
         (),
         (("lora_diff", 1.0),),
     ):
+        want = sample(with_loras(stock, folder, *loras))
         for _ in range(2):
-            got = sample(with_loras(ours, folder, *loras))
-            assert torch.equal(got, sample(with_loras(stock, folder, *loras))), loras
+            assert torch.equal(sample(with_loras(ours, folder, *loras)), want), loras
 
 
 def copies(model: Any) -> dict[str, int]:

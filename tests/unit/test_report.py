@@ -35,7 +35,7 @@ from fusestream.fusion.report.data import (
     duration,
     size,
 )
-from fusestream.fusion.stream import branches as calls
+from fusestream.fusion.stream import branches
 from fusestream.memory.ledger import Entry
 from fusestream.nodes.kernels import ModelKernels
 from fusestream.nodes.report import Compare, ReportNode
@@ -226,14 +226,16 @@ def with_lora(model: Any, path: str, strength: float) -> Any:
 
 def test_calls_and_passes_are_matched_from_their_end() -> None:
     of, lora = fusion.KernelPolicy.of, uuid4()
-    a, b, c = calls.Branch(of("auto"), lora), calls.Branch(of("off"), lora), calls.Branch(of("auto"), uuid4())
-    assert calls.mine(3, (), a) == [0, 1, 2], "nobody noted them"
-    assert calls.mine(4, (a, b, a, a), a) == [0, 2, 3] and calls.mine(4, (a, b, a, a), b) == [1]
-    assert calls.mine(2, (a, b, a, b), a) == [0], "the ledger forgets what is old"
-    assert calls.mine(4, (a, b), a) == [2], "calls are forgotten too"
-    assert calls.mine(3, (a, c, a), c) == [1], "another LoRA"
-    assert calls.mine(4, (c, a, c, b), calls.Branch(a.policy, uuid4())) == [0, 2], "a report before the LoRAs"
-    assert calls.mine(2, (a, a), calls.Branch(None, lora)) == []
+    a, b, c = branches.Branch(of("auto"), lora), branches.Branch(of("off"), lora), branches.Branch(of("auto"), uuid4())
+    assert branches.passes_under(3, (), a) == [0, 1, 2], "nobody noted them"
+    assert branches.passes_under(4, (a, b, a, a), a) == [0, 2, 3] and branches.passes_under(4, (a, b, a, a), b) == [1]
+    assert branches.passes_under(2, (a, b, a, b), a) == [0], "the ledger forgets what is old"
+    assert branches.passes_under(4, (a, b), a) == [2], "calls are forgotten too"
+    assert branches.passes_under(3, (a, c, a), c) == [1], "another LoRA"
+    assert branches.passes_under(4, (c, a, c, b), branches.Branch(a.policy, uuid4())) == [0, 2], (
+        "a report before the LoRAs"
+    )
+    assert branches.passes_under(2, (a, a), branches.Branch(None, lora)) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- passes

@@ -16,14 +16,13 @@ import torch
 from fusestream import checkpoints
 from fusestream.fusion.families.wan.need import need
 from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream import step as activations
-from fusestream.fusion.stream import vram
+from fusestream.fusion.stream import step, vram
 from fusestream.fusion.stream.step import Reckoning
 from fusestream.kernels_cuda.autotune import tuner
 
 GIB = 2**30
 LATENT = (1, 16, 21, 60, 104)  # 832x480x81: 32,760 tokens
-LEFT = (activations.RESERVE + activations.TRYING) / GIB
+LEFT = (step.RESERVE + step.TRYING) / GIB
 
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
@@ -179,9 +178,9 @@ def test_a_video_that_needs_the_reserve_is_not_computed_twice_at_every_step(
         raise torch.OutOfMemoryError("no")
         yield
 
-    monkeypatch.setattr(activations, "_leaving", leaving)
+    monkeypatch.setattr(step, "_leaving", leaving)
     sample(model)
-    assert left == [activations.RESERVE] * (2 if kernels_are_measured else 1), "of two steps"
+    assert left == [step.RESERVE] * (2 if kernels_are_measured else 1), "of two steps"
 
 
 def test_too_little_for_good_says_what_would_help_and_leaves_a_model_that_works(
@@ -201,11 +200,11 @@ def test_too_little_for_good_says_what_would_help_and_leaves_a_model_that_works(
 
 def test_clones_are_watched_too(model: Any) -> None:
     wrappers = model.clone().wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL]
-    assert wrappers[activations.WRAPPER] == [activations.step]
+    assert wrappers[step.WRAPPER] == [step.step]
 
 
 def test_another_gpus_model_is_watched_once(model: Any) -> None:
     factory, arguments = model.cached_patcher_init
     again = factory(*arguments, disable_dynamic=True)
     assert again.model.fusestream_reckoning is not model.model.fusestream_reckoning
-    assert len(again.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL][activations.WRAPPER]) == 1
+    assert len(again.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL][step.WRAPPER]) == 1
