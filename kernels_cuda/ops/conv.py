@@ -194,7 +194,8 @@ def weight_obstacles(weight: Tensor) -> Iterator[str]:
 def ways(call: Call) -> list[Tactic]:
     """`fast` is an offer: where the card's fp32 sums are as quick, it may lose."""
     o = Operands.of_call(call)
-    return cuts_for(o.shape[1], CUTS[taps_of(o), o.stride], taps_of(o) in THIN_TAPS, call.policy.precision)
+    thin = taps_of(o) in THIN_TAPS and o.stride == 1
+    return cuts_for(o.shape[1], CUTS[taps_of(o), o.stride], thin, call.policy.precision)
 
 
 def cuts_for(n: int, cuts: Cuts, thin: bool, precision: str) -> list[Tactic]:
@@ -283,14 +284,17 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> Launch:
     images = {"x": o.x, "cache": o.x if o.cache is None else o.cache, "out": out}
     for name, t in (images | {"residual": out if o.residual is None else o.residual}).items():
         fill_image(params, name, t)
-    down, across = taps_of(o)
-    kind = f"{down}x{across}" + ("_stride_2" if o.stride == 2 else "")
-    kernel = card.kernel("conv", f"conv_{kind}_{tactic.cut}_{tactic.precision}")
+    kernel = card.kernel("conv", kernel_name(o, tactic))
     rows, columns, threads, shared_bytes = kernel.cut
     tiles = -(-n // columns) * -(-width // PATCH) * -(-height // rows)
     return kernel.prepare(
         params, grid=(tiles, b * frames, 1), block=threads, shape=call.describe(), shared_bytes=shared_bytes
     )
+
+
+def kernel_name(o: Operands, tactic: Tactic) -> str:
+    down, across = taps_of(o)
+    return f"conv_{down}x{across}{'_stride_2' if o.stride == 2 else ''}_{tactic.cut}_{tactic.precision}"
 
 
 def shape_class(call: Call) -> str:

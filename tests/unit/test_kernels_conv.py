@@ -23,6 +23,7 @@ from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import conv as op
 from fusestream.kernels_cuda.ops import upsample_conv
+from fusestream.kernels_cuda.ops.conv_operands import Operands
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 
 OFF = KernelPolicy.of("off")
@@ -231,3 +232,16 @@ def test_results_keep_the_format(layout):
         assert value.stride() == x.stride()
     for value in (upsample_conv2d(x[:, :, 0], weight[:, :, 0]), conv2d(x[:, :, 0], weight[:, :, 0])):
         assert (value.stride(1) == 1) == (layout == "last")
+
+
+@pytest.mark.parametrize("n", [1, 3, 16, 17, 96, 200])
+@pytest.mark.parametrize(("taps", "stride"), op.CUTS)
+def test_every_tactic_has_its_kernel(taps, stride, n):
+    for precision in ("precise", "fast"):
+        weight = torch.zeros(n, 8, 1, *taps).half()
+        tensors = (torch.zeros(1, 8, 1, 9, 9).half(), weight, None, None, None)
+        call = Call("conv", tensors, ("none", 1, 0, stride, 1, 1, 1, 1), KernelPolicy.of("on", precision=precision))
+        tactics = op.ways(call)
+        assert tactics
+        for tactic in tactics:
+            assert op.kernel_name(Operands.of_call(call), tactic) in op.CONV.kernels["conv"]
