@@ -7,6 +7,11 @@ import os
 SWITCH = "FUSESTREAM_THOROUGH"
 
 
+def is_thorough() -> bool:
+    """Whether the switch is on."""
+    return bool(os.environ.get(SWITCH))
+
+
 def examples(all_of_them: int) -> int:
     """So many of them as are to be tried."""
-    return all_of_them if os.environ.get(SWITCH) else max(all_of_them // 4, 10)
+    return all_of_them if is_thorough() else max(all_of_them // 4, 10)
