@@ -26,17 +26,14 @@ Qwen3 and at 256 for Gemma.
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-import sentencepiece
 import torch
 
 from .container import shapes
-from .spiece import PIECES, SENTENCES
+from .spiece import spiece_model
 from .storage import PLAIN, Cast, Noted, Scaled, Storage
 from .weights import Spec, Table, linear, scale
 
@@ -100,27 +97,9 @@ def _norm(name: str, size: LlamaSize, gain: float = 1.0) -> Table:
     return {f"{name}.weight": Spec((size.width,), 0.1, gain - 1.0 if size.gemma else gain)}
 
 
-@lru_cache(maxsize=1)
 def gemma_spiece() -> bytes:
     """Gemma's tokenizer in little, serialized: UMT5's, but for the special pieces. A prompt begins with one of them."""
-    out = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES),
-        model_writer=out,
-        model_type="unigram",
-        vocab_size=PIECES,
-        hard_vocab_limit=False,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        pad_id=0,
-        eos_id=1,
-        bos_id=2,
-        unk_id=3,
-        num_threads=1,
-        shuffle_input_sentence=False,
-        minloglevel=2,
-    )
-    return out.getvalue()
+    return spiece_model(bos_id=2, unk_id=3)
 
 
 def gemma_spiece_tensor() -> torch.Tensor:

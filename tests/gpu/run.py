@@ -180,7 +180,7 @@ def write_record(outcomes: Outcomes, sanitized: dict[str, str]) -> None:
     """What ran takes the place of what is known of these files; the rest stays."""
     here = environment()
     archive = subprocess.run(
-        [sys.executable, str(ROOT / "kernels_cuda" / "build" / "cli.py"), "--check"],
+        [sys.executable, str(ROOT / "kernels_cuda" / "build"), "--check"],
         check=False,
         capture_output=True,
         text=True,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,3 +37,31 @@ def scenes(studio: Studio) -> dict[str, Scene]:
 
     with torch.inference_mode():
         return {kind: studio.scene(kind) for kind in checkpoints.wan.SIZES}
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Nets this small gain nothing from a second thread, and where other work shares the cores they wait for it for minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def families_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of tiny files of every family. Emptied afterwards: it holds a gigabyte and a half."""
+    path = tmp_path_factory.mktemp("families")
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def small_ones_too() -> Iterator[None]:
+    """Stock loads nets that are narrower than it expects."""
+    import comfy
+
+    from fusestream.checkpoints import narrow
+
+    with narrow.opened(comfy):
+        yield

@@ -6,8 +6,6 @@ import inspect
 import json
 import logging
 import math
-import shutil
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -53,6 +51,8 @@ from fusestream.checkpoints import (
 )
 from fusestream.checkpoints.wan import WanSize
 from fusestream.checkpoints.weights import Table
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = family_scenes.KINDS
 
@@ -103,39 +103,16 @@ IDLE = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Nets this small gain nothing from a second thread, and where other work shares the cores they wait for it for minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Emptied afterwards: it holds a gigabyte and a half."""
-    path = tmp_path_factory.mktemp("families")
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def small_ones_too() -> Iterator[None]:
-    with narrow.opened(comfy):
-        yield
-
-
-@pytest.fixture(scope="module")
-def exact(folder: Path, as_comfyui_runs: None) -> dict[str, list[list[torch.Tensor]]]:
+def exact(families_folder: Path, as_comfyui_runs: None) -> dict[str, list[list[torch.Tensor]]]:
     """What the fp32 file of each kind makes of two prompts."""
     with narrow.opened(comfy):
-        models = ((kind, load(folder, kind, "fp32")) for kind in KINDS)
+        models = ((kind, load(families_folder, kind, "fp32")) for kind in KINDS)
         return {kind: [parts(sample(model, inputs(kind, prompt))) for prompt in (0, 1)] for kind, model in models}
 
 
-def load(folder: Path, kind: str, storage: str) -> Any:
-    return comfy.sd.load_diffusion_model(str(checkpoints.write(kind, folder, storage)))
+def load(families_folder: Path, kind: str, storage: str) -> Any:
+    return comfy.sd.load_diffusion_model(str(checkpoints.write(kind, families_folder, storage)))
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -147,14 +124,14 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.usefixtures("as_comfyui_runs", "small_ones_too")
 @pytest.mark.parametrize(("kind", "storage"), CASES)
 def test_loads_whole_and_samples(
-    folder: Path,
+    families_folder: Path,
     exact: dict[str, list[list[torch.Tensor]]],
     caplog: pytest.LogCaptureFixture,
     kind: str,
     storage: str,
 ) -> None:
     caplog.set_level(logging.INFO)
-    model = load(folder, kind, storage)
+    model = load(families_folder, kind, storage)
     one = model.model
     assert tuple(type(it).__name__ for it in (one.model_config, one, one.diffusion_model)) == EXPECTED[kind]
     assert complaints(caplog) == []
@@ -173,9 +150,9 @@ def test_hears_the_prompt(exact: dict[str, list[list[torch.Tensor]]], kind: str)
 @pytest.mark.usefixtures("small_ones_too")
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode(False)
-def test_every_tensor_matters(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tensor_matters(families_folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every weight that stock uses at all moves the output."""
-    model = load(folder, kind, "fp32")
+    model = load(families_folder, kind, "fp32")
     net = model.model.diffusion_model
     calls: list[Any] = []
     with torch.no_grad():
@@ -221,8 +198,8 @@ def rms_rope_split_half(
 
 @pytest.mark.usefixtures("as_comfyui_runs")
 @pytest.mark.parametrize("kind", [*KINDS, *kl_vae.SIZES])
-def test_narrow_is_for_those_that_need_it(folder: Path, kind: str) -> None:
-    path = checkpoints.write(kind, folder, "fp16")
+def test_narrow_is_for_those_that_need_it(families_folder: Path, kind: str) -> None:
+    path = checkpoints.write(kind, families_folder, "fp16")
     needs = kind in checkpoints.NARROW
     with pytest.raises((RuntimeError, TypeError, ValueError, AssertionError)) if needs else nullcontext():
         if kind in kl_vae.SIZES:
@@ -369,9 +346,9 @@ ENCODERS: dict[str, tuple[Any, ...]] = {
 ENCODER_TOLERANCE = {"fp16": 0.01, "fp8_e4m3fn": 0.5, "fp8_scaled": 0.25, "fp8_comfy_quant": 0.15}
 
 
-def load_encoder(folder: Path, name: str, storage: str) -> Any:
+def load_encoder(families_folder: Path, name: str, storage: str) -> Any:
     files, kind, options, *_ = ENCODERS[name]
-    paths = [checkpoints.write(file, folder, storage) for file in files]
+    paths = [checkpoints.write(file, families_folder, storage) for file in files]
     return comfy.sd.load_clip([str(path) for path in paths], clip_type=kind, model_options=options(*paths))
 
 
@@ -382,10 +359,10 @@ def encode(clip: Any, prompt: Any) -> Any:
 
 @pytest.mark.usefixtures("as_comfyui_runs")
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoder_loads_whole_and_reads(folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+def test_encoder_loads_whole_and_reads(families_folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     files, _, _, model, prompts, width, pooled_width = ENCODERS[name]
     caplog.set_level(logging.DEBUG)
-    clip = load_encoder(folder, name, "fp32")
+    clip = load_encoder(families_folder, name, "fp32")
     (fox, fox_pooled), (cat, cat_pooled) = (encode(clip, prompt) for prompt in prompts)
     assert type(clip.cond_stage_model).__name__ == model
     assert complaints(caplog) == (["clip unexpected: ['spiece_model']"] if name == "gemma2" else [])
@@ -400,18 +377,18 @@ def test_encoder_loads_whole_and_reads(folder: Path, caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO)
     storages = checkpoints.KINDS[name].storages if name in files else ()  # `flux` and `klein` are of the same files
     for storage in (it for it in ENCODER_TOLERANCE if it in storages):
-        again, _ = encode(load_encoder(folder, name, storage), prompts[0])
+        again, _ = encode(load_encoder(families_folder, name, storage), prompts[0])
         assert distance(again, fox) <= ENCODER_TOLERANCE[storage], storage
 
 
 @pytest.mark.usefixtures("as_comfyui_runs", "small_ones_too")
 @pytest.mark.parametrize("kind", kl_vae.SIZES)
-def test_vae_loads_whole_and_paints(folder: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+def test_vae_loads_whole_and_paints(families_folder: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     caplog.set_level(logging.DEBUG)
     pixels = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(0))
     made: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for storage in ("fp32", "fp16", "bf16", "fp8_e4m3fn"):
-        path = checkpoints.write(kind, folder, storage)
+        path = checkpoints.write(kind, families_folder, storage)
         vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path)))
         assert complaints(caplog) == []
         made[storage] = latents, picture = vae.encode(pixels), vae.decode(vae.encode(pixels))
@@ -436,8 +413,8 @@ def test_files_are_small() -> None:
 
 
 @pytest.mark.parametrize("kind", minimax.SIZES)
-def test_both_ends_of_h3_stay_in_fp32(folder: Path, kind: str) -> None:
-    tensors = comfy.utils.load_torch_file(str(checkpoints.write(kind, folder, "fp16")))
+def test_both_ends_of_h3_stay_in_fp32(families_folder: Path, kind: str) -> None:
+    tensors = comfy.utils.load_torch_file(str(checkpoints.write(kind, families_folder, "fp16")))
     wide = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
     assert wide == {name for name in tensors if name.startswith(minimax.WIDE)}
     assert {"rope.inv_freq", "final_layer.video_out.weight"} <= wide < set(tensors)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,34 +21,13 @@ from safetensors.torch import load_file, save_file
 from scenes import sample
 
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints import clip_l, llama, narrow, t5xxl
+from fusestream.checkpoints import clip_l, llama, t5xxl
 from fusestream.fusion.errors import NotStreamable, WrongFile
 from fusestream.fusion.load import load_streamed_diffusion_model, load_streamed_text_encoder
 from fusestream.fusion.stream.patcher import StreamingModelPatcher
 from fusestream.kernels_cuda import LEDGER
 
-pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "small_ones_too")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("families")
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def small_ones_too() -> Iterator[None]:
-    with narrow.opened(comfy):
-        yield
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
 
 
 def least(model: Any) -> Any:
@@ -80,9 +58,9 @@ def same(ours: Any, stocks: Any) -> bool:
 
 @pytest.mark.parametrize("kind", family_scenes.KINDS)
 def test_the_latents_are_stocks_with_a_lora_and_without(
-    folder: Path, kind: str, caplog: pytest.LogCaptureFixture
+    families_folder: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = str(checkpoints.write(kind, folder, "fp16"))
+    path = str(checkpoints.write(kind, families_folder, "fp16"))
     caplog.set_level(logging.INFO)
     LEDGER.clear()
     ours, stock, scene = least(load_streamed_diffusion_model(path)), comfy.sd.load_diffusion_model(path), inputs(kind)
@@ -107,15 +85,15 @@ def test_the_latents_are_stocks_with_a_lora_and_without(
 
 
 @pytest.mark.parametrize("kind", ["flux1", "qwen_image", "sdxl", "ltx2"])
-def test_an_fp8_file_streams(folder: Path, kind: str) -> None:
-    path = str(checkpoints.write(kind, folder, "fp8_e4m3fn"))
+def test_an_fp8_file_streams(families_folder: Path, kind: str) -> None:
+    path = str(checkpoints.write(kind, families_folder, "fp8_e4m3fn"))
     ours, stock = least(load_streamed_diffusion_model(path)), comfy.sd.load_diffusion_model(path)
     assert same(sample(ours, inputs(kind)), sample(stock, inputs(kind)))
 
 
 @pytest.mark.parametrize("kind", ["flux1", "ltx23", "sd15_wide", "minimax_h3"])
-def test_blocks_stream_in_the_order_in_which_they_run(folder: Path, kind: str) -> None:
-    ours = least(load_streamed_diffusion_model(str(checkpoints.write(kind, folder, "fp16"))))
+def test_blocks_stream_in_the_order_in_which_they_run(families_folder: Path, kind: str) -> None:
+    ours = least(load_streamed_diffusion_model(str(checkpoints.write(kind, families_folder, "fp16"))))
     sample(ours, inputs(kind))
     sample(ours, inputs(kind))
     stream = ours.stream
@@ -124,8 +102,8 @@ def test_blocks_stream_in_the_order_in_which_they_run(folder: Path, kind: str) -
     assert uses[-len(names) :] == names
 
 
-def test_any_model_is_loaded_by_the_loader(folder: Path) -> None:
-    path = str(checkpoints.write("flux1", folder, "fp16"))
+def test_any_model_is_loaded_by_the_loader(families_folder: Path) -> None:
+    path = str(checkpoints.write("flux1", families_folder, "fp16"))
     for budget, streams in ((0.0, False), (-1.0, True), (0.5, True)):
         model = fusion.load_diffusion_model(path, vram_budget=budget)
         assert isinstance(model, StreamingModelPatcher) == streams
@@ -140,7 +118,7 @@ def changed(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> st
     return str(found)
 
 
-def test_what_is_joined_on_load_is_named_and_left_to_stock(folder: Path) -> None:
+def test_what_is_joined_on_load_is_named_and_left_to_stock(families_folder: Path) -> None:
     """Z-Image in the layout of diffusers has q, k and v apart; stock joins them."""
 
     def apart(tensors: dict[str, torch.Tensor]) -> None:
@@ -156,20 +134,20 @@ def test_what_is_joined_on_load_is_named_and_left_to_stock(folder: Path) -> None
             for name in [name for name in tensors if name.startswith(ours)]:
                 tensors[name.replace(ours, theirs)] = tensors.pop(name)
 
-    path = changed(checkpoints.write("z_image", folder, "fp16"), apart)
+    path = changed(checkpoints.write("z_image", families_folder, "fp16"), apart)
     with pytest.raises(NotStreamable, match=r"layers\.0\.attention\.to_.\.weight .* cannot stream.*vram_budget to 0"):
         load_streamed_diffusion_model(path)
     LEDGER.clear()
     model = fusion.load_diffusion_model(path, vram_budget=-1.0)
     assert not isinstance(model, StreamingModelPatcher)
     assert any("cannot stream" in line and "loaded as stock does" in line for line in LEDGER.messages)
-    whole = comfy.sd.load_diffusion_model(str(checkpoints.write("z_image", folder, "fp16")))
+    whole = comfy.sd.load_diffusion_model(str(checkpoints.write("z_image", families_folder, "fp16")))
     assert same(sample(model, inputs("z_image")), sample(whole, inputs("z_image")))
 
 
-def test_a_weight_that_is_not_in_the_file_is_named(folder: Path) -> None:
+def test_a_weight_that_is_not_in_the_file_is_named(families_folder: Path) -> None:
     name = "double_blocks.1.img_attn.proj.weight"
-    path = changed(checkpoints.write("flux1", folder, "fp16"), lambda tensors: tensors.__delitem__(name))
+    path = changed(checkpoints.write("flux1", families_folder, "fp16"), lambda tensors: tensors.__delitem__(name))
     with pytest.raises(WrongFile, match=rf"lacks 1 of the model's weights: {name}\. Download it again"):
         load_streamed_diffusion_model(path)
 
@@ -198,10 +176,10 @@ ENCODERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def encoder(folder: Path, name: str, storage: str = "fp16") -> tuple[Any, Any, Any]:
+def encoder(families_folder: Path, name: str, storage: str = "fp16") -> tuple[Any, Any, Any]:
     """Streamed through the smallest window, and stock's; and a prompt."""
     file, kind, options, prompt, _ = ENCODERS[name]
-    path = checkpoints.write(file, folder, storage)
+    path = checkpoints.write(file, families_folder, storage)
     ours = least(load_streamed_text_encoder(str(path), [], kind=kind, options=options(path)))
     clip_type = getattr(comfy.sd.CLIPType, kind.upper())
     return ours, comfy.sd.load_clip([str(path)], clip_type=clip_type, model_options=options(path)), prompt
@@ -214,8 +192,8 @@ def encode(clip: Any, prompt: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_encoding_is_stocks_with_a_lora_and_without(folder: Path, name: str) -> None:
-    ours, stock, prompt = encoder(folder, name)
+def test_the_encoding_is_stocks_with_a_lora_and_without(families_folder: Path, name: str) -> None:
+    ours, stock, prompt = encoder(families_folder, name)
     wanted = encode(stock, prompt)
     for _ in range(2):
         assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), wanted, strict=True))
@@ -243,14 +221,14 @@ def test_the_encoding_is_stocks_with_a_lora_and_without(folder: Path, name: str)
 
 
 @pytest.mark.parametrize(("name", "storage"), [("t5xxl", "fp8_scaled"), ("qwen3", "fp8_comfy_quant")])
-def test_a_quantised_encoder_streams(folder: Path, name: str, storage: str) -> None:
-    ours, stock, prompt = encoder(folder, name, storage)
+def test_a_quantised_encoder_streams(families_folder: Path, name: str, storage: str) -> None:
+    ours, stock, prompt = encoder(families_folder, name, storage)
     assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), encode(stock, prompt), strict=True))
 
 
-def test_a_language_model_writes(folder: Path) -> None:
+def test_a_language_model_writes(families_folder: Path) -> None:
     """Its words come from the table of its tokens, which stock looks up without calling it."""
-    ours, stock, prompt = encoder(folder, "qwen3")
+    ours, stock, prompt = encoder(families_folder, "qwen3")
     written = [
         clip.generate(prompt, do_sample=True, max_length=8, temperature=1.0, seed=5, top_k=0) for clip in (ours, stock)
     ]
@@ -260,8 +238,8 @@ def test_a_language_model_writes(folder: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), encode(stock, prompt), strict=True))
 
 
-def test_a_file_that_serves_several_models_asks_for_the_type(folder: Path) -> None:
-    path = str(checkpoints.write("t5xxl", folder, "fp16"))
+def test_a_file_that_serves_several_models_asks_for_the_type(families_folder: Path) -> None:
+    path = str(checkpoints.write("t5xxl", families_folder, "fp16"))
     with pytest.raises(WrongFile, match=r"choose a type \(sd3 for SD 3, chroma for Chroma"):
         fusion.load_text_encoder(path, [], vram_budget=-1.0)
     with pytest.raises(WrongFile, match="no text encoder type 'chorma'"):
@@ -272,8 +250,8 @@ def test_a_file_that_serves_several_models_asks_for_the_type(folder: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["sd_vae", "flux_vae"])
-def test_any_vae_is_loaded(folder: Path, kind: str) -> None:
-    path = str(checkpoints.write(kind, folder, "fp16"))
+def test_any_vae_is_loaded(families_folder: Path, kind: str) -> None:
+    path = str(checkpoints.write(kind, families_folder, "fp16"))
     ours, stock = fusion.load_vae(path), comfy.sd.VAE(sd=comfy.utils.load_torch_file(path))
     pixels = torch.rand(1, 64, 64, 3)
     latents = stock.encode(pixels)
