@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from functools import lru_cache
+from typing import Any
 
 import sentencepiece
 import torch
@@ -38,6 +39,7 @@ def spiece_model(**special: int) -> bytes:
     """The serialized model, UMT5's but for the numbers of its special pieces. One thread and no sampling: the same bytes every
     time."""
     out = io.BytesIO()
+    pieces: Any = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **special}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES),
         model_writer=out,
@@ -49,7 +51,7 @@ def spiece_model(**special: int) -> bytes:
         num_threads=1,
         shuffle_input_sentence=False,
         minloglevel=2,
-        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **special},
+        **pieces,
     )
     return out.getvalue()
 
