@@ -43,24 +43,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-pictures", action="store_true", help="take the pictures of the help pages anew")
 
 
-# With several workers a file stays in one of them, and so does all that shares a server or a browser. What takes longest begins.
-TOGETHER = ("browser", "server")
-FIRST = (
-    "browser",
-    "server",
-    "test_families_stream",
-    "test_kernels_build",
-    "test_patcher",
-    "test_setup",
-    "test_bench_all",
-)
+# With several workers a file stays in one of them, and so does all that needs a server: its tests wait as much as they work, and
+# share the cores well with one that computes. What takes longest begins.
+SERVED = ("browser", "server")
+FIRST = ("served", "test_families_stream", "test_kernels_build", "test_patcher", "test_setup", "test_bench_all")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def group(item: pytest.Item) -> str:
         folder = item.path.parent.name
-        return folder if folder in TOGETHER else item.path.stem
+        return "served" if folder in SERVED else item.path.stem
 
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group(item)))
