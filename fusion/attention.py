@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels_cuda import KernelPolicy, attention
-from .fused import POLICY, HandBack
+from .fused import POLICY, HandBack, wrong_type
 
 HOOK = "optimized_attention_override"
 STOCK = "attention_pytorch"
@@ -81,8 +81,8 @@ class AttentionOverride:
             return "attention is switched off for this model"
         if not q.is_cuda:
             return f"tensor is on the {q.device.type.upper()}"
-        if q.dtype is not torch.float16:
-            return f"the model computes in {str(q.dtype).removeprefix('torch.')}, the kernels in float16"
+        if (reason := wrong_type(q)) is not None:
+            return reason
         name = getattr(stock, "__name__", str(stock))
         if name != STOCK and self._mode != "on":
             return f"ComfyUI was started with another attention ({name}), and that is kept"

@@ -78,10 +78,17 @@ class HandBack:
 # ---------------------------------------------------------------------------------------------------------------- blocks
 
 
+def wrong_type(x: Tensor) -> str | None:
+    """Why our kernels do not compute in x's type, in words a user understands."""
+    if x.dtype is torch.float16:
+        return None
+    return f"the model computes in {str(x.dtype).removeprefix('torch.')}, the kernels in float16"
+
+
 def unserved(x: Tensor) -> str | None:
     """Why no fused block serves an input like x, in words a user understands."""
-    if x.dtype is not torch.float16:
-        return f"the model computes in {str(x.dtype).removeprefix('torch.')}, the kernels in float16"
+    if (reason := wrong_type(x)) is not None:
+        return reason
     if torch.is_grad_enabled() and x.requires_grad:
         return "gradients are wanted"
     return None
@@ -139,7 +146,7 @@ class FusedBlock:
     def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:
         """The policy under which this block is ours to compute for x, by its transformer_options; None: it is stock's. Raises
         stock's exception where the user has interrupted."""
-        policy: KernelPolicy | None = options.get(POLICY)
+        policy = policy_of(options)
         if policy is None or policy.is_off:
             return None
         module: Any = self

@@ -8,7 +8,7 @@ missing weight and runs on with whatever was in memory; the picture is then nois
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import comfy.hooks
@@ -77,11 +77,11 @@ def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD, vram_budget
 
 
 def _stock_diffusion_model(path: str, policy: KernelPolicy) -> Any:
-    family = _checked(path, Role.DIFFUSION)
+    family, names = _checked(path, Role.DIFFUSION)
     _prepare(policy)
     model = comfy.sd.load_diffusion_model(path)
     if family is not None:
-        _require_all_weights(path, model.model.diffusion_model, CHECKPOINT_PREFIX)
+        _require_all_weights(path, names, model.model.diffusion_model, CHECKPOINT_PREFIX)
     attention.install(model, policy)
     return model
 
@@ -163,10 +163,11 @@ def _stock_text_encoder(
         family = recognise.check(source, Role.TEXT)
         all_options = _text_options(source, family, options)
         clip_type = text_kinds.kind_of(source, family, kind)
+        names = source.extents.keys()
     _prepare(policy)
     clip = comfy.sd.load_clip([path], embedding_folders, clip_type, model_options=all_options)
     if family is not None:
-        _require_all_weights(path, clip.cond_stage_model, is_part=True)
+        _require_all_weights(path, names, clip.cond_stage_model, is_part=True)
         family.fuse(clip.cond_stage_model, policy)
     return clip
 
@@ -238,7 +239,7 @@ def _text_options(source: Checkpoint, family: Family | None, given: Mapping[str,
 def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
     """Load the VAE at `path` as a stock VAE that computes through our ops where a family knows it; by the policy `off`, as stock
     does."""
-    family = _checked(path, Role.VAE)
+    family, names = _checked(path, Role.VAE)
     _prepare(policy)
     progress.read_through(path)
     weights, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
@@ -246,7 +247,7 @@ def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
     # As stock's loader node does: a second GPU makes its own copy of the VAE with this.
     vae.patcher.cached_patcher_init = (load_vae_patcher, (path, metadata, policy))
     if family is not None:
-        _require_all_weights(path, vae.first_stage_model)
+        _require_all_weights(path, names, vae.first_stage_model)
     return vae
 
 
@@ -294,19 +295,20 @@ def _bytes(vram_budget: float | None) -> int | None:
     return None if vram_budget is None else int(vram_budget * 2**30)
 
 
-def _checked(path: str, role: Role) -> Family | None:
-    """The family of a file that stock will load, if one knows it."""
+def _checked(path: str, role: Role) -> tuple[Family | None, Collection[str]]:
+    """The family of a file that stock will load, if one knows it, and the names of the file's tensors."""
     if not recognise.has_header(path):
-        return None
+        return None, ()
     with Checkpoint.open(path) as source:
-        return recognise.check(source, role)
+        return recognise.check(source, role), source.extents.keys()
 
 
-def _require_all_weights(path: str, model: torch.nn.Module, prefix: str = "", *, is_part: bool = False) -> None:
-    """Raise `WrongFile` if a parameter of a model that stock loaded has no tensor of its name in the file. is_part: the file's
-    names are those within some part of the model."""
-    with Checkpoint.open(path) as source:
-        present = {name.removeprefix(prefix) for name in source.extents}
+def _require_all_weights(
+    path: str, names: Iterable[str], model: torch.nn.Module, prefix: str = "", *, is_part: bool = False
+) -> None:
+    """Raise `WrongFile` if a parameter of a model that stock loaded is none of the file's tensors, by these names. is_part: they
+    are those within some part of the model."""
+    present = {name.removeprefix(prefix) for name in names}
     # The scales of quantised layers have gone by several names, and stock makes those that a file may omit.
     wanted = [name for name, _ in model.named_parameters() if not name.endswith(("_scale", *skeleton.MAY_LACK))]
     if is_part:

@@ -54,7 +54,7 @@ def elsewhere(names: Iterable[str]) -> str | None:
 
 def role_of(source: Checkpoint) -> Role | None:
     """What stock would take a file for that no family knows. A whole checkpoint is a diffusion model here."""
-    tensors = tensors_of(source)
+    tensors = tensors_of(source, text=False)
     if comfy.sd.detect_te_model(tensors) is not None:
         return Role.TEXT
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)

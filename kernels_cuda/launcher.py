@@ -271,12 +271,12 @@ def card(index: int, forced: IsaClass | None = None) -> Card:
     return found
 
 
-def obstacle(device: torch.device) -> str | None:
-    """Why no kernel of ours runs on a device, or None."""
+def obstacle(device: torch.device, forced: IsaClass | None = None) -> str | None:
+    """Why no kernel of ours runs on a device, in code of this class if one is forced, or None. Takes a lock."""
     if device.type != "cuda":
         return f"{device} is no NVIDIA card"
     try:
-        card(torch.cuda.current_device() if device.index is None else device.index, forced_class())
+        card(torch.cuda.current_device() if device.index is None else device.index, forced or forced_class())
     except CodeUnavailable as error:
         return str(error)
     return None

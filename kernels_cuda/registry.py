@@ -34,6 +34,7 @@ from .launcher import Card, card, forced_class
 from .ledger import LEDGER, Choice
 from .policy import STANDARD, KernelPolicy
 
+GRADIENT = "a gradient is wanted, and the kernels are for inference"
 MOST_TACTICS = 4  # measured per candidate
 MOST_PLANS = 4096  # per op and thread: a session meets a few hundred signatures, and each plan is about a kilobyte
 
@@ -94,7 +95,7 @@ class CudaCandidate:
             if t.device != call.device:
                 return f"tensors are on {call.device} and {t.device}"
         if _grad_enabled() and _wants_gradient(call.tensors):
-            return "a gradient is wanted, and the kernels are for inference"
+            return GRADIENT
         try:
             self._card(call)
         except CodeUnavailable as error:

@@ -87,6 +87,12 @@ class Checkpoint:
                 )
             file.read_into(target, extent.begin + begin)
 
+    def read(self, extent: Extent) -> torch.Tensor:
+        """The extent's bytes as they are stored: uint8 [nbytes], on the CPU, the caller's own."""
+        stored = torch.empty(extent.nbytes, dtype=torch.uint8)
+        self.read_into(extent, stored)
+        return stored
+
     def view(self, extent: Extent) -> memoryview:
         """The extent's bytes where they lie in the page cache, read-only. The module's head says when not to use it."""
         return self.home(extent).view(extent.begin, extent.end)

@@ -76,8 +76,7 @@ def _one(path: Path, device: str) -> Iterator[str]:
 
 def _same(use: contextlib.AbstractContextManager[object], source: Checkpoint, layer: Layer) -> bool:
     weight = layer.weights[0]
-    wanted = torch.empty(weight.extent.nbytes, dtype=torch.uint8)
-    source.read_into(weight.extent, wanted)
+    wanted = source.read(weight.extent)
     with use as weights:
         return torch.equal(weights[weight.name].cpu(), wanted)  # type: ignore[index]
 

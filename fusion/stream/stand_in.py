@@ -85,23 +85,22 @@ class StandIn(torch.Tensor):
             return func(*_real(args), **_real(kwargs))
 
 
-def tensors_of(source: Checkpoint) -> dict[str, Tensor]:
-    """Every tensor of a file by name. What is text (tokenizers, settings of quantised layers) is read; of the rest stand-ins."""
-    return {name: _tensor(source, name, extent) for name, extent in source.extents.items()}
+def tensors_of(source: Checkpoint, *, text: bool = True) -> dict[str, Tensor]:
+    """Every tensor of a file by name. What is text (tokenizers, settings of quantised layers) is read, for whoever builds a model;
+    of the rest stand-ins. text: whether it is; to tell what a file holds it is not wanted."""
+    return {name: _tensor(source, name, extent, text) for name, extent in source.extents.items()}
 
 
-def _tensor(source: Checkpoint, name: str, extent: Extent) -> Tensor:
+def _tensor(source: Checkpoint, name: str, extent: Extent, text: bool) -> Tensor:
     kind = DTYPES.get(extent.dtype)
     if kind is None:
         path = source.file_of(extent).path
         raise NotStreamable(f"{path}: {name} is of type {extent.dtype}, which torch does not know.")
 
     def read() -> Tensor:
-        bytes_ = torch.empty(extent.nbytes, dtype=torch.uint8)
-        source.read_into(extent, bytes_)
-        return bytes_.view(kind).view(extent.shape)
+        return source.read(extent).view(kind).view(extent.shape)
 
-    if kind is torch.uint8 and len(extent.shape) == 1:
+    if text and kind is torch.uint8 and len(extent.shape) == 1:
         return read()
     return StandIn.of(name, extent, kind, read)
 

@@ -338,9 +338,7 @@ class Stream:
         """The block's weights, read for this once."""
         weights = Weights()
         for weight in self._layers[i].weights:
-            stored = torch.empty(weight.extent.nbytes, dtype=torch.uint8)
-            self._source.read_into(weight.extent, stored)
-            numbers = stored.view(weight.stored_dtype).view(weight.extent.shape)
+            numbers = self._source.read(weight.extent).view(weight.stored_dtype).view(weight.extent.shape)
             weights[weight.name] = numbers.to(self._device, weight.device_dtype)
         self._lent.add(i)
         made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)

@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from ...gpu.capture import capturing
 from ..call import Call
+from ..launcher import obstacle
 from ..ops.conv import CONV, CUTS, conv2d, image_obstacles
 from ..ops.conv_operands import Padding
 from ..policy import STANDARD, KernelPolicy
 from .folding import Folded, fold, foldable
-from .handing_back import TRACED, general_obstacle, hand_back, no_code, replaced, traced
+from .handing_back import TRACED, general_obstacle, hand_back, replaced, traced
 from .kept import Kept, marks_of
 
 Size = int | tuple[int, int]
@@ -244,7 +245,10 @@ class FusedConvNormAct2d(nn.Module):
         return self._kept.keep(marks, sources, self._fold())
 
     def _fold(self) -> Folded | str:
-        reason = foldable(self.conv, self.norm) or no_code(self.conv.weight.device, self.policy)
+        device = self.conv.weight.device
+        reason = foldable(self.conv, self.norm)
+        if reason is None and device.type == "cuda":
+            reason = obstacle(device, self.policy.isa)
         return fold(self.conv, self.norm, self._kept.latest) if reason is None else reason
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:

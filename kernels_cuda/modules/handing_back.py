@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from ..errors import CodeUnavailable, KernelRefused
-from ..launcher import card, forced_class
+from ..errors import KernelRefused
 from ..ledger import LEDGER
 from ..ops.checks import word, wrong_dtype
 from ..policy import KernelPolicy
+from ..registry import GRADIENT
 
 DEVICES = ("cuda",)  # tests add the CPU, where the ops run their references
 TYPES = (torch.float16,)
-GRADIENT = "a gradient is wanted, and the kernels are for inference"
 TRACED = "torch is tracing: it sees, and its compiler fuses, torch's own operations"
 
 # Private to torch, so its absence is no error.
@@ -59,17 +58,6 @@ def replaced(name: str, part: nn.Module, known: type[nn.Module]) -> str | None:
     if part._forward_hooks or part._forward_pre_hooks:
         return f"{name} has hooks, which only torch's own computation calls"
     return f"the forward of {name} was replaced" if "forward" in part.__dict__ else None
-
-
-def no_code(device: torch.device, policy: KernelPolicy) -> str | None:
-    """Why there is no machine code for a card, or None. For what is made once: it takes a lock."""
-    if device.type != "cuda":
-        return None
-    try:
-        card(torch.cuda.current_device() if device.index is None else device.index, policy.isa or forced_class())
-    except CodeUnavailable as error:
-        return str(error)
-    return None
 
 
 def hand_back(module: str, op: str, reason: str, x: Any, policy: KernelPolicy) -> None:

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, linear_, linear_pair
+from ....kernels_cuda.registry import GRADIENT
 from ...fused import POLICY, HandBack, all_off
 from ...mixing import mix
 from ...operands import operands, packed
@@ -174,7 +175,7 @@ def obstacle(stack: Any, x: Tensor, attention_mask: Tensor | None) -> str | None
     if x.dtype is not torch.float32:
         return f"the embeddings are {str(x.dtype).removeprefix('torch.')}, not float32"
     if torch.is_grad_enabled() and x.requires_grad:
-        return "a gradient is wanted, and the kernels are for inference"
+        return GRADIENT
     if attention_mask is not None and attention_mask.shape != x.shape[:2]:
         return (
             f"the attention mask {list(attention_mask.shape)} is not one value for each of {list(x.shape[:2])} tokens"

@@ -65,7 +65,7 @@ def weight_bytes(module: nn.Module) -> int:
 
 def in_use(vae: Any, limit: int) -> int:
     """Bytes that may be in use at a time, so that they and the weights keep within the limit."""
-    return int((limit - sum(p.numel() * p.element_size() for p in vae.parameters())) / HELD)
+    return int((limit - weight_bytes(vae)) / HELD)
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
