@@ -183,7 +183,7 @@ def pair(graph: Graph) -> None:
         "`steps` must be the same in both samplers, and one ends where the other begins. The VAE is Wan 2.1's."
     )
     advice = f"{STREAMS} Both loaders share the larger of their budgets: only one samples at a time."
-    _note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, advice)
+    _note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, advice, tall=370)
     shifted = [_shift(graph, columns[1], loader[0], 8.0) for loader in (high, low)]
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
     latent = _size(graph, columns[1], work)

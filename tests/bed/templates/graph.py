@@ -12,6 +12,8 @@ from .signatures import Signature, signature
 # LiteGraph's own measures: what a title bar, a socket and a widget take on a node.
 TITLE, SOCKET, WIDGET, MARGIN = 30, 20, 24, 20
 GAP = 24
+# Where the front end draws nodes as elements, a widget is taller, and a node of ours has the pack's name below.
+ELEMENT, BADGE, LEAST_GAP = 28, 32, 8
 NAMESPACE = uuid.UUID("5d1b6f3e-6f0a-4f6e-9a5b-0f5e57ea0001")
 GREEN = {"color": "#232", "bgcolor": "#353"}
 RED = {"color": "#322", "bgcolor": "#533"}
@@ -97,7 +99,8 @@ class Graph:
         rows = max(len(signed.sockets) + fed, len(signed.outputs))
         tall = tall or SOCKET * rows + WIDGET * len(signed.widgets) + MARGIN
         box = (column.x, column.y, column.width, tall)
-        column.y += (0 if collapsed else tall) + TITLE + GAP
+        as_elements = SOCKET * rows + ELEMENT * len(signed.widgets) + (BADGE if type_.startswith("FuseStream") else 0)
+        column.y += TITLE + (GAP if collapsed else max(tall + GAP, as_elements + LEAST_GAP))
         node = Node(len(self.nodes) + 1, type_, box, values, title, colours or {}, files, collapsed)
         self.nodes.append(node)
         return node
