@@ -10,11 +10,16 @@ from then on a cut file gives old bytes, and `check` tells. Windows cuts no file
 Closing: `close` stops new reads and views. A read under way ends well. A view that was handed out stays readable, and its
 mapping in place, until the last reference to it is gone: nobody crashes because somebody else closed. On Windows such a
 file cannot be deleted or replaced until then; `mapped` tells.
+
+A file that changed is not read any more. Where it turns out to be the same checkpoint still, touched or brought back, `reopen`
+goes on with it: that takes the same header, and the same bytes of whatever was read to stay in memory (`keep`), so that never
+parts of two files are one model.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -23,7 +28,7 @@ from typing import Any
 import torch
 
 from .file import BadFile, Extent, WeightFile
-from .open_file import OpenFile
+from .open_file import REMEDY, FileChanged, OpenFile
 
 Buffer = bytearray | memoryview | torch.Tensor
 
@@ -41,6 +46,7 @@ class Checkpoint:
                 self._home[name] = (extent, file)
         self.files: tuple[WeightFile, ...] = tuple(file.header for file in self._open)
         self.extents: Mapping[str, Extent] = MappingProxyType({name: home[0] for name, home in self._home.items()})
+        self._kept: dict[str, int] = {}  # checksums of what stays in memory, by name
 
     @classmethod
     def open(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Checkpoint:
@@ -93,6 +99,12 @@ class Checkpoint:
         self.read_into(extent, stored)
         return stored
 
+    def keep(self, extent: Extent) -> torch.Tensor:
+        """`read`, of what stays in memory beside what will be read later."""
+        stored = self.read(extent)
+        self._kept[extent.name] = _checksum(stored)
+        return stored
+
     def view(self, extent: Extent) -> memoryview:
         """The extent's bytes where they lie in the page cache, read-only. The module's head says when not to use it."""
         return self.home(extent).view(extent.begin, extent.end)
@@ -101,6 +113,42 @@ class Checkpoint:
         """Raise `FileChanged` unless the extent's file, or every file, is still the one that was opened."""
         for file in self._open if extent is None else [self.home(extent)]:
             file.check()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether any file is no longer the one that was opened."""
+        return any(file.has_changed for file in self._open)
+
+    def reopen(self) -> None:
+        """Go on with files that changed since they were opened. Raises `BadFile` where one is not what it was: then nothing
+        has changed here. Nobody may be reading meanwhile, and what was mapped before stays the old file's."""
+        for at in [at for at, file in enumerate(self._open) if file.has_changed]:
+            again = OpenFile(self._open[at].path)
+            try:
+                self._compare(self._open[at], again)
+            except BaseException:
+                again.close()
+                raise
+            self._go_on_with(at, again)
+
+    def _compare(self, before: OpenFile, now: OpenFile) -> None:
+        old, new = before.header, now.header
+        same = old.extents == new.extents and old.metadata == new.metadata
+        for name, checksum in self._kept.items() if same else ():
+            extent, file = self._home[name]
+            if file is before:
+                stored = torch.empty(extent.nbytes, dtype=torch.uint8)
+                with _flat(stored) as target:
+                    now.read_into(target, extent.begin)
+                same = same and _checksum(stored) == checksum
+        if not same:
+            raise FileChanged(f"{old.path}: holds another model than the one that was loaded from it. {REMEDY}")
+
+    def _go_on_with(self, at: int, now: OpenFile) -> None:
+        before = self._open[at]
+        self._open = (*self._open[:at], now, *self._open[at + 1 :])
+        self._home = {name: (extent, now if file is before else file) for name, (extent, file) in self._home.items()}
+        before.close()
 
     def close(self) -> None:
         for file in self._open:
@@ -129,6 +177,11 @@ def _clash(name: str, first: Path, second: Path) -> str:
         f"{second}: has a tensor {name[:120]!r}, and so has {first}. They are not parts of one checkpoint: "
         "choose only files that belong together."
     )
+
+
+def _checksum(stored: torch.Tensor) -> int:
+    array: Any = stored.numpy()
+    return zlib.crc32(array)
 
 
 def _flat(buffer: Buffer) -> memoryview:

@@ -108,8 +108,11 @@ def reader(handle: int, path: Path, stamp: Stamp) -> ReadsAt:
     return Positioned(handle) if hasattr(os, "preadv") else Pooled(path, stamp)
 
 
+REMEDY = "Press Run again: the loader then loads the file as it is now."
+
+
 def changed(path: Path, what: str) -> FileChanged:
-    return FileChanged(f"{path}: {what} while it was in use. Load the model again.")
+    return FileChanged(f"{path}: {what} while it was in use. {REMEDY}")
 
 
 class OpenFile:
@@ -142,6 +145,15 @@ class OpenFile:
         with self._in_use():
             self._check_handle()
             self._check_name()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether `check` would raise."""
+        try:
+            self.check()
+        except FileChanged:
+            return True
+        return False
 
     def read_into(self, target: memoryview, at: int) -> None:
         """Fill `target`, which is flat bytes, with the file's bytes from `at` on. Raises rather than give wrong bytes."""

@@ -14,6 +14,8 @@ from typing import Literal
 
 import torch
 
+from ..gpu import NoDriver
+from ..gpu.nvidia import other_maker
 from .backend import Backend, Convert, HostBackend
 from .budget import DeviceBudget
 from .checkpoint import Checkpoint
@@ -64,6 +66,8 @@ def open_pager(
         return _paged(layers, budget, vram, made, ledger, None)
     if backend == "host":
         raise ValueError(f"the host backend serves the CPU, not {where}")
+    if (other := other_maker(where)) is not None:
+        raise NoDriver(f"{other}: weights stream to NVIDIA cards, and to the CPU")
     ram = ram or RamBudget.auto()
     cuda = CudaDevice(where.index if where.index is not None else torch.cuda.current_device())
     able = backend == "managed" or (backend == "auto" and why_not_managed(cuda, layers, ram, guard) is None)

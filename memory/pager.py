@@ -14,6 +14,7 @@ A weight that is in use stays until it is released. After an interrupt nobody ma
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,6 +85,7 @@ class Pager:
             self._drop(self._ring, list(self._places.values()))
             self._give_back_overhead()
             raise
+        _open.add(self)
 
     # ------------------------------------------------------------------------------------------------------ in use
 
@@ -215,6 +217,7 @@ class Pager:
             if self._closed:
                 return
             self._closed = True
+            _open.discard(self)
             self._backend.close()
             self._drop(self._ring, list(self._places.values()))
             self._ring, self._places = [], {}
@@ -354,3 +357,16 @@ class Pager:
     def _check_open(self) -> None:
         if self._closed:
             raise PagerError("the model's weights were unloaded; load the model again")
+
+
+_open: set[Pager] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Whoever opened them died, or forgot. Python ends without waiting for threads such as those that copy. One that comes back
+    from torch's code after that is unwound through it, which C++ answers by ending the process: "terminate called without an
+    active exception", in place of what went wrong."""
+    for pager in list(_open):
+        with contextlib.suppress(Exception):  # a device that has failed: the threads have ended all the same
+            pager.close()

@@ -252,7 +252,7 @@ def test_a_change_between_open_and_read(tmp_path: Path, way: str, change: str) -
         extent, other = checkpoint.extents["matrix"], checkpoint.extents["y.matrix"]
         checkpoint.check()
         act(path)
-        message = rf"x\.safetensors: {words} while it was in use\. Load the model again\."
+        message = rf"x\.safetensors: {words} while it was in use\. Press Run again: the loader"
         with pytest.raises(FileChanged, match=message):
             filled(checkpoint, extent)
         with pytest.raises(FileChanged, match=message):
