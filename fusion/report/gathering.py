@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,10 +15,12 @@ import torch
 from ...kernels_cuda import LEDGER, KernelPolicy
 from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
+from .. import other_cards
 from ..fused import policy_of_model
 from ..stream import vram
 from ..stream.branches import branch_of, branches, passes_under
 from ..stream.stream import STREAM, Stream
+from ..words import counted
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, WhatIf
 from .passes import cut, last_pass, typical
@@ -33,7 +36,7 @@ def gather(model: Any = None) -> Report:
     """The report on a stock MODEL, streamed or not; None: on what all models share."""
     gaps: list[str] = []
     stream = stream_of(model)
-    report = Report("no model" if model is None else "model", NO_MODEL if model is None else WHOLE)
+    report = Report("no model", NO_MODEL) if model is None else Report("model", state_of_whole())
     for part in (title, policy, memories, kernels):
         with noting(gaps, part.__name__):
             report = replace(report, **part(model))
@@ -60,8 +63,16 @@ def stream_of(model: Any) -> Stream | None:
     return found if isinstance(found, Stream) else None
 
 
+def state_of_whole() -> str:
+    """Of a model that does not stream."""
+    reason = other_cards.lacks(comfy.model_management.get_torch_device())
+    return (
+        WHOLE if reason is None else f"ComfyUI's own memory management has its weights: {reason}. {other_cards.SERVED}"
+    )
+
+
 def state_of(stream: Stream) -> str:
-    return f"{where_it_is(stream)} {who_computes(stream)}".rstrip()
+    return " ".join(filter(None, (where_it_is(stream), what_it_holds(stream), who_computes(stream))))
 
 
 def where_it_is(stream: Stream) -> str:
@@ -71,8 +82,21 @@ def where_it_is(stream: Stream) -> str:
     if not plan.streamed:
         return "Its blocks stream, and all of them fit: each came once and stayed."
     return (
-        f"Its blocks stream: {len(plan.resident)} stay in VRAM, {len(plan.streamed)} pass through {plan.slots} slots."
+        f"Its blocks stream: {counted(len(plan.resident), 'stays', 'stay')} in VRAM, "
+        f"{counted(len(plan.streamed), 'passes', 'pass')} through {counted(plan.slots, 'slot')}."
     )
+
+
+def what_it_holds(stream: Stream) -> str:
+    """Where that is not what the file has."""
+    converted = [weight for layer in stream.layers for weight in layer.weights if weight.is_converted]
+    if not converted:
+        return ""
+    pairs: Counter[tuple[str, str]] = Counter()
+    for weight in converted:
+        pairs[weight.extent.dtype, str(weight.device_dtype).removeprefix("torch.")] += weight.nbytes
+    (stored, held), _ = pairs.most_common(1)[0]
+    return f"Weights that the file has as {stored} are held as {held}, converted as they arrive."
 
 
 def who_computes(stream: Stream) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PIL import Image
 
+from ..words import counted
 from .canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
 from .data import Report, duration, size
 
@@ -146,7 +147,11 @@ def foot(canvas: Canvas, report: Report) -> None:
     for advice in report.advice[:2]:
         canvas.line(advice, SMALL)
     if report.gaps:
-        canvas.line(f"{len(report.gaps)} things could not be found out; the text says why.", SMALL, canvas.theme.stall)
+        canvas.line(
+            f"{counted(len(report.gaps), 'thing')} could not be found out; the text says why.",
+            SMALL,
+            canvas.theme.stall,
+        )
 
 
 __all__ = ["MARGIN", "WIDTH", "draw"]

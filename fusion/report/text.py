@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..words import counted
 from .data import Report, duration, size
 
 MOST_LINES = 40  # of kernels or refusals: a long session meets hundreds of shapes
@@ -40,14 +41,14 @@ def section(title: str, body: Iterator[str] | tuple[str, ...]) -> Iterator[str]:
 def streaming(report: Report) -> Iterator[str]:
     if report.passes:
         yield (
-            f"a pass through {len(report.layers)} blocks: {duration(report.pass_seconds)}, of which "
-            f"{duration(report.stall_seconds)} waiting ({report.stall_share:.1%}); {report.passes} passes seen"
+            f"a pass through {counted(len(report.layers), 'block')}: {duration(report.pass_seconds)}, of which "
+            f"{duration(report.stall_seconds)} waiting ({report.stall_share:.1%}); {counted(report.passes, 'pass', 'passes')} seen"
         )
     if report.predicted_pass is not None:
         predicted = sum(layer.predicted or 0.0 for layer in report.layers)
         yield f"predicted at these rates: {duration(report.predicted_pass)}, of which {duration(predicted)} waiting"
     yield (
-        f"resident {size(report.resident_bytes)}, window {size(report.window)} in {report.slots} slots, budget "
+        f"resident {size(report.resident_bytes)}, window {size(report.window)} in {counted(report.slots, 'slot')}, budget "
         f"{size(report.budget)}; {size(report.streamed_bytes)} cross the bus in each pass"
     )
     if report.rate:

@@ -30,6 +30,7 @@ from .stand_in import StandIn
 WORTH = 0.25  # of a network's bytes are in its blocks, or they are not worth streaming
 INNER = 0.8  # of a block's bytes are in its parts, or it is the block that streams
 LEAST = 0.01  # of the bytes: a kind that holds less is not worth a page
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 

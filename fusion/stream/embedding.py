@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import comfy.lora
 import torch
+from comfy.weight_adapter.lora import LoRAAdapter
 from torch import Tensor, nn
 
 from ...memory import Checkpoint, Extent
 from ...memory.layer import DTYPES
 from ..errors import NotWhileStreaming
+from .patches import stages
+from .promised import Promised
 
 
 class FileEmbedding:
@@ -18,13 +23,17 @@ class FileEmbedding:
 
     fusestream_source: Checkpoint
     fusestream_extent: Extent
+    fusestream_patches: tuple[Any, ...] = ()
 
     def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Stock's Embedding: ids [...] -> [..., width] where the ids are."""
         module: Any = self
         table = module._parameters["weight"]
-        rows, at = rows_of(self.fusestream_source, self.fusestream_extent, ids)
-        module._parameters["weight"] = nn.Parameter(rows.to(table.dtype).to(ids.device), requires_grad=False)
+        wanted, at = rows_asked_for(ids)
+        rows = rows_of(self.fusestream_source, self.fusestream_extent, wanted).to(table.dtype)
+        if self.fusestream_patches:
+            rows = patched_rows(rows, self.fusestream_patches, wanted)
+        module._parameters["weight"] = nn.Parameter(rows.to(ids.device), requires_grad=False)
         try:
             out: Tensor = super().forward(at.to(ids.device), *args, **kwargs)  # type: ignore[misc]
         finally:
@@ -32,16 +41,20 @@ class FileEmbedding:
         return out
 
 
-def rows_of(source: Checkpoint, extent: Extent, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows [different ids, width] of a table in a file, as stored, on the CPU, and which of them each id is."""
+def rows_asked_for(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The different ids, in order, on the CPU, and which of them each id is."""
     if ids.is_meta:
         raise NotWhileStreaming(
             "The text encoder is asked to encode before it was told where. Encode through CLIP.encode_from_tokens, as CLIP "
             "Text Encode does."
         )
+    return torch.unique(ids.cpu(), return_inverse=True)  # type: ignore[no-any-return]
+
+
+def rows_of(source: Checkpoint, extent: Extent, wanted: Tensor) -> Tensor:
+    """These rows [n, width] of a table in a file, as stored, on the CPU. wanted: [n], different, in order."""
     width = extent.shape[1]
     kind = DTYPES[extent.dtype]
-    wanted, at = torch.unique(ids.cpu(), return_inverse=True)
     if wanted.numel() and not 0 <= int(wanted[0]) <= int(wanted[-1]) < extent.shape[0]:
         raise IndexError(f"token {int(wanted[-1])} is not one of the text encoder's {extent.shape[0]}")
     size = width * kind.itemsize
@@ -51,4 +64,35 @@ def rows_of(source: Checkpoint, extent: Extent, ids: Tensor) -> tuple[Tensor, Te
         buffer = memoryview(array)
         for row, token in enumerate(wanted.tolist()):
             source.read_into(extent, buffer[row * size : (row + 1) * size], start=token * size)
-    return bytes_.view(kind).view(-1, width), at
+    return bytes_.view(kind).view(-1, width)
+
+
+# ------------------------------------------------------------------------------------------------------------- patches
+
+
+def patched_rows(rows: Tensor, patches: Sequence[Any], wanted: Tensor) -> Tensor:
+    """Rows [n, width] of a table, on the CPU, as they are in the table with these patches: the same sums, of these rows alone."""
+    for stage in stages(patches):
+        out = comfy.lora.calculate_weight([_of_rows(patch, wanted) for patch in stage], rows.float(), "")
+        rows = out.to(rows.dtype)
+    return rows
+
+
+def _of_rows(patch: Any, wanted: Tensor) -> Any:
+    """What a patch of a table does to some of its rows."""
+    strength, value, strength_of_model, offset, function = patch
+    if offset is None and function is None:
+        if isinstance(value, list):  # another model's table, and that one's patches
+            (table, convert), *further = value
+            taken = (table.rows(wanted) if isinstance(table, Promised) else table.cpu()[wanted], convert)
+            return (strength, [taken, *(_of_rows(one, wanted) for one in further)], strength_of_model, None, None)
+        if type(value) is LoRAAdapter and all(part is None for part in value.weights[3:]):
+            up, *others = value.weights
+            return (strength, LoRAAdapter(value.loaded_keys, (up[wanted], *others)), strength_of_model, None, None)
+        if isinstance(value, tuple):  # a difference, as `(table,)` or by name, or a replacement
+            kind, (table, *others) = value if len(value) == 2 else ("diff", value)
+            if kind in ("diff", "set") and not others:
+                return (strength, (kind, (table.cpu()[wanted],)), strength_of_model, None, None)
+    raise NotWhileStreaming(
+        "The token embedding stays in the file, and something else than a LoRA or a merge wants to change it."
+    )

@@ -17,15 +17,12 @@ from comfy.weight_adapter.base import WeightAdapterBase
 from torch import Tensor
 
 from ...memory import Along, Parcels
-from .blocks import Block, Paged, is_quantised
+from .blocks import FP8, Block, Paged, is_quantised
 from .lora import Pair, halved, pairs_of
-from .patches import PatchSet
+from .patches import AGAIN, PatchSet
 
 # Of a block's bytes: what brings more, as the weights of another model do (ModelMerge), stays in ordinary RAM.
 LARGEST = 0.5
-
-
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class PatchRoute(NamedTuple):
@@ -141,7 +138,8 @@ def _pairs(paged: Paged, patches: Sequence[Any], route: PatchRoute) -> Pairs | N
     weight = paged.stand_in
     becomes_half = route.streams and paged.attribute == "weight" and _is_cast_for_each_product(paged)
     is_half = weight.dtype is torch.float16 and not is_quantised(weight)
-    found = pairs_of(patches, weight) if route.one_pass and (is_half or becomes_half) else None
+    plain = [patch for patch in patches if patch is not AGAIN]  # one sum, in whatever steps
+    found = pairs_of(plain, weight) if route.one_pass and (is_half or becomes_half) else None
     if found is None:
         return None
     halves = [half for pair in found if (half := halved(pair)) is not None]

@@ -22,6 +22,7 @@ import torch
 from ..errors import NotWhileStreaming
 from ..fused import policy_of_model
 from .blocks import is_quantised, stored
+from .patches import with_hooked
 from .stream import STREAM, Stream
 
 ALL = 1e32  # stock's word for as much as there is
@@ -54,6 +55,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         **kwargs: Any,
     ) -> None:
         super().__init__(model, load_device, offload_device, size, weight_inplace_update, **kwargs)
+        self._is_hooking = False
+        self._hooked: dict[str, Any] = {}  # patches by hooks of what streams, now
 
     @property
     def stream(self) -> Stream:
@@ -99,6 +102,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> int:
         """Hold `extra_memory` bytes more than now, or fewer; take up this patcher's patches. Returns the bytes taken."""
         with self.use_ejected(skip_and_inject_on_exit_only=True):
+            self.stream.refresh()
             before = self.loaded_size()
             is_stale = self._is_loaded() and (
                 self.model.current_weight_patches_uuid != self.patches_uuid or force_patch_weights
@@ -157,7 +161,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         steps too."""
         policy = policy_of_model(self)
         one_pass = policy is not None and policy.mode("linear") != "off"
-        self.stream.set_patches(self.patches, one_pass=one_pass, uuid=self.patches_uuid)
+        patches = with_hooked(self.patches, self._hooked)
+        self.stream.set_patches(patches, one_pass=one_pass, uuid=self.patches_uuid)
 
     def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Stock's list of modules to load: without those whose weights stream. A module is the last but one of its entry."""
@@ -226,26 +231,76 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             if not self._is_loaded():  # unloaded in the middle of the run: what came back for the rest of it, stock
                 self.stream.unload()  # does not know of, and would never ask for
 
-    # ------------------------------------------------------------------------- what would need the weights themselves
+    # ----------------------------------------------------------------------------------------- the weights themselves
 
-    def patch_weight_to_device(self, key: str, *args: Any, **kwargs: Any) -> Any:
-        if key in self.stream.keys:
+    def patch_weight_to_device(
+        self, key: str, device_to: torch.device | None = None, *args: Any, return_weight: bool = False, **kwargs: Any
+    ) -> Any:
+        """As the base. A weight that streams is read from the file; nobody can leave it in its place."""
+        if key not in self.stream.keys:
+            return super().patch_weight_to_device(key, device_to, *args, return_weight=return_weight, **kwargs)
+        if not return_weight:
             raise NotWhileStreaming(f"{key} streams, and cannot be patched in place.")
-        return super().patch_weight_to_device(key, *args, **kwargs)
+        return self.stream.weight(key, self.patches.get(key, ()), device_to)
+
+    def get_key_patches(self, filter_prefix: str | None = None) -> Any:
+        """As the base, to be merged into another model: weights that stream are promises, read when their numbers are wanted.
+        Scales of quantised weights, at which the base fails, are no weights and have no patches."""
+        found: dict[str, list[Any]] = {}
+        for key in self.model_state_dict(filter_prefix):
+            if key in self.stream.keys:
+                weight, convert = self.stream.promised(key, self.model), None
+            else:
+                try:
+                    weight, _, convert = comfy.model_patcher.get_key_weight(self.model, key)
+                except AttributeError:
+                    continue
+                if key in self.backup:
+                    weight = self.backup[key].weight
+                if key in self.hook_backup:
+                    weight = self.hook_backup[key][0]
+            found[key] = [(weight, convert or _as_it_is), *self.patches.get(key, ())]
+        return found
+
+    def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+        """As the base: stock's parameters that are patched when they are asked for. See `saving.py`."""
+        self.stream.unload()  # its memory is wanted for what is saved
+        return super().model_state_dict_for_saving(*args, **kwargs)
+
+    def clone(self, disable_dynamic: bool = False, model_override: Any = None, force_deepcopy: bool = False) -> Any:
+        """As the base. A copy of the weights themselves is wanted by who trains."""
+        if force_deepcopy:
+            raise NotWhileStreaming("Training needs all of a model's weights, and gradients through them.")
+        return super().clone(disable_dynamic, model_override)
+
+    # ----------------------------------------------------------------------------------------------------------- hooks
 
     def patch_hooks(self, hooks: Any, *args: Any, **kwargs: Any) -> Any:
-        if hooks is not None and self.get_combined_hook_patches(hooks=hooks):
-            raise NotWhileStreaming(
-                "LoRAs and weights by hooks (Create Hook LoRA and the like) change within a step, and cannot while weights "
-                "stream; Load LoRA can."
-            )
-        return super().patch_hooks(hooks, *args, **kwargs)
+        """As the base, which does it to the weights that do not stream; those that do are used with the hooks' patches."""
+        self._is_hooking = True
+        try:
+            found = super().patch_hooks(hooks, *args, **kwargs)
+        finally:
+            self._is_hooking = False
+        self._hook(self.get_combined_hook_patches(hooks))
+        return found
 
-    def get_key_patches(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise NotWhileStreaming("The weights of a streamed model cannot be merged into another model.")
+    def unpatch_hooks(self, *args: Any, **kwargs: Any) -> None:
+        super().unpatch_hooks(*args, **kwargs)
+        if not self._is_hooking:  # or others follow
+            self._hook({})
 
-    def model_state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise NotWhileStreaming("A streamed model cannot be saved: its weights are never all in memory.")
+    def _hook(self, patches: dict[str, Any]) -> None:
+        before, self._hooked = self._hooked, {key: patches[key] for key in self.stream.keys & patches.keys()}
+        if before or self._hooked:
+            self._set_patches()
 
-    def state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> Any:
-        return self.model_state_dict_for_saving()
+    def patch_hook_weight_to_device(
+        self, hooks: Any, combined_patches: Any, key: str, *args: Any, **kwargs: Any
+    ) -> None:
+        if key not in self.stream.keys:
+            super().patch_hook_weight_to_device(hooks, combined_patches, key, *args, **kwargs)
+
+
+def _as_it_is(weight: torch.Tensor, **_kwargs: Any) -> torch.Tensor:
+    return weight

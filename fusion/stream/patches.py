@@ -33,17 +33,48 @@ def differs(one: PatchSet, other: PatchSet, key: str) -> bool:
     return len(a) != len(b) or any(x is not y for x, y in zip(a, b, strict=True))
 
 
-def patched(paged: Paged, patches: Sequence[Any], device: torch.device) -> torch.Tensor:
-    """What becomes of the weight that the module holds now: of its type, quantised anew if it is quantised."""
+class _Again:
+    """Between a weight's patches: those that follow change the weight as it is held with those before."""
+
+
+AGAIN = _Again()
+
+
+def with_hooked(
+    patches: Mapping[str, Sequence[Any]], hooked: Mapping[str, Sequence[Any]]
+) -> Mapping[str, Sequence[Any]]:
+    """A model's patches, and on top of them those of its hooks."""
+    return {**patches, **{key: (*patches.get(key, ()), AGAIN, *more) for key, more in hooked.items()}}
+
+
+def stages(patches: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """A weight's patches before and after `AGAIN`."""
+    at = next((i for i, patch in enumerate(patches) if patch is AGAIN), len(patches))
+    return patches[:at], patches[at + 1 :]
+
+
+def patched(paged: Paged, weight: Any, patches: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """What becomes of this weight, which its module holds: of its type, quantised anew if it is quantised."""
+    first, then = stages(patches)
+    out = weight
+    if first:
+        out = _patched_once(paged, out, first, device, comfy.model_management.lora_compute_dtype(device), None)
+    if then:
+        original = {paged.key: [(weight, None)]}  # from which a hook with another model's weights takes its difference
+        out = _patched_once(paged, out, then, device, torch.float32, original)
+    return out  # type: ignore[no-any-return]
+
+
+def _patched_once(
+    paged: Paged, weight: Any, patches: Sequence[Any], device: torch.device, computed: torch.dtype, original: Any
+) -> torch.Tensor:
     module, key = paged.module, paged.key
-    weight = getattr(module, paged.attribute)
     convert = getattr(module, f"convert_{paged.attribute}", None)
     store = getattr(module, f"set_{paged.attribute}", None)
-    computed = comfy.model_management.lora_compute_dtype(device)
     wide = comfy.model_management.cast_to_device(weight, device, computed, copy=True)
     if convert is not None:
         wide = convert(wide, inplace=True)
-    out: torch.Tensor = comfy.lora.calculate_weight(list(patches), wide, key)
+    out: torch.Tensor = comfy.lora.calculate_weight(list(patches), wide, key, original_weights=original)
     if out.shape != weight.shape:
         raise ValueError(
             f"A LoRA changes the shape of {key} from {list(weight.shape)} to {list(out.shape)}, which cannot be done while "
@@ -51,7 +82,5 @@ def patched(paged: Paged, patches: Sequence[Any], device: torch.device) -> torch
         )
     seed = comfy.utils.string_to_seed(key)
     if store is None:
-        out = comfy.float.stochastic_rounding(out, weight.dtype, seed=seed)
-    else:
-        out = store(out, inplace_update=False, seed=seed, return_weight=True)
-    return out
+        return comfy.float.stochastic_rounding(out, weight.dtype, seed=seed)  # type: ignore[no-any-return]
+    return store(out, inplace_update=False, seed=seed, return_weight=True)  # type: ignore[no-any-return]

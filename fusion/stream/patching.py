@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ...memory import Weights
-from ..errors import NotWhileStreaming
 from . import lora
 from .blocks import Block, Paged, Parameters, is_quantised
 from .factors import Factors, Pairs, PatchRoute
@@ -31,7 +30,7 @@ class Patching:
     """Of one stream's blocks."""
 
     def __init__(self, blocks: Sequence[Block], left: Sequence[Paged]) -> None:
-        """left: weights that stay in the file, which nobody can patch."""
+        """left: weights that stay in the file, of which rows are patched as they are read (`embedding.py`)."""
         self.factors = Factors(blocks)
         self.one_pass = False
         self._blocks = blocks
@@ -54,8 +53,8 @@ class Patching:
     def become(self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool) -> set[int]:
         """From now on the weights are used with these patches. Returns the blocks for which that changes something."""
         for one in self._left:
-            if patches.get(one.key):
-                raise NotWhileStreaming(f"{one.key} stays in the file, and a LoRA wants to change it.")
+            table: Any = one.module
+            table.fusestream_patches = tuple(patches.get(one.key, ()))
         new = snapshot(patches, self._keys)
         of = {i: [one.key for one in block.paged] for i, block in enumerate(self._blocks)}
         patched_blocks = frozenset(i for i, keys in of.items() if any(key in new for key in keys))
@@ -81,7 +80,7 @@ class Patching:
     def made(self, i: int, weights: Weights, route: PatchRoute, device: torch.device, *, in_place: bool) -> Made:
         """Block i's parameters of the pager's tensors, with its patches: in these very tensors, or in ones of their own."""
         if weights.kept is None:
-            weights.kept = [self._parameter(one, weights[one.name], device) for one in self._blocks[i].paged]
+            weights.kept = [self.parameter(one, weights[one.name], device) for one in self._blocks[i].paged]
         raw: Parameters = weights.kept
         if i not in self._patched:
             return Made(raw)
@@ -98,7 +97,7 @@ class Patching:
                 if isinstance(changes, Pairs):
                     out: Any = lora.added(parameter.data, changes, in_place=in_place)
                 else:
-                    out = patched(paged, changes, device)
+                    out = patched(paged, parameter, changes, device)
                     out = _written(parameter, out) if in_place else out
                 found.append(torch.nn.Parameter(out, requires_grad=False))
         return Made(found, adds)
@@ -125,7 +124,8 @@ class Patching:
                     module.weight_function = before
             self.factors.done(i)
 
-    def _parameter(self, paged: Paged, data: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
+    def parameter(self, paged: Paged, data: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
+        """These bytes as the model holds them: of a quantised weight with its scales."""
         stand_in: Any = paged.stand_in
         if is_quantised(stand_in):
             if paged.key not in self._scales:

@@ -27,7 +27,7 @@ from .stream import Stream
 WRAPPER = "fusestream_progress"  # our key among the wrappers of a model
 PIECE = 8 << 20  # bytes read between two looks at the user
 
-Show = Callable[[str, int, int], None]  # words, how much is done, of how much
+Show = Callable[[str, int, int], None]  # an op whose kernels are measured, how much is done, of how much
 
 
 class Bar:
@@ -61,7 +61,7 @@ def show_with(show: Show) -> None:
 def measuring(op: str, done: int, of: int) -> None:
     """What `auto` tells while it compares kernels."""
     comfy.model_management.throw_exception_if_processing_interrupted()
-    _show(f"Measuring kernels for this card, once: {op}", done, of)
+    _show(op, done, of)
 
 
 autotune.observe(measuring)

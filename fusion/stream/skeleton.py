@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import comfy.model_detection
@@ -24,10 +25,11 @@ import torch
 from torch import nn
 
 from ...memory import Checkpoint, Layer
-from ..errors import NotStreamable, WrongFile
+from ..completeness import naming, odd_layers, refuse_lacking, refuse_misfits, say_leftovers
+from ..errors import NotStreamable
 from ..mixing import mix
 from . import progress
-from .blocks import Block, Paged, blocks_of, found_in, is_quantised, stored
+from .blocks import FP8, Block, Paged, blocks_of, found_in, is_quantised, operations, stored, weights_of
 from .embedding import FileEmbedding
 from .stand_in import META, StandIn, tensors_of
 
@@ -72,20 +74,28 @@ def diffusion_model(
     find      its blocks
     is_known  whether every weight of such a model is in a sound file
     """
+    path = source.files[0].path
     with _naming(source):
-        tensors, metadata = _plain(tensors_of(source), dict(source.files[0].metadata))
-        config, tensors = _configured(tensors, metadata, dtype, source)
-        with _dropping_bytes():
-            model = config.get_model(tensors, "")
-        model.device = comfy.model_management.unet_offload_device()
-        net = model.diffusion_model
-        types = _types(net)
-        tensors = config.process_unet_state_dict(tensors)
-        missing, unexpected = net.load_state_dict(tensors, strict=False, assign=True)
+        with naming(path):
+            tensors, metadata = _plain(tensors_of(source), dict(source.files[0].metadata))
+            config, tensors = _configured(tensors, metadata, dtype, source)
+            with _dropping_bytes():
+                model = config.get_model(tensors, "")
+            model.device = comfy.model_management.unet_offload_device()
+            net = model.diffusion_model
+            types = _types(net)
+            tensors = config.process_unet_state_dict(tensors)
+            missing, unexpected = net.load_state_dict(tensors, strict=False, assign=True)
         if unexpected:
             logging.warning("unet unexpected: %s", unexpected)  # in stock's words
+        if is_known:
+            say_leftovers(path, unexpected, _names(net))
+        was_asked = _is_wide(tensors)
         _cast(net, types, exactly=dtype is not None)
-        blocks = blocks_of("diffusion_model.", find(net))
+        named = find(net)
+        if was_asked:
+            _cast_blocks(named, types)
+        blocks = blocks_of("diffusion_model.", named)
         _require(net, blocks, missing, source, is_known=is_known)
         layers = tuple(block.layer() for block in blocks)
         blocks = tuple(dataclasses.replace(block, paged=_emptied(block.paged)) for block in blocks)
@@ -139,6 +149,7 @@ def text_encoder(
     kind: Any,
     embedding_folders: Sequence[str],
     options: Mapping[str, Any],
+    borrowed: Mapping[str, torch.Tensor] = MappingProxyType({}),
     *,
     is_known: bool = False,
 ) -> tuple[Any, Skeleton]:
@@ -146,18 +157,23 @@ def text_encoder(
 
     kind      stock's CLIPType
     options   stock's model_options
+    borrowed  what the file lacks, out of another one
     is_known  whether every weight of such a model is in a sound file
     """
+    path = source.files[0].path
     with _naming(source):
         metadata = dict(source.files[0].metadata)
-        tensors = comfy.utils.convert_old_quants(tensors_of(source), model_prefix="", metadata=metadata)[0]
+        with naming(path):
+            tensors = {**tensors_of(source), **borrowed}
+            tensors = comfy.utils.convert_old_quants(tensors, model_prefix="", metadata=metadata)[0]
+        was_asked = _is_wide(tensors)
         given = [tensors]  # stock renames them in here
         where = {
             "load_device": comfy.model_management.get_torch_device(),  # what the budget is of
             # The CPU, though not the same to stock: a text encoder that is made where it runs, stock loads at once.
             "initial_device": torch.device("cpu", 0),
         }
-        with _dropping_bytes():
+        with naming(path), _dropping_bytes():
             clip: Any = comfy.sd.load_text_encoder_state_dicts(
                 given, embedding_folders, kind, model_options={**options, **where}, disable_dynamic=True
             )
@@ -165,11 +181,16 @@ def text_encoder(
         types = _types(model)
         for module in model.modules():
             module.can_assign_sd = True  # by which stock's encoders keep the tensors that they are given
-        missing, unexpected = model.load_sd(given[0])
+        with naming(path):
+            missing, unexpected = model.load_sd(given[0])
         if unexpected:
             logging.debug("clip unexpected: %s", unexpected)  # in stock's words
+        if is_known:
+            say_leftovers(path, unexpected, (name.partition(NETWORK)[2] for name in _names(model)))
         _cast(model, types, exactly=False)
         named = found_in(model)
+        if was_asked:
+            _cast_blocks(named, types)
         root = _root_of([name for name, _ in named])
         heads = list(_heads(model))
         named += [(name, head) for name, head, _ in heads]
@@ -276,8 +297,9 @@ def _types(net: nn.Module) -> Types:
 def _cast(net: nn.Module, types: Types, *, exactly: bool) -> None:
     """The file's tensors in the model's types.
 
-    Where these are fp8, because most of the file is, what the file has in more precise types stays as it is unless `exactly`: stock
-    rounds norms, biases and modulations to fp8 too, or with its dynamic memory those of them that are not tiny.
+    Where these are fp8, because most of the file is or ComfyUI was asked for it, what the file has in more precise types stays as
+    it is unless `exactly`: stock rounds norms, biases and modulations to fp8 too, or with its dynamic memory those of them that are
+    not tiny.
     """
     for module in net.modules():
         for name, parameter in module._parameters.items():
@@ -286,6 +308,24 @@ def _cast(net: nn.Module, types: Types, *, exactly: bool) -> None:
                 continue
             if exactly or not _rounds(parameter.dtype, wanted):
                 module._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
+
+
+def _is_wide(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether most of the file is in a type wider than fp8: a model that is made in fp8 all the same was asked for so, by
+    `--fp8_e4m3fn-unet` or its like."""
+    kind = comfy.utils.weight_dtype(tensors)
+    return kind is not None and kind.itemsize > 1
+
+
+def _cast_blocks(blocks: Named, types: Types) -> None:
+    """The matrices in the model's blocks, in fp8 where ComfyUI was asked for it: the pager converts them as they arrive. What
+    else is in them, norms and biases and modulations, is small and stays as it is."""
+    for _, block in blocks:
+        for _, operation in operations(block):
+            for name, parameter in weights_of(operation):
+                wanted = types.get((id(operation), name))
+                if wanted in FP8 and parameter.ndim > 1 and not is_quantised(parameter):
+                    operation._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
 
 
 def _rounds(stored: torch.dtype, held: torch.dtype) -> bool:
@@ -313,6 +353,13 @@ def _require(
         starts = dict(net.named_parameters())
         lacking = [name for name in lacking if name not in starts or stored(starts[name]).is_meta]
     refuse_lacking(path, lacking)
+    refuse_misfits(path, odd_layers(net))
+
+
+def _names(net: nn.Module) -> Iterator[str]:
+    """Of whatever a file can give it."""
+    yield from (name for name, _ in net.named_parameters())
+    yield from (name for name, _ in net.named_buffers())
 
 
 def _named_in(net: nn.Module, missing: Iterable[str]) -> Iterator[str]:
@@ -332,13 +379,6 @@ def _bare(net: nn.Module) -> Iterator[str]:
     for path, module in net.named_modules():
         if hasattr(module, "factory_kwargs") and module.weight is None:
             yield f"{path}.weight"
-
-
-def refuse_lacking(path: Any, lacking: Sequence[str]) -> None:
-    """Raise `WrongFile` if the file lacks these of its model's weights."""
-    if lacking:
-        shown = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
-        raise WrongFile(f"{path} lacks {len(lacking)} of the model's weights: {shown}. Download it again.")
 
 
 def _emptied(paged: Iterable[Paged]) -> tuple[Paged, ...]:

@@ -14,7 +14,7 @@ streamable costs its header, and no weight is read twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,9 @@ QUESTIONS = {
 LIKES = {"empty_like", "zeros_like", "ones_like", "new_empty", "new_zeros", "new_full", "__setitem__"}
 
 
+Kind = TypeVar("Kind", bound="StandIn")
+
+
 class StandIn(torch.Tensor):
     """
     extent    of the file's tensor whose bytes these are, cast at most; None: made of a part or of several
@@ -56,7 +59,7 @@ class StandIn(torch.Tensor):
     @staticmethod
     def of(name: str, extent: Extent, dtype: torch.dtype, read: Callable[[], Tensor]) -> StandIn:
         """For a tensor of a file. read: its bytes, as stored."""
-        return _stand_in(torch.empty(extent.shape, dtype=dtype, device=META), read, frozenset({name}), extent)
+        return stand_in(StandIn, torch.empty(extent.shape, dtype=dtype, device=META), read, frozenset({name}), extent)
 
     def read(self) -> Tensor:
         """What it stands for, with its bytes."""
@@ -68,7 +71,7 @@ class StandIn(torch.Tensor):
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        name = _name_of(func)
+        name = name_of(func)
         with torch._C.DisableTorchFunctionSubclass():
             if name == "copy_":
                 return _copied(*args, **kwargs)
@@ -82,7 +85,7 @@ class StandIn(torch.Tensor):
                 return _made_by(func, name, args, kwargs)
             if name in QUESTIONS or func.__name__ in ("__get__", "__set__"):
                 return func(*args, **kwargs)
-            return func(*_real(args), **_real(kwargs))
+            return func(*real(args), **real(kwargs))
 
 
 def tensors_of(source: Checkpoint, *, text: bool = True) -> dict[str, Tensor]:
@@ -98,14 +101,14 @@ def _tensor(source: Checkpoint, name: str, extent: Extent, text: bool) -> Tensor
         raise NotStreamable(f"{path}: {name} is of type {extent.dtype}, which torch does not know.")
 
     def read() -> Tensor:
-        return source.read(extent).view(kind).view(extent.shape)
+        return source.keep(extent).view(kind).view(extent.shape)
 
     if text and kind is torch.uint8 and len(extent.shape) == 1:
         return read()
     return StandIn.of(name, extent, kind, read)
 
 
-def _name_of(func: Any) -> str:
+def name_of(func: Any) -> str:
     """`view` of torch.Tensor.view and torch.view; `T` of the property T."""
     name: str = func.__name__
     if name == "__get__":
@@ -113,18 +116,20 @@ def _name_of(func: Any) -> str:
     return name
 
 
-def _stand_in(meta: Tensor, make: Callable[[], Tensor], sources: frozenset[str], extent: Extent | None) -> StandIn:
-    found: Any = torch.Tensor._make_subclass(StandIn, meta)
+def stand_in(
+    kind: type[Kind], meta: Tensor, make: Callable[[], Tensor], sources: frozenset[str], extent: Extent | None
+) -> Kind:
+    """A tensor of this class, like one on the meta device."""
+    found = torch.Tensor._make_subclass(kind, meta)
     found._make, found.sources, found.extent = make, sources, extent
-    stand_in: StandIn = found
-    return stand_in
+    return found
 
 
 def _made_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the function makes of stand-ins: others, which know how to become real."""
     sources = frozenset(source for one in _stand_ins((args, kwargs)) for source in one.sources)
     first = args[0] if isinstance(args[0], StandIn) else None
-    out = _cast(func, name, args, kwargs) if name in CASTS else func(*_on_meta(args), **_on_meta(kwargs))
+    out = _cast(func, name, args, kwargs) if name in CASTS else func(*on_meta(args), **on_meta(kwargs))
     # A cast of a cast is two roundings; the pager would make one of it.
     stays = first is not None and first.extent is not None and name in CASTS
     extent = first.extent if stays and first is not None and out.dtype == first.dtype else None
@@ -132,14 +137,14 @@ def _made_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
         extent = first.extent
 
     def make() -> Any:
-        return func(*_real(args), **_real(kwargs))
+        return func(*real(args), **real(kwargs))
 
     def part(i: int) -> Callable[[], Tensor]:
         return lambda: make()[i]
 
     if isinstance(out, Tensor):
-        return _stand_in(out, make, sources, extent)
-    return type(out)(_stand_in(one, part(i), sources, None) for i, one in enumerate(out))
+        return stand_in(StandIn, out, make, sources, extent)
+    return type(out)(stand_in(StandIn, one, part(i), sources, None) for i, one in enumerate(out))
 
 
 def _is_as_stored(one: StandIn) -> bool:
@@ -202,9 +207,11 @@ def _changed(value: Any, change: Callable[[StandIn], Any]) -> Any:
     return value
 
 
-def _real(value: Any) -> Any:
+def real(value: Any) -> Any:
+    """The same arguments, with the bytes of what stands in for something."""
     return _changed(value, lambda one: one.read())
 
 
-def _on_meta(value: Any) -> Any:
+def on_meta(value: Any) -> Any:
+    """The same arguments, with plain tensors without bytes."""
     return _changed(value, lambda one: one.as_subclass(Tensor))

@@ -19,6 +19,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -27,12 +28,14 @@ import torch
 from ...memory import (
     Along,
     Checkpoint,
+    FileChanged,
     Layer,
     Ledger,
     OverBudget,
     Pager,
     Parcels,
     RamBudget,
+    Weight,
     Weights,
     bounds,
     open_pager,
@@ -41,10 +44,13 @@ from ...memory import (
 from ..errors import NotWhileStreaming
 from ..mixing import mix
 from . import lora, vram
-from .blocks import Block, Paged, Parameters
+from .blocks import Block, Paged, Parameters, is_quantised
+from .embedding import rows_of
 from .factors import PatchRoute
 from .order import Order
+from .patches import patched
 from .patching import Made, Patching
+from .promised import Promised, promise
 
 STREAM = "fusestream"  # where a model has its stream
 STREAMED = "_fusestream"  # where a block has it, and its number
@@ -91,6 +97,7 @@ class Stream:
         self._lent: set[int] = set()  # blocks in use that the pager does not have
         self._in_use = 0
         self._unloading = False
+        self._was_refused = False  # the file, while it was used: what was brought of it is not to be gone on with
         self._lock = threading.RLock()
         self.least, self.most = bounds(self.layers, device)
         if ceiling is not None and ceiling < self.least:
@@ -177,6 +184,17 @@ class Stream:
             except OverBudget as error:
                 raise vram.out_of_vram(error, self.loader) from error
 
+    def refresh(self) -> None:
+        """Before a prompt: a file that was touched, or replaced and brought back, is opened anew and streams again. Raises
+        `BadFile` where it is no longer the model's."""
+        with self._lock:
+            if self._in_use:
+                return
+            if self._was_refused or self._source.has_changed:
+                self.unload()
+                self._source.reopen()
+                self._was_refused = False
+
     def shrink(self, nbytes: int) -> int:
         """Give back about this much: residents first, then the window. Returns what was given back: nothing while a block
         runs, or while another thread loads or ends this model, for which nobody waits here."""
@@ -224,7 +242,11 @@ class Stream:
     def check(self) -> None:
         """Raises FileChanged where weights were used that were not what the file holds. The host waits for the device."""
         if self.pager is not None:
-            self.pager.check()
+            try:
+                self.pager.check()
+            except FileChanged:
+                self._was_refused = True
+                raise
 
     def _move(self, device: torch.device) -> None:
         self.unload()
@@ -265,6 +287,51 @@ class Stream:
 
     # ----------------------------------------------------------------------------------------------------- patches
 
+    def weight(self, key: str, patches: Sequence[Any] = (), device: torch.device | None = None) -> torch.Tensor:
+        """One weight that streams, by its name in the model, read from the file: as the model holds it, with these patches. Without
+        any it is on the CPU, else on the device."""
+        paged, weight = self._weights[key]
+        stored = self._source.read(weight.extent).view(weight.stored_dtype).view(weight.extent.shape)
+        where = device if patches and device is not None else torch.device("cpu")
+        with torch.no_grad():
+            held = self.patching.parameter(paged, stored.to(where, weight.device_dtype), where)
+            if not patches:
+                return held.data
+            with self._lock:  # stock's functions look at what the module has
+                before = paged.module._parameters[paged.attribute]
+                paged.module._parameters[paged.attribute] = held
+                try:
+                    return patched(paged, held.data, patches, where)
+                finally:
+                    paged.module._parameters[paged.attribute] = before
+
+    def promised(self, key: str, keeper: Any) -> Promised:
+        """The same without patches, for later; of quantised weights the numbers. keeper: kept alive as long as the promise is."""
+        paged, weight = self._weights[key]
+
+        def read(_keeper: Any = keeper) -> torch.Tensor:
+            found: Any = self.weight(key)
+            numbers: torch.Tensor = found.to(dtype=torch.float32).dequantize() if is_quantised(found) else found
+            return numbers
+
+        def rows(ids: torch.Tensor) -> torch.Tensor:
+            return rows_of(self._source, weight.extent, ids).to(weight.device_dtype)
+
+        return promise(paged.stand_in, key, read, rows if paged in self.left else None)
+
+    @cached_property
+    def _weights(self) -> Mapping[str, tuple[Paged, Weight]]:
+        """What streams, by its name in the model."""
+        found = {
+            paged.key: (paged, weight)
+            for block, layer in zip(self.blocks, self._layers, strict=True)
+            for paged, weight in zip(block.paged, layer.weights, strict=True)
+        }
+        for paged in self.left:
+            table: Any = paged.module
+            found[paged.key] = (paged, Weight(paged.name, table.fusestream_extent, paged.stand_in.dtype))
+        return found
+
     def set_patches(
         self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool = False, uuid: UUID | None = None
     ) -> None:
@@ -301,7 +368,11 @@ class Stream:
             self._reorder(order.with_block(i))
         order.runs(i)
         pager = self._ready()
-        weights = pager.acquire(order.place[i])
+        try:
+            weights = pager.acquire(order.place[i])
+        except FileChanged:
+            self._was_refused = True
+            raise
         self._in_use += 1
         self.last_used = time.monotonic()
         try:
@@ -395,11 +466,20 @@ class _Streamed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stream, i = self.__dict__[STREAMED]
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            _refuse_gradients((*args, *kwargs.values()))
         before = _enter(stream, i)
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             _leave(stream, i, before)
+
+
+def _refuse_gradients(values: Sequence[Any]) -> None:
+    if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
+        raise NotWhileStreaming(
+            "Training needs a model's weights once more on the way back, when streamed ones are gone."
+        )
 
 
 def _enter(stream: Stream, i: int) -> Parameters:

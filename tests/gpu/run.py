@@ -36,7 +36,11 @@ UNDER_TEST = ("gpu", "kernels_cuda", "memory", "fusion")
 TESTS = {
     "test_pager.py": ("gpu", "memory"),
     **dict.fromkeys(
-        ("test_many_prompts.py", "test_patcher.py", "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py"), UNDER_TEST
+        (
+            "test_many_prompts.py", "test_patcher.py", "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py",
+            "test_weights_elsewhere.py",
+        ),
+        UNDER_TEST,
     ),
 }  # fmt: skip
 SANITIZER_SECONDS = int(os.environ.get("FUSESTREAM_SANITIZER_SECONDS") or 400)

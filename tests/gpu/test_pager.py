@@ -9,6 +9,8 @@ import _thread
 import gc
 import os
 import random
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -365,3 +367,12 @@ def test_nothing_is_left_behind(model, route):
     assert threading.active_count() == threads
     assert free - torch.cuda.mem_get_info()[0] <= 2 * MIB
     assert resident_kib() - rss <= 24 * 1024
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_process_that_dies_with_a_pager_open_says_why(tmp_path, route):
+    program = Path(__file__).resolve().parents[1] / "left_open.py"
+    command = [sys.executable, str(program), "cuda", route, str(tmp_path)]
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == "Mistake: the caller's own"

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.models import OFF, error, load, sample, stock, with_loras
 
 from fusestream import checkpoints
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
 
-OFF = KernelPolicy.of("off")
 STORAGES = ("fp16", "bf16", "fp32", "fp8_e4m3fn", "fp8_scaled")
 MIB = 2**20
 
@@ -34,39 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if torch.cuda.is_available():
         sample(stock(checkpoints.write("wan_t2v", folder)))
     return folder
-
-
-def sample(model: Any) -> torch.Tensor:
-    """Two Euler steps with guidance from seed 1, for words of seed 0; models that take pictures see none."""
-    import comfy.sample
-
-    source = torch.Generator().manual_seed(0)
-    words, others = ([[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]] for _ in range(2))
-    latent = torch.zeros(1, model.model.latent_format.latent_channels, 2, 8, 8)
-    run = ("euler", "simple", words, others, latent)
-    noise = comfy.sample.prepare_noise(latent, 1)
-    out: torch.Tensor = comfy.sample.sample(model, noise, 2, 3.0, *run, disable_pbar=True, seed=1)
-    return out
-
-
-def load(path: Path | str, policy: KernelPolicy = OFF, backend: str = "slots", **options: Any) -> Any:
-    """Streamed through the smallest window."""
-    from fusestream.fusion.load import load_streamed_diffusion_model
-
-    model = load_streamed_diffusion_model(str(path), policy=policy, **options)
-    model.stream.ceiling = model.stream.least
-    model.stream.pager_options = {"backend": backend, "guard": True}
-    return model
-
-
-def stock(path: Path | str, **options: Any) -> Any:
-    import comfy.sd
-
-    return comfy.sd.load_diffusion_model(str(path), model_options=options)
-
-
-def error(latent: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((latent.double() - exact.double()).norm() / exact.double().norm())
 
 
 @pytest.mark.parametrize("backend", ["slots", "managed"])
@@ -126,16 +93,6 @@ def test_a_lora_on_streamed_weights_is_stocks(folder):
 
 
 PLAIN = (("lora_ab", 0.8), ("lora_kohya", -0.5))
-
-
-def with_loras(model: Any, folder: Path, *loras: tuple[str, float]) -> Any:
-    import comfy.sd
-    import comfy.utils
-
-    for kind, strength in loras:
-        file = comfy.utils.load_torch_file(str(checkpoints.write(kind, folder)))
-        model, _ = comfy.sd.load_lora_for_models(model, None, file, strength, 0.0)
-    return model
 
 
 @pytest.mark.parametrize("window", ["least", "all"])

@@ -6,6 +6,7 @@ import copy
 import gc
 from typing import Any
 
+import comfy.cli_args
 import comfy.memory_management
 import comfy.model_management
 import comfy.patcher_extension
@@ -15,6 +16,7 @@ import torch
 from as_stored import as_stored
 from comfy_api.torch_helpers import set_torch_compile_wrapper
 from comfy_extras.nodes_model_advanced import ModelSamplingSD3
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from scenes import Scene, Studio, distance, sample
 
@@ -23,6 +25,7 @@ from fusestream.fusion import WrongFile, attention
 from fusestream.fusion.errors import NotStreamable, NotWhileStreaming
 from fusestream.fusion.families.wan import order as wan_order
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.report.gathering import gather
 from fusestream.fusion.stream.patcher import StreamingModelPatcher
 from fusestream.kernels_cuda import LEDGER
 
@@ -254,13 +257,9 @@ def test_another_gpu_makes_its_own(path: str, scenes: dict[str, Scene], expected
     assert torch.equal(sample(deep, scenes["wan_t2v"]), expected)
 
 
-def test_what_needs_all_weights_is_refused(path: str, tmp_path: Any) -> None:
+def test_what_needs_all_weights_is_refused(path: str) -> None:
     ours = load_streamed_diffusion_model(path)
     key = "diffusion_model.blocks.0.ffn.0.weight"
-    with pytest.raises(NotWhileStreaming, match=r"cannot be saved.*Set vram_budget to 0"):
-        comfy.sd.save_checkpoint(str(tmp_path / "saved.safetensors"), ours)
-    with pytest.raises(NotWhileStreaming, match="merged into another model"):
-        ours.get_key_patches("diffusion_model.")
     with pytest.raises(NotWhileStreaming, match=f"{key} streams"):
         ours.patch_weight_to_device(key)
     with pytest.raises(NotWhileStreaming, match="cannot be copied"):
@@ -281,15 +280,27 @@ def test_torch_compile_goes_around_it(
     torch._dynamo.reset()
 
 
-def test_a_lora_by_a_hook_is_refused(path: str, scenes: dict[str, Scene], studio: Studio) -> None:
-    import comfy.hooks
-
-    lora = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", studio.folder)))
-    hooks = comfy.hooks.create_hook_lora(lora=lora, strength_model=1.0, strength_clip=0.0)
-    scene = scenes["wan_t2v"]
-    hooked = comfy.hooks.set_hooks_for_conditioning(scene.positive, hooks)
-    with pytest.raises(NotWhileStreaming, match="Load LoRA can"):
-        sample(least(path), scene._replace(positive=hooked))
+@pytest.mark.parametrize(
+    ("flag", "held"), [("fp8_e4m3fn_unet", torch.float8_e4m3fn), ("fp8_e5m2_unet", torch.float8_e5m2)]
+)
+def test_weights_are_held_in_fp8_where_comfyui_is_told_to(
+    studio: Studio, scenes: dict[str, Scene], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, flag: str, held: Any
+) -> None:
+    """The matrices of the blocks, and no more: the numbers of a file in which these were rounded."""
+    path = checkpoints.write("wan_t2v", studio.folder, "fp16")
+    tensors = load_file(path)
+    matrices = {name for name, tensor in tensors.items() if name.startswith("blocks.") and tensor.ndim == 2}
+    with safe_open(path, "pt") as file:
+        rounded = {name: tensor.to(held).half() if name in matrices else tensor for name, tensor in tensors.items()}
+        save_file(rounded, tmp_path / "rounded.safetensors", file.metadata())
+    expected = sample(comfy.sd.load_diffusion_model(str(tmp_path / "rounded.safetensors")), scenes["wan_t2v"])
+    with monkeypatch.context() as patch:
+        patch.setattr(comfy.cli_args.args, flag, True)
+        ours = least(str(path))
+    types = {weight.extent.name: weight.device_dtype for layer in ours.stream.layers for weight in layer.weights}
+    assert {name for name, dtype in types.items() if dtype is held} == matrices
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), expected)
+    assert f"has as F16 are held as {str(held).removeprefix('torch.')}" in gather(ours).state
 
 
 def test_other_files_are_told_apart(studio: Studio, path: str, tmp_path: Any) -> None:

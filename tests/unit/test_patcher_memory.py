@@ -20,7 +20,7 @@ from comfy.patcher_extension import CallbacksMP
 from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.stream import patcher, vram
-from fusestream.memory import FileChanged, OverBudget
+from fusestream.memory import BadFile, FileChanged, OverBudget
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -319,8 +319,95 @@ def test_a_file_that_changes_is_named_and_no_result_leaves(tmp_path: Path) -> No
         content = path.read_bytes()
         path.write_bytes(content[:-1] + b"x")
 
-    with pytest.raises(FileChanged, match=rf"{path.name}.*Load the model again"):
+    with pytest.raises(FileChanged, match=rf"{path.name}.*Press Run again"):
         sample(model, touch)
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
+
+
+def write_again(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content)
+    touch(path)
+
+
+def move_away_and_back(path: Path) -> None:
+    away = path.rename(path.with_suffix(".away"))
+    away.rename(path)
+    touch(path)
+
+
+def put_a_copy_in_its_place(path: Path) -> None:
+    copy = path.with_suffix(".copy")
+    copy.write_bytes(path.read_bytes())
+    copy.replace(path)
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+@pytest.mark.parametrize("deed", [touch, write_again, move_away_and_back, put_a_copy_in_its_place])
+@pytest.mark.parametrize("between", [True, False])
+def test_a_file_that_is_whole_again_streams_on(
+    tmp_path: Path, expected: torch.Tensor, deed: Any, layers: int, between: bool
+) -> None:
+    """Between two prompts, or in one, which then fails if weights are still to come."""
+    model = load(tmp_path, layers=layers)
+    path = checkpoints.write("wan_t2v", tmp_path, "fp32")
+    assert torch.equal(sample(model), expected)
+    if between:
+        deed(path)
+    elif layers == 2:
+        with pytest.raises(FileChanged, match="Press Run again"):
+            sample(model, lambda *_: deed(path))
+    else:
+        assert torch.equal(sample(model, lambda *_: deed(path)), expected)
+    for _ in range(2):
+        assert torch.equal(sample(model), expected)
+    assert model.stream.held == vram.pool_of(CPU).budget.taken <= model.stream.ceiling
+
+
+def test_a_file_that_was_away_for_a_while_streams_on(tmp_path: Path, expected: torch.Tensor) -> None:
+    """The very same one: a drive that was unplugged."""
+    model = load(tmp_path, layers=2)
+    path = checkpoints.write("wan_t2v", tmp_path, "fp32")
+    away = path.with_suffix(".away")
+    with pytest.raises(FileChanged, match="moved or deleted"):
+        sample(model, lambda *_: path.exists() and path.rename(away))
+    with pytest.raises(BadFile, match="No such file"):
+        sample(model)
+    away.rename(path)
+    assert torch.equal(sample(model), expected)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_another_model_under_the_name_is_never_mixed_with_this_one(tmp_path: Path, seed: int) -> None:
+    """Of another seed; or of the same in all but one tensor that is not paged."""
+    model = load(tmp_path, layers=2)
+    path = checkpoints.write("wan_t2v", tmp_path, "fp32")
+    sample(model)
+    other = tmp_path / "other"
+    other.mkdir()
+    content = bytearray(checkpoints.write("wan_t2v", other, "fp32", seed).read_bytes())
+    if seed == 0:
+        extent = model.stream._source.extents["head.modulation"]
+        content[extent.end - 1] ^= 1
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(FileChanged, match=r"another model.*Press Run again"):
+            sample(model)
+
+
+def test_a_file_cut_short_says_so(tmp_path: Path, expected: torch.Tensor) -> None:
+    model = load(tmp_path, layers=2)
+    path = checkpoints.write("wan_t2v", tmp_path, "fp32")
+    sample(model)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(BadFile, match="cut short"):
+        sample(model)
+    path.write_bytes(content)
+    assert torch.equal(sample(model), expected)
 
 
 def test_it_checks_after_a_run_that_went_well_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

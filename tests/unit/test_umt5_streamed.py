@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from fusestream import checkpoints, fusion
 from fusestream.fusion.errors import NotStreamable, NotWhileStreaming, WrongFile
 from fusestream.fusion.families.t5 import encoder as t5
-from fusestream.fusion.load import load_streamed_text_encoder
+from fusestream.fusion.load_text import load_streamed_text_encoder
 from fusestream.fusion.stream import stream as streaming
 from fusestream.fusion.stream import vram
 from fusestream.fusion.stream.patcher import StreamingModelPatcher
@@ -130,10 +130,19 @@ def test_loras_change_the_weights_as_stocks_do(folder: Path, path: str, stock: A
         assert torch.equal(wanted, plain) == (strength == 0)
 
 
-def test_a_lora_for_the_token_embedding_is_refused(path: str) -> None:
+def test_patches_of_the_token_embedding(path: str, stock: Any) -> None:
+    """Of the rows that are read."""
+    for patch in ((torch.randn(512, 16),), ("diff", (torch.randn(512, 16),)), ("set", (torch.randn(512, 16),))):
+        pair = [clip.clone() for clip in (least(path), stock)]
+        for clip in pair:
+            clip.add_patches({"umt5xxl.transformer.shared.weight": patch}, 0.3, 0.9)
+        assert torch.equal(*(encode(clip) for clip in pair)) and not torch.equal(encode(pair[0]), encode(stock))
+
+
+def test_what_cannot_be_done_by_rows_is_refused(path: str) -> None:
     clip = least(path).clone()
-    clip.add_patches({"umt5xxl.transformer.shared.weight": (torch.ones(512, 8),)})
-    with pytest.raises(NotWhileStreaming, match=r"shared\.weight stays in the file.*vram_budget to 0"):
+    clip.add_patches({("umt5xxl.transformer.shared.weight", (0, 0, 4)): (torch.ones(4, 16),)})
+    with pytest.raises(NotWhileStreaming, match=r"token embedding stays in the file.*vram_budget to 0"):
         encode(clip)
 
 
@@ -176,26 +185,26 @@ def test_what_is_about_to_run_keeps_its_window(path: str, stock: Any) -> None:
 
 def test_what_needs_all_weights_says_so(path: str) -> None:
     clip = least(path)
-    with pytest.raises(NotWhileStreaming, match="cannot be saved"):
-        clip.state_dict_for_saving()
-    with pytest.raises(NotWhileStreaming, match="merged"):
-        clip.patcher.get_key_patches()
     clip.cond_stage_model.reset_clip_options()
     with pytest.raises(NotWhileStreaming, match="before it was told where"):
         clip.cond_stage_model.encode_token_weights(clip.tokenize("a fox"))
 
 
-def test_hooks_are_refused(folder: Path, path: str) -> None:
-    clip = least(path).clone()
+def test_a_lora_by_a_hook(folder: Path, path: str, stock: Any) -> None:
+    """Create Hook LoRA, and Set CLIP Hooks with its schedule."""
     file = comfy.utils.load_torch_file(str(checkpoints.write(LORA, folder)))
-    hooks = comfy.hooks.create_hook_lora(file, 0.0, 1.0)
-    hooks.set_keyframes_on_hooks(None)
-    clip.apply_hooks_to_conds = hooks
-    clip.patcher.forced_hooks = hooks.clone()
-    clip.use_clip_schedule = True
-    clip.patcher.register_all_hook_patches(hooks, comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Clip))
-    with pytest.raises(NotWhileStreaming, match="by hooks"):
-        clip.encode_from_tokens_scheduled(clip.tokenize("a fox"))
+    found = []
+    for clip in (least(path).clone(), stock.clone()):
+        hooks = comfy.hooks.create_hook_lora(file, 0.0, 0.7)
+        hooks.set_keyframes_on_hooks(None)
+        clip.apply_hooks_to_conds = hooks
+        clip.patcher.forced_hooks = hooks.clone()
+        clip.use_clip_schedule = True
+        clip.patcher.register_all_hook_patches(hooks, comfy.hooks.create_target_dict(comfy.hooks.EnumWeightTarget.Clip))
+        ((hooked, _),) = clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT))
+        clip.patcher.forced_hooks = None
+        found.append(hooked)
+    assert torch.equal(*found)
 
 
 def test_embeddings_by_name(folder: Path, path: str) -> None:
@@ -249,9 +258,25 @@ def test_an_encoding_of_a_file_that_changed_does_not_leave(tmp_path: Path, path:
     own = tmp_path / "own.safetensors"
     shutil.copy(path, own)
     clip = least(str(own))
-    encode(clip)
-    os.utime(own, (1, 1))
+    expected = encode(clip)
+    clip.patcher.stream.watcher = lambda layer: os.utime(own, (1, 1)) if layer == 3 else None
     with pytest.raises(FileChanged):
+        encode(clip)
+    clip.patcher.stream.watcher = None
+    assert torch.equal(encode(clip), expected), "it is the same file to the byte"
+
+
+def test_another_encoder_under_the_name_is_refused(tmp_path: Path, path: str) -> None:
+    """Its tokenizer is another one: what was read before is not mixed with what is read now."""
+    own = tmp_path / "own.safetensors"
+    shutil.copy(path, own)
+    clip = least(str(own))
+    encode(clip)
+    content = bytearray(own.read_bytes())
+    content[clip.patcher.stream._source.extents["spiece_model"].end - 1] ^= 1
+    own.write_bytes(content)
+    os.utime(own, (1, 1))
+    with pytest.raises(FileChanged, match="another model"):
         encode(clip)
 
 
