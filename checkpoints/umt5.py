@@ -10,6 +10,12 @@
     encoder.final_layer_norm.weight                                   [width]
     spiece_model                                                      [bytes], uint8: a sentencepiece model
 
+Wan's authors publish the same encoder under other names, without the tokenizer, and in a .pth: `original` gives those.
+
+    token_embedding.weight, norm.weight
+    blocks.{i}.norm1.weight, .attn.{q,k,v,o}.weight, .pos_embedding.embedding.weight
+    blocks.{i}.norm2.weight, .ffn.gate.0.weight (wi_0, which goes through GELU), .ffn.fc1.weight (wi_1), .ffn.fc2.weight (wo)
+
 Stock knows the encoder by block 23 having an FFN of 10240, so 24 layers and that FFN must stay. The rest of its sizes are
 fixed in stock, but `load_clip` takes others through its model options: `model_options(path)` makes them from a file.
 """
@@ -18,6 +24,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from .container import shapes
 from .storage import PLAIN, Cast, Noted, Scaled, Storage
@@ -64,6 +72,28 @@ def _block(name: str, size: Umt5Size) -> Table:
         out |= linear(f"{ffn}.{part}", size.ffn, size.width, bias=False)
     out |= linear(f"{ffn}.wo", size.width, size.ffn, gain=SMALL, bias=False)
     return out | scale(f"{name}.layer.1.layer_norm.weight", size.width)
+
+
+def original(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The encoder as Wan's authors spell it; `tensors` are a whole file's."""
+    attention = {f"attn.{part}": f"layer.0.SelfAttention.{part}" for part in "qkvo"}
+    names = {"token_embedding": "shared", "norm": "encoder.final_layer_norm"}
+    for i in range(sum(name.endswith("SelfAttention.q.weight") for name in tensors)):
+        parts = attention | {
+            "norm1": "layer.0.layer_norm",
+            "pos_embedding.embedding": "layer.0.SelfAttention.relative_attention_bias",
+            "norm2": "layer.1.layer_norm",
+            "ffn.gate.0": "layer.1.DenseReluDense.wi_0",
+            "ffn.fc1": "layer.1.DenseReluDense.wi_1",
+            "ffn.fc2": "layer.1.DenseReluDense.wo",
+        }
+        names |= {f"blocks.{i}.{theirs}": f"encoder.block.{i}.{stocks}" for theirs, stocks in parts.items()}
+    found = {}
+    for theirs, stocks in names.items():
+        for end in ("weight", "scale_weight"):
+            if f"{stocks}.{end}" in tensors:
+                found[f"{theirs}.{end}"] = tensors[f"{stocks}.{end}"]
+    return found | {name: tensor for name, tensor in tensors.items() if name == "scaled_fp8"}
 
 
 def model_config(path: Path) -> dict[str, int]:

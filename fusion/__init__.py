@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from ..kernels_cuda.policy import Mode, Precision
     from .errors import WrongFile
     from .fused import all_off
-    from .load import load_diffusion_model, load_text_encoder, load_vae
+    from .inspection import inspect_file
+    from .load import load_diffusion_model, load_vae
+    from .load_text import load_text_encoder
 
 __all__ = [
     "KernelPolicy",
@@ -21,6 +23,7 @@ __all__ = [
     "Precision",
     "WrongFile",
     "all_off",
+    "inspect_file",
     "load_diffusion_model",
     "load_text_encoder",
     "load_vae",
@@ -32,8 +35,9 @@ HOMES = {
     "Precision": "..kernels_cuda.policy",
     "WrongFile": ".errors",
     "all_off": ".fused",
+    "inspect_file": ".inspection",
     "load_diffusion_model": ".load",
-    "load_text_encoder": ".load",
+    "load_text_encoder": ".load_text",
     "load_vae": ".load",
 }
 

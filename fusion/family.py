@@ -7,7 +7,7 @@ needs torch's kernels or ComfyUI's classes is imported in the functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,24 @@ class Role(Enum):
         return self.value[1]
 
 
+Rename = Callable[[str], str]
+Shape = tuple[int | None, ...]  # None: a size that differs from model to model
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a family expects in a file that is one of its own.
+
+    tensors   that no sound file lacks, by name, with their shapes; None: whatever shape
+    faults    what is wrong with it besides, in words that go on after the file's name
+    doubts    what no published model has, in such words: a warning
+    """
+
+    tensors: Mapping[str, Shape | None]
+    faults: Sequence[str] = ()
+    doubts: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class Family:
     """
@@ -49,6 +67,13 @@ class Family:
                 stock's reckoning is to hold; None: always stock's
     options     of a text encoder, stock's model_options as the file tells them
     kind        of a text encoder's file, the name of stock's CLIPType that it is for, where the file tells
+    expects     what must be in a file, told from its header; None: that shows when stock has built the model
+    renames     of a file in a layout that stock does not know: from its names to stock's; it returns None for other files
+    borrows     what stock wants and a file lacks, out of others that the user has, by name. It gets the file's header and the
+                paths of the others, and raises `WrongFile` where none has it
+    vaes        of a diffusion model, the published VAE by the channels of the latents that it goes with
+    doubts      of a diffusion model, what of the prompts it will not use, or lacks: of (stock's model, its patches' keys, the
+                prompts as stock's dictionaries), in a sentence that goes on after the file's name; None: nothing
     """
 
     name: str
@@ -61,6 +86,11 @@ class Family:
     need: Callable[[Any, Sequence[int], torch.dtype], float | None] | None = None
     options: Callable[[WeightFile], Mapping[str, Any]] | None = None
     kind: Callable[[WeightFile], str | None] | None = None
+    expects: Callable[[WeightFile], Expected] | None = None
+    renames: Callable[[WeightFile], Rename | None] | None = None
+    borrows: Callable[[WeightFile, Sequence[str]], Mapping[str, torch.Tensor]] | None = None
+    vaes: Mapping[int, str] | None = None
+    doubts: Callable[[Any, Container[str], Sequence[Mapping[str, Any]]], str | None] | None = None
 
     @property
     def words(self) -> str:

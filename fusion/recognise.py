@@ -36,7 +36,11 @@ HEADED = (".safetensors", ".sft")
 
 def header_of(tensors: Mapping[str, Any], path: str = "") -> WeightFile:
     """As much of a header as a family looks at, of tensors that stock has read from a file without one."""
-    extents = {name: Extent(name, "", tuple(tensor.shape), 0, 0) for name, tensor in tensors.items()}
+    extents = {
+        name: Extent(name, "", tuple(tensor.shape), 0, 0)
+        for name, tensor in tensors.items()
+        if hasattr(tensor, "shape")
+    }
     return WeightFile(Path(path), 0, extents, {})
 
 
@@ -55,10 +59,11 @@ def elsewhere(names: Iterable[str]) -> str | None:
 def role_of(source: Checkpoint) -> Role | None:
     """What stock would take a file for that no family knows. A whole checkpoint is a diffusion model here."""
     tensors = tensors_of(source, text=False)
-    if comfy.sd.detect_te_model(tensors) is not None:
-        return Role.TEXT
-    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     # Stock's detection takes what it looks for to be whole, and fails in all ways where it is not.
+    with contextlib.suppress(Exception):
+        if comfy.sd.detect_te_model(tensors) is not None:
+            return Role.TEXT
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     with contextlib.suppress(Exception):
         if any(comfy.model_detection.detect_unet_config(tensors, one) is not None for one in (prefix, "")):
             return Role.DIFFUSION
@@ -70,15 +75,21 @@ def has_header(path: str) -> bool:
     return Path(path).suffix.lower() in HEADED
 
 
+def known(header: WeightFile, wanted: Role) -> Family | None:
+    """The file's family, if one knows it. Raises `WrongFile` if that belongs in another loader."""
+    family = family_of(header)
+    if family is not None and family.role is not wanted:
+        raise WrongFile(f"{header.path} is a {family.words}: choose it in the {family.role.loader}.")
+    return family
+
+
 def check(source: Checkpoint, wanted: Role) -> Family | None:
     """The file's family, if one knows it. Raises `WrongFile` if the file plainly belongs in another loader; a kind that nobody
     knows passes: stock may."""
     header = source.files[0]
-    family = family_of(header)
-    if family is not None and family.role is wanted:
-        return family
+    family = known(header, wanted)
     if family is not None:
-        raise WrongFile(f"{header.path} is a {family.words}: choose it in the {family.role.loader}.")
+        return family
     if (place := elsewhere(header.extents)) is not None:
         raise WrongFile(f"{header.path} is {place}.")
     role = role_of(source)

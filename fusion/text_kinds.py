@@ -9,6 +9,7 @@ from typing import Any
 import comfy.sd
 
 from ..memory import Checkpoint
+from .completeness import naming
 from .errors import WrongFile
 from .family import Family
 from .stream.stand_in import tensors_of
@@ -38,7 +39,8 @@ SEVERAL: Mapping[Any, Mapping[str, str]] = {
 def kind_of(source: Checkpoint, family: Family | None, wanted: str) -> Any:
     """Stock's CLIPType for a file, by the type that the user chose."""
     path = source.files[0].path
-    model = comfy.sd.detect_te_model(tensors_of(source, text=False))
+    with naming(path):
+        model = comfy.sd.detect_te_model(tensors_of(source, text=False))
     if model is None:
         raise WrongFile(f"{path} is no text encoder that ComfyUI knows: it lacks the names of all of them.")
     if wanted != AUTO:

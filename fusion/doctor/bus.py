@@ -27,7 +27,8 @@ SLOW_DISK = 1e9
 
 def pager() -> Iterator[str]:
     """Which backend serves, why, and at which rates; that what arrives is what the file holds."""
-    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else ["cpu"]
+    is_there = torch.cuda.is_available() and not torch.version.hip
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if is_there else ["cpu"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         write_layers(path)

@@ -11,6 +11,7 @@ import torch
 from ...gpu import driver
 from ...kernels_cuda import KernelPolicy, arch, archive, device_code, gelu, launcher
 from ...kernels_cuda.build import matrix
+from ..words import counted
 from .findings import ADVICE
 
 GIB = 2**30
@@ -50,6 +51,9 @@ def cards() -> Iterator[str]:
     if not torch.cuda.is_available():
         yield "torch finds no NVIDIA card"
         return
+    if torch.version.hip:
+        yield "none of NVIDIA's"
+        return
     for index in range(torch.cuda.device_count()):
         seen = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
@@ -86,7 +90,7 @@ def prebuilt() -> Iterator[str]:
 
 def kernels() -> Iterator[str]:
     """Load every unit on every card, and let one kernel compute."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.hip:
         yield "not tried: torch finds no NVIDIA card, the reference implementations serve"
         return
     for index in range(torch.cuda.device_count()):
@@ -100,7 +104,7 @@ def kernels() -> Iterator[str]:
                 failed.append(f"{ADVICE}{unit} ({source.variant}) does not load: {error}")
         variants = ", ".join(sorted({variant for _, variant, _ in loaded}))
         count = sum(kernels for _, _, kernels in loaded)
-        share = f"{len(loaded)} of {len(card.code.units)} units ({count} kernels)"
+        share = f"{len(loaded)} of {counted(len(card.code.units), 'unit')} ({counted(count, 'kernel')})"
         yield f"cuda:{index}: {share} loaded as {variants}; {card.code.origin}"
         yield f"  {', '.join(unit for unit, _, _ in loaded)}"
         yield from failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -10,9 +9,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from .. import needed_comfyui
+from ..words import counted
 from .findings import ADVICE
 
-TESTED = "0.30.0"
 # Switches that change which memory or attention serves. No other is told: some name people's folders.
 SWITCHES = (
     "cpu", "lowvram", "novram", "highvram", "gpu_only", "normalvram", "reserve_vram", "vram_headroom", "disable_dynamic_vram",
@@ -41,15 +41,14 @@ def version(folder: Path | None) -> Iterator[str]:
         yield "no ComfyUI here: give its folder with --comfyui PATH"
         return
     if folder is None:
-        found = str(importlib.import_module("comfyui_version").__version__)
+        found = needed_comfyui.version() or "of unknown version"
     else:
         text = (folder / "comfyui_version.py").read_text(encoding="utf-8")
         match = re.search(r'__version__\s*=\s*"([^"]+)"', text)
         found = match[1] if match else "of unknown version"
     yield f"ComfyUI {found}"
-    numbers = [tuple(int(n) for n in re.findall(r"\d+", text)[:2]) for text in (found, TESTED)]
-    if numbers[0] < numbers[1]:
-        yield f"{ADVICE}FuseStream is made for ComfyUI {TESTED} or newer. Update ComfyUI."
+    if needed_comfyui.is_too_old(found):
+        yield f"{ADVICE}FuseStream needs ComfyUI {needed_comfyui.OLDEST} or newer. Update ComfyUI."
     for package in ("comfy-aimdo", "comfy-kitchen"):
         try:
             yield f"{package} {importlib.metadata.version(package)}"
@@ -100,7 +99,7 @@ def other_packs(folders: Sequence[Path]) -> Iterator[str]:
     if not folders:
         yield "the folder of custom nodes is not known here"
         return
-    yield f"{len(installed)} packs installed"
+    yield f"{counted(len(installed), 'pack')} installed"
     ours = [entry for entry in installed if (entry / "nodes" / "web" / "docs" / "FuseStreamDoctor.md").exists()]
     if len(ours) > 1:
         yield f"{ADVICE}FuseStream is installed {len(ours)} times: remove all but one"

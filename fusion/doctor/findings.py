@@ -51,7 +51,24 @@ def as_text(findings: Iterable[Finding]) -> str:
             if line.startswith(ADVICE):
                 advice.append(f"  {finding.title}: {whole.removeprefix(ADVICE).splitlines()[0]}")
     parts += ["\nWhat stands out", *(advice or ["  nothing"])]
-    return redacted("\n".join(parts)) + "\n"
+    return redacted(without_folders("\n".join(parts))) + "\n"
+
+
+# In quotes a path may have spaces. A name with a dot in it is a file's, which says what is wrong and not where it lies.
+ABSOLUTE = r"(?:[A-Za-z]:[\\/]|\\\\|/)"
+QUOTED = re.compile(rf"(?P<quote>['\"])(?P<path>{ABSOLUTE}[^'\"\n]*)(?P=quote)")
+PLAIN = re.compile(rf"(?<![\w.~:/\\])(?P<path>{ABSOLUTE}[^\s:;,'\"()<>|]+)")
+
+
+def without_folders(text: str) -> str:
+    """The text with `...` in place of absolute paths, but for the names of files."""
+
+    def name(found: re.Match[str]) -> str:
+        last = re.split(r"[\\/]", found["path"])[-1]
+        short = f".../{last}" if "." in last else "..."
+        return found[0].replace(found["path"], short)
+
+    return PLAIN.sub(name, QUOTED.sub(name, text))
 
 
 def redacted(text: str, home: str | None = None, user: str | None = None) -> str:

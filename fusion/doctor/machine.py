@@ -12,6 +12,7 @@ import torch
 
 from ...memory import RamBudget
 from ...memory.ram import measure_ram
+from ..words import counted
 from .findings import ADVICE
 
 GIB = 2**30
@@ -22,7 +23,7 @@ def system() -> Iterator[str]:
     name = f"{platform.system()} {platform.release()}"
     if "microsoft" in platform.release().lower():
         name += " (WSL: managed memory is not paged here, the slots backend serves)"
-    yield f"{name}, {platform.machine()}, {os.cpu_count()} CPU threads"
+    yield f"{name}, {platform.machine()}, {counted(os.cpu_count() or 1, 'CPU thread')}"
     yield f"Python {sys.version.split()[0]}"
 
 
@@ -33,7 +34,9 @@ def versions() -> Iterator[str]:
         if torch.version.cuda
         else f"torch {torch.__version__}, {build}"
     )
-    if not torch.version.cuda:
+    if torch.version.hip:
+        yield f"{ADVICE}an AMD card: FuseStream is for NVIDIA cards, and leaves loading and computing to ComfyUI here"
+    elif not torch.version.cuda:
         yield f"{ADVICE}this torch cannot use an NVIDIA card: everything runs on the reference path. Install a CUDA build of torch."
     elif not torch.cuda.is_available():
         yield f"{ADVICE}torch finds no NVIDIA card, or its driver is older than this torch needs"
@@ -65,8 +68,11 @@ def locked_limit() -> str | None:
 
 
 def pack() -> Iterator[str]:
-    """Our own version, and where it is installed."""
+    """Our own version, and what kind of place it is installed in: the place itself is nobody's business."""
     root = Path(__file__).resolve().parents[2]
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
     version = next(line.split('"')[1] for line in project.splitlines() if line.startswith("version"))
-    yield f"FuseStream {version} in {root}"
+    place = (
+        "in ComfyUI's custom_nodes" if root.parent.name == "custom_nodes" else "not below a folder named custom_nodes"
+    )
+    yield f"FuseStream {version}, {place}"

@@ -23,7 +23,8 @@ from scenes import sample
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import clip_l, llama, t5xxl
 from fusestream.fusion.errors import NotStreamable, WrongFile
-from fusestream.fusion.load import load_streamed_diffusion_model, load_streamed_text_encoder
+from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.load_text import load_streamed_text_encoder
 from fusestream.fusion.stream.patcher import StreamingModelPatcher
 from fusestream.kernels_cuda import LEDGER
 

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...family import Family, Role
+from ...family import Expected, Family, Rename, Role
+from ...spiece import TENSOR
+from . import original
 
 if TYPE_CHECKING:
+    import torch
+
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
 
-FIRST = "encoder.block.0.layer.0.SelfAttention"
+QUERY = re.compile(r"encoder\.block\.\d+\.layer\.0\.SelfAttention\.q\.weight")
+LATER_BIAS = re.compile(r"encoder\.block\.[1-9]\d*\.layer\.0\.SelfAttention\.relative_attention_bias\.weight")
 
 
 def _is_t5(header: WeightFile) -> bool:
-    return f"{FIRST}.q.weight" in header.extents
+    return any(QUERY.fullmatch(name) for name in header.extents) or original.is_original(header)
 
 
 def _is_umt5(header: WeightFile) -> bool:
     """UMT5 has a relative bias in every block, T5 in its first one."""
-    return f"{FIRST}.relative_attention_bias.weight".replace("block.0", "block.1") in header.extents
+    return any(LATER_BIAS.fullmatch(name) for name in header.extents)
+
+
+def _expects(header: WeightFile) -> Expected:
+    from .layout import expected  # noqa: PLC0415
+
+    return expected(header)
+
+
+def _renames(header: WeightFile) -> Rename | None:
+    return original.rename if original.is_original(header) else None
+
+
+def _borrows(header: WeightFile, others: Sequence[str]) -> Mapping[str, torch.Tensor]:
+    from .tokenizer import borrowed  # noqa: PLC0415
+
+    return borrowed(header, others) if _is_umt5(header) and TENSOR not in header.extents else {}
 
 
 def _fuse(model: Any, policy: KernelPolicy) -> int:
@@ -48,4 +70,7 @@ T5 = Family(
     ops=("attention", "linear", "linear_", "linear_pair", "norm_modulate", "to_half"),
     options=_options,
     kind=_kind,
+    expects=_expects,
+    renames=_renames,
+    borrows=_borrows,
 )

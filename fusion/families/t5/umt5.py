@@ -19,11 +19,6 @@ def config(header: WeightFile) -> dict[str, int]:
     query = _shape(header, "encoder.block.0.layer.0.SelfAttention.q.weight")
     bias = _shape(header, "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
     hidden = _shape(header, "encoder.block.0.layer.1.DenseReluDense.wi_0.weight")
-    if "spiece_model" not in header.extents:
-        raise WrongFile(
-            f"{header.path} has no tokenizer inside (tensor 'spiece_model'). "
-            "Use the umt5_xxl files made for ComfyUI, which carry it."
-        )
     layers = sum(name.endswith(".layer.0.SelfAttention.q.weight") for name in header.extents)
     buckets, heads = bias
     if heads == 0 or query[0] % heads:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...family import Family, Role
+from ...family import Expected, Family, Role
 
 if TYPE_CHECKING:
     import torch
@@ -13,12 +14,28 @@ if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
 
-PREFIXES = ("", "model.diffusion_model.")
+# Of the transformer in a whole checkpoint, or nothing. Any block will do: a file that lacks its first one is a Wan all the same.
+QUERY = re.compile(r"(model\.diffusion_model\.|)blocks\.\d+\.self_attn\.q\.weight")
+BESIDE = ("head.modulation", "time_projection.1.weight")
+# By the channels of the latents: Wan 2.2's 5B has its own, all others Wan 2.1's.
+VAES = {16: "wan_2.1_vae.safetensors", 48: "wan2.2_vae.safetensors"}
+
+
+def _prefix(header: WeightFile) -> str | None:
+    """Of the transformer's names; None: the file has none."""
+    names = header.extents.keys()
+    found = (match[1] for name in names if (match := QUERY.fullmatch(name)) is not None)
+    return next((prefix for prefix in found if any(prefix + name in names for name in BESIDE)), None)
 
 
 def _is_wan(header: WeightFile) -> bool:
-    names = header.extents.keys()
-    return any({f"{p}head.modulation", f"{p}blocks.0.self_attn.q.weight"} <= names for p in PREFIXES)
+    return _prefix(header) is not None
+
+
+def _expects(header: WeightFile) -> Expected:
+    from .layout import expected  # noqa: PLC0415
+
+    return expected(header, _prefix(header) or "")
 
 
 def _fuse(net: Any, _policy: KernelPolicy) -> int:
@@ -39,6 +56,12 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     return need(net, shape, dtype)
 
 
+def _doubts(model: Any, patched: Container[str], prompts: Sequence[Mapping[str, Any]]) -> str | None:
+    from .images import doubts  # noqa: PLC0415
+
+    return doubts(model, patched, prompts)
+
+
 WAN = Family(
     name="Wan",
     role=Role.DIFFUSION,
@@ -49,11 +72,20 @@ WAN = Family(
     ops=("attention", "linear", "linear_", "norm_modulate", "rms_rope_", "to_half"),
     blocks=_blocks,
     need=_need,
+    expects=_expects,
+    vaes=VAES,
+    doubts=_doubts,
 )
 
 
 def _is_wan_vae(header: WeightFile) -> bool:
-    return {"decoder.middle.0.residual.0.gamma", "decoder.head.0.gamma"} <= header.extents.keys()
+    return not {"decoder.middle.0.residual.0.gamma", "decoder.head.0.gamma"}.isdisjoint(header.extents.keys())
+
+
+def _expects_of_vae(header: WeightFile) -> Expected:
+    from .vae.layout import expected  # noqa: PLC0415
+
+    return expected(header)
 
 
 def _fuse_vae(vae: Any, policy: KernelPolicy) -> int:
@@ -72,4 +104,5 @@ WAN_VAE = Family(
     recognises=_is_wan_vae,
     fuse=_fuse_vae,
     ops=("attention", "channel_rms_silu", "conv", "linear", "upsample_conv2d"),
+    expects=_expects_of_vae,
 )

@@ -20,6 +20,8 @@ from comfy.ldm.wan.vae2_2 import WanVAE as WanVAE22
 from torch import Tensor, nn
 
 from .....kernels_cuda import STANDARD, KernelPolicy
+from ....errors import WrongFile
+from .. import VAES
 from .bands import Band, Work
 from .outbox import Outbox
 from .passage import KEPT, Passage, Progress
@@ -113,6 +115,7 @@ class Fused:
         output_buffer  where to put them, on any device and of any type; unless given, like z
         bands          the number of bands, unless the limit shall decide it
         """
+        _require_channels(self, z)
         shape = self.decode_output_shape(z.shape)
         out = torch.empty(shape, device=z.device, dtype=z.dtype) if output_buffer is None else output_buffer
         job = work(self, True, z.shape, z.element_size())
@@ -143,6 +146,16 @@ class Fused:
         progress = Progress(len(x) * len(parts or [None]) * used, shown=alone)
         passage = Passage(self, patch(self), self.fusestream_policy, job, parts, device, progress, alone)
         return torch.cat([passage.encode(x[at : at + 1, :, :used]) for at in range(len(x))])
+
+
+def _require_channels(vae: Any, z: Tensor) -> None:
+    given, taken = z.shape[1], vae.decoder.conv1.in_channels
+    if given != taken:
+        right = VAES.get(given, f"a VAE for latents of {given} channels")
+        raise WrongFile(
+            f"The latents to decode have {given} channels and this VAE takes {taken}: they are of a model with another VAE. "
+            f"Choose {right} and run again; what was sampled is kept."
+        )
 
 
 class FusedWanVAE21(Fused, WanVAE21):

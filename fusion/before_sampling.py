@@ -1,0 +1,54 @@
+"""What is looked at once, when a sampling begins and before the model is loaded for it: whether model, latents and prompts go
+together. It stands around each sampling with a MODEL of our loader and with its clones, streamed or not.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import comfy.patcher_extension
+import torch
+
+from . import notices
+from .errors import WrongFile
+from .family import Family
+from .latents import vae_for
+
+WRAPPER = "fusestream_before_sampling"  # our key among the wrappers of a model
+
+
+def attach(patcher: Any, path: str, family: Family | None) -> None:
+    """Nobody knows enough of a model without a family."""
+    if family is not None:
+        around = partial(_look, Path(path).name, family)
+        patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, WRAPPER, around)
+
+
+def _look(
+    name: str, family: Family, executor: Any, noise: torch.Tensor, latents: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """One sampling, as stock's wrappers have it. latents: [batch, channels, ...]."""
+    guider = executor.class_obj
+    model = guider.model_patcher.model
+    fault = _wrong_latents(name, family, model.latent_format, latents)
+    if fault is not None:
+        raise WrongFile(fault)
+    if family.doubts is not None:
+        prompts = [prompt for several in guider.conds.values() for prompt in several]
+        doubt = family.doubts(model, guider.model_patcher.patches, prompts)
+        if doubt is not None:
+            notices.warn(f"{name} {doubt}")
+    return executor(noise, latents, *args, **kwargs)
+
+
+def _wrong_latents(name: str, family: Family, wanted: Any, latents: torch.Tensor) -> str | None:
+    """An empty latent stock has made fit already; what is left was encoded, or sampled, for another model."""
+    channels: int = wanted.latent_channels
+    if latents.ndim != wanted.latent_dimensions + 2 or latents.shape[1] == channels:
+        return None
+    return (
+        f"{name} samples latents of {channels} channels, and those it is given to begin with have {latents.shape[1]}: they come "
+        f"from another VAE or model. Encode them with {vae_for(family, channels)}."
+    )

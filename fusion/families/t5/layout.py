@@ -1,0 +1,64 @@
+"""What is in a T5 or UMT5 file, by stock's names: every sound file has at least this of its encoder."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from ....memory import WeightFile
+from ...family import Expected, Shape
+
+BLOCK = re.compile(r"encoder\.block\.(\d+)\.(.+)")
+BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
+QUERY = "layer.0.SelfAttention.q.weight"
+OUT = "layer.1.DenseReluDense.wo.weight"
+GATED = ("layer.1.DenseReluDense.wi_0.weight", "layer.1.DenseReluDense.wi_1.weight")
+PLAIN = ("layer.1.DenseReluDense.wi.weight",)
+XXL = 10240, 24  # the width of the feed-forward by which stock knows an XXL, and its blocks
+PUBLISHED = {512: (6, 8), 768: (12,), 1024: (24,), 1472: (12,), 2048: (24,), 4096: (24,)}  # blocks, by width
+
+
+def expected(header: WeightFile) -> Expected:
+    blocks: dict[int, dict[str, tuple[int, ...]]] = {}
+    for name, extent in header.extents.items():
+        if (found := BLOCK.fullmatch(name)) is not None:
+            blocks.setdefault(int(found[1]), {})[found[2]] = extent.shape
+    first_up = _plain(QUERY, blocks)  # [inner, width]
+    out = _plain(OUT, blocks)  # [width, ffn]
+    inner, width = first_up or (None, None)
+    ffn = out[1] if out else None
+    count = max(blocks, default=-1) + 1
+    if ffn == XXL[0]:
+        count = max(count, XXL[1])
+    has = Counter(name for inside in blocks.values() for name in inside)
+    up = PLAIN if has[PLAIN[0]] else GATED
+    every = has[BIAS] > 1 or (has[BIAS] == 1 and BIAS not in blocks.get(0, {}))
+
+    shapes: dict[str, Shape | None] = {"shared.weight": (None, width), "encoder.final_layer_norm.weight": (width,)}
+    for i in range(count):
+        here: dict[str, Shape | None] = {
+            **{f"layer.0.SelfAttention.{part}.weight": (inner, width) for part in "qkv"},
+            "layer.0.SelfAttention.o.weight": (width, inner),
+            "layer.0.layer_norm.weight": (width,),
+            "layer.1.layer_norm.weight": (width,),
+            **dict.fromkeys(up, (ffn, width)),
+            OUT: (width, ffn),
+        }
+        if every or i == 0:
+            here[BIAS] = (None, None)
+        shapes.update({f"encoder.block.{i}.{name}": shape for name, shape in here.items()})
+    doubts = []
+    usual = PUBLISHED.get(width or 0)
+    if usual is not None and count not in usual:
+        told = " or ".join(map(str, usual))
+        doubts.append(
+            f"has {count} blocks; the published encoders of its width, {width}, have {told}. If nobody shortened it on purpose, "
+            "download it again."
+        )
+    return Expected(shapes, doubts=doubts)
+
+
+def _plain(name: str, blocks: dict[int, dict[str, tuple[int, ...]]]) -> tuple[int, ...] | None:
+    """The shape that a matrix has in most blocks."""
+    found = Counter(inside[name] for inside in blocks.values() if len(inside.get(name, ())) == 2)
+    return found.most_common(1)[0][0] if found else None

@@ -1,0 +1,66 @@
+"""What is in a file of a Wan VAE, by name. Sizes differ, and stock reads them from the file: those it compares itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .....memory import WeightFile
+from ....family import Expected
+
+STAGES = 4
+STAGED = re.compile(
+    r"decoder\.upsamples\.\d+\.upsamples\."
+)  # Wan 2.2 has a list of layers in each stage, Wan 2.1 all in one
+
+
+def expected(header: WeightFile) -> Expected:
+    is_staged = any(STAGED.match(name) for name in header.extents)
+    return Expected(dict.fromkeys(_names(is_staged)))
+
+
+def _names(is_staged: bool) -> Iterator[str]:
+    yield from _weighted("conv1")
+    yield from _weighted("conv2")
+    for side, layers, count in (("encoder", "downsamples", 2), ("decoder", "upsamples", 3)):
+        yield from _weighted(f"{side}.conv1")
+        for part in ("0", "2"):
+            yield from _residual(f"{side}.middle.{part}")
+        yield f"{side}.middle.1.norm.gamma"
+        yield from _weighted(f"{side}.middle.1.to_qkv")
+        yield from _weighted(f"{side}.middle.1.proj")
+        yield f"{side}.head.0.gamma"
+        yield from _weighted(f"{side}.head.2")
+        place = 0
+        for stage in range(STAGES):
+            names = [f"{side}.{layers}.{stage}.{layers}.{i}" for i in range(count + 1)]
+            if not is_staged:
+                names = [f"{side}.{layers}.{place + i}" for i in range(count + 1)]
+            for name in names[:count]:
+                yield from _residual(name)
+            place += count
+            if stage < STAGES - 1:
+                place += 1
+                yield from _weighted(f"{names[count]}.resample.1")
+                # Time is halved in the last two of the encoder's steps, and doubled in the first two of the decoder's.
+                if stage != (0 if side == "encoder" else STAGES - 2):
+                    yield from _weighted(f"{names[count]}.time_conv")
+            if stage in _widening(side, is_staged):
+                yield from _weighted(f"{names[0]}.shortcut")
+
+
+def _widening(side: str, is_staged: bool) -> tuple[int, ...]:
+    """The stages that begin with another width than the one before ended with."""
+    if side == "encoder":
+        return (1, 2)
+    return (2, 3) if is_staged else (1,)
+
+
+def _residual(name: str) -> Iterator[str]:
+    yield from (f"{name}.residual.0.gamma", f"{name}.residual.3.gamma")
+    yield from _weighted(f"{name}.residual.2")
+    yield from _weighted(f"{name}.residual.6")
+
+
+def _weighted(name: str) -> Iterator[str]:
+    yield from (f"{name}.weight", f"{name}.bias")

@@ -1,0 +1,74 @@
+"""How many channels a model's latents have, told by files' headers: of a diffusion model and of a VAE, before either is loaded.
+
+A video that was sampled for another VAE cannot be decoded, and stock says so when it tries to, in shapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import comfy.model_detection
+
+from ..memory import Checkpoint
+from . import recognise
+from .families import family_of
+from .family import Family, Role
+from .stream.stand_in import tensors_of
+
+# The first tensor of a decoder that takes the latents, in Wan's VAEs and in those of pictures.
+WAN_FIRST, PICTURE_FIRST = "decoder.conv1.weight", "decoder.conv_in.weight"
+PICTURE_PART = "decoder.mid.block_1.norm1.weight"
+FOLDED = "bn.running_mean"  # in a VAE of pictures that folds 2x2 latents into channels
+
+
+def of_model(source: Checkpoint) -> int | None:
+    """As stock has it for the kind of model that this is, or None."""
+    tensors = tensors_of(source, text=False)
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
+    # Stock's detection takes what it looks for to be whole, and fails in all ways where it is not.
+    with contextlib.suppress(Exception):
+        for one in (prefix, ""):
+            found = comfy.model_detection.detect_unet_config(tensors, one)
+            if found is not None:
+                kind = comfy.model_detection.model_config_from_unet_config(found, tensors, one)
+                channels: int = kind.latent_format.latent_channels
+                return channels
+    return None
+
+
+def of_vae(source: Checkpoint) -> int | None:
+    """Of the VAEs whose headers tell; None for every other."""
+    extents = source.extents
+    family = family_of(source.files[0])
+    if family is not None and family.role is Role.VAE and WAN_FIRST in extents:
+        return extents[WAN_FIRST].shape[1]
+    first = extents.get(PICTURE_FIRST)
+    if first is None or PICTURE_PART not in extents or len(first.shape) != 4:
+        return None
+    return first.shape[1] * (4 if FOLDED in extents else 1)
+
+
+def mismatch(model: str, vae: str) -> str | None:
+    """Why this VAE is not for this diffusion model, both by their paths, in a sentence. None: nothing that headers tell.
+
+    Only for a family that names its VAEs: there are models whose latents have more channels than their VAE's.
+    """
+    if not (recognise.has_header(model) and recognise.has_header(vae)):
+        return None
+    with Checkpoint.open(model) as source:
+        family = family_of(source.files[0])
+        made = of_model(source) if family is not None and family.vaes else None
+    with Checkpoint.open(vae) as source:
+        taken = of_vae(source)
+    if family is None or made is None or taken is None or made == taken:
+        return None
+    return (
+        f"{Path(vae).name} is not the VAE for {Path(model).name}: the model's latents have {made} channels, those of this VAE "
+        f"{taken}. Choose {vae_for(family, made)} in the VAE loader."
+    )
+
+
+def vae_for(family: Family, channels: int) -> str:
+    """The VAE that goes with a model of this family and such latents, for a message."""
+    return (family.vaes or {}).get(channels, f"a VAE for latents of {channels} channels")

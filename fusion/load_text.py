@@ -1,0 +1,226 @@
+"""A file becomes a stock CLIP: text encoders, streamed or stock's, in whatever names their authors gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import comfy.hooks
+import comfy.model_management
+import comfy.sd
+import comfy.utils
+import torch
+
+from ..kernels_cuda import STANDARD, KernelPolicy
+from ..memory import Checkpoint, WeightFile
+from . import inspection, other_cards, recognise, spiece, text_kinds
+from .completeness import naming, odd_layers, refuse_misfits
+from .family import Family, Role
+from .loading import (
+    in_bytes,
+    note_who_computes,
+    open_to_stream,
+    prepare,
+    require_all_weights,
+    streamed_or_stock,
+)
+from .stream import saving, skeleton
+from .stream.encoding import hold_while_writing, watch_encoding
+from .stream.patcher import StreamingModelPatcher, attach
+from .stream.stream import Stream
+
+
+def load_text_encoder(
+    path: str,
+    embedding_folders: Sequence[str],
+    policy: KernelPolicy = STANDARD,
+    vram_budget: float = 0.0,
+    kind: str = text_kinds.AUTO,
+    options: Mapping[str, Any] | None = None,
+    others: Sequence[str] = (),
+) -> Any:
+    """Load the text encoder at `path` as a stock CLIP, which computes through our ops where a family knows it.
+
+    embedding_folders   searched for `embedding:name`
+    vram_budget         as `load_diffusion_model` has it
+    kind                stock's type of text encoder in lower case, or `auto` where the file tells
+    options             stock's model_options, beside those that the file tells
+    others              the user's other text encoders, from which it takes what it lacks: a tokenizer
+    """
+    device = comfy.model_management.text_encoder_device()
+    policy = other_cards.policy_for(device, policy)
+    return streamed_or_stock(
+        lambda budget: load_streamed_text_encoder(path, embedding_folders, budget, policy, kind, options, others),
+        lambda: _stock_text_encoder(path, embedding_folders, policy, kind, options, others),
+        vram_budget,
+        device,
+    )
+
+
+def _stock_text_encoder(
+    path: str,
+    embedding_folders: Sequence[str],
+    policy: KernelPolicy,
+    kind: str,
+    options: Mapping[str, Any] | None,
+    others: Sequence[str],
+    disable_dynamic: bool = False,
+) -> Any:
+    if not recognise.has_header(path):
+        return _unheaded_text_encoder(path, embedding_folders, policy, kind, options, others, disable_dynamic)
+    with Checkpoint.open(path) as source:
+        as_stored = source.files[0]
+        family = inspection.look_at(source, Role.TEXT)
+        header = source.files[0]
+        inspection.say_doubts(header, family)
+        borrowed = _borrowed(header, family, others)
+        _refuse_broken_tokenizer(source)
+        all_options = _text_options(header, family, options)
+        clip_type = text_kinds.kind_of(source, family, kind)
+    prepare(policy)
+    with naming(path):
+        if header is as_stored and not borrowed:
+            clip = comfy.sd.load_clip([path], embedding_folders, clip_type, all_options, disable_dynamic)
+        else:
+            tensors, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
+            tensors, metadata = inspection.with_stocks_names(tensors, metadata or {}, family, path)
+            clip = _clip_of(
+                {**tensors, **borrowed}, metadata, embedding_folders, clip_type, all_options, disable_dynamic
+            )
+            given = (path, embedding_folders, policy, kind, options, others)
+            clip.patcher.cached_patcher_init = (_stock_text_encoder_patcher, given)
+    refuse_misfits(path, odd_layers(clip.cond_stage_model))
+    if family is not None:
+        require_all_weights(path, header.extents.keys(), clip.cond_stage_model, is_part=True)
+        family.fuse(clip.cond_stage_model, policy)
+    return clip
+
+
+def _unheaded_text_encoder(
+    path: str,
+    embedding_folders: Sequence[str],
+    policy: KernelPolicy,
+    kind: str,
+    options: Mapping[str, Any] | None,
+    others: Sequence[str],
+    disable_dynamic: bool,
+) -> Any:
+    """Of a file that only stock reads (.pth): whose it is and whether it is whole shows when it is in memory."""
+    clip_type = getattr(comfy.sd.CLIPType, ("wan" if kind == text_kinds.AUTO else kind).upper())
+    with naming(path):
+        tensors, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
+    family = recognise.known(recognise.header_of(tensors, path), Role.TEXT)
+    tensors, metadata = inspection.with_stocks_names(tensors, metadata or {}, family, path)
+    header = recognise.header_of(tensors, path)
+    inspection.require_whole(header, Role.TEXT, family)
+    borrowed = _borrowed(header, family, others)
+    if spiece.TENSOR in tensors:
+        spiece.refuse_broken(path, tensors[spiece.TENSOR])
+    prepare(policy)
+    with naming(path):
+        all_options = _text_options(header, family, options)
+        clip = _clip_of({**tensors, **borrowed}, metadata, embedding_folders, clip_type, all_options, disable_dynamic)
+    given = (path, embedding_folders, policy, kind, options, others)
+    clip.patcher.cached_patcher_init = (_stock_text_encoder_patcher, given)
+    if family is not None:
+        family.fuse(clip.cond_stage_model, policy)
+    return clip
+
+
+def _clip_of(
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, str],
+    embedding_folders: Sequence[str],
+    clip_type: Any,
+    options: Mapping[str, Any],
+    disable_dynamic: bool,
+) -> Any:
+    """What `comfy.sd.load_clip` makes of a file with these tensors."""
+    plain = comfy.utils.convert_old_quants(dict(tensors), model_prefix="", metadata=dict(metadata))[0]
+    return comfy.sd.load_text_encoder_state_dicts(
+        [plain], embedding_folders, clip_type, model_options=dict(options), disable_dynamic=disable_dynamic
+    )
+
+
+def _stock_text_encoder_patcher(*given: Any, disable_dynamic: bool = False, **_others: Any) -> Any:
+    again: Any = partial(_stock_text_encoder, *given)
+    return again(disable_dynamic=disable_dynamic).patcher
+
+
+def load_streamed_text_encoder(
+    path: str,
+    embedding_folders: Sequence[str],
+    vram_budget: float | None = None,
+    policy: KernelPolicy = STANDARD,
+    kind: str = text_kinds.AUTO,
+    options: Mapping[str, Any] | None = None,
+    others: Sequence[str] = (),
+) -> Any:
+    """Load the text encoder at `path` as a CLIP whose encoder blocks stream from the file.
+
+    vram_budget: GiB of VRAM for the blocks' weights; None: what is free.
+    """
+    source = open_to_stream(path)
+    try:
+        family = inspection.look_at(source, Role.TEXT)
+        header = source.files[0]
+        inspection.say_doubts(header, family)
+        borrowed = _borrowed(header, family, others)
+        _refuse_broken_tokenizer(source)
+        all_options = _text_options(header, family, options)
+        clip_type = text_kinds.kind_of(source, family, kind)
+        prepare(policy)
+        clip, parts = skeleton.text_encoder(
+            source, clip_type, embedding_folders, all_options, borrowed, is_known=family is not None
+        )
+        fused = 0 if family is None else family.fuse(parts.model, policy)
+        device = clip.patcher.load_device
+        stream = Stream(
+            source,
+            parts.blocks,
+            parts.layers,
+            device,
+            in_bytes(vram_budget),
+            parts.left,
+            Role.TEXT.loader,
+            spare=len(parts.heads),
+        )
+    except BaseException:
+        source.close()
+        raise
+    note_who_computes(stream, path, family, fused)
+    attach(parts.model, stream)
+    saving.attach()
+    watch_encoding(parts.model, stream)
+    for network, block in parts.heads:
+        hold_while_writing(network, stream, block)
+    # As stock's CLIP makes its own.
+    clip.patcher = StreamingModelPatcher(parts.model, device, clip.patcher.offload_device)
+    clip.patcher.set_model_compute_dtype(torch.float32)
+    clip.patcher.hook_mode = comfy.hooks.EnumHookMode.MinVram
+    clip.patcher.is_clip = True
+    init = (path, embedding_folders, vram_budget, policy, kind, options, others)
+    clip.patcher.cached_patcher_init = (_streamed_text_encoder_patcher, init)
+    return clip
+
+
+def _streamed_text_encoder_patcher(*given: Any, **_others: Any) -> StreamingModelPatcher:
+    patcher: StreamingModelPatcher = load_streamed_text_encoder(*given).patcher
+    return patcher
+
+
+def _text_options(header: WeightFile, family: Family | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    told = {} if family is None or family.options is None else family.options(header)
+    return {**told, **(given or {})}
+
+
+def _borrowed(header: WeightFile, family: Family | None, others: Sequence[str]) -> Mapping[str, torch.Tensor]:
+    """What the file lacks and another one of the user's has."""
+    return {} if family is None or family.borrows is None else family.borrows(header, others)
+
+
+def _refuse_broken_tokenizer(source: Checkpoint) -> None:
+    own = source.extents.get(spiece.TENSOR)
+    if own is not None:
+        spiece.refuse_broken(source.files[0].path, source.read(own))
