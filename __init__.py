@@ -4,6 +4,11 @@ ComfyUI imports this file and asks it two things: `comfy_entrypoint` for the nod
 pages. Nothing here touches CUDA, a file or the network.
 """
 
+from .fusion import needed_comfyui
+
+# Before an older ComfyUI has got anything of ours: it goes on as if the pack were not there.
+needed_comfyui.refuse_older()
+
 # Only ComfyUI's own absence may hide the nodes (a type checker or a test collector reads this file without it).
 # An import that fails inside the pack must stay loud, so the pack's own import stands outside the guard.
 try:

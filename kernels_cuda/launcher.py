@@ -26,6 +26,7 @@ import torch
 
 from ..gpu import NoDriver
 from ..gpu.cuda import MULTIPROCESSORS
+from ..gpu.nvidia import other_maker
 from . import arch, device_code
 from .driver_calls import ERROR_INVALID_CONTEXT, LOCAL_BYTES, REGISTERS, KernelCalls, LaunchConfig, kernel_calls
 from .errors import CodeUnavailable, KernelError
@@ -273,8 +274,9 @@ def card(index: int, forced: IsaClass | None = None) -> Card:
 
 def obstacle(device: torch.device, forced: IsaClass | None = None) -> str | None:
     """Why no kernel of ours runs on a device, in code of this class if one is forced, or None. Takes a lock."""
-    if device.type != "cuda":
-        return f"{device} is no NVIDIA card"
+    reason = other_maker(device)
+    if reason is not None:
+        return reason
     try:
         card(torch.cuda.current_device() if device.index is None else device.index, forced or forced_class())
     except CodeUnavailable as error:
@@ -306,8 +308,9 @@ def preload(device: torch.device | int | None = None) -> None:
 def unpack_soon(device: torch.device) -> threading.Thread | None:
     """Unpack the kernels for a device while the caller goes on: the better part of a second, which the first step of a video
     would wait for. Whoever needs a kernel meanwhile waits for this one."""
-    if device.type != "cuda":
+    if other_maker(device) is not None:
         return None
-    thread = threading.Thread(target=obstacle, args=(device,), name="fusestream-kernels", daemon=True)
+    # Python waits for it at its end: a daemon would be cut off within torch, which ends the process with an abort.
+    thread = threading.Thread(target=obstacle, args=(device,), name="fusestream-kernels")
     thread.start()
     return thread

@@ -3,6 +3,9 @@
 Writers take a lock, read what is there, add their entry and replace the file in one step, so a reader always sees a
 whole file and no writer loses another's entry. A file that cannot be read is said once, then treated as empty: its
 entries are measured again. A cache that cannot be written (a read-only home) only costs the measuring next time.
+
+The newest entries stand at the end, and only so many are kept: cards, drivers and versions come and go, and whatever lies
+at this path, reading it takes a moment at most.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +23,9 @@ from pathlib import Path
 from .ledger import LEDGER
 
 FORMAT = 1
+MOST_ENTRIES = 4096  # a video asks for some dozens
+MOST_BYTES = 4 << 20
+LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -38,12 +45,12 @@ class WinnersFile:
     def get(self, key: str) -> Winner | None:
         """The entry, reading the file again only if it changed."""
         try:
-            stat = self.path.stat()
+            found = self.path.stat()
         except OSError:
             return self._entries.get(key)
-        if self._read_at != (stat.st_mtime_ns, stat.st_size):
+        if self._read_at != (found.st_mtime_ns, found.st_size):
             self._entries = {**self._entries, **self._load()}
-            self._read_at = (stat.st_mtime_ns, stat.st_size)
+            self._read_at = (found.st_mtime_ns, found.st_size)
         return self._entries.get(key)
 
     def put(self, key: str, winner: Winner) -> None:
@@ -51,9 +58,9 @@ class WinnersFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked():
-                entries = {**self._load(), key: winner}
-                winners = {k: asdict(w) for k, w in sorted(entries.items())}
-                text = json.dumps({"format": FORMAT, "winners": winners}, indent=1)
+                entries = self._load()
+                entries.pop(key, None)  # it is the newest now
+                text = _as_text({**entries, key: winner})
                 partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
                 partial.write_text(text, encoding="utf-8")
                 _replace(partial, self.path)
@@ -62,17 +69,21 @@ class WinnersFile:
 
     def _load(self) -> dict[str, Winner]:
         try:
-            data = json.loads(self.path.read_text(encoding="utf-8"))
+            data = json.loads(_content(self.path))
             if data["format"] != FORMAT:
                 return {}  # another version of the pack wrote it: not ours to read, and ours to replace
+            newest = list(data["winners"].items())[-MOST_ENTRIES:]
             return {
                 str(key): Winner(str(entry["name"]), {str(n): float(s) for n, s in entry["seconds"].items()})
-                for key, entry in data["winners"].items()
+                for key, entry in newest
             }
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            LEDGER.say_once(f"{self.path} cannot be read ({error!r}); its kernel choices are measured again")
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
+            reason = f"{type(error).__name__}: {error}"  # in short: the repr of some holds all that could not be read
+            if len(reason) > LONGEST_REASON:
+                reason = f"{reason[:LONGEST_REASON]}..."
+            LEDGER.say_once(f"{self.path} cannot be read ({reason}); its kernel choices are measured again")
             return {}
 
     @contextlib.contextmanager
@@ -84,6 +95,34 @@ class WinnersFile:
                 yield
             finally:
                 _unlock(file.fileno())
+
+
+def _content(path: Path) -> str:
+    """A whole file's, of the size that such a file may have. Nothing is waited for: nobody may ever write to a pipe."""
+    with open(path, "rb", opener=_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("it is no plain file")
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(f"it is larger than {MOST_BYTES >> 20} MiB")
+    return content.decode("utf-8")
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _as_text(entries: dict[str, Winner]) -> str:
+    """A line for each entry; as many of the last ones as may be kept."""
+    lines: list[str] = []
+    room = MOST_BYTES - 100  # beside what stands around them
+    for key, winner in reversed(list(entries.items())[-MOST_ENTRIES:]):
+        line = f"{json.dumps(key)}: {json.dumps(asdict(winner))}"
+        room -= len(line) + 2
+        if room < 0:
+            break
+        lines.append(line)
+    return f'{{"format": {FORMAT}, "winners": {{\n' + ",\n".join(reversed(lines)) + "\n}}\n"
 
 
 if sys.platform == "win32":

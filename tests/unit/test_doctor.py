@@ -85,6 +85,30 @@ def test_nobody_is_named(text: str, clean: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        (
+            "[Errno 2] No such file: '/data/my films/of ann/w.safetensors'",
+            "[Errno 2] No such file: '.../w.safetensors'",
+        ),
+        ("cannot read /srv/secret/w.safetensors (cut)", "cannot read .../w.safetensors (cut)"),
+        ("D:\\films\\secret: full", "...: full"),
+        ('in "\\\\nas\\my share\\x.json"', 'in ".../x.json"'),
+        ("at /mnt/secret", "at ..."),
+        ("12.1 GB/s, stock / ours, and/or, c:/", "12.1 GB/s, stock / ours, and/or, c:/"),
+    ],
+)
+def test_no_folder_is_named(text: str, clean: str) -> None:
+    assert findings.without_folders(text) == clean
+    assert clean in findings.as_text([findings.Finding("Disk", (text,), 0.0)])
+
+
+def test_where_the_pack_lies_is_not_told() -> None:
+    (line,) = machine.pack()
+    assert line.startswith("FuseStream 0.") and not any(part in line for part in ROOT.parts if len(part) > 1)
+
+
+@pytest.mark.parametrize(
     ("name", "capability", "words"),
     [
         ("NVIDIA GeForce RTX 2060 SUPER", (7, 5), "code for sm_75, instruction class sm_75, with tensor cores"),
@@ -147,6 +171,8 @@ def test_known_packs_are_named_and_others_are_not(tmp_path: Path) -> None:
     text = "\n".join(comfyui.other_packs([tmp_path]))
     assert text.startswith("3 packs") and "MultiGPU" in text and "WanVideoWrapper" in text
     assert "secret" not in text and "teacache" not in text
+    (tmp_path / "alone" / "one").mkdir(parents=True)
+    assert next(iter(comfyui.other_packs([tmp_path / "alone"]))) == "1 pack installed"
     for name in ("a", "b"):
         (tmp_path / name / "nodes" / "web" / "docs").mkdir(parents=True)
         (tmp_path / name / "nodes" / "web" / "docs" / "FuseStreamDoctor.md").touch()
@@ -178,8 +204,6 @@ def test_the_node_hands_out_the_report(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "diffusion_models", ([str(tmp_path)], {".safetensors"}))
     monkeypatch.setattr(folder_paths, "filename_list_cache", {})
     assert largest_model() == tmp_path / "1000.safetensors"
-    said: list[Any] = []
-    monkeypatch.setattr("fusestream.nodes.doctor.send_text", lambda *given: said.append(given))
     clone: Any = Doctor.PREPARE_CLASS_CLONE(None)
     out = clone.execute(measure=False)
     assert out.args[0].startswith("FuseStream doctor") and out.ui.as_dict()["text"] == (out.args[0],)

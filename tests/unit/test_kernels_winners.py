@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from fusestream.kernels_cuda import winners
 from fusestream.kernels_cuda.ledger import LEDGER
-from fusestream.kernels_cuda.winners import FORMAT, Winner, WinnersFile
+from fusestream.kernels_cuda.winners import FORMAT, MOST_BYTES, MOST_ENTRIES, Winner, WinnersFile
 
 # What one process does. It needs no torch, so it gets the module without the package around it.
 WRITER = """
@@ -53,6 +55,11 @@ def test_no_writer_loses_anothers_entry(tmp_path):
         b'{"format": 1}',
         b'{"format": 1, "winners": {"a": 3}}',
         b'{"format": 1, "winners": {"a": {"name": "cuda", "seconds": {"cuda": "fast"}}}}',
+        b'{"format": 1, "winners": {"a": {"name": "cuda", "seconds": {"cuda": 1' + b"0" * 400 + b"}}}}",
+        bytes(range(256)) * 20,
+        b'{"' + b"x" * 5000 + b'": 1}',
+        b"[" * 100_000,
+        b" " * (MOST_BYTES + 1),
     ],
 )
 def test_a_corrupt_file_is_measured_again(tmp_path, content):
@@ -62,7 +69,8 @@ def test_a_corrupt_file_is_measured_again(tmp_path, content):
     file = WinnersFile(path)
     assert file.get("a") is None
     assert file.get("b") is None
-    assert len([m for m in LEDGER.messages if "cannot be read" in m and str(path) in m]) == 1
+    said = [m for m in LEDGER.messages if "cannot be read" in m and str(path) in m]
+    assert len(said) == 1 and len(said[0]) < len(str(path)) + 300 and "\n" not in said[0]
     file.put("a", Winner("stock", {"stock": 1.0}))
     assert WinnersFile(path).get("a") == Winner("stock", {"stock": 1.0})
 
@@ -94,3 +102,56 @@ def test_a_folder_that_cannot_be_written_costs_only_the_memory(tmp_path):
 def test_a_read_only_folder(tmp_path):
     tmp_path.chmod(0o500)
     WinnersFile(tmp_path / "w.json").put("a", Winner("cuda", {}))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have a path")
+def test_a_pipe_keeps_nobody_waiting(tmp_path):
+    path = tmp_path / "w.json"
+    os.mkfifo(path)
+    LEDGER.clear()
+    file = WinnersFile(path)
+    assert file.get("a") is None
+    assert any("it is no plain file" in m for m in LEDGER.messages)
+    file.put("a", Winner("stock", {"stock": 1.0}))
+    assert WinnersFile(path).get("a") == Winner("stock", {"stock": 1.0})
+
+
+def test_many_entries_take_a_moment(tmp_path):
+    """Two hundred thousand are more than anybody measured: the file is not read, and what is new takes its place."""
+    path = tmp_path / "w.json"
+    entries = {f"op|{i}": {"name": "cuda", "seconds": {"cuda": 1e-3}} for i in range(200_000)}
+    path.write_text(json.dumps({"format": FORMAT, "winners": entries}))
+    LEDGER.clear()
+    start = time.process_time()
+    file = WinnersFile(path)
+    assert file.get("op|0") is None
+    file.put("new", Winner("stock", {"stock": 1.0}))
+    assert time.process_time() - start < 1
+    assert any("larger than 4 MiB" in m for m in LEDGER.messages)
+    assert json.loads(path.read_text())["winners"].keys() == {"new"}
+
+
+def test_the_oldest_entries_go(tmp_path):
+    path = tmp_path / "w.json"
+    entries = {f"op|{i}": {"name": "cuda", "seconds": {"cuda": 1e-3}} for i in reversed(range(MOST_ENTRIES + 10))}
+    path.write_text(json.dumps({"format": FORMAT, "winners": entries}))
+    file = WinnersFile(path)
+    assert file.get(f"op|{MOST_ENTRIES + 9}") is None and file.get(f"op|{MOST_ENTRIES}") is None
+    assert file.get(f"op|{MOST_ENTRIES - 1}") == Winner("cuda", {"cuda": 1e-3})
+    file.put(f"op|{MOST_ENTRIES - 1}", Winner("stock", {"stock": 1.0}))  # measured again, so it is the newest
+    file.put("new", Winner("stock", {"stock": 1.0}))
+    kept = list(json.loads(path.read_text())["winners"])
+    assert (
+        kept == [*(f"op|{i}" for i in range(MOST_ENTRIES - 3, -1, -1)), f"op|{MOST_ENTRIES - 1}", "new"][-MOST_ENTRIES:]
+    )
+
+
+def test_what_is_written_can_be_read(tmp_path, monkeypatch):
+    """Large entries: fewer of them are kept than may be."""
+    monkeypatch.setattr(winners, "MOST_BYTES", 5000)
+    file = WinnersFile(tmp_path / "w.json")
+    for i in range(12):
+        file.put(f"{i}" + "k" * 1000, Winner("\ud800", {"stock": 1.0}))
+    kept = json.loads((tmp_path / "w.json").read_text())["winners"]
+    assert [key.rstrip("k") for key in kept] == ["8", "9", "10", "11"]
+    assert WinnersFile(tmp_path / "w.json").get("11" + "k" * 1000) == Winner("\ud800", {"stock": 1.0})
