@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from . import doctor_route, queued
 from .doctor import Doctor
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
@@ -24,6 +25,10 @@ NODES: list[type[io.ComfyNode]] = [
 
 class FuseStream(ComfyExtension):
     """The pack, as ComfyUI's V3 node API asks for it."""
+
+    async def on_load(self) -> None:
+        queued.attach()
+        doctor_route.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

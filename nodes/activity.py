@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 
-from .front_end import running_server
+from . import notices
+from .front_end import running_node, tell
 
 EVENT = "fusestream.activity"
 EVERY = 0.1  # seconds between two messages
@@ -16,23 +17,18 @@ _last = 0.0
 
 
 def attach() -> None:
-    """Let `fusion` tell the page. Called by nodes that run, as often as they like."""
+    """Let `fusion` tell the page, also what it warns of. Called by nodes that run, as often as they like."""
     from ..fusion.stream import progress  # noqa: PLC0415 - the server starts without it
 
     progress.show_with(show)
+    notices.attach()
 
 
-def show(words: str, done: int, of: int) -> None:
-    """To the one who queued the prompt, about the node that runs now."""
+def show(op: str, done: int, of: int) -> None:
+    """This operation's kernels are being measured. The page has the words for it, in the user's language."""
     global _last  # noqa: PLW0603 - when the page was told last
     now = time.monotonic()
-    server = running_server()
-    if now - _last < EVERY or server is None or server.client_id is None:
+    if now - _last < EVERY:
         return
     _last = now
-    from comfy_execution.utils import get_executing_context  # noqa: PLC0415 - as ComfyUI's own bar finds the node
-
-    running = get_executing_context()
-    node = server.last_node_id if running is None else running.node_id
-    told = {"node": node, "words": words, "done": done, "of": of, "prompt_id": server.last_prompt_id}
-    server.send_sync(EVENT, told, server.client_id)
+    tell(EVENT, {"node": running_node(), "measuring": op, "done": done, "of": of})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import folder_paths
 from comfy_api.latest import io
 
+from ..fusion.budgets import AUTO, MOST, refusal
 from ..fusion.families import FAMILIES
 from ..fusion.family import Role
+from . import queued
 
-AUTO = -1.0  # of a budget: what is free
 ANY = "auto"  # of a text encoder's type: what the file tells
 
 
@@ -26,6 +28,14 @@ def text_encoder_type(tooltip: str) -> Any:
     return io.Combo.Input("type", options=[ANY, *stock], default=ANY, optional=True, tooltip=tooltip)
 
 
+def text_encoder_paths() -> tuple[str, ...]:
+    """All that the user has: one may have what another lacks, such as a tokenizer."""
+    found = (
+        folder_paths.get_full_path("text_encoders", name) for name in folder_paths.get_filename_list("text_encoders")
+    )
+    return tuple(path for path in found if path is not None)
+
+
 def kernels(tooltip: str) -> Any:
     return io.Combo.Input("kernels", options=["auto", "on", "off"], default="auto", optional=True, tooltip=tooltip)
 
@@ -36,4 +46,10 @@ def precision(tooltip: str) -> Any:
 
 def vram_budget(tooltip: str) -> Any:
     """GiB; 0 and AUTO have meanings of their own. The front end rounds to the step, and shows as many digits as it has."""
-    return io.Float.Input("vram_budget", default=AUTO, min=-1.0, max=1024.0, step=0.05, optional=True, tooltip=tooltip)
+    return io.Float.Input("vram_budget", default=AUTO, min=AUTO, max=MOST, step=0.05, optional=True, tooltip=tooltip)
+
+
+def odd_budget(node: str | None) -> str | None:
+    """Why the vram_budget that this node is queued with is none: stock's check lets -0.5 and what is no number pass."""
+    given = queued.value(node, "vram_budget")
+    return refusal(given) if isinstance(given, (int, float)) else None

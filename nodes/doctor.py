@@ -1,4 +1,4 @@
-"""The doctor as a node: a report on this machine, to read and to paste."""
+"""The doctor as a node, and for the page's menu, which needs no graph: a report on this machine, to read and to paste."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import folder_paths
 from comfy_api.latest import io, ui
 
-from .front_end import running_server
 from .loaders import CATEGORY
 
 
@@ -25,7 +24,6 @@ class Doctor(io.ComfyNode):
             "to see why something is slow.",
             search_aliases=["diagnose", "system info", "bug report", "fusestream"],
             is_output_node=True,
-            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Boolean.Input(
                     "measure",
@@ -47,18 +45,15 @@ class Doctor(io.ComfyNode):
 
     @classmethod
     def execute(cls, measure: bool = True) -> io.NodeOutput:
-        from ..fusion.doctor import as_text, examine  # noqa: PLC0415 - the server starts without it
-
-        text = as_text(examine(None, pack_folders(), largest_model(), measure=measure))
-        send_text(text, cls.hidden.unique_id)
+        text = examined(measure)
         return io.NodeOutput(text, ui=ui.PreviewText(text))
 
 
-def send_text(text: str, node: str | None) -> None:
-    """Show it on the node."""
-    server = running_server()
-    if server is not None and node is not None:
-        server.send_progress_text(text, node)
+def examined(measure: bool) -> str:
+    """The whole report. Takes seconds where it measures."""
+    from ..fusion.doctor import as_text, examine  # noqa: PLC0415 - the server starts without it
+
+    return as_text(examine(None, pack_folders(), largest_model(), measure=measure))
 
 
 def pack_folders() -> list[Path]:

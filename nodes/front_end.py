@@ -10,3 +10,18 @@ def running_server() -> Any:
     from server import PromptServer  # noqa: PLC0415 - not while nodes are being listed
 
     return getattr(PromptServer, "instance", None)
+
+
+def tell(event: str, told: dict[str, Any]) -> None:
+    """To the page of the one who queued the prompt, if there is one."""
+    server = running_server()
+    if server is not None and server.client_id is not None:
+        server.send_sync(event, {**told, "prompt_id": server.last_prompt_id}, server.client_id)
+
+
+def running_node() -> str | None:
+    """The id of the node that runs now, as ComfyUI's own bar finds it."""
+    from comfy_execution.utils import get_executing_context  # noqa: PLC0415
+
+    running = get_executing_context()
+    return getattr(running_server(), "last_node_id", None) if running is None else running.node_id

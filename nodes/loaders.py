@@ -7,14 +7,14 @@ Workflows store a node's widgets by position: inputs are appended, never reorder
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import folder_paths
 from comfy_api.latest import io
 
+from ..fusion.budgets import AUTO
 from ..fusion.family import Role
-from . import activity, choices, meter
-from .choices import AUTO
+from . import activity, choices, files, meter
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
@@ -74,6 +74,16 @@ class DiffusionModelLoader(io.ComfyNode):
         meter.watch(model, cls.hidden)
         return io.NodeOutput(model)
 
+    @classmethod
+    def fingerprint_inputs(cls, model_name: str | None = None, **_others: Any) -> str:
+        return files.fingerprint(Role.DIFFUSION, model_name)
+
+    @classmethod
+    async def validate_inputs(cls, model_name: str | None = None) -> bool | str:
+        node = cls.hidden.unique_id
+        fault = choices.odd_budget(node) or await files.fault(Role.DIFFUSION, "model_name", model_name)
+        return fault or await files.wrong_vae(node, "model_name", model_name) or True
+
 
 class TextEncoderLoader(io.ComfyNode):
     """Load CLIP."""
@@ -106,8 +116,8 @@ class TextEncoderLoader(io.ComfyNode):
                     "about 1.25 times, with half the arithmetic. An encoder mostly waits for its weights: fast gains little.",
                 ),
                 choices.vram_budget(
-                    "-1: the encoder's blocks stream from the file through the VRAM that is free, and the file is never "
-                    "all in RAM. Or so many GiB (0.75 do for UMT5-XXL in fp16; more is faster). 0: ComfyUI's own memory "
+                    "-1: the encoder's blocks stream from the file through the VRAM that is free; RAM need not hold "
+                    "the file. Or so many GiB (0.75 do for UMT5-XXL in fp16; more is faster). 0: ComfyUI's own memory "
                     "management. The result is the same.",
                 ),
                 choices.text_encoder_type(
@@ -133,9 +143,19 @@ class TextEncoderLoader(io.ComfyNode):
         path = folder_paths.get_full_path_or_raise("text_encoders", text_encoder_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         folders = folder_paths.get_folder_paths("embeddings")
-        clip = fusion.load_text_encoder(path, folders, policy, vram_budget, type)
+        others = choices.text_encoder_paths()
+        clip = fusion.load_text_encoder(path, folders, policy, vram_budget, type, others=others)
         meter.watch(clip.patcher, cls.hidden)
         return io.NodeOutput(clip)
+
+    @classmethod
+    def fingerprint_inputs(cls, text_encoder_name: str | None = None, **_others: Any) -> str:
+        return files.fingerprint(Role.TEXT, text_encoder_name)
+
+    @classmethod
+    async def validate_inputs(cls, text_encoder_name: str | None = None) -> bool | str:
+        fault = choices.odd_budget(cls.hidden.unique_id)
+        return fault or await files.fault(Role.TEXT, "text_encoder_name", text_encoder_name) or True
 
 
 class VAELoader(io.ComfyNode):
@@ -179,3 +199,11 @@ class VAELoader(io.ComfyNode):
         activity.attach()
         path = folder_paths.get_full_path_or_raise("vae", vae_name)
         return io.NodeOutput(fusion.load_vae(path, fusion.KernelPolicy.of(kernels, precision=precision)))
+
+    @classmethod
+    def fingerprint_inputs(cls, vae_name: str | None = None, **_others: Any) -> str:
+        return files.fingerprint(Role.VAE, vae_name)
+
+    @classmethod
+    async def validate_inputs(cls, vae_name: str | None = None) -> bool | str:
+        return await files.fault(Role.VAE, "vae_name", vae_name) or True

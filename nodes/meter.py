@@ -9,9 +9,12 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .front_end import running_server
+from .front_end import tell
+
+if TYPE_CHECKING:
+    import torch
 
 EVENT = "fusestream.meter"
 EVERY = 0.25  # seconds between two messages
@@ -25,21 +28,21 @@ def watch(patcher: Any, hidden: Any) -> None:
     stream = getattr(getattr(patcher, "model", None), "fusestream", None)
     node = getattr(hidden, "unique_id", None)
     if stream is not None and node is not None:
-        stream.watcher = Meter(stream, node, send)
+        stream.watcher = Meter(stream, node, patcher.load_device, send)
 
 
 def send(reading: dict[str, Any]) -> None:
-    """To the one who queued the prompt."""
-    server = running_server()
-    if server is not None and server.client_id is not None:
-        server.send_sync(EVENT, {**reading, "prompt_id": server.last_prompt_id}, server.client_id)
+    tell(EVENT, reading)
 
 
 class Meter:
     """Of one stream, which it does not keep alive."""
 
-    def __init__(self, stream: Any, node: str, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: Any, node: str, device: torch.device, send: Send, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._stream, self._node, self._send, self._clock = weakref.ref(stream), node, send, clock
+        self._memory = "RAM" if device.type == "cpu" else "VRAM"  # what the blocks are held in
         self._since, self._copied, self._waited = clock(), 0, 0.0
         self._broken = False
 
@@ -63,6 +66,7 @@ class Meter:
         self._copied, self._waited = copied, waited
         return {
             "node": self._node,
+            "memory": self._memory,
             "held": summary["held bytes"].get("VRAM", 0),
             "limit": max(stream.wanted, stream.held),
             "block": i,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import folder_paths
 from comfy_api.latest import io, ui
 
-from .doctor import send_text
 from .loaders import CATEGORY
 
 if TYPE_CHECKING:
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from ..fusion.report import Report as Found
     from ..fusion.report.canvas import ThemeName
 
+# What goes behind a name is shorter than the rest of the 255 bytes that systems take.
+LONGEST_NAME, LONGEST_PREFIX = 200, 1000
 ReportType = io.Custom("FUSESTREAM_REPORT")
 
 
@@ -42,7 +43,6 @@ class ReportNode(io.ComfyNode):
             "which kernels ran and why not others, and what to change to go faster.",
             search_aliases=["timeline", "profile", "streaming report", "why slow", "fusestream"],
             is_output_node=True,
-            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.AnyType.Input(
                     "after",
@@ -99,10 +99,16 @@ class ReportNode(io.ComfyNode):
         if write_trace and trace is None:
             text += "\nNo trace was written: the model does not stream.\n"
         files = {"json": report.as_json(found) if write_json else None, "trace.json": trace}
-        for path in written({kind: content for kind, content in files.items() if content}, filename_prefix):
-            text += f"\nwritten: {path}"
-        send_text(text, cls.hidden.unique_id)
+        try:
+            for path in written({kind: content for kind, content in files.items() if content}, filename_prefix):
+                text += f"\nwritten: {path}"
+        except (OSError, ValueError) as error:  # what was made in an hour is handed on all the same
+            text += f"\nNo file was written: {reason_not_written(error)}\n"
         return io.NodeOutput(after, found, text, ui=shown(report.draw(found, theme), text, cls))
+
+    @classmethod
+    def validate_inputs(cls, filename_prefix: str | None = None) -> bool | str:
+        return prefix_fault(filename_prefix or "") or True
 
 
 class Compare(io.ComfyNode):
@@ -117,7 +123,6 @@ class Compare(io.ComfyNode):
             description="Shows two reports side by side: times, bytes, memory, and which kernels differ.",
             search_aliases=["a/b", "compare reports", "fusestream"],
             is_output_node=True,
-            hidden=[io.Hidden.unique_id],
             inputs=[
                 ReportType.Input("first", tooltip="A report: A, on the left."),
                 ReportType.Input("second", tooltip="Another report: B, on the right."),
@@ -133,7 +138,6 @@ class Compare(io.ComfyNode):
         from ..fusion import report  # noqa: PLC0415
 
         text = report.compare_text(first, second)
-        send_text(text, cls.hidden.unique_id)
         return io.NodeOutput(text, ui=shown(report.draw_pair(first, second, theme), text, cls))
 
 
@@ -146,10 +150,31 @@ def shown(picture: Image, text: str, cls: type[io.ComfyNode]) -> dict[str, Any]:
     return {**ui.PreviewImage(pixels, cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}
 
 
+def prefix_fault(prefix: str) -> str | None:
+    """Why no system takes a file of such a name, in a sentence."""
+    if any(ord(letter) < ord(" ") for letter in prefix):
+        return "filename_prefix has a letter that no file name can have, such as a line break or NUL. Type it anew."
+    longest = max(len(part.encode("utf-8", "replace")) for part in prefix.replace("\\", "/").split("/"))
+    if longest > LONGEST_NAME or len(prefix) > LONGEST_PREFIX:
+        return f"filename_prefix is too long: a name in it may have {LONGEST_NAME} bytes, all of it {LONGEST_PREFIX} letters."
+    return None
+
+
+def reason_not_written(error: OSError | ValueError) -> str:
+    """Without the path, which names folders."""
+    if not isinstance(error, OSError):
+        return str(error)
+    reason = error.strerror or type(error).__name__
+    return f"{reason}. Choose another filename_prefix, or see whether ComfyUI's output folder can be written to."
+
+
 def written(files: dict[str, str], prefix: str) -> list[str]:
     """Write each content to a file of that ending, all under one new number. Returns their names below the output folder."""
     if not files:
         return []
+    fault = prefix_fault(prefix)
+    if fault is not None:
+        raise ValueError(fault)
     root = folder_paths.get_output_directory()
     folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, root)
     names = []

@@ -65,19 +65,26 @@ SET = """sizes => {
     }
     window.putBack = () => before.forEach(([widget, value]) => { widget.value = value })
 }"""
-# The doctor and its text in full; the box around both on the page.
+# The doctor alone, as it comes.
 EXAMINE = """type => {
-    const node = LiteGraph.createNode(type), text = LiteGraph.createNode('PreviewAny')
+    const node = LiteGraph.createNode(type)
     app.graph.clear()
-    app.graph.add(node); app.graph.add(text)
-    node.pos = [0, 0]; text.pos = [300, 0]
-    node.setSize([270, 300]); text.setSize([500, 560])
-    node.connect(0, text, 'source')
+    app.graph.add(node)
+    node.pos = [0, 0]
     app.canvas.ds.scale = 1
     app.canvas.ds.offset = [260, 160]
     app.canvas.setDirty(true, true)
-    const [left, top] = app.canvasPosToClientPos([-20, -55])
-    return {x: left, y: top, width: 840, height: 635}
+}"""
+# With its text, for which it has made room; the box around it on the page.
+EXAMINED = """() => {
+    const [left, top] = app.canvasPosToClientPos([-70, -55])
+    return {x: left, y: top, width: 840, height: app.graph.nodes[0].size[1] + 75}
+}"""
+# Which build of Linux the picture was taken on is of no interest.
+ANY_KERNEL = """() => {
+    for (const area of document.querySelectorAll(".fusestream-text textarea")) {
+        area.value = area.value.replace(/Linux [^ ,]+/, "Linux 6.8.0")
+    }
 }"""
 # The two nodes alone at full size; the box around them on the page.
 DRAW = """([type, value, next, input]) => {
@@ -136,9 +143,12 @@ def take(front: FrontEnd) -> None:
         clip = front.page.evaluate(DRAW, drawn)
         front.page.wait_for_timeout(500)  # a frame or two on a busy machine
         front.page.screenshot(path=DOCS / "images" / f"{picture}.png", clip=clip)
-    clip = front.page.evaluate(EXAMINE, DOCTOR)
+    front.page.set_viewport_size({"width": 1280, "height": 1600})
+    front.page.evaluate(EXAMINE, DOCTOR)
     front.run()
     front.page.wait_for_timeout(6000)
+    front.page.evaluate(ANY_KERNEL)
+    clip = front.page.evaluate(EXAMINED)
     front.page.screenshot(path=DOCS / "images" / "doctor.png", clip=clip)
 
 

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 
 from bed import tiny
-from bed.client import Client, Rejected, Run, Workflow
-from bed.server import Server
+from bed.client import Client, Rejected, Workflow
+from bed.outcome import frames_of
 
 
 def classes(workflow: Workflow, nodes: Any) -> set[str]:
     return {workflow[node]["class_type"] for node in nodes}
-
-
-def frames_of(client: Client, run: Run) -> np.ndarray[Any, Any]:
-    """The saved video's frames, [frames, height, width, 3] uint8."""
-    (output,) = run.outputs.values()
-    with av.open(io.BytesIO(client.fetch(output["images"][0]))) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
 def test_makes_a_video_and_tells_the_progress(client: Client, workflow: Workflow) -> None:
@@ -134,47 +124,6 @@ def test_a_name_that_is_not_there_is_refused_with_the_list(client: Client, workf
     (node,) = refused.value.body["node_errors"].values()
     (error,) = node["errors"]
     assert "absent.safetensors" in error["details"] and widget in error["details"]
-
-
-def write_text(path: Path) -> Path:
-    path.write_text("<html>404 Not Found</html>")
-    return path
-
-
-def cut(path: Path, source: Path) -> Path:
-    path.write_bytes(source.read_bytes()[:-1000])
-    return path
-
-
-def test_bad_files_are_named_and_the_server_goes_on(
-    server: Server, client: Client, workflow: Workflow, files: list[Path]
-) -> None:
-    model, encoder, vae = files
-    cases = [
-        (write_text(model.parent / "page.safetensors"), "is a web page, not a model"),
-        (cut(encoder.parent / "cut.safetensors", encoder), "is cut short"),
-        (
-            Path(shutil.copy(vae, model.parent / "vae.safetensors")),
-            "is a Wan VAE: choose it in the FuseStream VAE Loader",
-        ),
-        (
-            Path(shutil.copy(model, vae.parent / "model.safetensors")),
-            "choose it in the FuseStream Diffusion Model Loader",
-        ),
-    ]
-    for bad, message in cases:
-        class_type = next(c for c, (_, f) in tiny.LOADERS.items() if f == bad.parent.name)
-        widget = tiny.LOADERS[class_type][0]
-        node = tiny.node_of(workflow, class_type)
-        before, node["inputs"][widget] = node["inputs"][widget], bad.name
-        server.get("/object_info")  # as the browser's R key: the server lists its folders again
-        run = client.run(workflow)
-        assert run.error is not None
-        assert message in run.error["exception_message"] and bad.name in run.error["exception_message"]
-        assert run.error["node_type"] == class_type
-        node["inputs"][widget] = before
-        bad.unlink()
-    assert client.run(workflow).error is None
 
 
 def test_the_doctor_reports_by_itself(client: Client) -> None:

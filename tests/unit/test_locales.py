@@ -12,9 +12,11 @@ import pytest
 import fusestream.nodes
 
 LOCALES = Path(__file__).resolve().parents[2] / "locales"
+JS = LOCALES.parent / "nodes" / "web" / "js"
 LANGUAGES = ("ja", "zh")
 SCHEMAS = {node.GET_SCHEMA().node_id: node.GET_SCHEMA() for node in fusestream.nodes.NODES}
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
+VALUE = re.compile(r"{\w+}")
 # The front end's message format gives these a meaning of their own.
 RESERVED = re.compile(r"[{}@|]")
 
@@ -63,6 +65,33 @@ def test_no_figure_is_told_that_the_original_does_not_tell(language: str) -> Non
         pairs += [(node["outputs"][str(slot)]["tooltip"], item.tooltip) for slot, item in enumerate(schema.outputs)]
         for translation, original in (*pairs, (node["description"], schema.description)):
             assert set(FIGURE.findall(translation)) <= set(FIGURE.findall(original)), (name, translation)
+
+
+@each_language
+def test_the_words_of_the_page_are_translated(language: str) -> None:
+    """What the pack's scripts say by themselves, with the same values filled in; and the settings."""
+    english = dict(re.findall(r'^    (\w+): "(.+)",$', (JS / "words.js").read_text(encoding="utf-8"), re.MULTILINE))
+    said = json.loads((LOCALES / language / "main.json").read_text(encoding="utf-8"))
+    assert list(said) == ["fuseStream", "menuLabels"] and list(said["fuseStream"]) == list(english) and english
+    for key, text in said["fuseStream"].items():
+        assert sorted(VALUE.findall(text)) == sorted(VALUE.findall(english[key])), key
+        assert text != english[key] or not re.sub(VALUE, "", text).strip(" /")
+    settings = json.loads((LOCALES / language / "settings.json").read_text(encoding="utf-8"))
+    scripts = "".join(path.read_text(encoding="utf-8") for path in JS.glob("*.js"))
+    assert set(settings) == {name.replace(".", "_") for name in re.findall(r'SETTING = "(.+)"', scripts)}
+    assert all(one["name"] and one["tooltip"] for one in settings.values())
+
+
+@each_language
+def test_the_commands_of_the_menu_are_translated(language: str) -> None:
+    said = json.loads((LOCALES / language / "commands.json").read_text(encoding="utf-8"))
+    scripts = "".join(path.read_text(encoding="utf-8") for path in JS.glob("*.js"))
+    assert set(said) == {name.replace(".", "_") for name in re.findall(r'COMMAND = "(.+)"', scripts)} and said
+    assert all(one["label"].startswith("FuseStream") for one in said.values())
+    labels = json.loads((LOCALES / language / "main.json").read_text(encoding="utf-8"))["menuLabels"]
+    assert list(labels) == re.findall(r'MENU_LABEL = "(.+)"', scripts) and all(
+        key != said for key, said in labels.items()
+    )
 
 
 def texts(node: Any) -> list[str]:

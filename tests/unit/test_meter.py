@@ -10,10 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.nodes import meter
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def one_pass(stream: Any) -> None:
 def test_what_is_told_and_how_often(stream: Any) -> None:
     told: list[dict[str, Any]] = []
     times = iter(x * 0.1 for x in range(100))
-    stream.watcher = meter.Meter(stream, "7", told.append, lambda: next(times))
+    stream.watcher = meter.Meter(stream, "7", CPU, told.append, lambda: next(times))
     for _ in range(3):
         one_pass(stream)
     stream.watcher = None
@@ -50,6 +53,20 @@ def test_what_is_told_and_how_often(stream: Any) -> None:
     assert [reading["block"] for reading in told] == [2, 1, 0, 3] and sum(r["rate"] for r in told) > 0
 
 
+@pytest.mark.parametrize(("device", "memory"), [("cpu", "RAM"), ("cuda", "VRAM"), ("cuda:1", "VRAM")])
+def test_it_names_the_memory_that_the_blocks_are_in(
+    stream: Any, monkeypatch: pytest.MonkeyPatch, device: str, memory: str
+) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(meter, "send", told.append)
+    monkeypatch.setattr(meter, "EVERY", 0.0)
+    patcher = SimpleNamespace(model=SimpleNamespace(fusestream=stream), load_device=torch.device(device))
+    meter.watch(patcher, SimpleNamespace(unique_id="1"))
+    one_pass(stream)
+    stream.watcher = None
+    assert {reading["memory"] for reading in told} == {memory}
+
+
 def test_a_broken_one_is_off_and_the_run_goes_on(stream: Any) -> None:
     calls = []
 
@@ -58,7 +75,7 @@ def test_a_broken_one_is_off_and_the_run_goes_on(stream: Any) -> None:
         raise OSError("no socket")
 
     times = iter(range(100))
-    stream.watcher = meter.Meter(stream, "7", broken, lambda: next(times))
+    stream.watcher = meter.Meter(stream, "7", CPU, broken, lambda: next(times))
     one_pass(stream)
     stream.watcher = None
     assert len(calls) == 1
@@ -66,7 +83,7 @@ def test_a_broken_one_is_off_and_the_run_goes_on(stream: Any) -> None:
 
 def test_it_costs_next_to_nothing(stream: Any) -> None:
     """Per block that has run: far below half a percent of the shortest, a millisecond."""
-    one = meter.Meter(stream, "7", lambda _: None)
+    one = meter.Meter(stream, "7", CPU, lambda _: None)
     start = time.perf_counter()
     for _ in range(10_000):
         one(0)
@@ -77,7 +94,7 @@ def test_a_message_costs_next_to_nothing(stream: Any) -> None:
     """Half a percent of the time between two is what all of the meter may take; on an H200 with a 14B it took 0.09 %."""
     texts: list[str] = []
     times = iter(range(1000))
-    one = meter.Meter(stream, "7", lambda reading: texts.append(json.dumps(reading)), lambda: next(times))
+    one = meter.Meter(stream, "7", CPU, lambda reading: texts.append(json.dumps(reading)), lambda: next(times))
     seconds = []
     for _ in range(100):
         start = time.perf_counter()

@@ -16,12 +16,13 @@ import torch
 from scenes import Scene, Studio, sample
 
 from fusestream import checkpoints
-from fusestream.fusion import load
+from fusestream.fusion import load, load_text
 from fusestream.fusion.stream import progress
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, autotune
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.winners import WinnersFile
-from fusestream.nodes import activity
+from fusestream.memory import Checkpoint
+from fusestream.nodes import activity, front_end
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 STEPS = 3
@@ -58,8 +59,8 @@ class Bars(list[tuple[int, int]]):
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every checkpoint that was opened."""
     found: list[Any] = []
-    open_ = load.Checkpoint.open
-    monkeypatch.setattr(load.Checkpoint, "open", lambda path: found.append(open_(path)) or found[-1])
+    open_ = Checkpoint.open
+    monkeypatch.setattr(Checkpoint, "open", lambda path: found.append(open_(path)) or found[-1])
     return found
 
 
@@ -78,7 +79,7 @@ def is_closed(source: Any) -> bool:
 def test_a_loader_counts_bytes_and_stops(studio: Studio, bars: Bars, opened: list[Any], kind: str) -> None:
     path = str(checkpoints.write(kind, studio.folder))
     more: tuple[Any, ...] = ([],) if kind == "umt5" else ()
-    begin = load.load_streamed_text_encoder if kind == "umt5" else load.load_streamed_diffusion_model
+    begin = load_text.load_streamed_text_encoder if kind == "umt5" else load.load_streamed_diffusion_model
     kept = begin(path, *more)
     assert bars.shares == sorted(bars.shares) and bars.shares[-1] == 1 and len(bars) > 3
     patcher = kept.patcher if kind == "umt5" else kept
@@ -204,7 +205,7 @@ def test_the_step_is_told_by_its_sigma() -> None:
 
 
 def test_a_streamed_encoders_blocks_are_counted_whoever_computes(studio: Studio, bars: Bars) -> None:
-    clip = load.load_streamed_text_encoder(
+    clip = load_text.load_streamed_text_encoder(
         str(checkpoints.write("umt5", studio.folder)), [], policy=KernelPolicy.of("off")
     )
     bars.clear()
@@ -248,7 +249,7 @@ def test_measuring_is_told_to_the_page(tuner: autotune.Tuner, monkeypatch: pytes
     call = Call("some op", (torch.zeros(2),), ())
     assert tuner.fastest(OP, call, CANDIDATES).name == "ours"
     assert [(done, of) for _, done, of in told] == [(i, TOLD) for i in range(TOLD + 1)]
-    assert all(words == "Measuring kernels for this card, once: some op" for words, *_ in told)
+    assert all(op == "some op" for op, *_ in told)
     told.clear()
     tuner.fastest(OP, call, CANDIDATES)
     assert not told, "once"
@@ -258,7 +259,7 @@ def test_measuring_is_told_to_the_page(tuner: autotune.Tuner, monkeypatch: pytes
 def test_an_interrupted_measurement_is_not_remembered(
     tuner: autotune.Tuner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stop_at: int
 ) -> None:
-    def show(_words: str, done: int, _of: int) -> None:
+    def show(_op: str, done: int, _of: int) -> None:
         seen.append(done)
         if done == stop_at - 1:
             management.interrupt_current_processing()
@@ -286,7 +287,7 @@ def test_the_page_is_told_of_the_node_that_runs(monkeypatch: pytest.MonkeyPatch)
     server = SimpleNamespace(
         client_id="me", last_prompt_id="p", last_node_id="4", send_sync=lambda *message: sent.append(message)
     )
-    monkeypatch.setattr(activity, "running_server", lambda: server)
+    monkeypatch.setattr(front_end, "running_server", lambda: server)
     monkeypatch.setattr(activity, "_last", 0.0)
     monkeypatch.setattr(progress, "_show", progress._show)
     activity.attach()
@@ -294,8 +295,8 @@ def test_the_page_is_told_of_the_node_that_runs(monkeypatch: pytest.MonkeyPatch)
         progress.measuring("attention", 3, 9)
         progress.measuring("attention", 4, 9)  # too soon after the first
     (message,) = sent
-    words = "Measuring kernels for this card, once: attention"
-    assert message == ("fusestream.activity", {"node": "9", "words": words, "done": 3, "of": 9, "prompt_id": "p"}, "me")
+    told = {"node": "9", "measuring": "attention", "done": 3, "of": 9, "prompt_id": "p"}
+    assert message == ("fusestream.activity", told, "me")
     monkeypatch.setattr(activity, "_last", 0.0)
     progress.measuring("attention", 5, 9)
     assert sent[-1][1]["node"] == "4"

@@ -36,6 +36,7 @@ from fusestream.fusion.report.data import (
     size,
 )
 from fusestream.fusion.stream import branches
+from fusestream.fusion.words import counted
 from fusestream.memory.ledger import Entry
 from fusestream.nodes.kernels import ModelKernels
 from fusestream.nodes.report import Compare, ReportNode
@@ -376,6 +377,45 @@ def test_the_node_shows_hands_on_and_writes(monkeypatch: pytest.MonkeyPatch, tmp
     assert "No trace was written" in again.result[2] and "report_00002_.json" in again.result[2]
     both = run(Compare, output.result[1], again.result[1], theme="light")
     assert "B / A" in both.result[0] and both.ui["images"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "words"),
+    [
+        ("report\0", "a letter that no file name can have"),
+        ("a\nb/report", "a letter that no file name can have"),
+        ("fusestream/" + "x" * 300, "too long"),
+        ("é" * 150, "too long"),
+        ("x/" * 600, "too long"),
+    ],
+)
+def test_a_name_that_no_file_can_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, streamed: Any, prefix: str, words: str
+) -> None:
+    """It is told before the queue. From another node it comes too late for that: the report is made without files."""
+    assert words in str(ReportNode.validate_inputs(prefix))
+    for get in ("output", "temp"):
+        monkeypatch.setattr(folder_paths, f"get_{get}_directory", lambda get=get: str(tmp_path / get))
+    output = run(ReportNode, "after", None, write_json=True, filename_prefix=prefix)
+    assert output.result[0] == "after" and "\nNo file was written: " in output.result[2]
+    assert words in output.result[2] and str(tmp_path) not in output.result[2]
+
+
+def test_a_folder_that_takes_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for get in ("output", "temp"):
+        monkeypatch.setattr(folder_paths, f"get_{get}_directory", lambda get=get: str(tmp_path / get))
+    (tmp_path / "output").write_text("a file")
+    output = run(ReportNode, "after", None, write_json=True)
+    assert output.result[0] == "after" and "No file was written: " in output.result[2]
+    assert str(tmp_path) not in output.result[2]
+    assert ReportNode.validate_inputs("fusestream/report") is True and ReportNode.validate_inputs(None) is True
+
+
+def test_counts_in_words() -> None:
+    assert [counted(n, "pass", "passes") for n in (0, 1, 2)] == ["0 passes", "1 pass", "2 passes"]
+    one = Report(title="t", device="d", state="s", streams=True, passes=1, layers=(LayerRow("b", 1, 1, True),), slots=1)
+    text = report.as_text(one)
+    assert "a pass through 1 block: " in text and "; 1 pass seen" in text and " in 1 slot, " in text
 
 
 def run(node: Any, *values: Any, **widgets: Any) -> Any:

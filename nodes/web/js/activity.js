@@ -4,12 +4,13 @@
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { Overlays, bar, line } from "./overlays.js"
+import { words } from "./words.js"
 
 const activities = new Overlays(
     "fusestreamActivity",
-    element => ({ words: line(element), done: bar(element, "#ffb03b") }),
-    ({ words, done }, told) => {
-        words.textContent = told.words
+    element => ({ say: line(element), done: bar(element, "now") }),
+    ({ say, done }, told) => {
+        say([words("measuring", { op: told.measuring })])
         done.style.width = `${Math.min(100, (100 * told.done) / Math.max(1, told.of))}%`
     },
 )

@@ -1,30 +1,54 @@
-// Elements over the canvas that stay below their nodes, at the canvas's scale: they look the same with both of the front end's
+// Elements over the canvas that stay at their nodes, at the canvas's scale: they look the same with both of the front end's
 // kinds of nodes, and change neither a node's size nor what a workflow saves. One goes when nothing is heard for it any more.
+// It is as wide as its node, and lies where it covers no other: below it, above it, or else on its lower end.
 
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
+import { shownNode } from "./places.js"
 
 const SILENCE = 2000 // milliseconds without a word after which an element goes
-const WIDTH = 330
-const GROUND = "#1b1e24", INK = "#e8eaee", EMPTY = "#3a404b"
+const LEAST = 160, MOST = 420 // its width, at scale 1
+const GAP = 6
+const BADGES = 22 // what LiteGraph draws above a title bar: the name of a node's pack
+
+// The theme's own colours, and of the bars' colours such as stand out on them.
+const STYLE = `
+.fusestream-overlay {
+    --used: #1a6fb5; --resident: #0d7f56; --streamed: #6b53cc; --now: #b35900;
+    --empty: color-mix(in srgb, var(--fg-color) 20%, var(--comfy-menu-bg));
+    position: fixed; left: 0; top: 0; z-index: 10; box-sizing: border-box; padding: 6px 8px; pointer-events: none;
+    transform-origin: 0 0; font: 12px/1.35 sans-serif; border-radius: 6px; border: 1px solid var(--border-color);
+    background: var(--comfy-menu-bg); color: var(--fg-color);
+}
+.dark-theme .fusestream-overlay { --used: #4fa3e0; --resident: #3fbf8a; --streamed: #8f7ee0; --now: #ffb03b }
+.fusestream-line { display: flex; flex-wrap: wrap; column-gap: 12px; overflow-wrap: anywhere }
+.fusestream-bar { height: 6px; margin: 4px 0; background: var(--empty) }
+.fusestream-bar > div { height: 100% }
+`
+document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }))
 
 const all = new Set()
 let following = false
 
-export function box(style, parent) {
+export function box(parent, name = "", style = {}) {
     const element = document.createElement("div")
+    element.className = name
     Object.assign(element.style, style)
-    parent?.append(element)
+    parent.append(element)
     return element
 }
 
-/** A line of words. */
-export const line = parent => box({ whiteSpace: "nowrap", overflow: "hidden", textOverflow: "ellipsis" }, parent)
+/** A line of words, and how to say them: parts that stay together, and come below each other where they do not fit. */
+export function line(parent) {
+    const element = box(parent, "fusestream-line")
+    return parts => {
+        while (element.children.length > parts.length) element.lastChild.remove()
+        parts.forEach((words, i) => { (element.children[i] ?? box(element)).textContent = words })
+    }
+}
 
 /** A bar; what of it is full is its width in percent. */
-export function bar(parent, colour) {
-    return box({ height: "100%", background: colour }, box({ height: "6px", margin: "4px 0", background: EMPTY }, parent))
-}
+export const bar = (parent, colour) => box(box(parent, "fusestream-bar"), "", { background: `var(--${colour})` })
 
 /** One kind of them, one for each node. fill: makes the parts of an element, which `show` gets with what there is to show. */
 export class Overlays {
@@ -32,7 +56,7 @@ export class Overlays {
         this.name = name
         this.fill = fill
         this.show = show
-        this.shown = new Map() // node id -> { element, parts, until }
+        this.shown = new Map() // node id -> { element, parts, until, node, place }
         all.add(this)
         for (const end of ["execution_success", "execution_error", "execution_interrupted"]) {
             api.addEventListener(end, () => this.clear())
@@ -44,6 +68,7 @@ export class Overlays {
         const one = this.shown.get(id)
         one.until = performance.now() + SILENCE
         this.show(one.parts, told)
+        one.place = undefined // it may be higher now, or a node may have been moved
         if (!following) {
             following = true
             requestAnimationFrame(follow)
@@ -60,17 +85,13 @@ export class Overlays {
     }
 
     #made(id) {
-        const element = box({
-            position: "fixed", left: "0", top: "0", width: `${WIDTH}px`, padding: "6px 8px", boxSizing: "border-box", zIndex: "10",
-            pointerEvents: "none", transformOrigin: "0 0", background: GROUND, color: INK, borderRadius: "6px",
-            font: "12px sans-serif", opacity: "0.94",
-        }, document.body)
+        const element = box(document.body, "fusestream-overlay", { display: "none" })
         element.dataset[this.name] = id
         return { element, parts: this.fill(element), until: 0 }
     }
 }
 
-/** Each frame, while there is an element: put it below its node. */
+/** Each frame, while there is an element: put it to its node. */
 function follow() {
     following = false
     for (const kind of all) {
@@ -80,14 +101,49 @@ function follow() {
                 continue
             }
             following = true
-            const graph = app.canvas.graph ?? app.graph
-            // In a subgraph an id is a path; the last part is the node's own.
-            const node = graph?.nodes.find(each => String(each.id) === id.split(":").pop())
+            const node = shownNode(id)
             one.element.style.display = node ? "" : "none"
             if (!node) continue
-            const [x, y] = app.canvasPosToClientPos([node.pos[0], node.pos[1] + node.size[1] + 8])
-            one.element.style.transform = `translate(${x}px, ${y}px) scale(${app.canvas.ds.scale})`
+            const { scale } = app.canvas.ds, at = boxOf(node)
+            one.element.style.width = `${Math.min(MOST, Math.max(LEAST, (at.right - at.left) / scale))}px`
+            const places = around(at, one.element.offsetWidth * scale, one.element.offsetHeight * scale, GAP * scale)
+            if (one.place === undefined || one.node !== node) {
+                one.place = Math.max(0, places.findIndex(place => free(place, node, one.element)))
+                one.node = node
+            }
+            const { left, top } = places[Math.min(one.place, places.length - 1)]
+            one.element.style.transform = `translate(${left}px, ${top}px) scale(${scale})`
         }
     }
     if (following) requestAnimationFrame(follow)
+}
+
+/** Where something of this size may lie at a node, the best first: below, above, on it from its lower end up to its title. */
+function around({ left, top, bottom }, width, height, gap) {
+    const at = y => ({ left, top: y, right: left + width, bottom: y + height })
+    const places = [at(bottom + gap), at(top - gap - height)]
+    for (let y = bottom - gap - height; y > top + 5 * gap; y -= 2 * gap) places.push(at(y))
+    return places
+}
+
+/** Whether no other node lies there, nor another of these elements. */
+function free(place, node, element) {
+    const others = node.graph.nodes.filter(each => each !== node).map(boxOf)
+    for (const { shown } of all) {
+        for (const one of shown.values()) {
+            if (one.element !== element && one.node && one.element.style.display === "") others.push(one.element.getBoundingClientRect())
+        }
+    }
+    return !others.some(other => place.left < other.right && other.left < place.right && place.top < other.bottom && other.top < place.bottom)
+}
+
+/** A node on the page, with its title; drawn as an element it may be higher than the graph knows. */
+function boxOf(node) {
+    const element = document.querySelector(`[data-node-id="${node.id}"]`)
+    if (element) return element.getBoundingClientRect()
+    const [x, y, width, height] = node.boundingRect
+    const badges = node.badges.some(badge => (typeof badge === "function" ? badge() : badge).visible) ? BADGES : 0
+    const [left, top] = app.canvasPosToClientPos([x, y - badges])
+    const [right, bottom] = app.canvasPosToClientPos([x + width, y + height])
+    return { left, top, right, bottom }
 }

@@ -1,8 +1,8 @@
-// Nodes that show a picture begin large enough to read it. A saved workflow's own sizes are put in after this, and stay.
+// Nodes that show a picture or a text begin large enough to read it. A saved workflow's own sizes are put in after this, and stay.
 
 import { app } from "../../../scripts/app.js"
 
-const SIZES = { FuseStreamReport: [540, 900], FuseStreamCompare: [1080, 860] }
+const SIZES = { FuseStreamReport: [540, 980], FuseStreamCompare: [1080, 860], FuseStreamDoctor: [700, 320] }
 
 app.registerExtension({
     name: "FuseStream.Sizes",

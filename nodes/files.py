@@ -1,0 +1,110 @@
+"""A loader's file, as ComfyUI asks about it before anything runs: can it be right, and is it the one it was.
+
+Both are asked at every click on Run, so that a file is sound is remembered until it changes. A header is read in a
+thread of its own, because the server answers nobody else meanwhile, and a disk may have to wake up first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import folder_paths
+
+from ..fusion.family import Role
+from . import choices, queued
+
+FOLDERS = {Role.DIFFUSION: "diffusion_models", Role.TEXT: "text_encoders", Role.VAE: "vae"}
+# The nodes that load a VAE file, and the widgets that name it.
+VAE_LOADERS = {"FuseStreamVAELoader": "vae_name", "VAELoader": "vae_name"}
+MOST_LISTED = 20  # names in a message
+
+
+def fingerprint(role: Role, name: str | None) -> str:
+    """Of the file: another one once it was replaced, written to or touched, so that ComfyUI does not hand out what it loaded
+    before. Short, and tells nothing: it is saved with every picture. A name that comes by a link is not known yet."""
+    path = _path(role, name)
+    return "" if path is None else _state(path)
+
+
+async def fault(role: Role, widget: str, name: str | None) -> str | None:
+    """What is wrong with the file that a loader's widget names, in a sentence. None: nothing that its header tells."""
+    if name is None:  # it comes by a link
+        return None
+    if (unlisted := _not_in_list(role, widget, name)) is not None:
+        return unlisted
+    path = _path(role, name)
+    if path is None:
+        return f"{name} is not in models/{FOLDERS[role]} any more. Press R, and choose a file that is there."
+    return await asyncio.to_thread(_header_fault, path, _state(path), role)
+
+
+async def wrong_vae(node: str | None, widget: str, name: str | None) -> str | None:
+    """Whether the VAE in the graph that is being queued goes with this diffusion model. node: the model's loader, by its id."""
+    graph = None if node is None or name is None else queued.graph(node, {widget: name})
+    model = _path(Role.DIFFUSION, name)
+    if graph is None or model is None:
+        return None
+    for loader in dict.fromkeys(graph.vaes(str(node))):
+        entry = graph.prompt[loader]
+        vae_name = entry["inputs"].get(VAE_LOADERS.get(entry["class_type"], ""))
+        vae = _path(Role.VAE, vae_name) if isinstance(vae_name, str) else None
+        if vae is not None:
+            found = await asyncio.to_thread(_mismatch, model, _state(model), vae, _state(vae))
+            if found is not None:
+                return found
+    return None
+
+
+def _path(role: Role, name: str | None) -> str | None:
+    return None if name is None else folder_paths.get_full_path(FOLDERS[role], name)
+
+
+def _not_in_list(role: Role, widget: str, name: str) -> str | None:
+    """Stock's own check and words: a node that checks an input itself does all of it."""
+    listed = folder_paths.get_filename_list(FOLDERS[role])
+    if name in listed:
+        return None
+    told = str(listed) if len(listed) <= MOST_LISTED else f"(list of length {len(listed)})"
+    return f"Value not in list: {widget}: {name!r} not in {told}"
+
+
+def _state(path: str) -> str:
+    try:
+        now = Path(path).stat()
+    except OSError as error:  # the loader will say so
+        return error.strerror or type(error).__name__
+    told = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _header_fault(path: str, state: str, role: Role) -> str | None:
+    """A file that was refused is looked at again: what it lacks, another one may have by now."""
+    from .. import fusion  # noqa: PLC0415 - the server starts without it
+    from ..memory import BadFile  # noqa: PLC0415
+
+    try:
+        _look_at(path, state, role)
+    except (fusion.WrongFile, BadFile) as error:
+        return str(error)
+    return None
+
+
+@lru_cache(maxsize=256)
+def _look_at(path: str, _state: str, role: Role) -> None:
+    from .. import fusion  # noqa: PLC0415
+
+    fusion.inspect_file(path, role, choices.text_encoder_paths() if role is Role.TEXT else ())
+
+
+@lru_cache(maxsize=256)
+def _mismatch(model: str, _model_state: str, vae: str, _vae_state: str) -> str | None:
+    from ..fusion import latents  # noqa: PLC0415
+    from ..memory import BadFile  # noqa: PLC0415
+
+    with contextlib.suppress(BadFile):  # of which its own loader tells
+        return latents.mismatch(model, vae)
+    return None

@@ -1,0 +1,172 @@
+"""Which VAEs a model's latents meet in a graph, read from the links before anything runs.
+
+A graph in ComfyUI's API form is a table of nodes, subgraphs laid open: {"77:8": {"class_type": ..., "inputs": {name: value
+or [node, output]}}}. The way goes from a loader's MODEL to the samplers that take it, from their latents down to who decodes
+them and up to who encoded them, and from there to the VAE's loader.
+
+What is not plain is not followed: a wrong alarm would stop a run that is right. Where two models meet in one node the way
+ends, and where a node of another pack makes latents of latents, which may be of another kind then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+MODEL, GUIDER, LATENT, VAE, IMAGE, ANY = "MODEL", "GUIDER", "LATENT", "VAE", "IMAGE", "*"
+MODELS = (MODEL, GUIDER)  # a model, and a model with its prompts
+
+Prompt = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """
+    outputs   the types that a class of nodes gives
+    is_end    whether a run is for such nodes: they save, or show
+    is_plain  whether its latents are of the kind of those it takes, and its VAE is the one it takes: stock's nodes, and ours
+    """
+
+    outputs: tuple[str, ...]
+    is_end: bool = False
+    is_plain: bool = True
+
+
+class Output(NamedTuple):
+    """Of a node, by its place."""
+
+    node: str
+    place: int
+
+
+class Graph:
+    """
+    prompt   in API form
+    kind_of  a class of nodes by its name; None: unknown
+    ends     those of the nodes that a run is for which will run; None: all
+    """
+
+    def __init__(
+        self, prompt: Prompt, kind_of: Callable[[str], Kind | None], ends: Collection[str] | None = None
+    ) -> None:
+        self.prompt = prompt
+        self._kinds = {
+            name: kind_of(str(node.get("class_type"))) or Kind((), is_plain=False) for name, node in prompt.items()
+        }
+        self._takers: dict[Output, list[str]] = {}
+        for name in self._running(ends):
+            for output in self.links(name):
+                self._takers.setdefault(output, []).append(name)
+
+    def links(self, node: str) -> Sequence[Output]:
+        """What comes into a node from others."""
+        values = self.prompt.get(node, {}).get("inputs", {}).values()
+        found = (Output(str(value[0]), value[1]) for value in values if _is_link(value))
+        return [output for output in found if output.node in self.prompt]
+
+    def type_of(self, output: Output) -> str:
+        """What passes on whatever it gets, as a reroute does, is asked what comes into it."""
+        seen: set[Output] = set()
+        while output not in seen:
+            seen.add(output)
+            outputs = self._kinds[output.node].outputs
+            type = outputs[output.place] if 0 <= output.place < len(outputs) else ""
+            before = self.links(output.node)
+            if type != ANY or len(before) != 1:
+                return type
+            output = before[0]
+        return ANY
+
+    def links_of(self, node: str, *types: str) -> Sequence[Output]:
+        return [output for output in self.links(node) if self.type_of(output) in types]
+
+    def vaes(self, loader: str) -> Iterator[str]:
+        """The nodes that load the VAEs which the latents of this node's model meet."""
+        for vae in self._vaes_met(loader):
+            found = self._loader_of(vae)
+            if found is not None:
+                yield found
+
+    def _running(self, ends: Collection[str] | None) -> set[str]:
+        """The nodes that something to be saved or shown is made of."""
+        asked = [name for name, kind in self._kinds.items() if kind.is_end and (ends is None or name in ends)]
+        running: set[str] = set()
+        while asked:
+            name = asked.pop()
+            if name not in running:
+                running.add(name)
+                asked += [output.node for output in self.links(name)]
+        return running
+
+    def _vaes_met(self, loader: str) -> Iterator[Output]:
+        seen: set[tuple[Output, str]] = set()
+        waiting = [(Output(loader, 0), MODEL)]
+        while waiting:
+            step = waiting.pop()
+            if step in seen:
+                continue
+            seen.add(step)
+            output, type = step
+            for node in self._takers.get(output, ()):
+                if type == LATENT:
+                    yield from self._one_vae(node)
+                    goes_on = self._passes_latents(node)
+                else:
+                    goes_on = len(self.links_of(node, *MODELS, ANY)) == 1
+                    if goes_on and LATENT in self._kinds[node].outputs:  # it samples
+                        yield from self._encoders(node)
+                if goes_on:
+                    waiting += self._outputs(node, type)
+
+    def _outputs(self, node: str, type: str) -> Iterator[tuple[Output, str]]:
+        """Where what came in by this type goes on, and as what."""
+        for place in range(len(self._kinds[node].outputs)):
+            made = self.type_of(Output(node, place))
+            if made == LATENT or (made in MODELS and type in MODELS):
+                yield Output(node, place), made
+
+    def _passes_latents(self, node: str) -> bool:
+        """Latents that go on to another model's sampler are that one's."""
+        is_alone = len(self.links_of(node, LATENT, ANY)) == 1 and not self.links_of(node, *MODELS)
+        return is_alone and (self._kinds[node].is_plain or ANY in self._kinds[node].outputs)
+
+    def _encoders(self, sampler: str) -> Iterator[Output]:
+        """The VAEs that made what a sampler begins with, of an image: of an empty latent only the size counts."""
+        seen: set[Output] = set()
+        waiting = list(self.links_of(sampler, LATENT))
+        while waiting:
+            output = waiting.pop()
+            if output in seen:
+                continue
+            seen.add(output)
+            if self.links_of(output.node, IMAGE):
+                yield from self._one_vae(output.node)
+            elif self._passes_latents(output.node):
+                waiting += self.links_of(output.node, LATENT)
+
+    def _one_vae(self, node: str) -> Iterator[Output]:
+        """Of two, one may be for sound."""
+        found = self.links_of(node, VAE, ANY)
+        if len(found) == 1:
+            yield found[0]
+
+    def _loader_of(self, vae: Output) -> str | None:
+        """The node that this VAE comes from, if nothing on the way could make it another one."""
+        seen: set[Output] = set()
+        while vae not in seen:
+            seen.add(vae)
+            before = self.links(vae.node)
+            if not before:
+                return vae.node
+            within = self.links_of(vae.node, VAE, ANY)
+            if len(within) != 1 or not (self._kinds[vae.node].is_plain or len(before) == 1):
+                return None
+            vae = within[0]
+        return None
+
+
+def _is_link(value: object) -> bool:
+    return (
+        isinstance(value, list) and len(value) == 2 and isinstance(value[1], int) and isinstance(value[0], (str, int))
+    )

@@ -1,0 +1,222 @@
+"""What ComfyUI asks a loader about its file before anything runs: can it be right, and is it the one it was."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import pytest
+from comfy_api.latest import io
+
+from fusestream import checkpoints, fusion
+from fusestream.fusion.family import Role
+from fusestream.nodes import files, queued
+from fusestream.nodes.loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
+
+LOADERS = {
+    Role.DIFFUSION: (DiffusionModelLoader, "model_name", "wan_t2v"),
+    Role.TEXT: (TextEncoderLoader, "text_encoder_name", "umt5"),
+    Role.VAE: (VAELoader, "vae_name", "wan_vae"),
+}
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder of models, with a file for each loader: its name is the role's, and there is nothing in it."""
+    known = {name: ([str(tmp_path / name)], folder_paths.supported_pt_extensions) for name in files.FOLDERS.values()}
+    monkeypatch.setattr(folder_paths, "folder_names_and_paths", {**folder_paths.folder_names_and_paths, **known})
+    monkeypatch.setattr(folder_paths, "filename_list_cache", {})
+    for role in LOADERS:
+        path = file_of(role, tmp_path)
+        path.parent.mkdir()
+        path.write_bytes(bytes(100))
+    return tmp_path
+
+
+@pytest.fixture
+def sound(models: Path, families_folder: Path) -> Path:
+    """The same with a tiny model in each."""
+    for role, (_, _, kind) in LOADERS.items():
+        shutil.copy(checkpoints.write(kind, families_folder), file_of(role, models))
+    return models
+
+
+def file_of(role: Role, models: Path) -> Path:
+    return models / files.FOLDERS[role] / f"{role.name}.safetensors"
+
+
+def asked(role: Role, name: str | None) -> bool | str:
+    """The answer of a loader, node 1, as ComfyUI asks it."""
+    loader, widget, _ = LOADERS[role]
+    node: Any = loader.PREPARE_CLASS_CLONE({"hidden_inputs": {io.Hidden.unique_id: "1"}})
+    answer: bool | str = asyncio.run(node.validate_inputs(**{widget: name}))
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def nothing_queued() -> None:
+    queued.note({})
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_sound_file_passes(sound: Path, role: Role) -> None:
+    assert asked(role, file_of(role, sound).name) is True
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_name_by_a_link_passes(role: Role) -> None:
+    assert asked(role, None) is True
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_name_that_is_not_listed_is_refused_in_stocks_words(models: Path, role: Role) -> None:
+    widget = LOADERS[role][1]
+    assert (
+        asked(role, "x.safetensors")
+        == f"Value not in list: {widget}: 'x.safetensors' not in ['{role.name}.safetensors']"
+    )
+    for number in range(30):
+        shutil.copy(file_of(role, models), file_of(role, models).with_name(f"{number}.safetensors"))
+    assert asked(role, "x.safetensors") == f"Value not in list: {widget}: 'x.safetensors' not in (list of length 31)"
+
+
+def test_a_file_that_went_since_it_was_listed_is_refused(models: Path) -> None:
+    """A name that leads nowhere stays in the list."""
+    gone = models / "elsewhere.safetensors"
+    link = models / "vae" / "linked.safetensors"
+    try:
+        link.symlink_to(gone)
+    except OSError:
+        pytest.skip("no links here")
+    answer = asked(Role.VAE, link.name)
+    assert isinstance(answer, str) and "linked.safetensors is not in models/vae any more" in answer
+
+
+def test_a_sound_files_header_is_read_once_until_the_file_changes(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    inspect: Callable[..., None] = fusion.inspect_file
+    monkeypatch.setattr(fusion, "inspect_file", lambda path, *rest: (read.append(path), inspect(path, *rest)))
+    path = file_of(Role.VAE, sound)
+    for _ in range(3):
+        assert asked(Role.VAE, path.name) is True
+    assert read == [str(path)]
+    path.write_bytes(path.read_bytes()[:-1])
+    for _ in range(3):
+        answer = asked(Role.VAE, path.name)
+        assert isinstance(answer, str) and "VAE.safetensors: is cut short" in answer
+    assert len(read) == 4, "one that was refused may pass the next time: what it lacks may be in another file by then"
+
+
+def changes() -> Iterator[tuple[str, Callable[[Path], Any]]]:
+    yield "touched", lambda path: os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
+    yield "written to", lambda path: path.write_bytes(path.read_bytes()[:-1])
+    yield "deleted", lambda path: path.unlink()
+    yield "replaced by a copy of the same time", lambda path: shutil.copy2(path, twin(path)).replace(path)
+
+
+def twin(path: Path) -> Path:
+    return path.with_suffix(".twin")
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize(("what", "change"), list(changes()), ids=[what for what, _ in changes()])
+def test_a_fingerprint_is_the_files(models: Path, role: Role, what: str, change: Callable[[Path], Any]) -> None:
+    loader, widget, _ = LOADERS[role]
+    path = file_of(role, models)
+    first = loader.fingerprint_inputs(**{widget: path.name}, kernels="auto", vram_budget=-1.0)
+    assert first and loader.fingerprint_inputs(**{widget: path.name}) == first
+    change(path)
+    assert loader.fingerprint_inputs(**{widget: path.name}) != first
+
+
+def test_a_fingerprint_tells_nothing_of_the_disk(models: Path) -> None:
+    """It is saved with the prompt in every picture."""
+    path = file_of(Role.VAE, models)
+    told, status = files.fingerprint(Role.VAE, path.name), path.stat()
+    assert len(told) == 16 and not any(str(number) in told for number in (status.st_ino, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", [None, "absent.safetensors"])
+def test_what_has_no_file_has_a_fingerprint_too(models: Path, name: str | None) -> None:
+    assert files.fingerprint(Role.VAE, name) == files.fingerprint(Role.VAE, name)
+
+
+# ------------------------------------------------------------------------------------------------- what is being queued
+
+
+def prompt() -> dict[str, Any]:
+    return {
+        "1": {"class_type": "FuseStreamDiffusionModelLoader", "inputs": {"model_name": "a", "vram_budget": -0.5}},
+        "2": {"class_type": "VAELoader", "inputs": {"vae_name": "b"}},
+        "3": {"class_type": "KSampler", "inputs": {"model": ["1", 0]}},
+        "4": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["2", 0]}},
+        "5": {"class_type": "PreviewImage", "inputs": {"images": ["4", 0]}},
+    }
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own loader among ComfyUI's nodes, where a server would put it."""
+    import nodes
+
+    mine = {"FuseStreamDiffusionModelLoader": DiffusionModelLoader}
+    monkeypatch.setattr(nodes, "NODE_CLASS_MAPPINGS", {**nodes.NODE_CLASS_MAPPINGS, **mine})
+
+
+def test_the_graph_that_is_queued_is_known_to_its_nodes(ours: None) -> None:
+    body = {"prompt": prompt(), "client_id": "x"}
+    assert queued.note(body) is body
+    graph = queued.graph("1", {"model_name": "a"})
+    assert graph is not None and list(graph.vaes("1")) == ["2"]
+    assert queued.value("1", "vram_budget") == -0.5 and queued.value("1", "kernels") is None
+
+
+def test_only_the_nodes_that_were_asked_for_count(ours: None) -> None:
+    queued.note({"prompt": prompt(), "partial_execution_targets": ["9"]})
+    graph = queued.graph("1", {"model_name": "a"})
+    assert graph is not None and list(graph.vaes("1")) == []
+
+
+@pytest.mark.parametrize("role", [Role.DIFFUSION, Role.TEXT])
+@pytest.mark.parametrize("budget", [-0.5, math.nan, ["7", 0], -1.0, 0.0])
+def test_a_budget_that_is_none_is_refused_and_a_link_is_not(sound: Path, role: Role, budget: Any) -> None:
+    """Beside the file's name, of which alone the node is asked: ComfyUI says a refusal of each input that is named."""
+    _, widget, _ = LOADERS[role]
+    name = file_of(role, sound).name
+    inputs = {widget: name, "vram_budget": budget}
+    queued.note({"prompt": {"1": {"class_type": "FuseStreamDiffusionModelLoader", "inputs": inputs}}})
+    answer = asked(role, name)
+    if budget in (-1.0, 0.0, ["7", 0]):
+        assert answer is True
+    else:
+        assert isinstance(answer, str) and f"vram_budget is {budget}" in answer
+
+
+BODIES: list[Any] = [
+    {},
+    {"prompt": None},
+    {"prompt": []},
+    {"prompt": {"1": 3}},
+    {"prompt": {"1": {"inputs": [1]}}},
+    {"prompt": {**prompt(), "6": None}},
+    {"prompt": {**prompt(), "1": {"class_type": "X", "inputs": {"model_name": "of another prompt"}}}},
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=repr)
+def test_another_body_or_another_prompt_is_none(ours: None, body: Any) -> None:
+    queued.note(body)
+    assert queued.graph("1", {"model_name": "a"}) is None
+
+
+def test_without_a_server_nothing_is_known() -> None:
+    queued.note({})
+    assert (
+        queued.graph("1", {}) is None and queued.value("1", "vram_budget") is None and queued.value(None, "x") is None
+    )
