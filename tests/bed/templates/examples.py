@@ -19,10 +19,10 @@ AVOID = (
 MOVE = "the scene comes alive: a gentle wind, slow natural movement, the camera moves in a little"
 # Streams what does not fit through what is free: right on any card, so every example says it.
 AUTOMATIC = -1
-STREAMS = "The weights stream through the VRAM that is free (`vram_budget` -1)."
-LONGER = "The model was trained on 81 frames: set `length` to 81 once the first video works."
+STREAMS = "The weights stream through the VRAM that is free (**vram_budget** -1)."
+LONGER = "The model was trained on 81 frames: set **length** to 81 once the first video works."
 PICTURE = "example.png"
-METER = 34  # more room below a model's loader: the live meter is drawn there while it streams
+METER = 68  # more room below a loader that streams: its live meter is drawn there
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def four_steps(graph: Graph) -> None:
     sampled = _sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, 1.0, "lcm")
     _save(graph, columns[3], sampled[0], vae[0], work)
     about = (
-        "Text to video in 4 steps: a distilled LoRA stands for most of the steps and for the guidance. `cfg` stays at 1, and "
+        "Text to video in 4 steps: a distilled LoRA stands for most of the steps and for the guidance. **cfg** stays at 1, and "
         "**What to avoid** has no effect."
     )
-    _note(graph, columns[:2], "Wan 2.1 text to video, 14B in 4 steps", about, work, f"{STREAMS} {LONGER}")
+    _note(graph, columns[1:3], "Wan 2.1 text to video, 14B in 4 steps", about, work, f"{STREAMS} {LONGER}")
 
 
 def image_to_video(graph: Graph) -> None:
@@ -100,18 +100,18 @@ def image_to_video(graph: Graph) -> None:
     sampled = _sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 6.0)
     _save(graph, columns[3], sampled[0], vae[0], work, columns[4])
     about = "Image to video: the picture becomes the first frame, the text says what happens. Choose yours in **First frame**."
-    _note(graph, columns[:2], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
+    _note(graph, columns[3:], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
 
 
 def first_and_last_frame(graph: Graph) -> None:
-    columns = _columns(300, 300, 260, 290, 290)
+    columns = _columns(300, 260, 300, 290, 290)
     work = Work(prediction.LARGE, 832, 480, 33, 20)
     model, encoder, vae = _loaders(graph, columns[0], files.FLF2V)
-    vision = _vision(graph, columns[1])
-    shifted = _shift(graph, columns[1], model[0], 8.0)
-    positive, negative = _prompts(graph, columns[1], encoder[0], "one scene turns slowly into the other")
+    vision = _vision(graph, columns[2])
+    shifted = _shift(graph, columns[2], model[0], 8.0)
+    positive, negative = _prompts(graph, columns[2], encoder[0], "one scene turns slowly into the other")
     images = [
-        graph.add(columns[2], "LoadImage", title, tall=314, image=PICTURE, upload="image")
+        graph.add(columns[1], "LoadImage", title, tall=314, image=PICTURE, upload="image")
         for title in ("First frame", "Last frame")
     ]
     seen = [
@@ -132,13 +132,13 @@ def first_and_last_frame(graph: Graph) -> None:
         **_sizes(work),
     )
     sampled = _sample(graph, columns[4], shifted[0], made[0], made[1], made[2], work, 3.0)
-    below = Column(columns[3].x, columns[4].x + columns[4].width - columns[3].x, columns[3].y)
-    _save(graph, columns[4], sampled[0], vae[0], work, below, tall=280)
+    _save(graph, columns[4], sampled[0], vae[0], work)
     about = (
         "First and last frame to video: two pictures, and the model finds the way from one to the other. Choose yours in **First "
         "frame** and **Last frame**. The model is made for 720p and takes smaller sizes."
     )
-    _note(graph, columns[:2], "Wan 2.1 first and last frame to video, 14B", about, work, f"{STREAMS} {LONGER}")
+    title = "Wan 2.1 first and last frame to video, 14B"
+    _note(graph, columns[2:4], title, about, work, f"{STREAMS} {LONGER}", tall=340)
 
 
 def vace(graph: Graph) -> None:
@@ -166,8 +166,8 @@ def vace(graph: Graph) -> None:
         "VACE: video from a reference picture. A control video (poses, edges, depth, or a clip with masked parts) goes into "
         "**control_video** and **control_masks**; *Trim Video Latent* takes the reference's own frames off again."
     )
-    advice = f"{STREAMS} `wan2.1_vace_14B_fp16.safetensors` works here too: better, and five times the work."
-    _note(graph, columns[:2], "Wan 2.1 VACE, 1.3B", about, work, advice)
+    advice = f"{STREAMS} **wan2.1_vace_14B_fp16.safetensors** works here too: better, and five times the work."
+    _note(graph, columns[1:3], "Wan 2.1 VACE, 1.3B", about, work, advice)
 
 
 def pair(graph: Graph) -> None:
@@ -177,13 +177,13 @@ def pair(graph: Graph) -> None:
     switch = work.steps // 2
     high = _model_loader(graph, columns[0], files.HIGH, "First steps: high noise")
     low = _model_loader(graph, columns[0], files.LOW, "Other steps: low noise")
-    encoder, vae = _encoder_loader(graph, columns[0]), _vae_loader(graph, columns[0], files.VAE21)
+    encoder, vae = _encoder_loader(graph, columns[0]), _vae_loader(graph, columns[1], files.VAE21)
     about = (
         "Text to video with Wan 2.2: two models of 14B, one for the first half of the steps, one for the second. "
-        "`steps` must be the same in both samplers, and one ends where the other begins. The VAE is Wan 2.1's."
+        "**steps** must be the same in both samplers, and one ends where the other begins. The VAE is Wan 2.1's."
     )
     advice = f"{STREAMS} Both loaders share the larger of their budgets: only one samples at a time."
-    _note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, advice, tall=370)
+    _note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, advice, tall=340)
     shifted = [_shift(graph, columns[1], loader[0], 8.0) for loader in (high, low)]
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
     latent = _size(graph, columns[1], work)
@@ -224,22 +224,23 @@ def five(graph: Graph) -> None:
     _save(graph, columns[3], sampled[0], vae[0], work)
     about = (
         "Text or image to video with Wan 2.2's 5B model, at 24 frames a second. For image to video connect a *Load Image* with "
-        "**start_image** of **Size and length**. It has a VAE of its own: `wan2.2_vae`."
+        "**start_image** of **Size and length**. It has a VAE of its own: **wan2.2_vae**."
     )
     advice = (
-        f"{STREAMS} The model was trained on 121 frames of 1280x704: set `length` to 121 once the first video works. "
+        f"{STREAMS} The model was trained on 121 frames of 1280x704: set **length** to 121 once the first video works. "
         "Its VAE was not measured on a GPU yet."
     )
-    _note(graph, columns[:2], "Wan 2.2 text or image to video, 5B", about, work, advice)
+    _note(graph, columns[1:3], "Wan 2.2 text or image to video, 5B", about, work, advice)
 
 
 def side_by_side(graph: Graph) -> None:
     """One loader, two branches over the same weights: its kernels as they are, and a Kernels node that switches them off."""
-    columns = _columns(280, 280, 250, 270, 290)
+    columns = _columns(300, 300, 250, 270, 290)
     work = Work(prediction.SMALL, 832, 480, 33, 20)
-    model, encoder, vae = _loaders(graph, columns[0], files.T2V_SMALL)
+    model, encoder = _model_loader(graph, columns[0], files.T2V_SMALL), _encoder_loader(graph, columns[0])
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=90)
     latent = _size(graph, columns[1], work)
+    vae = _vae_loader(graph, columns[1], files.VAE21)
     about = (
         "The same video twice, from one seed and one loader: **A** with FuseStream's kernels, **B** behind a *Kernels* node that "
         "switches them off. Both stream the same weights. Switch a single kernel there to see what it alone does. **A and B** "
@@ -248,9 +249,9 @@ def side_by_side(graph: Graph) -> None:
     )
     advice = (
         "That is for each of the two videos. To compare with ComfyUI's own memory management too, give B a loader of its own: "
-        "`kernels` *off*, `vram_budget` 0."
+        "**kernels** *off*, **vram_budget** 0."
     )
-    _note(graph, columns[:2], "A and B: kernels on and off", about, work, advice, tall=340)
+    _note(graph, columns[:2], "A and B: kernels on and off", about, work, advice, tall=325)
     off = graph.add(columns[2], "FuseStreamKernels", "B: kernels off", model=model[0], kernels="off")
     prompts = positive[0], negative[0], latent[0], work, 6.0
     reports, frames = [], []
@@ -263,7 +264,7 @@ def side_by_side(graph: Graph) -> None:
             graph.add(column, "VAEDecode", f"{letter}: frames", samples=sampled[0], vae=vae[0], collapsed=True)
         )
     both = Column(columns[3].x, columns[4].x + columns[4].width - columns[3].x, columns[3].y)
-    graph.add(both, "FuseStreamCompare", "A and B", 400, first=reports[0][1], second=reports[1][1])
+    graph.add(both, "FuseStreamCompare", "A and B", 480, first=reports[0][1], second=reports[1][1])
     columns[3].y = columns[4].y = both.y
     beside: dict[str, Any] = {
         "direction": "right",
@@ -292,7 +293,7 @@ def _text_to_video(graph: Graph, file: File, work: Work, cfg: float, about: str)
     sampled = _sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, cfg)
     _save(graph, columns[3], sampled[0], vae[0], work)
     size = "1.3B" if file is files.T2V_SMALL else "14B"
-    _note(graph, columns[:2], f"Wan 2.1 text to video, {size}", about, work, f"{STREAMS} {LONGER}")
+    _note(graph, columns[1:3], f"Wan 2.1 text to video, {size}", about, work, f"{STREAMS} {LONGER}")
 
 
 def _loaders(graph: Graph, column: Column, model: File, vae: File = files.VAE21) -> tuple[Node, Node, Node]:
@@ -309,7 +310,9 @@ def _model_loader(graph: Graph, column: Column, file: File, title: str | None = 
 
 def _encoder_loader(graph: Graph, column: Column) -> Node:
     type_, file = "FuseStreamTextEncoderLoader", files.UMT5
-    return graph.add(column, type_, text_encoder_name=file.name, vram_budget=AUTOMATIC, files=(file,))
+    loader = graph.add(column, type_, text_encoder_name=file.name, vram_budget=AUTOMATIC, files=(file,))
+    column.y += METER
+    return loader
 
 
 def _vae_loader(graph: Graph, column: Column, file: File, title: str | None = None, **more: Any) -> Node:

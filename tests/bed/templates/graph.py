@@ -13,7 +13,7 @@ from .signatures import Signature, signature
 TITLE, SOCKET, WIDGET, MARGIN = 30, 20, 24, 20
 GAP = 24
 # Where the front end draws nodes as elements, a widget is taller, and a node of ours has the pack's name below.
-ELEMENT, BADGE, LEAST_GAP = 28, 32, 8
+ELEMENT, BADGE, LEAST_GAP = 28, 38, 16
 NAMESPACE = uuid.UUID("5d1b6f3e-6f0a-4f6e-9a5b-0f5e57ea0001")
 GREEN = {"color": "#232", "bgcolor": "#353"}
 RED = {"color": "#322", "bgcolor": "#533"}

@@ -24,7 +24,11 @@ class Work:
 
 
 def note(title: str, about: str, files: list[File], work: Work, advice: str) -> str:
-    """The note's Markdown."""
+    """The note's Markdown.
+
+    Without `code` and without a table: nodes that the front end draws as elements give these two colours of their own, whatever
+    the note's, and names of files in blue on brown cannot be read.
+    """
     releases = dict.fromkeys(file.release for file in files)
     return "\n".join(
         [
@@ -32,12 +36,12 @@ def note(title: str, about: str, files: list[File], work: Work, advice: str) -> 
             "",
             about,
             "",
-            "| File | Size | Folder in `models` |",
-            "| --- | --- | --- |",
-            *(f"| `{file.name}` | {file.gigabytes:g} GB | `{file.folder}` |" for file in files),
+            "Put these files into ComfyUI's *models* folder:",
+            "",
+            *(f"- **{file.name}** ({file.gigabytes:g} GB) into *{file.folder}*" for file in files),
             "",
             f"They are published on huggingface.co in {_listed([f'*{release}*' for release in releases])}. "
-            "Press `R` after putting them there, then **Run**.",
+            "Press **R** after putting them there, then **Run**.",
             "",
             f"**On an 8 GB card.** {expectation(work)} {advice}",
             "",
