@@ -58,7 +58,7 @@ def command_line() -> argparse.ArgumentParser:
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(
         "part",
-        choices=["kernels", "pager", "models", "host", "all", "report", "compare"],
+        choices=["kernels", "pager", "models", "host", "saving", "all", "report", "compare"],
         help="what to measure, or `report`: only the tables and plots, or `compare A B`: what moved between two results",
     )
     for name, run in {
@@ -76,7 +76,7 @@ HELP = {
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --compile none; "
     "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
-    "host: --dry, --profile, --quick; "
+    "host: --dry, --profile, --quick; saving: --dry, --quick; "
     "all: --free GIB, --list, --part N/M, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
@@ -183,7 +183,7 @@ def check(bed: Bed) -> int:
     codes = [
         call(bed, "-m", "ruff", "check", "."),
         call(bed, "-m", "ruff", "format", "--check", "--diff", "."),
-        call(bed, "-m", "mypy", config, *modules, "-p=bed", "-p=fuzz", env=env),
+        call(bed, "-m", "mypy", config, *modules, "-p=bed", "-p=fuzz", "-p=hostile", env=env),
         call(bed, "-m", "mypy", config, "dev.py", env=env),
         run(str(bed.python.with_name("clang-format")), "--dry-run", "-Werror", *sources),
     ]

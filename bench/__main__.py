@@ -9,7 +9,10 @@ import types
 from pathlib import Path
 
 PARTS = {
-    **{name: name for name in ("all", "compare", "host", "kernels", "models", "pager", "prediction", "report")},
+    **{
+        name: name
+        for name in ("all", "compare", "host", "kernels", "models", "pager", "prediction", "report", "saving")
+    },
     "turing": "turing.cli",
     "worker": "end_to_end.worker",  # one side of one row, in a process of its own
 }

@@ -51,6 +51,7 @@ CARDS = (
     Card("RTX 4060", 30.2e12, 60.5e12, 272e9, 12.3e9, 7.0, False),
 )
 IN_SHORT = ("RTX 2060 Super", "RTX 3060 Ti", "RTX 4060")  # one of each generation, for README
+STEPS = {"1.3B": 30, "14B": 20}  # of a video, as the examples have them
 REACHED = 0.85  # of the memory's rate, by a plain read (bench/turing/machine.py)
 CUBLAS = 0.9  # of the tensor cores' peak, by stock's products
 FLASH = 0.8  # of it, by torch's flash attention on Ampere and Ada
@@ -281,12 +282,24 @@ def short_text() -> str:
         told = (f"{stock_told(work, s)} / {s['precise']:.3g} / {s['fast']:.3g}" for work, s in by_work.items())
         lines.append(f"| {card} | {' | '.join(told)} |")
     table_text = "\n".join(lines)
+    card, by_work = next(iter(found.items()))
+    minutes = ", ".join(
+        f"{_minutes(seconds['precise'] * steps)} ({work}, {steps} steps)"
+        for work, seconds in by_work.items()
+        for size, steps in STEPS.items()
+        if work.startswith(f"{size} ")
+    )
+    table_text += f"\n\nMinutes for a video by that, on an {card}, *precise*, text and frames not counted: {minutes}."
     worst = farthest(results)
     said = "" if worst is None else f"The same sums for the H200 are at most {worst:.0%} off what was measured there."
     return (
         "Predicted, not measured: seconds a step with guidance by stock / FuseStream *precise* / *fast*:\n\n"
         f"{table_text}\n\n{said}\n"
     )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.2g}" if seconds < 600 else f"{seconds / 60:.0f}"
 
 
 def rendered(page: str) -> str:

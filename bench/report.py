@@ -23,7 +23,8 @@ CLAIMS = ROOT / "docs" / "how-it-works.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(
-    r"(<!-- (kernels|matrix|pager|host|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL
+    r"(<!-- (kernels|matrix|pager|host|saving|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)",
+    re.DOTALL,
 )
 
 
@@ -89,6 +90,17 @@ def host_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def saving_table(results: dict[str, Any]) -> str:
+    """A Markdown table of what saving a model takes, beside what it may."""
+    lines = ["| What | Found | Below |", "| --- | --- | --- |"]
+    for row in results["saving"]["rows"]:
+        unit = "" if row["bound"] is None else " GiB"
+        missed = "**missed** " if row["bound"] is not None and row["value"] >= row["bound"] else ""
+        bound = "" if row["bound"] is None else f"{row['bound']:g} GiB"
+        lines.append(f"| {row['label']} | {missed}{row['value']:.2f}{unit} | {bound} |")
+    return "\n".join(lines)
+
+
 def models_table(results: dict[str, Any]) -> str:
     """A Markdown table of the whole models that say most to a user, misses included; bench/README has all of them."""
     lines = ["| Work | Stock | FuseStream | Faster | Peak, stock / ours |", "| --- | --- | --- | --- | --- |"]
@@ -109,7 +121,7 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
     """Versions and date of a table's first row."""
     if part == "models":
         return next((row["environment"] for row in models_rows(results)), {"torch": "-", "date": "-"})
-    if part in ("pager", "host"):
+    if part in ("pager", "host", "saving"):
         found: dict[str, str] = results[part]["environment"]
         return found
     needed = "auto us" if part == "matrix" else "ours us"
@@ -143,7 +155,7 @@ def head(card: str, results: dict[str, Any], part: str) -> str:
     return f"{text}:"
 
 
-TABLES = {"kernels": table, "matrix": matrix_table, "pager": pager_table, "host": host_table}
+TABLES = {"kernels": table, "matrix": matrix_table, "pager": pager_table, "host": host_table, "saving": saving_table}
 SECTION = {"matrix": "kernels"}  # of the results, where it has not the part's own name
 
 
