@@ -53,7 +53,7 @@ def command_line() -> argparse.ArgumentParser:
         "--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave the results"
     )
     add["test"].add_argument(
-        "--thorough", action="store_true", help="property tests and fuzzing at full depth, not a quarter"
+        "--thorough", action="store_true", help="property tests, fuzzing and hostile use at full depth, not a quarter"
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(

@@ -7,6 +7,7 @@ one block, and noise. So gaps in the numbering are looked for, whatever the mode
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ MISFIT = re.compile(
     r"size mismatch for (\S+): copying a param with shape torch\.Size\((\[[^]]*\])\) from checkpoint, "
     r"the shape in current model is torch\.Size\((\[[^]]*\])\)"
 )
+# What torch says of a file that it cannot read, or that holds more than weights, where its kind of error does not tell.
+UNREADABLE = ("weights_only", "inline_container", "PytorchStreamReader")
 # How stock's code fails over tensors that are not what it takes them to be.
 ODD = (KeyError, IndexError, AttributeError, TypeError, ValueError, ArithmeticError, AssertionError, NameError)
 
@@ -170,6 +173,14 @@ def _block_of(name: str) -> str:
 # -------------------------------------------------------------------------------------------------------- stock's words
 
 
+def _unreadable(path: Path | str) -> WrongFile:
+    """Of a file without a header, in place of torch's words, which name no file and tell how to run what is in it."""
+    return WrongFile(
+        f"{path}: torch reads no weights from it: it is damaged or no model, or holds code beside the weights, which is never run. "
+        "Get the .safetensors version of the model."
+    )
+
+
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
     """What stock's functions say in this block of a file's tensors becomes a `WrongFile` that names the file."""
@@ -177,7 +188,11 @@ def naming(path: Path | str) -> Iterator[None]:
         yield
     except (WrongFile, BadFile):
         raise
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise _unreadable(path) from error
     except RuntimeError as error:
+        if any(words in str(error) for words in UNREADABLE):
+            raise _unreadable(path) from error
         refuse_misfits(path, [(found[1], found[2], found[3]) for found in MISFIT.finditer(str(error))])
         raise
     except ODD as error:

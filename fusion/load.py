@@ -121,7 +121,8 @@ def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
     family, names = checked(path, Role.VAE)
     prepare(policy)
     progress.read_through(path)
-    weights, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
+    with naming(path):
+        weights, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
     vae = _fused_vae(path, weights, metadata, policy)
     # As stock's loader node does: a second GPU makes its own copy of the VAE with this.
     vae.patcher.cached_patcher_init = (load_vae_patcher, (path, metadata, policy))

@@ -61,7 +61,7 @@ class WinnersFile:
                 entries = self._load()
                 entries.pop(key, None)  # it is the newest now
                 text = _as_text({**entries, key: winner})
-                partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
+                partial = self.path.with_name(f"{self.path.name}.partial")  # over what one left who was killed
                 partial.write_text(text, encoding="utf-8")
                 _replace(partial, self.path)
         except OSError as error:

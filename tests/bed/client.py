@@ -36,6 +36,7 @@ class Run:
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     interrupted: bool = False
+    interrupted_in: str | None = None  # the node's type
 
 
 class Client:
@@ -119,4 +120,5 @@ def _take(run: Run, kind: str, data: dict[str, Any]) -> bool:
         run.error = data
     elif kind == "execution_interrupted":
         run.interrupted = True
+        run.interrupted_in = data["node_type"]
     return kind in ("execution_success", "execution_error", "execution_interrupted")

@@ -1,4 +1,4 @@
-"""How deep the property tests and the fuzzing go: a quarter of their examples, or with `dev.py test --thorough` all of them."""
+"""How deep property tests, fuzzing and hostile use go: a part of their examples, or with `dev.py test --thorough` all of them."""
 
 from __future__ import annotations
 

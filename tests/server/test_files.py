@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,29 +11,14 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load
 
 from bed import tiny
 from bed.client import Client, Rejected, Workflow
+from bed.outcome import BUDGET, latents_only, made, name_of
 from bed.server import Server
 from fusestream import checkpoints
 
 MODEL, TEXT, VAE = tiny.LOADERS
-BUDGET = 0.008  # GiB: two of the tiny model's four blocks
-
-
-def name_of(workflow: Workflow, class_type: str) -> str:
-    return next(name for name, node in workflow.items() if node["class_type"] == class_type)
-
-
-def latents_only(workflow: Workflow) -> Workflow:
-    """The workflow up to its latents."""
-    workflow = copy.deepcopy(workflow)
-    for class_type in ("VAEDecode", "CreateVideo", "SaveVideo"):
-        del workflow[name_of(workflow, class_type)]
-    inputs = {"samples": [name_of(workflow, "KSampler"), 0], "filename_prefix": "files"}
-    workflow["save"] = {"class_type": "SaveLatent", "inputs": inputs}
-    return workflow
 
 
 def refused(server: Server, client: Client, workflow: Workflow) -> tuple[str, str]:
@@ -247,17 +231,11 @@ def test_a_touched_model_makes_what_it_made(client: Client, workflow: Workflow, 
     tiny.node_of(streamed, MODEL)["inputs"].update(vram_budget=BUDGET, model_name=mine.name)
     tiny.node_of(streamed, "KSampler")["inputs"]["seed"] = 91
 
-    def made() -> torch.Tensor:
-        run = client.run(streamed)
-        assert run.error is None and not run.interrupted
-        (output,) = run.outputs.values()
-        return load(client.fetch(output["latents"][0]))["latent_tensor"]
-
     client.run(workflow)  # lists the folders again
-    first = made()
+    first = made(client, streamed)
     os.utime(mine)
-    assert torch.equal(made(), first)
+    assert torch.equal(made(client, streamed), first)
     other = checkpoints.write("wan_t2v", mine.parent, seed=9)
     other.replace(mine)
-    assert not torch.equal(made(), first)
+    assert not torch.equal(made(client, streamed), first)
     mine.unlink()

@@ -12,9 +12,8 @@ from PIL import Image
 
 from bed import tiny
 from bed.client import Client, Workflow
+from bed.outcome import LOADER, name_of
 from bed.server import Server
-
-LOADER = "FuseStreamDiffusionModelLoader"
 
 
 @pytest.fixture
@@ -36,10 +35,6 @@ def two_branches(workflow: Workflow) -> Workflow:
     workflow["save_a"] = {"class_type": "SaveLatent", "inputs": {"samples": ["a", 0], "filename_prefix": "report_a"}}
     workflow["save_b"] = {"class_type": "SaveLatent", "inputs": {"samples": ["b", 0], "filename_prefix": "report_b"}}
     return workflow
-
-
-def name_of(workflow: Workflow, class_type: str) -> str:
-    return next(name for name, node in workflow.items() if node["class_type"] == class_type)
 
 
 def test_reports_of_two_branches(server: Server, client: Client, two_branches: Workflow) -> None:

@@ -9,49 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load_file
 
-from bed import tiny
+from bed import outcome, tiny
 from bed.client import Client, Workflow
+from bed.outcome import LOADER, made, name_of, with_stocks_loader
 from bed.server import Server
 from fusestream import checkpoints
-
-LOADER = "FuseStreamDiffusionModelLoader"
-BUDGET = 0.008  # GiB: two of the tiny model's four blocks
+from hostile import sweep
 
 
 @pytest.fixture
 def streamed(workflow: Workflow) -> Workflow:
-    """Up to the latents, which are compared to the last bit. Decoding on a busy CPU is not that exact, stock's neither."""
-    tiny.node_of(workflow, LOADER)["inputs"]["vram_budget"] = BUDGET
     tiny.node_of(workflow, "KSampler")["inputs"]["seed"] = 11
-    for class_type in ("VAEDecode", "CreateVideo", "SaveVideo", "FuseStreamVAELoader"):
-        del workflow[name_of(workflow, class_type)]
-    samples = {"samples": [name_of(workflow, "KSampler"), 0], "filename_prefix": "streaming"}
-    workflow["save"] = {"class_type": "SaveLatent", "inputs": samples}
-    return workflow
-
-
-def with_stocks_loader(workflow: Workflow) -> Workflow:
-    """The same workflow with stock's diffusion model loaders."""
-    workflow = copy.deepcopy(workflow)
-    for node in workflow.values():
-        if node["class_type"] == LOADER:
-            name = node["inputs"]["model_name"]
-            node.update(class_type="UNETLoader", inputs={"unet_name": name, "weight_dtype": "default"})
-    return workflow
-
-
-def made(client: Client, workflow: Workflow) -> torch.Tensor:
-    """The latents."""
-    run = client.run(workflow)
-    assert run.error is None and not run.interrupted
-    (output,) = run.outputs.values()
-    return load(client.fetch(output["latents"][0]))["latent_tensor"]
-
-
-def name_of(workflow: Workflow, class_type: str) -> str:
-    return next(name for name, node in workflow.items() if node["class_type"] == class_type)
+    return outcome.streamed(workflow)
 
 
 def test_it_makes_what_stock_makes(client: Client, streamed: Workflow) -> None:
@@ -129,16 +100,35 @@ def test_free_and_a_run_after_it(client: Client, streamed: Workflow) -> None:
     assert torch.equal(found, wanted)
 
 
-def test_saving_is_refused_and_the_server_goes_on(client: Client, streamed: Workflow) -> None:
+def saved(server: Server, client: Client, workflow: Workflow, loader: str, name: str) -> dict[str, torch.Tensor]:
+    """What Save Model writes of this loader's model."""
+    save = {"class_type": "ModelSave", "inputs": {"model": [loader, 0], "filename_prefix": name}}
+    outcome.done(client, {**workflow, "model": save})
+    (path,) = (server.base / "output").glob(f"{name}*")
+    return load_file(path)
+
+
+def test_what_is_saved_is_what_stock_saves(server: Server, client: Client, streamed: Workflow) -> None:
+    loader = name_of(streamed, LOADER)
+    ours = saved(server, client, streamed, loader, "ours")
+    stock = saved(server, client, with_stocks_loader(streamed), loader, "stock")
+    assert ours.keys() == stock.keys() and all(torch.equal(ours[key], stock[key]) for key in stock)
+
+
+def test_training_is_refused_and_the_server_goes_on(server: Server, client: Client, streamed: Workflow) -> None:
+    info: Any = server.get("/object_info/TrainLoraNode")
+    sampler = tiny.node_of(streamed, "KSampler")["inputs"]
+    links = {"LATENT": sampler["latent_image"], "CONDITIONING": sampler["positive"]}
     workflow = copy.deepcopy(streamed)
-    workflow["model"] = {
-        "class_type": "ModelSave",
-        "inputs": {"model": [name_of(streamed, LOADER), 0], "filename_prefix": "saved"},
-    }
-    run = client.run(workflow)
-    assert run.error is not None and "A streamed model cannot be saved" in run.error["exception_message"]
-    assert run.error["node_type"] == "ModelSave"
-    assert client.run(streamed).error is None
+    model = [name_of(streamed, LOADER), 0]
+    sweep.add(workflow, "TrainLoraNode", info["TrainLoraNode"], links, [model])
+    workflow["losses"] = {"class_type": "PreviewAny", "inputs": {"source": [sweep.TRIED, 1]}}
+    error = client.run(workflow).error
+    assert error is not None and error["exception_type"] == "fusestream.NotWhileStreaming"
+    assert "Training needs all of a model's weights" in error["exception_message"]
+    assert "Set vram_budget to 0" in error["exception_message"]
+    wanted = made(client, with_stocks_loader(streamed))
+    assert torch.equal(made(client, outcome.sampled_anew(streamed, 1)), wanted)
 
 
 def test_a_budget_too_small_is_explained(client: Client, streamed: Workflow) -> None:
