@@ -121,7 +121,7 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
             steps.say("no NVIDIA GPU here: tests/gpu is left out")
             cores = os.cpu_count() or 1
             workers = min(cores, MOST_WORKERS)
-            rest = ["--ignore=tests/gpu", f"-n{workers}", "--dist=loadgroup", "--no-loadscope-reorder"]
+            rest = ["--ignore=tests/gpu", f"-n{workers}", "--dist=loadscope", "--no-loadscope-reorder"]
             env["OMP_NUM_THREADS"] = str(cores // workers)
     pytest_code = call(bed, "-m", "pytest", *rest, env=env)
     return code or pytest_code

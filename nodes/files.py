@@ -77,7 +77,7 @@ def _state(path: str) -> str:
         now = Path(path).stat()
     except OSError as error:  # the loader will say so
         return error.strerror or type(error).__name__
-    told = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    told = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)  # as `memory` tells one state of a file from another
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 

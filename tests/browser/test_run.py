@@ -65,19 +65,18 @@ def test_bad_file_is_explained_and_the_next_prompt_works(front: FrontEnd, widget
     loader = front.node("FuseStream Diffusion Model Loader")
     good = front.prompt()[loader]["inputs"]["model_name"]
     widgets.choose(loader, "model_name", BAD_FILE)
-    front.run()
-    expect(front.error).to_contain_text("FuseStream Diffusion Model Loader failed")
-    front.error.get_by_role("button", name="View details").click()
-    panel = front.page.get_by_test_id("properties-panel")
-    expect(panel).to_contain_text("Exception Message")
-    # Only its line: below it the panel has the server's whole log.
-    message = next(line for line in panel.inner_text().splitlines() if "Exception Message" in line)
-    assert f"{BAD_FILE}: is a web page, not a model" in message
-    panel.get_by_role("button", name="Toggle properties panel").click()
+    with front.page.expect_response("**/api/prompt") as answered:
+        front.page.get_by_test_id("queue-button").click()
+    assert answered.value.status == 400, "it is refused before it is queued"
+    toast = front.page.locator(".fusestream-toast")
+    expect(toast).to_contain_text(f"{BAD_FILE}: is a web page, not a model")
+    assert all("400 POST" in problem or "PromptExecutionError" in problem for problem in front.problems)
+    front.problems.clear()  # the browser notes the refusal
 
     widgets.choose(loader, "model_name", good)
     front.run()
     expect(front.error).to_be_hidden()
+    expect(toast).to_have_count(0)
     check_video(front, widgets.video(front.node("Save Video")))
 
 

@@ -14,8 +14,8 @@ EXAMPLE, KERNELS, BOTH = "with_and_without", "B: kernels off", "A and B"
 SMALL = {"Size and length": {"width": 64, "height": 64, "length": 5}, "A": {"steps": 2}, "B": {"steps": 2}}
 LOADER = "FuseStream Diffusion Model Loader"
 SET = "([id, name, value]) => { app.graph.getNodeById(id).widgets.find(w => w.name === name).value = value }"
-# The text that the front end shows on a node, whole: on the canvas a long one is scrolled.
-TEXT = "id => app.graph.getNodeById(id).widgets.map(w => w.element?.innerText ?? String(w.value)).join('\\n')"
+# The text on a node, whole: a long one is scrolled.
+TEXT = "id => app.graph.getNodeById(id).widgets.map(w => w.element?.querySelector('textarea')?.value ?? '').join('\\n')"
 
 
 @pytest.fixture

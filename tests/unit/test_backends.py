@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import ctypes
 import gc
+import os
 import random
 import threading
+import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,10 +33,13 @@ from fusestream.memory import (
     Pager,
     PagerError,
     Weight,
+    registered,
 )
+from fusestream.memory import host as host_module
 from fusestream.memory.host import Host
 from fusestream.memory.managed import PAGE, ManagedBackend
-from fusestream.memory.ram import RamBudget
+from fusestream.memory.ram import Ram, RamBudget
+from fusestream.memory.runs import runs_of, spans_of
 from fusestream.memory.slots import SlotsBackend
 
 MIB = 1 << 20
@@ -620,3 +627,202 @@ def test_the_file_that_is_read_is_the_librarys(beds):
     bed = beds([5000] * 4)
     read = load_file(bed.path)
     assert all(torch.equal(read[name], bed.want[name]) for name in read)
+
+
+def test_a_layer_whose_file_was_not_there_leaves_nothing_in_the_ring(beds, monkeypatch):
+    """Its bytes were asked for and are not wanted: they must not keep the buffers from the next layers."""
+    bed = beds([50_000] * 8)
+    bed.ram = RamBudget(2 << 16)  # two buffers, and a layer needs four
+    bed.open("pinned", window("pinned", 200_032))
+    file = bed.source._open[0]
+    check, failures = file.check, [BadDisk("the network is gone")] * 3
+
+    def failing():
+        if failures:
+            raise failures.pop()
+        check()
+
+    monkeypatch.setattr(file, "check", failing)
+    while failures:
+        with contextlib.suppress(BadDisk):
+            bed.a_pass()
+    bed.a_pass()
+    assert not any(bed.pager._backend._host._readings[i] for i in bed.pager.plan.resident)
+
+
+def test_a_room_takes_of_the_device_what_its_allocator_gives():
+    """Torch gives whole steps of 2 MiB from 1 MiB on; a budget that forgot it would be overrun."""
+    room = SlotsBackend.room_bytes
+    assert (room(0), room(1), room(512), room(513)) == (0, 512, 512, 1024)
+    assert room(MIB - 512) == MIB - 512 and room(MIB - 1) == MIB
+    assert (room(MIB), room(2 * MIB), room(2 * MIB + 1)) == (2 * MIB, 2 * MIB, 4 * MIB)
+    assert (ManagedBackend.room_bytes(0), ManagedBackend.room_bytes(1), ManagedBackend.room_bytes(PAGE + 1)) == (
+        0,
+        PAGE,
+        2 * PAGE,
+    )
+
+
+def test_a_layers_views_are_made_once_for_each_room(beds):
+    """And forgotten with the room, whose memory they would keep."""
+    bed = beds([1000] * 8)
+    bed.open("registered", window("registered", 4064), DeviceBudget(MIB))
+    backend = bed.pager._backend
+    bed.a_pass()
+    first = dict(backend._views)
+    for _ in range(3):
+        bed.a_pass()
+    assert all(backend._views[key] is views for key, views in first.items())
+    bed.pager.resize(window("registered", 4064, resident=2))
+    rooms = {place.room.data_ptr() for place in (*bed.pager._ring, *bed.pager._places.values())}
+    assert {at for _, at in backend._views} <= rooms
+    bed.a_pass()
+
+
+@pytest.mark.parametrize("kind", [*WAYS, "managed"])
+def test_each_copy_is_told_with_its_bytes(beds, kind):
+    bed = beds([50_000] * 6)
+    bed.open(kind, window(kind, 200_032))
+    bed.a_pass()
+    bed.pager._backend.drain()
+    copies = [entry for entry in bed.ledger.entries if entry.kind == "copy"]
+    assert len(copies) >= 6 and {entry.nbytes for entry in copies} <= {layer.stored_bytes for layer in bed.layers}
+
+
+def test_the_way_to_read_has_a_reason(beds, monkeypatch):
+    bed = beds([1000])
+    spans = [spans_of(runs_of(layer, bed.source.home)) for layer in bed.layers]
+    monkeypatch.setattr(host_module, "measure_ram", lambda: Ram(16 << 30, 8 << 30))
+    choose = host_module.choose
+    assert choose(bed.device, spans, 1 << 40, "pinned") == ("pinned", "pinned: asked for")
+    words = "direct: the weights (30.0 GiB) are larger than RAM (16.0 GiB)"
+    if hasattr(os, "O_DIRECT"):
+        assert choose(bed.device, spans, 30 << 30, "auto") == ("direct", words)
+    assert choose(bed.device, spans, 16 << 30, "auto")[0] == "registered", "it fits, just"
+    assert choose(bed.device, [(), ()], 0, "auto") == ("pinned", "pinned: there are no bytes to read")
+    assert bed.device.registrations == 1 and not bed.device.registered, "tried, and undone"
+
+
+def test_a_host_that_is_closed_twice_gives_back_once(beds):
+    bed = beds([1000] * 3)
+    bed.ram = RamBudget(300 * MIB)
+    bed.ram.take(5, "another model")
+    host = Host(bed.device, bed.source, bed.layers, bed.ram, bed.ledger, "pinned")
+    for _ in range(3):
+        host.close()
+        assert bed.ram.taken == 5
+    bed.ram.give_back(5)
+
+
+def test_only_rooms_of_a_layers_own_may_be_written_to(beds):
+    """What is written to managed memory would stay in the layer for ever."""
+    for kind, may in (("pinned", True), ("managed", False)):
+        bed = beds([1000] * 3)
+        assert bed.open(kind, window(kind, 4064)).is_writable is may
+
+
+# --------------------------------------------------------------------------------------------- registering, by itself
+
+
+class Registering:
+    """Six layers of 400 KB, registered by the thread that does it ahead of use; nothing is copied."""
+
+    def __init__(self, bed, monkeypatch, part_bytes=64 << 20) -> None:
+        monkeypatch.setattr(registered, "PART_BYTES", part_bytes)
+        self.spans = [spans_of(runs_of(layer, bed.source.home)) for layer in bed.layers]
+        self.sizes = [sum(span.nbytes for span in each) for each in self.spans]
+        self.bed = bed
+        bed.ram = RamBudget(sum(self.sizes))
+        self.registrar = registered.Registrar(bed.device, self.spans, bed.ram, bed.ledger)
+
+    def until(self, nbytes) -> None:
+        """Waits until so much is registered."""
+        deadline = time.monotonic() + 20
+        while self.bed.ledger.held("registered RAM") != nbytes:
+            assert time.monotonic() < deadline, self.bed.ledger.held("registered RAM")
+            time.sleep(0.002)
+
+
+@pytest.fixture
+def registering(beds, monkeypatch):
+    made = []
+
+    def make(**options):
+        made.append(Registering(beds([100_000] * 6), monkeypatch, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.registrar.close()
+        each.bed.device.synchronize()
+
+
+def test_pages_are_registered_ahead_of_use(registering):
+    """As soon as somebody asks whether they will be, and without anybody copying."""
+    some = registering()
+    some.registrar.expect(range(6))
+    assert not some.bed.device.registered
+    assert all(some.registrar.serves(i) for i in range(6))
+    some.until(sum(some.sizes))
+    assert some.registrar.lendable() == sum(some.sizes), "and idle"
+
+
+def test_layers_that_are_no_longer_chosen_give_their_pages_back(registering):
+    some = registering()
+    some.registrar.expect(range(6))
+    for i in range(6):
+        list(some.registrar.take(i, runs_of(some.bed.layers[i], some.bed.source.home)))
+    assert some.bed.ledger.held("registered RAM") == sum(some.sizes)
+    some.bed.ram.total = some.sizes[0] + some.sizes[1]
+    some.registrar.expect([0, 1])
+    assert some.bed.ledger.held("registered RAM") == some.bed.ram.taken == some.sizes[0] + some.sizes[1]
+    assert [some.registrar.serves(i) for i in range(6)] == [True, True, False, False, False, False]
+
+
+def test_a_layer_of_several_parts_comes_whole(registering, monkeypatch):
+    """Each is read in to its end and no further, and its bytes follow those of the part before."""
+    reads = []
+    monkeypatch.setattr(registered, "READ_BYTES", 3 << 14)
+    monkeypatch.setattr(registered, "read_in", lambda address, nbytes: reads.append((address, nbytes)) or True)
+    some = registering(part_bytes=1 << 17)
+    some.registrar.expect(range(6))
+    runs = runs_of(some.bed.layers[0], some.bed.source.home)
+    got = {}
+    for run, offset, address, nbytes in some.registrar.take(0, runs):
+        assert some.bed.device.locked(address, nbytes)
+        got[run.begin + offset] = ctypes.string_at(address, nbytes)
+    content = some.bed.path.read_bytes()
+    assert all(content[at : at + len(part)] == part for at, part in got.items()) and len(got) > len(runs)
+    assert sum(map(len, got.values())) == some.bed.layers[0].stored_bytes
+    parts = some.registrar._entries[0].parts
+    assert len(parts) > 3
+    for part in parts:
+        mine = sorted(read for read in reads if part.address <= read[0] < part.address + part.nbytes)
+        assert (
+            sum(nbytes for _, nbytes in mine) == part.nbytes and mine[-1][0] + mine[-1][1] == part.address + part.nbytes
+        )
+
+
+def test_what_the_driver_refused_gives_its_ram_back(registering):
+    """By itself, when no copy reads its first parts any more."""
+    some = registering(part_bytes=1 << 17)
+    some.bed.device.refuses_to_register = lambda count: count > 2
+    some.registrar.expect(range(6))
+    with pytest.raises(registered.NotRegistered, match="NOT_SUPPORTED"):
+        list(some.registrar.take(0, runs_of(some.bed.layers[0], some.bed.source.home)))
+    some.registrar.serves(1)
+    some.until(0)
+    assert some.registrar._entries[0].state == "refused" and not some.registrar._entries[0].has_ram
+
+
+def test_of_two_askings_the_first_is_served_first(beds):
+    """One that is registered, and one that was asked for when it was not."""
+    bed = beds([1000])
+    host = Host(bed.device, bed.source, bed.layers, bed.ram, bed.ledger, "pinned")
+    host._registrar = SimpleNamespace(at_once=lambda i: contextlib.nullcontext("places"), close=lambda: None)
+    host._readings[0] = [None, "the ring's"]
+    with host.at_once(0) as places:
+        assert places == "places" and host._readings[0] == ["the ring's"]
+    with host.at_once(0) as places:
+        assert places is None and host._readings[0] == ["the ring's"], "it has to be taken"
+    host.close()

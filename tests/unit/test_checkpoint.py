@@ -474,3 +474,12 @@ def test_beyond_four_gibibytes(tmp_path: Path, way: str, monkeypatch: pytest.Mon
         monkeypatch.setattr(open_file, "PIECE", 1000)
         assert filled(checkpoint, after) == want
         assert checkpoint.view(after)[:4] == b"next"
+
+
+def test_a_tensor_is_read_as_it_is_stored(tmp_path):
+    """And what is kept is the same bytes."""
+    want = torch.arange(300, dtype=torch.int16)
+    save_file({"a": want}, tmp_path / "a.safetensors")
+    with Checkpoint.open(tmp_path / "a.safetensors") as source:
+        for read in (source.read, source.keep):
+            assert torch.equal(read(source.extents["a"]).view(torch.int16), want)

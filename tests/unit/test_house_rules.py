@@ -39,7 +39,8 @@ SOURCES = [path for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglo
 FAMILIES = ROOT / "fusion" / "families"
 # What families are made of. Whoever loads, reports or overrides may ask which there are.
 BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
-    ROOT / "fusion" / f"{name}.py" for name in ("attention", "errors", "family", "fused", "mixing", "operands", "wide")
+    ROOT / "fusion" / f"{name}.py"
+    for name in ("attention", "completeness", "errors", "family", "fused", "mixing", "operands", "spiece", "wide")
 ]
 
 # Ops that nothing in the pack asks for yet, and why they stay. What nobody asks for and nobody will goes.

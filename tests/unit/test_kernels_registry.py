@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from fusestream.kernels_cuda import LEDGER, OPS, KernelError, KernelPolicy, KernelRefused, autotune, registry
 from fusestream.kernels_cuda.autotune import Tuner
 from fusestream.kernels_cuda.call import Call, round_up
+from fusestream.kernels_cuda.errors import CodeUnavailable
 from fusestream.kernels_cuda.ops.sampling import first_tokens
 from fusestream.kernels_cuda.registry import CudaCandidate, Op, StockCandidate
 from fusestream.kernels_cuda.winners import WinnersFile
@@ -162,6 +165,12 @@ def test_on_forces_ours(make, tuner):
     op((x, None), (0.0,), KernelPolicy.of("on"))
     assert len(fast.prepared) == 1 and not tuner.asked
     assert LEDGER.choices[-1].why == "forced on"
+
+
+def test_on_takes_the_first_of_ours_that_can(make, tuner):
+    unable, best, second = Fast("unable", reason="x is too long"), Fast("best"), Fast("second")
+    make(unable, best, second, STOCK)((x, None), (0.0,), KernelPolicy.of("on"))
+    assert (len(unable.prepared), len(best.prepared), len(second.prepared)) == (0, 1, 0)
 
 
 def test_on_refuses_with_every_reason(make, tuner):
@@ -334,3 +343,168 @@ def test_measuring_writes_to_copies_and_keeps_operands_that_are_one(monkeypatch)
     )
     apart = autotune._apart(OPS["linear_"], call)
     assert apart[0] is apart[4] and apart[0] is not out and apart[1] is call.tensors[1] and apart[3] is None
+
+
+class Elsewhere:
+    """As much of a call as a candidate of ours asks, on a GPU that is not there."""
+
+    def __init__(self, *tensors, on="cuda:0"):
+        self.device, self.tensors, self.present = torch.device(on), tensors, [t for t in tensors if t is not None]
+        self.policy = KernelPolicy()
+
+
+def test_a_kernel_is_refused_for_the_first_reason_there_is(monkeypatch):
+    """Where the tensors are, whether a gradient is wanted, whether there is code for the card, then the op's own reasons."""
+    gpu = torch.device("cuda:0")
+    on_gpu, other, plain = (
+        SimpleNamespace(device=torch.device(d), requires_grad=False) for d in ("cuda:0", "cuda:1", "cpu")
+    )
+    wants = SimpleNamespace(device=gpu, requires_grad=True)
+    asked = []
+
+    def obstacles(call):
+        asked.append(call)
+        yield "x is too long"
+        yield "and too wide"
+
+    def no_code(call):
+        raise CodeUnavailable("there is no code for this card")
+
+    candidate = CudaCandidate("cuda", obstacles, lambda call, card, tactic: None)
+    assert candidate.refuse(Elsewhere(plain, on="cpu")) == "tensor is on the CPU"
+    assert candidate.refuse(Elsewhere(on_gpu, None, other)) == "tensors are on cuda:0 and cuda:1"
+    assert candidate.refuse(Elsewhere(on_gpu, None, wants)) == registry.GRADIENT
+    monkeypatch.setattr(CudaCandidate, "_card", staticmethod(no_code))
+    with torch.no_grad():
+        assert candidate.refuse(Elsewhere(on_gpu, wants)) == "there is no code for this card"
+    assert not asked
+    monkeypatch.setattr(CudaCandidate, "_card", staticmethod(lambda call: None))
+    assert candidate.refuse(Elsewhere(on_gpu, None)) == "x is too long" and len(asked) == 1
+    assert dataclasses.replace(candidate, obstacles=lambda call: iter(())).refuse(Elsewhere(on_gpu, None)) is None
+
+
+def test_the_code_is_of_the_class_that_the_policy_or_the_environment_names(monkeypatch):
+    """Else of the card's own."""
+    asked = []
+    monkeypatch.setattr(registry, "card", lambda index, isa: asked.append((index, isa)))
+    monkeypatch.setattr(registry, "forced_class", lambda: "sm_80")
+    call = Elsewhere(on="cuda:1")
+    CudaCandidate._card(call)
+    call.policy = KernelPolicy(isa="sm_75")
+    CudaCandidate._card(call)
+    assert asked == [(1, "sm_80"), (1, "sm_75")]
+
+
+def test_a_kernel_that_cuts_its_work_in_one_way_runs_as_it_is(monkeypatch):
+    monkeypatch.setattr(CudaCandidate, "_card", staticmethod(lambda call: "the card"))
+    one = CudaCandidate("cuda", lambda call: iter(()), lambda call, card, tactic: (card, tactic))
+    assert list(one.tactics(None)) == [one] and one.prepare(None) == ("the card", None)
+    several = dataclasses.replace(one, ways=lambda call: ["wide", "narrow"])
+    assert [(way.name, way.prepare(None)) for way in several.tactics(None)] == [
+        ("cuda wide", ("the card", "wide")),
+        ("cuda narrow", ("the card", "narrow")),
+    ]
+
+
+def test_who_runs_alone_is_not_measured(make, tuner):
+    op = make(Fast(), dataclasses.replace(STOCK, name="stock"))
+    op.candidates = (Fast(),)
+    assert torch.equal(op((x, None), (1.0,), KernelPolicy()), x + 1)
+    assert not tuner.asked and not LEDGER.refusals
+
+
+def test_stock_may_have_a_shorter_way_of_its_own(make):
+    """And where stock itself cannot, the reference computes."""
+    short = dataclasses.replace(STOCK, plan=lambda call: (lambda x, y: "short") if call.options[0] else None)
+    op, off = make(short), KernelPolicy.of("off")
+    assert op((x, None), (1.0,), off) == "short"
+    assert torch.equal(op((x, x), (0.0,), off), 2 * x)
+
+    class Never(Fast):
+        def prepare(self, call):
+            raise AssertionError("it has refused")
+
+    refuses = Never("stock", ours=False, reason="stock knows no such type")
+    assert torch.equal(make(refuses)((x, None), (3.0,), off), x + 3)
+
+
+def test_during_a_capture_a_choice_is_not_kept(make, tuner, monkeypatch):
+    """It could not be measured: the next call asks again."""
+    fast = Fast()
+    op = make(fast)
+    monkeypatch.setattr(registry, "capturing", lambda: True)
+    for _ in range(2):
+        op((x, None), (0.0,), KernelPolicy())
+    assert len(fast.prepared) == 2
+    monkeypatch.setattr(registry, "capturing", lambda: False)
+    for _ in range(2):
+        op((x, None), (0.0,), KernelPolicy())
+    assert len(fast.prepared) == 3
+
+
+def test_a_plan_knows_how_far_from_alignment_its_bytes_lie(make):
+    fast = Fast()
+    op, room = make(fast), torch.zeros(64, dtype=torch.uint8)
+    start = -room.data_ptr() % 16
+    for shift in range(17):
+        op((room[start + shift :][:8], None), (0,), KernelPolicy.of("on"))
+    assert len(fast.prepared) == 16, "one for each; whole steps of sixteen are the same"
+
+
+@pytest.mark.parametrize(("first", "second", "fits"), [(0, 1, False), (1, 0, True), (1, 2, True), (0, 4, True)])
+def test_a_bound_plan_for_aligned_operands_is_for_those_alone(make, tuner, monkeypatch, first, second, fits):
+    monkeypatch.setenv("FUSESTREAM_CHECK_BOUND", "1")
+    room = torch.zeros(64)
+    room = room[(-room.data_ptr() % 16) // 4 :]
+    bound = make(Fast()).bind((room[first : first + 8], None), (1.0,), KernelPolicy.of("on"))
+    with contextlib.nullcontext() if fits else pytest.raises(KernelError, match="was bound to"):
+        assert torch.equal(bound(room[second : second + 8], None), torch.ones(8))
+
+
+def test_a_gradient_wanted_of_any_operand_makes_another_plan(make, tuner):
+    fast, wants = Fast(), torch.ones(3, requires_grad=True)
+    op, on = make(fast), KernelPolicy.of("on")
+    op((x, x), (0.0,), on)
+    op((x, wants), (0.0,), on)
+    with torch.no_grad():
+        op((x, wants), (0.0,), on)
+    assert len(fast.prepared) == 2
+
+
+def test_shapes_that_make_no_sense_are_told_before_anybody_is_asked(make, tuner):
+    def validate(call):
+        raise ValueError("x has 3 rows and y 4")
+
+    op = make(Fast(), STOCK, validate=validate)
+    for mode in ("auto", "on", "off"):
+        with pytest.raises(ValueError, match=rf"^{op.name}: x has 3 rows and y 4$"):
+            op((x, None), (0.0,), KernelPolicy.of(mode))
+
+
+def test_an_override_that_names_no_op_is_an_error(make):
+    op = make(STOCK)
+    registry.check_policy(KernelPolicy(ops=((op.name, "on"),)))
+    with pytest.raises(ValueError, match=rf"no op is called lineer; there are .*{op.name}"):
+        registry.check_policy(KernelPolicy(ops=((op.name, "on"), ("lineer", "on"))))
+
+
+def test_a_second_copy_of_the_pack_has_a_namespace_of_its_own():
+    """Torch gives each only once in a process."""
+    second = registry._library()
+    third = registry._library()
+    try:
+        first = int(registry._LIBRARY.ns.removeprefix("fusestream") or 1)
+        assert (second.ns, third.ns) == (f"fusestream{first + 1}", f"fusestream{first + 2}")
+    finally:
+        second._destroy()
+        third._destroy()
+
+
+def test_torch_compiles_an_op_as_one_node(make, tuner):
+    """By its name: three operands and an option go in, and the policy as text."""
+    op = make(Fast(), STOCK)
+    tuner.times.update(fast=1.0, stock=2.0)
+    assert torch.equal(op.traced(x, None, 2.0, KernelPolicy().token), x + 2)
+    assert torch.equal(op.traced(x, x, 2.0, KernelPolicy.of("off").token), 2 * x + 2)
+    with torch._subclasses.FakeTensorMode():
+        assert op.traced(torch.ones(5), None, 2.0, KernelPolicy().token).shape == (5,)

@@ -178,3 +178,11 @@ def test_managed_memory_is_refused_where_the_system_does_not_page_it():
     gpu.is_managed_capable = False
     with pytest.raises(NoManagedMemory, match=r"concurrentManagedAccess.*Use the slots backend"):
         cuda_managed.CudaManagedMemory(gpu)
+
+
+def test_a_ranges_place_is_asked_for_as_one_number_of_four_bytes():
+    library = Library()
+    MemoryCalls(Driver(library)).last_prefetch(0x200000, 4096)
+    value, size, attribute, address, nbytes = library.last("cuMemRangeGetAttribute")
+    assert (size.value, ctypes.sizeof(value._obj)) == (4, 4)
+    assert (attribute, address.value, nbytes.value) == (driver_calls.LAST_PREFETCH_LOCATION, 0x200000, 4096)

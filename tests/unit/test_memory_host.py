@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 from plain_device import PlainDevice, PlainEvent
 from safetensors.torch import save_file
 
-from fusestream.memory import BusRates, Checkpoint, DeviceBudget, Layer, Ledger, OverBudget, Weight, open_pager
+from fusestream.memory import (
+    BusRates,
+    Checkpoint,
+    CudaError,
+    DeviceBudget,
+    Extent,
+    Layer,
+    Ledger,
+    OverBudget,
+    Weight,
+    open_pager,
+    staging_bytes,
+)
 from fusestream.memory import opening as opening_module
 from fusestream.memory import ram as ram_module
 from fusestream.memory.direct import BLOCK, DirectReads
@@ -276,7 +288,7 @@ def test_direct_reads_see_a_changed_file(source):
         file.seek(run.begin + 5)
         assert room[begin : begin + run.nbytes - 5] == file.read(run.nbytes - 5)
     run.file.path.write_bytes(bytes(run.file.path.stat().st_size - 1))
-    with pytest.raises(Exception, match=r"in use\. Load the model again"):
+    with pytest.raises(Exception, match=r"in use\. Press Run again"):
         reads.read(run, 0, 4096, memoryview(room))
     reads.close()
     with pytest.raises((OSError, AttributeError)):
@@ -339,3 +351,250 @@ def test_device_times_become_the_hosts(device):
     timeline._anchor.time -= 100
     timeline.finish()
     assert timeline._anchor is pending and ledger.summary()["bytes by route"] == {"registered": 5}
+
+
+def test_who_has_left_is_asked_for_nothing():
+    budget = RamBudget(100)
+    gone, there = Borrower(budget, 30), Borrower(budget, 40)
+    budget.leave(gone)
+    assert budget.within_reach(there) == 30, "what nobody has taken"
+    budget.beg(100)
+    assert (gone.holds, there.holds) == (30, 0)
+
+
+def test_nobody_is_asked_for_more_than_is_missing():
+    class Exact(Borrower):
+        def relent(self, nbytes) -> None:
+            self.asked = nbytes
+            super().relent(nbytes)
+
+    budget = RamBudget(100)
+    first, second = Exact(budget, 50), Exact(budget, 50)
+    budget.beg(50)
+    assert first.asked == 50 and second.holds == 50, "the second is not even asked: that is enough"
+    assert budget.try_take(50)
+    with pytest.raises(OverBudget, match=r"It needs 3\.00 GiB of pinned RAM, .* of 0\.00 GiB"):
+        budget.take(3 * GIB, "It")
+    assert budget.taken == 50
+    budget.give_back(50)
+    assert budget.taken == 0
+
+
+def test_the_system_says_how_much_ram_there_is(monkeypatch, tmp_path):
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal:       32000000 kB\nMemFree:  1 kB\nMemAvailable:   20000000 kB\n")
+    monkeypatch.setattr(ram_module.sys, "platform", "linux")
+    monkeypatch.setattr(ram_module, "Path", lambda path: told)
+    monkeypatch.setattr(ram_module, "within_container", lambda ram: ram)
+    assert measure_ram() == Ram(32_000_000 * 1024, 20_000_000 * 1024)
+    monkeypatch.setattr(ram_module, "Path", lambda path: tmp_path / "none")
+    monkeypatch.setattr(ram_module.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.get, raising=False)
+    assert measure_ram() == Ram(4096 * 1000, 4096 * 500), "half of it, where nobody says what is free"
+
+
+def test_a_container_that_holds_more_than_its_limit_has_nothing_left(tmp_path):
+    for name, text in (("memory.max", "1000"), ("memory.current", "5000"), ("memory.stat", "active_file 1\n")):
+        (tmp_path / name).write_text(text)
+    assert within_container(Ram(64 * GIB, 60 * GIB), tmp_path) == Ram(1000, 0)
+
+
+def test_a_device_has_so_many_bytes_for_all_models():
+    budget = DeviceBudget(8 * GIB, "cuda:0")
+    budget.take(6 * GIB)
+    words = r"want 4\.00 GiB on cuda:0, and of its budget of 8\.00 GiB other models hold 6\.00\. Unload"
+    with pytest.raises(OverBudget, match=words):
+        budget.take(4 * GIB)
+    budget.take(2 * GIB)
+    assert (budget.taken, budget.left) == (8 * GIB, 0)
+    budget.give_back(8 * GIB)
+    assert (budget.taken, budget.left) == (0, 8 * GIB)
+    with pytest.raises(AssertionError, match="more given back"):
+        budget.give_back(1)
+
+
+@pytest.mark.parametrize(
+    ("budget", "wanted", "buffers", "buffer_bytes"),
+    [
+        (1 << 40, None, 16, 16 << 20),  # the largest there is
+        (64 << 20, None, 8, 8 << 20),  # eight at least, before they grow
+        (64 << 20, 4 << 20, 8, 1 << 19),  # no more than could ever be under way
+        (0, None, 2, 1 << 16),  # the least there is
+        (10 << 16, None, 10, 1 << 16),
+        (200 << 20, None, 12, 16 << 20),
+    ],
+)
+def test_how_large_a_ring_is(budget, wanted, buffers, buffer_bytes):
+    size = RingSize.within(budget, wanted)
+    assert size.buffer_bytes == buffer_bytes
+    assert size.buffers >= buffers and size.nbytes == size.buffers * size.buffer_bytes
+    assert size.buffers == 16 or size.nbytes + size.buffer_bytes > min(budget, wanted or budget), "all of it is used"
+
+
+def test_a_rings_memory_is_pinned_when_it_is_needed_and_nobodys_after(source, device):
+    """What is still looking at a buffer is told so, and does not write into memory that is no longer there."""
+    runs = runs_of(layer_of(source, "a"), source.home)
+    ring = PinnedRing(device, RingSize(8, LEAST_BUFFER_BYTES), PlainReads(), 2)
+    assert not device.pinned, "no layer was asked for"
+    for _ in range(3):
+        piece = next(taken := ring.take(ring.ask(runs)))
+        view = piece.buffer.view
+        taken.close()
+    assert 1 <= len(device.pinned) <= 2, "one after another they share one or two"
+    ring.close()
+    assert not device.pinned
+    with pytest.raises(ValueError, match="released"):
+        view[0]
+
+
+def test_a_layer_is_cut_into_pieces_as_large_as_a_buffer(source, device):
+    run = runs_of(layer_of(source, "big"), source.home)[0]
+    for reads, room in ((PlainReads(), 0), (DirectReads([run.file]), 2 * BLOCK)):
+        ring = PinnedRing(device, RingSize(2, LEAST_BUFFER_BYTES), reads, 1)
+        assert ring.piece_bytes == LEAST_BUFFER_BYTES - room
+        reading = ring.ask([run])
+        pieces = [(piece.offset, piece.nbytes) for piece in reading.pieces]
+        assert [offset for offset, _ in pieces] == list(range(0, run.nbytes, ring.piece_bytes))
+        assert {nbytes for _, nbytes in pieces[:-1]} == {ring.piece_bytes} and sum(n for _, n in pieces) == run.nbytes
+        ring.cancel(reading)
+        ring.close()
+
+
+def test_a_buffer_is_filled_again_only_after_its_copy(source, device):
+    """The file's next bytes must not overtake what the device has not read yet."""
+    runs = runs_of(layer_of(source, "big"), source.home)
+    ring = PinnedRing(device, RingSize(2, LEAST_BUFFER_BYTES), PlainReads(), 2)
+    device.gate.clear()
+    room, at = torch.zeros(runs[0].nbytes, dtype=torch.uint8), 0
+    opening = threading.Timer(0.05, device.gate.set)
+    opening.start()
+    for piece in ring.take(ring.ask(runs)):
+        device.copy_in(room.data_ptr() + at, piece.address, piece.nbytes)
+        at += piece.nbytes
+    device.synchronize()
+    opening.join()
+    assert torch.equal(room, source.read(source.extents["big"]))
+    ring.close()
+
+
+def test_runs_are_joined_where_both_ends_meet(source):
+    """In the file and in the room; never across files or around a conversion."""
+    file = source.home(source.extents["a"])
+
+    def weight(name, begin, nbytes, dtype=None):
+        return Weight(name, Extent(name, "U8", (nbytes,), begin, begin + nbytes), dtype)
+
+    def runs(*weights):
+        found = runs_of(Layer("x", weights), lambda extent: file)
+        return [(run.begin, run.nbytes, run.at, run.weight is not None) for run in found]
+
+    assert runs(weight("q", 100, 32), weight("k", 132, 32)) == [(100, 64, 0, False)]
+    assert runs(weight("q", 100, 32), weight("k", 133, 32)) == [(100, 32, 0, False), (133, 32, 32, False)], "a gap"
+    assert runs(weight("q", 100, 30), weight("k", 130, 32)) == [(100, 30, 0, False), (130, 32, 32, False)], (
+        "in the room"
+    )
+    assert runs(weight("q", 100, 32), weight("no", 132, 0), weight("k", 132, 16), weight("v", 148, 16)) == [
+        (100, 64, 0, False)
+    ]
+    assert runs(weight("q", 100, 32, torch.float16), weight("k", 132, 32), weight("v", 164, 32)) == [
+        (100, 32, 0, True),
+        (132, 64, 64, False),
+    ]
+
+
+def test_pages_of_neighbours_are_mapped_once(source):
+    file, step, page = source.home(source.extents["a"]), mmap.ALLOCATIONGRANULARITY, mmap.PAGESIZE
+    assert step == page or os.name == "nt"
+
+    def spans(*runs):
+        return [(span.begin, span.end, span.nbytes) for span in spans_of([Run(file, b, n, 0) for b, n in runs])]
+
+    assert spans((0, 1)) == [(0, page, page)] and spans((step, page)) == [(step, step + page, page)]
+    assert spans((step - 1, 2)) == [(0, step + page, step + page)]
+    far = step + MERGED_GAP
+    assert spans((far, 1), (0, 1))[0][1] >= far, "a gap this small is mapped too"
+    assert len(spans((0, 1), (page + far + step, 1))) == 2
+    assert spans((0, 3 * page), (page, 1)) == [(0, 3 * page, 3 * page)], "one within the other"
+
+
+def test_a_use_carries_no_bytes_and_waits_are_told_before_it(device):
+    ledger = Ledger()
+    timeline = Timeline(device, ledger)
+    asked, there, over = PlainEvent(reached=True), PlainEvent(), PlainEvent()
+    timeline.add_use("early", asked, there, over)
+    timeline.harvest()
+    assert not ledger.entries, "it is not over"
+    there.reach()
+    over.reach()
+    timeline.harvest()
+    stall, use = ledger.entries
+    assert (stall.kind, use.kind, stall.nbytes, use.nbytes) == ("stall", "use", 0, 0)
+    assert stall.start < stall.end == use.start <= use.end
+    timeline.add_use("late", over, asked, PlainEvent(reached=True))  # what it waits for was there long ago
+    timeline.harvest()
+    assert [entry.kind for entry in ledger.entries] == ["stall", "use", "use"]
+
+
+def test_the_account_looks_at_a_few_and_loses_none(device):
+    """Those whose end is not reached wait behind the others, however many are looked at."""
+    ledger = Ledger()
+    timeline = Timeline(device, ledger)
+    never = PlainEvent()
+    timeline.add("copy", "waits", never, never)
+    for i in range(5):
+        timeline.add("copy", str(i), PlainEvent(reached=True), PlainEvent(reached=True), 3, "route")
+    timeline.harvest(3)
+    assert [entry.layer for entry in ledger.entries] == ["0", "1"]
+    timeline.finish()
+    assert [entry.layer for entry in ledger.entries] == ["0", "1", "2", "3", "4"]
+    never.reach()
+    timeline.finish()
+    assert ledger.entries[-1].layer == "waits" and ledger.summary()["bytes by route"] == {"route": 15}
+
+
+def test_device_times_are_the_hosts(device, monkeypatch):
+    """In seconds of the host's clock, from an anchor that is never long ago."""
+    ledger = Ledger()
+    timeline = Timeline(device, ledger)
+    monkeypatch.setattr(PlainEvent, "reach", lambda self: self._reached.set())
+    begin, end, later = PlainEvent(reached=True), PlainEvent(reached=True), PlainEvent(reached=True)
+    begin.time, end.time, later.time = (timeline._anchor.time + seconds for seconds in (1.0, 2.5, 7.0))
+    anchor, start = timeline._anchor, timeline._anchor_time
+    timeline.add("copy", "a", begin, end)
+    timeline.finish()
+    assert (ledger.entries[0].start - start, ledger.entries[0].end - start) == pytest.approx((1.0, 2.5))
+    assert timeline._anchor is anchor
+    timeline.add("copy", "b", end, later)
+    timeline.finish()
+    assert timeline._anchor is later and timeline._anchor_time - start == pytest.approx(7.0)
+
+
+def test_a_buffer_that_could_not_be_pinned_is_tried_again(source, device, monkeypatch):
+    """However often: a ring whose buffers are lost one by one would stand still at last."""
+    runs = runs_of(layer_of(source, "a"), source.home)
+    ring = PinnedRing(device, RingSize(2, LEAST_BUFFER_BYTES), PlainReads(), 1)
+    pin = device.pin
+
+    def refuses(nbytes):
+        raise CudaError("no pinned RAM today")
+
+    monkeypatch.setattr(device, "pin", refuses)
+    for _ in range(5):
+        with pytest.raises(CudaError, match="today"):
+            bytes_of(ring, ring.ask(runs))
+    monkeypatch.setattr(device, "pin", pin)
+    assert len(bytes_of(ring, ring.ask(runs))) == runs[0].nbytes
+    ring.close()
+
+
+def test_what_needs_no_conversion_needs_no_room_for_it(source):
+    assert staging_bytes([]) == staging_bytes([layer_of(source, "a", "b")]) == 0
+    halves = layer_of(source, "b", "big", dtype=torch.float16)
+    assert staging_bytes([halves]) == source.extents["big"].nbytes, "one at a time"
+
+
+def test_what_has_no_bytes_is_told_with_none(device):
+    ledger = Ledger()
+    timeline = Timeline(device, ledger)
+    timeline.add("evict", "x", PlainEvent(reached=True), PlainEvent(reached=True))
+    timeline.finish()
+    assert ledger.entries[0].nbytes == 0 and not ledger.summary()["bytes by route"]

@@ -21,6 +21,7 @@ from fusestream.memory import (
     Weight,
     open_pager,
     opening,
+    precedence,
     rates,
 )
 from fusestream.memory.precedence import Precedence
@@ -135,3 +136,50 @@ def test_who_is_in_a_hurry_goes_first():
     start = time.perf_counter()
     precedence.give_way()
     assert passed == [1] and time.perf_counter() - start < 0.5
+
+
+def test_who_is_in_a_hurry_is_waited_for_and_nobody_else(monkeypatch):
+    """Not for ever; and not when the last of those in a hurry is done, however many there were."""
+    order = Precedence()
+
+    def waited(longest):
+        monkeypatch.setattr(precedence, "LONGEST_SECONDS", longest)
+        start = time.perf_counter()
+        order.give_way()
+        return time.perf_counter() - start
+
+    assert waited(5.0) < 4.0
+    with order:
+        with order:
+            assert waited(0.05) >= 0.045
+        assert waited(0.05) >= 0.045, "one of two is still in a hurry"
+    assert waited(5.0) < 4.0
+    with order:
+        assert waited(0.05) >= 0.045
+    assert waited(5.0) < 4.0
+
+
+def test_the_guard_is_off_unless_it_is_asked_for(model, monkeypatch):
+    """On a card of one's own a pool may be larger than what is free."""
+    open_, _ = model
+    monkeypatch.setattr(opening, "CudaManagedMemory", lambda device: PlainManagedMemory(device, free=MIB))
+    open_(8 * MIB, backend="managed", ram=RamBudget(64 * MIB))
+    with pytest.raises(OverBudget, match="guard"):
+        open_(8 * MIB, backend="managed", ram=RamBudget(64 * MIB), guard=True)
+
+
+def test_the_bounds_of_a_budget_hold_what_conversion_needs(tmp_path):
+    """On the CPU exactly: one byte less does not do, and in the upper one all of it stays."""
+    save_file({f"{i}": torch.zeros(1000) for i in range(5)}, tmp_path / "w.safetensors")
+    with Checkpoint.open(tmp_path / "w.safetensors") as source:
+        layers = [Layer(name, (Weight(name, extent, torch.float16),)) for name, extent in source.extents.items()]
+        least, most = opening.bounds(layers, "cpu")
+        assert (least, most) == (2 * 2048 + 4096, 5 * 2048 + 4096)
+        for budget, streamed in ((least, 5), (most, 0)):
+            pager = open_pager(source, layers, DeviceBudget(budget), budget, "cpu")
+            assert len(pager.plan.streamed) == streamed
+            pager.close()
+        with pytest.raises(OverBudget):
+            open_pager(source, layers, DeviceBudget(least - 1), least - 1, "cpu")
+        least, most = opening.bounds(layers, "cuda")
+        assert (least, most) == (3 * (2 << 20), 6 * (2 << 20)), "whole pages, whichever backend it will be"

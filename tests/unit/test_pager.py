@@ -27,10 +27,13 @@ from fusestream.memory import (
     OverBudget,
     Pager,
     PagerError,
+    Plan,
+    Rates,
     Weight,
     make_plan,
     staging_bytes,
 )
+from fusestream.memory import pager as pager_module
 from fusestream.memory.layer import WEIGHT_ALIGNMENT
 
 
@@ -515,3 +518,216 @@ def test_a_file_that_changes_underneath_is_an_error_and_no_weights(tiny_wan):
                 pass
     pager.close()
     assert device.taken == 0
+
+
+class Recording(HostBackend):
+    """Plain memory that notes which layers were asked for, and refuses room when told to."""
+
+    def __init__(self, source, ledger) -> None:
+        super().__init__(source, ledger)
+        self.asked: list[str] = []
+        self.rooms = 1 << 40
+        self.trims = 0
+
+    def submit(self, copy) -> None:
+        if copy.layer is not None:
+            self.asked.append(copy.layer.name)
+        super().submit(copy)
+
+    def take(self, nbytes):
+        if not self.rooms:
+            raise OverBudget("the device is full")
+        self.rooms -= 1
+        return super().take(nbytes)
+
+    def trim(self) -> None:
+        self.trims += 1
+
+    def said(self) -> list[int]:
+        """The numbers of the layers asked for since the last time."""
+        numbers, self.asked = [int(name.removeprefix("layer ")) for name in self.asked], []
+        return numbers
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Ten layers, of which 0 and 5 stay, and a window of three slots."""
+    plan = Plan((1024,) * 10, frozenset({0, 5}), 3, 1024)
+    monkeypatch.setattr(pager_module, "make_plan", lambda sizes, budget, rates: plan)
+    ledger, device = Ledger(), DeviceBudget(5 * 1024)
+    backend = Recording(Numbers(), ledger)
+    pager = Pager(make_layers([[256, 256]] * 10), device.total, device, backend, ledger)
+    yield pager, backend
+    pager.close()
+
+
+def test_as_many_layers_are_asked_for_ahead_as_the_window_holds(recorded):
+    """One slot is the layer's that is in use, unless it has a place of its own; residents on the way come once."""
+    pager, backend = recorded
+    with pager.use(1):
+        assert backend.said() == [1, 2, 3]
+    with pager.use(2):
+        assert backend.said() == [4, 5], "the slot of 1, and a resident that was never there"
+    with pager.use(3):
+        assert backend.said() == [6]
+    with pager.use(4):
+        assert backend.said() == [7]
+    with pager.use(5):
+        assert backend.said() == [8], "6, 7 and 8 are behind it, and nobody else wants a slot"
+    with pager.use(6):
+        assert backend.said() == []
+    with pager.use(7):
+        assert backend.said() == [9, 0], "the resident behind the last slot too"
+    with pager.use(8):
+        assert backend.said() == [1], "around the end"
+    for i in (9, 0, 1, 2):
+        with pager.use(i):
+            pass
+    assert backend.said() == [2, 3, 4], "0 and 5 stay"
+
+
+def test_what_is_needed_sooner_is_not_thrown_out_for_what_is_needed_later(recorded):
+    pager, backend = recorded
+    with pager.use(1):
+        pass
+    assert backend.said() == [1, 2, 3]
+    assert pager.prefetch(3) and pager.prefetch(2) and not backend.said(), "on their way already"
+    assert pager.prefetch(9) and backend.said() == [9], (
+        "into the slot of 1, which was just used and is a whole pass away"
+    )
+    assert not pager.prefetch(1) and not backend.said(), "all that is there is used before it"
+    assert pager.prefetch(8) and backend.said() == [8], "at the cost of 9"
+    assert not pager.prefetch(9) and pager.prefetch(5) and backend.said() == [5], "a resident needs no slot"
+    with pager.use(9):
+        assert backend.said()[:2] == [9, 0], "who is used now gets the slot of the one that is needed latest"
+        assert pager._find(2) is None or pager._find(8) is None
+
+
+def test_of_layers_in_use_none_makes_way(recorded):
+    """Whatever comes ahead has to do with the other slots."""
+    pager, backend = recorded
+    with pager.use(6) as held:
+        backend.said()
+        with pager.use(7):
+            pass
+        with pager.use(8):
+            assert backend.said() == [9, 0]
+        assert right(pager.layers[6], held)
+    with pager.use(6):
+        assert not {6} & set(backend.said()), "it is there still"
+
+
+def test_no_layer_is_asked_for_twice_in_one_step(monkeypatch):
+    """In a window that holds all of a small model's streamed layers and more."""
+    plan = Plan((1024,) * 3, frozenset({1}), 4, 1024)
+    monkeypatch.setattr(pager_module, "make_plan", lambda sizes, budget, rates: plan)
+    ledger, device = Ledger(), DeviceBudget(5 * 1024)
+    backend = Recording(Numbers(), ledger)
+    pager = Pager(make_layers([[512]] * 3), device.total, device, backend, ledger)
+    with pager.use(0):
+        assert backend.said() == [0, 1, 2]
+    for i in (1, 2, 0, 1):
+        with pager.use(i):
+            assert not backend.said()
+    pager.close()
+
+
+def test_rates_that_were_measured_count_for_every_plan_after():
+    """Compute that is uneven is worth a deeper window, which nobody knows without rates."""
+    layers = make_layers([[51_200]] * 24)
+    rates = Rates(50e6, tuple(0.012 if i % 4 == 0 else 0.0001 for i in range(24)))
+    sizes, room = [layer.nbytes for layer in layers], 7 * layers[0].nbytes
+    known, unknown = make_plan(sizes, room, rates), make_plan(sizes, room)
+    assert known.slots > unknown.slots
+    ledger, device = Ledger(), DeviceBudget(10 * layers[0].nbytes)
+    pager = Pager(layers, room, device, HostBackend(Numbers(), ledger), ledger)
+    assert pager.plan == unknown
+    pager.resize(room, rates)
+    assert pager.plan == known
+    pager.resize(10 * layers[0].nbytes)
+    assert pager.plan == make_plan(sizes, 10 * layers[0].nbytes, rates)
+    pager.resize(room)
+    assert pager.plan == known
+    pager.close()
+
+
+def test_a_larger_budget_that_cannot_be_had_leaves_everything_as_it_was():
+    ledger, device = Ledger(), DeviceBudget(9 * 1024)
+    backend = Recording(Numbers(), ledger)
+    layers = make_layers([[512]] * 10)
+    pager = Pager(layers, 5 * 1024, device, backend, ledger)
+    before = pager.plan
+    trims = backend.trims
+    backend.take, take = take_after(backend, 3), backend.take
+    with pytest.raises(OverBudget, match="the device is full"):
+        pager.resize(9 * 1024)
+    backend.take = take
+    assert pager.plan == before and device.taken == pager.held_bytes == before.footprint
+    assert backend.trims > trims, "what is given back must not lie beside what is taken"
+    for i, layer in enumerate(layers):
+        with pager.use(i) as weights:
+            assert right(layer, weights)
+    pager.close()
+    assert pager.held_bytes == 0 and device.taken == 0
+
+
+def take_after(backend, good):
+    """A `take` that fails once, after so many."""
+    left = [good]
+    plain = HostBackend.take
+
+    def take(nbytes):
+        left[0] -= 1
+        if left[0] == -1:
+            raise OverBudget("the device is full")
+        return plain(backend, nbytes)
+
+    return take
+
+
+def test_where_not_even_the_plan_before_can_be_had_the_pager_is_closed():
+    ledger, device = Ledger(), DeviceBudget(9 * 1024)
+    backend = Recording(Numbers(), ledger)
+    pager = Pager(make_layers([[512]] * 10), 5 * 1024, device, backend, ledger)
+    backend.rooms = 0
+    with pytest.raises(OverBudget):
+        pager.resize(9 * 1024)
+    assert device.taken == pager.held_bytes == ledger.held("VRAM") == 0
+    with pytest.raises(PagerError, match="weights were unloaded"):
+        pager.acquire(0)
+
+
+def test_what_a_backend_holds_for_itself_is_part_of_the_budget():
+    layers = make_layers([[512]] * 10)
+    ledger, device = Ledger(), DeviceBudget(5 * 1024)
+    backend = HostBackend(Numbers(), ledger, None, 1000)
+    pager = Pager(layers, device.total, device, backend, ledger)
+    assert backend.overhead_bytes == 1024 and pager.plan == make_plan([1024] * 10, 4 * 1024)
+    assert pager.held_bytes == device.taken == ledger.held("VRAM") == 5 * 1024
+    pager.close()
+    assert pager.held_bytes == device.taken == ledger.held("VRAM") == 0
+
+
+def test_a_use_is_told_from_the_first_to_the_last_of_those_at_once(streaming):
+    pager, _, _, ledger, _ = streaming
+    with pager.use(0):
+        with pager.use(0):
+            pass
+        assert "use" not in ledger.summary()["counts"], "it goes on"
+    assert ledger.summary()["counts"]["use"] == 1
+    with pager.use(1):
+        pass
+    assert ledger.summary()["counts"]["use"] == 2
+
+
+def test_what_was_made_goes_with_the_copy(streaming):
+    pager, _, _, _, _ = streaming
+    i, j, *_ = pager.plan.streamed
+    assert pager.made(i) is None, "it is not there"
+    with pager.use(i):
+        assert pager.made(i) is None
+        pager.arrival(i).made = "something"
+        assert pager.made(i) == "something" and pager.made(j) is None
+    assert pager.made(i) == "something"
+    pager.renew([i])
+    assert pager.made(i) is None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bed.depth import examples
 from fusestream.memory import OverBudget, Plan, Rates, least_budget, make_plan, simulate
-from fusestream.memory.plan import LEAST_SLOTS, aligned
+from fusestream.memory.plan import LEAST_SLOTS, MOST_SLOTS, aligned, spread
 
 MIB = 2**20
 BLOCK = 700 * MIB
@@ -94,6 +94,7 @@ def test_equal_layers_are_kept_as_many_as_fit_and_evenly():
     """Forty blocks of 14B in 7 GiB: two slots and eight residents, five blocks apart."""
     plan = make_plan([BLOCK] * 40, 7 * 1024 * MIB)
     assert (plan.slots, len(plan.resident)) == (2, 8)
+    assert plan.footprint == 10 * BLOCK and plan.bytes_per_pass == 32 * BLOCK
     places = sorted(plan.resident)
     gaps = [(b - a) % 40 for a, b in zip(places, [*places[1:], places[0]], strict=True)]
     assert gaps == [5] * 8
@@ -158,3 +159,78 @@ def test_the_least_budget_is_just_enough(sizes):
 def test_rates_belong_to_the_layers():
     with pytest.raises(ValueError, match="2 compute times for 3 layers"):
         simulate(make_plan([1, 2, 3], 4096), Rates(1.0, (0.0, 0.0)))
+
+
+def test_what_fits_needs_no_window():
+    plan = make_plan([1000] * 5, 5 * 1024)
+    assert (plan.slots, plan.slot_bytes, plan.footprint) == (0, 0, 5 * 1024)
+    assert make_plan([1000] * 5, 5 * 1024 - 1).slots == LEAST_SLOTS
+
+
+@pytest.mark.parametrize(
+    ("resident", "compute", "first", "steady", "stalls", "bus_share"),
+    [
+        # A copy takes a second. The third waits for the slot of the first, which is done after 3.
+        (set(), (2.0, 2.0, 2.0), 7.0, 6.0, (0.0, 0.0, 0.0), 0.5),
+        (set(), (0.5, 0.5, 0.5), 3.5, 3.0, (0.5, 0.5, 0.5), 1.0),
+        ({1}, (0.5, 0.5, 0.5), 3.5, 2.0, (0.5, 0.0, 0.0), 1.0),  # the resident comes once, and hides half of the next
+        ({0, 1, 2}, (2.0, 2.0, 2.0), 7.0, 6.0, (0.0, 0.0, 0.0), 0.0),
+        (set(), (4.0, 0.0, 0.0), 6.0, 6.0, (1.0, 0.0, 1.0), 0.5),  # while one computes the bus has one slot to fill
+        (set(), (0.0, 0.0, 0.0), 3.0, 3.0, (1.0, 1.0, 1.0), 1.0),
+    ],
+)
+def test_a_prediction_reckoned_by_hand(resident, compute, first, steady, stalls, bus_share):
+    found = simulate(Plan((100, 100, 100), frozenset(resident), 2, 512), Rates(100.0, compute))
+    assert (found.first, found.steady, found.bus_share) == pytest.approx((first, steady, bus_share))
+    assert found.stalls == pytest.approx(stalls)
+
+
+def test_nothing_takes_no_time():
+    found = simulate(make_plan([0, 0], 0), Rates(100.0, (0.0, 0.0)))
+    assert (found.first, found.steady, found.stalls, found.bus_share) == (0.0, 0.0, (0.0, 0.0), 0.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 12, 24, 40])
+def test_equal_layers_are_spread_as_evenly_as_they_can_be(count):
+    """However many are kept: the runs between them differ by one layer at most."""
+    for kept, over in itertools.product(range(1, count + 1), (0, 999)):
+        chosen = sorted(spread([1000] * count, set(), 1000 * kept + over))
+        assert len(chosen) == kept
+        gaps = [(b - a - 1) % count for a, b in zip(chosen, [*chosen[1:], chosen[0]], strict=True)]
+        assert max(gaps) - min(gaps) <= 1, chosen
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 5, 10]), max_size=9), st.integers(0, 20), st.data())
+@settings(max_examples=examples(200), deadline=None)
+def test_no_layer_that_would_fit_is_left_out(rooms, left, data):
+    fixed = data.draw(st.sets(st.sampled_from(range(len(rooms))))) if rooms else set()
+    chosen = spread(rooms, fixed, left)
+    over = left - sum(rooms[i] for i in chosen)
+    assert over >= 0 and not chosen & fixed
+    assert all(rooms[i] > over for i in range(len(rooms)) if i not in chosen | fixed)
+
+
+def test_what_the_even_share_leaves_over_goes_where_the_longest_run_is():
+    """Around the cycle, and whatever is kept there already counts."""
+    assert spread([1, 1, 3, 3, 1, 10], set(), 2) == {1, 4}, "0 fits too, next to 1"
+    assert spread([2, 2, 10, 1, 5, 10, 2, 10, 5], {6}, 3) == {0, 3}, "1 fits too, two steps from 3"
+
+
+def test_a_ring_is_as_deep_as_it_pays_and_no_deeper():
+    """Every sixth layer computes for as long as five take to come: with five slots to fill meanwhile the bus never waits."""
+    sizes, rates = [100 * MIB] * 12, Rates(100.0 * MIB, (5.0, *[0.01] * 5) * 2)
+    deep = make_plan(sizes, 600 * MIB, rates)
+    assert (deep.slots, deep.resident) == (MOST_SLOTS, frozenset())
+    assert simulate(deep, rates).steady == pytest.approx(12.0) and simulate(deep, rates).bus_share == pytest.approx(1.0)
+    assert simulate(make_plan(sizes, 600 * MIB), rates).steady > 15.0
+    even = Rates(100.0 * MIB, (5.0,) * 12)
+    assert make_plan(sizes, 600 * MIB, even).slots == LEAST_SLOTS, "what is hidden anyway needs no slots"
+    assert make_plan(sizes, 600 * MIB).slots == LEAST_SLOTS, "nor does what nobody has measured"
+    longer = Rates(100.0 * MIB, (12.0, *[0.01] * 7) * 2)
+    assert make_plan([100 * MIB] * 16, 800 * MIB, longer).slots == MOST_SLOTS, "eight would hide more: there is an end"
+
+
+def test_what_stays_is_there_at_once_in_every_later_pass():
+    plan = make_plan([10, 20, 30], 3 * 512)
+    found = simulate(plan, Rates(1000.0, (0.001,) * 3))
+    assert (found.first, found.steady) == pytest.approx((0.061, 0.003)) and not any(found.stalls)

@@ -149,9 +149,9 @@ def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
     archive = tmp_path / "a.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         for name in ("main.py", "../escaped", "comfy/../../escaped", "comfy/ok.py"):
-            tar.add(outside, comfyui.INSIDE + name)
+            tar.add(outside, comfyui.CURRENT.inside + name)
         tar.add(outside, "elsewhere/file")
-        link = tarfile.TarInfo(comfyui.INSIDE + "link")
+        link = tarfile.TarInfo(comfyui.CURRENT.inside + "link")
         link.type, link.linkname = tarfile.SYMTYPE, "/"
         tar.addfile(link)
     comfyui.unpack(archive, tmp_path / "out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.model_base
@@ -208,3 +209,117 @@ def test_another_gpus_model_is_watched_once(model: Any) -> None:
     again = factory(*arguments, disable_dynamic=True)
     assert again.model.fusestream_reckoning is not model.model.fusestream_reckoning
     assert len(again.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL][step.WRAPPER]) == 1
+
+
+# ------------------------------------------------------------------------------------ what is asked of torch, without a GPU
+
+
+class Card:
+    """Torch's account of a card, of which a step takes so many bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int = 600, total: int = 1000) -> None:
+        self.free, self.total, self.reserved, self.allocated, self.peak = free, total, 100, 50, 900
+        self.fractions: list[float] = []
+        self.emptied = 0
+        self.device: Any = torch.device("cuda:0")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (self.free, self.total))
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: self.stats())
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.9, raising=False)
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, _: self.fractions.append(part))
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", self.allocated))
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: setattr(self, "emptied", self.emptied + 1))
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "reserved_bytes": {"all": {"current": self.reserved, "peak": 10**6}},
+            "allocated_bytes": {"all": {"current": self.allocated, "peak": self.peak}},
+        }
+
+    def takes(self, nbytes: int) -> str:
+        self.peak = max(self.peak, self.allocated + nbytes)
+        return "out"
+
+
+@pytest.mark.parametrize(
+    ("leave", "part"),
+    [
+        (200, 0.5),
+        (600, 0.1),
+        (900, 0.1),
+        (0, 0.7),
+        (-5000, 0.9),
+    ],  # of 1000: what torch has, 100, and what is free less this
+)
+def test_a_step_may_take_what_leaves_the_reserve_and_what_torch_has(
+    monkeypatch: pytest.MonkeyPatch, leave: int, part: float
+) -> None:
+    """And no more than was allowed before; afterwards as much as before, whatever happened."""
+    card = Card(monkeypatch)
+    with pytest.raises(KeyError), step._leaving(leave, card.device):
+        assert card.fractions == [pytest.approx(part)]
+        raise KeyError
+    assert card.fractions[1:] == [0.9]
+    monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")  # before torch 2.8
+    with step._leaving(leave, card.device):
+        pass
+    assert card.fractions[-1] == 1.0
+
+
+def test_on_the_cpu_nothing_is_left_to_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    with step._leaving(200, torch.device("cpu")):
+        pass
+    assert not card.fractions
+
+
+def call_of(card: Card, nbytes: int, *, tunes: bool = False) -> Any:
+    """A call on the card that takes so much."""
+
+    def run() -> str:
+        tuner().measurings += tunes
+        return card.takes(nbytes)
+
+    reckoning = Reckoning(lambda *_: 100.0)
+    model = SimpleNamespace(
+        fusestream_reckoning=reckoning, diffusion_model=None, get_dtype_inference=lambda: torch.float16
+    )
+    x = SimpleNamespace(is_cuda=True, device=card.device, shape=LATENT)
+    return SimpleNamespace(x=x, model=model, run=run)
+
+
+def test_what_a_step_took_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what was there before, and not what an earlier step took."""
+    card = Card(monkeypatch)
+    call = call_of(card, 150)
+    assert step._measured(call) == "out" and call.model.fusestream_reckoning.ratio == pytest.approx(1.5)
+    assert card.emptied == 0
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: {})
+    assert step._counted("allocated_bytes", "peak", card.device) == 0, "torch counts nothing before its first tensor"
+
+
+def test_a_step_in_which_kernels_were_tried_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    call = call_of(card, 150, tunes=True)
+    assert step._measured(call) == "out" and call.model.fusestream_reckoning.ratio == 1.0
+    assert card.emptied == 1, "the alternatives left pieces in between"
+
+
+def test_the_last_word_is_the_last_error_or_the_first() -> None:
+    stream: Any = SimpleNamespace(least=GIB)
+    assert "held 3.00 GiB, down to the 1.00 they need: no room Make" in str(
+        step._too_little(stream, 3 * GIB, "no room\nat all")
+    )
+    assert "they need: out of memory Make" in str(step._too_little(stream, 0, ""))
+
+
+def test_a_step_takes_note_of_more_than_was_reckoned_and_never_of_less() -> None:
+    some = Reckoning()
+    for nbytes, reckoned, ratio in (
+        (100, 200.0, 1.0),
+        (100, 0.0, 1.0),
+        (300, 200.0, 1.5),
+        (250, 200.0, 1.5),
+        (400, 200.0, 2.0),
+    ):
+        some.measured(nbytes, reckoned)
+        assert some.ratio == ratio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from bed.depth import examples
-from fusestream.memory import BadFile, read_header
+from fusestream.memory import BadFile, read_header, strict_json
+from fusestream.memory.file import BITS
 
 NAMES = {
     torch.float16: "F16",
@@ -136,3 +138,83 @@ def test_any_damage_is_a_bad_file_or_harmless(tmp_path: Path, cut: int, flips: l
     except BadFile:
         return
     assert all(0 <= e.begin <= e.end <= header.size for e in header.extents.values())
+
+
+@pytest.mark.parametrize("dtype", sorted(BITS))
+def test_a_types_name_says_its_bits(tmp_path: Path, dtype: str) -> None:
+    """Of a BOOL, which names none, there are eight. Eight elements of any type are whole bytes."""
+    digits = re.search(r"\d+", dtype)
+    bits = int(digits[0]) if digits else 8
+    assert (
+        read_header(file_of(tmp_path / "x", {"t": tensor(0, bits, [8], dtype)}, bytes(bits))).extents["t"].nbytes
+        == bits
+    )
+    for wrong in (bits - 1, bits + 1):
+        with pytest.raises(BadFile, match=rf"of dtype {dtype} and shape \[8\] needs {bits} bytes, .* gives it {wrong}"):
+            read_header(file_of(tmp_path / "x", {"t": tensor(0, wrong, [8], dtype)}, bytes(wrong)))
+
+
+def test_bytes_that_are_not_whole_are_rounded_up_in_the_message(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"needs 2 bytes, the header gives it 1"):
+        read_header(file_of(tmp_path / "x", {"t": tensor(0, 1, [3], "F4")}, bytes(1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "fits"),
+    [
+        ('{"a":[1,2,3]}', 6, True),  # four brackets, two commas
+        ('{"a":[1,2,3]}', 5, False),
+        ('{"a":"","b":""}', 8, True),  # eight quotes
+        ('{"a":"","b":""}', 7, False),
+    ],
+)
+def test_a_header_has_so_many_parts_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, text: str, most: int, fits: bool
+) -> None:
+    monkeypatch.setattr(strict_json, "MAX_PARTS", most)
+    if fits:
+        assert strict_json.parse(text.encode()) == json.loads(text)
+    else:
+        with pytest.raises(ValueError, match="more than"):
+            strict_json.parse(text.encode())
+
+
+def test_a_header_is_so_deep_and_no_deeper() -> None:
+    def nested(depth: int) -> bytes:
+        return b'{"a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
+
+    strict_json.parse(nested(strict_json.MAX_DEPTH))
+    with pytest.raises(ValueError, match=f"more than {strict_json.MAX_DEPTH} deep"):
+        strict_json.parse(nested(strict_json.MAX_DEPTH + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_integer"),
+    [("18446744073709551615", True), ("99999999999999999999", True), ("100000000000000000000", False), ("-0", False)],
+)
+def test_a_number_that_no_size_could_be_is_no_integer(text: str, is_integer: bool) -> None:
+    number = strict_json.parse(b'{"n":' + text.encode() + b"}")["n"]
+    assert type(number) is (int if is_integer else float) and number == type(number)(text)
+
+
+@pytest.mark.parametrize(("size", "length"), [(8, 0), (8, 5), (9, 2), (20, 13)])
+def test_a_header_must_lie_in_its_file(tmp_path: Path, size: int, length: int) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(struct.pack("<Q", length) + b"{}".ljust(size)[: size - 8])
+    with pytest.raises(
+        BadFile, match="not sound JSON" if size - 8 >= length else f"needs {length} bytes, .* has {size}"
+    ):
+        read_header(path)
+
+
+def test_a_hole_and_an_overlap_are_told_apart(tmp_path: Path) -> None:
+    """And which tensor it is behind."""
+    hole, overlap = {"a": tensor(0, 4), "b": tensor(5, 8)}, {"a": tensor(0, 4), "b": tensor(3, 8)}
+    with pytest.raises(BadFile, match=r"'b' at byte \d+ leaves a hole after 'a', which ends"):
+        read_header(file_of(tmp_path / "x", hole, bytes(8)))
+    with pytest.raises(BadFile, match=r"'b' at byte \d+ overlaps 'a', which ends"):
+        read_header(file_of(tmp_path / "x", overlap, bytes(8)))
+    with pytest.raises(BadFile, match=r"'a' at byte \d+ leaves a hole after the header"):
+        read_header(file_of(tmp_path / "x", {"a": tensor(1, 4)}, bytes(4)))
+    with pytest.raises(BadFile, match="has 3 bytes after its last tensor"):
+        read_header(file_of(tmp_path / "x", {"a": tensor(0, 4)}, bytes(7)))

@@ -83,3 +83,11 @@ def test_a_disk_that_fails_says_so(tmp_path: Path) -> None:
 def test_types_that_the_format_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(NotWritten, match=r"no type for a, which is torch\.complex64"):
         WeightWriter(tmp_path / "x", {"a": (torch.complex64, (1,))})
+
+
+def test_a_file_that_is_finished_is_closed(tmp_path: Path) -> None:
+    """Before it gets its name: Windows renames no open file, and whoever reads it shall find all its bytes."""
+    with WeightWriter(tmp_path / "w.safetensors", {"a": (torch.float32, (2,))}) as writer:
+        writer.write("a", torch.ones(2))
+        file = writer._file
+    assert file.closed
