@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.hooks
 import comfy.model_management
@@ -71,13 +71,7 @@ def _stock_text_encoder(
         return _unheaded_text_encoder(path, embedding_folders, policy, kind, options, others, disable_dynamic)
     with Checkpoint.open(path) as source:
         as_stored = source.files[0]
-        family = inspection.look_at(source, Role.TEXT)
-        header = source.files[0]
-        inspection.say_doubts(header, family)
-        borrowed = _borrowed(header, family, others)
-        _refuse_broken_tokenizer(source)
-        all_options = _text_options(header, family, options)
-        clip_type = text_kinds.kind_of(source, family, kind)
+        family, header, borrowed, all_options, clip_type = _looked_at(source, kind, options, others)
     prepare(policy)
     with naming(path):
         if header is as_stored and not borrowed:
@@ -163,13 +157,7 @@ def load_streamed_text_encoder(
     """
     source = open_to_stream(path)
     try:
-        family = inspection.look_at(source, Role.TEXT)
-        header = source.files[0]
-        inspection.say_doubts(header, family)
-        borrowed = _borrowed(header, family, others)
-        _refuse_broken_tokenizer(source)
-        all_options = _text_options(header, family, options)
-        clip_type = text_kinds.kind_of(source, family, kind)
+        family, _, borrowed, all_options, clip_type = _looked_at(source, kind, options, others)
         prepare(policy)
         clip, parts = skeleton.text_encoder(
             source, clip_type, embedding_folders, all_options, borrowed, is_known=family is not None
@@ -208,6 +196,28 @@ def load_streamed_text_encoder(
 def _streamed_text_encoder_patcher(*given: Any, **_others: Any) -> StreamingModelPatcher:
     patcher: StreamingModelPatcher = load_streamed_text_encoder(*given).patcher
     return patcher
+
+
+class _Found(NamedTuple):
+    """What is known of a file before it is loaded: its family, its header with stock's names, what another file lends it, stock's
+    options and type."""
+
+    family: Family | None
+    header: WeightFile
+    borrowed: Mapping[str, torch.Tensor]
+    options: dict[str, Any]
+    clip_type: Any
+
+
+def _looked_at(source: Checkpoint, kind: str, options: Mapping[str, Any] | None, others: Sequence[str]) -> _Found:
+    family = inspection.look_at(source, Role.TEXT)
+    header = source.files[0]
+    inspection.say_doubts(header, family)
+    borrowed = _borrowed(header, family, others)
+    _refuse_broken_tokenizer(source)
+    return _Found(
+        family, header, borrowed, _text_options(header, family, options), text_kinds.kind_of(source, family, kind)
+    )
 
 
 def _text_options(header: WeightFile, family: Family | None, given: Mapping[str, Any] | None) -> dict[str, Any]:

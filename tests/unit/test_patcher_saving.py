@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from scenes import Scene, Studio, sample
 
+from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.fusion.errors import NotWhileStreaming
 from fusestream.fusion.load import load_streamed_diffusion_model
@@ -26,6 +27,8 @@ from fusestream.fusion.stream.stream import Stream
 
 KIND = "wan_t2v"
 LORAS = (("lora_ab", 0.8), ("lora_lokr", -0.5))
+STORAGES = checkpoints.wan.STORAGES if is_thorough() else ("fp16", "fp8_scaled")
+MERGES = [(storage, which) for storage in ("fp32", "fp16") for which in ("both", "first", "second")]
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
@@ -74,7 +77,7 @@ def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -
 # -------------------------------------------------------------------------------------------------------------- saving
 
 
-@pytest.mark.parametrize("storage", checkpoints.wan.STORAGES)
+@pytest.mark.parametrize("storage", STORAGES)
 def test_what_is_saved_is_what_stock_saves(studio: Studio, output: Path, storage: str) -> None:
     folder = studio.folder
     for loras in ((), LORAS):
@@ -180,8 +183,7 @@ def test_a_lora_is_extracted(studio: Studio, output: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- merging
 
 
-@pytest.mark.parametrize("storage", ["fp32", "fp16"])
-@pytest.mark.parametrize("which", ["both", "first", "second"])
+@pytest.mark.parametrize(("storage", "which"), MERGES if is_thorough() else MERGES[2::2])
 def test_a_merge_of_streamed_models(studio: Studio, scenes: dict[str, Scene], storage: str, which: str) -> None:
     folder = studio.folder
 
