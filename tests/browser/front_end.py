@@ -12,6 +12,7 @@ from typing import Any
 
 from playwright.sync_api import ConsoleMessage, Error, Locator, Page, Request, Response, TimeoutError, expect
 
+from bed.depth import is_thorough
 from bed.server import PACK
 
 # Asked for by the front end whether they are there or not: what a new user has none of, a translated help page.
@@ -43,6 +44,10 @@ TITLE_BAR = """id => {
     const node = app.graph.getNodeById(id)
     return app.canvasPosToClientPos([node.pos[0] + node.size[0] / 2, node.pos[1] - LiteGraph.NODE_TITLE_HEIGHT / 2])
 }"""
+
+
+# Whether the front end draws nodes as elements, as new installs do; the canvas too where time does not count.
+RENDERERS = {True: "elements", **({False: "canvas"} if is_thorough() else {})}
 
 
 class FrontEnd:

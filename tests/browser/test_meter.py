@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from browser.front_end import FrontEnd
+from browser.front_end import RENDERERS, FrontEnd
 from browser.overlays import CLIPPED, GIB, HEAR, READING, hear, texts
 
 LOADER = "FuseStreamDiffusionModelLoader"
@@ -88,7 +88,7 @@ SAY = "key => import('/extensions/FuseStream/js/words.js').then(words => words.w
 OPEN = "id => app.canvas.setGraph(id === null ? app.rootGraph : app.rootGraph.getNodeById(id).subgraph)"
 
 
-@pytest.fixture(params=[False, True], ids=["canvas", "elements"])
+@pytest.fixture(params=RENDERERS, ids=RENDERERS.get)
 def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"Comfy.VueNodes.Enabled": request.param, "Comfy.Minimap.Visible": False}
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Locator, Request, expect
 
 from bed.paths import ROOT
-from browser.front_end import FrontEnd
+from browser.front_end import RENDERERS, FrontEnd
 
 # The doctor alone, as a user adds it: at the size it comes with.
 DOCTOR = """() => {
@@ -44,7 +44,7 @@ TWIN = """area => {
 LINES = "area => Math.round((area.scrollHeight - 12) / parseFloat(getComputedStyle(area).lineHeight))"
 
 
-@pytest.fixture(params=[False, True], ids=["canvas", "elements"])
+@pytest.fixture(params=RENDERERS, ids=RENDERERS.get)
 def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"Comfy.VueNodes.Enabled": request.param}
 
