@@ -117,7 +117,11 @@ def inside(front: FrontEnd, area: Locator) -> bool:
 def test_the_doctor_looks_without_running_the_graph(front: FrontEnd, queued: list[str]) -> None:
     front.page.evaluate(DOCTOR)
     front.page.get_by_role("button", name="Look now").click()
-    expect(text_on_node(front)).to_have_value(lines_of("FuseStream doctor", "What stands out"))
+    area = text_on_node(front)
+    expect(area).to_have_value(lines_of("FuseStream doctor", "What stands out"))
+    front.page.wait_for_function(
+        "area => area.scrollHeight <= area.clientHeight", arg=area.element_handle(), timeout=5000
+    )
     assert not queued
 
 

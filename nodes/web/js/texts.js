@@ -62,6 +62,7 @@ function makeRoom(node, box, frames = 60) {
         if (frames > 0) requestAnimationFrame(() => makeRoom(node, box, frames - 1))
     } else if (box.lacking > 0) {
         node.setSize([node.size[0], node.size[1] + box.lacking])
+        app.canvas.setDirty(true, true) // no graph runs that would have it drawn
     }
 }
 
