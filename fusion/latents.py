@@ -25,15 +25,15 @@ FOLDED = "bn.running_mean"  # in a VAE of pictures that folds 2x2 latents into c
 def of_model(source: Checkpoint) -> int | None:
     """As stock has it for the kind of model that this is, or None."""
     tensors = tensors_of(source, text=False)
-    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
-    # Stock's detection takes what it looks for to be whole, and fails in all ways where it is not.
+    found = recognise.stocks_kind(tensors)
+    if found is None:
+        return None
+    prefix, config = found
+    # Stock takes what it looks for to be whole, and fails in all ways where it is not.
     with contextlib.suppress(Exception):
-        for one in (prefix, ""):
-            found = comfy.model_detection.detect_unet_config(tensors, one)
-            if found is not None:
-                kind = comfy.model_detection.model_config_from_unet_config(found, tensors, one)
-                channels: int = kind.latent_format.latent_channels
-                return channels
+        kind = comfy.model_detection.model_config_from_unet_config(config, tensors, prefix)
+        channels: int = kind.latent_format.latent_channels
+        return channels
     return None
 
 

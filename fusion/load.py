@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import comfy.hooks
 import comfy.model_management
 import comfy.sd
 import comfy.utils
@@ -23,15 +22,15 @@ from .family import Role
 from .loading import (
     checked,
     in_bytes,
-    note_who_computes,
+    let_stream,
     open_to_stream,
     prepare,
     require_all_weights,
     streamed_or_stock,
 )
-from .stream import branches, conditions, progress, saving, skeleton, step
+from .stream import branches, conditions, progress, skeleton, step
 from .stream.blocks import found_in
-from .stream.patcher import StreamingModelPatcher, attach
+from .stream.patcher import StreamingModelPatcher
 from .stream.stream import Stream
 
 # Stock takes a diffusion model out of a whole checkpoint by this prefix.
@@ -96,9 +95,7 @@ def load_streamed_diffusion_model(
     except BaseException:
         source.close()
         raise
-    note_who_computes(stream, path, family, fused)
-    attach(parts.model, stream)
-    saving.attach()
+    let_stream(parts.model, stream, path, family, fused)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype))
     conditions.attach(model.model)

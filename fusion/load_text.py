@@ -19,15 +19,15 @@ from .completeness import naming, odd_layers, refuse_misfits
 from .family import Family, Role
 from .loading import (
     in_bytes,
-    note_who_computes,
+    let_stream,
     open_to_stream,
     prepare,
     require_all_weights,
     streamed_or_stock,
 )
-from .stream import saving, skeleton
+from .stream import skeleton
 from .stream.encoding import hold_while_writing, watch_encoding
-from .stream.patcher import StreamingModelPatcher, attach
+from .stream.patcher import StreamingModelPatcher
 from .stream.stream import Stream
 
 
@@ -177,9 +177,7 @@ def load_streamed_text_encoder(
     except BaseException:
         source.close()
         raise
-    note_who_computes(stream, path, family, fused)
-    attach(parts.model, stream)
-    saving.attach()
+    let_stream(parts.model, stream, path, family, fused)
     watch_encoding(parts.model, stream)
     for network, block in parts.heads:
         hold_while_writing(network, stream, block)

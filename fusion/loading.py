@@ -6,10 +6,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-import comfy.hooks
 import comfy.model_management
-import comfy.sd
-import comfy.utils
 import torch
 
 from ..kernels_cuda import LEDGER, KernelPolicy, unpack_soon
@@ -19,7 +16,8 @@ from .budgets import refuse_odd
 from .completeness import refuse_lacking, say_leftovers
 from .errors import NotStreamable
 from .family import Family, Role
-from .stream import skeleton
+from .stream import saving, skeleton
+from .stream.patcher import attach
 from .stream.stream import Stream
 
 NO_HEADER = "only .safetensors files can be streamed. Set vram_budget to 0 to load it as stock does."
@@ -46,12 +44,14 @@ def streamed_or_stock(stream: Any, stock: Any, vram_budget: float, device: torch
     return stock()
 
 
-def note_who_computes(stream: Stream, path: str, family: Family | None, fused: int) -> None:
-    """For the report, and where ComfyUI computes the blocks, for the log."""
+def let_stream(model: Any, stream: Stream, path: str, family: Family | None, fused: int) -> None:
+    """Give a model its stream. Who computes its blocks stands in the report, and in the log where that is ComfyUI."""
     if family is not None and fused:
         stream.family = family.name
     else:
         LEDGER.say_once(f"{path} streams; no fused kernels for this family: ComfyUI computes its blocks.", logging.INFO)
+    attach(model, stream)
+    saving.attach()
 
 
 def open_to_stream(path: str) -> Checkpoint:

@@ -63,11 +63,20 @@ def role_of(source: Checkpoint) -> Role | None:
     with contextlib.suppress(Exception):
         if comfy.sd.detect_te_model(tensors) is not None:
             return Role.TEXT
-    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
-    with contextlib.suppress(Exception):
-        if any(comfy.model_detection.detect_unet_config(tensors, one) is not None for one in (prefix, "")):
-            return Role.DIFFUSION
+    if stocks_kind(tensors) is not None:
+        return Role.DIFFUSION
     return Role.VAE if any(name in tensors for name in VAE_PARTS) else None
+
+
+def stocks_kind(tensors: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """What stock's detection finds a diffusion model to be, and before which prefix; None: nothing."""
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
+    with contextlib.suppress(Exception):  # as above
+        for one in (prefix, ""):
+            found = comfy.model_detection.detect_unet_config(tensors, one)
+            if found is not None:
+                return one, found
+    return None
 
 
 def has_header(path: str) -> bool:
