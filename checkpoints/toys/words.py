@@ -1,0 +1,102 @@
+"""The words of the toy world, each one piece of a sentencepiece tokenizer, so that a caption's tokens can be looked up.
+
+The tokenizer is one as UMT5 has it: pad 0, end 1, unknown 2, and a piece for every byte, so that no prompt is unknown. It folds
+case. What else a user writes comes out as letters and bytes, of which the model has learned only that they say nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import string
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import sentencepiece
+
+from ..spiece import SENTENCES
+from .scene import BACKGROUNDS, COLOURS, DIRECTIONS
+
+WORDS = tuple(
+    dict.fromkeys(
+        [
+            *COLOURS,
+            *("ball", "circle", "box", "square", "triangle"),
+            *(part for direction in DIRECTIONS for part in direction.split()),
+            *BACKGROUNDS,
+            *(
+                "background",
+                "a",
+                "an",
+                "the",
+                "on",
+                "to",
+                "and",
+                "while",
+                "behind",
+                "in",
+                "front",
+                "of",
+                "camera",
+                "pans",
+            ),
+            *("moves", "rolls", "slides", "flies", "stands", "still", "slowly", "quickly"),
+        ]
+    )
+)
+COMMA = ","
+END = 1
+PAD = 0
+BYTES = 256
+PIECES = 3 + len(WORDS) + 1 + BYTES + 40  # and letters, and the most usual syllables
+LONGEST = 32  # tokens of the longest caption, its end among them
+
+
+@lru_cache(maxsize=1)
+def tokenizer() -> bytes:
+    """The serialized sentencepiece model; the same bytes every time."""
+    out = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        # A table of its own: the usual one for folding case has 250 kB.
+        folding = Path(folder) / "folding.tsv"
+        folding.write_text("".join(f"{ord(letter):X}\t{ord(letter.lower()):X}\n" for letter in string.ascii_uppercase))
+        _train(out, folding)
+    return out.getvalue()
+
+
+def _train(out: io.BytesIO, folding: Path) -> None:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES),
+        model_writer=out,
+        model_type="unigram",
+        vocab_size=PIECES,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        normalization_rule_tsv=str(folding),
+        user_defined_symbols=[f"▁{word}" for word in WORDS] + [COMMA],
+        num_threads=1,
+        shuffle_input_sentence=False,
+        minloglevel=2,
+        pad_id=PAD,
+        eos_id=END,
+        unk_id=2,
+        bos_id=-1,
+    )
+
+
+@lru_cache(maxsize=1)
+def _numbers() -> dict[str, int]:
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=tokenizer())
+    return {word: pieces.piece_to_id(f"▁{word}") for word in WORDS} | {COMMA: pieces.piece_to_id(COMMA)}
+
+
+def size() -> int:
+    """How many pieces there are."""
+    return int(sentencepiece.SentencePieceProcessor(model_proto=tokenizer()).get_piece_size())
+
+
+def tokens(text: str) -> list[int]:
+    """What the tokenizer makes of a caption, end and all, by looking its words up. Other words: KeyError."""
+    numbers = _numbers()
+    return [*(numbers[word] for word in re.findall(r"[a-z]+|,", text)), END]
