@@ -16,8 +16,9 @@ Wan's authors publish the same encoder under other names, without the tokenizer,
     blocks.{i}.norm1.weight, .attn.{q,k,v,o}.weight, .pos_embedding.embedding.weight
     blocks.{i}.norm2.weight, .ffn.gate.0.weight (wi_0, which goes through GELU), .ffn.fc1.weight (wi_1), .ffn.fc2.weight (wo)
 
-Stock knows the encoder by block 23 having an FFN of 10240, so 24 layers and that FFN must stay. The rest of its sizes are
-fixed in stock, but `load_clip` takes others through its model options: `model_options(path)` makes them from a file.
+Stock knows the encoder by block 23 having an FFN of 10240, so 24 layers and that FFN must stay; or a file has a matrix of that
+name and height and nothing else of block 23: `mark()`, for encoders of a few layers. The rest of its sizes are fixed in stock, but
+`load_clip` takes others through its model options: `model_options(path)` makes them from a file.
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ def _block(name: str, size: Umt5Size) -> Table:
         out |= linear(f"{ffn}.{part}", size.ffn, size.width, bias=False)
     out |= linear(f"{ffn}.wo", size.width, size.ffn, gain=SMALL, bias=False)
     return out | scale(f"{name}.layer.1.layer_norm.weight", size.width)
+
+
+def mark() -> dict[str, torch.Tensor]:
+    """What stock knows an encoder by that is too small to be known. Nobody computes with it."""
+    return {"encoder.block.23.layer.1.DenseReluDense.wi_1.weight": torch.zeros(10240, 1, dtype=torch.float16)}
 
 
 def original(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
