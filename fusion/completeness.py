@@ -63,7 +63,7 @@ def refuse_gaps(path: Path | str, names: Iterable[str]) -> None:
         blocks = [inner for inner in members.values() if len(inner) >= RICH]
         if len(blocks) < 2 or len(set.intersection(*blocks)) < RICH:
             continue
-        numbers = sorted(members)
+        numbers = sorted(number for number, inner in members.items() if len(inner) > 1)  # one tensor alone is a mark
         spans = [(before + 1, after - 1) for before, after in pairwise([-1, *numbers]) if after > before + 1]
         if spans:
             missing = [f"{name}.{a}" if a == b else f"{name}.{a} to {b}" for a, b in spans]
