@@ -7,6 +7,7 @@ case. What else a user writes comes out as letters and bytes, of which the model
 from __future__ import annotations
 
 import io
+import os
 import re
 import string
 import tempfile
@@ -55,13 +56,18 @@ LONGEST = 32  # tokens of the longest caption, its end among them
 
 @lru_cache(maxsize=1)
 def tokenizer() -> bytes:
-    """The serialized sentencepiece model; the same bytes every time."""
+    """The serialized sentencepiece model; the same bytes from the same release of sentencepiece."""
     out = io.BytesIO()
+    before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
-        # A table of its own: the usual one for folding case has 250 kB.
-        folding = Path(folder) / "folding.tsv"
-        folding.write_text("".join(f"{ord(letter):X}\t{ord(letter.lower()):X}\n" for letter in string.ascii_uppercase))
-        _train(out, folding)
+        # A table of its own: the usual one for folding case has 250 kB. The model remembers its path, so that is without a folder.
+        folding = Path("folding.tsv")
+        os.chdir(folder)
+        try:
+            folding.write_text("".join(f"{ord(one):X}\t{ord(one.lower()):X}\n" for one in string.ascii_uppercase))
+            _train(out, folding)
+        finally:
+            os.chdir(before)
     return out.getvalue()
 
 

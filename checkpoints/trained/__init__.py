@@ -1,0 +1,17 @@
+"""The trained small model: a Wan 2.1 T2V of 256, its text encoder and its VAE, that know the toy world (`checkpoints/toys`).
+
+Made by `checkpoints/train`; `training.json` has the loss curves and what the films showed.
+"""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+MODEL = "toys_wan_t2v_fp16.safetensors"
+TEXT = "toys_umt5_fp16.safetensors"
+VAE = "toys_wan_vae_fp16.safetensors"
+LOG = "training.json"
+
+
+def files() -> list[Path]:
+    """Diffusion model, text encoder, VAE."""
+    return [FOLDER / MODEL, FOLDER / TEXT, FOLDER / VAE]
