@@ -48,7 +48,10 @@ def command_line() -> argparse.ArgumentParser:
     for command in add.values():
         command.add_argument("--comfyui", metavar="PATH", help="a ComfyUI folder to use instead of fetching one")
     for name, what in (("model", "diffusion model"), ("clip", "text encoder"), ("vae", "VAE")):
-        add["demo"].add_argument(f"--{name}", metavar="FILE", help=f"a {what} of your own instead of a tiny one")
+        add["demo"].add_argument(f"--{name}", metavar="FILE", help=f"a {what} of your own instead of the small one")
+    add["demo"].add_argument(
+        "--prompt", metavar="TEXT", help="what to show: the small model knows balls, boxes and triangles"
+    )
     add["demo"].add_argument(
         "--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave the results"
     )
@@ -58,7 +61,7 @@ def command_line() -> argparse.ArgumentParser:
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(
         "part",
-        choices=["kernels", "pager", "models", "host", "saving", "all", "report", "compare"],
+        choices=["kernels", "pager", "models", "host", "saving", "fidelity", "all", "report", "compare"],
         help="what to measure, or `report`: only the tables and plots, or `compare A B`: what moved between two results",
     )
     for name, run in {
@@ -76,7 +79,7 @@ HELP = {
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --compile none; "
     "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
-    "host: --dry, --profile, --quick; saving: --dry, --quick; "
+    "host: --dry, --profile, --quick; saving: --dry, --quick; fidelity: --prompts N, --seeds N, --only NAME, --dry, --quick; "
     "all: --free GIB, --list, --part N/M, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
@@ -104,7 +107,7 @@ def setup_command(options: argparse.Namespace, _rest: list[str]) -> int:
 
 def demo(options: argparse.Namespace, _rest: list[str]) -> int:
     bed, folder = set_up(options, with_browser=False)
-    own = [f"--{name}={value}" for name in ("model", "clip", "vae") if (value := getattr(options, name))]
+    own = [f"--{name}={value}" for name in ("model", "clip", "vae", "prompt") if (value := getattr(options, name))]
     where = ["--comfyui", str(folder), "--base", str(bed.cache / "demo"), "--output", str(options.output)]
     return call(bed, "-m", "bed.demo", *where, *own, env={"PYTHONPATH": str(ROOT / "tests")})
 

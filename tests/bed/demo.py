@@ -1,7 +1,7 @@
 """The demo: the example workflow through the real server, from files to a video, a contact sheet and a report.
 
-Runs inside the test bed's environment (`dev.py demo` sets it up). Without files of the user's own it takes tiny
-checkpoints of random weights: their video is coloured noise, but every step is the real one.
+Runs inside the test bed's environment (`dev.py demo` sets it up). Without files of the user's own it takes the small model that
+was trained on the toy world: its video shows what the prompt says, and the demo looks at it and says what it sees.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import av
 from PIL import Image
 
-from . import comfyui, tiny
+from . import comfyui, tiny, toybox
 from .client import Client, Run, Workflow
 from .server import Server
 
@@ -48,14 +48,19 @@ def main() -> None:
     shutil.rmtree(base, ignore_errors=True)  # what an earlier demo left there
     base.mkdir(parents=True)
     out.mkdir(parents=True, exist_ok=True)
-    workflow = tiny.load_workflow()
     if all(own):
         files = [file.expanduser().resolve() for file in own]
+        workflow = tiny.load_workflow()
+        tiny.use_files(workflow, files)
     else:
-        print("writing tiny checkpoints", flush=True)
-        files = tiny.write_checkpoints(base / "models")
-        tiny.shrink(workflow)
-    tiny.use_files(workflow, files)
+        files = toybox.files()
+        if not all(file.is_file() for file in files):
+            sys.exit(
+                "This copy lacks the small model in checkpoints/trained. Take a git clone, or name --model, --clip and --vae."
+            )
+        workflow = toybox.workflow(options.prompt or toybox.PROMPT)
+    if options.prompt:
+        toybox.ask(workflow, options.prompt)
     arguments = search_paths(files, base)
     print("starting ComfyUI", flush=True)
     with Server(Path(sys.executable), options.comfyui, base, arguments) as server:
@@ -70,7 +75,8 @@ def main() -> None:
     video = decode(video_path)
     sheet_path, report_path = out / "demo-contact-sheet.png", out / "demo-report.txt"
     contact_sheet(video.frames).save(sheet_path)
-    report = write_report(files, workflow, run, video, system, time.monotonic() - started)
+    seen = [] if all(own) else [f"seen:  {toybox.described(video.frames)}"]
+    report = write_report(files, workflow, run, video, system, time.monotonic() - started, seen)
     report_path.write_text(report, encoding="utf-8")
     print(report)
     for title, path in (("video", video_path), ("contact sheet", sheet_path), ("report", report_path)):
@@ -85,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument("--output", type=Path, required=True)
     for name in ("model", "clip", "vae"):
         cli.add_argument(f"--{name}", type=Path)
+    cli.add_argument("--prompt")
     return cli
 
 
@@ -121,19 +128,23 @@ def decode(path: Path) -> Video:
         return Video(frames, float(stream.average_rate or 0), stream.codec_context.name)
 
 
-def contact_sheet(frames: list[Image.Image], width: int = 1200) -> Image.Image:
-    """Up to 16 frames, evenly spread, as one picture."""
+def contact_sheet(frames: list[Image.Image], width: int = 1200, gap: int = 8) -> Image.Image:
+    """Up to 16 frames, evenly spread, as one picture, row by row."""
     count = min(16, len(frames))
     chosen = [frames[round(i * (len(frames) - 1) / max(1, count - 1))] for i in range(count)]
     columns = math.ceil(math.sqrt(count))
-    cell = (width // columns, width // columns * chosen[0].height // chosen[0].width)
-    sheet = Image.new("RGB", (columns * cell[0], math.ceil(count / columns) * cell[1]))
+    rows = math.ceil(count / columns)
+    wide = width // columns - gap
+    high = wide * chosen[0].height // chosen[0].width
+    sheet = Image.new("RGB", (columns * (wide + gap) - gap, rows * (high + gap) - gap), "white")
     for i, frame in enumerate(chosen):
-        sheet.paste(frame.resize(cell), (i % columns * cell[0], i // columns * cell[1]))
+        sheet.paste(frame.resize((wide, high)), (i % columns * (wide + gap), i // columns * (high + gap)))
     return sheet
 
 
-def write_report(files: list[Path], workflow: Workflow, run: Run, video: Video, system: Any, total: float) -> str:
+def write_report(
+    files: list[Path], workflow: Workflow, run: Run, video: Video, system: Any, total: float, seen: list[str]
+) -> str:
     """A page of plain text: with what, from what, how long, what came out."""
     device = system["devices"][0]["name"]
     lines = [
@@ -146,6 +157,8 @@ def write_report(files: list[Path], workflow: Workflow, run: Run, video: Video, 
         f"{total:10.2f} s    in all, with the start of the server",
         "",
         f"video: {video.line}",
+        f"asked: {tiny.node_of(workflow, 'CLIPTextEncode')['inputs']['text']}",
+        *seen,
     ]
     return "\n".join(lines) + "\n"
 
