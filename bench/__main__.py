@@ -13,6 +13,7 @@ PARTS = {
         name: name
         for name in ("all", "compare", "host", "kernels", "models", "pager", "prediction", "report", "saving")
     },
+    "fidelity": "fidelity.cli",
     "turing": "turing.cli",
     "worker": "end_to_end.worker",  # one side of one row, in a process of its own
 }

@@ -19,6 +19,7 @@ LEAST_NOISE = 0.02
 SMALLEST_US = 0.3  # kernels: what a launch varies by
 MORE_MEMORY_GIB = 0.1
 DRIFT = 0.9  # of stock's rows that moved by no more than the noise
+MORE_ERROR = 0.1  # of one model call on the same weights: in which order sums were added
 FARTHER = 0.5  # errors against stock: of one latent, which chance has a part in
 
 
@@ -43,7 +44,7 @@ class Change:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    found = [*models(before, after), *pager(before, after)]
+    found = [*models(before, after), *pager(before, after), *fidelity(before, after)]
     return [*found, *kernels(before, after, "kernels"), *kernels(before, after, "kernels sm_75")]
 
 
@@ -99,6 +100,18 @@ def pager(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Chang
             kept = [row["found"] <= row["bound"] for row in (old, new)]
             noise = 0.0 if kept[0] != kept[1] else float("inf")
             yield Change(f"pager: {name}, promised {new['bound']:g} {new['unit']}", old["found"], new["found"], noise)
+
+
+def fidelity(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
+    """How far our ways to compute are from stock in FP32, where both files are of the same weights."""
+    weights = [part.get("fidelity", {}).get("weights") for part in (before, after)]
+    for name, old, new in pairs(before, after, "fidelity", "name"):
+        if weights[0] == weights[1] and old.get("ours") and "call" in old:
+            if "error" in new:
+                yield broken(f"fidelity: {name}: fails now: {new['error']}")
+            else:
+                errors = (old["call"]["median"], new["call"]["median"])
+                yield Change(f"fidelity: {name}, error of a model call", *errors, MORE_ERROR)
 
 
 def spread(side: Mapping[str, Any]) -> float:

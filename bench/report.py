@@ -14,6 +14,7 @@ from typing import Any
 
 from . import claims, groups
 from .chosen import CHOSEN, CHOSEN_MATRIX, CHOSEN_MODELS
+from .fidelity import table as fidelity
 from .plots.charts import CHARTS, Chart
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,7 +24,7 @@ CLAIMS = ROOT / "docs" / "how-it-works.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(
-    r"(<!-- (kernels|matrix|pager|host|saving|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)",
+    r"(<!-- (kernels|matrix|pager|host|saving|fidelity|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)",
     re.DOTALL,
 )
 
@@ -121,7 +122,7 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
     """Versions and date of a table's first row."""
     if part == "models":
         return next((row["environment"] for row in models_rows(results)), {"torch": "-", "date": "-"})
-    if part in ("pager", "host", "saving"):
+    if part in ("pager", "host", "saving", fidelity.SECTION):
         found: dict[str, str] = results[part]["environment"]
         return found
     needed = "auto us" if part == "matrix" else "ours us"
@@ -132,13 +133,17 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
 
 def rendered(readme: str) -> str:
     """README: the whole models that say most, and a plot, of every card."""
-    parts: dict[str, list[str]] = {"models": [], "plot": []}
+    parts: dict[str, list[str]] = {"models": [], "plot": [], fidelity.SECTION: []}
     for card, results in measured_cards():
         if models_rows(results):
             parts["models"].append(f"{head(card, results, 'models')}\n\n{models_table(results)}\n")
+        if fidelity.SECTION in results:
+            told = f"{head(card, results, fidelity.SECTION)}\n\n{fidelity.short(results)}\n"
+            parts[fidelity.SECTION].append(told)
         drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
         parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
     parts["models"] = parts["models"] or ["Not measured yet.\n"]
+    parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
     return filled(readme, parts)
 
 
@@ -149,13 +154,22 @@ def head(card: str, results: dict[str, Any], part: str) -> str:
     if part == "pager":
         rows = results["pager"]
         text += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
+    if part == fidelity.SECTION:
+        text += f", {fidelity.extent(results)}"
     if part == "models":
         free = models_rows(results)[0]["free GiB"]
         text += f", stock ComfyUI {environment['ComfyUI']}, {free:g} GiB of the card free"
     return f"{text}:"
 
 
-TABLES = {"kernels": table, "matrix": matrix_table, "pager": pager_table, "host": host_table, "saving": saving_table}
+TABLES = {
+    "kernels": table,
+    "matrix": matrix_table,
+    "pager": pager_table,
+    "host": host_table,
+    "saving": saving_table,
+    fidelity.SECTION: fidelity.table,
+}
 SECTION = {"matrix": "kernels"}  # of the results, where it has not the part's own name
 
 
@@ -169,6 +183,7 @@ def rendered_page(page: str) -> str:
         parts["plots"] += [shown(chart, card, results, "../docs/images") for chart in CHARTS]
         date = f" {head(card, results, 'models')}" if models_rows(results) else ""
         parts["groups"].append(f"**{card}**.{date}\n\n{groups.text(results)}")
+    parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
     return filled(page, parts)
 
 

@@ -84,6 +84,20 @@ def test_a_promise_of_the_pager_that_is_missed_now_is_worse() -> None:
     assert list(verdicts(pager(1.0), failed).values()) == ["WORSE"]
 
 
+def test_ours_farther_from_fp32_on_the_same_weights_is_worse() -> None:
+    def fidelity(call: float, weights: str = "w", ours: bool = True) -> dict[str, Any]:
+        row = {"name": "precise", "ours": ours, "call": {"median": call, "worst": call}}
+        return {"fidelity": {"weights": weights, "rows": [row, {"name": "reference"}]}}
+
+    what = "fidelity: precise, error of a model call"
+    assert verdicts(fidelity(1e-3), fidelity(1.2e-3)) == {what: "WORSE"}
+    assert verdicts(fidelity(1e-3), fidelity(0.8e-3)) == {what: "better"}
+    assert verdicts(fidelity(1e-3), fidelity(1.05e-3)) == verdicts(fidelity(1e-3), fidelity(2e-3, "others")) == {}
+    assert verdicts(fidelity(1e-3, ours=False), fidelity(2e-3, ours=False)) == {}
+    failed = {"fidelity": {"weights": "w", "rows": [{"name": "precise", "error": "no kernel"}]}}
+    assert list(verdicts(fidelity(1e-3), failed).values()) == ["WORSE"]
+
+
 def test_results_of_two_cards_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = []
     for card in ("NVIDIA H200", "NVIDIA RTX 2070"):

@@ -1,0 +1,134 @@
+"""Measure how near stock's types and our tiers come to stock in FP32, on trained weights: errors, and whether videos obey.
+
+    python bench fidelity                60 prompts on the card; writes bench/results/<gpu>.json as it goes
+    python bench fidelity --quick        6 prompts on the CPU: that it runs, and what fp8 files lose; nothing is written
+    python bench fidelity --only fp8     ways to compute whose name contains this, beside the reference; nothing is written
+    python bench fidelity --dry          nothing is written
+
+Exits with 1 where `precise` is farther from FP32 than stock in FP16, by more than a twentieth, or a way to compute fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..end_to_end.start import start_comfyui
+from .table import HEAD, SECTION, Rows, line, missed, verdict
+from .variants import BF16, STORAGES, VARIANTS, Variant, for_cpu
+
+if TYPE_CHECKING:
+    from .pipeline import Files, Work
+
+FEW = 6  # prompts on the CPU
+
+
+def main(arguments: list[str] | None = None) -> int:
+    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    cli.add_argument("--prompts", type=int, help="how many of the 60 that the model was not trained on")
+    cli.add_argument("--seeds", type=int, default=1, help="videos of each")
+    cli.add_argument("--only", help="ways to compute whose name contains this; nothing is written")
+    cli.add_argument("--results", type=Path, help="the file to write into; bench/results/<gpu>.json by default")
+    cli.add_argument("--dry", action="store_true", help="write no results")
+    cli.add_argument("--quick", action="store_true", help="a few prompts on the CPU; nothing is written")
+    options = cli.parse_args(arguments)
+    start_comfyui(["--cpu"] if options.quick else [])
+    import torch  # noqa: PLC0415
+
+    from ...checkpoints.toys import held_back_scenes  # noqa: PLC0415
+    from ..end_to_end.results import card_file  # noqa: PLC0415
+    from .pipeline import Work, trained_files  # noqa: PLC0415
+
+    if not options.quick and not torch.cuda.is_available():
+        print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
+        return 1
+    scenes = held_back_scenes()
+    count = min(len(scenes), options.prompts or (FEW if options.quick else len(scenes)))
+    work = Work(tuple(scenes[i * len(scenes) // count] for i in range(count)), options.seeds)
+    into = None
+    if not (options.quick or options.dry or options.only):
+        into = options.results or card_file(torch.cuda.get_device_name())
+    chosen = [one for one in VARIANTS if (options.only or "") in one.name]
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        files = trained_files(Path(folder), STORAGES)
+        about = {} if into is None else described(files, work)
+        rows = measured(files, work, chosen, lambda found: None if into is None else save(into, about, found))
+    print(f"\n{len(work.videos)} videos of {work.steps} steps; errors are medians, or the median and the worst")
+    if options.quick:
+        print("on the CPU, which computes in FP32 whatever the type: only what files hold makes a difference")
+    print("\n".join([HEAD, *map(line, rows), verdict(rows)]))
+    if into is not None:
+        print(f"written to {into}")
+    return int(bool(missed(rows)) or any("error" in row for row in rows))
+
+
+def measured(
+    files: Files, work: Work, variants: Sequence[Variant], keep: Callable[[Rows], None]
+) -> list[dict[str, Any]]:
+    """The reference's row and those of all that this machine can compute. keep: is given what there is after each."""
+    from .measure import Fidelity  # noqa: PLC0415
+    from .pipeline import forget, on_card  # noqa: PLC0415
+
+    fidelity = Fidelity(files, work)
+    rows = [fidelity.reference]
+    print(line(rows[0]), flush=True)
+    for variant in variants if on_card() else for_cpu(variants):
+        if reason := lacking(variant):
+            print(f"{variant.name} is left out: {reason}")
+            continue
+        try:
+            rows.append(fidelity.row(variant))
+        except Exception as error:  # the others are measured all the same
+            traceback.print_exc()
+            rows.append({"name": variant.name, "error": f"{type(error).__name__}: {error}"[:200]})
+            forget()
+        print(line(rows[-1]), flush=True)
+        keep(rows)
+    return rows
+
+
+def lacking(variant: Variant) -> str | None:
+    """Why this machine cannot compute so."""
+    import comfy.model_management  # noqa: PLC0415
+
+    if variant.computing == BF16 and not comfy.model_management.should_use_bf16():
+        return "this card has no BF16"
+    if variant.easy_cache:
+        try:
+            importlib.import_module("comfy_extras.nodes_easycache")
+        except ImportError as error:
+            return f"stock's node cannot be imported: {error}"
+    return None
+
+
+def described(files: Files, work: Work) -> dict[str, Any]:
+    """Where the rows were measured, and of what."""
+    from ..kernels import environment  # noqa: PLC0415
+
+    return {
+        "environment": environment(),
+        "weights": fingerprint((files.models["fp16"], files.text, files.vae)),
+        "prompts": len(work.scenes),
+        "seeds": work.seeds,
+        "steps": work.steps,
+    }
+
+
+def save(into: Path, about: dict[str, Any], rows: Rows) -> None:
+    from ..end_to_end.results import read, rounded, write  # noqa: PLC0415
+
+    write(into, read(into) | {SECTION: {**about, "rows": rounded(rows)}})
+
+
+def fingerprint(paths: Sequence[Path]) -> str:
+    """Results of other weights are not to be compared."""
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(path.read_bytes())
+    return whole.hexdigest()[:16]

@@ -1,0 +1,245 @@
+"""Prompts, noise and the three networks: what a workflow would do, many videos at a time.
+
+ComfyUI is imported when it is needed: somebody starts it first (`bench.end_to_end.start`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...checkpoints import container, toys, trained, umt5, wan
+from ...fusion.budgets import AUTO
+from .variants import Computing, Variant
+
+if TYPE_CHECKING:
+    from ...kernels_cuda import KernelPolicy
+    from ...kernels_cuda.policy import Mode
+
+STEPS = 20
+SAMPLER, SCHEDULER = "euler", "simple"
+SHIFT = 5.0
+GUIDANCE = 2.5
+TOGETHER = 20  # videos in a batch
+CHANNELS = 16
+LATENT = (5, 16, 16)  # 17 frames of 128x128
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every variant makes: each scene from each of so many seeds."""
+
+    scenes: tuple[toys.Scene, ...]
+    seeds: int = 1
+    steps: int = STEPS
+    latent: tuple[int, int, int] = LATENT
+
+    @property
+    def videos(self) -> list[int]:
+        """Which scene each video shows."""
+        return [place for _ in range(self.seeds) for place in range(len(self.scenes))]
+
+    def noise(self) -> torch.Tensor:
+        """Of each video its own, whatever the others are."""
+        shape = (CHANNELS, *self.latent)
+        made = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(len(self.videos))]
+        return torch.stack(made)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the networks are; the diffusion model by how it is stored."""
+
+    models: Mapping[str, Path]
+    text: Path
+    vae: Path
+
+
+@dataclass(frozen=True)
+class Words:
+    """Features of each scene's caption [scenes, 512, width], and of no words [1, 512, width]."""
+
+    captions: torch.Tensor
+    nothing: torch.Tensor
+
+
+def trained_files(folder: Path, storages: tuple[str, ...]) -> Files:
+    """The trained networks, and their diffusion model stored in other ways, written into a folder."""
+    model, text, vae = trained.files()
+    tensors = {name: tensor.float() for name, tensor in read(model).items()}
+    size = size_of(model)
+    found = {"fp16": model}
+    for storage in storages:
+        stored = wan.STORAGES[storage].store(wan.table(size), tensors)
+        found[storage] = folder / f"{storage}.safetensors"
+        container.save(found[storage], stored.tensors, {**wan.metadata(size), **stored.metadata})
+    return Files(found, text, vae)
+
+
+def read(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    tensors: dict[str, torch.Tensor] = load_file(path)
+    return tensors
+
+
+def size_of(path: Path) -> wan.WanSize:
+    """The sizes of a text-to-video Wan, from its shapes."""
+    shape = container.shapes(path)
+    layers = sum(name.endswith("self_attn.q.weight") for name in shape)
+    dim, text = shape["text_embedding.0.weight"]
+    return wan.WanSize(dim=dim, ffn=shape["blocks.0.ffn.0.weight"][0], layers=layers, text=text)
+
+
+@contextmanager
+def exactly() -> Iterator[None]:
+    """FP32 is FP32: products do not drop to TF32."""
+    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [place.allow_tf32 for place in places]
+    try:
+        for place in places:
+            place.allow_tf32 = False
+        yield
+    finally:
+        for place, allowed in zip(places, before, strict=True):
+            place.allow_tf32 = allowed
+
+
+def forget() -> None:
+    """Nothing of one variant stays for the next."""
+    import comfy.model_management  # noqa: PLC0415
+
+    comfy.model_management.unload_all_models()
+    comfy.model_management.soft_empty_cache()
+
+
+# ----------------------------------------------------------------------------------------------------------- the networks
+
+
+def policy_of(computing: Computing, **ops: Mode) -> KernelPolicy:
+    from ...kernels_cuda import KernelPolicy  # noqa: PLC0415
+
+    return KernelPolicy.of(computing.kernels, precision=computing.precision, isa=computing.isa, **ops)
+
+
+def on_card() -> bool:
+    import comfy.model_management  # noqa: PLC0415
+
+    return bool(comfy.model_management.get_torch_device().type == "cuda")
+
+
+def text_encoder(path: Path, computing: Computing) -> Any:
+    if computing.stock is None:
+        from ...fusion import load_text_encoder  # noqa: PLC0415
+
+        return load_text_encoder(str(path), [], policy_of(computing), AUTO)
+    import comfy.sd  # noqa: PLC0415
+
+    options: dict[str, Any] = {**umt5.model_options(path), "dtype": getattr(torch, computing.stock)}
+    return comfy.sd.load_clip([str(path)], clip_type=comfy.sd.CLIPType.WAN, model_options=options)
+
+
+def diffusion_model(files: Files, variant: Variant) -> Any:
+    """With Wan's shift. Of a file in another storage stock chooses the type by itself."""
+    path, computing = str(files.models[variant.storage]), variant.computing
+    if computing.stock is None:
+        from ...fusion import load_diffusion_model  # noqa: PLC0415
+
+        model = load_diffusion_model(path, policy_of(computing), AUTO)
+    else:
+        import comfy.sd  # noqa: PLC0415
+
+        held = {"dtype": getattr(torch, computing.stock)} if variant.storage == "fp16" else {}
+        model = comfy.sd.load_diffusion_model(path, model_options=held)
+    model = with_shift(model)
+    return with_easy_cache(model) if variant.easy_cache else model
+
+
+def with_shift(model: Any) -> Any:
+    """What stock's node ModelSamplingSD3 does, whose module needs all that ComfyUI's nodes need."""
+    sampling = type(model.get_model_object("model_sampling"))(model.model.model_config)
+    sampling.set_parameters(shift=SHIFT, multiplier=1000)
+    clone = model.clone()
+    clone.add_object_patch("model_sampling", sampling)
+    return clone
+
+
+def with_easy_cache(model: Any) -> Any:
+    """As stock's node comes."""
+    node = importlib.import_module("comfy_extras.nodes_easycache").EasyCacheNode
+    inputs = {one.id: one.default for one in node.define_schema().inputs if one.id != "model"}
+    return node.execute(model, **inputs).args[0]
+
+
+def vae(path: Path, computing: Computing) -> Any:
+    if computing.stock is None:
+        from ...fusion import load_vae  # noqa: PLC0415
+
+        # The trained VAE's attention has heads of 48, for which there is no kernel.
+        ops: dict[str, Mode] = {"attention": "auto"} if computing.kernels == "on" else {}
+        return load_vae(str(path), policy_of(computing, **ops))
+    import comfy.sd  # noqa: PLC0415
+    import comfy.utils  # noqa: PLC0415
+
+    # Convolutions in FP16 take a CPU minutes; ComfyUI's own choice there is FP32.
+    dtype = getattr(torch, computing.stock) if on_card() else None
+    return comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path)), dtype=dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------ what they do
+
+
+def words(clip: Any, scenes: tuple[toys.Scene, ...]) -> Words:
+    def encoded(text: str) -> torch.Tensor:
+        features: torch.Tensor = clip.encode_from_tokens_scheduled(clip.tokenize(text), show_pbar=False)[0][0]
+        return features.float().cpu()
+
+    return Words(torch.cat([encoded(toys.caption(scene)) for scene in scenes]), encoded(""))
+
+
+def sampled(model: Any, work: Work, said: Words, together: int, only_first: bool = False) -> torch.Tensor:
+    """Latents [videos, ...], after all steps or after the first."""
+    import comfy.sample  # noqa: PLC0415
+
+    made = []
+    noises, shown = work.noise(), work.videos
+    for batch in _batches(len(shown), together):
+        noise = noises[batch]
+        positive, negative = [[said.captions[shown[batch]], {}]], [[said.nothing, {}]]
+        latents = comfy.sample.sample(
+            model, noise, work.steps, GUIDANCE, SAMPLER, SCHEDULER, positive, negative, torch.zeros_like(noise),
+            last_step=1 if only_first else None, disable_pbar=True, seed=0,
+        )  # fmt: skip
+        made.append(latents.float().cpu())
+    return torch.cat(made)
+
+
+def first_call(model: Any, work: Work, said: Words, together: int) -> torch.Tensor:
+    """What the model itself says in the first step, with the words and without, [videos, 2, ...]."""
+    seen: list[torch.Tensor] = []
+
+    def look(told: dict[str, Any]) -> Any:
+        x, sigma = told["input"], told["sigma"].reshape(-1, 1, 1, 1, 1)
+        branches = [(x - told[name]) / sigma for name in ("cond_denoised", "uncond_denoised")]
+        seen.append(torch.stack(branches, 1).float().cpu())
+        return told["denoised"]
+
+    watched = model.clone()
+    watched.set_model_sampler_post_cfg_function(look)
+    sampled(watched, work, said, together, only_first=True)
+    return torch.cat(seen)
+
+
+def decoded(network: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Films fp32 [videos, T, H, W, 3] in 0 to 1."""
+    return torch.cat([network.decode(latents[batch]).float().cpu() for batch in _batches(len(latents), TOGETHER)])
+
+
+def _batches(count: int, together: int) -> list[slice]:
+    return [slice(begin, begin + together) for begin in range(0, count, together)]

@@ -1,0 +1,81 @@
+"""The ways to compute that are compared. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...kernels_cuda.policy import IsaClass, Mode, Precision
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Who computes the three networks, and how: stock in a type, or ours under a policy."""
+
+    stock: str | None = None
+    kernels: Mode = "on"
+    precision: Precision = "precise"
+    isa: IsaClass | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of the table.
+
+    storage     of the diffusion model's file, as `checkpoints.wan.STORAGES` calls it
+    easy_cache  stock's node EasyCache stands behind the loader, as it comes
+    promised    a model call is to be as near to FP32 as stock's in FP16
+    """
+
+    name: str
+    computing: Computing
+    storage: str = "fp16"
+    easy_cache: bool = False
+    promised: bool = False
+
+
+FP32, FP16, BF16 = Computing(stock="float32"), Computing(stock="float16"), Computing(stock="bfloat16")
+PRECISE, FAST = Computing(), Computing(precision="fast")
+AUTO = Computing(kernels="auto")
+
+REFERENCE = Variant("ComfyUI FP32", FP32)
+STOCK_FP16 = Variant("ComfyUI FP16", FP16)
+OURS_PRECISE = Variant("FuseStream precise", PRECISE, promised=True)
+OURS_FAST = Variant("FuseStream fast", FAST)
+STOCK_FP8 = Variant("ComfyUI, fp8 file", FP16, "fp8_e4m3fn")
+OURS_FP8 = Variant("FuseStream, fp8 file", PRECISE, "fp8_e4m3fn")
+
+VARIANTS = (
+    STOCK_FP16,
+    OURS_PRECISE,
+    OURS_FAST,
+    Variant("FuseStream auto, precise", AUTO, promised=True),
+    Variant("FuseStream precise, Turing's code", replace(PRECISE, isa="sm_75"), promised=True),
+    Variant("FuseStream fast, Turing's code", replace(FAST, isa="sm_75")),
+    Variant("ComfyUI BF16", BF16),
+    STOCK_FP8,
+    OURS_FP8,
+    Variant("ComfyUI, scaled fp8 file", FP16, "fp8_scaled_blocks"),
+    Variant("FuseStream, scaled fp8 file", PRECISE, "fp8_scaled_blocks"),
+    # A file of this kind lets newer cards multiply in fp8, and ours leaves such products to stock: `on` would be an error.
+    Variant("ComfyUI, scaled fp8 file for fp8 products", FP16, "fp8_scaled"),
+    Variant("FuseStream auto, scaled fp8 file for fp8 products", AUTO, "fp8_scaled"),
+    Variant("ComfyUI FP16, EasyCache", FP16, easy_cache=True),
+    Variant("FuseStream precise, EasyCache", PRECISE, easy_cache=True),
+)
+STORAGES = tuple(dict.fromkeys(one.storage for one in VARIANTS if one.storage != "fp16"))
+
+# What README shows.
+SHORT = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_FAST, STOCK_FP8, OURS_FP8))
+
+
+def for_cpu(variants: Iterable[Variant]) -> list[Variant]:
+    """Those that differ where there is no card: no kernel can be forced there, and the type of the sums cannot be chosen."""
+    found: dict[Variant, Variant] = {}
+    for one in variants:
+        if one.computing != BF16:
+            plain = one if one.computing.stock else replace(one, computing=AUTO)
+            found.setdefault(replace(plain, name="", promised=False), plain)
+    return list(found.values())
