@@ -189,7 +189,7 @@ class ModelKernels(io.ComfyNode):
             "their weights: two branches of one graph can compare on and off.",
             ["attention switch", "a/b"],
             io.Model.Input("model", tooltip="From the FuseStream Diffusion Model Loader, LoRAs included."),
-            first_inputs("as without FuseStream"),
+            first_inputs("as without FuseStream", f"{FAST}. Error of one model call beside FP32: {gains.ERRORS}"),
             MODEL_SWITCHES,
             io.Model.Output(tooltip="The same model under these switches, for a sampler."),
         )

@@ -14,7 +14,7 @@ from comfy_api.latest import io
 
 from ..fusion.budgets import AUTO
 from ..fusion.family import Role
-from . import activity, choices, files, meter
+from . import activity, choices, files, gains, meter
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
@@ -49,7 +49,7 @@ class DiffusionModelLoader(io.ComfyNode):
                 choices.precision(
                     "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: "
                     "attention on an RTX 2060 Super a third faster by prediction. The video changes a little. precise adds in "
-                    "FP32.",
+                    f"FP32. Error of one model call beside FP32: {gains.ERRORS}.",
                 ),
                 choices.vram_budget(
                     "-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "
