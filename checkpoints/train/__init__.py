@@ -2,10 +2,9 @@
 
     python -m checkpoints.train vae   --out DIR                    nine minutes of a large GPU
     python -m checkpoints.train model --out DIR                    nine more; the text encoder learns along with it
-    python -m checkpoints.train pack  --out DIR                    seconds, on the CPU: the files as stock loads them
 
-Each stage leaves a log with its loss curve, and a state from which `--resume` goes on. Nothing is downloaded: a seeded generator
-makes scenes, captions and films as they are needed. `vae.py`, `transformer.py` and `text.py` are twins of stock's classes: the same
+Each stage leaves its files as stock loads them, a log with its loss curve, and a state from which `--resume` goes on. Nothing is
+downloaded: a seeded generator makes scenes, captions and films as they are needed. `vae.py`, `transformer.py` and `text.py` are twins of stock's classes: the same
 tensors under the same names and the same maths, written for speed in training (a whole film at once, whole batches, bf16
 products). A test holds them to stock's results.
 """

@@ -31,6 +31,7 @@ def main() -> None:
     def say(line: str) -> None:
         print(f"[{time.monotonic() - begun:6.1f}] {line}", flush=True)
 
+    torch.manual_seed(options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     say(f"torch {torch.__version__} on {torch.cuda.get_device_name() if options.device == 'cuda' else 'the CPU'}")
     (train_vae if options.stage == "vae" else train_model)(options, say)
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, help="where files, logs and states go; `model` finds its VAE there"
     )
     cli.add_argument(
-        "--seconds", type=float, default=450, help="of training; setting up and examining take about 60 more"
+        "--seconds", type=float, default=450, help="of training; setting up and examining take about 100 more"
     )
     cli.add_argument(
         "--stop", type=float, help="leave the state after so many seconds of it, to go on later with --resume"
@@ -121,8 +122,8 @@ def examine_model(options: argparse.Namespace, size: Any, weights: Tensors, vae:
         ("held back", held, 3, {}),
         ("two toys", pairs, 2, {}),
         ("pans", pans, 1, {}),
-        ("held back, guidance 6", held, 1, {"guidance": 6.0}),
-        ("held back, guidance 2.5", held, 1, {"guidance": 2.5}),
+        ("held back, guidance 4", held, 1, {"guidance": 4.0}),
+        ("two toys, guidance 4", pairs, 1, {"guidance": 4.0}),
         ("held back, shift 8", held, 1, {"shift": 8.0}),
         ("held back, 10 steps", held, 1, {"steps": 10}),
     ):

@@ -210,7 +210,7 @@ def train(
 @torch.no_grad()
 def make(
     weights: Tensors, size: ModelSize, captions: Sequence[str], frame: toys.Frame, seed: int, device: str,
-    *, steps: int = 20, guidance: float = 4.0, shift: float = 5.0,
+    *, steps: int = 20, guidance: float = 2.5, shift: float = 5.0,
 ) -> torch.Tensor:  # fmt: skip
     """Latents as the VAE decodes them, [n, t, h, w, 16]: Euler's steps on the way from noise, as ComfyUI's `simple` has them."""
     dtype = torch.float16 if device == "cuda" else torch.float32
