@@ -4,7 +4,8 @@
     python -m checkpoints.train model --out DIR                    nine more; the text encoder learns along with it
 
 Each stage leaves its files as stock loads them, a log with its loss curve, and a state from which `--resume` goes on. Nothing is
-downloaded: a seeded generator makes scenes, captions and films as they are needed. `vae.py`, `transformer.py` and `text.py` are twins of stock's classes: the same
-tensors under the same names and the same maths, written for speed in training (a whole film at once, whole batches, bf16
-products). A test holds them to stock's results.
+downloaded: a seeded generator makes scenes, captions and films as they are needed.
+
+`vae.py`, `transformer.py` and `text.py` are twins of stock's classes: the same tensors under the same names and the same maths,
+written for speed in training (a whole film at once, whole batches, bf16 products). A test holds them to stock's results.
 """
