@@ -15,7 +15,6 @@ The card's queue is empty when a step begins and never full, or the host would w
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import pstats
 import statistics
@@ -27,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .end_to_end.start import start_comfyui
+from . import single
 
 if TYPE_CHECKING:
     from ..kernels_cuda.policy import Mode
@@ -138,20 +137,11 @@ def written(folder: Path, quick: bool) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    cli = single.command_line(__doc__, quick="tiny widths on the CPU")
     cli.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     cli.add_argument("--profile", action="store_true", help="also show where the time goes")
-    cli.add_argument("--dry", action="store_true", help="write no results")
-    cli.add_argument("--quick", action="store_true", help="tiny widths on the CPU")
     options = cli.parse_args(arguments)
-    start_comfyui(["--cpu"] if options.quick else [])
-    import torch  # noqa: PLC0415
-
-    from .end_to_end.results import card_file, read, rounded, write  # noqa: PLC0415
-    from .kernels import environment  # noqa: PLC0415
-
-    if not options.quick and not torch.cuda.is_available():
-        print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
+    if not single.begin(options):
         return 1
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = written(Path(folder), options.quick)
@@ -162,6 +152,5 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{label:32} {microseconds:8.0f} us" + (f"   aim: at most {aim:.0f}" if aim is not None else ""))
     if not (options.quick or options.dry):
         rows = [{"label": label, "us": us, "bound": AIMS.get(label)} for label, us in found.items()]
-        file = card_file(torch.cuda.get_device_name())
-        write(file, read(file) | {"host": {"environment": environment(), "rows": rounded(rows)}})
+        single.leave("host", {"rows": rows})
     return 0

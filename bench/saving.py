@@ -11,7 +11,6 @@ oracle, is made one weight at a time, since there is no room for a third file.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import threading
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .end_to_end.start import start_comfyui
+from . import single
 
 GIB = 2**30
 BUDGET = 1.5  # GiB, the loader's vram_budget
@@ -164,19 +163,10 @@ def measured(folder: Path, quick: bool) -> tuple[dict[str, float], list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    cli = single.command_line(__doc__, quick="a tiny model on the CPU")
     cli.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    cli.add_argument("--dry", action="store_true", help="write no results")
-    cli.add_argument("--quick", action="store_true", help="a tiny model on the CPU")
     options = cli.parse_args(arguments)
-    start_comfyui(["--cpu"] if options.quick else [])
-    import torch  # noqa: PLC0415
-
-    from .end_to_end.results import card_file, read, rounded, write  # noqa: PLC0415
-    from .kernels import environment  # noqa: PLC0415
-
-    if not options.quick and not torch.cuda.is_available():
-        print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
+    if not single.begin(options):
         return 1
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found, faults = measured(Path(folder), options.quick)
@@ -188,6 +178,5 @@ def main(arguments: list[str] | None = None) -> int:
     print("every tensor is stock's own merge" if not faults else f"{len(faults)} tensors are not stock's merge")
     if not (options.quick or options.dry or faults):
         rows = [{"label": label, "value": value, "bound": AIMS.get(label)} for label, value in found.items()]
-        file = card_file(torch.cuda.get_device_name())
-        write(file, read(file) | {"saving": {"environment": environment(), "rows": rounded(rows)}})
+        single.leave("saving", {"rows": rows})
     return 1 if faults else 0

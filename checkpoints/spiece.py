@@ -38,21 +38,24 @@ SENTENCES = (
 def spiece_model(**special: int) -> bytes:
     """The serialized model, UMT5's but for the numbers of its special pieces. One thread and no sampling: the same bytes every
     time."""
+    return trained(vocab_size=PIECES, normalization_rule_name="identity", **special)
+
+
+def trained(**options: Any) -> bytes:
+    """A serialized model of these sentences, with options of sentencepiece's trainer."""
     out = io.BytesIO()
-    pieces: Any = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **special}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES),
-        model_writer=out,
-        model_type="unigram",
-        vocab_size=PIECES,
-        hard_vocab_limit=False,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        num_threads=1,
-        shuffle_input_sentence=False,
-        minloglevel=2,
-        **pieces,
-    )
+    chosen: Any = {
+        "sentence_iterator": iter(SENTENCES),
+        "model_writer": out,
+        "model_type": "unigram",
+        "hard_vocab_limit": False,
+        "byte_fallback": True,
+        "num_threads": 1,
+        "shuffle_input_sentence": False,
+        "minloglevel": 2,
+        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+    }
+    sentencepiece.SentencePieceTrainer.train(**(chosen | options))
     return out.getvalue()
 
 

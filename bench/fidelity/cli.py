@@ -10,7 +10,6 @@ Exits with 1 where `precise` is farther from FP32 than stock in FP16, by more th
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib
 import tempfile
@@ -19,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..end_to_end.start import start_comfyui
+from .. import single
 from .table import HEAD, SECTION, Rows, line, missed, verdict
 from .variants import BF16, STORAGES, VARIANTS, Variant, for_cpu
 
@@ -30,35 +29,35 @@ FEW = 6  # prompts on the CPU
 
 
 def main(arguments: list[str] | None = None) -> int:
-    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    cli = single.command_line(__doc__, quick="a few prompts on the CPU; nothing is written")
     cli.add_argument("--prompts", type=int, help="how many of the 60 that the model was not trained on")
     cli.add_argument("--seeds", type=int, default=1, help="videos of each")
     cli.add_argument("--only", help="ways to compute whose name contains this; nothing is written")
     cli.add_argument("--results", type=Path, help="the file to write into; bench/results/<gpu>.json by default")
-    cli.add_argument("--dry", action="store_true", help="write no results")
-    cli.add_argument("--quick", action="store_true", help="a few prompts on the CPU; nothing is written")
     options = cli.parse_args(arguments)
-    start_comfyui(["--cpu"] if options.quick else [])
+    if not single.begin(options):
+        return 1
     import torch  # noqa: PLC0415
 
     from ...checkpoints.toys import held_back_scenes  # noqa: PLC0415
-    from ..end_to_end.results import card_file  # noqa: PLC0415
     from .pipeline import Work, trained_files  # noqa: PLC0415
 
-    if not options.quick and not torch.cuda.is_available():
-        print("no NVIDIA GPU on this machine; --quick tries the bench on the CPU")
-        return 1
     scenes = held_back_scenes()
     count = min(len(scenes), options.prompts or (FEW if options.quick else len(scenes)))
     work = Work(tuple(scenes[i * len(scenes) // count] for i in range(count)), options.seeds)
     into = None
     if not (options.quick or options.dry or options.only):
-        into = options.results or card_file(torch.cuda.get_device_name())
+        into = options.results or single.results_file()
     chosen = [one for one in VARIANTS if (options.only or "") in one.name]
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         files = trained_files(Path(folder), STORAGES)
         about = {} if into is None else described(files, work)
-        rows = measured(files, work, chosen, lambda found: None if into is None else save(into, about, found))
+
+        def keep(found: Rows) -> None:
+            if into is not None:
+                single.leave(SECTION, {**about, "rows": found}, into)
+
+        rows = measured(files, work, chosen, keep)
     print(f"\n{len(work.videos)} videos of {work.steps} steps; errors are medians, or the median and the worst")
     if options.quick:
         print("on the CPU, which computes in FP32 whatever the type: only what files hold makes a difference")
@@ -108,22 +107,13 @@ def lacking(variant: Variant) -> str | None:
 
 
 def described(files: Files, work: Work) -> dict[str, Any]:
-    """Where the rows were measured, and of what."""
-    from ..kernels import environment  # noqa: PLC0415
-
+    """Of what the rows were measured."""
     return {
-        "environment": environment(),
         "weights": fingerprint((files.models["fp16"], files.text, files.vae)),
         "prompts": len(work.scenes),
         "seeds": work.seeds,
         "steps": work.steps,
     }
-
-
-def save(into: Path, about: dict[str, Any], rows: Rows) -> None:
-    from ..end_to_end.results import read, rounded, write  # noqa: PLC0415
-
-    write(into, read(into) | {SECTION: {**about, "rows": rounded(rows)}})
 
 
 def fingerprint(paths: Sequence[Path]) -> str:

@@ -6,7 +6,6 @@ case. What else a user writes comes out as letters and bytes, of which the model
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import string
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from ..spiece import SENTENCES
+from .. import spiece
 from .scene import BACKGROUNDS, COLOURS, DIRECTIONS
 
 WORDS = tuple(
@@ -57,7 +56,6 @@ LONGEST = 32  # tokens of the longest caption, its end among them
 @lru_cache(maxsize=1)
 def tokenizer() -> bytes:
     """The serialized sentencepiece model; the same bytes from the same release of sentencepiece."""
-    out = io.BytesIO()
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         # A table of its own: the usual one for folding case has 250 kB. The model remembers its path, so that is without a folder.
@@ -65,30 +63,13 @@ def tokenizer() -> bytes:
         os.chdir(folder)
         try:
             folding.write_text("".join(f"{ord(one):X}\t{ord(one.lower()):X}\n" for one in string.ascii_uppercase))
-            _train(out, folding)
+            return spiece.trained(
+                vocab_size=PIECES,
+                normalization_rule_tsv=str(folding),
+                user_defined_symbols=[f"▁{word}" for word in WORDS] + [COMMA],
+            )
         finally:
             os.chdir(before)
-    return out.getvalue()
-
-
-def _train(out: io.BytesIO, folding: Path) -> None:
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES),
-        model_writer=out,
-        model_type="unigram",
-        vocab_size=PIECES,
-        hard_vocab_limit=False,
-        byte_fallback=True,
-        normalization_rule_tsv=str(folding),
-        user_defined_symbols=[f"▁{word}" for word in WORDS] + [COMMA],
-        num_threads=1,
-        shuffle_input_sentence=False,
-        minloglevel=2,
-        pad_id=PAD,
-        eos_id=END,
-        unk_id=2,
-        bos_id=-1,
-    )
 
 
 @lru_cache(maxsize=1)

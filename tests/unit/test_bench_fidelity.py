@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusestream.bench import report
+from fusestream.bench import report, single
 from fusestream.bench.fidelity import cli, errors, pipeline, table
 from fusestream.bench.fidelity.variants import (
     FP16,
@@ -138,11 +138,12 @@ def test_disturbed_weights_show(run: tuple[list[dict[str, Any]], list[list[str]]
 
 
 def test_what_is_kept_is_json_and_leaves_the_rest(
-    run: tuple[list[dict[str, Any]], list[list[str]]], tmp_path: Path
+    run: tuple[list[dict[str, Any]], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fusestream.bench.kernels.environment", lambda: {"torch": "2.11"})
     path = tmp_path / "card.json"
     path.write_text(json.dumps({"models": {"rows": []}, "fidelity": {"rows": [{"name": "old"}]}}))
-    cli.save(path, {"prompts": 2, "seeds": 1, "steps": 2}, run[0])
+    single.leave("fidelity", {"prompts": 2, "seeds": 1, "steps": 2, "rows": run[0]}, path)
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
