@@ -77,7 +77,7 @@ def train_vae(options: argparse.Namespace, say: Say) -> None:
     wide = {name: tensor.float() for name, tensor in half.items()}
     report, films = vae_stage.examine(wide, options.examined, Random(options.seed + 2), options.device, frame)
     say(f"fp16 weights keep: {report}")
-    leave_log(options, "vae", training, report)
+    leave_log(options, "vae", training, vae_stage.CURVES, report)
     leave_films(options.out / "vae-films.npz", films.flatten(0, 1), ["film", "kept"] * len(films))
 
 
@@ -94,7 +94,8 @@ def train_model(options: argparse.Namespace, say: Say) -> None:
     leave_model(options, size, half)
     wide = {name: tensor.float() for name, tensor in half.items()}
     report = examine_model(options, size, wide, vae, say)
-    leave_log(options, "model" if options.size == "small" else options.size, training, report)
+    stage = "model" if options.size == "small" else options.size
+    leave_log(options, stage, training, model_stage.CURVES, report)
 
 
 def run(training: Any, choose: Any, options: argparse.Namespace, say: Say) -> bool:
@@ -154,7 +155,9 @@ def leave_model(options: argparse.Namespace, size: Any, half: Tensors) -> None:
     container.save(options.out / trained.TEXT, tensors | umt5.mark() | {"spiece_model": spiece}, {})
 
 
-def leave_log(options: argparse.Namespace, stage: str, training: Any, report: dict[str, Any]) -> None:
+def leave_log(
+    options: argparse.Namespace, stage: str, training: Any, curves: tuple[str, ...], report: dict[str, Any]
+) -> None:
     """What was learned how: added to the log that the files travel with."""
     path = options.out / trained.LOG
     log = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -166,9 +169,10 @@ def leave_log(options: argparse.Namespace, stage: str, training: Any, report: di
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name() if options.device == "cuda" else None,
         "seen": report,
+        "columns": ["seconds", "step", *curves, "gradients"],
         "curve": training.curve,
     }
-    path.write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(log).replace("], [", "],\n[").replace(', "', ',\n"') + "\n", encoding="utf-8")
 
 
 def leave_films(path: Path, films: torch.Tensor, captions: list[str]) -> None:

@@ -28,6 +28,7 @@ DROPPED = 0.1
 BABBLE = 0.2  # of the last way to say a film
 SAYINGS = 4  # ways to say each film
 PEAK = 1.5e-3
+CURVES = ("squared error", "squared error with much noise")
 MEMORY = 0.999
 TEXT = "text/"  # what the text encoder's tensors are called among all that are trained
 NOTHING = [words.END]

@@ -32,6 +32,7 @@ NOISE = 0.1  # of the latents' spread
 KL = 1e-5  # only holds the scale
 HEAVY = 4.0  # what a coloured pixel weighs more, and one at an edge
 PEAK = 2e-3
+CURVES = ("loss", "difference", "difference of coloured pixels", "divergence")
 MEMORY = 0.998
 
 
@@ -57,7 +58,7 @@ class Films:
         self.noise.normal_()
 
     def loss(self, weights: Tensors) -> torch.Tensor:
-        """What counts, and apart: the mean difference, that of coloured pixels, the divergence."""
+        """What counts, and apart what `CURVES` names."""
         vae, x = self.vae(weights), self.x
         mean, spread = (half.float() for half in vae.encode(x.to(self.dtype)))
         spread = spread.clamp(-12, 6)

@@ -182,6 +182,7 @@ def test_the_commands_leave_what_stock_takes(tmp_path: Path, monkeypatch: pytest
         stages.main()
         assert (tmp_path / trained.VAE).exists() == ("--stop" not in arguments)
     log = json.loads((tmp_path / trained.LOG).read_text(encoding="utf-8"))
+    assert all(len(point) == len(one["columns"]) for one in log.values() for point in one["curve"])
     assert log["vae"]["curve"] and log["model"]["curve"] and "psnr" in log["vae"]["seen"]
     assert log["model"]["seen"]["held back"].keys() >= {"colour and direction", "shape"}
     model, reader = load_file(tmp_path / trained.MODEL), load_file(tmp_path / trained.TEXT)
