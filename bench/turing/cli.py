@@ -1,8 +1,9 @@
-"""Predict what a kernel's main loop reaches on an RTX 2060 Super, from its sm_75 machine code.
+"""Predict what a kernel's main loop reaches on a GeForce RTX 20, 30 or 40, from its machine code for sm_75 to sm_89.
 
     python bench turing KERNEL.cubin                        every kernel of the file, a line each
     python bench turing KERNEL.cubin NAME --shared-bytes N  one kernel: counts, bounds, both ways to accumulate
-    python bench turing --torch libtorch_cuda.so | X.whl    torch's memory-efficient attention
+    python bench turing --torch libtorch_cuda.so | X.whl    torch's memory-efficient attention on Turing; with --card of
+                                                            RTX 30 or 40 its flash attention there
 
 --trips N: an inner loop with tensor work runs N times per iteration (ADDRESS=N for one of them); --skip OPCODE[:COUNT]:
 a branch over code with that many of these is taken. README.md lists what the model assumes.
@@ -18,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels_cuda import elf
-from . import disassemble, machine, sass, torch_kernels
+from . import disassemble, machine, sass, torch_flash, torch_kernels, validation
+from .cards import CARDS, DEFAULTS, runs
 from .flow import Rules
 from .model import Count, Launch, Prediction, as_json, count, predict, trace
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "turing-model.json"
+_FOLDER = Path(__file__).resolve().parents[1] / "results"
+RESULTS = _FOLDER / "turing-model.json"
+NEWER_RESULTS = _FOLDER / "ampere-ada-model.json"
 MODES = ("f32", "f16")
 
 
@@ -40,6 +44,11 @@ def read_rules(trips: list[str], skip: list[str]) -> Rules:
         else:
             default = int(number)
     return Rules(single, default, tuple(skip))
+
+
+def results_of(card: machine.Card) -> Path:
+    """Where predictions for this card are kept."""
+    return RESULTS if runs(card, 75) else NEWER_RESULTS
 
 
 def describe(name: str, counted: Count, predictions: list[Prediction]) -> str:
@@ -68,11 +77,12 @@ def describe(name: str, counted: Count, predictions: list[Prediction]) -> str:
 def sensitivity(path: list[sass.Instruction], launch: Launch, card: machine.Card) -> str:
     """What the prediction becomes when each guess is half or twice as large."""
     lines = []
-    for field in dataclasses.fields(machine.Guesses):
-        value = getattr(machine.DEFAULT, field.name)
+    default = card.architecture.guesses
+    for field in dataclasses.fields(default):
+        value = getattr(default, field.name)
         found = []
         for factor in (0.5, 2):
-            guesses = dataclasses.replace(machine.DEFAULT, **{field.name: value * factor})
+            guesses = dataclasses.replace(default, **{field.name: value * factor})
             found.append(predict(path, launch, card, guesses=guesses))
         low, high = (f"{p.share:.1%}" if p.accumulate else f"{p.bytes_per_second / 1e9:.0f} GB/s" for p in found)
         lines.append(f"    {field.name:16} {value:4} halved {low:>8}   doubled {high:>8}")
@@ -87,48 +97,87 @@ def entry(counted: Count, launch: Launch, predictions: list[Prediction]) -> dict
     }
 
 
-def save(label: str, found: dict[str, Any]) -> None:
-    data = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+def stored(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def save(label: str, found: dict[str, Any], path: Path) -> None:
+    data = stored(path)
     data[label] = found
-    RESULTS.write_text(json.dumps(dict(sorted(data.items())), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(dict(sorted(data.items())), indent=1) + "\n", encoding="utf-8")
 
 
-def compare(prediction: Prediction) -> str:
+def compare(prediction: Prediction, path: Path) -> str:
     """Against the stored prediction for torch's kernel of head size 128, on the same card."""
-    stored = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    for label, found in stored.items():
-        if label.startswith("torch") and "32x128" in label:
-            theirs = next(p for p in found["predictions"] if p["card"] == prediction.card and p["as_compiled"])[
-                "tflops"
-            ]
-            return f"  {prediction.tflops / theirs:.2f}x the {theirs:.1f} TFLOP/s of {label}, which sums in f32"
+    for label, found in stored(path).items():
+        if label.startswith("torch") and ("32x128" in label or "head 128" in label):
+            for p in found["predictions"]:
+                if p["card"] == prediction.card and p["as_compiled"]:
+                    theirs = p["tflops"]
+                    return f"  {prediction.tflops / theirs:.2f}x the {theirs:.1f} TFLOP/s of {label}, which sums in f32"
     return ""
 
 
 def run_torch(path: Path, cards: list[machine.Card], vary: bool) -> None:
+    """torch's attention: the memory-efficient one on Turing, the flash one on what came after."""
     label = torch_kernels.version(path)
-    for known in torch_kernels.KERNELS:
-        code = disassemble.cubins_with(path, known.symbol)[0]
-        name = next(name for name in elf.read(code).kernels if known.symbol in name)
-        facts = elf.read(code).kernels[name]
-        steps = trace(sass.parse(disassemble.disassemble(code))[name], known.rules)
-        launch = Launch(known.threads, facts.registers, known.shared, known.flops)
-        counted = count(steps, cards[0])
-        if counted.flops * known.threads // machine.LANES != known.flops:
-            raise SystemExit(f"{known.symbol}: {counted.flops} FLOP per warp; the walk missed part of the tile")
-        predictions = [predict(steps, launch, card, mode) for card in cards for mode in modes_of(counted)]
-        print(describe(f"torch {label} {known.symbol}", counted, predictions))
-        if vary:
-            print(sensitivity(steps, launch, cards[0]))
-        save(f"torch {label} {known.symbol}", entry(counted, launch, predictions))
+    for memory in torch_kernels.KERNELS:
+        served = [card for card in cards if runs(card, 75)]
+        name = f"torch {label} {memory.symbol}"
+        run_torch_kernel(path, name, memory.symbol, "sm_75", memory, memory.rules, served, vary)
+    for flash in torch_flash.KERNELS:
+        served = [card for card in cards if torch_flash.serves(flash, card)]
+        variant = f"sm_{flash.capability}"
+        run_torch_kernel(path, f"torch {label} {flash.label}", flash.symbol, variant, flash, Rules(), served, vary)
 
 
-def run_cubin(options: argparse.Namespace, cards: list[machine.Card]) -> None:
+def run_torch_kernel(
+    path: Path,
+    label: str,
+    symbol: str,
+    variant: str,
+    known: torch_kernels.TorchKernel | torch_flash.FlashKernel,
+    rules: Rules,
+    cards: list[machine.Card],
+    vary: bool,
+) -> None:
+    if not cards:
+        return
+    code = disassemble.cubins_with(path, symbol, variant)[0]
+    name = next(name for name in elf.read(code).kernels if symbol in name)
+    facts = elf.read(code).kernels[name]
+    steps = trace(sass.parse(disassemble.disassemble(code))[name], rules)
+    launch = Launch(known.threads, facts.registers, known.shared, known.flops)
+    counted = count(steps, cards[0])
+    if counted.flops * known.threads // machine.LANES != known.flops:
+        raise SystemExit(f"{symbol}: {counted.flops} FLOP per warp; the walk missed part of the tile")
+    predictions = [predict(steps, launch, card, mode) for card in cards for mode in modes_of(counted)]
+    print(describe(label, counted, predictions))
+    if vary:
+        print(sensitivity(steps, launch, cards[0]))
+    save(label, entry(counted, launch, predictions), results_of(cards[0]))
+
+
+def cards_for(capability: int, names: list[str], what: str) -> list[machine.Card]:
+    """The cards that were asked for, or the usual one for this machine code."""
+    if capability not in DEFAULTS:
+        known = ", ".join(f"sm_{number}" for number in DEFAULTS)
+        raise SystemExit(f"{what} is for sm_{capability}; the model knows {known}")
+    cards = [CARDS[name] for name in names or [DEFAULTS[capability]]]
+    for card in cards:
+        if not runs(card, capability):
+            raise SystemExit(f"{what} is for sm_{capability}, which a {card.name} does not run")
+    return cards
+
+
+def run_cubin(options: argparse.Namespace) -> None:
     data = options.cubin.read_bytes()
     facts, codes = elf.read(data), sass.parse(disassemble.disassemble(data))
-    if facts.arch != 75:
-        raise SystemExit(f"{options.cubin} is for sm_{facts.arch}; the model knows sm_75")
+    cards = cards_for(facts.arch, options.card or [], str(options.cubin))
     names = [name for name in facts.kernels if options.kernel is None or options.kernel in name]
+    if options.kernel in facts.kernels:
+        names = [options.kernel]
     if not names:
         raise SystemExit(f"no kernel {options.kernel}; there are {', '.join(facts.kernels)}")
     rules = read_rules(options.trips, options.skip)
@@ -154,18 +203,21 @@ def run_cubin(options: argparse.Namespace, cards: list[machine.Card]) -> None:
             continue
         print(describe(name, counted, predictions))
         if counted.accumulate:
-            print(compare(predictions[0]))
+            print(compare(predictions[0], results_of(cards[0])))
         if options.sensitivity:
             print(sensitivity(steps, launch, cards[0]))
         if options.save:
-            save(options.save, entry(counted, launch, predictions))
+            save(options.save, entry(counted, launch, predictions), results_of(cards[0]))
 
 
 def main(arguments: list[str] | None = None) -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("cubin", type=Path, nargs="?", help="an sm_75 cubin")
+    cli.add_argument("cubin", type=Path, nargs="?", help="a cubin for sm_75, sm_80, sm_86 or sm_89")
     cli.add_argument("kernel", nargs="?", help="the kernel, or a part of its name")
     cli.add_argument("--torch", type=Path, help="libtorch_cuda.so or a torch wheel, instead of a cubin")
+    cli.add_argument(
+        "--validate", action="store_true", help="what was published for RTX 30 and 40, and what is predicted"
+    )
     cli.add_argument("--threads", type=int, help="of a block; default: the launch bound")
     cli.add_argument("--registers", type=int, default=0, help="of a thread, if the cubin does not say")
     cli.add_argument("--shared-bytes", type=int, default=0, help="dynamic shared memory of a block")
@@ -174,17 +226,22 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--loop", type=lambda text: int(text, 16), metavar="ADDRESS", help="the main loop's first address")
     cli.add_argument("--useful-flops", type=float, help="of a block and iteration, if not all tensor work is of use")
     cli.add_argument("--dram", action=argparse.BooleanOptionalAction, help="global loads come from DRAM, not from L2")
-    cli.add_argument("--card", action="append", choices=machine.CARDS, help="default: 2060s; may be repeated")
+    cli.add_argument(
+        "--card", action="append", choices=CARDS, help="default: an 8 GB card that runs the code; may be repeated"
+    )
     cli.add_argument("--sensitivity", action="store_true", help="halve and double every guess")
-    cli.add_argument("--save", metavar="LABEL", help=f"keep the result in bench/results/{RESULTS.name}")
+    cli.add_argument(
+        "--save", metavar="LABEL", help=f"keep it in bench/results: {RESULTS.name} or {NEWER_RESULTS.name}"
+    )
     options = cli.parse_args(arguments)
-    cards = [machine.CARDS[name] for name in options.card or ["2060s"]]
-    if options.torch:
-        run_torch(options.torch, cards, options.sensitivity)
+    if options.validate:
+        print(validation.table(stored(NEWER_RESULTS)))
+    elif options.torch:
+        run_torch(options.torch, [CARDS[name] for name in options.card or ["2060s"]], options.sensitivity)
     elif options.cubin:
-        run_cubin(options, cards)
+        run_cubin(options)
     else:
-        cli.error("give a cubin or --torch")
+        cli.error("give a cubin, --torch or --validate")
     return 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from .machine import TENSOR_BASES
 from .sass import Instruction
 
 _ENDS = ("BRA", "BRX", "JMP", "EXIT", "RET", "KILL")
@@ -112,11 +113,11 @@ def weigh(code: list[Instruction], blocks: list[Block], loop: Loop, bases: tuple
 
 
 def main_loop(code: list[Instruction], blocks: list[Block], loops: list[Loop]) -> Loop | None:
-    """The loop with most HMMA, the innermost of equals; else with most global loads and stores; else the longest.
+    """The loop with most tensor work, the innermost of equals; else with most global loads and stores; else the longest.
 
     None: the work is in straight code.
     """
-    for bases in (("HMMA",), ("LDG", "STG")):
+    for bases in (TENSOR_BASES, ("LDG", "STG")):
         weights = [weigh(code, blocks, loop, bases) for loop in loops]
         if any(weights):
             return loops[weights.index(max(weights))]
@@ -130,7 +131,7 @@ def _matches(skip: tuple[str, ...], region: list[Instruction]) -> bool:
 
     Never one with tensor work: that is what the loop is for.
     """
-    if any(instruction.base == "HMMA" for instruction in region):
+    if any(instruction.base in TENSOR_BASES for instruction in region):
         return False
     for pattern in skip:
         opcodes, _, least = pattern.partition(":")
@@ -153,7 +154,7 @@ def walk(
     trips = {
         loop.header: rules.trips.get(
             code[blocks[loop.header].start].address,
-            rules.default_trips if weigh(code, blocks, loop, ("HMMA",)) else 1,
+            rules.default_trips if weigh(code, blocks, loop, TENSOR_BASES) else 1,
         )
         for loop in inner
     }

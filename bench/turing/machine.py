@@ -1,75 +1,56 @@
-"""Turing in numbers: what a multiprocessor has, what an instruction costs, and where each number comes from.
+"""Cards in numbers: what a multiprocessor has, what an instruction costs there. turing.py, ampere.py and ada.py fill it in.
 
-Costs are cycles during which an instruction keeps its pipe busy; latencies are cycles until its scoreboard clears.
-Sources, by the letter used below:
-  [G] CUDA C++ Programming Guide, tables of arithmetic throughput and of technical specifications, columns 7.x
-  [W] NVIDIA Turing whitepaper (WP-09183): 8 tensor cores of 64 FMA, 16 FP32 + 16 INT lanes per quarter; GeForce adds
-      in FP32 at half rate
+Costs are cycles during which an instruction keeps its pipe busy; latencies are cycles until its scoreboard clears, or until
+its result can be read where the hardware watches over that itself. Sources, by the letter beside a number:
+  [G] CUDA C++ Programming Guide, tables of arithmetic throughput and of technical specifications
+  [W] NVIDIA's Turing, Ampere (GA100, GA102) and Ada whitepapers, and the cards' data sheets
   [Y] Yan, Wang, Chu, "Demystifying Tensor Cores to Optimize Half-Precision Matrix Multiply", IPDPS 2020: RTX 2070, T4
   [J] Jia et al., "Dissecting the NVidia Turing T4 GPU via Microbenchmarking", arXiv 1903.07486
   [S] what ptxas itself leaves between neighbours in sm_75 code (8 cycles for HMMA, F2F and MUFU; 7 or 8 for STS.128)
-  [F] NVIDIA's forum on GV100's pipes: FP32 and IMAD in one, the other integers in another, 2 cycles of dispatch each
-  [?] nobody published it that we know; a guess. README.md says what it would change
+  [F] NVIDIA's forum, topic 108729: GV100 has FP32 and IMAD in one pipe, the other integers in another
+  [P] NVIDIA's forum, topic 302018: on GA10x FP32 runs on two pipes, IMAD on one of them, FP16x2 on both at once
+  [H] Huerta et al., "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025: RTX A6000 and others
+  [T] Sun et al., "Dissecting Tensor Cores via Microbenchmarks", arXiv 2206.02874: A100, RTX 3070 Ti
+  [M] spatters, mma-matmul: an RTX 4090 with its clock held at 2520 MHz, counters of Nsight Compute
+  [L] markdewing, AI_kernels, on latency: a chain of loads on an RTX 4090 and an "RTX 2000" of 6 GB with 3 MB of L2
+  [B] smallscientist1, cuda_microbenchmark, on the RTX 4090: bytes from L2 per cycle
+  [N] xytpai, nvbench: a plain copy on an RTX 4090
+  [K] Nsight Compute's guide, pipelines: from Ampere on the ALU converts FP32 to FP16
+  [?] nobody published it that we know; a guess, or carried over from the nearest card. README.md says what it would change
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .sass import Instruction
 
 QUARTERS = 4  # sub-partitions, each with its own scheduler, registers and pipes [W]
 LANES = 32
 
-
-@dataclass(frozen=True)
-class Card:
-    """A Turing card. `fp32_accumulate` is the rate of HMMA with FP32 sums against FP16 sums; `reached` the share of the
-    bandwidth that a plain read reaches.
-    """
-
-    name: str
-    multiprocessors: int
-    clock: float
-    bandwidth: float
-    fp32_accumulate: float
-    reached: float
-    registers: int = 65536  # per multiprocessor [G]
-    shared: int = 65536
-    threads: int = 1024
-    blocks: int = 16
-
-    def peak(self, accumulate: str) -> float:
-        """FLOP/s of the tensor cores, for sums in "f16" or "f32"."""
-        rate = 1.0 if accumulate == "f16" else self.fp32_accumulate
-        return self.multiprocessors * self.clock * QUARTERS * 2 * HMMA_FMA / HMMA_CYCLES * rate
-
-    @property
-    def dram_bytes_per_cycle(self) -> float:
-        """Of one multiprocessor, when all of them ask for the same."""
-        return self.bandwidth * self.reached / self.multiprocessors / self.clock
-
-
-HMMA_FMA = 16 * 8 * 8  # of HMMA.1688
-HMMA_CYCLES = 8  # [Y] 8.06 measured, [W], [S]
-
-# Boost clocks of the data sheets. `reached`: [Y], 85 % on an RTX 2070, whose memory is that of the 2060 Super; 75 % on a T4.
-CARDS = {
-    "2060s": Card("GeForce RTX 2060 Super", 34, 1.65e9, 448e9, 0.5, 0.85),
-    "2070": Card("GeForce RTX 2070", 36, 1.62e9, 448e9, 0.5, 0.85),
-    "t4": Card("Tesla T4", 40, 1.59e9, 320e9, 1.0, 0.75),
-}
-
 # Pipes of a quarter, and those that the four quarters share.
 TENSOR, FMA, ALU, XU, FP64, UNIFORM, NONE = "tensor", "fma", "alu", "xu", "fp64", "uniform", "none"
 MEMORY, L2, DRAM = "memory", "l2", "dram"
 SHARED_PIPES = (MEMORY, L2, DRAM)
+# Ampere GeForce and Ada have two FMA pipes: IMAD runs on one of them, FP16x2 takes both [P].
+HEAVY, LITE = "fma heavy", "fma lite"
 
-_FMA = ("FFMA", "FADD", "FMUL", "IMAD", "IDP", "FSWZADD")  # [F]
+HMMA, IMMA = "HMMA", "IMMA"
+TENSOR_BASES = (HMMA, IMMA)
+# Multiply-adds of a warp's tensor instruction: m x n x k.
+_SHAPES = {
+    HMMA: {"1688": 16 * 8 * 8, "16816": 16 * 8 * 16},
+    IMMA: {"8816": 8 * 8 * 16, "16816": 16 * 8 * 16, "16832": 16 * 8 * 32},
+}
+_OTHER_INPUTS = ("TF32", "S4", "U4", "B1")  # of the same shapes' names, at other rates
+
+_FP32 = ("FFMA", "FADD", "FMUL", "FSWZADD")
+_FMA = (*_FP32, "IMAD", "IDP")  # [F]
 _HALF = ("HFMA2", "HADD2", "HMUL2", "HSET2", "HSETP2")
 _XU = ("MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV")
 _FP64 = ("DFMA", "DADD", "DMUL", "DSETP")
-# Control flow leaves no mark on the arithmetic pipes.
+# Control flow, and waiting, leave no mark on the arithmetic pipes.
 _CONTROL = (
     "BRA",
     "BRX",
@@ -86,24 +67,19 @@ _CONTROL = (
     "NOP",
     "YIELD",
     "DEPBAR",
+    "LDGDEPBAR",
     "ERRBAR",
     "MEMBAR",
     "CCTL",
     "KILL",
     "NANOSLEEP",
 )
+ASYNC_COPY = "LDGSTS"
 SHARED_LOADS = ("LDS", "LDSM")
-GLOBAL_LOADS = ("LDG", "LD", "LDL")
+SPILLS = ("LDL", "STL")
+GLOBAL_LOADS = ("LDG", "LD", "LDL", ASYNC_COPY)
 GLOBAL_STORES = ("STG", "ST", "STL", "RED", "ATOM", "ATOMG")
 _OTHER_MEMORY = {"SHFL": 1, "ATOMS": 4, "LDC": 2, "S2R": 2, "S2UR": 2, "MATCH": 4}  # SHFL [G]; the others [?]
-
-SHARED_BYTES_PER_CYCLE = 64  # [Y] LDS.64 and LDS.128 reach it; [J] measured 58.8
-SHARED_STORE_EXTRA = 2  # [Y] STS takes 4.06, 6.00, 10.00 cycles for 32, 64, 128 bits
-L2_BYTES_PER_CYCLE = 32  # [Y] LDG.128 from L2 takes 15.95 cycles
-
-# Cycles from the start of service to the scoreboard, where somebody measured them: HMMA with FP16 sums (10 for the first
-# half of the result, 14 for the second) [Y]; shared memory, L2, DRAM [J].
-LATENCY = {TENSOR: 14, MEMORY: 19, L2: 188, DRAM: 296}
 
 
 @dataclass(frozen=True)
@@ -117,11 +93,62 @@ class Guesses:
     memory_queue: float = 8  # memory instructions of a quarter that may wait for the shared pipe before issue stops
     load_cost: float = 1  # of LDG in the memory pipe, as a multiple of the same LDS
 
-    def latency(self, where: str) -> float:
-        return {XU: self.special_latency, **LATENCY}.get(where, 4)
+
+@dataclass(frozen=True)
+class Architecture:
+    """What all cards of a compute capability have in common."""
+
+    name: str
+    capabilities: tuple[int, ...]  # of the machine code that runs here
+    half_rate: int  # FP16 multiply-adds of a quarter's tensor cores in a cycle, FP16 sums
+    byte_rate: int  # the same of INT8
+    shared_bytes_per_cycle: int
+    shared_store_extra: int  # cycles of a store to shared memory over a load of that size
+    latencies: Mapping[str, float]  # by pipe, from the start of service; TENSOR: with FP16 sums
+    registers: int  # this and the next four: of a multiprocessor [G]
+    shared: int
+    shared_unit: int  # shared memory is given to blocks in portions of this
+    shared_reserved: int  # of every block
+    threads: int
+    blocks: int
+    two_fma_pipes: bool
+    half_on_tensor: bool  # FP16x2 goes through the tensor cores' pipe
+    half_cycles: float  # of FP16x2
+    # Whether the hardware itself holds back an instruction whose operand a tensor instruction has yet to write. Where it does
+    # not, the compiler's scoreboards and stall counts say it.
+    watches_tensor_results: bool
+    spills_in_l1: bool  # or counted as traffic of L2
+    guesses: Guesses = field(default_factory=Guesses)
+
+    def latency(self, where: str, guesses: Guesses) -> float:
+        return {XU: guesses.special_latency, **self.latencies}.get(where, 4)
 
 
-DEFAULT = Guesses()
+@dataclass(frozen=True)
+class Card:
+    """`fp32_accumulate` is the rate of HMMA with FP32 sums against FP16 sums; `reached` the share of the bandwidth that a plain
+    read reaches; `l2_bytes_per_cycle` what L2 gives to each multiprocessor when all of them ask.
+    """
+
+    name: str
+    architecture: Architecture
+    multiprocessors: int
+    clock: float
+    bandwidth: float
+    fp32_accumulate: float
+    reached: float
+    l2_bytes_per_cycle: float
+
+    def peak(self, accumulate: str) -> float:
+        """FLOP/s of the tensor cores, for sums in "f16" or "f32", or for bytes, summed in "s32"."""
+        arch = self.architecture
+        rate = {"f16": arch.half_rate, "f32": arch.half_rate * self.fp32_accumulate, "s32": arch.byte_rate}[accumulate]
+        return self.multiprocessors * self.clock * QUARTERS * 2 * rate
+
+    @property
+    def dram_bytes_per_cycle(self) -> float:
+        """Of one multiprocessor, when all of them ask for the same."""
+        return self.bandwidth * self.reached / self.multiprocessors / self.clock
 
 
 def width(instruction: Instruction) -> int:
@@ -137,65 +164,102 @@ def width(instruction: Instruction) -> int:
     return 2 if "U16" in modifiers or "S16" in modifiers else 4
 
 
-def flops(instruction: Instruction) -> int:
+def multiply_adds(instruction: Instruction) -> int:
     """Of a warp's tensor instruction."""
-    if instruction.base != "HMMA":
-        return 0
-    if instruction.modifiers[0] != "1688":
-        raise ValueError(f"{instruction.opcode} at {instruction.address:#x}: only HMMA.1688 is known here")
-    return 2 * HMMA_FMA
+    shapes = _SHAPES[instruction.base]
+    found = shapes.get(instruction.modifiers[0])
+    if found is None or any(kind in instruction.modifiers for kind in _OTHER_INPUTS):
+        known = ", ".join(f"{instruction.base}.{shape}" for shape in shapes)
+        raise ValueError(f"{instruction.opcode} at {instruction.address:#x}: known are {known}")
+    return found
+
+
+def flops(instruction: Instruction) -> int:
+    return 2 * multiply_adds(instruction) if instruction.base in TENSOR_BASES else 0
 
 
 def accumulates(instruction: Instruction) -> str:
+    """What a tensor instruction sums in."""
+    if instruction.base == IMMA:
+        return "s32"
     return "f32" if "F32" in instruction.modifiers else "f16"
 
 
-def pipe(instruction: Instruction) -> str:
+def pipe(instruction: Instruction, arch: Architecture) -> str:
     """Where an instruction executes."""
     base = instruction.base
     for name, members in ((FMA, _FMA), (XU, _XU), (FP64, _FP64), (NONE, _CONTROL)):
         if base in members:
             return name
-    # TU102..106 compute FP16x2 on the tensor cores' lanes, there are no others [W].
-    if base == "HMMA" or base in _HALF:
+    if base in TENSOR_BASES:
         return TENSOR
+    if base in _HALF:
+        return TENSOR if arch.half_on_tensor else FMA
     if base in (*SHARED_LOADS, "STS", *GLOBAL_LOADS, *GLOBAL_STORES, *_OTHER_MEMORY):
         return MEMORY
     if base.startswith("U") or base == "R2UR":
         return UNIFORM
-    return ALU
+    return ALU  # F2FP, which packs floats into halves, too [K]
 
 
-def cost(instruction: Instruction, card: Card, accumulate: str | None = None, guesses: Guesses = DEFAULT) -> float:
-    """Cycles of its pipe. `accumulate` overrides what an HMMA sums in: the same code in the other mode."""
-    base, where = instruction.base, pipe(instruction)
-    if base == "HMMA":
+def units(instruction: Instruction, arch: Architecture) -> tuple[tuple[str, ...], ...]:
+    """What an instruction occupies in its quarter: any one of these, and of that all."""
+    where = pipe(instruction, arch)
+    if where == NONE:
+        return ((),)
+    if where != FMA or not arch.two_fma_pipes:
+        return ((where,),)
+    if instruction.base in _FP32:
+        return ((LITE,), (HEAVY,))
+    return ((HEAVY, LITE),) if instruction.base in _HALF else ((HEAVY,),)
+
+
+def cost(instruction: Instruction, card: Card, accumulate: str | None = None, guesses: Guesses | None = None) -> float:
+    """Cycles of what it occupies. `accumulate` overrides what an HMMA sums in: the same code in the other mode."""
+    arch = card.architecture
+    base, where = instruction.base, pipe(instruction, arch)
+    if base == HMMA:
         mode = accumulate or accumulates(instruction)
-        return HMMA_CYCLES / (1.0 if mode == "f16" else card.fp32_accumulate)
+        return multiply_adds(instruction) / arch.half_rate / (1.0 if mode == "f16" else card.fp32_accumulate)
+    if base == IMMA:
+        return multiply_adds(instruction) / arch.byte_rate
     if where == MEMORY:
         if base in _OTHER_MEMORY:
             return _OTHER_MEMORY[base]
-        cycles = width(instruction) * LANES / SHARED_BYTES_PER_CYCLE
-        extra = SHARED_STORE_EXTRA if base == "STS" else 0
-        share = guesses.load_cost if base in GLOBAL_LOADS else 1
+        cycles = width(instruction) * LANES / arch.shared_bytes_per_cycle
+        extra = arch.shared_store_extra if base == "STS" else 0
+        share = (guesses or arch.guesses).load_cost if base in GLOBAL_LOADS else 1
         return max(cycles * share + extra, 2)
-    # 16 lanes for FP32, integers and FP16x2 [W] [G]; 4 for special functions and conversions [G] [S]; 1/2 for FP64 [G].
+    if base in _HALF:
+        return arch.half_cycles
+    # 16 lanes for FP32 and integers [W] [G]; 4 for special functions and conversions [G] [S]; 1/2 for FP64 [G].
     return {XU: 8, FP64: 64, NONE: 0}.get(where, 2)
 
 
-def global_bytes(instruction: Instruction) -> int:
+def load(instruction: Instruction, card: Card, accumulate: str | None = None, guesses: Guesses | None = None) -> float:
+    """Cycles of its pipe, where two FMA pipes that share their work evenly are one."""
+    cycles = cost(instruction, card, accumulate, guesses)
+    if card.architecture.two_fma_pipes and pipe(instruction, card.architecture) == FMA:
+        return cycles * len(units(instruction, card.architecture)[0]) / 2
+    return cycles
+
+
+def global_bytes(instruction: Instruction, arch: Architecture) -> int:
     """A warp's traffic beyond the multiprocessor, if its accesses are coalesced."""
+    if instruction.base in SPILLS and arch.spills_in_l1:
+        return 0
     return width(instruction) * LANES if instruction.base in (*GLOBAL_LOADS, *GLOBAL_STORES) else 0
 
 
 def shared_bytes(instruction: Instruction) -> int:
-    return width(instruction) * LANES if instruction.base in (*SHARED_LOADS, "STS") else 0
+    return width(instruction) * LANES if instruction.base in (*SHARED_LOADS, "STS", ASYNC_COPY) else 0
 
 
-def resident_blocks(card: Card, registers: int, shared: int, threads: int) -> int:
+def resident_blocks(arch: Architecture, registers: int, shared: int, threads: int) -> int:
     """Blocks of a kernel that fit on one multiprocessor. Registers are given to warps in portions of 256 [G]."""
     warps = -(-threads // LANES)
     per_warp = -(-registers * LANES // 256) * 256
-    by_registers = (card.registers // QUARTERS // per_warp * QUARTERS) // warps
-    by_shared = card.shared // (-(-shared // 256) * 256) if shared else card.blocks
-    return min(card.blocks, card.threads // (warps * LANES), by_registers, by_shared)
+    by_registers = (arch.registers // QUARTERS // per_warp * QUARTERS) // warps
+    held = -(-shared // arch.shared_unit) * arch.shared_unit + arch.shared_reserved
+    by_shared = arch.shared // held if held else arch.blocks
+    return min(arch.blocks, arch.threads // (warps * LANES), by_registers, by_shared)

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import machine
 from .flow import Rules, find_loops, main_loop, split, walk
-from .machine import DEFAULT, Card, Guesses
+from .machine import Card, Guesses
 from .sass import Instruction
 from .simulate import prepare, simulate
 
@@ -38,7 +38,7 @@ class Count:
 
 @dataclass
 class Prediction:
-    """`share` is of the peak for the sums used: of what the card would do if it did this code's HMMA and nothing else."""
+    """`share` is of the peak for the sums used: of what the card would do if it did this code's HMMA and IMMA and nothing else."""
 
     card: str
     accumulate: str | None
@@ -69,15 +69,15 @@ def trace(code: list[Instruction], rules: Rules, loop_at: int | None = None) -> 
 
 def count(path: list[Instruction], card: Card) -> Count:
     total = Count(instructions=len(path), opcodes=dict(Counter(i.base for i in path).most_common()))
-    modes = {machine.accumulates(i) for i in path if i.base == "HMMA"}
-    total.accumulate = "mixed" if len(modes) == 2 else next(iter(modes), None)
+    modes = {machine.accumulates(i) for i in path if i.base in machine.TENSOR_BASES}
+    total.accumulate = "mixed" if len(modes) > 1 else next(iter(modes), None)
     for instruction in path:
-        where = machine.pipe(instruction)
+        where = machine.pipe(instruction, card.architecture)
         if where != machine.NONE:
-            total.pipes[where] = total.pipes.get(where, 0.0) + machine.cost(instruction, card)
+            total.pipes[where] = total.pipes.get(where, 0.0) + machine.load(instruction, card)
         total.flops += machine.flops(instruction)
         total.shared_bytes += machine.shared_bytes(instruction)
-        total.global_bytes += machine.global_bytes(instruction)
+        total.global_bytes += machine.global_bytes(instruction, card.architecture)
     return total
 
 
@@ -87,19 +87,23 @@ def bounds(
     warps: int,
     accumulate: str | None,
     from_dram: bool,
-    guesses: Guesses = DEFAULT,
+    guesses: Guesses | None = None,
 ) -> dict[str, float]:
     """Cycles each pipe needs for one iteration of `warps` resident warps: no schedule can be faster than the largest."""
     per_quarter = warps / machine.QUARTERS
     need: dict[str, float] = {"issue": len(path) * per_quarter}
     for instruction in path:
-        where = machine.pipe(instruction)
+        where = machine.pipe(instruction, card.architecture)
         if where != machine.NONE:
             many = warps if where in machine.SHARED_PIPES else per_quarter
-            need[where] = need.get(where, 0.0) + machine.cost(instruction, card, accumulate, guesses) * many
-    moved = sum(machine.global_bytes(instruction) for instruction in path) * warps
+            need[where] = need.get(where, 0.0) + machine.load(instruction, card, accumulate, guesses) * many
+            heavy = card.architecture.two_fma_pipes and where == machine.FMA
+            if heavy and all(machine.HEAVY in units for units in machine.units(instruction, card.architecture)):
+                alone = machine.cost(instruction, card, accumulate, guesses) * per_quarter
+                need[machine.HEAVY] = need.get(machine.HEAVY, 0.0) + alone
+    moved = sum(machine.global_bytes(instruction, card.architecture) for instruction in path) * warps
     if moved:
-        need[machine.L2] = moved / machine.L2_BYTES_PER_CYCLE
+        need[machine.L2] = moved / card.l2_bytes_per_cycle
         if from_dram:
             need[machine.DRAM] = moved / card.dram_bytes_per_cycle
     return dict(sorted(need.items(), key=lambda item: -item[1]))
@@ -125,7 +129,7 @@ def predict(
     card: Card,
     accumulate: str | None = None,
     from_dram: bool | None = None,
-    guesses: Guesses = DEFAULT,
+    guesses: Guesses | None = None,
 ) -> Prediction:
     """The time of one iteration on `card`, and what it means.
 
@@ -133,9 +137,9 @@ def predict(
     read their tiles from L2, others from DRAM, unless `from_dram` says otherwise.
     """
     counted = count(path, card)
-    tensor = sum(machine.cost(i, card, accumulate) for i in path if i.base == "HMMA")
+    tensor = sum(machine.cost(i, card, accumulate) for i in path if i.base in machine.TENSOR_BASES)
     far = from_dram if from_dram is not None else not counted.flops
-    blocks = machine.resident_blocks(card, launch.registers, launch.shared, launch.threads)
+    blocks = machine.resident_blocks(card.architecture, launch.registers, launch.shared, launch.threads)
     if not blocks:
         raise ValueError(f"no room for a block: {launch}")
     warps = -(-launch.threads // machine.LANES)

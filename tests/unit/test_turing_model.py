@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from fusestream.bench.turing import disassemble, machine, torch_kernels
+from fusestream.bench.turing.cards import CARDS
 from fusestream.bench.turing.cli import RESULTS, read_rules
 from fusestream.bench.turing.flow import Rules, find_loops, main_loop, split
-from fusestream.bench.turing.machine import CARDS, resident_blocks
+from fusestream.bench.turing.machine import resident_blocks
 from fusestream.bench.turing.model import Launch, bounds, count, predict, trace
 from fusestream.bench.turing.sass import CONTROL_SHIFT, Control, Instruction, decode_control, parse
 from fusestream.kernels_cuda import elf
@@ -130,12 +131,13 @@ def test_straight_code_is_walked_to_its_end() -> None:
     ],
 )
 def test_resident_blocks(registers: int, shared: int, threads: int, blocks: int) -> None:
-    assert resident_blocks(SUPER, registers, shared, threads) == blocks
+    assert resident_blocks(SUPER.architecture, registers, shared, threads) == blocks
 
 
 def test_peaks_are_those_of_the_data_sheets() -> None:
     assert SUPER.peak("f16") == pytest.approx(57.4e12, rel=0.01)
     assert SUPER.peak("f32") == pytest.approx(28.7e12, rel=0.01)
+    assert SUPER.peak("s32") == pytest.approx(114.8e12, rel=0.01)
     assert CARDS["t4"].peak("f32") == pytest.approx(65e12, rel=0.01)
 
 
@@ -144,6 +146,7 @@ def test_peaks_are_those_of_the_data_sheets() -> None:
     [
         ("HMMA.1688.F16 R0, R2, R4, R0", "tensor", 8),
         ("HMMA.1688.F32 R0, R2, R4, R0", "tensor", 16),
+        ("IMMA.8816.S8.S8 R0, R2.ROW, R4.COL, R0", "tensor", 4),
         ("LDSM.16.M88.4 R0, [R2]", "memory", 8),
         ("LDSM.16.MT88.2 R0, [R2]", "memory", 4),
         ("LDS R0, [R2]", "memory", 2),
@@ -163,7 +166,8 @@ def test_peaks_are_those_of_the_data_sheets() -> None:
 )
 def test_costs(text: str, pipe: str, cycles: float) -> None:
     instruction = listing(text)[0]
-    assert (machine.pipe(instruction), machine.cost(instruction, SUPER)) == (pipe, cycles)
+    assert (machine.pipe(instruction, SUPER.architecture), machine.cost(instruction, SUPER)) == (pipe, cycles)
+    assert machine.load(instruction, SUPER) == cycles
 
 
 def test_only_known_tensor_instructions_are_counted() -> None:
@@ -208,7 +212,7 @@ def test_a_barrier_holds_every_warp_for_the_last() -> None:
     body = ["LDSM.16.M88.4 R4, [R2] | 1 0", "MOV R0, R4 | 1 7 7 0b1"]
     launch = Launch(128, 255, 40000)
     free, held = (predict(loop_of(*body, *more), launch, SUPER).cycles for more in ([], ["BAR.SYNC 0x0 | 1"]))
-    assert held > free + machine.DEFAULT.barrier_latency / 2
+    assert held > free + SUPER.architecture.guesses.barrier_latency / 2
 
 
 def test_copies_reach_what_was_measured_of_dram() -> None:
@@ -304,4 +308,4 @@ def test_a_compiled_product(mode: str, parts: dict[str, object], tmp_path: Path)
     # 8 blocks of 4 warps, and the memory pipe serves them all: LDG 8, STS 10, two LDSM of 8.
     assert found.blocks == 8 and found.bounds["memory"] == 32 * (8 + 10 + 2 * 8)
     assert found.bounds["memory"] <= found.cycles < 1.1 * found.bounds["memory"]
-    assert found.alone > machine.LATENCY[machine.L2]
+    assert found.alone > SUPER.architecture.latencies[machine.L2]
