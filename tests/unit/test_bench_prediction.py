@@ -27,7 +27,7 @@ def test_a_card_of_each_generation_is_told_in_short() -> None:
 
 
 def test_its_sums_are_within_a_fifth_of_what_was_measured() -> None:
-    found = list(prediction.check(prediction.load()[0]))
+    found = list(prediction.check(prediction.load()))
     assert len(found) >= 5
     for name, who, predicted, measured in found:
         assert abs(predicted / measured - 1) < 0.2, f"{name}, {who}: {predicted:.3g} for {measured:.3g}"
@@ -44,8 +44,7 @@ def test_a_step_is_compute_or_copies() -> None:
 
 
 def test_auto_is_never_predicted_slower_than_stock() -> None:
-    results, model = prediction.load()
-    for card, work, seconds in prediction.predictions(results, model):
+    for card, work, seconds in prediction.predictions(prediction.load()):
         assert seconds["fast"] <= seconds["precise"] <= seconds["stock"], f"{card}: {work}"
 
 
