@@ -53,7 +53,8 @@ CARDS = (
 IN_SHORT = ("RTX 2060 Super", "RTX 3060 Ti", "RTX 4060")  # one of each generation, for README
 STEPS = {"1.3B": 30, "14B": 20}  # of a video, as the examples have them
 REACHED = 0.85  # of the memory's rate, by a plain read (bench/turing/machine.py)
-CUBLAS = 0.93  # of the tensor cores' peak, by stock's products: measured on an RTX 4090 at a held clock (spatters/mma-matmul)
+# Of the tensor cores' peak, by stock's products: measured on an RTX 4090 at a held clock (spatters/mma-matmul).
+CUBLAS = 0.93
 # Where the shares of each kind of card are: the file, and the attention that torch runs there.
 MODELS = {True: ("turing-model.json", "32x128"), False: ("ampere-ada-model.json", "sm_86 head 128")}
 ASSUMED = (
