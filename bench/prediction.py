@@ -58,8 +58,8 @@ CUBLAS = 0.93
 # Where the shares of each kind of card are: the file, and the attention that torch runs there.
 MODELS = {True: ("turing-model.json", "32x128"), False: ("ampere-ada-model.json", "sm_86 head 128")}
 ASSUMED = (
-    f"cuBLAS reaches {CUBLAS:.0%} of the tensor cores' peak, as was measured on an RTX 4090, a plain read {REACHED:.0%} of the memory's "
-    "rate: assumed",
+    f"cuBLAS reaches {CUBLAS:.0%} of the tensor cores' peak, as was measured on an RTX 4090, a plain read {REACHED:.0%} of the "
+    "memory's rate: assumed",
     "torch's attention and all of ours: the share that bench/turing predicts from machine code, of sm_75 for Turing, of sm_86 for "
     "Ampere and Ada; of ours never less than torch's, which `auto` would take",
     "passes over memory take as many bytes as on the H200, where the rows of bench/results were measured",
