@@ -78,8 +78,15 @@ class FrontEnd:
 
     def open_template(self, name: str) -> None:
         dialog = self.browse_templates()
-        dialog.get_by_test_id(f"template-workflow-{name}").click()
-        expect(dialog).to_be_hidden()
+        template = dialog.get_by_test_id(f"template-workflow-{name}")
+        template.click()
+        try:
+            expect(dialog).to_be_hidden(timeout=10_000)
+        except (
+            AssertionError
+        ):  # while thumbnails arrive the list is laid out anew, and a click may go where nothing is any more
+            template.click()
+            expect(dialog).to_be_hidden()
         expect(self.page.get_by_test_id("topbar-workflow-tabs")).to_contain_text(name)
         self.page.wait_for_function(DRAWN)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import ctypes
 import gc
@@ -18,6 +17,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from interrupting import Interrupt
 from plain_device import PlainDevice, PlainManagedMemory
 from prediction import compare
 from safetensors.torch import load_file, save_file
@@ -458,15 +458,15 @@ def test_interrupted_anywhere_it_goes_on(beds, kind):
     bed.a_pass()
     when, interrupts = random.Random(7), 0
     for _ in range(25):
-        timer = threading.Timer(when.uniform(0, 0.01), _thread.interrupt_main)
+        interrupt = Interrupt(when.uniform(0, 0.01))
         try:
-            timer.start()
+            interrupt.soon()
             for _ in range(4):
                 bed.a_pass()
-            timer.join()
+            interrupt.join()
         except KeyboardInterrupt:
             interrupts += 1
-        timer.join()
+        interrupt.join()
         bed.pager.abandon()
         bed.a_pass()
     assert interrupts >= 20

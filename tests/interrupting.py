@@ -1,0 +1,30 @@
+"""Ctrl-C at a moment of one's choice, and never before: what starts a thread may not be interrupted itself."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+
+
+class Interrupt:
+    """`soon()` returns at once; after `delay` seconds the main thread gets a KeyboardInterrupt."""
+
+    def __init__(self, delay: float) -> None:
+        self._asked = False
+        self._thread = threading.Thread(target=self._wait, args=(delay,), daemon=True)
+        self._thread.start()
+
+    def soon(self) -> None:
+        """A plain assignment: nothing in it can be broken off halfway."""
+        self._asked = True
+
+    def join(self) -> None:
+        """Wait until it has come."""
+        self._thread.join()
+
+    def _wait(self, delay: float) -> None:
+        while not self._asked:
+            time.sleep(0)
+        time.sleep(delay)
+        _thread.interrupt_main()
