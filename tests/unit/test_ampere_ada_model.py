@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from listings import listing, loop_of
 
 from fusestream.bench.turing import machine, torch_flash
 from fusestream.bench.turing.cards import CARDS, DEFAULTS, runs
 from fusestream.bench.turing.cli import NEWER_RESULTS, cards_for
 from fusestream.bench.turing.dependence import tensor_results_read
-from fusestream.bench.turing.flow import Rules
 from fusestream.bench.turing.machine import resident_blocks
-from fusestream.bench.turing.model import Launch, bounds, count, predict, trace
-from fusestream.bench.turing.sass import CONTROL_SHIFT, Instruction, parse
+from fusestream.bench.turing.model import Launch, bounds, count, predict
+from fusestream.bench.turing.sass import parse
 from fusestream.bench.turing.validation import FIGURES, Figure, predicted_share, table
 
 TI, ADA, A100 = CARDS["3060ti"], CARDS["4060"], CARDS["a100"]
@@ -43,29 +43,6 @@ REAL = """
         /*1ba0*/              @!P0 BRA `(.L_x_0) ;                                               /* 0x0000033000008947 */
                                                                                                  /* 0x000fea0003800000 */
 """
-
-
-def word(stall: int = 1, write: int = 7, read: int = 7, waits: int = 0) -> str:
-    """The upper encoding word that holds these scheduling fields."""
-    return f"{(waits << 11 | read << 8 | write << 5 | 1 << 4 | stall) << CONTROL_SHIFT:016x}"
-
-
-def listing(*lines: str) -> list[Instruction]:
-    """`label:`, or `text` with ` | stall write read waits` after it."""
-    text, address = [".text.kernel:"], 0
-    for line in lines:
-        if line.endswith(":"):
-            text.append(f".{line}")
-            continue
-        code, _, fields = line.partition(" | ")
-        text.append(f"        /*{address:04x}*/    {code} ;    /* 0x{0:016x} */")
-        text.append(f"      /* 0x{word(*(int(field, 0) for field in fields.split()))} */")
-        address += 16
-    return parse("\n".join(text))["kernel"]
-
-
-def loop_of(*body: str) -> list[Instruction]:
-    return trace(listing("top:", *body, "@P0 BRA `(.top) | 1"), Rules())
 
 
 def test_real_code_of_sm_86_reads_as_turings_does() -> None:

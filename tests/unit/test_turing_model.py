@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+from listings import listing, loop_of
 
 from fusestream.bench.turing import disassemble, machine, torch_kernels
 from fusestream.bench.turing.cards import CARDS
@@ -17,30 +18,11 @@ from fusestream.bench.turing.cli import RESULTS, read_rules
 from fusestream.bench.turing.flow import Rules, find_loops, main_loop, split
 from fusestream.bench.turing.machine import resident_blocks
 from fusestream.bench.turing.model import Launch, bounds, count, predict, trace
-from fusestream.bench.turing.sass import CONTROL_SHIFT, Control, Instruction, decode_control, parse
+from fusestream.bench.turing.sass import Control, Instruction, decode_control, parse
 from fusestream.kernels_cuda import elf
 from fusestream.kernels_cuda.build import nvrtc
 
 SUPER = CARDS["2060s"]
-
-
-def word(stall: int = 1, write: int = 7, read: int = 7, waits: int = 0) -> str:
-    """The upper encoding word that holds these scheduling fields."""
-    return f"{(waits << 11 | read << 8 | write << 5 | 1 << 4 | stall) << CONTROL_SHIFT:016x}"
-
-
-def listing(*lines: str) -> list[Instruction]:
-    """Instructions as the disassembler would print them: `label:`, or `text` with ` | stall write read waits` after it."""
-    text, address = [".text.kernel:"], 0
-    for line in lines:
-        if line.endswith(":"):
-            text.append(f".{line}")
-            continue
-        code, _, fields = line.partition(" | ")
-        upper = word(*(int(field, 0) for field in fields.split()))
-        text += [f"        /*{address:04x}*/    {code} ;    /* 0x{0:016x} */", f"      /* 0x{upper} */"]
-        address += 16
-    return parse("\n".join(text))["kernel"]
 
 
 @pytest.mark.parametrize(
@@ -173,10 +155,6 @@ def test_costs(text: str, pipe: str, cycles: float) -> None:
 def test_only_known_tensor_instructions_are_counted() -> None:
     with pytest.raises(ValueError, match="1688"):
         machine.flops(listing("HMMA.884.F32.F32.STEP0 R0, R2, R4, R0")[0])
-
-
-def loop_of(*body: str) -> list[Instruction]:
-    return trace(listing("top:", *body, "@P0 BRA `(.top) | 1"), Rules())
 
 
 @pytest.mark.parametrize(("mode", "cycles"), [("f16", 8 * 8 * 2), ("f32", 16 * 8 * 2)])
