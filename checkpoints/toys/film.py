@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from .scene import SHAPES
 from .shot import Shot
 
 EDGE = 3.0  # how steep the waves of a ground are: they are clamped at one
@@ -94,11 +95,10 @@ def _toy(
     time = view.ts - 0.5
     across = view.xs[:, None, None, :] - (x + travel_x * time)[..., None, None]
     down = view.ys[:, None, :, None] - (y + travel_y * time)[..., None, None]
-    outside = torch.where(
-        shape == 0,
-        ball(across, down, radius),
-        torch.where(shape == 1, box(across, down, radius), triangle(across, down, radius)),
-    )
+    first, *others = (OUTLINES[name](across, down, radius) for name in SHAPES)
+    outside = first
+    for number, outline in enumerate(others, 1):
+        outside = torch.where(shape == number, outline, outside)
     return there * (0.5 - outside / view.pixel[:, None, None, None]).clamp(0, 1), columns[7:].T
 
 
@@ -118,3 +118,10 @@ def triangle(x: torch.Tensor, y: torch.Tensor, radius: torch.Tensor) -> torch.Te
     inner = 0.72 * radius
     slope = 0.5 * y + inner
     return torch.maximum(y - inner, math.sqrt(0.75) * x.abs() - slope)
+
+
+OUTLINES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "ball": ball,
+    "box": box,
+    "triangle": triangle,
+}

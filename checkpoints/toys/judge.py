@@ -6,24 +6,19 @@ and to the toy whose colour is nearest. A toy's shape is the one that covers bes
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from .film import ball, box, triangle
-from .scene import BACKGROUNDS, COLOURS, DIRECTIONS, SHAPES, Scene
+from .film import OUTLINES
+from .scene import COLOURS, DIRECTIONS, SHAPES, Scene
+from .shot import PLAIN_LEVELS
 
 COLOURED = 0.3  # a pixel's largest less its smallest channel, of which greys have none
 GREY = 0.15
 LEAST_AREA = 0.004  # of the shorter side's square: a third of the smallest toy
 MOVED = 0.1  # of the shorter side, over the film
 WHOLE = 0.85  # of the largest area it is seen with: then nothing hides it
-OUTLINES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "ball": ball,
-    "box": box,
-    "triangle": triangle,
-}
 # The area of each with radius one.
 AREAS = {"ball": 3.1416, "box": 3.24, "triangle": 2.6937}
 
@@ -135,4 +130,4 @@ def _background(film: torch.Tensor, free: torch.Tensor) -> str:
     if spread >= 0.07:
         rows, columns = ((grey * free).sum(d) / free.sum(d).clamp(min=1) for d in (1, 0))
         return "striped" if max(float(rows.std()), float(columns.std())) > spread / 2 else "checkered"
-    return min(BACKGROUNDS[:3], key=lambda name: abs({"white": 0.95, "black": 0.06, "gray": 0.5}[name] - mean))
+    return min(PLAIN_LEVELS, key=lambda name: abs(PLAIN_LEVELS[name] - mean))

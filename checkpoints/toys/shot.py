@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from .scene import COLOURS, DIRECTIONS, SHAPES, Relation, Scene, Speed, Toy
+from .scene import COLOURS, DIRECTIONS, SHAPES, TEXTURED, Relation, Scene, Speed, Toy
 
 Point = tuple[float, float]
 
@@ -19,8 +19,8 @@ PAN = (0.2, 0.36)
 RADIUS = (0.105, 0.155)
 SHARED_RADIUS = (0.1, 0.13)
 WANDER = 0.11  # how far from the middle a path may lie
-PLAIN_LEVEL = {"white": 0.95, "black": 0.06}
-GRAY = 0.5
+PLAIN_LEVELS = {"white": 0.95, "black": 0.06, "gray": 0.5}
+MIDDLE = 0.5  # of what has a texture
 CONTRAST = 0.2
 PERIOD = (0.14, 0.23)
 
@@ -127,12 +127,12 @@ def _scaled(way: Point, length: float) -> Point:
 
 
 def _ground(background: str, rng: Random, drift: Point) -> Ground:
-    level = PLAIN_LEVEL.get(background, GRAY) + rng.uniform(-0.03, 0.03)
+    level = PLAIN_LEVELS.get(background, MIDDLE) + rng.uniform(-0.03, 0.03)
     stripes_x = rng.random() < 0.5
     checkered = background == "checkered"
     return Ground(
         level=level,
-        contrast=CONTRAST if background in ("striped", "checkered") else 0.0,
+        contrast=CONTRAST if background in TEXTURED else 0.0,
         along_x=checkered or stripes_x,
         along_y=checkered or not stripes_x,
         period=rng.uniform(*PERIOD),

@@ -73,14 +73,19 @@ def tokenizer() -> bytes:
 
 
 @lru_cache(maxsize=1)
+def _pieces() -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_proto=tokenizer())
+
+
+@lru_cache(maxsize=1)
 def _numbers() -> dict[str, int]:
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=tokenizer())
+    pieces = _pieces()
     return {word: pieces.piece_to_id(f"▁{word}") for word in WORDS} | {COMMA: pieces.piece_to_id(COMMA)}
 
 
 def size() -> int:
     """How many pieces there are."""
-    return int(sentencepiece.SentencePieceProcessor(model_proto=tokenizer()).get_piece_size())
+    return int(_pieces().get_piece_size())
 
 
 def tokens(text: str) -> list[int]:

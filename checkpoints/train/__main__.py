@@ -131,14 +131,14 @@ def examine_model(options: argparse.Namespace, size: Any, weights: Tensors, vae:
         films, shown = [], []
         for seed in range(seeds):
             captions = [toys.caption(scene, rng if seed else None) for scene in scenes]
-            z = model_stage.make(weights, size, captions, frame, 100 + seed, options.device, **how)
+            z = model_stage.make(weights, captions, frame, 100 + seed, options.device, **how)
             films.append(model_stage.decoded(vae, z))
             shown += captions
         report[name] = model_stage.obeyed(torch.cat(films), list(scenes) * seeds)
         say(f"{name}: {report[name]}")
         if name in ("held back", "two toys"):
-            leave_films(options.out / f"{name.replace(' ', '-')}.npz", films[0][:: max(1, len(scenes) // 12)],
-                        shown[: len(scenes)][:: max(1, len(scenes) // 12)])  # fmt: skip
+            some = slice(0, len(scenes), max(1, len(scenes) // 12))
+            leave_films(options.out / f"{name.replace(' ', '-')}.npz", films[0][some], shown[some])
     return report
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from .. import toys, umt5, wan, wan_vae
+from .. import toys, umt5, wan
 from ..toys import words
 from . import text, transformer
 from .optimise import Training
 from .tensors import Tensors
 from .transformer import Context, Transformer, block, rotations
-from .vae import LATENT, Vae
+from .vae import LATENT, Vae, stocks_latents
 
 SHIFT = 5.0  # Wan's own: most of the time goes to much noise
 DROPPED = 0.1
@@ -83,9 +83,9 @@ def lessened(size: ModelSize, films: int | None, batch: int | None) -> ModelSize
 class Latents:
     """A pool encoded, and the flow matching loss on it."""
 
-    def __init__(self, size: ModelSize, pool: Pool, latents: torch.Tensor, sayings: torch.Tensor, one: Any, seed: int):
+    def __init__(self, pool: Pool, latents: torch.Tensor, sayings: torch.Tensor, one: Any, seed: int):
         device = latents.device
-        self.size, self.one = size, one
+        self.one = one
         self.latents, self.sayings = latents, sayings
         self.dtype = torch.bfloat16 if latents.is_cuda else torch.float32
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -120,20 +120,18 @@ class Latents:
 
     def loss(self, weights: Tensors) -> torch.Tensor:
         """The squared error, and that of the steps with much noise, where it is decided what will be seen."""
-        network = Transformer(weights, self.size.transformer.layers, self.one)
-        context = read(network, weights, self.size.encoder, self.ids, self.dtype)
+        network = Transformer(weights, self.one)
+        context = read(network, weights, self.ids, self.dtype)
         off = network(self.mixed, self.time, context, *self.turns) - self.goal
         each = off.square().mean((1, 2, 3, 4))
         noisy = (self.time > 0.8).float()
         return torch.stack([each.mean(), (each * noisy).sum() / noisy.sum().clamp(min=1)])
 
 
-def read(
-    network: Transformer, weights: Tensors, encoder: umt5.Umt5Size, ids: torch.Tensor, dtype: torch.dtype
-) -> Context:
+def read(network: Transformer, weights: Tensors, ids: torch.Tensor, dtype: torch.dtype) -> Context:
     """Captions [B, L] through the text encoder, as the transformer takes them."""
     own = {name.removeprefix(TEXT): tensor for name, tensor in weights.items() if name.startswith(TEXT)}
-    features = text.encode(own, ids, encoder.layers, encoder.heads, dtype)
+    features = text.encode(own, ids, dtype)
     return network.context(features, text.alive(ids))
 
 
@@ -175,13 +173,13 @@ def encoded(vae: Vae, pool: Pool, rng: Random, device: str) -> tuple[torch.Tenso
 
 def as_seen(z: torch.Tensor) -> torch.Tensor:
     """Latents of the VAE as the transformer sees them: less their means, by their spreads."""
-    means, spreads = (torch.tensor(row, device=z.device) for row in (wan_vae.LATENT_MEANS, wan_vae.LATENT_SPREADS))
+    means, spreads = stocks_latents(z.device)
     return (z - means) / spreads
 
 
 def as_decoded(z: torch.Tensor) -> torch.Tensor:
     """And back."""
-    means, spreads = (torch.tensor(row, device=z.device) for row in (wan_vae.LATENT_MEANS, wan_vae.LATENT_SPREADS))
+    means, spreads = stocks_latents(z.device)
     return z * spreads + means
 
 
@@ -203,23 +201,23 @@ def train(
         say(
             f"{len(latents)} films of {pool.frame}: latents {tuple(latents.shape[1:])}, spread {float(latents.float().std()):.3f}"
         )
-        tasks.append(Latents(size, pool, latents, said, one, seed))
+        tasks.append(Latents(pool, latents, said, one, seed))
     shares = [pool.share for pool in size.pools]
     return Training(new(size, seed, device), seconds, PEAK, MEMORY), lambda _: rng.choices(tasks, shares)[0]
 
 
 @torch.no_grad()
 def make(
-    weights: Tensors, size: ModelSize, captions: Sequence[str], frame: toys.Frame, seed: int, device: str,
+    weights: Tensors, captions: Sequence[str], frame: toys.Frame, seed: int, device: str,
     *, steps: int = 20, guidance: float = 2.5, shift: float = 5.0,
 ) -> torch.Tensor:  # fmt: skip
     """Latents as the VAE decodes them, [n, t, h, w, 16]: Euler's steps on the way from noise, as ComfyUI's `simple` has them."""
     dtype = torch.float16 if device == "cuda" else torch.float32
-    network = Transformer(weights, size.transformer.layers)
+    network = Transformer(weights)
     ids = torch.tensor(
         [pad(words.tokens(caption)) for caption in captions] + [pad(NOTHING)] * len(captions), device=device
     )
-    context = read(network, weights, size.encoder, ids, dtype)
+    context = read(network, weights, ids, dtype)
     shape = (len(captions), 1 + frame.frames // 4, frame.height // 8, frame.width // 8, LATENT)
     z = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
     turns = rotations(shape[1], shape[2] // 2, shape[3] // 2, device)

@@ -29,6 +29,11 @@ def start(table: Table, seed: int, device: torch.device | str, gains: dict[str, 
     return out
 
 
+def count_blocks(weights: Tensors, prefix: str) -> int:
+    """Blocks are numbered behind their prefix, from 0 on."""
+    return len({name[len(prefix) :].partition(".")[0] for name in weights if name.startswith(prefix)})
+
+
 def linear(weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
     """`x` [..., in] times a matrix, or a convolution of one pixel, in x's dtype."""
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from .. import umt5
 from ..toys.words import END, PAD
-from .tensors import Tensors, linear, rms_norm, start
+from .tensors import Tensors, count_blocks, linear, rms_norm, start
 
 EPSILON = 1e-6
 MAX_DISTANCE = 128
@@ -34,21 +34,22 @@ def buckets(length: int, device: torch.device | str) -> torch.Tensor:
     return (distance > 0) * half + torch.where(near < exact, near, far.clamp(max=half - 1))
 
 
-def encode(weights: Tensors, ids: torch.Tensor, layers: int, heads: int, dtype: torch.dtype) -> torch.Tensor:
+def encode(weights: Tensors, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Captions' tokens int64 [B, L] to features [B, L, width] in `dtype`; zeros from where a caption has ended."""
     batch, length = ids.shape
     there = alive(ids)
     hidden = torch.zeros(batch, 1, 1, length, device=ids.device).masked_fill(~there[:, None, None], -1e9)
     near = buckets(length, ids.device)
     x = F.embedding(ids, weights["shared.weight"])
-    for i in range(layers):
+    for i in range(count_blocks(weights, "encoder.block.")):
         name = f"encoder.block.{i}.layer.0"
+        relative = weights[f"{name}.SelfAttention.relative_attention_bias.weight"]  # [buckets, heads]
         y = rms_norm(x, weights[f"{name}.layer_norm.weight"], EPSILON).to(dtype)
         q, k, v = (
-            linear(weights, f"{name}.SelfAttention.{part}", y).unflatten(-1, (heads, -1)).transpose(1, 2)
+            linear(weights, f"{name}.SelfAttention.{part}", y).unflatten(-1, (relative.shape[1], -1)).transpose(1, 2)
             for part in "qkv"
         )
-        bias = weights[f"{name}.SelfAttention.relative_attention_bias.weight"][near].permute(2, 0, 1)
+        bias = relative[near].permute(2, 0, 1)
         scores = (q @ k.transpose(-1, -2)).float() + bias + hidden  # T5 does not divide by sqrt(head width)
         mixed = (scores.softmax(-1).to(dtype) @ v).transpose(1, 2).flatten(2)
         x = x + linear(weights, f"{name}.SelfAttention.o", mixed)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import wan
-from .tensors import Tensors, linear, rms_norm, start
+from .tensors import Tensors, count_blocks, linear, rms_norm, start
 
 HEAD = 128
 EPSILON = 1e-6
@@ -111,9 +111,8 @@ def block(
 class Transformer:
     """The network over weights that somebody else holds and changes. `one`: block, or what was compiled of it."""
 
-    def __init__(self, weights: Tensors, layers: int, one: BlockCall = block):
+    def __init__(self, weights: Tensors, one: BlockCall = block):
         self.weights = weights
-        self.layers = layers
         self.one = one
 
     def context(self, features: torch.Tensor, there: torch.Tensor) -> Context:
@@ -136,7 +135,7 @@ class Transformer:
         x = linear(self.weights, "patch_embedding", patches.to(dtype)).float()
         embedded = self._time(time).to(dtype)
         step = linear(self.weights, "time_projection.1", F.silu(embedded)).float().unflatten(-1, (6, -1))
-        for i in range(self.layers):
+        for i in range(count_blocks(self.weights, "blocks.")):
             given = [self.weights[f"blocks.{i}.{name}"] for name in BLOCK_NAMES]
             x = self.one(x, step, context.features, context.bias, cos, sin, *given)
         shift, scale = (self.weights["head.modulation"] + embedded.float()[:, None]).chunk(2, 1)

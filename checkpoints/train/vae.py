@@ -24,6 +24,11 @@ def new(width: int, seed: int, device: torch.device | str) -> Tensors:
     return start(wan_vae.table_21(wan_vae.VaeSize(width, width)), seed, device, GAINS)
 
 
+def stocks_latents(device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means and spreads by channel [16] that stock takes latents to have."""
+    return torch.tensor(wan_vae.LATENT_MEANS, device=device), torch.tensor(wan_vae.LATENT_SPREADS, device=device)
+
+
 def norm_silu(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     """RMS over the channels, then SiLU; in x's dtype."""
     return F.silu(rms_norm(x, gain, EPSILON)).to(x.dtype)

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import toys, wan_vae
+from .. import toys
 from ..toys.film import View
 from ..toys.judge import COLOURED
 from .optimise import Training
 from .tensors import Tensors
-from .vae import LATENT, Vae, new, norm_silu
+from .vae import LATENT, Vae, new, norm_silu, stocks_latents
 
 FRAMES = 17
 WINDOW = 64
@@ -121,8 +121,8 @@ def activation_for(device: str) -> Callable[[torch.Tensor, torch.Tensor], torch.
 def as_stock_expects(weights: Tensors, means: torch.Tensor, spreads: torch.Tensor) -> Tensors:
     """The same VAE with latents that have the means and spreads which stock takes away, by channel [16]."""
     out = {name: tensor.detach().clone() for name, tensor in weights.items()}
-    wanted_means = torch.tensor(wan_vae.LATENT_MEANS, device=means.device)
-    stretch = torch.tensor(wan_vae.LATENT_SPREADS, device=means.device) / spreads
+    wanted_means, wanted_spreads = stocks_latents(means.device)
+    stretch = wanted_spreads / spreads
     out["conv1.weight"][:LATENT] *= stretch.view(-1, 1, 1, 1, 1)
     out["conv1.bias"][:LATENT] = (out["conv1.bias"][:LATENT] - means) * stretch + wanted_means
     back = weights["conv2.weight"].detach().flatten(1)

@@ -146,7 +146,6 @@ def test_the_models_loss_falls() -> None:
 
 
 def test_some_prompts_say_nothing_and_some_words_mean_nothing() -> None:
-    size = SMALL
     rng = Random(7)
     scenes = [toys.draw_scene(rng) for _ in range(200)]
     said = [model_stage.sayings(scene, rng) for scene in scenes]
@@ -155,7 +154,7 @@ def test_some_prompts_say_nothing_and_some_words_mean_nothing() -> None:
     babbling = sum(not set(ways[-1]) <= known for ways in said)
     assert 15 < babbling < 80 and all(set(ids) <= known for ways in said for ids in ways[:-1])
     latents = model_stage.Latents(
-        size, model_stage.Pool(toys.Frame(32, 32, 5), 4, 400, 1.0), torch.randn(4, 2, 4, 4, 16).half(),
+        model_stage.Pool(toys.Frame(32, 32, 5), 4, 400, 1.0), torch.randn(4, 2, 4, 4, 16).half(),
         torch.tensor(said[:4], dtype=torch.int16), None, 8,
     )  # fmt: skip
     latents.draw()

@@ -66,7 +66,7 @@ def test_text_encoder() -> None:
     there = text.alive(given)
     assert there.sum(1).tolist() == [len(words.tokens(caption)) for caption in CAPTIONS]
     with torch.no_grad():
-        ours = text.encode(weights, given, TEXT.layers, TEXT.heads, FLOAT)
+        ours = text.encode(weights, given, FLOAT)
         theirs = stock(given, there.long(), dtype=FLOAT)[0] * there[..., None]
     same(ours, theirs)
 
@@ -86,7 +86,7 @@ def test_transformer() -> None:
     padded = torch.zeros(len(CAPTIONS), transformer.PROMPT, 32)
     padded[:, : words.LONGEST] = features
     z, time = torch.randn(len(CAPTIONS), 3, 6, 10, 16), torch.tensor([0.05, 0.5, 1.0])
-    ours = transformer.Transformer(weights, layers=2)
+    ours = transformer.Transformer(weights)
     with torch.no_grad():
         got = ours(z, time, ours.context(features, there), *transformer.rotations(3, 3, 5, "cpu"))
         expected = stock(z.permute(0, 4, 1, 2, 3), time * 1000, padded)
