@@ -52,6 +52,8 @@ def main() -> None:
         files = [file.expanduser().resolve() for file in own]
         workflow = tiny.load_workflow()
         tiny.use_files(workflow, files)
+        if options.prompt:
+            toybox.ask(workflow, options.prompt)
     else:
         files = toybox.files()
         if not all(file.is_file() for file in files):
@@ -59,8 +61,6 @@ def main() -> None:
                 "This copy lacks the small model in checkpoints/trained. Take a git clone, or name --model, --clip and --vae."
             )
         workflow = toybox.workflow(options.prompt or toybox.PROMPT)
-    if options.prompt:
-        toybox.ask(workflow, options.prompt)
     arguments = search_paths(files, base)
     print("starting ComfyUI", flush=True)
     with Server(Path(sys.executable), options.comfyui, base, arguments) as server:
