@@ -4,9 +4,9 @@ What a block adds to the stream leaves a product's FP32 sums without being round
 instead of overflowing.
 
 Rounding. With precision `precise`, what goes into a product is kept as two FP16 numbers, the value and what rounding took from it,
-and multiplied twice: against FP32, the error is that of the weights. With `fast` there is one FP16 number: half the arithmetic, at
-about a quarter more error (T5, measured). Sums are FP32 all the same; half sums were measured on the GPU at 1.5 of stock's error,
-and 1.7 with Turing's instructions.
+and multiplied twice: against FP32, the error is that of the weights. With the other tiers there is one FP16 number: half the
+arithmetic, at about a quarter more error (T5, measured). Sums are FP32 all the same; half sums were measured on the GPU at 1.5 of
+stock's error, and 1.7 with Turing's instructions. Attention is `precise` throughout: prompts are short.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ VARIANTS = (*CUBINS, *PTX)
 EXTRA_CUBINS = ("sm_86", "sm_89", "sm_100", "sm_90a")
 
 OLDEST = (7, 5)
+OF_DATA_CENTRES = ((8, 0), (9, 0), (10, 0), (10, 3))
 
 
 def number(variant: str) -> int:
@@ -41,6 +42,11 @@ def too_old(capability: tuple[int, int]) -> str | None:
     if capability >= OLDEST:
         return None
     return f"compute capability {capability[0]}.{capability[1]} is older than 7.5 (Turing)"
+
+
+def half_sums_pay(capability: tuple[int, int]) -> bool:
+    """Whether tensor cores add in FP16 faster than in FP32: on all but the cards of data centres."""
+    return capability not in OF_DATA_CENTRES
 
 
 def preference(capability: tuple[int, int], forced: IsaClass | None = None) -> list[str]:

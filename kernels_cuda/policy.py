@@ -13,11 +13,12 @@ from functools import lru_cache
 from typing import Literal, cast
 
 Mode = Literal["auto", "on", "off"]
-Precision = Literal["precise", "fast"]
+Precision = Literal["precise", "fast", "turbo"]
+Sums = Literal["precise", "fast"]
 IsaClass = Literal["sm_75", "sm_80"]
 
 MODES: tuple[Mode, ...] = ("auto", "on", "off")
-PRECISIONS: tuple[Precision, ...] = ("precise", "fast")
+PRECISIONS: tuple[Precision, ...] = ("precise", "fast", "turbo")
 ISA_CLASSES: tuple[IsaClass, ...] = ("sm_75", "sm_80")
 
 
@@ -28,7 +29,8 @@ class KernelPolicy:
     default    mode of every op not named in `ops`: `auto` measures and keeps the fastest candidate, `on` forces our
                kernel (or raises KernelRefused), `off` forces the computation stock ComfyUI runs.
     ops        (op name, mode) pairs that override the default.
-    precision  `fast` lets GEMM and attention accumulate in FP16, `precise` does not. The other ops ignore it.
+    precision  `precise` adds in FP32. `fast` lets products and attention add in FP16. `turbo` also rounds the queries and keys
+               of attention to 8 bits. The other ops ignore it.
     isa        run the code of this instruction class instead of the card's own (it is compiled by the driver from
                PTX). For tests: it shows Turing's code at work on a newer card.
     """
@@ -46,7 +48,7 @@ class KernelPolicy:
             if mode not in MODES:
                 raise ValueError(f"kernel policy: mode of {name} is {mode!r}, expected one of {', '.join(MODES)}")
         if self.precision not in PRECISIONS:
-            raise ValueError(f"kernel policy: precision is {self.precision!r}, expected {' or '.join(PRECISIONS)}")
+            raise ValueError(f"kernel policy: precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
         if self.isa is not None and self.isa not in ISA_CLASSES:
             raise ValueError(f"kernel policy: isa is {self.isa!r}, expected {' or '.join(ISA_CLASSES)}")
         # Sorted: the order of the overrides has no meaning.
@@ -64,6 +66,11 @@ class KernelPolicy:
     ) -> KernelPolicy:
         """`KernelPolicy.of("auto", norm_modulate="on")`."""
         return KernelPolicy(default, tuple(ops.items()), precision, isa)
+
+    @property
+    def sums(self) -> Sums:
+        """How products and convolutions add: a tier that rounds more than sums has the half sums of `fast` too."""
+        return "precise" if self.precision == "precise" else "fast"
 
     def mode(self, op: str) -> Mode:
         for name, mode in self.ops:

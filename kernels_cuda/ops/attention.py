@@ -7,29 +7,31 @@ what torch can do of it, in sdpa.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_float, c_int, c_int64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..arch import half_sums_pay
 from ..call import Call, Plan, round_up
 from ..launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
-from .attention_operands import NO_LIMIT, BlockList, Operands, validate
+from . import int8_heads
+from .attention_operands import NO_LIMIT, TENSORS, BlockList, Operands, Tail, arguments, of_heads, rows_apart, validate
 from .checks import word, wrong_dtype
 from .sampling import LEAST
 from .sdpa import BACKENDS, SERVING, TorchBackend, run_sdpa
 
 HEADS = (64, 96, 128, 384)  # elements of a head the kernels were compiled for
 WIDE = 384  # the VAE's single head has a kernel of its own
-ALIGNED = 8  # elements: every row of q, k, v and out starts at a 16-byte boundary
 REFERENCE_ROWS = 1024  # queries at a time: bounds what the reference holds
 MOST_TOKENS = 2**30
 # What the blocks of a list must be multiples of: the most queries of a block, the most keys of a tile.
-ROWS, TILE = 256, 64
+ROWS, TILE = 128, 64
+SHORT = 1024  # keys up to which `turbo` does not round them: little is gained, and few keys average few errors
 
 
 def attention(
@@ -44,6 +46,7 @@ def attention(
     key_lengths: Tensor | None = None,
     distance_bias: Tensor | None = None,
     blocks: BlockList | None = None,
+    tail: Tail | None = None,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
     """Attention of q over k and v, [batch, tokens, heads, d] fp16 each, with any strides but the last.
@@ -58,27 +61,37 @@ def attention(
     distance_bias  [heads, q tokens + k tokens - 1] fp32, added to the scores: the value for key - query, from
                    1 - q tokens on. T5's relative positions, without the bias of every pair
     blocks         a list of the key blocks to visit (sliding tiles, top-k); what is not listed is not seen
+    tail           of whole blocks that are not listed, their means are seen
     Returns a contiguous [batch, q tokens, heads, d]. A query that sees no key is zero. Softmax is fp32; with precision
-    `fast` the tensor cores may accumulate in fp16, folded into fp32 every few steps.
+    `fast` the tensor cores may accumulate in fp16, folded into fp32 every few steps; with `turbo` the queries and more than
+    1024 keys may be rounded to 8 bits, with a scale for each row, or 32 keys.
     """
-    listed = (None, None, 0, 0) if blocks is None else blocks
-    out: Tensor = ATTENTION(
-        (q, k, v, mask, key_lengths, distance_bias, listed[0], listed[1]),
-        (scale, causal, *window, listed[2], listed[3]),
-        policy,
+    tensors, options = arguments(
+        q,
+        k,
+        v,
+        mask,
+        scale=scale,
+        causal=causal,
+        window=window,
+        key_lengths=key_lengths,
+        distance_bias=distance_bias,
+        blocks=blocks,
+        tail=tail,
     )
+    out: Tensor = ATTENTION(tensors, options, policy)
     return out
 
 
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def reference(*arguments: object) -> Tensor:
+def reference(*given: object) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-    o = Operands.of(arguments[:8], arguments[8:])  # type: ignore[arg-type]
+    o = Operands.of(given[:TENSORS], given[TENSORS:])  # type: ignore[arg-type]
     wide = torch.promote_types(o.q.dtype, torch.float32)
     group = o.q.shape[2] // max(o.k.shape[2], 1)
-    k, v = (t.to(wide).repeat_interleave(group, 2).transpose(1, 2) for t in (o.k, o.v))
+    k, v = (t.to(wide).repeat_interleave(group, 2).transpose(1, 2) for t in (o.keys, o.values))
     out = torch.empty(o.q.shape, dtype=o.q.dtype, device=o.q.device)
     for first in range(0, o.q.shape[1], REFERENCE_ROWS):
         last = min(first + REFERENCE_ROWS, o.q.shape[1])
@@ -103,9 +116,9 @@ def _weighted(weights: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return weights @ torch.where(used, v, torch.zeros((), dtype=v.dtype, device=v.device))
 
 
-def stock(*arguments: object) -> Tensor:
+def stock(*given: object) -> Tensor:
     """What stock runs: torch's scaled_dot_product_attention, flash before cuDNN before mem-efficient before math."""
-    return run_sdpa(Operands.of(arguments[:8], arguments[8:]), BACKENDS.values())  # type: ignore[arg-type]
+    return run_sdpa(Operands.of(given[:TENSORS], given[TENSORS:]), BACKENDS.values())  # type: ignore[arg-type]
 
 
 def fake(q: Tensor, *_: object) -> Tensor:
@@ -118,12 +131,17 @@ def fake(q: Tensor, *_: object) -> Tensor:
 _PLACES = "batch token head"
 AttentionParams = parameter_struct(
     "AttentionParams",
-    (Pointer, "q k v out key_lengths bias mask relative block_list block_counts"),
+    (Pointer, "q k v out key_lengths bias mask relative block_list block_counts q_scales k_scales"),
+    (Pointer, "tail_k tail_v tail_scales visited"),
     (c_int64, " ".join(f"{t}_{where}" for t in ("q", "k", "v", "out") for where in _PLACES.split())),
     (c_int64, "bias_batch bias_head bias_query mask_batch mask_head mask_query relative_head"),
     (c_int64, "list_batch list_head list_query count_batch count_head"),
+    (c_int64, "q_scale_batch q_scale_head k_scale_batch k_scale_head"),
+    (c_int64, " ".join(f"{t}_{where}" for t in ("tail_k", "tail_v") for where in _PLACES.split())),
+    (c_int64, "tail_scale_batch tail_scale_head visited_batch visited_head visited_query"),
     (c_int, "q_length k_length heads_per_key_head window_left window_right relative_zero list_rows list_keys"),
-    (c_float, "scale_log2"),
+    (c_int, "tail_length"),
+    (c_float, "scale_log2 tail_log2"),
 )
 
 
@@ -143,17 +161,9 @@ def obstacles(call: Call) -> Iterator[str]:
     if max(o.q.shape[1], o.k.shape[1]) > MOST_TOKENS:
         yield f"{max(o.q.shape[1], o.k.shape[1])} tokens exceed {MOST_TOKENS}"
     for name, t in (("q", o.q), ("k", o.k), ("v", o.v)):
-        yield from _rows_apart(name, t)
+        yield from rows_apart(name, t)
     yield from _mask_obstacles(o)
     yield from _list_obstacles(o)
-
-
-def _rows_apart(name: str, t: Tensor) -> Iterator[str]:
-    if t.stride(3) != 1:
-        yield f"{name}: elements of a head are {t.stride(3)} apart, not adjacent"
-    strides = [stride for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True) if size > 1]
-    if t.data_ptr() % 16 or any(stride % ALIGNED for stride in strides):
-        yield f"{name}: rows do not start at multiples of 16 bytes (strides {t.stride()})"
 
 
 def _mask_obstacles(o: Operands) -> Iterator[str]:
@@ -177,41 +187,100 @@ def _list_obstacles(o: Operands) -> Iterator[str]:
         yield "the block list is not contiguous"
     if o.blocks.rows % ROWS or o.blocks.size % TILE:
         yield f"blocks are {o.blocks.rows} x {o.blocks.size}, the kernels take multiples of {ROWS} x {TILE}"
+    if o.tail is None:
+        return
+    yield from wrong_dtype((torch.float16,), tail_k=o.tail.k, tail_v=o.tail.v)
+    yield from wrong_dtype((torch.int32,), visited=o.tail.visited)
+    yield from rows_apart("tail_k", o.tail.k)
+    yield from rows_apart("tail_v", o.tail.v)
+    if not o.tail.visited.is_contiguous():
+        yield "the bits of the visited blocks are not contiguous"
 
 
 @dataclass(frozen=True)
 class Tactic:
-    """How the tensor cores accumulate."""
+    """How the tensor cores multiply and add: a precision, or `turbo half`, which adds values in FP16 as `fast` does."""
 
     precision: str
+
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether scores are products of 8-bit numbers."""
+        return self.precision.startswith("turbo")
 
     def __str__(self) -> str:
         return self.precision
 
 
+PRECISE, FAST, TURBO, TURBO_HALF = (Tactic(name) for name in ("precise", "fast", "turbo", "turbo_half"))
+WAYS = {"precise": [PRECISE], "fast": [FAST, PRECISE], "turbo": [TURBO_HALF, TURBO, FAST, PRECISE]}
+
+
 def ways(call: Call) -> list[Tactic]:
-    """`fast` is an offer: where the card's fp32 accumulation is as quick, it may lose."""
-    return [Tactic("fast"), Tactic("precise")] if call.policy.precision == "fast" else [Tactic("precise")]
+    """Each tier offers what is more precise too: where the card's fp32 accumulation is as quick, that may win."""
+    o = Operands.of(call.tensors, call.options)
+    rounded = o.q.shape[3] != WIDE and o.k.shape[1] > SHORT
+    return [tactic for tactic in WAYS[call.policy.precision] if rounded or not tactic.in_8_bits]
 
 
-def kernel_name(d: int, precision: str, general: bool) -> str:
-    return f"attention_{d}_{precision}" + ("_general" if general else "")
+def first_way(call: Call, card: Card) -> Tactic:
+    """What is best by rule, where nothing was measured: half sums are for cards that add them faster."""
+    pays = half_sums_pay(card.capability)
+    return next(way for way in ways(call) if pays or way is not TURBO_HALF)
+
+
+# Of a kernel beside lengths and grouped heads: nothing, lists of blocks, everything.
+ASKED = ("", "_listed", "_general")
+
+
+def kernel_name(d: int, tactic: Tactic, asked: str) -> str:
+    return f"attention_{d}_{tactic}{asked}"
+
+
+def _asked(o: Operands) -> str:
+    return "" if o.plain else "_listed" if o.whole_blocks else "_general"
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     """Fix lengths, strides, grid and kernel; what remains per call is the output and the pointers."""
     o = Operands.of(call.tensors, call.options)
-    b, s, h, d = o.q.shape
     new_out = output(o.q.shape, torch.float16, card.index)
     if o.q.numel() == 0:
         return lambda *_: new_out()
     if o.k.shape[1] == 0:
         return lambda *_: new_out().zero_()
-    tactic = tactic or ways(call)[0]
-    general = not o.plain
-    kernel = card.kernel("attention", kernel_name(d, tactic.precision, general))
+    tactic = tactic or first_way(call, card)
+    parts = list(int8_heads.pieces(o.q, o.k)) if tactic.in_8_bits else []
+    if len(parts) < 2:
+        launch = _prepare(call, card, tactic, o.q.shape[2])
+
+        def run(*tensors: Tensor | None) -> Tensor:
+            out = new_out()
+            launch(out, *tensors)
+            return out
+
+        return run
+    # Some heads at a time: what is rounded lies beside what it was made of, and long videos fill a card of 8 GB.
+    calls = (replace(call, tensors=of_heads(call.tensors, *part)) for part in parts)
+    launches = [_prepare(some, card, tactic, o.q.shape[2]) for some in calls]
+
+    def run_in_pieces(*tensors: Tensor | None) -> Tensor:
+        out = new_out()
+        for launch, part in zip(launches, parts, strict=True):
+            launch(out[:, :, part[0]], *of_heads(tensors, *part))
+        return out
+
+    return run_in_pieces
+
+
+def _prepare(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callable[..., None]:
+    """The launch of a call, or of some heads of it: takes the output, of a contiguous one with all heads, and the operands."""
+    o = Operands.of(call.tensors, call.options)
+    b, s, h, d = o.q.shape
+    kernel = card.kernel("attention", kernel_name(d, tactic, _asked(o)))
     rows, threads, shared_bytes = kernel.cut
     bias = o.mask is not None and o.mask.dtype is not torch.bool
+    convert = int8_heads.plan(card, o, call.describe()) if tactic.in_8_bits else None
     params = AttentionParams(
         q_length=s,
         k_length=o.k.shape[1],
@@ -221,10 +290,8 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         relative_zero=s - 1,
         scale_log2=o.scale * math.log2(math.e),
     )
-    out_like = torch.empty(o.q.shape, dtype=torch.float16, device="meta")
-    for name, t in (("q", o.q), ("k", o.k), ("v", o.v), ("out", out_like)):
-        for where, stride in zip(_PLACES.split(), t.stride()[:3], strict=True):
-            setattr(params, f"{name}_{where}", stride)
+    for name, t in (("q", o.q), ("k", o.k), ("v", o.v)):
+        _fill_places(params, name, t.stride())
     if o.mask is not None:
         strides = o.mask.expand(b, h, s, o.k.shape[1]).stride()
         for where, stride in zip(("batch", "head", "query"), strides[:3], strict=True):
@@ -233,6 +300,11 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         params.relative_head = o.distance_bias.stride(0)
     if o.blocks is not None:
         _fill_blocks(params, o.blocks)
+    if o.tail is not None:
+        _fill_tail(params, o.tail, o.blocks)
+    if tactic.in_8_bits:
+        _fill_8_bits(params, o)
+    _fill_places(params, "out", (s * all_heads * d, all_heads * d, d))
     launch = kernel.prepare(
         params,
         grid=(-(-s // rows), h, b),
@@ -242,6 +314,7 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     )
 
     def run(
+        out: Tensor,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -250,9 +323,14 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         distance_bias: Tensor | None,
         listed: Tensor | None,
         counts: Tensor | None,
-    ) -> Tensor:
-        out = new_out()
+        tail_k: Tensor | None,
+        tail_v: Tensor | None,
+        visited: Tensor | None,
+    ) -> None:
         at = 0 if mask is None else mask.data_ptr()
+        q_scales = k_scales = tail_scales = None
+        if convert is not None:
+            (q, q_scales), (k, k_scales), (tail_k, tail_scales) = convert(q, k, key_lengths, tail_k)
         launch(
             q.data_ptr(),
             k.data_ptr(),
@@ -264,23 +342,66 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
             0 if distance_bias is None else distance_bias.data_ptr(),
             0 if listed is None else listed.data_ptr(),
             0 if counts is None else counts.data_ptr(),
+            0 if q_scales is None else q_scales.data_ptr(),
+            0 if k_scales is None else k_scales.data_ptr(),
+            0 if tail_k is None else tail_k.data_ptr(),
+            0 if tail_v is None else tail_v.data_ptr(),
+            0 if tail_scales is None else tail_scales.data_ptr(),
+            0 if visited is None else visited.data_ptr(),
         )
-        return out
 
     return run
 
 
+def _fill_places(params: object, name: str, strides: Sequence[int]) -> None:
+    for where, stride in zip(_PLACES.split(), strides[:3], strict=True):
+        setattr(params, f"{name}_{where}", stride)
+
+
+def _fill_8_bits(params: object, o: Operands) -> None:
+    """Strides of 8-bit queries, keys and means, in units of 2 bytes, and of their scales."""
+    parts = [("q", "q_scale", o.q, 1), ("k", "k_scale", o.k, int8_heads.TOGETHER)]
+    if o.tail is not None:
+        parts.append(("tail_k", "tail_scale", o.tail.k, int8_heads.TOGETHER))
+    for name, scale, t, together in parts:
+        _, tokens, heads, d = t.shape
+        row, scales = int8_heads.pitch(d) // 2, int8_heads.scale_count(tokens, together)
+        values = {f"{name}_token": row, f"{name}_head": tokens * row, f"{name}_batch": heads * tokens * row}
+        values |= {f"{scale}_head": scales, f"{scale}_batch": heads * scales}
+        for field, stride in values.items():
+            setattr(params, field, stride)
+
+
+def _shared(t: Tensor, dim: int) -> int:
+    """The stride of a dimension that may be one for all."""
+    return t.stride(dim) if t.shape[dim] > 1 else 0
+
+
 def _fill_blocks(params: object, blocks: BlockList) -> None:
-    """Strides of the list: 0 where a batch or head dimension is shared."""
     keys, counts = blocks.keys, blocks.counts
     values = {
         "list_rows": blocks.rows,
         "list_keys": blocks.size,
-        "list_batch": keys.stride(0) if keys.shape[0] > 1 else 0,
-        "list_head": keys.stride(1) if keys.shape[1] > 1 else 0,
+        "list_batch": _shared(keys, 0),
+        "list_head": _shared(keys, 1),
         "list_query": keys.stride(2),
-        "count_batch": counts.stride(0) if counts.shape[0] > 1 else 0,
-        "count_head": counts.stride(1) if counts.shape[1] > 1 else 0,
+        "count_batch": _shared(counts, 0),
+        "count_head": _shared(counts, 1),
+    }
+    for name, value in values.items():
+        setattr(params, name, value)
+
+
+def _fill_tail(params: object, tail: Tail, blocks: BlockList | None) -> None:
+    assert blocks is not None
+    _fill_places(params, "tail_k", tail.k.stride())
+    _fill_places(params, "tail_v", tail.v.stride())
+    values = {
+        "visited_batch": _shared(tail.visited, 0),
+        "visited_head": _shared(tail.visited, 1),
+        "visited_query": tail.visited.stride(2),
+        "tail_length": tail.k.shape[1],
+        "tail_log2": math.log2(blocks.size),
     }
     for name, value in values.items():
         setattr(params, name, value)
@@ -299,6 +420,7 @@ def shape_class(call: Call) -> str:
             ("lengths", o.key_lengths is not None),
             ("distance", o.distance_bias is not None),
             ("blocks", o.blocks is not None),
+            ("tail", o.tail is not None),
         )
         if there
     ]
@@ -307,11 +429,9 @@ def shape_class(call: Call) -> str:
     return f"{word(o.q)} {b}x{h}/{o.k.shape[2]}x{d} {tokens} {call.policy.precision} {' '.join(asked)}".rstrip()
 
 
-KERNELS = tuple(
-    kernel_name(d, precision, general)
-    for d in HEADS
-    for precision in ("precise", "fast")
-    for general in ((False, True) if d != WIDE else (False,))
+KERNELS = (
+    *(kernel_name(d, tactic, asked) for d in HEADS if d != WIDE for tactic in WAYS["turbo"] for asked in ASKED),
+    *(kernel_name(WIDE, tactic, "") for tactic in WAYS["fast"]),
 )
 
 
@@ -329,7 +449,8 @@ ATTENTION = Op(
     name="attention",
     schema=(
         "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? key_lengths, Tensor? distance_bias, Tensor? block_keys, "
-        "Tensor? block_counts, float? scale, bool causal, int left, int right, int block_rows, int block_size, "
+        "Tensor? block_counts, Tensor? tail_k, Tensor? tail_v, Tensor? visited, float? scale, bool causal, int left, int right, "
+        "int block_rows, int block_size, "
         "str policy) -> Tensor"
     ),
     reference=reference,
@@ -342,5 +463,5 @@ ATTENTION = Op(
     shape_class=shape_class,
     sample=sample,
     validate=validate,
-    kernels={"attention": KERNELS},
+    kernels={"attention": KERNELS, int8_heads.UNIT: int8_heads.KERNELS},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from ..call import Call, Options, Tensors
 
 NO_LIMIT = -1
+BITS = 32  # of a word of Tail.visited
+ALIGNED = 8  # elements: every row of q, k, v and out starts at a 16-byte boundary
+TENSORS = 11  # of a call of attention; its options follow
 
 
 class BlockList(NamedTuple):
@@ -19,7 +23,7 @@ class BlockList(NamedTuple):
 
     keys    [1 or batch, 1 or heads, query blocks, most] int32: numbers of key blocks, each at most once
     counts  [1 or batch, 1 or heads, query blocks] int32: how many of them count
-    rows    queries in a block, a multiple of 256
+    rows    queries in a block, a multiple of 128
     size    keys in a block, a multiple of 64
     """
 
@@ -27,6 +31,72 @@ class BlockList(NamedTuple):
     counts: Tensor
     rows: int
     size: int
+
+
+class Tail(NamedTuple):
+    """What stands for the key blocks that a block of queries does not visit: the mean of their keys counts as often as a block
+    has keys, with the mean of their values. A block with fewer keys than the others has to be visited.
+
+    k, v      [batch, key blocks, key heads, d]: means, with any strides but the last
+    visited   [1 or batch, 1 or heads, query blocks, words] int32: a bit for each key block, least first, 32 in a word; words are
+              even in number
+    """
+
+    k: Tensor
+    v: Tensor
+    visited: Tensor
+
+    @property
+    def unvisited(self) -> Tensor:
+        """Which blocks the tail stands for: bool [1 or batch, 1 or heads, query blocks, key blocks]."""
+        bits = self.visited[..., None] >> torch.arange(BITS, device=self.visited.device, dtype=torch.int32)
+        return (bits & 1).flatten(-2)[..., : self.k.shape[1]] == 0
+
+
+def arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (NO_LIMIT, NO_LIMIT),
+    key_lengths: Tensor | None = None,
+    distance_bias: Tensor | None = None,
+    blocks: BlockList | None = None,
+    tail: Tail | None = None,
+) -> tuple[Tensors, Options]:
+    """What `attention` is asked for, as the op takes it."""
+    listed = (None, None, 0, 0) if blocks is None else blocks
+    pooled = (None, None, None) if tail is None else tail
+    tensors = (q, k, v, mask, key_lengths, distance_bias, listed[0], listed[1], *pooled)
+    return tensors, (scale, causal, *window, listed[2], listed[3])
+
+
+def of_heads(tensors: Tensors, queries: slice, keys: slice) -> Tensors:
+    """Of a call's tensors the part that some heads need: views. queries, keys: of which heads, that belong together."""
+    q, k, v, mask, key_lengths, distance_bias, listed, counts, tail_k, tail_v, visited = tensors
+    assert q is not None and k is not None and v is not None
+
+    def some(t: Tensor | None, dim: int, heads: slice) -> Tensor | None:
+        if t is None or t.ndim < -dim or t.shape[dim] == 1:
+            return t
+        return t.narrow(dim, heads.start, heads.stop - heads.start)
+
+    return (
+        q[:, :, queries],
+        k[:, :, keys],
+        v[:, :, keys],
+        some(mask, -3, queries),
+        key_lengths,
+        some(distance_bias, -2, queries),
+        some(listed, -3, queries),
+        some(counts, -2, queries),
+        some(tail_k, -2, keys),
+        some(tail_v, -2, keys),
+        some(visited, -3, queries),
+    )
 
 
 @dataclass(frozen=True)
@@ -40,6 +110,7 @@ class Operands:
     key_lengths: Tensor | None
     distance_bias: Tensor | None
     blocks: BlockList | None
+    tail: Tail | None
     scale: float
     causal: bool
     left: int
@@ -47,12 +118,23 @@ class Operands:
 
     @staticmethod
     def of(tensors: Tensors, options: Options) -> Operands:
-        q, k, v, mask, key_lengths, distance_bias, listed, counts = tensors
+        q, k, v, mask, key_lengths, distance_bias, listed, counts, tail_k, tail_v, visited = tensors
         scale, causal, left, right, rows, size = options
         assert q is not None and k is not None and v is not None
         blocks = None if listed is None or counts is None else BlockList(listed, counts, rows, size)
+        tail = None if tail_k is None or tail_v is None or visited is None else Tail(tail_k, tail_v, visited)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return Operands(q, k, v, mask, key_lengths, distance_bias, blocks, scale, causal, left, right)
+        return Operands(q, k, v, mask, key_lengths, distance_bias, blocks, tail, scale, causal, left, right)
+
+    @property
+    def keys(self) -> Tensor:
+        """All that queries may see: keys, and behind them the tail's means."""
+        return self.k if self.tail is None else torch.cat((self.k, self.tail.k), 1)
+
+    @property
+    def values(self) -> Tensor:
+        """The same of the values."""
+        return self.v if self.tail is None else torch.cat((self.v, self.tail.v), 1)
 
     @property
     def shift(self) -> int:
@@ -69,12 +151,13 @@ class Operands:
     @property
     def plain(self) -> bool:
         """Nothing but lengths and grouped heads."""
+        return self.whole_blocks and self.blocks is None
+
+    @property
+    def whole_blocks(self) -> bool:
+        """Nothing that makes a difference between the keys of a block: lengths, grouped heads and block lists at most."""
         return (
-            self.mask is None
-            and self.distance_bias is None
-            and self.blocks is None
-            and self.left == NO_LIMIT
-            and self.right_limit == NO_LIMIT
+            self.mask is None and self.distance_bias is None and self.left == NO_LIMIT and self.right_limit == NO_LIMIT
         )
 
     def seen(self, first: int, last: int) -> Tensor | None:
@@ -94,11 +177,12 @@ class Operands:
         if self.mask is not None and self.mask.dtype is torch.bool:
             parts.append(self.mask.expand(*self.mask.shape[:-2], q_tokens, k_tokens)[..., first:last, :])
         if self.blocks is not None:
-            parts.append(
-                _listed(self.blocks, k_tokens)[
-                    ..., first // self.blocks.rows : -(-last // self.blocks.rows), :
-                ].repeat_interleave(self.blocks.rows, -2)[..., first % self.blocks.rows :, :][..., : last - first, :]
-            )
+            by_block = _listed(self.blocks, k_tokens)
+            if self.tail is not None:
+                by_block = torch.cat((by_block, self.tail.unvisited), -1)
+            high = self.blocks.rows
+            by_row = by_block[..., first // high : -(-last // high), :].repeat_interleave(high, -2)
+            parts.append(by_row[..., first % high :, :][..., : last - first, :])
         found = None
         for part in parts:
             found = part if found is None else found & part
@@ -114,6 +198,9 @@ class Operands:
             at = torch.arange(k_tokens, device=self.q.device) - torch.arange(first, last, device=self.q.device)[:, None]
             bias = self.distance_bias.to(dtype)[:, at + q_tokens - 1]
             total = bias if total is None else total + bias
+        if self.tail is not None and self.blocks is not None:  # a mean counts as often as its block has keys
+            total = torch.zeros(k_tokens + self.tail.k.shape[1], dtype=dtype, device=self.q.device)
+            total[k_tokens:] = math.log(self.blocks.size)
         return total
 
 
@@ -156,6 +243,7 @@ def validate(call: Call) -> None:
             raise ValueError(f"window: {name} is {limit}, expected -1 (no limit) or more")
     if o.blocks is not None:
         _check_blocks(o.blocks, (b, h, s))
+    _check_tail(o)
     if not math.isfinite(o.scale):
         raise ValueError(f"scale is {o.scale}, expected a finite number")
 
@@ -170,3 +258,30 @@ def _check_blocks(blocks: BlockList, sizes: tuple[int, int, int]) -> None:
         raise ValueError(f"blocks: keys {list(keys)}, expected [1 or {b}, 1 or {h}, {wanted}, any]")
     if blocks.counts.shape != keys[:3]:
         raise ValueError(f"blocks: counts {list(blocks.counts.shape)}, expected {list(keys[:3])}")
+
+
+def _check_tail(o: Operands) -> None:
+    if o.tail is None:
+        return
+    if o.blocks is None:
+        raise ValueError("tail: there is no list of blocks whose rest it could stand for")
+    if not o.whole_blocks or o.key_lengths is not None:
+        raise ValueError("tail: masks, windows, lengths and biases tell keys of a block apart, whose mean is one")
+    count = -(-o.k.shape[1] // o.blocks.size)
+    for name, t in (("k", o.tail.k), ("v", o.tail.v)):
+        wanted = (o.k.shape[0], count, *o.k.shape[2:])
+        if t.shape != wanted:
+            raise ValueError(f"tail: {name} {list(t.shape)}, expected the means of {count} blocks, {list(wanted)}")
+    bits = o.tail.visited.shape
+    words = -(-count // (2 * BITS)) * 2
+    if bits != (*o.blocks.counts.shape, words):
+        raise ValueError(f"tail: visited {list(bits)}, expected {[*o.blocks.counts.shape, words]}")
+
+
+def rows_apart(name: str, t: Tensor) -> Iterator[str]:
+    """Why rows of a head cannot be read 16 bytes at a time."""
+    if t.stride(3) != 1:
+        yield f"{name}: elements of a head are {t.stride(3)} apart, not adjacent"
+    strides = [stride for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True) if size > 1]
+    if t.data_ptr() % 16 or any(stride % ALIGNED for stride in strides):
+        yield f"{name}: rows do not start at multiples of 16 bytes (strides {t.stride()})"

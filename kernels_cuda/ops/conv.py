@@ -192,10 +192,10 @@ def weight_obstacles(weight: Tensor) -> Iterator[str]:
 
 
 def ways(call: Call) -> list[Tactic]:
-    """`fast` is an offer: where the card's fp32 sums are as quick, it may lose."""
+    """Half sums are an offer: where the card's fp32 sums are as quick, it may lose."""
     o = Operands.of_call(call)
     thin = taps_of(o) in THIN_TAPS and o.stride == 1
-    return cuts_for(o.shape[1], CUTS[taps_of(o), o.stride], thin, call.policy.precision)
+    return cuts_for(o.shape[1], CUTS[taps_of(o), o.stride], thin, call.policy.sums)
 
 
 def cuts_for(n: int, cuts: Cuts, thin: bool, precision: str) -> list[Tactic]:
@@ -301,7 +301,7 @@ def shape_class(call: Call) -> str:
     """Channels and taps exactly, pixels to a power of two, and what is done to the product."""
     o = Operands.of_call(call)
     pixels = 1 << (max(1, o.shape[0] * o.shape[2] * o.shape[3] * o.shape[4]) - 1).bit_length()
-    parts = [word(o.x), "x".join(map(str, o.weight.shape)), f"{pixels} pixels", call.policy.precision, o.activation]
+    parts = [word(o.x), "x".join(map(str, o.weight.shape)), f"{pixels} pixels", call.policy.sums, o.activation]
     parts.append("last" if channels_adjacent(o.x) else "first")
     parts += [f"stride {o.time_stride},{o.stride}"] if (o.time_stride, o.stride) != (1, 1) else []
     parts += [f"{o.cached} cached"] if o.cached else []

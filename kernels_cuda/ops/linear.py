@@ -107,8 +107,8 @@ def linear(
     scale     multiplies the sums in fp32, before anything is rounded: 2^-k keeps what would overflow fp16, and 2^k gives
               back what a layer before this one took away (T5)
     saturate  what still overflows an fp16 result becomes +-65504 instead of infinity; NaN stays
-    Returns a contiguous [batch, ..., n] of `out_dtype` (the residual's dtype, or x's). With precision `fast` the tensor
-    cores may sum up to 32 products in fp16; everything else is fp32, and rounded once.
+    Returns a contiguous [batch, ..., n] of `out_dtype` (the residual's dtype, or x's). With half sums (`KernelPolicy.sums`) the
+    tensor cores may sum up to 32 products in fp16; everything else is fp32, and rounded once.
     """
     out: Tensor = LINEAR((x, weight, bias, residual, gate), (activation, scale, saturate, out_dtype), policy)
     return out
@@ -228,9 +228,9 @@ def tactics(precision: str) -> list[Tactic]:
 
 
 def ways(call: Call) -> list[Tactic]:
-    """`fast` is an offer: where the card's fp32 sums are as quick, it may lose."""
+    """Half sums are an offer: where the card's fp32 sums are as quick, it may lose."""
     precise = tactics("precise")
-    if call.policy.precision != "fast":
+    if call.policy.sums != "fast":
         return precise
     fast = tactics("fast")
     return [*fast[:2], *precise[:1], *fast[2:], *precise[1:]]
@@ -318,9 +318,9 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Laun
     )
     for name, t in (("bias", o.bias), ("residual", o.residual), ("gate", o.gate)):
         setattr(params, f"{name}_is_float", t is not None and t.dtype is torch.float32)
-    precision = call.policy.precision
+    sums = call.policy.sums
     isa = card.isa_class("linear")
-    tactic = tactic or Tactic(best_cut(o.m, o.n, o.paired, card.multiprocessors, isa, precision), precision)
+    tactic = tactic or Tactic(best_cut(o.m, o.n, o.paired, card.multiprocessors, isa, sums), sums)
     cut = tactic.cut
     kernel = card.kernel("linear", kernel_name(tactic, o.paired))
     threads, shared_bytes = kernel.cut
@@ -340,7 +340,7 @@ def kernel_name(tactic: Tactic, paired: bool) -> str:
 def shape_class(call: Call) -> str:
     """Widths exactly, rows to a power of two, and what is done to the product."""
     o = Operands.of_call(call)
-    parts = [row_class(o.x), f"to {o.n}", word(o.out_dtype), call.policy.precision, o.activation]
+    parts = [row_class(o.x), f"to {o.n}", word(o.out_dtype), call.policy.sums, o.activation]
     parts += [f"{name} {word(t)}" for name, t in (("bias", o.bias), ("residual", o.residual)) if t is not None]
     if o.gate is not None:
         parts.append(f"gate {row_class(o.gate)}")

@@ -46,7 +46,7 @@ def mlp(
     out           [batch, ..., n], contiguous, where to write instead of into a new tensor; may be the residual itself
     chunk_bytes   about the most the hidden activation may take
     Returns a contiguous [batch, ..., n]. Where our kernels compute it, the chunks do not change the result: every row is
-    summed in the same order wherever it stands. (With precision `fast`, a row that shares a tile with one whose half sums
+    summed in the same order wherever it stands. (With half sums, a row that shares a tile with one whose half sums
     overflowed is summed in fp32 too.)
     """
     if hidden_scale != 1 and up is None:

@@ -48,8 +48,8 @@ def sdpa_arguments(o: Operands) -> dict[str, Any]:
     only_causal = nothing_else and o.causal and o.shift == 0 and o.left < 0 and o.right < 0
     return {
         "query": o.q.transpose(1, 2),
-        "key": o.k.transpose(1, 2),
-        "value": o.v.transpose(1, 2),
+        "key": o.keys.transpose(1, 2),
+        "value": o.values.transpose(1, 2),
         "attn_mask": None if only_causal else dense_mask(o),
         "is_causal": only_causal,
         "scale": o.scale,

@@ -151,7 +151,7 @@ def obstacles(call: Call) -> Iterator[str]:
 
 def ways(call: Call) -> list[Tactic]:
     assert call.tensors[1] is not None
-    return cuts_for(call.tensors[1].shape[0], PLAIN, False, call.policy.precision)
+    return cuts_for(call.tensors[1].shape[0], PLAIN, False, call.policy.sums)
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
@@ -204,7 +204,7 @@ def shape_class(call: Call) -> str:
     assert x is not None and weight is not None
     b, n, h, w = result_shape(x, weight)
     pixels = 1 << (max(1, b * h * w) - 1).bit_length()
-    parts = [word(x), f"{x.shape[1]} to {n}", f"{pixels} pixels", call.policy.precision, call.options[0]]
+    parts = [word(x), f"{x.shape[1]} to {n}", f"{pixels} pixels", call.policy.sums, call.options[0]]
     parts.append("last" if channels_adjacent(x) else "first")
     return " ".join([*parts, "unfolded"] if folded is None else parts)
 

@@ -8,8 +8,9 @@
 //   softmax   w = 2^(s - m)    two C tiles of s, rounded to half, are one A fragment of w: no data moves between lanes
 //   values    o += w v         fragments of v by ldmatrix, transposed on the way
 //
-// A tile of 32 or 64 keys serves the whole block, with one barrier: while it is used the next one arrives in the other
-// slot, by cp.async, or on sm_75 through registers: k during the scores, v during softmax and values.
+// A tile of 32 to 128 keys serves the whole block, with one barrier: while it is used the next one arrives in the other
+// slot, by cp.async, or on sm_75 through registers: k during the scores, v during softmax and values. There the tile
+// behind the last one is asked for too, as rows that do not exist: a branch would cost registers.
 //
 // Queries come and results go by way of the tiles' shared memory, so that rows are read and written whole.
 //
@@ -21,30 +22,45 @@
 #include "attention_limits.cuh"
 #include "staging.cuh"
 
+enum class Scores { kFloat, kHalf, kInt };   // what they are summed in
+enum class Asked { kPlain, kListed, kAny };  // lengths and grouped heads; block lists too; everything
+
 // How a block is cut. 32 queries per warp, so that a fragment of keys or values feeds two mma. kSharedSteps: how many
-// k-steps of the queries leave the registers for shared memory, as few as keep the compiler from spilling.
-template <int kD, bool kFast, bool kGeneral>
+// k-steps of the queries leave the registers for shared memory, as few as keep the compiler from spilling. On sm_75
+// what it spills there is cheaper than what it would have to read again.
+template <int kD, Scores kScores, bool kHalfValues, Asked kAsked>
 struct Shape {
+    static constexpr bool kFast = kHalfValues, kGeneral = kAsked == Asked::kAny;
 #if __CUDA_ARCH__ < 800
-    // One block of eight warps per multiprocessor: 64 KB of shared memory serve one set of tiles.
-    static constexpr int kWarps = 8, kBlocks = 1, kTile = 32;
-    static constexpr int kSharedSteps = kD == 128 || (kD == 96 && kFast) ? 3 : 0;
+    // Two blocks of four warps: while one waits at its barrier or searches its maxima, the other multiplies.
+    static constexpr int kWarps = 4, kBlocks = 2, kTile = 32;
+    static constexpr int kSharedSteps = 0;
 #else
     // Two blocks of four warps: while one waits at its barrier or searches its maxima, the other multiplies. Where a
     // multiprocessor has only 100 KB of shared memory for the two, tiles are half as long.
     static constexpr bool kSmall = __CUDA_ARCH__ % 100 != 0 || __CUDA_ARCH__ >= 1200;
-    static constexpr int kWarps = 4, kBlocks = 2, kTile = kSmall ? 32 : 64;
+    // Heads of 64 leave registers for a third block: predicted 1.07 to 1.13 of the speed on an RTX 3060 Ti. Keys in 8
+    // bits leave room for tiles twice as long where no list cuts them: half the barriers.
+    static constexpr bool kLong = kScores == Scores::kInt && kAsked == Asked::kPlain && !kSmall && __CUDA_ARCH__ >= 900;
+    static constexpr int kWarps = 4, kBlocks = kSmall && kD == 64 && !kGeneral ? 3 : 2;
+    static constexpr int kTile = kSmall ? 32 : kLong ? 128 : 64;
     static constexpr int kParked128 = kGeneral && !kSmall && __CUDA_ARCH__ >= 900 ? 4
                                       : kFast || kGeneral                         ? 3
                                       : kSmall                                    ? 2
                                                                                   : 1;
-    static constexpr int kSharedSteps = kD == 128 ? kParked128 : kD == 96 && kFast ? 2 : 0;
+    static constexpr int kSharedSteps = kScores == Scores::kInt ? 0
+                                        : kD == 128             ? kParked128
+                                        : kD == 96 && kFast     ? 2
+                                                                : 0;
 #endif
 };
 
-template <int kD, bool kFast, bool kGeneral>
+template <int kD, Scores kScores, bool kHalfValues, Asked kAsked>
 struct Attention {
-    using Cut = Shape<kD, kFast, kGeneral>;
+    using Cut = Shape<kD, kScores, kHalfValues, kAsked>;
+    static constexpr bool kFast = kHalfValues, kInt = kScores == Scores::kInt;
+    static constexpr bool kGeneral = kAsked == Asked::kAny, kLists = kAsked != Asked::kPlain;
+    static constexpr bool kTails = kAsked == Asked::kListed;
     static constexpr int kWarps = Cut::kWarps;
     static constexpr int kThreads = kWarps * 32;
     static constexpr int kRows = kWarps * 32;  // of queries, per block
@@ -52,10 +68,20 @@ struct Attention {
     static constexpr int kTileBytes = kTile * kD * 2;
     using Tile = SwizzledTile<kD>;
     using Loader = Stage<kTile, kD, kThreads>;
+    // Keys of 8 bits are rows of 64 or 128 bytes: heads of 96 are followed by what nobody multiplies.
+    static constexpr int kKeyColumns = !kInt ? kD : kD == 64 ? 32 : 64;
+    static constexpr int kKeyBytes = kTile * kKeyColumns * 2;
+    using KeyTile = SwizzledTile<kKeyColumns>;
+    using KeyLoader = Stage<kTile, kKeyColumns, kThreads>;
 
-    static constexpr int kSteps = kD / 16;               // k-steps of a score
-    static constexpr int kFold = kHasAsyncCopy ? 2 : 1;  // ... that half accumulators run before they are folded
+    static constexpr int kSteps = kD / 16;                       // k-steps of a product of halves
+    static constexpr int kQuerySteps = kInt ? kD / 32 : kSteps;  // of a score
+    // ... that half accumulators run before they are folded
+    static constexpr int kFold = kHasAsyncCopy ? 2 : kD == 96 ? 3 : 4;
     static_assert(kSteps % kFold == 0, "folds are whole");
+    // Integer sums begin here, and end as the bits of a float that is so much larger than the sum.
+    static constexpr float kMagic = 12582912.0f;
+    static constexpr int kMagicBits = 0x4b400000;
     static constexpr float kShift = Softmax<kFast>::kShift;
     static constexpr float kSlack = Softmax<kFast>::kSlack;
 
@@ -63,18 +89,19 @@ struct Attention {
     // fragments of the queries' last k-steps, read again for every 32 keys, and, where registers are shortest, the row
     // sums, which are used once per 32 keys.
     static constexpr int kSharedSteps = Cut::kSharedSteps;
-    static constexpr int kHeldSteps = kSteps - kSharedSteps;
+    static constexpr int kHeldSteps = kQuerySteps - kSharedSteps;
     static constexpr int kQueryBytes = kSharedSteps * 2 * kThreads * 16;
-    static constexpr bool kParked = kD == 128 && (!kHasAsyncCopy || kFast || kGeneral);
-    static constexpr int kShared = 4 * kTileBytes + kQueryBytes + (kParked ? kThreads * 16 : 0);
+    static constexpr bool kParked = kD == 128 && kHasAsyncCopy && !kInt && (kFast || kGeneral);
+    static constexpr int kShared = 2 * kKeyBytes + 2 * kTileBytes + kQueryBytes + (kParked ? kThreads * 16 : 0);
 
     const AttentionParams& p;
     unsigned q[2][kHeldSteps][4];
     unsigned q_lane;  // address of this thread's first parked pack
     float o[2][kD / 8][4];
-    float low[2][2];       // -(maximum + kShift), per row
-    float kept_sum[2][2];  // of this lane's weights, per row; unless parked
-    float scale;           // from score to power of two
+    float low[2][2];        // -(maximum + kShift), per row
+    float kept_sum[2][2];   // of this lane's weights, per row; unless parked
+    float scale;            // from score to power of two
+    float row_scale[2][2];  // of 8-bit scores: the same, by row, but for that of the keys
 
     __device__ explicit Attention(const AttentionParams& params) : p(params) {}
 
@@ -89,7 +116,7 @@ struct Attention {
     static constexpr int kRoomBytes = 16 * kD * 2;
     static constexpr int kUnits = kD / 8;
     static constexpr int kPasses = 16 * kUnits / 32;
-    static constexpr bool kStaged = kTileBytes >= kWarps * kRoomBytes;
+    static constexpr bool kStaged = !kInt && kTileBytes >= kWarps * kRoomBytes;
     __device__ static unsigned warp_room(unsigned room) { return room + (thread_again() >> 5) * kRoomBytes; }
 
     // The queries as fragments, by way of the slots that the second tiles of keys and values will fill.
@@ -132,7 +159,15 @@ struct Attention {
         const __half* head = p.q + blockIdx.z * p.q_batch + blockIdx.y * p.q_head + (lane_again() & 3) * 2;
         q_lane = shared + threadIdx.x * 16;
         scale = p.scale_log2;
-        unsigned all[2][kSteps][4];
+        unsigned all[2][kQuerySteps][4];
+        if constexpr (kInt) {
+            const float* scales = p.q_scales + blockIdx.z * p.q_scale_batch + blockIdx.y * p.q_scale_head;
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) row_scale[m][r] = scales[min(row(m, r), p.q_length - 1)] * scale;
+            }
+        }
         if constexpr (kStaged) {
             stage_queries(all);
         } else {
@@ -143,18 +178,18 @@ struct Attention {
                     const bool exists = row(m, r) < p.q_length;
                     const __half* from = head + (exists ? row(m, r) : 0) * p.q_token;
 #pragma unroll
-                    for (int ks = 0; ks < kSteps; ks++) {
+                    for (int ks = 0; ks < kQuerySteps; ks++) {
                         all[m][ks][r] = exists ? *reinterpret_cast<const unsigned*>(from + ks * 16) : 0;
                         all[m][ks][r + 2] = exists ? *reinterpret_cast<const unsigned*>(from + ks * 16 + 8) : 0;
                     }
                 }
             }
         }
-        if constexpr (kFast) shrink_queries(all, scale);
+        if constexpr (kScores == Scores::kHalf) shrink_queries(all, scale);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
 #pragma unroll
-            for (int ks = 0; ks < kSteps; ks++) {
+            for (int ks = 0; ks < kQuerySteps; ks++) {
                 if (ks < kHeldSteps) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) q[m][ks][i] = all[m][ks][i];
@@ -181,54 +216,79 @@ struct Attention {
 
     // s = q * k^T of 32 keys. Fragments are asked for one round before their use.
     __device__ void scores(float (&s)[4][2][4], unsigned k_lane) {
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) s[n][m][i] = 0;
-            }
-        }
-        if constexpr (!kFast) {
-            constexpr int kRounds = kSteps * 2;
-            unsigned b[2][4];
-            unsigned a[2][2][4];
-            // Steps from shared memory first: the first loads of a round of keys wait for a barrier anyway.
-            const auto step_of = [](int round) { return kSteps - 1 - round / 2; };
-            query_step(a[0], step_of(0));
-            load_matrices(b[0], Tile::at(k_lane, step_of(0), 0));
-#pragma unroll
-            for (int round = 0; round < kRounds; round++) {
-                if (round + 1 < kRounds) {
-                    const int next = step_of(round + 1);
-                    load_matrices(b[(round + 1) & 1], Tile::at(k_lane, next, (round + 1) & 1));
-                    if (((round + 1) & 1) == 0) query_step(a[((round + 1) >> 1) & 1], next);
-                }
-                const int group = round & 1;
-                multiply(s[2 * group], s[2 * group + 1], a[(round >> 1) & 1], b[round & 1]);
-            }
+        if constexpr (kScores == Scores::kInt) {
+            int_scores(s, k_lane);
         } else {
-            // Half accumulators over kFold k-steps at a time. A part is added to the scores while the next is
-            // multiplied.
-            constexpr int kParts = 2 * kSteps / kFold;
-            unsigned part[2][2][2][2];
 #pragma unroll
-            for (int i = 0; i <= kParts; i++) {
-                if (i < kParts) {
-                    zero(part[i & 1]);
-#pragma unroll
-                    for (int j = 0; j < kFold; j++) {
-                        const int ks = i % (kParts / 2) * kFold + j;
-                        unsigned a[2][4], b[4];
-                        query_step(a, ks);
-                        load_matrices(b, Tile::at(k_lane, ks, i / (kParts / 2)));
-                        multiply(part[i & 1][0], part[i & 1][1], a, b);
-                    }
-                }
-                if (i > 0)
-                    fold_pair(s[(i - 1) / (kParts / 2) * 2], s[(i - 1) / (kParts / 2) * 2 + 1], part[(i - 1) & 1]);
+            for (int i = 0; i < 32; i++) s[i / 8][i / 4 % 2][i % 4] = 0;
+            if constexpr (kScores == Scores::kFloat) {
+                float_scores(s, k_lane);
+            } else {
+                half_scores(s, k_lane);
             }
         }
+    }
+
+    __device__ void float_scores(float (&s)[4][2][4], unsigned k_lane) {
+        constexpr int kRounds = kSteps * 2;
+        unsigned b[2][4];
+        unsigned a[2][2][4];
+        // Steps from shared memory first: the first loads of a round of keys wait for a barrier anyway.
+        const auto step_of = [](int round) { return kSteps - 1 - round / 2; };
+        query_step(a[0], step_of(0));
+        load_matrices(b[0], Tile::at(k_lane, step_of(0), 0));
+#pragma unroll
+        for (int round = 0; round < kRounds; round++) {
+            if (round + 1 < kRounds) {
+                const int next = step_of(round + 1);
+                load_matrices(b[(round + 1) & 1], Tile::at(k_lane, next, (round + 1) & 1));
+                if (((round + 1) & 1) == 0) query_step(a[((round + 1) >> 1) & 1], next);
+            }
+            const int group = round & 1;
+            multiply(s[2 * group], s[2 * group + 1], a[(round >> 1) & 1], b[round & 1]);
+        }
+    }
+
+    // Half accumulators over kFold k-steps at a time. A part is added to the scores while the next is multiplied.
+    __device__ void half_scores(float (&s)[4][2][4], unsigned k_lane) {
+        constexpr int kParts = 2 * kSteps / kFold;
+        unsigned part[2][2][2][2];
+#pragma unroll
+        for (int i = 0; i <= kParts; i++) {
+            if (i < kParts) {
+                zero(part[i & 1]);
+#pragma unroll
+                for (int j = 0; j < kFold; j++) {
+                    const int ks = i % (kParts / 2) * kFold + j;
+                    unsigned a[2][4], b[4];
+                    query_step(a, ks);
+                    load_matrices(b, Tile::at(k_lane, ks, i / (kParts / 2)));
+                    multiply(part[i & 1][0], part[i & 1][1], a, b);
+                }
+            }
+            if (i > 0) fold_pair(s[(i - 1) / (kParts / 2) * 2], s[(i - 1) / (kParts / 2) * 2 + 1], part[(i - 1) & 1]);
+        }
+    }
+
+    // Of 8-bit numbers: kMagic and the exact sum.
+    __device__ void int_scores(float (&s)[4][2][4], unsigned k_lane) {
+        int sums[4][2][4];
+#pragma unroll
+        for (int i = 0; i < 32; i++) sums[i / 8][i / 4 % 2][i % 4] = kMagicBits;
+        constexpr int kRounds = kQuerySteps * 2;
+        unsigned b[2][4];
+        load_matrices(b[0], KeyTile::at(k_lane, 0, 0));
+#pragma unroll
+        for (int round = 0; round < kRounds; round++) {
+            const int next = round + 1;
+            if (next < kRounds) load_matrices(b[next & 1], KeyTile::at(k_lane, next / 2, next & 1));
+            const int group = round & 1;
+            unsigned a[2][4];
+            query_step(a, round / 2);
+            multiply(sums[2 * group], sums[2 * group + 1], a, b[round & 1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 32; i++) s[i / 8][i / 4 % 2][i % 4] = __int_as_float(sums[i / 8][i / 4 % 2][i % 4]);
     }
 
     __device__ static void zero(unsigned (&part)[2][2][2]) {
@@ -255,10 +315,9 @@ struct Attention {
 
     // Scores to weights, packed as the A fragments of the second product. The first half is computed before it is known
     // whether the maxima still hold: they almost always do, and the search for new ones runs in its shadow.
-    __device__ void softmax(float (&s)[4][2][4], unsigned (&w)[2][2][4]) {
-        const float by = kGeneral ? 1.0f : scale;
+    __device__ void softmax(float (&s)[4][2][4], unsigned (&w)[2][2][4], float key_scale) {
         float part[2][2];
-        exponentials(s, w, part, 0, by);
+        exponentials(s, w, part, 0, key_scale);
         float most[2][2];
         bool grown = false;
 #pragma unroll
@@ -270,16 +329,16 @@ struct Attention {
                 for (int n = 1; n < 4; n++) {
                     most[m][r] = fmaxf(most[m][r], fmaxf(s[n][m][2 * r], s[n][m][2 * r + 1]));
                 }
-                grown |= fmaf(most[m][r], by, low[m][r]) > kSlack - kShift;
+                grown |= fmaf(most[m][r], by(m, r, key_scale), base(m, r, key_scale)) > kSlack - kShift;
             }
         }
         if (__any_sync(~0u, grown)) {
-            raise(most, by);
-            exponentials(s, w, part, 0, by);
+            raise(most, key_scale);
+            exponentials(s, w, part, 0, key_scale);
         }
         float sum[2][2], rest[2][2];
         get_sums(sum);
-        exponentials(s, w, rest, 1, by);
+        exponentials(s, w, rest, 1, key_scale);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
 #pragma unroll
@@ -288,15 +347,27 @@ struct Attention {
         put_sums(sum);
     }
 
+    // What kMagic adds to a score is taken away with the maximum.
+    __device__ float base(int m, int r, float key_scale) const {
+        return kInt && !kGeneral ? fmaf(-kMagic, by(m, r, key_scale), low[m][r]) : low[m][r];
+    }
+    // From what stands in s to powers of two.
+    __device__ float by(int m, int r, float key_scale) const {
+        return kGeneral ? 1.0f : kInt ? row_scale[m][r] * key_scale : scale;
+    }
+
     __device__ void exponentials(const float (&s)[4][2][4], unsigned (&w)[2][2][4], float (&part)[2][2], int half,
-                                 float by) {
+                                 float key_scale) {
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             float e[2][4];
 #pragma unroll
             for (int n = 0; n < 2; n++) {
 #pragma unroll
-                for (int i = 0; i < 4; i++) e[n][i] = exp2_fast(fmaf(s[2 * half + n][m][i], by, low[m][i >> 1]));
+                for (int i = 0; i < 4; i++) {
+                    e[n][i] =
+                        exp2_fast(fmaf(s[2 * half + n][m][i], by(m, i >> 1, key_scale), base(m, i >> 1, key_scale)));
+                }
                 w[half][m][2 * n] = halves_of(e[n][0], e[n][1]);
                 w[half][m][2 * n + 1] = halves_of(e[n][2], e[n][3]);
             }
@@ -306,7 +377,7 @@ struct Attention {
     }
 
     // New maxima for all rows of the warp; what was summed so far shrinks accordingly.
-    __device__ void raise(float (&most)[2][2], float by) {
+    __device__ void raise(float (&most)[2][2], float key_scale) {
         float sum[2][2];
         get_sums(sum);
 #pragma unroll
@@ -316,7 +387,8 @@ struct Attention {
                 float top = most[m][r];
                 top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
                 top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-                const float raised = fminf(low[m][r], -fmaf(top, by, kShift));
+                const float raised =
+                    fminf(low[m][r], -fmaf(kInt && !kGeneral ? top - kMagic : top, by(m, r, key_scale), kShift));
                 const float shrink = exp2_fast(raised - low[m][r]);
                 low[m][r] = raised;
                 sum[m][r] *= shrink;
@@ -416,18 +488,25 @@ struct Attention {
         }
     }
 
-    // First key of the t-th tile.
-    __device__ int key_of(int t, int begin, const int* list) const {
-        if (!kGeneral || list == nullptr) return begin + t * kTile;
-        const int tiles_per_block = p.list_keys / kTile;
-        return list[t / tiles_per_block] * p.list_keys + t % tiles_per_block * kTile;
+    // From bytes of a tile of values to those of a tile of keys.
+    __device__ static unsigned key_part(unsigned bytes) {
+        return kInt ? bytes / (kD / 32) * (kKeyColumns / 32) : bytes;
+    }
+
+    // Exact sums as powers of two, for what looks at them one by one.
+    __device__ void unscaled(float (&s)[4][2][4], float key_scale) const {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const int m = i / 4 % 2, r = i % 4 / 2;
+            s[i / 8][m][i % 4] = (s[i / 8][m][i % 4] - kMagic) * (row_scale[m][r] * key_scale);
+        }
     }
 
     __device__ void run() {
         extern __shared__ __align__(128) unsigned char memory[];
-        const unsigned k_tile = shared_address(memory), v_tile = k_tile + 2 * kTileBytes;
+        const unsigned k_tile = shared_address(memory), v_tile = k_tile + 2 * kKeyBytes;
         const int lane = lane_again();
-        const unsigned k_lane = k_tile + Tile::lane_of_rows(lane), v_lane = v_tile + Tile::lane_of_k(lane);
+        const unsigned k_lane = k_tile + KeyTile::lane_of_rows(lane), v_lane = v_tile + Tile::lane_of_k(lane);
 
         int keys = p.k_length;
         if (p.key_lengths != nullptr) keys = max(0, min(keys, p.key_lengths[blockIdx.z]));
@@ -439,29 +518,67 @@ struct Attention {
             if (p.window_left >= 0) begin = max(0, first + shift - p.window_left) / kTile * kTile;
         }
         int tiles = max(0, end - begin + kTile - 1) / kTile;
-        if constexpr (kGeneral) {
+        int visited_tiles = tiles;
+        const unsigned* visited = nullptr;
+        if constexpr (kLists) {
             if (p.block_list != nullptr) {
                 const int block = blockIdx.x * kRows / p.list_rows;
                 list = p.block_list + blockIdx.z * p.list_batch + blockIdx.y * p.list_head + block * p.list_query;
                 tiles = p.block_counts[blockIdx.z * p.count_batch + blockIdx.y * p.count_head + block] *
                         (p.list_keys / kTile);
+                visited_tiles = tiles;
+                if (kTails && p.visited != nullptr) {
+                    visited = p.visited + blockIdx.z * p.visited_batch + blockIdx.y * p.visited_head +
+                              block * p.visited_query;
+                    tiles += (p.tail_length + kTile - 1) / kTile;
+                }
             }
         }
+        // Where tiles come from: keys and values, or behind the listed ones the tail.
         const i64 key_head = blockIdx.y / p.heads_per_key_head;
         const __half* k = p.k + blockIdx.z * p.k_batch + key_head * p.k_head;
         const __half* v = p.v + blockIdx.z * p.v_batch + key_head * p.v_head;
+        i64 tail_k_token = p.k_token, tail_v_token = p.v_token;
+        int tail_keys = keys;
+        const auto k_token = [&] { return kTails ? tail_k_token : p.k_token; };
+        const auto v_token = [&] { return kTails ? tail_v_token : p.v_token; };
+        const auto keys_there = [&] { return kTails ? tail_keys : keys; };
+        const auto go_to_tail = [&] {
+            k = p.tail_k + blockIdx.z * p.tail_k_batch + key_head * p.tail_k_head;
+            v = p.tail_v + blockIdx.z * p.tail_v_batch + key_head * p.tail_v_head;
+            tail_k_token = p.tail_k_token, tail_v_token = p.tail_v_token;
+            tail_keys = p.tail_length;
+        };
+        if (kTails && visited_tiles == 0 && tiles > 0) go_to_tail();
+
+        // Tiles are asked for in order: the entry of the list that is next, and which part of its block.
+        int part = 0, ahead = begin;  // ahead: the first key of the tile that will be asked for
+        const auto look_ahead = [&](bool there) {
+            if (list == nullptr) {
+                ahead += kTile;
+                return;
+            }
+            part += kTile;
+            if (part == p.list_keys) part = 0, list++;
+            if (there) ahead = *list * p.list_keys + part;
+        };
+        if (kLists && list != nullptr) ahead = visited_tiles > 0 ? *list * p.list_keys : 0;
 
         Loader loader;
+        KeyLoader key_loader;
+        const float* key_scales = nullptr;
+        if constexpr (kInt) key_scales = p.k_scales + blockIdx.z * p.k_scale_batch + key_head * p.k_scale_head;
         int key0 = 0;
         if (tiles > 0) {
-            key0 = key_of(0, begin, list);
-            loader.fetch(k_tile, k + key0 * p.k_token, p.k_token, keys - key0);
-            loader.store(k_tile);
-            loader.fetch(v_tile, v + key0 * p.v_token, p.v_token, keys - key0);
+            key0 = kLists ? ahead : 0;
+            if (kLists) look_ahead(visited_tiles > 1);
+            key_loader.fetch(k_tile, k + key0 * k_token(), k_token(), keys_there() - key0);
+            key_loader.store(k_tile);
+            loader.fetch(v_tile, v + key0 * v_token(), v_token(), keys_there() - key0);
             loader.store(v_tile);
             commit_copies();
         }
-        load_queries(k_tile + 4 * kTileBytes);
+        load_queries(v_tile + 2 * kTileBytes);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
 #pragma unroll
@@ -483,19 +600,28 @@ struct Attention {
         int key1 = 0;              // first key of the next tile
         bool more = false;         // whether there is one
         const auto fetch_k = [&](int t) {
+            if (kTails && t + 1 == visited_tiles && more) go_to_tail();
             if (more) {
-                key1 = key_of(t + 1, begin, list);
-                loader.fetch(k_tile + (kTileBytes - now), k + key1 * p.k_token, p.k_token, keys - key1);
+                key1 = !kLists ? (t + 1) * kTile : t + 1 >= visited_tiles ? (t + 1 - visited_tiles) * kTile : ahead;
             }
+            if (more || !kHasAsyncCopy) {
+                key_loader.fetch(k_tile + key_part(kTileBytes - now), k + key1 * k_token(), k_token(),
+                                 more ? keys_there() - key1 : 0);
+            }
+            if (kLists) look_ahead(t + 2 < visited_tiles);  // the list lies in global memory: a tile's work hides that
         };
         const auto fetch_v = [&] {
-            if (more) {
-                loader.fetch(v_tile + (kTileBytes - now), v + key1 * p.v_token, p.v_token, keys - key1);
+            if (more || !kHasAsyncCopy) {
+                loader.fetch(v_tile + (kTileBytes - now), v + key1 * v_token(), v_token(),
+                             more ? keys_there() - key1 : 0);
                 commit_copies();
             }
         };
-        const auto store = [&](unsigned tile) {
-            if (!kHasAsyncCopy && more) loader.store(tile + (kTileBytes - now));
+        const auto store_k = [&] {
+            if (!kHasAsyncCopy) key_loader.store(k_tile + key_part(kTileBytes - now));
+        };
+        const auto store_v = [&] {
+            if (!kHasAsyncCopy) loader.store(v_tile + (kTileBytes - now));
         };
         const int steps = tiles * kTileSteps;
 #pragma unroll 1
@@ -507,26 +633,40 @@ struct Attention {
                 more = i / kTileSteps + 1 < tiles;
                 if (!kHasAsyncCopy) fetch_k(i / kTileSteps);
             }
+            const bool tail = kTails && i >= visited_tiles * kTileSteps;
+            if (tail && i == visited_tiles * kTileSteps) {
+                // A mean counts as often as its block has keys: as if its scores were larger.
+#pragma unroll
+                for (int m = 0; m < 4; m++) low[m / 2][m % 2] += p.tail_log2;
+                if (kInt) {
+                    key_scales = p.tail_scales + blockIdx.z * p.tail_scale_batch + key_head * p.tail_scale_head;
+                }
+                keys = p.tail_length;
+            }
+            float key_scale = 0;
+            if constexpr (kInt) key_scale = key_scales[key0 / kStep];
             float s[4][2][4];
-            scores(s, k_lane + now + at);
+            scores(s, k_lane + key_part(now + at));
             // Asked for behind the first product: ahead of it, addresses and copies would delay every warp at once.
             if (first) {
                 if (kHasAsyncCopy) fetch_k(i / kTileSteps);
-                store(k_tile);
+                store_k();
                 fetch_v();
             }
             if constexpr (kGeneral) {
-                adjust(s, p, scale, first_row(), key0, keys);
+                if constexpr (kInt) unscaled(s, key_scale);
+                adjust(s, p, kInt ? 1.0f : scale, first_row(), key0, keys);
             } else {
                 if (key0 + kStep > keys) cut(s, key0, keys);
+                if (tail) hide(s, visited[key0 / kStep]);
             }
             unsigned w[2][2][4];
-            softmax(s, w);
+            softmax(s, w, key_scale);
             values(w, v_lane + now + at);
             key0 += kStep;
             at += kStepBytes;
             if (i % kTileSteps == kTileSteps - 1) {
-                store(v_tile);
+                store_v();
                 now = kTileBytes - now;
                 key0 = key1;
                 at = 0;

@@ -112,6 +112,21 @@ __device__ inline void adjust(float (&s)[4][2][4], const AttentionParams& p, flo
     }
 }
 
+// Keys whose bits are set count elsewhere.
+__device__ inline void hide(float (&s)[4][2][4], unsigned bits) {
+    bits >>= (lane_again() & 3) * 2;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (bits >> (8 * n + (i & 1)) & 1) s[n][m][i] = minus_infinity();
+            }
+        }
+    }
+}
+
 // Keys from `keys` on do not exist.
 __device__ inline void cut(float (&s)[4][2][4], int key0, int keys) {
     const int column = key0 + (lane_again() & 3) * 2;

@@ -121,6 +121,25 @@ __device__ inline void mma_step(unsigned (&c)[2], const unsigned (&a)[4], unsign
 }
 #endif
 
+// 8-bit integers: a k-step is 32 of them, which lie in the registers as 16 halves do. Sums are exact.
+#if __CUDA_ARCH__ >= 800
+__device__ inline void mma_step(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+__device__ inline void mma_half_step(int (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c[0]), "+r"(c[1])
+        : "r"(a0), "r"(b));
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c[2]), "+r"(c[3])
+        : "r"(a1), "r"(b));
+}
+#endif
+
 // One k-step of kM x 2 tiles: kM blocks of 16 rows times 16 columns, whose B fragments one ldmatrix brought:
 // {k lo, k hi} of columns 0-7, then of columns 8-15. On sm_75 all first halves go before all second halves, so that
 // neighbouring instructions do not wait for each other's accumulator.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import BlockList, KernelPolicy, KernelRefused, attention
 from fusestream.kernels_cuda.ops.attention import HEADS, WIDE
+from fusestream.kernels_cuda.ops.attention_operands import arguments
 
 # In all 10,000: half of them in each instruction class, half of those in each way to accumulate.
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500)
@@ -59,6 +60,8 @@ def oracle(q, k, v, mask=None, **options):
     wide = [t.double() for t in (q, k, v)]
     mask = mask if mask is None or mask.dtype is torch.bool else mask.double()
     exact = reference(*wide, mask, **options)
+    if "tail" in options:
+        options["tail"] = options["tail"]._replace(v=options["tail"].v.abs())
     sizes = reference(wide[0], wide[1], wide[2].abs(), mask, **options)
     return exact, sizes
 
@@ -67,23 +70,8 @@ def reference(q, k, v, mask=None, **options):
     """The op's reference on the GPU. The op itself would not choose it there."""
     from fusestream.kernels_cuda.ops import attention as op
 
-    window = options.get("window", (-1, -1))
-    blocks = options.get("blocks") or (None, None, 0, 0)
-    return op.reference(
-        q,
-        k,
-        v,
-        mask,
-        options.get("key_lengths"),
-        options.get("distance_bias"),
-        blocks[0],
-        blocks[1],
-        options.get("scale"),
-        options.get("causal", False),
-        *window,
-        blocks[2],
-        blocks[3],
-    )
+    tensors, others = arguments(q, k, v, mask, **options)
+    return op.reference(*tensors, *others)
 
 
 def score_error(q, k, precision, scale=None):
@@ -145,7 +133,7 @@ def options_of(c):
     if c.get("distance"):
         options["distance_bias"] = torch.randn(h, s + t - 1, device="cuda")
     if c.get("blocks"):
-        rows, size = 256, 64
+        rows, size = 128, 64
         shape = (1, h, -(-s // rows))
         order = torch.rand(*shape, -(-t // size), device="cuda").argsort(-1).int()
         counts = torch.randint(0, order.shape[-1] + 1, shape, device="cuda", dtype=torch.int32)
@@ -171,10 +159,9 @@ def test_random_configurations(isa, precision, c):
     check(got, exact, sizes, precision, score_error(q, k, precision, c["scale"]), str(c))
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize("asked", ["plain", "general", "blocks"])
 @pytest.mark.parametrize("d", HEADS)
-@pytest.mark.parametrize(("s", "t"), [(1, 1), (65, 33), (257, 100)])
+@pytest.mark.parametrize(("s", "t"), [(1, 1), pytest.param(65, 33, marks=pytest.mark.sanitize), (257, 100)])
 def test_ends_and_corners(isa, precision, d, s, t, asked):
     """Small, with everything on: what the sanitizers see."""
     if d == WIDE and asked != "plain":
@@ -191,8 +178,14 @@ def test_ends_and_corners(isa, precision, d, s, t, asked):
 
 
 # How much more than torch flash's the root mean square and the mean of the error may be, for scores of unit variance and
-# four times as sharp. `fast` keeps 11 bits of a score, so its error grows with them; the aim for it is 2.
-FACTOR = {("precise", 1.0): 1.2, ("precise", 4.0): 1.2, ("fast", 1.0): 2.6, ("fast", 4.0): 9.0}
+# four times as sharp. `fast` keeps 11 bits of a score, so its error grows with them. Turing's code sums 64 of d in fp16, 48 of
+# heads of 96, before it folds them into fp32, that of newer cards 32.
+FACTOR = {
+    ("precise", 1.0): (1.2, 1.2),
+    ("precise", 4.0): (1.2, 1.2),
+    ("fast", 1.0): (2.6, 4.5),
+    ("fast", 4.0): (9.0, 17.0),
+}
 
 
 @pytest.mark.parametrize("size", [1.0, 4.0])
@@ -204,7 +197,11 @@ def test_error_against_flash(isa, precision, d, s, t, size):
     exact, _ = oracle(q, k, v)
     stock = attention(q, k, v, policy=KernelPolicy.of("off"))
     got = attention(q, k, v, policy=policy(isa, precision))
-    ours, theirs, factor = (got.double() - exact).abs(), (stock.double() - exact).abs(), FACTOR[precision, size]
+    ours, theirs, factor = (
+        (got.double() - exact).abs(),
+        (stock.double() - exact).abs(),
+        FACTOR[precision, size][isa == "sm_75"],
+    )
     for name, measure in (("rms", lambda e: float(e.square().mean().sqrt())), ("mean", lambda e: float(e.mean()))):
         assert measure(ours) <= factor * measure(theirs), f"{name} {measure(ours)} against {measure(theirs)}"
     # One unlucky element each: of a few hundred thousand errors whose rms holds, the largest is no steady figure.
@@ -278,11 +275,13 @@ def test_a_row_without_keys_is_zero(isa, precision):
 
 def test_a_full_block_list_is_exact(isa, precision):
     q, k, v = inputs(1, 600, 500, 2, 2, 128)
-    order = torch.arange(8, device="cuda", dtype=torch.int32).expand(1, 2, 3, 8).contiguous()
-    blocks = BlockList(order, torch.full((1, 2, 3), 8, dtype=torch.int32, device="cuda"), 256, 64)
+    order = torch.arange(8, device="cuda", dtype=torch.int32).expand(1, 2, 5, 8).contiguous()
+    blocks = BlockList(order, torch.full((1, 2, 5), 8, dtype=torch.int32, device="cuda"), 128, 64)
     got = attention(q, k, v, blocks=blocks, policy=policy(isa, precision))
-    no_limit = torch.ones(1, 1, 1, 500, dtype=torch.bool, device="cuda")  # the same kernel, without a list
-    assert torch.equal(got, attention(q, k, v, no_limit, policy=policy(isa, precision)))
+    assert torch.equal(got, attention(q, k, v, policy=policy(isa, precision)))
+    no_limit = torch.ones(1, 1, 1, 500, dtype=torch.bool, device="cuda")  # another kernel, with a list and without
+    masked = attention(q, k, v, no_limit, policy=policy(isa, precision))
+    assert torch.equal(attention(q, k, v, no_limit, blocks=blocks, policy=policy(isa, precision)), masked)
 
 
 @pytest.mark.parametrize("d", HEADS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bed.depth import examples
-from fusestream.kernels_cuda import OPS, BlockList, KernelPolicy, KernelRefused, attention
+from fusestream.kernels_cuda import OPS, STANDARD, BlockList, KernelPolicy, KernelRefused, Tail, attention
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import attention as op
+from fusestream.kernels_cuda.ops import int8_heads
+from fusestream.kernels_cuda.ops.attention_operands import arguments, of_heads
 from fusestream.kernels_cuda.ops.sdpa import _SWITCHES, BACKENDS, alone
 
 OFF = KernelPolicy.of("off")
@@ -107,6 +110,22 @@ def test_a_full_block_list_changes_nothing():
     torch.testing.assert_close(attention(q, k, v, blocks=blocks), attention(q, k, v), atol=1e-6, rtol=1e-6)
 
 
+def test_a_tail_counts_as_often_as_its_block_has_keys():
+    """Keys and values that are equal within a block: their mean stands for them exactly. Of others it does not."""
+    q, k, v = inputs(2, 20, 5, 4, 2, 16)
+    means = k.clone(), v.clone()
+    k, v = (t.repeat_interleave(8, 1)[:, :37] for t in (k, v))  # the last block is short
+    keys = torch.tensor([[[[4, 2, 9], [4, 9, 9], [0, 3, 4]]]], dtype=torch.int32)
+    counts = torch.tensor([[[2, 1, 3]]], dtype=torch.int32)
+    words = torch.tensor([[[[0b10100, 0], [0b10000, 0], [0b11001, 0]]]], dtype=torch.int32)
+    sparse = {"blocks": BlockList(keys, counts, 8, 8), "tail": Tail(*means, words)}
+    dense = attention(q, k, v)
+    torch.testing.assert_close(attention(q, k, v, **sparse), dense, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(attention(q, k, v, **sparse, policy=OFF), dense, atol=2e-6, rtol=1e-5)
+    k[:, 9] += 3
+    assert (attention(q, k, v, **sparse)[:, :8] - attention(q, k, v)[:, :8]).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize(
     "what", ["plain", "causal", "mask", "bias", "grouped", "lengths", "window", "distance", "blocks"]
 )
@@ -156,6 +175,10 @@ def test_what_is_not_seen_does_not_matter():
     assert attention(q, k, v, key_lengths=lengths)[0, :, 0, 3].isnan().all()
 
 
+LISTED = {"blocks": BlockList(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1), 4, 4)}
+TAIL = Tail(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 1, 2))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -172,6 +195,17 @@ def test_what_is_not_seen_does_not_matter():
         ({"blocks": BlockList(torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 2), 4, 4)}, r"blocks: keys \[1, 1, 2, 1\]"),
         ({"blocks": BlockList(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 2), 4, 4)}, r"blocks: counts"),
         ({"blocks": BlockList(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1), 0, 4)}, r"is no block"),
+        ({"tail": TAIL}, r"tail: there is no list"),
+        ({**LISTED, "tail": TAIL, "causal": True}, r"tail: masks, windows"),
+        ({**LISTED, "tail": TAIL, "key_lengths": torch.ones(1, dtype=torch.int32)}, r"tail: masks, windows"),
+        (
+            {**LISTED, "tail": TAIL._replace(k=torch.zeros(1, 2, 2, 8))},
+            r"tail: k \[1, 2, 2, 8\], expected the means of 1",
+        ),
+        (
+            {**LISTED, "tail": TAIL._replace(visited=torch.zeros(1, 1, 1, 1))},
+            r"visited \[1, 1, 1, 1\], expected \[1, 1, 1, 2\]",
+        ),
     ],
 )
 def test_wrong_shapes_are_named(change, words):
@@ -181,28 +215,33 @@ def test_wrong_shapes_are_named(change, words):
             attention(**operands, policy=policy)
 
 
-def call(q, k, v, mask=None, lengths=None, bias=None, keys=None, counts=None, options=(None, False, -1, -1, 0, 0)):
-    return Call("attention", (q, k, v, mask, lengths, bias, keys, counts), options)
+def call(*operands, policy=STANDARD, **asked):
+    return Call("attention", *arguments(*operands, **asked), policy)
 
 
 def test_every_obstacle_is_spoken():
     q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
     lists = torch.zeros(1, 1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, dtype=torch.int32)
+    listed = {"blocks": BlockList(*lists, 128, 64)}
+    bits = torch.zeros(1, 1, 1, 2, dtype=torch.int32)
     wide = torch.zeros(1, 8, 1, 384, dtype=torch.float16)
     turned = q.transpose(1, 3).contiguous().transpose(1, 3)
     cases = [
         (call(q.float(), q, q), "q is float32"),
         (call(*(torch.zeros(1, 8, 2, 80).half() for _ in range(3))), "heads have 80 elements"),
         (call(wide, wide, wide, torch.zeros(8, 8).bool()), "heads of 384 elements are served without"),
-        (call(q, q, q, options=(-1.0, False, -1, -1, 0, 0)), "scale is -1.0"),
+        (call(q, q, q, scale=-1.0), "scale is -1.0"),
         (call(turned, q, q), "elements of a head are 16 apart"),
         (call(torch.zeros(1, 8, 2, 68).half()[..., 1:65], q, q), "rows do not start at multiples of 16 bytes"),
         (call(q, q, q, torch.zeros(8, 8)), "mask is float32"),
         (call(q, q, q, torch.zeros(8, 1).half()), "mask: the keys of"),
-        (call(q, q, q, lengths=torch.zeros(1)), "key_lengths is float32"),
-        (call(q, q, q, bias=torch.zeros(2, 15).half()), "distance_bias is float16"),
-        (call(q, q, q, bias=torch.zeros(2, 30)[:, ::2]), "distance_bias is not contiguous"),
-        (call(q, q, q, keys=lists[0], counts=lists[1], options=(None, False, -1, -1, 64, 64)), "blocks are 64 x 64"),
+        (call(q, q, q, key_lengths=torch.zeros(1)), "key_lengths is float32"),
+        (call(q, q, q, distance_bias=torch.zeros(2, 15).half()), "distance_bias is float16"),
+        (call(q, q, q, distance_bias=torch.zeros(2, 30)[:, ::2]), "distance_bias is not contiguous"),
+        (call(q, q, q, blocks=BlockList(*lists, 64, 64)), "blocks are 64 x 64"),
+        (call(q, q, q, **listed, tail=Tail(q[:, :1].float(), q[:, :1], bits)), "tail_k is float32"),
+        (call(q, q, q, **listed, tail=Tail(q[:, :1], turned[:, :1], bits)), "tail_v: elements of a head"),
+        (call(q, q, q, **listed, tail=Tail(q[:, :1], q[:, :1], bits.long())), "visited is int64"),
     ]
     for each, words in cases:
         assert words in next(op.obstacles(each)), words
@@ -213,10 +252,54 @@ def test_every_obstacle_is_spoken():
 
 def test_fast_is_an_offer():
     q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
-    fast = Call("attention", call(q, q, q).tensors, call(q, q, q).options, KernelPolicy.of("auto", precision="fast"))
+    fast = call(q, q, q, policy=KernelPolicy.of("auto", precision="fast"))
     assert [str(way) for way in op.ways(fast)] == ["fast", "precise"]
     assert [str(way) for way in op.ways(call(q, q, q))] == ["precise"]
     assert op.shape_class(fast) != op.shape_class(call(q, q, q))
+
+
+def test_turbo_rounds_many_keys_of_heads_it_has_kernels_for():
+    turbo = KernelPolicy.of("auto", precision="turbo")
+    few, many, wide = (torch.zeros(1, n, 1, d, dtype=torch.float16) for n, d in ((1024, 64), (1025, 64), (2000, 384)))
+    assert [str(way) for way in op.ways(call(few, many, many, policy=turbo))] == [
+        "turbo_half",
+        "turbo",
+        "fast",
+        "precise",
+    ]
+    for keys in (few, wide):
+        assert [str(way) for way in op.ways(call(keys, keys, keys, policy=turbo))] == ["fast", "precise"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "way"), [((7, 5), "turbo_half"), ((8, 6), "turbo_half"), ((12, 0), "turbo_half"), ((9, 0), "turbo")]
+)
+def test_half_sums_where_they_pay(capability, way):
+    many = torch.zeros(1, 1025, 1, 64, dtype=torch.float16)
+    turbo = call(many, many, many, policy=KernelPolicy.of("on", precision="turbo"))
+    assert str(op.first_way(turbo, SimpleNamespace(capability=capability))) == way
+
+
+def test_heads_that_belong_together_are_computed_alike(monkeypatch):
+    """`turbo` rounds some heads at a time: what they need of a call is theirs alone, or shared by all."""
+    q, k, v = inputs(2, 12, 20, 6, 3, 8)
+    blocks = BlockList(
+        torch.rand(2, 6, 3, 5).argsort(-1).int(), torch.randint(1, 6, (2, 6, 3), dtype=torch.int32), 4, 4
+    )
+    for asked in (
+        {"mask": torch.rand(2, 6, 12, 20) > 0.4, "distance_bias": torch.randn(6, 31)},
+        {"mask": torch.rand(12, 20) > 0.4, "key_lengths": torch.tensor([7, 20], dtype=torch.int32)},
+        {"blocks": blocks, "tail": Tail(k[:, ::4], v[:, ::4], torch.randint(0, 32, (2, 6, 3, 2), dtype=torch.int32))},
+    ):
+        tensors, options = arguments(q, k, v, **asked)
+        whole = op.reference(*tensors, *options)
+        monkeypatch.setattr(int8_heads, "MOST_BYTES", 2 * (2 * 12 + 20) * 128)
+        parts = list(int8_heads.pieces(q, k))
+        assert [part[0] for part in parts] == [slice(0, 2), slice(2, 4), slice(4, 6)]
+        for part in parts:
+            torch.testing.assert_close(op.reference(*of_heads(tensors, *part), *options), whole[:, :, part[0]])
+    monkeypatch.setattr(int8_heads, "MOST_BYTES", 10**9)
+    assert list(int8_heads.pieces(q, k)) == [(slice(0, 6), slice(0, 3))]
 
 
 def test_compiles_as_one_node():

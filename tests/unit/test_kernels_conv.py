@@ -25,6 +25,7 @@ from fusestream.kernels_cuda.ops import conv as op
 from fusestream.kernels_cuda.ops import upsample_conv
 from fusestream.kernels_cuda.ops.conv_operands import Operands
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.policy import PRECISIONS
 
 OFF = KernelPolicy.of("off")
 
@@ -237,7 +238,7 @@ def test_results_keep_the_format(layout):
 @pytest.mark.parametrize("n", [1, 3, 16, 17, 96, 200])
 @pytest.mark.parametrize(("taps", "stride"), op.CUTS)
 def test_every_tactic_has_its_kernel(taps, stride, n):
-    for precision in ("precise", "fast"):
+    for precision in PRECISIONS:
         weight = torch.zeros(n, 8, 1, *taps).half()
         tensors = (torch.zeros(1, 8, 1, 9, 9).half(), weight, None, None, None)
         call = Call("conv", tensors, ("none", 1, 0, stride, 1, 1, 1, 1), KernelPolicy.of("on", precision=precision))
@@ -245,3 +246,16 @@ def test_every_tactic_has_its_kernel(taps, stride, n):
         assert tactics
         for tactic in tactics:
             assert op.kernel_name(Operands.of_call(call), tactic) in op.CONV.kernels["conv"]
+
+
+def test_turbo_convolves_as_fast_does():
+    tensors = (torch.zeros(1, 8, 1, 9, 9).half(), torch.zeros(96, 8, 1, 3, 3).half(), None, None, None)
+    options, folded = ("none", 1, 0, 1, 1, 1, 1, 1), fold_upsample(torch.zeros(96, 8, 3, 3)).half()
+    up = (torch.zeros(1, 8, 9, 9).half(), torch.zeros(96, 8, 3, 3).half(), None, folded)
+    for name, module, arguments in (
+        ("conv", op, (tensors, options)),
+        ("upsample_conv2d", upsample_conv, (up, ("none",))),
+    ):
+        fast, turbo = (Call(name, *arguments, KernelPolicy.of("on", precision=p)) for p in ("fast", "turbo"))
+        assert module.ways(turbo) == module.ways(fast) and module.ways(fast)[0].precision == "fast"
+        assert module.shape_class(turbo) == module.shape_class(fast)

@@ -247,6 +247,8 @@ def test_fast_is_an_offer():
         f"{cut} precise" for cut in ("192x128", "192x256", "128x256", "128x128", "64x128")
     ]
     assert op.shape_class(fast) != op.shape_class(call())
+    turbo = Call("linear", call().tensors, call().options, KernelPolicy.of("auto", precision="turbo"))
+    assert op.ways(turbo) == op.ways(fast) and op.shape_class(turbo) == op.shape_class(fast)
 
 
 def test_shape_classes_tell_apart_what_costs_differently():

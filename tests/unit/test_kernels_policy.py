@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from fusestream.kernels_cuda import OPS, KernelPolicy, check_policy
 from fusestream.kernels_cuda.arch import CUBINS, PTX, VARIANTS, isa_class, preference, too_old
 from fusestream.kernels_cuda.ledger import Choice, Ledger
+from fusestream.kernels_cuda.policy import PRECISIONS
 
 modes = st.sampled_from(["auto", "on", "off"])
 policies = st.builds(
     lambda default, ops, precision, isa: KernelPolicy.of(default, precision=precision, isa=isa, **ops),
     modes,
     st.dictionaries(st.sampled_from(sorted(OPS)), modes),
-    st.sampled_from(["precise", "fast"]),
+    st.sampled_from(PRECISIONS),
     st.sampled_from([None, "sm_75", "sm_80"]),
 )
 
@@ -42,6 +43,12 @@ def test_modes():
     assert policy.mode("norm_modulate") == "on"
     assert policy.mode("residual_gate_norm_modulate") == "off"
     assert KernelPolicy(ops=(("b", "on"), ("a", "off"))) == KernelPolicy(ops=(("a", "off"), ("b", "on")))
+
+
+def test_every_tier_but_precise_has_half_sums():
+    assert {precision: KernelPolicy.of(precision=precision).sums for precision in PRECISIONS} == {
+        "precise": "precise", "fast": "fast", "turbo": "fast",
+    }  # fmt: skip
 
 
 def test_what_a_policy_refuses():

@@ -23,9 +23,9 @@ from fusestream.fusion.wide import Wide
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 
 WIDTH, HEADS, FFN, LAYERS = 64, 2, 160, 3
-PRECISIONS = ("precise", "fast")
+PRECISIONS = ("precise", "fast", "turbo")
 # Relative error of the encoding beside stock's, which computes the same fp16 weights in FP32.
-ALLOWED = {"precise": 4e-4, "fast": 1.5e-3}
+ALLOWED = {"precise": 4e-4, "fast": 1.5e-3, "turbo": 1.5e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_weights_of_every_type(dtype: torch.dtype, precision: str) -> None:
     close(got[0], wanted[0], 1e-3 if dtype is torch.float32 else ALLOWED[precision])
 
 
-@pytest.mark.parametrize(("precision", "factor"), [("precise", 1.1), ("fast", 1.5)])
+@pytest.mark.parametrize(("precision", "factor"), [("precise", 1.1), ("fast", 1.5), ("turbo", 1.5)])
 @pytest.mark.parametrize("kind", ["umt5", "t5"])
 def test_the_error_is_that_of_fp16_weights(kind: str, precision: str, factor: float) -> None:
     """Against fp32 weights: stock's with the fp16 file, which computes in FP32, and ours with the same file."""
