@@ -11,16 +11,18 @@ from .launcher import obstacle, preload, unpack_soon
 from .ledger import LEDGER
 from .ops.activations import gelu, gelu_mul, silu, silu_mul
 from .ops.attention import attention
-from .ops.attention_operands import BlockList
+from .ops.attention_operands import BlockList, Tail
 from .ops.channel_rms_silu import channel_rms_silu
 from .ops.conv import conv2d, conv3d, fold_batch_norm
 from .ops.diffusion_step import diffusion_step
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
 from .ops.linear import linear, linear_, linear_pair
+from .ops.linear_attention import linear_attention
 from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_rope import rms_rope_
+from .ops.sparse_routing import choose_blocks
 from .ops.to_half import to_half
 from .ops.upsample_conv import fold_upsample, upsample_conv2d
 from .policy import STANDARD, KernelPolicy
@@ -37,9 +39,11 @@ __all__ = [
     "KernelError",
     "KernelPolicy",
     "KernelRefused",
+    "Tail",
     "attention",
     "channel_rms_silu",
     "check_policy",
+    "choose_blocks",
     "conv2d",
     "conv3d",
     "diffusion_step",
@@ -53,6 +57,7 @@ __all__ = [
     "instance_norm",
     "linear",
     "linear_",
+    "linear_attention",
     "linear_pair",
     "mlp",
     "norm_modulate",

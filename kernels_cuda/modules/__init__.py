@@ -8,5 +8,6 @@ ComfyUI; ../README.md says how a program outside of it, or another node pack, im
 """
 
 from .conv_norm_act import FusedConvNormAct2d
+from .linear_attention import FusedLinearAttention
 
-__all__ = ["FusedConvNormAct2d"]
+__all__ = ["FusedConvNormAct2d", "FusedLinearAttention"]

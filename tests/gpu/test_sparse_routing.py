@@ -1,0 +1,196 @@
+"""Sparse attention on the GPU: the means and the choice against the reference, the tail against float64 in every tier."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from gpu.support import HALF_STEP
+from gpu.test_attention import LENGTHS, check, inputs, oracle, policy, reference, score_error
+from gpu.test_attention_turbo import TACTICS, meant
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import BlockList, Tail, attention, choose_blocks
+from fusestream.kernels_cuda.call import Call
+from fusestream.kernels_cuda.launcher import card
+from fusestream.kernels_cuda.ops import attention as op
+from fusestream.kernels_cuda.ops import int8_heads, sparse_routing
+from fusestream.kernels_cuda.ops.attention_operands import Operands, arguments
+
+EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 1250)
+MORE = {"max_examples": EXAMPLES, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+HEADS = sparse_routing.HEADS
+
+
+@pytest.fixture(params=TACTICS, ids=str)
+def tactic(request):
+    return request.param
+
+
+@st.composite
+def choices(draw):
+    d = draw(st.sampled_from(HEADS))
+    long = st.one_of(LENGTHS, st.integers(700, 3000))
+    heads = draw(st.sampled_from([(1, 1), (2, 2), (3, 1), (4, 2)]))
+    return {
+        "sizes": (draw(st.integers(1, 2)), draw(LENGTHS), draw(long), *heads, d),
+        "layout": draw(st.sampled_from(["plain", "packed", "heads first", "beginning"])),
+        "most": draw(st.integers(0, 12)),
+        "near": draw(st.integers(0, 2)),
+        "sinks": draw(st.integers(0, 3)),
+        "deviations": draw(st.sampled_from([None, None, 0.0, 1.0, -0.5])),
+    }
+
+
+def chosen_of(blocks, tail):
+    """Which blocks a row visits, by its bits; its list must say the same, in order."""
+    chosen = ~tail.unvisited
+    assert torch.equal(chosen.sum(-1), blocks.counts)
+    places = torch.arange(blocks.keys.shape[-1], device="cuda")
+    listed = torch.where(places < blocks.counts[..., None], blocks.keys, chosen.shape[-1]).long()
+    assert (listed.diff(dim=-1)[places[1:].expand(*listed.shape[:-1], -1) < blocks.counts[..., None]] > 0).all()
+    marks = torch.zeros(*chosen.shape[:-1], chosen.shape[-1] + 1, dtype=torch.bool, device="cuda").scatter_(
+        -1, listed, True
+    )
+    assert torch.equal(marks[..., :-1], chosen)
+    return chosen
+
+
+@given(choices())
+@seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
+@settings(**MORE)
+def test_the_choice(isa, c):
+    """Means to their rounding. The choice: as the reference's in float64, but where scores are nearly equal."""
+    q, k, v = inputs(*c["sizes"], layout=c["layout"])
+    asked = {name: c[name] for name in ("most", "near", "sinks", "deviations")}
+    blocks, tail = choose_blocks(q, k, v, **asked, policy=policy(isa))
+    for mean, x in ((tail.k, k), (tail.v, v)):
+        want = sparse_routing.block_means(x.double(), 64).transpose(1, 2)
+        assert (mean.double() - want).abs().max() <= HALF_STEP * want.abs().max() * 1.01 + 1e-6
+    chosen = chosen_of(blocks, tail)
+    q_means = sparse_routing.block_means(q.double(), 128).half().double()
+    group = q.shape[2] // k.shape[2]
+    scores = q_means @ tail.k.double().transpose(1, 2).repeat_interleave(group, 1).transpose(-1, -2)
+    want, _, visited, _, _ = sparse_routing.reference(q.double(), k.double(), v.double(), *asked.values())
+    other = chosen != ~Tail(tail.k, tail.v, visited).unvisited
+    if other.any():
+        # How far a score lies from the last that was taken, and from the bar.
+        ranked = scores.sort(dim=-1, descending=True).values
+        edges = [ranked[..., at : at + 1] for at in (c["most"] - 1, c["most"]) if 0 <= at < scores.shape[-1]]
+        if c["deviations"] is not None:
+            edges.append(scores.mean(-1, keepdim=True) + c["deviations"] * scores.std(-1, correction=0, keepdim=True))
+        gaps = torch.stack([(scores - edge).abs() for edge in edges]).amin(0)
+        reach = (
+            q_means.abs() @ tail.k.double().abs().transpose(1, 2).repeat_interleave(group, 1).transpose(-1, -2)
+        ).amax()
+        assert gaps[other].max() <= 4 * HALF_STEP * reach + 1e-6, str(c)
+
+
+@given(choices())
+@seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
+@settings(**MORE)
+def test_the_tail(isa, tactic, c):
+    """Attention over lists and means, against float64 over the same lists and means (and the same numbers in 8 bits)."""
+    q, k, v = inputs(*c["sizes"], layout=c["layout"])
+    blocks, tail = choose_blocks(
+        q, k, v, **{n: c[n] for n in ("most", "near", "sinks", "deviations")}, policy=policy(isa)
+    )
+    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), policy(isa, "turbo"))
+    assert next(op.obstacles(call), None) is None
+    got = op.plan(call, card(0, isa), tactic)(*call.tensors)
+    wide_q, wide_k, tail_k = q.double(), k.double(), tail.k.double()
+    error = score_error(q, torch.cat((k, tail.k), 1), tactic.precision)
+    if tactic.in_8_bits:
+        o = Operands.of(call.tensors, call.options)
+        q8, k8, tail8 = int8_heads.plan(card(0, isa), o, "test")(q, k, None, tail.k)
+        d = q.shape[-1]
+        wide_q, wide_k, tail_k = meant(q8, 1, d), meant(k8, 32, d), meant(tail8, 32, d)
+        error = float(q8.scales.max() * max(k8.scales.max(), tail8.scales.max())) * 127 * 127 * d * d**-0.5 * 2e-6
+    want = [
+        reference(wide_q, wide_k, value, blocks=blocks, tail=Tail(tail_k, mean, tail.visited))
+        for value, mean in ((v.double(), tail.v.double()), (v.double().abs(), tail.v.double().abs()))
+    ]
+    check(got, *want, "fast" if tactic in (op.FAST, op.TURBO_HALF) else "precise", error, str(c))
+
+
+@pytest.mark.parametrize("d", HEADS)
+@pytest.mark.parametrize(("s", "t"), [(1, 1), pytest.param(130, 200, marks=pytest.mark.sanitize)])
+def test_ends_and_corners(isa, tactic, d, s, t):
+    """Small: what the sanitizers see."""
+    q, k, v = inputs(2, s, t, 2, 1, d, layout="beginning")
+    blocks, tail = choose_blocks(q, k, v, most=1, near=0, deviations=1.0, policy=policy(isa))
+    chosen_of(blocks, tail)
+    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), policy(isa, "turbo"))
+    got = op.plan(call, card(0, isa), tactic)(*call.tensors)
+    exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
+    error = 0.05 if tactic.in_8_bits else score_error(q, torch.cat((k, tail.k), 1), tactic.precision)
+    check(got, exact, sizes, "fast" if tactic in (op.FAST, op.TURBO_HALF) else "precise", error, "ends")
+
+
+def test_nothing_but_the_tail(isa, tactic):
+    """A row that visits no block: its means are all that it sees."""
+    q, k, v = inputs(1, 256, 640, 2, 2, 128)
+    blocks, tail = choose_blocks(q, k, v, most=1, near=0, sinks=0, policy=policy(isa))
+    counts, visited = blocks.counts.clone(), tail.visited.clone()
+    counts[..., 0], visited[..., 0, :] = 0, 0
+    blocks, tail = blocks._replace(counts=counts), tail._replace(visited=visited)
+    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), policy(isa, "turbo"))
+    got = op.plan(call, card(0, isa), tactic)(*call.tensors)
+    exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
+    error = 0.05 if tactic.in_8_bits else score_error(q, torch.cat((k, tail.k), 1), tactic.precision)
+    check(got, exact, sizes, "fast" if tactic in (op.FAST, op.TURBO_HALF) else "precise", error, "tail alone")
+
+
+def test_special_values(isa):
+    """A block with a NaN is visited by all; equal scores go to the earlier block; a NaN of a value spoils its column."""
+    q, k, v = inputs(1, 1280, 1280, 1, 1, 128)
+    k[:] = 1
+    blocks, tail = choose_blocks(q, k, v, most=5, near=0, sinks=0, policy=policy(isa))
+    assert chosen_of(blocks, tail)[0, 0, 9].nonzero().flatten().tolist() == [0, 1, 2, 18, 19]
+    v[0, 700, 0, 9] = torch.nan
+    blocks, tail = choose_blocks(q, k, v, most=3, near=0, sinks=0, policy=policy(isa))
+    got = attention(q, k, v, blocks=blocks, tail=tail, policy=policy(isa))
+    assert got[..., 9].isnan().all() and got[..., :9].isfinite().all()
+    k[0, 700] = torch.nan
+    blocks, tail = choose_blocks(q, k, v, most=3, near=0, sinks=0, policy=policy(isa))
+    assert chosen_of(blocks, tail)[..., 10].all()
+
+
+def test_all_blocks_are_dense_attention(isa, tactic):
+    q, k, v = inputs(1, 1300, 1300, 2, 2, 128)
+    blocks, tail = choose_blocks(q, k, v, most=99, policy=policy(isa))
+    calls = (
+        Call("attention", *arguments(q, k, v, **listed), policy(isa, "turbo"))
+        for listed in ({}, {"blocks": blocks}, {"blocks": blocks, "tail": tail})
+    )
+    dense, listed, tailed = (op.plan(call, card(0, isa), tactic)(*call.tensors) for call in calls)
+    assert torch.equal(dense, listed) and torch.equal(dense, tailed)
+
+
+def test_graph_and_repeats(isa):
+    q, k, v = inputs(1, 900, 900, 2, 2, 64)
+
+    def run(q, k, v):
+        blocks, tail = choose_blocks(q, k, v, most=4, policy=policy(isa))
+        return attention(q, k, v, blocks=blocks, tail=tail, policy=policy(isa))
+
+    run(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(q, k, v)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    want = run(q, k, v)
+    assert torch.equal(captured, want) and torch.equal(want, run(q, k, v))
+
+
+def test_lists_of_all_heads(isa):
+    """Radial lists are made once, for all heads and rows of the batch."""
+    q, k, v = inputs(2, 700, 700, 3, 3, 128)
+    keys = torch.randn(1, 1, 6, 11, device="cuda").argsort(-1).int()
+    blocks = BlockList(keys, torch.full((1, 1, 6), 4, dtype=torch.int32, device="cuda"), 128, 64)
+    exact, sizes = oracle(q, k, v, blocks=blocks)
+    got = attention(q, k, v, blocks=blocks, policy=policy(isa))
+    check(got, exact, sizes, "precise", score_error(q, k, "precise"), "one list for all")

@@ -1,0 +1,226 @@
+"""linear_attention without a GPU: reference and stock against every weight by itself in float64, ends, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from linear_attention_oracle import adversaries, check, exactly
+
+from bed.depth import examples
+from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, linear_attention
+from fusestream.kernels_cuda.call import Call
+from fusestream.kernels_cuda.ops import linear_attention as op
+
+OFF = KernelPolicy.of("off")
+MAPS = ["elu", "relu", "softmax", "rbf"]
+
+
+def inputs(b, s, t, h, hk, d, feature_map="elu", m=32):
+    parts = (torch.randn(b, n, heads, d).half() for n, heads in ((s, h), (t, hk), (t, hk)))
+    return *parts, torch.randn(m, d).half() if feature_map in ("softmax", "rbf") else None
+
+
+def call(*tensors, feature_map="elu", causal=False, scale=None, eps=1e-6):
+    return Call("linear_attention", (*tensors, None)[:4], (feature_map, causal, scale, eps))
+
+
+def obstacles(*tensors, **options):
+    return list(op.obstacles(call(*tensors, **options)))
+
+
+@settings(max_examples=examples(120), deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
+    long=st.sampled_from([None, None, (300, 700), (520, 260), (1, 600)]),
+    heads=st.sampled_from([(1, 1), (2, 2), (4, 2), (3, 1)]),
+    d=st.integers(1, 12),
+    feature_map=st.sampled_from(MAPS),
+    causal=st.booleans(),
+    scale=st.sampled_from([None, 0.05]),
+    seed=st.integers(0, 2**31),
+)
+def test_reference_and_stock_are_the_definition(sizes, long, heads, d, feature_map, causal, scale, seed):
+    torch.manual_seed(seed)
+    b, s, t = sizes
+    s, t = long or (s, t)
+    tensors = inputs(b, s, t, *heads, d, feature_map, 7)
+    options = {"feature_map": feature_map, "causal": causal, "scale": scale}
+    exact, sizes = exactly(*tensors, **options)
+    for policy in (KernelPolicy(), OFF):
+        got = linear_attention(*tensors, **options, policy=policy)
+        assert got.is_contiguous()
+        check(got, exact, sizes, str(policy), steps=0.1)
+
+
+@pytest.mark.parametrize("feature_map", MAPS)
+def test_reference_in_float64(feature_map):
+    q, k, v, features = inputs(2, 300, 310, 4, 2, 16, feature_map)
+    for causal in (False, True):
+        wide = [None if x is None else x.double() for x in (q, k, v, features)]
+        exact, _ = exactly(q, k, v, features, feature_map=feature_map, causal=causal)
+        torch.testing.assert_close(op.reference(*wide, feature_map, causal, None, 1e-6), exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("feature_map", "eps"), [("elu", 0.0), ("relu", 1e-6), ("relu", 0.0)])
+def test_ends_of_fp16(feature_map, eps, causal):
+    for what, tensors in adversaries(*inputs(1, 60, 70, 1, 1, 32)[:3]).items():
+        exact, sizes = exactly(*tensors, feature_map=feature_map, eps=eps, causal=causal)
+        assert exact.isfinite().all(), what
+        check(linear_attention(*tensors, feature_map=feature_map, eps=eps, causal=causal), exact, sizes, what)
+
+
+def test_random_features_tend_to_the_kernels():
+    """With very many rows softmax attention comes out, and attention by the RBF kernel."""
+    torch.manual_seed(5)
+    q, k, v, _ = inputs(1, 20, 30, 1, 1, 8)
+    q, k, features = q * 0.6, k * 0.6, torch.randn(200_000, 8).half()
+    wide = [t.double()[0, :, 0] for t in (q, k, v)]
+    kernels = {"softmax": wide[0] @ wide[1].t(), "rbf": -0.5 * torch.cdist(wide[0], wide[1]).square()}
+    wanted = {name: scores.softmax(-1) @ wide[2] for name, scores in kernels.items()}
+    assert (wanted["softmax"] - wanted["rbf"]).abs().max() > 0.3
+    for feature_map, want in wanted.items():
+        got = linear_attention(q, k, v, features, feature_map=feature_map, scale=1.0)[0, :, 0]
+        torch.testing.assert_close(got.double(), want, atol=0.1, rtol=0)
+
+
+def test_nothing_to_see_is_zero():
+    q, k, v, _ = inputs(2, 5, 3, 2, 1, 4)
+    for policy in (KernelPolicy(), OFF):
+        assert linear_attention(q[:0], k[:0], v[:0], policy=policy).shape == (0, 5, 2, 4)
+        assert linear_attention(q[:, :0], k, v, policy=policy).shape == (2, 0, 2, 4)
+        assert not linear_attention(q, k[:, :0], v[:, :0], policy=policy).any()
+        causal = linear_attention(q, k, v, causal=True, policy=policy)
+        assert not causal[:, :2].any() and causal[:, 2:].any(-1).all()
+        torch.testing.assert_close(causal[:, 2], v[:, 0].expand(2, 2, 4), rtol=0, atol=1e-3)
+        apart = q.abs().index_fill(3, torch.tensor([0, 1]), 0), k.abs().index_fill(3, torch.tensor([2, 3]), 0), v
+        assert not linear_attention(*apart, feature_map="relu", eps=0.0, policy=policy).any()
+        mean = linear_attention(*apart, feature_map="relu", eps=1e-4, policy=policy)
+        assert mean.isfinite().all() and mean.any()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_specials(value):
+    """Of a query its row; of a key everything, but for -inf, a feature of zero; of a value its column."""
+    q, k, v, _ = inputs(1, 12, 12, 1, 1, 8)
+    for policy in (KernelPolicy(), OFF):
+        broken = q.clone()
+        broken[0, 5, 0, 3] = value
+        spoiled = ~linear_attention(broken, k, v, policy=policy).isfinite()[0, :, 0]
+        assert spoiled.any(-1).nonzero().flatten().tolist() == ([] if value == -torch.inf else [5])
+        broken = k.clone()
+        broken[0, 5, 0, 3] = value
+        spoiled = ~linear_attention(q, broken, v, policy=policy).isfinite()
+        assert not spoiled.any() if value == -torch.inf else spoiled.all()
+        seen = linear_attention(q, broken, v, causal=True, policy=policy).isfinite()[0, :, 0].all(-1)
+        assert seen.tolist() == [value == -torch.inf or i < 5 for i in range(12)]
+        broken = v.clone()
+        broken[0, 5, 0, 3] = value
+        spoiled = ~linear_attention(q, k, broken, policy=policy).isfinite()[0, :, 0]
+        assert spoiled[:, 3].all() and spoiled.sum() == 12
+
+
+def test_gradients_are_finite_and_those_of_the_definition():
+    for feature_map in MAPS:
+        tensors = inputs(1, 9, 9, 2, 1, 4, feature_map)
+        wide = [t if t is None else t.double().requires_grad_() for t in tensors]
+        exactly(*wide, feature_map=feature_map, causal=True)[0].square().sum().backward()
+        wanted = [t.grad.clone() for t in wide[:3]]
+        for policy in (KernelPolicy(), OFF):
+            for t in wide[:3]:
+                t.grad = None
+            linear_attention(*wide, feature_map=feature_map, causal=True, policy=policy).square().sum().backward()
+            for t, want in zip(wide[:3], wanted, strict=True):
+                torch.testing.assert_close(t.grad, want, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("words", "shapes", "options"),
+    [
+        (r"q: \[2, 3, 4\] is not", ((2, 3, 4), (2, 3, 4), (2, 3, 4)), {}),
+        (r"k: \[1, 5, 1, 8\] does not go", ((2, 3, 1, 8), (1, 5, 1, 8), (1, 5, 1, 8)), {}),
+        (r"k: \[2, 5, 1, 4\] does not go", ((2, 3, 1, 8), (2, 5, 1, 4), (2, 5, 1, 4)), {}),
+        (r"k: \[2, 5, 2, 8\] does not go", ((2, 3, 3, 8), (2, 5, 2, 8), (2, 5, 2, 8)), {}),
+        (r"v: \[2, 6, 1, 8\] is not k's shape", ((2, 3, 1, 8), (2, 5, 1, 8), (2, 6, 1, 8)), {}),
+        ("feature_map is 'gelu'", ((2, 3, 1, 8),) * 3, {"feature_map": "gelu"}),
+        (r"features: None, expected \[any but 0, 8\]", ((2, 3, 1, 8),) * 3, {"feature_map": "rbf"}),
+        (r"features: \[4, 6\], expected", ((2, 3, 1, 8),) * 3 + ((4, 6),), {"feature_map": "softmax"}),
+        (r"features: \[0, 8\], expected", ((2, 3, 1, 8),) * 3 + ((0, 8),), {"feature_map": "softmax"}),
+        (r"features: \[4, 8\], but elu has no matrix", ((2, 3, 1, 8),) * 3 + ((4, 8),), {}),
+        ("scale is -1.0", ((2, 3, 1, 8),) * 3 + ((4, 8),), {"feature_map": "softmax", "scale": -1.0}),
+        ("eps is nan", ((2, 3, 1, 8),) * 3, {"feature_map": "relu", "eps": float("nan")}),
+        ("eps is -1.0", ((2, 3, 1, 8),) * 3, {"eps": -1.0}),
+    ],
+)
+def test_wrong_operands_are_named(words, shapes, options):
+    tensors = [torch.ones(shape).half() for shape in shapes]
+    for policy in (KernelPolicy(), OFF):
+        with pytest.raises(ValueError, match=f"^linear_attention: {words}"):
+            linear_attention(*tensors, **options, policy=policy)
+
+
+def test_what_the_kernels_refuse():
+    q, k, v, features = inputs(1, 8, 8, 2, 2, 64, "rbf")
+    assert not obstacles(q, k, v) and not obstacles(q, k, v, features, feature_map="rbf")
+    assert not obstacles(*torch.zeros(1, 8, 3, 2, 64).half().unbind(2), causal=True)
+    random = {"feature_map": "rbf"}
+    for words, found in (
+        ("q is float32", obstacles(q.float(), k, v)),
+        ("features is float32", obstacles(q, k, v, features.float(), **random)),
+        ("heads have 80 elements", obstacles(*[torch.zeros(1, 8, 2, 80).half()] * 3)),
+        ("causal attention over random features", obstacles(q, k, v, features, causal=True, **random)),
+        ("31 features, the kernels take multiples of 32", obstacles(q, k, v, features[:31], **random)),
+        ("features are not contiguous", obstacles(q, k, v, features.t().contiguous().t(), **random)),
+        ("elements of a head are 2 apart", obstacles(torch.zeros(1, 8, 2, 128).half()[..., ::2], k, v)),
+        ("v: rows do not start", obstacles(q, k, torch.zeros(1, 8, 2, 68).half()[..., :64])),
+    ):
+        assert found and words in found[0], (words, found)
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 255, 256, 257, 32760, 10**6])
+@pytest.mark.parametrize("wanted", [0, 1, 7, 264])
+def test_chunks_cover_the_keys(tokens, wanted):
+    chunk = op.chunk_of(tokens, wanted)
+    chunks = -(-tokens // chunk)
+    assert chunk % op.TOGETHER == 0 and chunks <= max(1, wanted)
+    assert chunks == 1 or chunk >= op.CHUNK
+
+
+def test_the_chunks_of_causal_queries_hold_whole_blocks():
+    assert op.CHUNK % op.QUERIES == 0 and op.CHUNK % op.TOGETHER == 0
+
+
+def test_what_is_measured_is_a_part_of_the_call():
+    q = torch.zeros(1, 20000, 16, 64).half()
+    assert [t.shape[1] for t in op.sample(call(q, q, q))[:3]] == [op.LEAST] * 3
+    assert [t.shape[1] for t in op.sample(call(q, q, q, causal=True))[:3]] == [op.LEAST] * 3
+    fewer = call(q[:, 1:], q, q, causal=True)
+    assert op.sample(fewer) == fewer.tensors
+    small = call(q[:, :100], q[:, :100], q[:, :100])
+    assert op.sample(small) == small.tensors
+    assert op.shape_class(small) != op.shape_class(call(q, q, q))
+    assert op.shape_class(small) != op.shape_class(call(*small.tensors, causal=True))
+
+
+def test_modes():
+    q, k, v, _ = inputs(1, 8, 8, 2, 2, 64)
+    LEDGER.clear()
+    OPS["linear_attention"].forget()
+    linear_attention(q, k, v)
+    assert [(r.op, r.reason) for r in LEDGER.refusals] == [("linear_attention", "tensor is on the CPU")]
+    with pytest.raises(KernelRefused, match="on the CPU"):
+        linear_attention(q, k, v, policy=KernelPolicy.of("on"))
+
+
+def test_compile_and_registration():
+    q, k, v, features = inputs(1, 8, 8, 2, 1, 8, "softmax")
+
+    def run(q, k, v, features):
+        return linear_attention(q, k, v, features, feature_map="softmax") + linear_attention(q, k, v, causal=True)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v, features)
+    torch.testing.assert_close(compiled, run(q, k, v, features), rtol=0, atol=0)
+    traced = OPS["linear_attention"].traced
+    torch.library.opcheck(traced, (q, k, v, features, "softmax", False, None, 1e-6, KernelPolicy().token))
