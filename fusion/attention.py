@@ -21,9 +21,75 @@ STOCK = "attention_pytorch"
 # Keyword arguments whose meaning is known. `attn_precision` and `low_precision_attention` are ignored, as
 # attention_pytorch ignores them: softmax is fp32 here in any case.
 KNOWN = {"scale", "enable_gqa", "transformer_options", "low_precision_attention", "_inside_attn_wrapper"}
-
+OFF = "attention is switched off for this model"
 
 HAND_BACK = HandBack("attention", "the hook", "this model's attention", "serve it", "stock's function")
+
+
+class StockCall:
+    """A call of stock's attention, by name.
+
+    q, k, v              [batch, tokens, heads * d], or with `skip_reshape` [batch, heads, tokens, d]
+    skip_output_reshape  whether the answer is [batch, heads, tokens, d], and not [batch, tokens, heads * d]
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        mask: Tensor | None = None,
+        attn_precision: torch.dtype | None = None,  # noqa: ARG002 - see KNOWN
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        **others: Any,
+    ) -> None:
+        self.q, self.k, self.v, self.heads, self.mask = q, k, v, heads, mask
+        self.skip_reshape, self.skip_output_reshape, self.others = skip_reshape, skip_output_reshape, others
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The model's transformer_options."""
+        return self.others.get("transformer_options") or {}
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens q has."""
+        return self.q.shape[-2]
+
+    @property
+    def scale(self) -> float | None:
+        return self.others.get("scale")
+
+    def unknown(self) -> str | None:
+        """Why the call is not understood, in words a user understands; None: it is."""
+        if self.others.keys() <= KNOWN:
+            return None
+        return f"the model passes {', '.join(sorted(self.others.keys() - KNOWN))}, which this version does not know"
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v as our op takes them, [batch, tokens, heads, d]: views."""
+        parts = (self.q, self.k, self.v)
+        if self.skip_reshape:
+            q, k, v = (t.transpose(1, 2) for t in parts)
+            return q, k, v
+        d = self.q.shape[-1] // self.heads
+        key_heads = -1 if self.others.get("enable_gqa", False) else self.heads
+        counts = (self.heads, key_heads, key_heads)
+        q, k, v = (t.reshape(*t.shape[:2], count, d) for t, count in zip(parts, counts, strict=True))
+        return q, k, v
+
+    def broadcast_mask(self) -> Tensor | None:
+        """The mask, so that it broadcasts to [batch, heads, tokens, tokens]."""
+        mask = self.mask
+        if mask is None:
+            return None
+        return mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
+
+    def answer(self, out: Tensor) -> Tensor:
+        """Our op's [batch, tokens, heads, d], as stock was asked for it."""
+        return out.transpose(1, 2) if self.skip_output_reshape else out.flatten(2)
 
 
 class AttentionOverride:
@@ -33,62 +99,31 @@ class AttentionOverride:
         self.policy = policy
         self._mode = policy.mode("attention")
 
-    def __call__(
-        self,
-        stock: Callable[..., Tensor],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        heads: int,
-        mask: Tensor | None = None,
-        attn_precision: torch.dtype | None = None,
-        skip_reshape: bool = False,
-        skip_output_reshape: bool = False,
-        **others: Any,
-    ) -> Tensor:
-        """q, k, v: [batch, tokens, heads * d], or with `skip_reshape` [batch, heads, tokens, d].
-
-        Returns [batch, tokens, heads * d], or with `skip_output_reshape` [batch, heads, tokens, d].
-        """
-        reason = self._obstacle(stock, q, others)
+    def __call__(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """By stock's function, its arguments as they came, or by our op."""
+        call = StockCall(*args, **kwargs)
+        reason = self._obstacle(stock, call)
         if reason is not None:
-            HAND_BACK(reason, q, forced=self._mode == "on", quietly=not q.is_cuda)
-            return stock(
-                q,
-                k,
-                v,
-                heads,
-                mask=mask,
-                attn_precision=attn_precision,
-                skip_reshape=skip_reshape,
-                skip_output_reshape=skip_output_reshape,
-                **others,
-            )
-        if skip_reshape:
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        else:
-            d = q.shape[-1] // heads
-            key_heads = -1 if others.get("enable_gqa", False) else heads
-            q, k, v = (t.reshape(*t.shape[:2], count, d) for t, count in ((q, heads), (k, key_heads), (v, key_heads)))
-        if mask is not None:
-            mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
-        out = attention(q, k, v, mask, scale=others.get("scale"), policy=self.policy)
-        return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
+            HAND_BACK(reason, call.q, forced=self._mode == "on", quietly=not call.q.is_cuda)
+            return stock(*args, **kwargs)
+        mask = call.broadcast_mask()
+        return call.answer(attention(*call.operands(), mask, scale=call.scale, policy=self.policy))
 
-    def _obstacle(self, stock: Callable[..., Tensor], q: Tensor, others: dict[str, Any]) -> str | None:
+    def _obstacle(self, stock: Callable[..., Tensor], call: StockCall) -> str | None:
         """Why stock's function must serve, in words a user understands; None if ours may."""
         if self._mode == "off":
-            return "attention is switched off for this model"
-        if not q.is_cuda:
-            return f"tensor is on the {q.device.type.upper()}"
-        if (reason := wrong_type(q)) is not None:
+            return OFF
+        if (reason := wrong_tensor(call.q)) is not None:
             return reason
         name = getattr(stock, "__name__", str(stock))
         if name != STOCK and self._mode != "on":
             return f"ComfyUI was started with another attention ({name}), and that is kept"
-        if not others.keys() <= KNOWN:
-            return f"the model passes {', '.join(sorted(others.keys() - KNOWN))}, which this version does not know"
-        return None
+        return call.unknown()
+
+
+def wrong_tensor(q: Tensor) -> str | None:
+    """Why our op serves no such queries, in words a user understands."""
+    return wrong_type(q) if q.is_cuda else f"tensor is on the {q.device.type.upper()}"
 
 
 def install(model: Any, policy: KernelPolicy) -> None:

@@ -22,6 +22,7 @@ from . import attention
 from .families import FAMILIES
 from .family import Role
 from .fused import POLICY
+from .sparse.model import reinstalled
 from .wide import TORCHS
 
 
@@ -39,8 +40,7 @@ def model_under(model: Any, policy: KernelPolicy) -> Any:
     options = clone.model_options.setdefault("transformer_options", {})
     held = options.get(attention.HOOK)
     attention.install(clone, policy)
-    if held is not None and not isinstance(held, attention.AttentionOverride):
-        options[attention.HOOK] = held  # another node's: what the user put there stays
+    options[attention.HOOK] = reinstalled(held, options[attention.HOOK])
     return clone
 
 

@@ -9,6 +9,7 @@ from .doctor import Doctor
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
 from .report import Compare, ReportNode
+from .sparse import SparseAttentionNode
 
 NODES: list[type[io.ComfyNode]] = [
     DiffusionModelLoader,
@@ -17,6 +18,7 @@ NODES: list[type[io.ComfyNode]] = [
     ModelKernels,
     TextEncoderKernels,
     VAEKernels,
+    SparseAttentionNode,
     ReportNode,
     Compare,
     Doctor,

@@ -52,7 +52,10 @@ def rules(report: Report) -> Iterator[str]:
                 "something else needs the VRAM."
             )
     if report.device.upper().find("GEFORCE") >= 0 and "precise" in report.policy:
-        yield "precision 'fast' adds in FP16, which a GeForce card does twice as fast; look whether you see the difference."
+        yield (
+            "precision 'fast' adds in FP16, which a GeForce card does twice as fast; 'turbo' also rounds attention's queries and "
+            "keys to 8 bits, which is faster still for long or large videos. Look whether you see the difference."
+        )
 
 
 def larger(report: Report) -> list[WhatIf]:

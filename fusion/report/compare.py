@@ -14,6 +14,8 @@ FIGURES: tuple[tuple[str, Callable[[Report], float], Callable[[float], str]], ..
     ("a pass", lambda r: r.pass_seconds, duration),
     ("of it waiting", lambda r: r.stall_seconds, duration),
     ("predicted", lambda r: r.predicted_pass or 0.0, duration),
+    ("a sparse attention", lambda r: (r.sparsity and r.sparsity.seconds) or 0.0, duration),
+    ("key blocks it visits", lambda r: (r.sparsity and r.sparsity.visited) or 0.0, lambda share: f"{share:.1%}"),
     ("resident", lambda r: r.resident_bytes, size),
     ("streamed per pass", lambda r: r.streamed_bytes, size),
     ("window", lambda r: r.window, size),

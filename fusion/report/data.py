@@ -79,6 +79,29 @@ class RefusalRow:
 
 
 @dataclass(frozen=True)
+class Sparsity:
+    """What became of attentions that may be sparse.
+
+    asked      what is to be visited, in words
+    attentions how many were sparse, of all that there were
+    visited    share of the key blocks that these visited; None: there was none
+    seconds, dense_seconds    how long one takes that is sparse, and one that could be and is dense; None: not timed
+    dense      (why, how many) of those that stayed dense
+    """
+
+    asked: str
+    attentions: int = 0
+    visited: float | None = None
+    seconds: float | None = None
+    dense_seconds: float | None = None
+    dense: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def all(self) -> int:
+        return self.attentions + sum(count for _, count in self.dense)
+
+
+@dataclass(frozen=True)
 class Report:
     """title: the model. state: in a sentence, where its weights are. All else is empty where it does not apply."""
 
@@ -100,6 +123,7 @@ class Report:
     predicted_pass: float | None = None
     what_if: tuple[WhatIf, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
+    sparsity: Sparsity | None = None
     kernels: tuple[KernelRow, ...] = ()
     refusals: tuple[RefusalRow, ...] = ()
     messages: tuple[str, ...] = ()

@@ -17,12 +17,13 @@ from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
 from .. import other_cards
 from ..fused import policy_of_model
+from ..sparse.model import sparse_of
 from ..stream import vram
 from ..stream.branches import branch_of, branches, passes_under
 from ..stream.stream import STREAM, Stream
 from ..words import counted
 from .advice import advise
-from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, WhatIf
+from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sparsity, WhatIf
 from .passes import cut, last_pass, typical
 
 NO_MODEL = "No model is connected: only kernels and memory are reported."
@@ -37,7 +38,7 @@ def gather(model: Any = None) -> Report:
     gaps: list[str] = []
     stream = stream_of(model)
     report = Report("no model", NO_MODEL) if model is None else Report("model", state_of_whole())
-    for part in (title, policy, memories, kernels):
+    for part in (title, policy, sparsity, memories, kernels):
         with noting(gaps, part.__name__):
             report = replace(report, **part(model))
     if stream is not None:
@@ -127,6 +128,16 @@ def policy(model: Any) -> dict[str, Any]:
 def policy_words(found: KernelPolicy) -> str:
     others = ", ".join(f"{op} {mode}" for op, mode in found.ops)
     return f"kernels {found.default}, {found.precision}" + (f"; {others}" if others else "")
+
+
+def sparsity(model: Any) -> dict[str, Any]:
+    """Of a MODEL that went through the Sparse Attention node."""
+    found = None if model is None else sparse_of(model.model_options.get("transformer_options", {}))
+    if found is None:
+        return {}
+    tallied, asked = found.tally.read(), found.settings.words()
+    times = (tallied.seconds.get("sparse"), tallied.seconds.get("dense"))
+    return {"sparsity": Sparsity(asked, tallied.sparse, tallied.visited, *times, tallied.dense)}
 
 
 def memories(model: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..words import counted
-from .data import Report, duration, size
+from .data import Report, Sparsity, duration, size
 
 MOST_LINES = 40  # of kernels or refusals: a long session meets hundreds of shapes
 
@@ -23,6 +23,8 @@ def lines(report: Report) -> Iterator[str]:
     if report.streams:
         yield from section("Streaming", streaming(report))
         yield from section("Slowest waits", waits(report))
+    if report.sparsity is not None:
+        yield from section("Sparse attention", sparse_attention(report.sparsity))
     yield from section("Memory", memory(report))
     yield from section("Kernels: who computed what (all models since ComfyUI started)", kernels(report))
     yield from section("Why not another", refusals(report))
@@ -69,6 +71,24 @@ def waits(report: Report) -> Iterator[str]:
         if layer.stall > 0:
             expected = "" if layer.predicted is None else f", predicted {duration(layer.predicted)}"
             yield f"{layer.name}: {duration(layer.stall)}{expected}"
+
+
+def sparse_attention(found: Sparsity) -> Iterator[str]:
+    yield sparse_words(found)
+    for why, count in found.dense:
+        yield f"dense: {why}: {counted(count, 'attention')}"
+
+
+def sparse_words(found: Sparsity) -> str:
+    """In a sentence."""
+    words = f"{found.asked}: {found.attentions} of {counted(found.all, 'self-attention')} were sparse"
+    if found.visited is not None:
+        words += f" and visited {found.visited:.1%} of the key blocks"
+    if found.seconds is not None:
+        words += f", {duration(found.seconds)} each"
+        if found.dense_seconds is not None:
+            words += f" in place of {duration(found.dense_seconds)}"
+    return words
 
 
 def memory(report: Report) -> Iterator[str]:

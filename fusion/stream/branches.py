@@ -6,12 +6,14 @@ A call that ended is one pass through the blocks. One that did not, after an int
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from ...kernels_cuda import KernelPolicy
-from ..fused import policy_of, policy_of_model
+from ..fused import policy_of
+from ..sparse.model import sparse_of
+from ..sparse.settings import Settings
 from .model_call import ModelCall, wrap
 
 WRAPPER = "fusestream_calls"  # our key among the wrappers of a model
@@ -20,19 +22,22 @@ MOST = 4096
 
 
 class Branch(NamedTuple):
-    """What a branch of a graph has of its own. Two that differ in neither are one.
+    """What a branch of a graph has of its own. Two that differ in nothing are one.
 
     policy    of its kernels; None: none of ours
     patches   stock's name for its set of LoRAs: clones of a MODEL have the same, until one of them gets another LoRA
+    sparse    how its attention is made sparse; None: it is not
     """
 
     policy: KernelPolicy | None
     patches: UUID | None
+    sparse: Settings | None = None
 
 
 def branch_of(model: Any) -> Branch:
     """The one that a streamed MODEL belongs to."""
-    return Branch(policy_of_model(model), model.patches_uuid)
+    options = model.model_options.get("transformer_options", {})
+    return Branch(policy_of(options), model.patches_uuid, _settings(options))
 
 
 def attach(patcher: Any) -> None:
@@ -45,12 +50,17 @@ def note(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """One call of the model, as stock's wrappers have it."""
     call = ModelCall(executor, args, kwargs)
     # The stream's patches, not the model's: stock forgets those of a model that it unloads in the middle of a run.
-    branch = Branch(policy_of(call.options), call.stream.patches_uuid)
+    branch = Branch(policy_of(call.options), call.stream.patches_uuid, _settings(call.options))
     with call.stream.one_pass():
         out = call.run()
     noted: deque[Branch] = getattr(call.model, CALLS)
     noted.append(branch)
     return out
+
+
+def _settings(options: Mapping[str, Any]) -> Settings | None:
+    found = sparse_of(options)
+    return None if found is None else found.settings
 
 
 def branches(model: Any) -> Sequence[Branch]:
@@ -66,6 +76,6 @@ def passes_under(count: int, calls: Sequence[Branch], branch: Branch) -> list[in
         return list(range(count))
     known = min(count, len(calls))
     ended = calls[len(calls) - known :]
-    kin = [ran for ran in ended if ran.policy == branch.policy]
+    kin = [ran for ran in ended if (ran.policy, ran.sparse) == (branch.policy, branch.sparse)]
     meant = branch if branch in kin or not kin else kin[-1]
     return [count - known + i for i, ran in enumerate(ended) if ran == meant]

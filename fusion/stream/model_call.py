@@ -59,6 +59,12 @@ class ModelCall:
         found: Mapping[str, Any] = self._argument("transformer_options") or {}
         return found
 
+    def set_option(self, key: str, value: Any) -> None:
+        """For all that look at the options further in; they are gone with the call. A call without options stays without."""
+        options: dict[str, Any] | None = self._argument("transformer_options")
+        if options is not None:
+            options[key] = value
+
     def _argument(self, name: str) -> Any:
         place = PLACES.index(name)
         return self.args[place] if place < len(self.args) else self.kwargs.get(name)

@@ -51,7 +51,16 @@ def test_arguments_are_found_by_place_and_by_name(by_place: int) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"transformer_options": None}])
 def test_a_call_without_options_has_none(options: Any) -> None:
-    assert ModelCall(None, (torch.ones(1), 1), options).options == {}
+    call = ModelCall(None, (torch.ones(1), 1), options)
+    call.set_option("a", 1)
+    assert call.options == {}
+
+
+def test_an_option_is_set_for_this_call() -> None:
+    options = {"b": 2}
+    call = ModelCall(None, (torch.ones(1), 1), {"transformer_options": options})
+    call.set_option("a", 1)
+    assert call.options is options and options == {"a": 1, "b": 2}
 
 
 def test_the_retry_is_around_the_others(tmp_path: Path) -> None:

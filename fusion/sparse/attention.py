@@ -1,0 +1,181 @@
+"""The override: self-attention over a long video, of some of the key blocks.
+
+    stock's call ─ long? not one of the first steps or layers? fp16 on the card? ─ no ─ the override that was there, or stock
+          │ yes
+          ├─ top-k   q, k, v in tile order, a quarter of the heads at a time ─ choose_blocks ─ attention, with the means of what
+          │          is not visited ─ back in the order of the video
+          └─ radial  attention with the fixed list, as the tokens come
+
+It stands around whatever override was there before, and hands each call on to it, as it came, that it does not serve itself:
+FuseStream's own, another node's, or none. The policy of the kernels comes with the call, as it does for blocks; a model that
+FuseStream did not load has the standard one.
+
+Under torch.compile it runs between the graphs: a graph would keep the step and the layer of the call that it was made in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels_cuda import STANDARD, KernelPolicy, KernelRefused, attention, choose_blocks
+from ...kernels_cuda.ops.sparse_routing import HEADS, KEY_BLOCK, QUERY_BLOCK
+from ..attention import OFF, StockCall, wrong_tensor
+from ..fused import HandBack, policy_of
+from .order import Grid, tile_order
+from .radial import Radial, radial
+from .schedule import call_of
+from .settings import Settings
+from .tally import Tally
+
+HAND_BACK = HandBack("sparse attention", "FuseStream Sparse Attention", instead="dense attention")
+SIZES = 8  # of videos whose order or list is kept: context windows have a few
+# Of the heads, of which one at a time is in tile order: a copy of q, k, v would be three times the activations.
+PIECES = 4
+
+NO_GRID = "the model does not say how its tokens lie in frames, lines and columns, as radial needs it"
+ALL = "all blocks would be visited"
+MASKED = "the model passes a mask"
+EARLY = "one of the first steps"
+FIRST_LAYER = "one of the first layers"
+
+
+class SparseAttention:
+    """Stock's attention call, served sparsely. One for each MODEL that comes out of the node."""
+
+    def __init__(self, settings: Settings, held: Callable[..., Tensor] | None = None) -> None:
+        """held: the override that was there."""
+        self.settings, self.held = settings, held
+        self.tally = Tally()
+        self._short = f"shorter than {settings.least_tokens} tokens"
+        self._orders = lru_cache(maxsize=SIZES)(tile_order)
+        self._radial = lru_cache(maxsize=SIZES)(radial)
+
+    def around(self, held: Callable[..., Tensor] | None) -> SparseAttention:
+        """The same around another override."""
+        return SparseAttention(self.settings, held)
+
+    def __call__(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            out: Tensor = torch.compiler.disable(self._serve)(stock, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return out
+        return self._serve(stock, *args, **kwargs)
+
+    def _serve(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        call = StockCall(*args, **kwargs)
+        if call.tokens != call.k.shape[-2]:
+            return self._hand_on(stock, args, kwargs)  # to the text, or to a picture: not ours
+        if call.tokens < self.settings.least_tokens:
+            self.tally.dense(self._short)
+            return self._hand_on(stock, args, kwargs)
+        reason = self._obstacle(call) or self._choice(call)
+        if reason is None:
+            try:
+                with self.tally.timed("sparse", call.q.device):
+                    out = self._sparse(call)
+            except KernelRefused as refused:
+                reason = self._told(str(refused), call)
+            else:
+                self.tally.sparse()
+                return call.answer(out)
+        self.tally.dense(reason)
+        with self.tally.timed("dense", call.q.device):
+            return self._hand_on(stock, args, kwargs)
+
+    def _hand_on(self, stock: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
+        """To what would serve without us, with the arguments as they came."""
+        return stock(*args, **kwargs) if self.held is None else self.held(stock, *args, **kwargs)
+
+    # -------------------------------------------------------------------------------------------------- whether at all
+
+    def _obstacle(self, call: StockCall) -> str | None:
+        """Why this cannot be sparse, in words a user understands; None if it can. The ledger has it, too."""
+        d = call.q.shape[-1] if call.skip_reshape else call.q.shape[-1] // call.heads
+        reason = wrong_tensor(call.q) or call.unknown()
+        if reason is None and d not in HEADS:
+            reason = f"heads have {d} elements, the kernels serve {', '.join(map(str, HEADS))}"
+        if reason is None and call.mask is not None:
+            reason = MASKED
+        if reason is None and self.settings.method == "radial" and grid_of(call) is None:
+            reason = NO_GRID
+        if reason is None and (policy_of(call.options) or STANDARD).mode("attention") == "off":
+            reason = OFF
+        return None if reason is None else self._told(reason, call)
+
+    def _told(self, reason: str, call: StockCall) -> str:
+        HAND_BACK(reason, call.q, forced=False, quietly=not call.q.is_cuda)
+        return reason
+
+    def _choice(self, call: StockCall) -> str | None:
+        """Why this stays dense though it need not: as the user wants it."""
+        so_far = call_of(call.options)
+        layer = so_far.next_layer()
+        if layer < self.settings.dense_layers:
+            return FIRST_LAYER
+        if so_far.is_early(call.options, self.settings.dense_steps):
+            return EARLY
+        if self.settings.method == "radial":
+            grid = grid_of(call)
+            return ALL if grid is not None and self._radial(grid, call.q.device).visited == 1 else None
+        blocks = -(-call.tokens // KEY_BLOCK)
+        return ALL if self._most(blocks) >= blocks else None
+
+    # ------------------------------------------------------------------------------------------------------ the sparse
+
+    def _sparse(self, call: StockCall) -> Tensor:
+        """[batch, tokens, heads, d], as our op answers."""
+        q, k, v = call.operands()
+        policy, grid = forced(policy_of(call.options) or STANDARD), grid_of(call)
+        if self.settings.method == "radial":
+            assert grid is not None  # or there was an obstacle
+            return self._by_list(q, k, v, call.scale, policy, self._radial(grid, q.device))
+        if grid is None:
+            return self._by_scores(q, k, v, scale=call.scale, policy=policy)
+        order, out = self._orders(grid, q.device), q.new_empty(q.shape)
+        for some, keys in pieces(q.shape[2], k.shape[2]):
+            parts = (t.index_select(1, order) for t in (q[:, :, some], k[:, :, keys], v[:, :, keys]))
+            seen = self._by_scores(*parts, scale=call.scale, policy=policy)
+            out[:, :, some].index_copy_(1, order, seen)
+        return out
+
+    def _by_scores(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, policy: KernelPolicy) -> Tensor:
+        key_blocks = -(-k.shape[1] // KEY_BLOCK)
+        blocks, tail = choose_blocks(q, k, v, most=self._most(key_blocks), policy=policy)
+        self.tally.visited(blocks, key_blocks)
+        return attention(q, k, v, scale=scale, blocks=blocks, tail=tail, policy=policy)
+
+    def _by_list(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, policy: KernelPolicy, listed: Radial
+    ) -> Tensor:
+        blocks = -(-q.shape[1] // QUERY_BLOCK) * -(-k.shape[1] // KEY_BLOCK)
+        self.tally.visited_share(listed.visited, q.shape[0] * q.shape[2] * blocks)
+        return attention(q, k, v, scale=scale, blocks=listed.blocks, policy=policy)
+
+    def _most(self, key_blocks: int) -> int:
+        return max(1, round(self.settings.share * key_blocks))
+
+
+def forced(policy: KernelPolicy) -> KernelPolicy:
+    """The same tier, by our kernels: torch's would need a mask of every query and key."""
+    return KernelPolicy.of("on", precision=policy.precision, isa=policy.isa)
+
+
+def grid_of(call: StockCall) -> Grid | None:
+    """How the tokens of a self-attention lie in frames, lines and columns, if they are those that the model told of."""
+    found = call.options.get("grid_sizes")
+    if found is None or len(found) != 3:
+        return None
+    frames, lines, columns = (int(size) for size in found)
+    return (frames, lines, columns) if frames * lines * columns == call.tokens else None
+
+
+def pieces(heads: int, key_heads: int) -> Iterator[tuple[slice, slice]]:
+    """Heads of the queries and of the keys that belong together, some at a time."""
+    group, step = heads // key_heads, -(-key_heads // PIECES)
+    for first in range(0, key_heads, step):
+        last = min(first + step, key_heads)
+        yield slice(first * group, last * group), slice(first, last)

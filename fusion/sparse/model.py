@@ -1,0 +1,37 @@
+"""A MODEL whose attention is sparse, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..attention import HOOK, AttentionOverride
+from . import schedule
+from .attention import SparseAttention
+from .settings import Settings
+
+
+def sparse(model: Any, settings: Settings) -> Any:
+    """A clone of a stock MODEL with sparse attention. One that has it already gets these settings in place of its own."""
+    clone = model.clone()
+    options = clone.model_options.setdefault("transformer_options", {})
+    held = options.get(HOOK)
+    if isinstance(held, SparseAttention):
+        held = held.held
+    else:
+        schedule.attach(clone)
+    options[HOOK] = SparseAttention(settings, held)
+    return clone
+
+
+def reinstalled(held: Any, ours: AttentionOverride) -> Any:
+    """The override that a model with this one has when its own attention is replaced by `ours`: what the user put there stays."""
+    if isinstance(held, SparseAttention):
+        return held.around(reinstalled(held.held, ours))
+    return ours if held is None or isinstance(held, AttentionOverride) else held
+
+
+def sparse_of(options: Mapping[str, Any]) -> SparseAttention | None:
+    """What makes the attention sparse under these transformer_options; None: nothing."""
+    found = options.get(HOOK)
+    return found if isinstance(found, SparseAttention) else None

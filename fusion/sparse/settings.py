@@ -1,0 +1,52 @@
+"""What a user asks for. Checked here, whoever asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Method = Literal["top-k", "radial"]
+METHODS: tuple[Method, ...] = get_args(Method)
+LEAST_SHARE = 0.05  # less leaves a block of queries little more than its neighbours
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an attention is made sparse, and which ones stay dense.
+
+    method        top-k: the key blocks whose means go best with each query block's, and the means of the others in their place.
+                  radial: the same blocks always, fewer the further apart two frames are
+    share         of the key blocks that top-k visits, for each query block: neighbours, the first and a short last one among them
+    dense_steps   share of a sampler's steps that stay dense, the first ones
+    dense_layers  attentions of each model call that stay dense, the first ones
+    least_tokens  below, all stay dense: there is little to gain
+    """
+
+    method: Method = "top-k"
+    share: float = 0.5
+    dense_steps: float = 0.25
+    dense_layers: int = 1
+    least_tokens: int = 12000
+
+    def __post_init__(self) -> None:
+        fault = next(self._faults(), None)
+        if fault is not None:
+            raise ValueError(f"FuseStream Sparse Attention: {fault}.")
+
+    def _faults(self) -> Iterator[str]:
+        if self.method not in METHODS:
+            yield f"method is {self.method!r}; choose {' or '.join(METHODS)}"
+        if not LEAST_SHARE <= self.share <= 1:  # what is no number is in no range
+            yield f"share is {self.share}; choose {LEAST_SHARE} to 1"
+        if not 0 <= self.dense_steps <= 1:
+            yield f"dense_steps is {self.dense_steps}; choose 0 (none) to 1 (all)"
+        for name in ("dense_layers", "least_tokens"):
+            count = getattr(self, name)
+            if not math.isfinite(count) or count < 0 or count != int(count):
+                yield f"{name} is {count}; choose a whole number, 0 or more"
+
+    def words(self) -> str:
+        """For the report."""
+        return self.method if self.method == "radial" else f"{self.method}, {self.share:.0%} of the key blocks"
