@@ -41,7 +41,9 @@ def kernels(tooltip: str) -> Any:
 
 
 def precision(tooltip: str) -> Any:
-    return io.Combo.Input("precision", options=["precise", "fast"], default="precise", optional=True, tooltip=tooltip)
+    return io.Combo.Input(
+        "precision", options=["precise", "fast", "turbo"], default="precise", optional=True, tooltip=tooltip
+    )
 
 
 def vram_budget(tooltip: str) -> Any:

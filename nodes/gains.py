@@ -10,6 +10,9 @@ from dataclasses import dataclass
 MEASURED_ON = "H200"
 
 
+PREDICTED_FOR = "RTX 2060 Super"
+
+
 @dataclass(frozen=True)
 class Gain:
     """Of one row of the kernel measurements: how many times as fast as stock's computation `column` was."""
@@ -23,8 +26,26 @@ class Gain:
         return f"{self.times:.1f}x"
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """By the machine code (bench/results/turing-model.json): how many times as fast as `over` the row `label` is."""
+
+    label: str
+    over: str
+    times: float
+
+    def __str__(self) -> str:
+        return f"{self.times:.1f} times"
+
+
 # Of one call of a model with trained weights, beside FP32: `python3 dev.py bench fidelity`.
-ERRORS = "precise 0.099 %, fast 0.10 %, ComfyUI in FP16 0.10 %"
+ERRORS = "precise 0.099 %, fast 0.10 %, ComfyUI in FP16 0.10 %; turbo 0.086 % in a video of 14040 tokens; in a video of 14040 tokens precise 0.066 %, turbo 0.086 %"
+
+# Of one call of the larger trained model: `python3 dev.py bench fidelity --model DIR`.
+SPARSE_ERRORS = "0.5 changes one call of a small trained model by 2.9 %, 0.3 by 5.6 %, radial by 4.7 %"
+
+FAST = Predicted("attention 128 fast", "attention 128 precise", 1.5)
+TURBO = Predicted("attention 128 turbo_half", "attention 128 precise", 1.9)
 
 OURS, AUTO = "stock / ours", "stock / auto"
 
@@ -40,7 +61,7 @@ TO_HALF = Gain("to_half", "UMT5 ffn, e4m3 scaled: 10240x4096", OURS, 6.4)
 CONV = Gain("conv", "3x3x3, 96 to 96, 4x480x832 precise", OURS, 2.7)
 UPSAMPLE = Gain("upsample_conv2d", "192 to 96, 4x240x416 precise", OURS, 3.6)
 VAE_NORMS = Gain("channel_rms_silu", "480p: 96x4x480x832 channels-last", OURS, 8.5)
-VAE_ATTENTION = Gain("attention", "Wan VAE 480x832: 4x1x6240x6240x384 precise", OURS, 2.1)
+VAE_ATTENTION = Gain("attention", "Wan VAE 480x832: 4x1x6240x6240x384 precise", OURS, 1.9)
 
 ALL = (
     ATTENTION, PRODUCTS, PRODUCTS_ON, NORMS, ROPE, FP8, TEXT_ATTENTION, TEXT_PRODUCTS_ON, TO_HALF, CONV, UPSAMPLE, VAE_NORMS,

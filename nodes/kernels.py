@@ -142,17 +142,19 @@ FAST = (
     "fast lets FuseStream's products and attention add in FP16, for GeForce cards, which do that twice as fast; slower than "
     f"precise on an {MEASURED_ON}"
 )
+AS_FAST = "turbo: as fast"  # where attention is short, or of a head that has no kernel in 8 bits
+TURBO = "turbo also rounds attention's queries and keys to 8 bits, for long or large videos"
 
 
-def first_inputs(off: str, fast: str = FAST) -> list[Any]:
-    """The two that concern all kernels. off, fast: what these choices mean here."""
+def first_inputs(off: str, fast: str = FAST, turbo: str = AS_FAST) -> list[Any]:
+    """The two that concern all kernels. off, fast, turbo: what these choices mean here."""
     return [
         choices.kernels(
             "In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
             f"measured at first use. on: FuseStream's, or an error that says why not. off: {off}.",
         ),
         choices.precision(
-            f"In place of the loader's choice. {fast}. The result changes a little.",
+            f"In place of the loader's choice. {fast}. {turbo}. The result changes a little.",
         ),
     ]
 
@@ -189,7 +191,9 @@ class ModelKernels(io.ComfyNode):
             "their weights: two branches of one graph can compare on and off.",
             ["attention switch", "a/b"],
             io.Model.Input("model", tooltip="From the FuseStream Diffusion Model Loader, LoRAs included."),
-            first_inputs("as without FuseStream", f"{FAST}. Error of one model call beside FP32: {gains.ERRORS}"),
+            first_inputs(
+                "as without FuseStream", turbo=f"{TURBO}. Error of one model call beside FP32: {gains.ERRORS}"
+            ),
             MODEL_SWITCHES,
             io.Model.Output(tooltip="The same model under these switches, for a sampler."),
         )

@@ -47,9 +47,10 @@ class DiffusionModelLoader(io.ComfyNode):
                     "measured at first use, a few seconds. on: FuseStream's, or an error. off: as without FuseStream.",
                 ),
                 choices.precision(
-                    "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: "
-                    "attention on an RTX 2060 Super a third faster by prediction. The video changes a little. precise adds in "
-                    f"FP32. Error of one model call beside FP32: {gains.ERRORS}.",
+                    "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: by "
+                    f"prediction attention {gains.FAST} as fast as with precise on an {gains.PREDICTED_FOR}. The video changes a "
+                    f"little. turbo also rounds attention's queries and keys to 8 bits, {gains.TURBO} as fast: for long or large "
+                    f"videos, which change more. precise adds in FP32. Error of one model call beside FP32: {gains.ERRORS}.",
                 ),
                 choices.vram_budget(
                     "-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "
@@ -113,7 +114,8 @@ class TextEncoderLoader(io.ComfyNode):
                 ),
                 choices.precision(
                     "precise: the error beside an FP32 file is 1.04 times ComfyUI's own with the same FP16 file. fast: "
-                    "about 1.25 times, with half the arithmetic. An encoder mostly waits for its weights: fast gains little.",
+                    "about 1.25 times, with half the arithmetic. An encoder mostly waits for its weights: fast gains little. "
+                    "turbo: as fast.",
                 ),
                 choices.vram_budget(
                     "-1: the encoder's blocks stream from the file through the VRAM that is free; RAM need not hold "
@@ -184,7 +186,7 @@ class VAELoader(io.ComfyNode):
                 ),
                 choices.precision(
                     "fast lets FuseStream's kernels add in FP16, which GeForce cards do twice as fast. The video "
-                    "changes a little. precise adds in FP32.",
+                    "changes a little. turbo: as fast. precise adds in FP32.",
                 ),
             ],
             outputs=[

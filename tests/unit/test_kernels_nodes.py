@@ -18,6 +18,7 @@ from fusestream.fusion.fused import policy_of
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.override import NotOurs
 from fusestream.kernels_cuda import OPS, KernelRefused
+from fusestream.kernels_cuda.policy import PRECISIONS
 from fusestream.nodes import gains
 from fusestream.nodes.kernels import (
     MODEL_SWITCHES,
@@ -29,6 +30,7 @@ from fusestream.nodes.kernels import (
     VAEKernels,
     policy_from,
 )
+from fusestream.nodes.loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
 
 ROOT = Path(__file__).resolve().parents[2]
 AUTO, OFF = fusion.KernelPolicy.of("auto"), fusion.KernelPolicy.of("off")
@@ -87,6 +89,23 @@ def test_gains_in_tooltips_are_measured(gain: gains.Gain) -> None:
     results = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
     (row,) = [row for row in results["kernels"]["rows"] if (row["op"], row["label"]) == (gain.op, gain.label)]
     assert gain.times == pytest.approx(row[gain.column], rel=0.1), "measured anew? Write the figure into nodes/gains.py"
+
+
+@pytest.mark.parametrize("gain", (gains.FAST, gains.TURBO), ids=lambda gain: gain.label)
+def test_gains_that_nobody_measured_are_predicted(gain: gains.Predicted) -> None:
+    model = json.loads((ROOT / "bench" / "results" / "turing-model.json").read_text(encoding="utf-8"))
+    ours, other = (model[name]["predictions"][0] for name in (gain.label, gain.over))
+    assert ours["as_compiled"] and ours["card"] == other["card"] == f"GeForce {gains.PREDICTED_FOR}"
+    predicted = ours["tflops"] / other["tflops"]
+    assert gain.times == pytest.approx(predicted, rel=0.1), "predicted anew? Write the figure into nodes/gains.py"
+
+
+def test_every_node_offers_every_tier_in_the_order_of_the_policy() -> None:
+    """Appended: what a workflow stored keeps its meaning."""
+    for node in (DiffusionModelLoader, TextEncoderLoader, VAELoader, ModelKernels, TextEncoderKernels, VAEKernels):
+        found = next(one for one in node.define_schema().inputs if one.id == "precision")
+        assert tuple(found.options) == PRECISIONS and found.default == "precise"
+        assert all(word in found.tooltip for word in PRECISIONS[1:]), node
 
 
 # ------------------------------------------------------------------------------------------------------ the MODEL's
