@@ -22,13 +22,6 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    sample = int(os.environ.get("FUSESTREAM_SAMPLE") or 0)
-    if sample:  # this many cases of each test, drawn by the run's seed: what is slow under a sanitizer
-        chosen = random.Random(SEED)
-        kept: dict[str, list[pytest.Item]] = {}
-        for item in items:
-            kept.setdefault(item.nodeid.split("[")[0], []).append(item)
-        items[:] = [item for cases in kept.values() for item in chosen.sample(cases, min(sample, len(cases)))]
     missing = pytest.mark.skip(reason="no NVIDIA GPU on this machine")
     for item in items:
         if "tests/gpu/" in item.path.as_posix():

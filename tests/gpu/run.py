@@ -1,8 +1,9 @@
 """Run the GPU tests and write down what was run on what.
 
     python tests/gpu/run.py                     all of tests/gpu, then record.json
-    python tests/gpu/run.py --sanitize          the short tests under each tool of compute-sanitizer as well
+    python tests/gpu/run.py --sanitize          the short tests under each tool of compute-sanitizer as well, in shards
     python tests/gpu/run.py --what-changed      only the files whose sources changed since they were recorded, or that failed
+    python tests/gpu/run.py --file test_conv.py only these files, recorded
     python tests/gpu/run.py -k norm_modulate    anything else goes to pytest; a partial run is not recorded
 
 Needs torch, pytest, hypothesis and numpy. record.json holds, per card: versions, the seed, and the outcome of every test file
@@ -16,18 +17,16 @@ import datetime
 import hashlib
 import json
 import os
-import re
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import sanitizers
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "gpu" / "record.json"
@@ -37,16 +36,14 @@ TESTS = {
     "test_pager.py": ("gpu", "memory"),
     **dict.fromkeys(
         (
-            "test_many_prompts.py", "test_patcher.py", "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py",
-            "test_weights_elsewhere.py",
+            "test_many_prompts.py", "test_patcher.py", "test_sparse_node.py", "test_umt5.py", "test_wan_attention.py",
+            "test_wan_vae.py", "test_weights_elsewhere.py",
         ),
         UNDER_TEST,
     ),
 }  # fmt: skip
-SANITIZER_SECONDS = int(os.environ.get("FUSESTREAM_SANITIZER_SECONDS") or 400)
 # These measure times or the card's memory: nothing runs beside them.
 ALONE = ("test_kernel_system.py", "test_many_prompts.py", "test_pager.py", "test_patcher.py", "test_wan_vae.py")
-SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def sources_hash() -> dict[str, str]:
@@ -111,13 +108,8 @@ def run_here(arguments: list[str], result: Path | None) -> tuple[int, Outcomes]:
     return status, outcomes
 
 
-def run_apart(
-    files: list[Path], jobs: int, arguments: list[str], folder: Path, quiet: Callable[[], None]
-) -> tuple[int, Outcomes]:
-    """Each file in a process of its own, `jobs` at a time, under one seed; then those that want to be alone.
-
-    quiet: called before these, returns when nothing else runs
-    """
+def run_apart(files: list[Path], jobs: int, arguments: list[str], folder: Path) -> tuple[int, Outcomes]:
+    """Each file in a process of its own, `jobs` at a time, under one seed; then those that want to be alone."""
     outcomes, worst = Outcomes(), 0
     env = {**os.environ, "FUSESTREAM_SEED": os.environ.get("FUSESTREAM_SEED") or str(secrets.randbelow(2**31))}
 
@@ -136,7 +128,6 @@ def run_apart(
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(one, [file for file in files if file.name not in ALONE]))
-    quiet()
     for file in files:
         if file.name in ALONE:
             one(file)
@@ -180,7 +171,7 @@ def stale_files(entry: dict[str, Any]) -> list[Path]:
     return found
 
 
-def write_record(outcomes: Outcomes, sanitized: dict[str, str]) -> None:
+def write_record(outcomes: Outcomes, sanitized: dict[str, sanitizers.Result], files: list[Path]) -> None:
     """What ran takes the place of what is known of these files; the rest stays."""
     here = environment()
     archive = subprocess.run(
@@ -202,62 +193,15 @@ def write_record(outcomes: Outcomes, sanitized: dict[str, str]) -> None:
         "archive": archive,
         "files": {file: entry for file, entry in {**before.get("files", {}), **ran}.items() if (ROOT / file).exists()},
         "skipped because": sorted(outcomes.skips | set(before.get("skipped because", []))),
-        "compute-sanitizer": {"kernels_cuda": sources_hash()["kernels_cuda"], **sanitized}
+        "compute-sanitizer": {
+            "kernels_cuda": sources_hash()["kernels_cuda"],
+            "files": sorted(file.name for file in files),
+            **{tool: str(result) for tool, result in sanitized.items()},
+        }
         if sanitized
         else before.get("compute-sanitizer", {}),
     }
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-
-
-# torch's own kernels are not under test, and checking them too takes ten times as long. Only initcheck must watch them:
-# it has to see who wrote what our kernels read.
-NOT_OURS = [
-    word for name in ("at6native", "3cub", "cutlass", "cudnn") for word in ("--kernel-regex-exclude", f"kns={name}")
-]
-
-
-def start_sanitizers(arguments: list[str]) -> dict[str, subprocess.Popen[str]]:
-    """Each tool, side by side, over a sample of the tests marked `sanitize`.
-
-    torch's caching allocator is off, so that every overrun is seen.
-    """
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    pytest = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "sanitize", "-q", "-p", "no:cacheprovider", *arguments]
-    running = {}
-    sample = int(os.environ.get("FUSESTREAM_SANITIZER_SAMPLE") or 100)
-    samples = (str(sample), str(max(1, sample // 12)))
-    for check in SANITIZERS:
-        whole = check == "initcheck"
-        options = ["--tool", check, "--error-exitcode", "99", "--print-limit", "5", "--target-processes", "all"]
-        if check == "memcheck":  # that a module has no such global is an answer, which the launcher asks for
-            options += ["--report-api-errors", "no"]
-        running[check] = subprocess.Popen(
-            [tool, *options, *([] if whole else NOT_OURS), *pytest],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "FUSESTREAM_SAMPLE": samples[whole]},
-        )
-    return running
-
-
-def sanitizer_result(check: str, process: subprocess.Popen[str], deadline: float) -> str:
-    try:
-        text, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        text, _ = process.communicate()
-        print(text[-3000:])
-        return f"exit status none: stopped after {SANITIZER_SECONDS} s"
-    summary = re.findall(r"=+ (ERROR SUMMARY: .*|RACECHECK SUMMARY: .*)", text)
-    passed = re.findall(r"(\d+ passed.*)", text)
-    result = "; ".join([*summary, *passed[-1:]]) or f"exit status {process.returncode}"
-    if process.returncode:
-        print(text[-6000:])
-        result += f" (exit status {process.returncode})"
-    print(f"{check}: {result}", flush=True)
-    return result
 
 
 def say_if_stale() -> int:
@@ -282,6 +226,7 @@ def main() -> int:
     cli.add_argument("--sanitize", action="store_true", help="also run compute-sanitizer's four tools")
     cli.add_argument("--stale", action="store_true", help="run nothing: say whether the record is of these sources")
     cli.add_argument("--what-changed", action="store_true", help="only files whose record is not of these sources")
+    cli.add_argument("--file", action="append", metavar="NAME", help="only this file of tests/gpu; may be given again")
     cli.add_argument("--jobs", type=int, default=1, help="test files that run side by side")
     cli.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # one file, for run_apart
     options, rest = cli.parse_known_args()
@@ -289,35 +234,28 @@ def main() -> int:
         return say_if_stale()
     if options.result:
         return run_here(rest, options.result)[0]
-    sanitized: dict[str, str] = {}
-    deadline = time.monotonic() + SANITIZER_SECONDS
-
-    def await_sanitizers() -> None:
-        sanitized.update({check: sanitizer_result(check, process, deadline) for check, process in started.items()})
-
     files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda file: -file.stat().st_size)
     if options.what_changed and RECORD.exists():
         known = json.loads(RECORD.read_text()).get(environment()["gpu"], {})
         files = [file for file in files if file in stale_files(known)]
+    if options.file:
+        files = [file for file in files if file.name in options.file]
     if options.jobs > 1:
-        started = start_sanitizers(rest) if options.sanitize else {}
         with tempfile.TemporaryDirectory() as folder:
-            status, outcomes = run_apart(files, options.jobs, rest, Path(folder), await_sanitizers)
+            status, outcomes = run_apart(files, options.jobs, rest, Path(folder))
     else:
         status, outcomes = run_here([*map(str, files), *rest], None)
-        started = start_sanitizers(rest) if options.sanitize else {}
-        deadline = time.monotonic() + SANITIZER_SECONDS
-        await_sanitizers()
+    sanitized = sanitizers.run(files, ROOT, options.jobs) if options.sanitize else {}
     partial = any(argument.startswith(("-k", "-m", "tests/")) for argument in rest)
     ran = sum(count["passed"] + count["failed"] for count in outcomes.files.values())
     if ran and not partial:
-        write_record(outcomes, sanitized)
+        write_record(outcomes, sanitized, files)
     for file, count in sorted(outcomes.files.items()):
         print(f"{file:44} {', '.join(f'{n} {what}' for what, n in sorted(count.items()))}")
-    for check, result in sanitized.items():
-        print(f"{check:44} {result}")
+    for tool, result in sanitized.items():
+        print(f"{tool:44} {result}")
     print(f"sources {sources_hash()}, {'recorded in ' + RECORD.name if ran and not partial else 'not recorded'}")
-    return status or int(any("exit status" in result for result in sanitized.values()))
+    return status or int(not all(result.clean for result in sanitized.values()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,112 @@
+"""compute-sanitizer over the small GPU tests, in shards: so many cases a process, each with its own end.
+
+A tool that watches every access takes a hundred times as long as the kernel, and one process after the other would not end. Cases
+are those marked `sanitize`: small ones, of every variant of every kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+CASES = 12  # of a shard
+SECONDS = int(os.environ.get("FUSESTREAM_SANITIZER_SECONDS") or 300)  # that one may take
+# torch's own kernels are not under test, and checking them too takes ten times as long. Only initcheck must watch them:
+# it has to see who wrote what our kernels read.
+NOT_OURS = [
+    word for name in ("at6native", "3cub", "cutlass", "cudnn") for word in ("--kernel-regex-exclude", f"kns={name}")
+]
+SLOWEST = "initcheck"  # ... and so gets every twelfth case
+LEFT_OUT = 12
+FOUND_ERRORS = 99
+
+
+@dataclass
+class Result:
+    """Of one tool. unfinished: shards that were stopped, or ended in a way that is no test's."""
+
+    passed: int = 0
+    errors: int = 0
+    shards: int = 0
+    unfinished: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        words = f"{self.passed} passed in {self.shards} shards, {self.errors} with errors"
+        return f"{words}; not to their end: {', '.join(self.unfinished)}" if self.unfinished else words
+
+    @property
+    def clean(self) -> bool:
+        return not self.errors and not self.unfinished
+
+
+def collect(files: Iterable[Path], root: Path) -> list[str]:
+    """The cases marked `sanitize`, as pytest names them."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "sanitize", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, *map(str, files)], cwd=root, capture_output=True, text=True, check=False)
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def cut(cases: Sequence[str], tool: str) -> list[list[str]]:
+    """Shards of one file's cases each: a file's kernels are compiled once per process."""
+    chosen = cases[::LEFT_OUT] if tool == SLOWEST else cases
+    by_file: dict[str, list[str]] = {}
+    for case in chosen:
+        by_file.setdefault(case.split("::")[0], []).append(case)
+    return [some[i : i + CASES] for some in by_file.values() for i in range(0, len(some), CASES)]
+
+
+def run(files: Iterable[Path], root: Path, jobs: int) -> dict[str, Result]:
+    """Every tool over every case, `jobs` shards at a time."""
+    cases = collect(files, root)
+    results = {tool: Result() for tool in TOOLS}
+    work = [(tool, shard) for tool in TOOLS for shard in cut(cases, tool)]
+    with ThreadPoolExecutor(jobs) as pool:
+        for (tool, shard), (passed, errors, ended) in zip(
+            work, pool.map(lambda one: run_shard(*one, root), work), strict=True
+        ):
+            result = results[tool]
+            result.shards += 1
+            result.passed += passed
+            result.errors += errors
+            if not ended:
+                result.unfinished.append(shard[0])
+    return results
+
+
+def run_shard(tool: str, cases: list[str], root: Path) -> tuple[int, bool, bool]:
+    """How many passed, whether the tool found errors, and whether the shard came to its end.
+
+    torch's caching allocator is off, so that every overrun is seen.
+    """
+    found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    options = ["--tool", tool, "--error-exitcode", str(FOUND_ERRORS), "--print-limit", "5", "--target-processes", "all"]
+    if tool == "memcheck":  # that a module has no such global is an answer, which the launcher asks for
+        options += ["--report-api-errors", "no"]
+    if tool != SLOWEST:
+        options += NOT_OURS
+    try:
+        done = subprocess.run(
+            [found, *options, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *cases],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        print(f"{tool}: {cases[0]} and those behind it: stopped after {SECONDS} s", flush=True)
+        return 0, False, False
+    counted = re.findall(r"(\d+) passed", done.stdout)
+    if done.returncode:
+        print(f"{tool}: {cases[0]} and those behind it:\n{done.stdout[-3000:]}", flush=True)
+    return int(counted[-1]) if counted else 0, done.returncode == FOUND_ERRORS, done.returncode in (0, FOUND_ERRORS)
