@@ -76,8 +76,8 @@ def claims(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "FP16 alone, sums included",
-            "FP16 throughout; sums are FP32 unless **precision** is *fast*, since an H200 gains nothing by FP16 sums and GeForce "
-            "cards are predicted to",
+            "FP16 throughout; sums are FP32 unless **precision** is *fast* or *turbo*, since an H200 gains nothing by FP16 sums "
+            "and GeForce cards are predicted to; *turbo* multiplies queries by keys in 8 bits",
         ),
         (
             "One kernel for QKV, RoPE, attention and projection",
@@ -145,7 +145,8 @@ def claims(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "Sparse attention, top-k selection",
-            "The attention kernel takes block lists and windows; Wan was trained without, so none of its blocks asks for them",
+            "A node makes attention visit some of the blocks, with means in place of the others. Off unless it is there: models "
+            "were trained without, and the video changes",
         ),
         (
             "BF16 weights converted once and kept",

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
 from ..kernels_cuda.build.matrix import source_hash
@@ -33,7 +34,7 @@ from . import rows as row_files
 from .chosen import CHOSEN
 from .end_to_end.machine import ask_card
 from .end_to_end.results import card_file, read, rounded, write
-from .measure import copy_bandwidth, device_seconds, host_seconds, sets_for, sum_bytes
+from .measure import copy_bandwidth, device_seconds, eager_seconds, host_seconds, sets_for, sum_bytes
 from .row import Row, Tensors
 
 # RTX 2060 Super: 448 GB/s. The share of it our kernels reach on the measured card is assumed there too.
@@ -75,6 +76,7 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
     if row.flops is not None:
         result |= matrix_figures(row, isa, ours, stock)
         result |= peer_figures(row, isa, inputs, ours)
+        result |= rival_figures(row, inputs, ours)
     else:
         result |= memory_figures(size, ours)
     if compile_stock and row.flops is None:
@@ -86,6 +88,9 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
             result |= {"torch.compile us": seconds * 1e6, "torch.compile / ours": seconds / ours}
         except AssertionError as error:  # inductor's own check: it cannot compile views of one packed buffer in place
             result["torch.compile failed"] = str(error).splitlines()[0]
+    if row.exact is not None:
+        able = {name: run for name, run in row.rivals().items() if f"{name} us" in result}
+        result["errors"] = errors(row, example, prepared(row, example, policy("on", row, isa)), able)
     LEDGER.clear()
     chosen = prepared(row, example, policy("auto", row, isa))
     chosen(*example)
@@ -139,12 +144,43 @@ def peer_figures(row: Row, isa: Any, inputs: list[Tensors], ours: float) -> dict
     }
 
 
+def rival_figures(row: Row, inputs: list[Tensors], ours: float) -> dict[str, Any]:
+    """Other libraries at the same inputs. One that fails says so, and the row goes on."""
+    found: dict[str, Any] = {}
+    for name, run in row.rivals().items():
+        found |= rival_figure(name, lambda *t, run=run: run(*t, *row.options), inputs, ours)
+    return found
+
+
+def rival_figure(name: str, run: Callable[..., Any], inputs: list[Tensors], ours: float) -> dict[str, Any]:
+    try:
+        seconds = eager_seconds(run, inputs)
+    except Exception as error:  # theirs, of whatever kind
+        return {f"{name} failed": f"{type(error).__name__}: {error}"[:200]}
+    return {f"{name} us": seconds * 1e6, f"{name} / ours": seconds / ours}
+
+
+def errors(
+    row: Row, example: Tensors, ours: Callable[..., Any], rivals: dict[str, Callable[..., Any]]
+) -> dict[str, float]:
+    """||result - exact|| / ||exact|| of ours, of stock and of other libraries, over the part that was computed exactly."""
+    assert row.exact is not None
+    exact = row.exact(*example, *row.options)
+
+    def error(result: Tensor) -> float:
+        return float((result[row.sampled].double() - exact).norm() / exact.norm())
+
+    found = {"ours": error(ours(*example))}
+    others = {"stock": row.stock, **rivals}
+    return found | {name: error(run(*example, *row.options)) for name, run in others.items()}
+
+
 def sweep_row(row: Row, isa: Any) -> None:
     """Every way our kernels can cut the work: for choosing the rule that `on` and the first race of `auto` follow."""
     example = row.inputs()
     size = moved_bytes(row, example)
     inputs = [example, *(row.inputs() for _ in range(sets_for(size) - 1))]
-    call = Call(row.op, example, row.options, KernelPolicy.of("on", isa=isa))
+    call = Call(row.op, example, row.options, policy("on", row, isa))
     copy = copy_bandwidth(size)
     found = [
         (device_seconds(way.prepare(call), inputs), way.name)

@@ -42,12 +42,28 @@ def device_seconds(run: Callable[..., Any], inputs: Sequence[Sequence[Any]]) -> 
     return seconds
 
 
+def eager_seconds(run: Callable[..., Any], inputs: Sequence[Sequence[Any]]) -> float:
+    """The same without a graph, for what may not be captured: right where the device takes longer than the host."""
+
+    def turn() -> None:
+        for each in inputs:
+            run(*each)
+
+    turn()
+    replays = max(1, int(TURN_SECONDS / max(_timed(turn, 1), 1e-6)))
+    return statistics.median(_timed(turn, replays) for _ in range(ROUNDS)) / len(inputs)
+
+
 def _replay(graph: torch.cuda.CUDAGraph, times: int) -> float:
+    return _timed(graph.replay, times)
+
+
+def _timed(run: Callable[[], object], times: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     start.record()
     for _ in range(times):
-        graph.replay()
+        run()
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) * 1e-3 / times

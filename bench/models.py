@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--frames", type=int, help="instead of the rows' own")
     cli.add_argument("--steps", type=int, help="instead of the rows' own")
     cli.add_argument("--budget", type=float, help="GiB for our weights, -1 for what is free, 0 for stock's memory")
-    cli.add_argument("--precision", choices=["precise", "fast"])
+    cli.add_argument("--precision", choices=["precise", "fast", "turbo"])
     cli.add_argument("--kernels", choices=["auto", "on", "off"])
     cli.add_argument(
         "--bounds", type=Path, metavar="FILE", help="measure nothing: set the bounds in these results anew"

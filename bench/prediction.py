@@ -14,11 +14,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .end_to_end.bounds import WAN, cost_of, wan_tokens
+from .card_rates import ASSUMED, CARDS, MODELS, PEER_STORED, VISITED, WHO, Card, Rates, Who, rates_on, shares
+from .end_to_end.bounds import TEXT_TOKENS, WAN, cost_of, wan_tokens
 from .end_to_end.rows import Row, sampling
 
 RESULTS = Path(__file__).parent / "results"
@@ -26,55 +27,11 @@ PAGE = Path(__file__).parent / "README.md"
 README = Path(__file__).resolve().parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- prediction:begin -->\n).*?(<!-- prediction:end -->)", re.DOTALL)
 PROMPTS = 2
+ROUNDED = 8.0  # bytes for each element of x: q and k are read, k's mean too, and written in 8 bits
 WAN13, WAN14 = "Wan 1.3B 480x832x81", "Wan 14B 480x832x81"
-
-
-@dataclass(frozen=True)
-class Card:
-    """From NVIDIA's data sheets: operations per second of the tensor cores with FP32 and with FP16 sums, bytes per second of the
-    memory; gib: what a desktop leaves free. bus: bytes per second that pinned copies reach, 0.78 of the link's rate."""
-
-    name: str
-    tensor: float
-    half: float
-    memory: float
-    bus: float
-    gib: float
-    turing: bool
-
-
-CARDS = (
-    Card("RTX 2060 Super", 28.7e12, 57.4e12, 448e9, 12.3e9, 7.0, True),
-    Card("RTX 2070", 29.9e12, 59.7e12, 448e9, 12.3e9, 7.0, True),
-    Card("RTX 2080", 40.3e12, 80.5e12, 448e9, 12.3e9, 7.0, True),
-    Card("RTX 3060 Ti", 32.4e12, 64.8e12, 448e9, 24.6e9, 7.0, False),
-    Card("RTX 4060", 30.2e12, 60.5e12, 272e9, 12.3e9, 7.0, False),
-)
 IN_SHORT = ("RTX 2060 Super", "RTX 3060 Ti", "RTX 4060")  # one of each generation, for README
+USUAL = "x81"  # frames: the work that README shows
 STEPS = {"1.3B": 30, "14B": 20}  # of a video, as the examples have them
-REACHED = 0.85  # of the memory's rate, by a plain read (bench/turing/machine.py)
-# Of the tensor cores' peak, by stock's products: measured on an RTX 4090 at a held clock (spatters/mma-matmul).
-CUBLAS = 0.93
-# Where the shares of each kind of card are: the file, and the attention that torch runs there.
-MODELS = {True: ("turing-model.json", "32x128"), False: ("ampere-ada-model.json", "sm_86 head 128")}
-ASSUMED = (
-    f"cuBLAS reaches {CUBLAS:.0%} of the tensor cores' peak, as was measured on an RTX 4090, a plain read {REACHED:.0%} of the "
-    "memory's rate: assumed",
-    "torch's attention and all of ours: the share that bench/turing predicts from machine code, of sm_75 for Turing, of sm_86 for "
-    "Ampere and Ada; of ours never less than torch's, which `auto` would take",
-    "passes over memory take as many bytes as on the H200, where the rows of bench/results were measured",
-    "copies run beside compute, stock's too; weights keep 7 GiB less the activations; no clock is throttled",
-)
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Operations per second of products and attention, bytes per second of memory and bus."""
-
-    gemm: float
-    attention: float
-    memory: float
-    bus: float
 
 
 @dataclass(frozen=True)
@@ -85,13 +42,15 @@ class Passes:
     hidden: float
 
 
-def step_seconds(row: Row, rates: Rates, passes: Passes, gib: float) -> float:
-    """Of one sampling step with guidance."""
+def step_seconds(row: Row, rates: Rates, passes: Passes, gib: float, stored: float = 1.0) -> float:
+    """Of one sampling step with guidance. stored: bytes of the weights, against FP16's."""
     cost, size, tokens = cost_of(row), WAN[row.model], wan_tokens(row)
     moved = size.layers * tokens * (size.dim * passes.width + size.ffn * passes.hidden)
-    compute = cost.gemm / rates.gemm + cost.attention / rates.attention + moved / rates.memory
+    own = cost.attention * tokens / (tokens + TEXT_TOKENS)  # the rest looks at the prompt
+    attention = own / (rates.own or rates.attention) + (cost.attention - own) / rates.attention
+    compute = cost.gemm / rates.gemm + attention + moved / rates.memory
     held = max(0.0, gib * 2**30 - 6 * tokens * size.dim * 2)  # activations as fusion/families/wan/block.py has them
-    return PROMPTS * max(compute, max(0.0, cost.weights - held) / rates.bus)
+    return PROMPTS * max(compute, max(0.0, stored * cost.weights - held) / rates.bus)
 
 
 # -------------------------------------------------------------------------------------------------------- what was measured
@@ -182,65 +141,60 @@ def predicted_rows() -> list[Row]:
     return [sampling("wan13", 480, 832, 33, 3), *measured_rows()]
 
 
-def shares(model: Mapping[str, Any], torchs_attention: str) -> dict[str, float]:
-    """Of the tensor cores' peak, by the machine code: ours with FP32 and FP16 sums, and torch's attention. Of the ways to cut a
-    product, `auto` takes the fastest."""
+@dataclass(frozen=True)
+class Told:
+    """Seconds a step, and with INT8 products at half their rate, where that is in doubt and makes a difference."""
 
-    def share(name: str) -> float:
-        found: float = next(p["share"] for p in model[name]["predictions"] if p["as_compiled"])
-        return found
+    seconds: float
+    slow: float | None = None
 
-    def best(precision: str) -> float:
-        return max(share(name) for name in model if name.startswith("linear ") and name.endswith(f" {precision}"))
+    def __str__(self) -> str:
+        return f"{self.seconds:.3g}" + ("" if self.slow is None else f" ({self.slow:.3g})")
 
-    torchs = next(name for name in model if name.startswith("torch ") and torchs_attention in name)
-    return {
-        "gemm precise": best("precise"),
-        "gemm fast": best("fast"),
-        "attention precise": share("attention 128 precise"),
-        "attention fast": share("attention 128 fast"),
-        "attention torch": share(torchs),
+
+def predictions(results: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[Who, Told]]]:
+    """(card, work, seconds a step by each)."""
+    models = {turing: (read(file), torchs) for turing, (file, torchs) in MODELS.items()}
+    found = {(turing, slow): shares(*models[turing], slow=slow) for turing in models for slow in (False, True)}
+    ours, stock = passes_of(results, "ours"), passes_of(results, "stock")
+    rounding = replace(ours, width=ours.width + ROUNDED)
+    passes = {
+        who: stock if who in ("stock", "peer") else rounding if who in ("turbo", "sparse") else ours for who in WHO
     }
-
-
-def rates_on(card: Card, who: str, share: Mapping[str, float]) -> Rates:
-    """who: `stock`, `precise` or `fast`."""
-    memory = card.memory * REACHED
-    torchs = card.tensor * share["attention torch"]
-    if who == "stock":
-        return Rates(card.tensor * CUBLAS, torchs, memory, card.bus)
-    peak = card.half if who == "fast" else card.tensor
-    # `auto` takes torch's where that is faster.
-    gemm = max(peak * share[f"gemm {who}"], card.tensor * CUBLAS)
-    return Rates(gemm, max(peak * share[f"attention {who}"], torchs), memory, card.bus)
-
-
-def predictions(results: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, float]]]:
-    """(card, work, seconds a step by `stock`, `precise`, `fast`)."""
-    found = {turing: shares(read(file), torchs) for turing, (file, torchs) in MODELS.items()}
-    passes = {who: passes_of(results, "stock" if who == "stock" else "ours") for who in ("stock", "precise", "fast")}
     for card in CARDS:
         for row in predicted_rows():
-            seconds = {
-                who: step_seconds(row, rates_on(card, who, found[card.turing]), passes[who], card.gib) for who in passes
-            }
-            yield card.name, row.name, seconds
+
+            def seconds(who: Who, slow: bool, card: Card = card, row: Row = row) -> float:
+                rates = rates_on(card, who, found[card.turing, slow], slow)
+                stored = PEER_STORED if who == "peer" else 1.0
+                return step_seconds(row, rates, passes[who], card.gib, stored)
+
+            told = {who: Told(seconds(who, False)) for who in WHO}
+            for who in ("peer", "turbo", "sparse"):
+                if (slow := seconds(who, True)) != told[who].seconds:
+                    told[who] = replace(told[who], slow=slow)
+            yield card.name, row.name, told
 
 
-def stock_told(work: str, seconds: Mapping[str, float]) -> str:
-    """What stock does of it: with 8 GiB free the H200 could not, and no card of 8 GB will."""
-    return "out of memory" if "720x1280" in work else f"{seconds['stock']:.3g}"
+def cells(work: str, told: Mapping[Who, Told]) -> list[str]:
+    """What stock does of 720p: with 8 GiB free the H200 could not, and no card of 8 GB will. The peer's file is smaller; nobody
+    tried it."""
+    too_large = {"stock": "out of memory", "peer": "?"} if "720x1280" in work else {}
+    return [too_large.get(who, str(told[who])) for who in WHO]
+
+
+HEADS = ("ComfyUI", "newest ComfyUI, INT8", "*precise*", "*fast*", "*turbo*", f"*turbo*, {VISITED:.0%} of the blocks")
 
 
 def table(results: Mapping[str, Any]) -> str:
-    lines = [
-        "| Card | Work | stock, s/step | FuseStream precise | fast | precise / fast over stock |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for card, work, s in predictions(results):
-        stock = stock_told(work, s)
-        gain = "-" if "720x1280" in work else f"{s['stock'] / s['precise']:.2f} / {s['stock'] / s['fast']:.2f}"
-        lines.append(f"| {card} | {work} | {stock} | {s['precise']:.3g} | {s['fast']:.3g} | {gain} |")
+    heads = ("Card", "Work", *HEADS, "*turbo* over ComfyUI", f"*turbo*, {VISITED:.0%}, over the newest")
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for card, work, told in predictions(results):
+        gains = ["-", "-"]
+        if "720x1280" not in work:
+            ratios = (("stock", "turbo"), ("peer", "sparse"))
+            gains = [f"{told[theirs].seconds / told[ours].seconds:.2f}" for theirs, ours in ratios]  # type: ignore[index]
+        lines.append(f"| {card} | {work} | {' | '.join([*cells(work, told), *gains])} |")
     return "\n".join(lines)
 
 
@@ -284,28 +238,27 @@ def text() -> str:
 def short_text() -> str:
     """For README: a line for a card of each generation, and how far to believe it."""
     results = load()
-    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in IN_SHORT}
-    for card, work, seconds in predictions(results):
-        if card in found:
-            found[card][work] = seconds
-    works = [row.name for row in predicted_rows()]
-    lines = [f"| Card | {' | '.join(works)} |", f"| --- |{' --- |' * len(works)}"]
-    for card, by_work in found.items():
-        told = (f"{stock_told(work, s)} / {s['precise']:.3g} / {s['fast']:.3g}" for work, s in by_work.items())
-        lines.append(f"| {card} | {' | '.join(told)} |")
+    heads = ("Card", "Work", *HEADS)
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    minutes = []
+    for card, work, told in predictions(results):
+        if card not in IN_SHORT or USUAL not in work:
+            continue
+        lines.append(f"| {card} | {work} | {' | '.join(cells(work, told))} |")
+        if card == IN_SHORT[0]:
+            steps = next(count for size, count in STEPS.items() if work.startswith(f"{size} "))
+            each = " / ".join(_minutes(told[who].seconds * steps) for who in ("precise", "turbo"))
+            minutes.append(f"{each} ({work}, {steps} steps)")
     table_text = "\n".join(lines)
-    card, by_work = next(iter(found.items()))
-    minutes = ", ".join(
-        f"{_minutes(seconds['precise'] * steps)} ({work}, {steps} steps)"
-        for work, seconds in by_work.items()
-        for size, steps in STEPS.items()
-        if work.startswith(f"{size} ")
+    table_text += (
+        f"\n\nMinutes for a video by that, on an {IN_SHORT[0]}, *precise* / *turbo*, text and frames not counted: "
+        f"{', '.join(minutes)}."
     )
-    table_text += f"\n\nMinutes for a video by that, on an {card}, *precise*, text and frames not counted: {minutes}."
     worst = farthest(results)
     said = "" if worst is None else f"The same sums for the H200 are at most {worst:.0%} off what was measured there."
     return (
-        "Predicted, not measured: seconds a step with guidance by stock / FuseStream *precise* / *fast*:\n\n"
+        "Predicted, not measured: seconds a step with guidance. In brackets: if a Turing card multiplies INT8 at half the rate of "
+        "its sheet. The newest ComfyUI is taken with an INT8 file, its INT8 attention switched on, and torch for CUDA 13.\n\n"
         f"{table_text}\n\n{said}\n"
     )
 

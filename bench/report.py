@@ -14,6 +14,7 @@ from typing import Any
 
 from . import claims, groups
 from .chosen import CHOSEN, CHOSEN_MATRIX, CHOSEN_MODELS
+from .fidelity import long
 from .fidelity import table as fidelity
 from .plots.charts import CHARTS, Chart
 
@@ -138,8 +139,8 @@ def rendered(readme: str) -> str:
         if models_rows(results):
             parts["models"].append(f"{head(card, results, 'models')}\n\n{models_table(results)}\n")
         if fidelity.SECTION in results:
-            told = f"{head(card, results, fidelity.SECTION)}\n\n{fidelity.short(results)}\n"
-            parts[fidelity.SECTION].append(told)
+            told = f"{fidelity.short(results)}\n{long.short_text(results)}"
+            parts[fidelity.SECTION].append(f"{head(card, results, fidelity.SECTION)}\n\n{told}")
         drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
         parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
     parts["models"] = parts["models"] or ["Not measured yet.\n"]
@@ -162,13 +163,18 @@ def head(card: str, results: dict[str, Any], part: str) -> str:
     return f"{text}:"
 
 
+def fidelity_tables(results: dict[str, Any]) -> str:
+    """Every way to compute, and what is told apart by longer videos."""
+    return f"{fidelity.table(results)}\n{long.text(results)}".rstrip("\n")
+
+
 TABLES = {
     "kernels": table,
     "matrix": matrix_table,
     "pager": pager_table,
     "host": host_table,
     "saving": saving_table,
-    fidelity.SECTION: fidelity.table,
+    fidelity.SECTION: fidelity_tables,
 }
 SECTION = {"matrix": "kernels"}  # of the results, where it has not the part's own name
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from ..kernels_cuda import KernelPolicy
+from ..kernels_cuda.policy import Precision
 
 Tensors = tuple["Tensor | None", ...]
 
@@ -22,6 +23,8 @@ class Row:
     against  whose operations stock's are, where it is not torch alone
     ours     of several ops: ours(policy) is what runs them, called as stock is; `op` is then only a name
     precision, flops, peers   of matrix work: how to accumulate, operations, and whether torch's other candidates are timed
+    rivals   what other libraries have for it where they are installed, by name; called as stock is
+    exact    of a plain result's part `sampled`, what it is in float64, given tensors and options; errors are told then
     moved    bytes of the tensors that must be read or written, given inputs and outputs; None: all of both, once
     """
 
@@ -32,7 +35,10 @@ class Row:
     stock: Callable[..., Any]
     moved: Callable[[Tensors, tuple[Tensor, ...]], int] | None = None
     against: str = "torch"
-    precision: Literal["precise", "fast"] = "precise"
+    precision: Precision = "precise"
     flops: float | None = None
     peers: bool = True
     ours: Callable[[KernelPolicy], Callable[..., Any]] | None = None
+    rivals: Callable[[], dict[str, Callable[..., Any]]] = dict
+    exact: Callable[..., Tensor] | None = None
+    sampled: tuple[slice, ...] = ()

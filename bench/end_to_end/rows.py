@@ -33,7 +33,7 @@ class Side:
     isa: Literal["sm_75", "sm_80"] | None = None
     kernels: Literal["auto", "on", "off"] = "auto"
     ops: tuple[tuple[str, str], ...] = ()
-    precision: Literal["precise", "fast"] = "precise"
+    precision: Literal["precise", "fast", "turbo"] = "precise"
     vram_budget: float = -1.0
     backend: Literal["auto", "slots", "managed"] = "auto"
     ram_budget: float | None = None
@@ -149,6 +149,7 @@ def more() -> list[Row]:
     for note, side in {
         "kernels off": Side(kernels="off"),
         "fast": Side(precision="fast"),
+        "turbo": Side(precision="turbo"),
         "attention off": Side(ops=(("attention", "off"),)),
         "linear off": Side(ops=(("linear", "off"), ("linear_", "off"), ("linear_pair", "off"))),
         "norms off": Side(ops=(("norm_modulate", "off"),)),

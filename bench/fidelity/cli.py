@@ -4,12 +4,15 @@
     python bench fidelity --quick        6 prompts on the CPU: that it runs, and what fp8 files lose; nothing is written
     python bench fidelity --only fp8     ways to compute whose name contains this, beside the reference; nothing is written
     python bench fidelity --dry          nothing is written
+    python bench fidelity --model DIR    the model of a `checkpoints.train model --size large` there: longer videos, and what is for
+                                         them; a section of its own
 
 Exits with 1 where `precise` is farther from FP32 than stock in FP16, by more than a twentieth, or a way to compute fails.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib
 import tempfile
@@ -18,53 +21,98 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import single
+from .. import kitchen, single
+from .long import LONG_SECTION, Size, beside, sizes
 from .table import HEAD, SECTION, Rows, line, missed, verdict
-from .variants import BF16, STORAGES, VARIANTS, Variant, for_cpu
+from .variants import BF16, LONG, STORAGES, VARIANTS, Variant, for_cpu
 
 if TYPE_CHECKING:
     from .pipeline import Files, Work
 
-FEW = 6  # prompts on the CPU
+FEW, FEWEST = 6, 1  # prompts on the CPU, of usual and of long videos
 
 
 def main(arguments: list[str] | None = None) -> int:
     cli = single.command_line(__doc__, quick="a few prompts on the CPU; nothing is written")
     cli.add_argument("--prompts", type=int, help="how many of the 60 that the model was not trained on")
     cli.add_argument("--seeds", type=int, default=1, help="videos of each")
+    cli.add_argument("--steps", type=int, help="of the sampler, instead of 20")
     cli.add_argument("--only", help="ways to compute whose name contains this; nothing is written")
     cli.add_argument("--results", type=Path, help="the file to write into; bench/results/<gpu>.json by default")
+    cli.add_argument(
+        "--model", type=Path, metavar="DIR", help="a large training: longer videos, turbo, sparse attention"
+    )
+    cli.add_argument("--tokens", type=int, action="append", help="with --model: only videos of so many tokens")
     options = cli.parse_args(arguments)
     if not single.begin(options):
         return 1
     import torch  # noqa: PLC0415
 
-    from ...checkpoints.toys import held_back_scenes  # noqa: PLC0415
-    from .pipeline import Work, trained_files  # noqa: PLC0415
-
-    scenes = held_back_scenes()
-    count = min(len(scenes), options.prompts or (FEW if options.quick else len(scenes)))
-    work = Work(tuple(scenes[i * len(scenes) // count] for i in range(count)), options.seeds)
     into = None
     if not (options.quick or options.dry or options.only):
         into = options.results or single.results_file()
-    chosen = [one for one in VARIANTS if (options.only or "") in one.name]
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        files = trained_files(Path(folder), STORAGES)
-        about = {} if into is None else described(files, work)
+        runs = long_rows(options, into) if options.model else [usual_rows(options, into, Path(folder))]
+    if into is not None:
+        print(f"written to {into}")
+    return int(any(missed(rows) or any("error" in row for row in rows) for rows in runs))
 
-        def keep(found: Rows) -> None:
-            if into is not None:
-                single.leave(SECTION, {**about, "rows": found}, into)
 
-        rows = measured(files, work, chosen, keep)
+def usual_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> list[dict[str, Any]]:
+    """Of the small model, with its files stored in other ways in this folder."""
+    from .pipeline import STEPS, Work, trained_files  # noqa: PLC0415
+
+    scenes = some_scenes(options.prompts or (FEW if options.quick else None))
+    work = Work(scenes, options.seeds, options.steps or STEPS)
+    files = trained_files(folder, STORAGES)
+    about = {} if into is None else described(files, work)
+
+    def keep(found: Rows) -> None:
+        if into is not None:
+            single.leave(SECTION, {**about, "rows": found}, into)
+
+    rows = measured(files, work, chosen(VARIANTS, options.only), keep)
     print(f"\n{len(work.videos)} videos of {work.steps} steps; errors are medians, or the median and the worst")
     if options.quick:
         print("on the CPU, which computes in FP32 whatever the type: only what files hold makes a difference")
     print("\n".join([HEAD, *map(line, rows), verdict(rows)]))
-    if into is not None:
-        print(f"written to {into}")
-    return int(bool(missed(rows)) or any("error" in row for row in rows))
+    return rows
+
+
+def long_rows(options: argparse.Namespace, into: Path | None) -> list[list[dict[str, Any]]]:
+    """Of a large training, at every size that is asked for. Sizes that were measured before, with these weights, stay."""
+    from .pipeline import STEPS, Work, files_in  # noqa: PLC0415
+
+    files = files_in(options.model)
+    weights = fingerprint((files.models["fp16"], files.text, files.vae))
+    every: list[list[dict[str, Any]]] = []
+    for size in sizes(options.tokens):
+        scenes = some_scenes(options.prompts or (FEWEST if options.quick else size.prompts))
+        work = Work(scenes, options.seeds, options.steps or STEPS, size.latent)
+        print(f"\n{size.tokens} tokens: {len(work.videos)} videos of {work.steps} steps, {size.name}", flush=True)
+
+        def keep(found: Rows, size: Size = size, work: Work = work) -> None:
+            if into is not None:
+                here = {"tokens": size.tokens, "size": size.name, **told(work), "rows": found}
+                single.leave(LONG_SECTION, {"weights": weights, "sizes": beside(here, weights, into)}, into)
+
+        rows = measured(files, work, chosen(LONG, options.only), keep)
+        print("\n".join([HEAD, *map(line, rows), verdict(rows)]))
+        every.append(rows)
+    return every
+
+
+def some_scenes(count: int | None) -> tuple[Any, ...]:
+    """Of those that no model was trained on, spread over all."""
+    from ...checkpoints.toys import held_back_scenes  # noqa: PLC0415
+
+    scenes = held_back_scenes()
+    count = min(len(scenes), count or len(scenes))
+    return tuple(scenes[i * len(scenes) // count] for i in range(count))
+
+
+def chosen(variants: Sequence[Variant], only: str | None) -> list[Variant]:
+    return [one for one in variants if (only or "") in one.name]
 
 
 def measured(
@@ -98,6 +146,8 @@ def lacking(variant: Variant) -> str | None:
 
     if variant.computing == BF16 and not comfy.model_management.should_use_bf16():
         return "this card has no BF16"
+    if variant.kitchen and not kitchen.int8_attention():
+        return "no comfy-kitchen with INT8 attention for this card is installed"
     if variant.easy_cache:
         try:
             importlib.import_module("comfy_extras.nodes_easycache")
@@ -108,12 +158,11 @@ def lacking(variant: Variant) -> str | None:
 
 def described(files: Files, work: Work) -> dict[str, Any]:
     """Of what the rows were measured."""
-    return {
-        "weights": fingerprint((files.models["fp16"], files.text, files.vae)),
-        "prompts": len(work.scenes),
-        "seeds": work.seeds,
-        "steps": work.steps,
-    }
+    return {"weights": fingerprint((files.models["fp16"], files.text, files.vae)), **told(work)}
+
+
+def told(work: Work) -> dict[str, int]:
+    return {"prompts": len(work.scenes), "seeds": work.seeds, "steps": work.steps}
 
 
 def fingerprint(paths: Sequence[Path]) -> str:

@@ -6,9 +6,9 @@ ComfyUI is imported when it is needed: somebody starts it first (`bench.end_to_e
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ import torch
 
 from ...checkpoints import container, toys, trained, umt5, wan
 from ...fusion.budgets import AUTO
-from .variants import Computing, Variant
+from .. import kitchen
+from .variants import Computing, Sparse, Variant
 
 if TYPE_CHECKING:
     from ...kernels_cuda import KernelPolicy
@@ -27,6 +28,7 @@ SAMPLER, SCHEDULER = "euler", "simple"
 SHIFT = 5.0
 GUIDANCE = 2.5
 TOGETHER = 20  # videos in a batch
+LEAST_TOKENS = 2048  # of a video whose attention may be sparse
 CHANNELS = 16
 LATENT = (5, 16, 16)  # 17 frames of 128x128
 
@@ -71,7 +73,8 @@ class Words:
 
 def trained_files(folder: Path, storages: tuple[str, ...]) -> Files:
     """The trained networks, and their diffusion model stored in other ways, written into a folder."""
-    model, text, vae = trained.files()
+    files = files_in(trained.FOLDER)
+    model = files.models["fp16"]
     tensors = {name: tensor.float() for name, tensor in read(model).items()}
     size = size_of(model)
     found = {"fp16": model}
@@ -79,7 +82,16 @@ def trained_files(folder: Path, storages: tuple[str, ...]) -> Files:
         stored = wan.STORAGES[storage].store(wan.table(size), tensors)
         found[storage] = folder / f"{storage}.safetensors"
         container.save(found[storage], stored.tensors, {**wan.metadata(size), **stored.metadata})
-    return Files(found, text, vae)
+    return replace(files, models=found)
+
+
+def files_in(folder: Path) -> Files:
+    """What a training left there."""
+    model, text, vae = trained.files(folder)
+    for path in (model, text, vae):
+        if not path.is_file():
+            raise SystemExit(f"{path} is not there: `python -m checkpoints.train` writes it")
+    return Files({"fp16": model}, text, vae)
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
@@ -158,6 +170,8 @@ def diffusion_model(files: Files, variant: Variant) -> Any:
         held = {"dtype": getattr(torch, computing.stock)} if variant.storage == "fp16" else {}
         model = comfy.sd.load_diffusion_model(path, model_options=held)
     model = with_shift(model)
+    if variant.kitchen:
+        model = with_kitchen(model)
     return with_easy_cache(model) if variant.easy_cache else model
 
 
@@ -175,6 +189,32 @@ def with_easy_cache(model: Any) -> Any:
     node = importlib.import_module("comfy_extras.nodes_easycache").EasyCacheNode
     inputs = {one.id: one.default for one in node.define_schema().inputs if one.id != "model"}
     return node.execute(model, **inputs).args[0]
+
+
+def with_kitchen(model: Any) -> Any:
+    """Attention without masks by comfy-kitchen in 8 bits, through stock's own hook."""
+    from ...fusion.attention import HOOK, StockCall  # noqa: PLC0415
+
+    run = kitchen.int8_attention()[kitchen.INT8]
+
+    def override(stock: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        call = StockCall(*args, **kwargs)
+        return stock(*args, **kwargs) if call.mask is not None else call.answer(run(*call.operands()))
+
+    clone = model.clone()
+    clone.model_options.setdefault("transformer_options", {})[HOOK] = override
+    return clone
+
+
+def with_sparse(model: Any, sparse: Sparse | None, **how: Any) -> Any:
+    """As FuseStream's node does it, in videos of a few thousand tokens too. how: settings instead of the node's own."""
+    if sparse is None:
+        return model
+    from ...fusion.sparse import model as sparse_model  # noqa: PLC0415
+    from ...fusion.sparse.settings import Settings  # noqa: PLC0415
+
+    settings = Settings(sparse.method, sparse.share, least_tokens=LEAST_TOKENS, **how)
+    return sparse_model.sparse(model, settings)
 
 
 def vae(path: Path, computing: Computing) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from ...kernels_cuda.policy import IsaClass, Mode, Precision
@@ -21,11 +21,20 @@ class Computing:
 
 
 @dataclass(frozen=True)
+class Sparse:
+    """FuseStream Sparse Attention stands behind the loader. share: of the key blocks; radial has its own."""
+
+    method: Literal["top-k", "radial"] = "top-k"
+    share: float = 0.5
+
+
+@dataclass(frozen=True)
 class Variant:
     """One line of the table.
 
     storage     of the diffusion model's file, as `checkpoints.wan.STORAGES` calls it
     easy_cache  stock's node EasyCache stands behind the loader, as it comes
+    kitchen     stock's attention is comfy-kitchen's in 8 bits, as newer versions of ComfyUI can be told to have it
     promised    a model call is to be as near to FP32 as stock's in FP16
     """
 
@@ -33,19 +42,23 @@ class Variant:
     computing: Computing
     storage: str = "fp16"
     easy_cache: bool = False
+    kitchen: bool = False
+    sparse: Sparse | None = None
     promised: bool = False
 
 
 FP32, FP16, BF16 = Computing(stock="float32"), Computing(stock="float16"), Computing(stock="bfloat16")
-PRECISE, FAST = Computing(), Computing(precision="fast")
+PRECISE, FAST, TURBO = Computing(), Computing(precision="fast"), Computing(precision="turbo")
 AUTO = Computing(kernels="auto")
 
 REFERENCE = Variant("ComfyUI FP32", FP32)
 STOCK_FP16 = Variant("ComfyUI FP16", FP16)
 OURS_PRECISE = Variant("FuseStream precise", PRECISE, promised=True)
 OURS_FAST = Variant("FuseStream fast", FAST)
+OURS_TURBO = Variant("FuseStream turbo", TURBO)
 STOCK_FP8 = Variant("ComfyUI, fp8 file", FP16, "fp8_e4m3fn")
 OURS_FP8 = Variant("FuseStream, fp8 file", PRECISE, "fp8_e4m3fn")
+STOCK_CACHED = Variant("ComfyUI FP16, EasyCache", FP16, easy_cache=True)
 
 VARIANTS = (
     STOCK_FP16,
@@ -62,20 +75,39 @@ VARIANTS = (
     # A file of this kind lets newer cards multiply in fp8, and ours leaves such products to stock: `on` would be an error.
     Variant("ComfyUI, scaled fp8 file for fp8 products", FP16, "fp8_scaled"),
     Variant("FuseStream auto, scaled fp8 file for fp8 products", AUTO, "fp8_scaled"),
-    Variant("ComfyUI FP16, EasyCache", FP16, easy_cache=True),
+    STOCK_CACHED,
     Variant("FuseStream precise, EasyCache", PRECISE, easy_cache=True),
+)
+# On videos of thousands of tokens: below, `turbo` is as `fast`, and sparse attention is dense.
+KITCHEN = Variant("ComfyUI FP16, comfy-kitchen's INT8 attention", FP16, kitchen=True)
+OURS_HALF = Variant("FuseStream precise, 50% of the blocks", PRECISE, sparse=Sparse())
+LONG = (
+    STOCK_FP16,
+    OURS_PRECISE,
+    OURS_FAST,
+    OURS_TURBO,
+    Variant("FuseStream turbo, Turing's code", replace(TURBO, isa="sm_75")),
+    KITCHEN,
+    STOCK_CACHED,
+    OURS_HALF,
+    Variant("FuseStream precise, 30% of the blocks", PRECISE, sparse=Sparse(share=0.3)),
+    Variant("FuseStream turbo, 50% of the blocks", TURBO, sparse=Sparse()),
+    Variant("FuseStream turbo, 30% of the blocks", TURBO, sparse=Sparse(share=0.3)),
+    Variant("FuseStream precise, radial", PRECISE, sparse=Sparse("radial")),
 )
 STORAGES = tuple(dict.fromkeys(one.storage for one in VARIANTS if one.storage != "fp16"))
 
 # What README shows.
 SHORT = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_FAST, STOCK_FP8, OURS_FP8))
+SHORT_LONG = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_TURBO, KITCHEN, STOCK_CACHED, OURS_HALF))
 
 
 def for_cpu(variants: Iterable[Variant]) -> list[Variant]:
-    """Those that differ where there is no card: no kernel can be forced there, and the type of the sums cannot be chosen."""
+    """Those that differ where there is no card: no kernel can be forced there, and neither the type of the sums nor which blocks
+    are visited can be chosen."""
     found: dict[Variant, Variant] = {}
     for one in variants:
-        if one.computing != BF16:
-            plain = one if one.computing.stock else replace(one, computing=AUTO)
+        if one.computing != BF16 and not one.kitchen:
+            plain = one if one.computing.stock else replace(one, computing=AUTO, sparse=None)
             found.setdefault(replace(plain, name="", promised=False), plain)
     return list(found.values())

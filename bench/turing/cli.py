@@ -4,6 +4,7 @@
     python bench turing KERNEL.cubin NAME --shared-bytes N  one kernel: counts, bounds, both ways to accumulate
     python bench turing --torch libtorch_cuda.so | X.whl    torch's memory-efficient attention on Turing; with --card of
                                                             RTX 30 or 40 its flash attention there
+    python bench turing --attention build/kernels           all of our attention, for the cards of 8 GB; kept in bench/results
 
 --trips N: an inner loop with tensor work runs N times per iteration (ADDRESS=N for one of them); --skip OPCODE[:COUNT]:
 a branch over code with that many of these is taken. README.md lists what the model assumes.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels_cuda import elf
-from . import disassemble, machine, sass, torch_flash, torch_kernels, validation
+from . import disassemble, machine, our_attention, sass, torch_flash, torch_kernels, validation
 from .cards import CARDS, DEFAULTS, runs
 from .flow import Rules
 from .model import Count, Launch, Prediction, as_json, count, predict, trace
@@ -31,8 +32,25 @@ MODES = ("f32", "f16")
 
 
 def modes_of(counted: Count) -> list[str | None]:
-    """The code as it is, then as if it summed in the other type (or, if it sums in both, in either)."""
+    """The code as it is, then as if it summed in the other type (or, if it sums in both, in either). Of code that multiplies
+    bytes there is no other."""
+    if counted.opcodes.get(machine.IMMA):
+        return [None]
     return [None, *(mode for mode in MODES if counted.accumulate not in (None, mode))]
+
+
+def predicted(
+    steps: list[sass.Instruction],
+    counted: Count,
+    launch: Launch,
+    cards: list[machine.Card],
+    from_dram: bool | None = None,
+) -> list[Prediction]:
+    """On each card, in each way to sum; Turing's cards also as they would be if IMMA were half as fast as their sheets say."""
+    doubted = [
+        machine.at_half_byte_rate(card) for card in cards if counted.opcodes.get(machine.IMMA) and runs(card, 75)
+    ]
+    return [predict(steps, launch, card, mode, from_dram) for card in (*cards, *doubted) for mode in modes_of(counted)]
 
 
 def read_rules(trips: list[str], skip: list[str]) -> Rules:
@@ -152,11 +170,40 @@ def run_torch_kernel(
     counted = count(steps, cards[0])
     if counted.flops * known.threads // machine.LANES != known.flops:
         raise SystemExit(f"{symbol}: {counted.flops} FLOP per warp; the walk missed part of the tile")
-    predictions = [predict(steps, launch, card, mode) for card in cards for mode in modes_of(counted)]
+    predictions = predicted(steps, counted, launch, cards)
     print(describe(label, counted, predictions))
     if vary:
         print(sensitivity(steps, launch, cards[0]))
     save(label, entry(counted, launch, predictions), results_of(cards[0]))
+
+
+def run_attention(folder: Path) -> None:
+    """Every tier of our attention, as it was compiled into this folder."""
+    for variant, (names, _) in our_attention.VARIANTS.items():
+        data = (folder / variant / our_attention.UNIT).read_bytes()
+        facts, codes = elf.read(data), sass.parse(disassemble.disassemble(data))
+        cards = [CARDS[name] for name in names]
+        for kernel in our_attention.KERNELS:
+            own = facts.kernels[kernel.symbol]
+            rows, threads, shared = elf.ints(data, f"{kernel.symbol}_cut")
+            steps = trace(codes[kernel.symbol], our_attention.rules(variant))
+            launch = Launch(threads, own.registers, own.shared + shared)
+            counted = count(steps, cards[0])
+            if counted.flops * threads // machine.LANES != kernel.flops(rows):
+                raise SystemExit(
+                    f"{variant} {kernel.symbol}: {counted.flops} FLOP per warp; the walk is not that of one tile"
+                )
+            predictions = predicted(steps, counted, launch, cards)
+            save(kernel.label, entry(counted, launch, predictions), results_of(cards[0]))
+            told = ", ".join(f"{p.card} {p.tflops:.1f}" for p in predictions if p.as_compiled)
+            print(f"{variant} {kernel.label}: TFLOP/s on {told}", flush=True)
+    page = our_attention.PAGE.read_text(encoding="utf-8")
+    our_attention.PAGE.write_text(our_attention.rendered(page, by_variant()), encoding="utf-8")
+
+
+def by_variant() -> dict[str, dict[str, Any]]:
+    """What is kept, by what was compiled for."""
+    return {"sm_75": stored(RESULTS), "sm_86": stored(NEWER_RESULTS)}
 
 
 def cards_for(capability: int, names: list[str], what: str) -> list[machine.Card]:
@@ -194,8 +241,7 @@ def run_cubin(options: argparse.Namespace) -> None:
             print(f"{name}\n  {error}")
             continue
         counted = count(steps, cards[0])
-        modes = modes_of(counted)
-        predictions = [predict(steps, launch, card, mode, options.dram) for card in cards for mode in modes]
+        predictions = predicted(steps, counted, launch, cards, options.dram)
         if options.kernel is None:
             best = predictions[0]
             speed = f"{best.tflops:6.1f} TFLOP/s" if best.accumulate else f"{best.bytes_per_second / 1e9:6.0f} GB/s"
@@ -218,6 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument(
         "--validate", action="store_true", help="what was published for RTX 30 and 40, and what is predicted"
     )
+    cli.add_argument("--attention", type=Path, metavar="DIR", help="what `python kernels_cuda/build` compiled")
     cli.add_argument("--threads", type=int, help="of a block; default: the launch bound")
     cli.add_argument("--registers", type=int, default=0, help="of a thread, if the cubin does not say")
     cli.add_argument("--shared-bytes", type=int, default=0, help="dynamic shared memory of a block")
@@ -238,10 +285,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(validation.table(stored(NEWER_RESULTS)))
     elif options.torch:
         run_torch(options.torch, [CARDS[name] for name in options.card or ["2060s"]], options.sensitivity)
+    elif options.attention:
+        run_attention(options.attention)
     elif options.cubin:
         run_cubin(options)
     else:
-        cli.error("give a cubin, --torch or --validate")
+        cli.error("give a cubin, --torch, --attention or --validate")
     return 0
 
 

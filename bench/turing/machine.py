@@ -22,7 +22,7 @@ its result can be read where the hardware watches over that itself. Sources, by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .sass import Instruction
 
@@ -149,6 +149,14 @@ class Card:
     def dram_bytes_per_cycle(self) -> float:
         """Of one multiprocessor, when all of them ask for the same."""
         return self.bandwidth * self.reached / self.multiprocessors / self.clock
+
+
+def at_half_byte_rate(card: Card) -> Card:
+    """The same card, should IMMA run at half of what its data sheet says: nobody published a measured rate for Turing."""
+    arch = card.architecture
+    return replace(
+        card, name=f"{card.name}, IMMA at half rate", architecture=replace(arch, byte_rate=arch.byte_rate // 2)
+    )
 
 
 def width(instruction: Instruction) -> int:

@@ -12,6 +12,6 @@ VAE = "toys_wan_vae_fp16.safetensors"
 LOG = "training.json"
 
 
-def files() -> list[Path]:
-    """Diffusion model, text encoder, VAE."""
-    return [FOLDER / MODEL, FOLDER / TEXT, FOLDER / VAE]
+def files(folder: Path = FOLDER) -> list[Path]:
+    """Diffusion model, text encoder, VAE; of another training if a folder is given."""
+    return [folder / MODEL, folder / TEXT, folder / VAE]

@@ -9,28 +9,35 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fusestream.bench import report, single
-from fusestream.bench.fidelity import cli, errors, pipeline, table
+from fusestream.bench.fidelity import cli, errors, long, pipeline, table
 from fusestream.bench.fidelity.variants import (
     FP16,
+    LONG,
     OURS_FAST,
     OURS_FP8,
     OURS_PRECISE,
+    OURS_TURBO,
     REFERENCE,
     SHORT,
+    SHORT_LONG,
     STOCK_FP8,
     STOCK_FP16,
     STORAGES,
     VARIANTS,
+    Computing,
     Variant,
     for_cpu,
 )
 from fusestream.checkpoints import container, toys, trained
+from fusestream.checkpoints.train import model_stage
+from fusestream.fusion.sparse.model import sparse_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "bench" / "results").glob("nvidia-*.json"))
@@ -187,6 +194,95 @@ def test_fingerprints_are_of_all_files(tmp_path: Path) -> None:
     assert cli.fingerprint(paths) != before
 
 
+# ------------------------------------------------------------------------------------------------------- longer videos
+
+
+def test_longer_videos_have_the_sizes_that_were_learned() -> None:
+    assert [size.tokens for size in long.SIZES] == [2304, 14040]
+    pools = {(pool.frame.width, pool.frame.height, pool.frame.frames) for pool in model_stage.SIZES["large"].pools}
+    assert {(size.width, size.height, size.frames) for size in long.SIZES} < pools
+    assert long.sizes([14040]) == long.SIZES[1:] and long.sizes(None) == long.SIZES
+    with pytest.raises(SystemExit, match="no video has 7 tokens; there are 2304, 14040"):
+        long.sizes([7])
+    assert all(size.tokens > pipeline.LEAST_TOKENS for size in long.SIZES), "sparse attention is to serve"
+
+
+def test_another_training_is_measured_at_every_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """The small one, with videos of two sizes that a CPU makes in seconds. What was measured before of these weights stays."""
+    tiny = (long.Size(64, 64, 5, prompts=2), long.Size(64, 80, 5, prompts=1))
+    monkeypatch.setattr(long, "SIZES", tiny)
+    monkeypatch.setattr("fusestream.bench.kernels.environment", lambda: {"torch": "2.11", "date": "today"})
+    monkeypatch.setattr(cli.single, "begin", lambda _: True)
+    into = tmp_path / "card.json"
+    into.write_text(json.dumps({"fidelity": {"rows": []}}))
+    asked = ["--model", str(trained.FOLDER), "--results", str(into), "--steps", "1"]
+    assert cli.main([*asked, "--tokens", "32"]) == 0
+    first = json.loads(into.read_text())
+    assert first["fidelity"] == {"rows": []}, "the small model's section"
+    assert [one["tokens"] for one in first[long.LONG_SECTION]["sizes"]] == [32]
+    assert cli.main([*asked, "--tokens", "40", "--prompts", "2", "--seeds", "2"]) == 0
+    both = json.loads(into.read_text())[long.LONG_SECTION]
+    assert [(one["tokens"], one["prompts"], one["seeds"]) for one in both["sizes"]] == [(32, 2, 1), (40, 2, 2)]
+    assert (
+        both["sizes"][0] == first[long.LONG_SECTION]["sizes"][0]
+        and both["weights"] == first[long.LONG_SECTION]["weights"]
+    )
+    names = [row["name"] for row in both["sizes"][0]["rows"]]
+    assert names == [REFERENCE.name, *(one.name for one in for_cpu(LONG))]
+    both_in = {long.LONG_SECTION: both}
+    assert long.text(both_in).count(REFERENCE.name) == 2
+    short = long.short_text(both_in)
+    assert "which is 40 tokens; 4 videos" in short and "32 tokens" not in short
+    assert [name for name in SHORT_LONG if f"| {name} |" in short] == [name for name in names if name in SHORT_LONG]
+    assert REFERENCE.name not in short
+    changed = both | {"weights": "others"}
+    into.write_text(json.dumps({long.LONG_SECTION: changed}))
+    assert long.beside({"tokens": 1}, both["weights"], into) == [{"tokens": 1}], "of other weights"
+
+
+def test_a_folder_without_a_training_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"is not there: `python -m checkpoints\.train` writes it"):
+        pipeline.files_in(tmp_path)
+
+
+def test_what_is_for_long_videos_stands_behind_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = pipeline.files_in(trained.FOLDER)
+    for variant in LONG:
+        if variant.sparse is None:
+            continue
+        model = pipeline.diffusion_model(files, replace(variant, computing=Computing(kernels="auto")))
+        for early, how in ((0.25, {}), (0.0, {"dense_steps": 0.0})):
+            used = pipeline.with_sparse(model, variant.sparse, **how)
+            settings = sparse_of(used.model_options["transformer_options"]).settings  # type: ignore[union-attr]
+            assert (settings.method, settings.share) == (variant.sparse.method, variant.sparse.share)
+            assert settings.dense_steps == early and settings.least_tokens == pipeline.LEAST_TOKENS
+        assert sparse_of(model.model_options["transformer_options"]) is None, "what went in stays dense"
+    assert pipeline.with_sparse(model, None) is model
+
+
+def test_the_other_librarys_attention_goes_through_stocks_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Size] = []
+
+    def int8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        seen.append(q.shape)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    (variant,) = (one for one in LONG if one.kitchen)
+    monkeypatch.setitem(sys.modules, "comfy_kitchen", None)
+    assert "no comfy-kitchen with INT8 attention" in str(cli.lacking(variant))
+    library = SimpleNamespace(int8_attention=int8, int8_attention_is_available=lambda: True)
+    monkeypatch.setitem(sys.modules, "comfy_kitchen", library)
+    assert cli.lacking(variant) is None
+    files, words = pipeline.files_in(trained.FOLDER), torch.randn(2, 512, 64)
+    said = pipeline.Words(words, words[:1])
+    calls = [pipeline.first_call(pipeline.diffusion_model(files, one), WORK, said, 2) for one in (STOCK_FP16, variant)]
+    torch.testing.assert_close(calls[1], calls[0], atol=1e-4, rtol=1e-4)
+    assert seen and all(len(shape) == 4 and shape[1] == 2 and shape[3] == 128 for shape in seen), "heads of 128"
+    assert not any(one.kitchen or one.sparse for one in for_cpu(LONG))
+
+
 # ------------------------------------------------------------------------------------------------------------- the tables
 
 
@@ -253,8 +349,9 @@ def test_the_pages_show_it_where_it_was_measured(tmp_path: Path, monkeypatch: py
 
 
 def test_variants_have_names_of_their_own_and_readme_has_the_tiers() -> None:
+    for names in ([one.name for one in VARIANTS], [one.name for one in LONG]):
+        assert len(names) == len(set(names)) and REFERENCE.name not in names
     names = [one.name for one in VARIANTS]
-    assert len(names) == len(set(names)) and REFERENCE.name not in names
     assert set(SHORT) <= {REFERENCE.name, *names}
     assert {one.name for one in VARIANTS if one.promised} == table.PROMISED > {OURS_PRECISE.name}
     cpu = for_cpu(VARIANTS)
@@ -284,10 +381,10 @@ def tooltips() -> dict[str, str]:
     return found
 
 
-def untold(text: str, rows: list[dict[str, Any]]) -> list[str]:
+def untold(text: str, rows: list[dict[str, Any]], tiers: Sequence[str] = TIERS) -> list[str]:
     """The tiers whose measured error a tooltip does not quote."""
     calls = {one["name"]: one["call"]["median"] for one in rows if "call" in one}
-    return [name for name in TIERS if table.percent(calls[name]) not in text]
+    return [name for name in tiers if table.percent(calls[name]) not in text]
 
 
 def test_tooltips_quote_the_measured_errors() -> None:
@@ -297,6 +394,35 @@ def test_tooltips_quote_the_measured_errors() -> None:
     rows = measured[0]["fidelity"]["rows"]
     told = {where: untold(text, rows) for where, text in tooltips().items()}
     assert not any(told.values()), f"write the figures of bench/results into {told}"
+
+
+def test_tooltips_quote_the_error_of_turbo_where_it_rounds() -> None:
+    """Of the longest videos that were measured."""
+    sections = [json.loads(path.read_text(encoding="utf-8")).get(long.LONG_SECTION) for path in RESULTS]
+    measured = [section["sizes"][-1]["rows"] for section in sections if section]
+    if not measured:
+        pytest.skip("bench/results has no figures of `dev.py bench fidelity --model` yet")
+    both = [OURS_PRECISE.name, OURS_TURBO.name]
+    told = {where: untold(text, measured[0], both) for where, text in tooltips().items()}
+    assert not any(told.values()), f"write the figures of bench/results into {told}"
+
+
+def test_the_sparse_node_quotes_what_was_measured() -> None:
+    sections = [json.loads(path.read_text(encoding="utf-8")).get(long.LONG_SECTION) for path in RESULTS]
+    measured = [section["sizes"][-1]["rows"] for section in sections if section]
+    if not measured:
+        pytest.skip("bench/results has no figures of `dev.py bench fidelity --model` yet")
+    named = [one.name for one in LONG if one.sparse is not None and one.computing.precision == "precise"]
+
+    page = (ROOT / "nodes" / "web" / "docs" / "FuseStreamSparseAttention.md").read_text(encoding="utf-8")
+    from fusestream.nodes import gains
+
+    texts = {"en": gains.SPARSE_ERRORS, "page": page}
+    for language in ("ja", "zh"):
+        defs = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+        texts[language] = defs["FuseStreamSparseAttention"]["inputs"]["share"]["tooltip"]
+    told = {where: untold(text, measured[0], named) for where, text in texts.items()}
+    assert len(named) == 3 and not any(told.values()), f"write the figures of bench/results into {told}"
 
 
 def test_a_tooltip_with_another_figure_is_noticed() -> None:

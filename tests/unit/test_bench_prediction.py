@@ -3,9 +3,13 @@ measured card, and its parts do what they say."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from fusestream.bench import prediction
+from fusestream.bench.card_rates import shares
 from fusestream.bench.end_to_end.rows import sampling
 from fusestream.bench.prediction import Passes, Rates, step_seconds
 
@@ -44,8 +48,56 @@ def test_a_step_is_compute_or_copies() -> None:
 
 
 def test_auto_is_never_predicted_slower_than_stock() -> None:
-    for card, work, seconds in prediction.predictions(prediction.load()):
+    for card, work, told in prediction.predictions(prediction.load()):
+        seconds = {who: found.seconds for who, found in told.items()}
         assert seconds["fast"] <= seconds["precise"] <= seconds["stock"], f"{card}: {work}"
+        assert seconds["sparse"] < seconds["turbo"] < seconds["fast"], f"{card}: {work}"
+
+
+def test_int8_is_in_doubt_on_turing_alone() -> None:
+    turing = {card.name for card in prediction.CARDS if card.turing}
+    for card, work, told in prediction.predictions(prediction.load()):
+        doubted = {who for who, found in told.items() if found.slow is not None}
+        assert doubted == ({"peer", "turbo", "sparse"} if card in turing else set()), f"{card}: {work}"
+        assert all(found.slow > found.seconds for found in told.values() if found.slow is not None)
+    assert str(prediction.Told(12.34, 13.57)) == "12.3 (13.6)" and str(prediction.Told(12.34)) == "12.3"
+
+
+def test_half_of_the_blocks_is_half_of_self_attention() -> None:
+    row, passes = sampling("wan13", 480, 832, 81, 3), Passes(0.0, 0.0)
+    dense = Rates(1e30, 1e14, 1e12, 1e12)
+    half = replace(dense, own=2e14)
+    ratio = step_seconds(row, half, passes, 80.0) / step_seconds(row, dense, passes, 80.0)
+    assert ratio == pytest.approx((0.5 * 32760 + 512) / (32760 + 512), rel=1e-6), "the prompt is looked at as ever"
+
+
+def test_a_smaller_file_copies_less() -> None:
+    row, passes = sampling("wan14", 480, 480, 17, 3), Passes(0.0, 0.0)
+    bus = Rates(1e30, 1e30, 1e15, 1e10)
+    whole, small = (step_seconds(row, bus, passes, gib=0.0, stored=stored) for stored in (1.0, 0.5))
+    assert small == pytest.approx(whole / 2)
+
+
+def test_turbo_takes_the_fastest_of_what_it_offers() -> None:
+    def entry(tflops: float, share: float, slow: float | None = None) -> dict[str, Any]:
+        told = [{"card": "GeForce X", "as_compiled": True, "tflops": tflops, "share": share}]
+        if slow is not None:
+            told.append({**told[0], "card": "GeForce X, IMMA at half rate", "tflops": slow})
+        return {"predictions": told}
+
+    model = {
+        "linear 1x1 precise": entry(9.0, 0.9),
+        "linear 1x1 fast": entry(16.0, 0.8),
+        "torch 32x128": entry(6.0, 0.6),
+        "attention 128 precise": entry(9.0, 0.9),
+        "attention 128 fast": entry(14.0, 0.7),
+        "attention 128 turbo": entry(15.0, 0.8, 11.0),
+        "attention 128 turbo_half": entry(18.0, 0.6, 12.0),
+        **{f"attention 128 {tier} listed": entry(8.0, 0.4) for tier in ("precise", "fast", "turbo", "turbo_half")},
+    }
+    found, slow = (shares(model, "32x128", slow) for slow in (False, True))
+    assert found["attention turbo"] == pytest.approx(1.8) and slow["attention turbo"] == pytest.approx(1.4)
+    assert found["attention listed"] == pytest.approx(0.8) and found["gemm fast"] == 0.8
 
 
 def test_what_was_not_measured_is_named() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from listings import listing, loop_of
 
-from fusestream.bench.turing import disassemble, machine, torch_kernels
+from fusestream.bench.turing import cli, disassemble, machine, our_attention, torch_kernels
 from fusestream.bench.turing.cards import CARDS
 from fusestream.bench.turing.cli import RESULTS, read_rules
 from fusestream.bench.turing.flow import Rules, find_loops, main_loop, split
@@ -213,6 +213,70 @@ def test_a_product_in_each_mode_keeps_its_own_cost() -> None:
     assert found.cycles == pytest.approx(4 * (16 + 8) * 2, rel=0.02) and found.share == pytest.approx(1, rel=0.02)
     assert found.tflops == pytest.approx(57.4 * 8 / 12, rel=0.02)
     assert predict(path, Launch(256, 255, 0), SUPER, "f16").cycles == pytest.approx(8 * 8 * 2, rel=0.02)
+
+
+def test_bytes_at_half_the_rate_of_the_sheet() -> None:
+    """The same card by another name, on which IMMA alone takes twice as long."""
+    slow = machine.at_half_byte_rate(SUPER)
+    imma, hmma = listing("IMMA.8816.S8.S8 R0, R2.ROW, R4.COL, R0", "HMMA.1688.F16 R0, R2, R4, R0")
+    assert [machine.cost(one, slow) / machine.cost(one, SUPER) for one in (imma, hmma)] == [2, 1]
+    assert slow.name == f"{SUPER.name}, IMMA at half rate" and slow.peak("s32") == SUPER.peak("f16")
+
+
+def test_code_with_bytes_is_predicted_at_both_rates_on_turing_alone() -> None:
+    both = loop_of("IMMA.8816.S8.S8 R0, R2.ROW, R4.COL, RZ | 1", "HMMA.1688.F16 R8, R2, R4, RZ | 1")
+    halves, launch = loop_of("HMMA.1688.F16 R8, R2, R4, RZ | 1"), Launch(256, 255, 0)
+    ampere = CARDS["3060ti"]
+    found = cli.predicted(both, count(both, SUPER), launch, [SUPER])
+    assert [p.card for p in found] == [SUPER.name, f"{SUPER.name}, IMMA at half rate"]
+    assert all(p.as_compiled for p in found) and found[1].tflops < found[0].tflops
+    assert [p.accumulate for p in cli.predicted(halves, count(halves, SUPER), launch, [SUPER])] == ["f16", "f32"]
+    assert [p.card for p in cli.predicted(both, count(both, ampere), launch, [ampere])] == [ampere.name]
+
+
+# --------------------------------------------------------------------------------------------------------- our attention
+
+ONE = our_attention.Kernel(64, "turbo", True)
+PART = "| 64, blocks of a list |"
+
+
+def test_the_page_shows_what_is_kept_of_our_attention() -> None:
+    page, kept = our_attention.PAGE.read_text(encoding="utf-8"), cli.by_variant()
+    assert our_attention.rendered(page, kept) == page, "call `python bench turing --attention build/kernels`"
+    assert page.count("| 128, blocks of a list |") == page.count("| 96 |") == len(our_attention.VARIANTS)
+    forged = page.replace("| 128, blocks of a list |", "| 128, forged |")
+    assert our_attention.rendered(forged, kept) == page
+    for stored in kept.values():
+        assert all(stored[kernel.label]["count"]["flops"] for kernel in our_attention.KERNELS)
+
+
+def test_our_attention_is_predicted_and_kept_as_it_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel of a made-up file, whose tile has as many operations as it should, and one that has fewer."""
+    loop = loop_of(*["IMMA.8816.S8.S8 R0, R2.ROW, R4.COL, RZ | 1", "HMMA.1688.F16 R8, R2, R4, RZ | 1"] * 64)
+    facts = elf.Cubin(75, 7, {ONE.symbol: elf.KernelFacts(registers=200, threads=128, shared=0)})
+    (tmp_path / "sm_75").mkdir()
+    (tmp_path / "sm_75" / our_attention.UNIT).write_bytes(b"")
+    page, results = tmp_path / "README.md", tmp_path / "model.json"
+    page.write_text("<!-- attention:begin sm_75 -->\n<!-- attention:end -->\n")
+    monkeypatch.setattr(our_attention, "VARIANTS", {"sm_75": our_attention.VARIANTS["sm_75"]})
+    for name, value in (("KERNELS", (ONE,)), ("PAGE", page), ("HEADS", (64,))):
+        monkeypatch.setattr(our_attention, name, value)
+    monkeypatch.setattr(cli, "RESULTS", results)
+    monkeypatch.setattr(elf, "read", lambda _: facts)
+    monkeypatch.setattr(disassemble, "disassemble", lambda _: "")
+    monkeypatch.setattr(cli.sass, "parse", lambda _: {ONE.symbol: loop})
+    monkeypatch.setattr(cli, "trace", lambda code, _: code)
+    monkeypatch.setattr(elf, "ints", lambda _, name: (128, 128, 12288))
+    assert cli.main(["--attention", str(tmp_path)]) == 0
+    kept = json.loads(results.read_text())[ONE.label]
+    assert kept["launch"] == {"threads": 128, "registers": 200, "shared": 12288, "useful_flops": None}
+    fast, slow = (p["tflops"] for p in kept["predictions"])
+    assert f"{PART} {fast:.1f} / {slow:.1f}, " in page.read_text() and fast > slow
+    monkeypatch.setattr(elf, "ints", lambda _, name: (64, 128, 12288))
+    with pytest.raises(SystemExit, match="the walk is not that of one tile"):
+        cli.run_attention(tmp_path)
 
 
 def test_stored_results_say_what_torch_reaches() -> None:

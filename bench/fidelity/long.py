@@ -1,0 +1,109 @@
+"""Longer videos, of a model that learned them (`checkpoints/train`, `--size large`): their sizes, results and tables. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..end_to_end.results import read
+from .table import Rows, decibels, markdown, missed, percent
+from .variants import SHORT_LONG
+
+LONG_SECTION = "fidelity long"
+
+
+@dataclass(frozen=True)
+class Size:
+    """A video, and how many prompts are enough to tell ways to compute apart."""
+
+    width: int
+    height: int
+    frames: int
+    prompts: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.width}x{self.height}, {self.frames} frames"
+
+    @property
+    def latent(self) -> tuple[int, int, int]:
+        return (self.frames - 1) // 4 + 1, self.height // 8, self.width // 8
+
+    @property
+    def tokens(self) -> int:
+        frames, height, width = self.latent
+        return frames * (height // 2) * (width // 2)
+
+
+SIZES = (Size(256, 256, 33, prompts=12), Size(832, 480, 33, prompts=4))
+
+
+def sizes(tokens: Sequence[int] | None) -> tuple[Size, ...]:
+    """Those of so many tokens; all of none."""
+    known = {size.tokens: size for size in SIZES}
+    strange = set(tokens or ()) - known.keys()
+    if strange:
+        raise SystemExit(f"no video has {min(strange)} tokens; there are {', '.join(map(str, known))}")
+    return tuple(size for size in SIZES if not tokens or size.tokens in tokens)
+
+
+def beside(here: Mapping[str, Any], weights: str, file: Path) -> list[Mapping[str, Any]]:
+    """This size's results among those of others that the file has of these weights."""
+    before = read(file).get(LONG_SECTION, {})
+    kept = before["sizes"] if before.get("weights") == weights else []
+    every = {one["tokens"]: one for one in (*kept, here)}
+    return [every[tokens] for tokens in sorted(every)]
+
+
+def text(results: Mapping[str, Any]) -> str:
+    """Markdown: a table of each size; nothing where none was measured."""
+    measured = results.get(LONG_SECTION, {}).get("sizes", [])
+    return "".join(f"\n{_head(one)}\n\n{table(one['rows'])}\n" for one in measured)
+
+
+def short_text(results: Mapping[str, Any]) -> str:
+    """What says most to a user, of the longest videos."""
+    measured = results.get(LONG_SECTION, {}).get("sizes", [])[-1:]
+    return "".join(f"\n{_head(one)}\n\n{_short_table(one['rows'])}\n" for one in measured)
+
+
+HEADS = (
+    "Way to compute",
+    "Error of a model call",
+    "Latents, dB",
+    "Frames after all steps, dB",
+    "Videos as their prompts say",
+)
+
+
+def _head(one: Mapping[str, Any]) -> str:
+    videos = one["prompts"] * one["seeds"]
+    return (
+        f"A larger model, briefly trained, {one['size']}, which is {one['tokens']} tokens; {videos} videos of {one['steps']} "
+        "steps:"
+    )
+
+
+def table(rows: Rows) -> str:
+    late = missed(rows)
+    return markdown(HEADS, (_cells(row, row["name"] in late) for row in rows))
+
+
+def _short_table(rows: Rows) -> str:
+    late = missed(rows)
+    lines = (_cells(row, row["name"] in late) for row in rows if row["name"] in SHORT_LONG and "call" in row)
+    return markdown((HEADS[0], HEADS[1], HEADS[3]), ([cells[0], cells[1], cells[3]] for cells in lines))
+
+
+def _cells(row: Mapping[str, Any], is_missed: bool) -> list[str]:
+    if "error" in row:
+        return [row["name"], f"fails: {row['error']}", "", "", ""]
+    obeyed = f"{row['right']['colour and direction']:.0%}"
+    if "call" not in row:
+        return [f"{row['name']}, the reference", "-", "-", "-", obeyed]
+    call = ("**missed** " if is_missed else "") + percent(row["call"]["median"])
+    return [row["name"], call, decibels(row["latents dB"]), decibels(row["frames dB"]), obeyed]

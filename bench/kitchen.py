@@ -1,0 +1,53 @@
+"""The kernels of comfy-kitchen, which newer versions of ComfyUI may switch on, where a version that has them is installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+INT8, SPARSE = "comfy-kitchen int8", "comfy-kitchen sol_attn"
+Rivals = dict[str, Callable[..., Any]]
+
+
+def serving(name: str) -> ModuleType | None:
+    """The library, if its `<name>_is_available` says so for this card."""
+    try:
+        library = importlib.import_module("comfy_kitchen")
+    except ImportError:
+        return None
+    available = getattr(library, f"{name}_is_available", None)
+    return library if available is not None and available() else None
+
+
+def int8_attention() -> Rivals:
+    """Called as `attention`'s stock is: q, k, v [batch, tokens, heads, d], plain."""
+    library = serving("int8_attention")
+    if library is None:
+        return {}
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+        found: Tensor = library.int8_attention(*(t.transpose(1, 2) for t in (q, k, v)))
+        return found.transpose(1, 2)
+
+    return {INT8: run}
+
+
+def sparse_attention(share: float) -> Callable[[], Rivals]:
+    """The same, visiting this share of the key blocks, with a term for each of the others."""
+
+    def rivals() -> Rivals:
+        library = serving("sol_attn")
+        if library is None:
+            return {}
+
+        def run(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+            found: Tensor = library.sol_attn(q, k, v, topk_ratio=share)
+            return found
+
+        return {SPARSE: run}
+
+    return rivals

@@ -1,0 +1,110 @@
+"""The bench of kernels without a card: which rows there are, other libraries beside ours, and errors against float64."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusestream.bench import kernels, kitchen
+from fusestream.bench.row import Row
+from fusestream.bench.rows import attention, sparse_attention
+from fusestream.kernels_cuda import KernelPolicy
+from fusestream.kernels_cuda.ops.attention import SHORT, WIDE
+from fusestream.kernels_cuda.policy import PRECISIONS
+
+Q, K, V = (torch.randn(2, 130, 5, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+EXAMPLE = (Q, K, V, *attention.NOTHING_ELSE)
+
+
+def small(**more: Any) -> Row:
+    return replace(attention.ROWS[0], inputs=lambda: EXAMPLE, **more)
+
+
+def test_attention_has_a_row_of_every_tier_that_rounds_differently() -> None:
+    found: dict[str, list[str]] = {}
+    for row in attention.ROWS:
+        label, _, tier = row.label.rpartition(" ")
+        assert tier == row.precision
+        found.setdefault(label, []).append(tier)
+    assert any(label.endswith(": 1x24x4608x4608x128") for label in found)
+    for label, tiers in found.items():
+        keys, d = (int(size) for size in label.split("x")[-2:])
+        wanted = PRECISIONS if keys > SHORT and d < WIDE else PRECISIONS[:2]
+        assert tuple(tiers) == wanted, label
+
+
+def test_sparse_rows_have_both_shares_and_tiers() -> None:
+    labels = [row.label for row in sparse_attention.ROWS]
+    assert len(set(labels)) == len(labels) == 8
+    for size in ("1x12x32760x32760x128", "2x40x8190x8190x128"):
+        for share in ("50%", "30%"):
+            assert {label.split()[-1] for label in labels if size in label and share in label} == {"precise", "turbo"}
+
+
+def test_sparse_attention_of_all_blocks_is_attention() -> None:
+    run = sparse_attention.sparse(1.0)(KernelPolicy.of("off"))
+    exact = attention.exactly(*EXAMPLE)
+    torch.testing.assert_close(run(*EXAMPLE)[attention.SAMPLED].double(), exact, atol=1e-5, rtol=1e-5)
+    longer = (*torch.randn(3, 1, 1100, 4, 16).unbind(0), *attention.NOTHING_ELSE)
+    some = sparse_attention.sparse(0.3)(KernelPolicy.of("off"))(*longer)[attention.SAMPLED].double()
+    assert not torch.allclose(some, attention.exactly(*longer), atol=1e-3)
+
+
+def test_errors_are_of_the_part_that_was_computed_exactly() -> None:
+    def off(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+        found: Tensor = attention.stock(q, k, v, *others) * 1.01
+        found[1:] = torch.nan  # not looked at
+        return found
+
+    row = small()
+    ours = lambda *t: row.stock(*t, *row.options)  # noqa: E731
+    found = kernels.errors(row, EXAMPLE, ours, {"theirs": off})
+    assert list(found) == ["ours", "stock", "theirs"]
+    assert found["ours"] == found["stock"] < 1e-6 and found["theirs"] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_another_library_that_fails_does_not_take_the_row_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError("no kernel")
+
+    monkeypatch.setattr(kernels, "eager_seconds", lambda run, inputs: [run(*one) for one in inputs] and 3e-3)
+    row = small(rivals=lambda: {"good": attention.stock, "bad": fails})
+    assert kernels.rival_figures(row, [EXAMPLE], 1.5e-3) == {
+        "good us": 3e3,
+        "good / ours": 2.0,
+        "bad failed": "ZeroDivisionError: no kernel",
+    }
+
+
+def test_comfy_kitchen_is_asked_where_it_serves_this_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals = (kitchen.int8_attention, kitchen.sparse_attention(0.3))
+    monkeypatch.setitem(sys.modules, "comfy_kitchen", None)
+    assert [found() for found in rivals] == [{}, {}], "not installed"
+    monkeypatch.setitem(sys.modules, "comfy_kitchen", SimpleNamespace())
+    assert [found() for found in rivals] == [{}, {}], "an older version"
+    shares: list[float] = []
+
+    def int8(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    def sol(q: Tensor, k: Tensor, v: Tensor, topk_ratio: float) -> Tensor:
+        shares.append(topk_ratio)
+        return int8(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+
+    has = {"int8_attention_is_available": lambda: True, "sol_attn_is_available": lambda: False}
+    library = SimpleNamespace(int8_attention=int8, sol_attn=sol, **has)
+    monkeypatch.setitem(sys.modules, "comfy_kitchen", library)
+    assert [list(found()) for found in rivals] == [[kitchen.INT8], []], "not on this card"
+    library.sol_attn_is_available = lambda: True
+    exact = attention.exactly(*EXAMPLE)
+    for found in rivals:
+        (run,) = found().values()
+        got = run(*EXAMPLE, *attention.PLAIN)[attention.SAMPLED]
+        torch.testing.assert_close(got.double(), exact, atol=1e-5, rtol=1e-5)
+    assert shares == [0.3]
