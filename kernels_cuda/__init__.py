@@ -14,6 +14,7 @@ from .ops.attention import attention
 from .ops.attention_operands import BlockList, Tail
 from .ops.channel_rms_silu import channel_rms_silu
 from .ops.conv import conv2d, conv3d, fold_batch_norm
+from .ops.dequantise import dequantise, dequantise_rows
 from .ops.diffusion_step import diffusion_step
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
@@ -46,6 +47,8 @@ __all__ = [
     "choose_blocks",
     "conv2d",
     "conv3d",
+    "dequantise",
+    "dequantise_rows",
     "diffusion_step",
     "fold_batch_norm",
     "fold_upsample",
