@@ -155,14 +155,14 @@ def linear_pair(
 
 
 # Mirrors LinearParams in src/linear_params.cuh.
-LinearParams = parameter_struct(
-    "LinearParams",
-    (Pointer, "x weight up bias residual gate out"),
+POINTERS = "x weight up bias residual gate out"
+FIELDS = (
     (c_int64, "x_batch residual_batch residual_row gate_batch gate_frame out_batch out_row"),
     (c_int, "x_row weight_row m n k tokens tokens_per_frame activation"),
     (c_float, "scale"),
     (c_int, "saturate bias_is_float residual_is_float gate_is_float out_is_float"),
 )
+LinearParams = parameter_struct("LinearParams", (Pointer, POINTERS), *FIELDS)
 
 
 def folded(view: Rows) -> Rows:
@@ -190,6 +190,11 @@ def obstacles(call: Call) -> Iterator[str]:
             yield f"{name} is {size}, the kernels take multiples of {PACK}"
     if max(o.m, o.n, o.k) > MOST:
         yield f"a size of {o.m} x {o.n} x {o.k} exceeds {MOST}"
+    yield from places(o)
+
+
+def places(o: Operands) -> Iterator[str]:
+    """Where operands may not lie, and how many of them are too many, of a call whose sizes and types are served."""
     yield from _rows_apart(x=o.x, weight=o.weight, up=o.up, residual=o.residual, out=o.out)
     if o.up is not None and rows(o.up) != rows(o.weight):
         yield f"weight and up have different strides ({o.weight.stride()} and {o.up.stride()})"
@@ -206,10 +211,10 @@ def _rows_apart(**tensors: Tensor | None) -> Iterator[str]:
     for name, t in tensors.items():
         if t is None:
             continue
-        view = rows(t)
+        view, pack = rows(t), max(PACK, 16 // t.element_size())
         if isinstance(view, str):
             yield f"{name}: {view}"
-        elif t.data_ptr() % 16 or view.row_stride % PACK or view.batch_stride % PACK:
+        elif t.data_ptr() % 16 or view.row_stride % pack or view.batch_stride % pack:
             yield f"{name}: rows do not start at multiples of 16 bytes (strides {t.stride()})"
 
 
@@ -290,34 +295,39 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     return pair if o.paired else single if o.out is None else into
 
 
-def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Launch:
-    x, weight = folded(row_view(o.x)), row_view(o.weight)
+def parameters(o: Operands, x: Rows, weight: Rows) -> dict[str, Any]:
+    """All of LinearParams but the pointers. x, weight: where the operands lie, x folded."""
     out = Rows(o.batches, o.tokens, o.n, o.tokens * o.n, o.n) if o.out is None else row_view(o.out)
     residual = out if o.residual is None else row_view(o.residual)
     gate = shared_row(o.gate, out, "gate") or SharedRow(0, 0, o.tokens)
     assert isinstance(gate, SharedRow)  # no string here: `obstacles` found none
-    params = LinearParams(
-        x_batch=x.batch_stride,
-        residual_batch=residual.batch_stride,
-        residual_row=residual.row_stride,
-        gate_batch=gate.batch_stride,
-        gate_frame=gate.frame_stride,
-        out_batch=out.batch_stride,
-        out_row=out.row_stride,
-        x_row=x.row_stride,
-        weight_row=weight.row_stride,
-        m=x.tokens,
-        n=o.n,
-        k=o.k,
-        tokens=o.tokens,
-        tokens_per_frame=gate.tokens_per_frame,
-        activation=ACTIVATIONS.index(o.activation),
-        scale=o.scale,
-        saturate=o.saturate and o.out_dtype is torch.float16,
-        out_is_float=o.out_dtype is torch.float32,
-    )
-    for name, t in (("bias", o.bias), ("residual", o.residual), ("gate", o.gate)):
-        setattr(params, f"{name}_is_float", t is not None and t.dtype is torch.float32)
+    of_floats = {"bias": o.bias, "residual": o.residual, "gate": o.gate}
+    return {
+        "x_batch": x.batch_stride,
+        "residual_batch": residual.batch_stride,
+        "residual_row": residual.row_stride,
+        "gate_batch": gate.batch_stride,
+        "gate_frame": gate.frame_stride,
+        "out_batch": out.batch_stride,
+        "out_row": out.row_stride,
+        "x_row": x.row_stride,
+        "weight_row": weight.row_stride,
+        "m": x.tokens,
+        "n": o.n,
+        "k": x.d,
+        "tokens": o.tokens,
+        "tokens_per_frame": gate.tokens_per_frame,
+        "activation": ACTIVATIONS.index(o.activation),
+        "scale": o.scale,
+        "saturate": o.saturate and o.out_dtype is torch.float16,
+        "out_is_float": o.out_dtype is torch.float32,
+        **{f"{name}_is_float": t is not None and t.dtype is torch.float32 for name, t in of_floats.items()},
+    }
+
+
+def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Launch:
+    x = folded(row_view(o.x))
+    params = LinearParams(**parameters(o, x, row_view(o.weight)))
     sums = call.policy.sums
     isa = card.isa_class("linear")
     tactic = tactic or Tactic(best_cut(o.m, o.n, o.paired, card.multiprocessors, isa, sums), sums)
@@ -338,9 +348,12 @@ def kernel_name(tactic: Tactic, paired: bool) -> str:
 
 
 def shape_class(call: Call) -> str:
+    return class_of(Operands.of_call(call), call.policy.sums)
+
+
+def class_of(o: Operands, *more: str) -> str:
     """Widths exactly, rows to a power of two, and what is done to the product."""
-    o = Operands.of_call(call)
-    parts = [row_class(o.x), f"to {o.n}", word(o.out_dtype), call.policy.sums, o.activation]
+    parts = [row_class(o.x), f"to {o.n}", word(o.out_dtype), *more, o.activation]
     parts += [f"{name} {word(t)}" for name, t in (("bias", o.bias), ("residual", o.residual)) if t is not None]
     if o.gate is not None:
         parts.append(f"gate {row_class(o.gate)}")

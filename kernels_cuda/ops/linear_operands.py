@@ -97,7 +97,10 @@ def halves(weight: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    o = Operands.of_call(call)
+    check_operands(Operands.of_call(call))
+
+
+def check_operands(o: Operands) -> None:
     check_one_of("activation", o.activation, ACTIVATIONS)
     if o.weight.ndim != 2:
         raise ValueError(f"weight: {list(o.weight.shape)} is not [n, k]")

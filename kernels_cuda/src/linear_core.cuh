@@ -18,9 +18,10 @@
 constexpr int kWarpTile = 64;            // columns of a warp's tile, and rows where it has four bands
 constexpr int kGroups = kWarpTile / 16;  // of 16 columns: what one ldmatrix brings of the weight
 
-// Sums of a warp's tile: [16 columns][8 columns][16 rows][fragment].
-template <int kBands>
-using SumsOf = float[kGroups][2][kBands][4];
+// Sums of a warp's tile: [16 columns][8 columns][16 rows][fragment]. Of halves they are floats, of 8-bit integers ints:
+// two of these lie where a half would, so all that only moves operands is the same for both.
+template <int kBands, typename Sum = float>
+using SumsOf = Sum[kGroups][2][kBands][4];
 using Sums = SumsOf<4>;
 
 // Tiles of k in shared memory: how wide, how many.
@@ -40,7 +41,7 @@ struct Depth {
 #endif
 };
 
-template <int kRowWarps, int kColumnWarps, bool kPaired, int kBands = 4>
+template <int kRowWarps, int kColumnWarps, bool kPaired, int kBands = 4, typename Sum = float>
 struct Product {
     static constexpr int kThreads = kRowWarps * kColumnWarps * 32;
     static constexpr int kWarpRows = 16 * kBands;
@@ -54,7 +55,8 @@ struct Product {
     static constexpr int kPieces =
         RowOperand::kDown + ColumnOperand::kDown;  // of 16 bytes that a lane brings of a tile
 
-    using Sums = SumsOf<kBands>;
+    using Sums = SumsOf<kBands, Sum>;
+    static constexpr bool kIntegers = Sum(1) / 2 == 0;
     // `fast`: bands whose half sums run side by side, so that no product waits for the one before it.
     static constexpr int kBeside = kHasAsyncCopy ? 2 : 1;
     using Parts = unsigned[2][kBeside][2];
@@ -208,7 +210,9 @@ struct Product {
         constexpr int kTurns = kSteps * kBands, kPass = kTurns - kAhead;
         static_assert(kTurns % (kAhead + 1) == 0 && kSteps % 2 == 0);
         unsigned a[kAhead + 1][4], b[2][kGroups][4];
-        Walk<kPass, kBands == 4 ? 1 : kThreads == 256 ? 3 : 5> walk(*this, place());
+        // Integer sums leave sm_75 no registers for more than a piece.
+        constexpr int kParts = kBands == 4 ? 1 : kThreads == 256 ? 3 : kIntegers ? kPieces : 5;
+        Walk<kPass, kParts> walk(*this, place());
         walk.begin();
         clear(sums);
 #pragma unroll

@@ -4,11 +4,22 @@
 #include "eight.cuh"
 #include "linear_core.cuh"
 
+// What a sum is multiplied with: of floats the op's scale, whatever row and column it is of. What is of a row is asked
+// for a row ahead, and taken when it is wanted.
+struct OneFactor {
+    using Sum = float;
+
+    __device__ void of_columns(const LinearParams&, int) {}
+    __device__ void ask_row(const LinearParams&, int) {}
+    __device__ void take_row() {}
+    __device__ float at(const LinearParams& p, int) const { return p.scale; }
+};
+
 // A warp's way out: 16 rows of sums at a time go through its own corner of shared memory, so that each lane comes to
 // hold eight adjacent columns and a row is stored in whole 128-byte lines.
-template <bool kPaired, int kBands = 4>
+template <bool kPaired, int kBands = 4, typename Factor = OneFactor>
 struct Epilogue {
-    using Sums = SumsOf<kBands>;
+    using Sums = SumsOf<kBands, typename Factor::Sum>;
     static constexpr int kPitch = kWarpTile + 8;  // floats: eight lanes of a fragment's column meet different banks
     static constexpr int kBytes = 16 * kPitch * 4;
     static constexpr int kOutColumns = kPaired ? kWarpTile / 2 : kWarpTile;
@@ -32,17 +43,19 @@ struct Epilogue {
     }
 
     // row0, column0: of the warp's tile, in the matrix of sums of this grid row.
-    __device__ void run(float* corner, const Sums& sums, int row0, int column0) const {
+    __device__ void run(float* corner, const Sums& sums, int row0, int column0, Factor factor = {}) const {
         const int lane = lane_again(), row = lane / kLanes, column = column0 + lane % kLanes * 8;
         const float* mine = corner + row * kPitch + lane % kLanes * 8;
         const int end = column < p.n ? min(p.m, row0 + 16 * kBands) : 0;
         Eight bias;
         if (p.bias != nullptr && column < p.n) bias.load(p.bias, column, p.bias_is_float);
+        if (column < p.n) factor.of_columns(p, column);
         // The residual is asked for a row ahead.
         int r = row0 + row;
         Place at = place(r);
         Words residual;
         if (r < end) load_residual(residual, at, column);
+        if (r < end) factor.ask_row(p, r);
 #pragma unroll
         for (int m = 0; m < kBands; m++) {
             __syncwarp();
@@ -54,6 +67,8 @@ struct Epilogue {
                 const Words added = residual;
                 advance(at);
                 if (r + kRowsAtOnce < end) load_residual(residual, at, column);
+                factor.take_row();
+                if (r + kRowsAtOnce < end) factor.ask_row(p, r + kRowsAtOnce);
                 if (r >= end) continue;
                 Eight value;
                 value.load(mine + i * kRowsAtOnce * kPitch, 0, true);
@@ -66,7 +81,8 @@ struct Epilogue {
                 } else {
 #pragma unroll
                     for (int c = 0; c < 8; c++) {
-                        value.v[c] = p.bias == nullptr ? value.v[c] * p.scale : fmaf(value.v[c], p.scale, bias.v[c]);
+                        value.v[c] = p.bias == nullptr ? value.v[c] * factor.at(p, c)
+                                                       : fmaf(value.v[c], factor.at(p, c), bias.v[c]);
                     }
                     value.activate(p.activation);
                 }
@@ -85,9 +101,9 @@ struct Epilogue {
         float* to = corner + lane / 4 * kPitch + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < kGroups * 2; i++) {
-            const float (&c)[4] = sums[i / 2][i % 2][m];
-            *reinterpret_cast<float2*>(to + i * 8) = make_float2(c[0], c[1]);
-            *reinterpret_cast<float2*>(to + i * 8 + 8 * kPitch) = make_float2(c[2], c[3]);
+            const typename Factor::Sum(&c)[4] = sums[i / 2][i % 2][m];
+            *reinterpret_cast<float2*>(to + i * 8) = make_float2(float(c[0]), float(c[1]));
+            *reinterpret_cast<float2*>(to + i * 8 + 8 * kPitch) = make_float2(float(c[2]), float(c[3]));
         }
     }
 
