@@ -16,13 +16,16 @@ from .ops.channel_rms_silu import channel_rms_silu
 from .ops.conv import conv2d, conv3d, fold_batch_norm
 from .ops.dequantise import dequantise, dequantise_rows
 from .ops.diffusion_step import diffusion_step
+from .ops.few_rows import few_rows
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
 from .ops.linear import linear, linear_, linear_pair
 from .ops.linear_attention import linear_attention
+from .ops.linear_int8 import linear_int8, linear_int8_
 from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_rope import rms_rope_
+from .ops.rows_to_int8 import Int8Rows, rows_to_int8
 from .ops.sparse_routing import choose_blocks
 from .ops.to_half import to_half
 from .ops.upsample_conv import fold_upsample, upsample_conv2d
@@ -37,6 +40,7 @@ __all__ = [
     "BlockList",
     "BuildError",
     "CodeUnavailable",
+    "Int8Rows",
     "KernelError",
     "KernelPolicy",
     "KernelRefused",
@@ -50,6 +54,7 @@ __all__ = [
     "dequantise",
     "dequantise_rows",
     "diffusion_step",
+    "few_rows",
     "fold_batch_norm",
     "fold_upsample",
     "gated_residual",
@@ -61,6 +66,8 @@ __all__ = [
     "linear",
     "linear_",
     "linear_attention",
+    "linear_int8",
+    "linear_int8_",
     "linear_pair",
     "mlp",
     "norm_modulate",
@@ -68,6 +75,7 @@ __all__ = [
     "preload",
     "residual_gate_norm_modulate",
     "rms_rope_",
+    "rows_to_int8",
     "silu",
     "silu_mul",
     "to_half",

@@ -86,7 +86,7 @@ def test_what_the_package_quantised(encoding):
 
 
 def by_gguf_quantised(weights, encoding):
-    from gguf import quantize  # noqa: PLC0415
+    from gguf import quantize
 
     return torch.from_numpy(quantize(weights.numpy(), GGMLQuantizationType[encoding]))
 

@@ -1,0 +1,235 @@
+"""few_rows: one to sixteen rows times a weight that stays as it is stored, packed or not.
+
+The maths, the layout and the access pattern stand at the head of src/few_rows.cu, the packed types in packed_blocks.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from ctypes import c_int, c_int64
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..call import Call, Plan, round_up
+from ..launcher import Card, Launch, Pointer, output, parameter_struct
+from ..policy import STANDARD, KernelPolicy
+from ..registry import CudaCandidate, Op, StockCandidate
+from .checks import check_one_of, word, wrong_dtype
+from .packed_blocks import BLOCK_TYPES, unpacked, unpacked_shape
+
+MOST_ROWS = 16  # of x: two tiles of a tensor core
+ROWS = 16  # kRows: of the weight, of a block of threads
+THREADS = 256  # kThreads
+PLAIN = {"I8": torch.int8, "F16": torch.float16}  # what is not packed, by the names that files have for it
+
+
+class Step(NamedTuple):
+    """What a warp takes of a row at a time."""
+
+    elements: int
+    bytes: int
+
+
+STEPS = {
+    **{name: Step(256, BLOCK_TYPES[name].bytes * 256 // BLOCK_TYPES[name].elements) for name in ("Q4_0", "Q8_0")},
+    **{name: Step(256, BLOCK_TYPES[name].bytes) for name in ("Q4_K", "Q5_K", "Q6_K")},
+    "I8": Step(256, 256),
+    "F16": Step(128, 256),
+}
+
+
+def few_rows(
+    x: Tensor,
+    weight: Tensor,
+    encoding: str,
+    *,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """residual + x @ weight^T * scale + bias, each part optional: rounded once, to x's type.
+
+    x         [..., k] fp16, contiguous; the kernels take up to 16 rows
+    weight    of n rows and k columns: [n, bytes of a row] uint8 of packed blocks, [n, k] int8 or fp16; contiguous, from a
+              multiple of 16 bytes on
+    encoding  what the weight is: a name of BLOCK_TYPES (the kernels have those of STEPS), "I8" or "F16"
+    scale     [n] or [n, 1] fp32: what the rows of an "I8" weight are multiplied by
+    bias      [n], fp16 or fp32
+    residual  [..., n] fp16, contiguous
+    """
+    result: Tensor = FEW_ROWS((x, weight, scale, bias, residual), (encoding,), policy)
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------------- the maths
+
+
+def weight_shape(weight: Tensor, encoding: str) -> tuple[int, ...]:
+    """[n, k]."""
+    return tuple(weight.shape) if encoding in PLAIN else unpacked_shape(weight, encoding)
+
+
+def numbers(weight: Tensor, encoding: str, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The weight, [n, k] in this type."""
+    if encoding not in PLAIN:
+        return unpacked(weight, encoding, dtype)
+    return weight.to(dtype) if scale is None else weight.to(dtype) * scale.to(dtype).reshape(-1, 1)
+
+
+def compute(value: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    if bias is not None:
+        value = value + bias.to(value.dtype)
+    return value if residual is None else value + residual.to(value.dtype)
+
+
+def reference(
+    x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None, encoding: str
+) -> Tensor:
+    """The oracle, in fp32 or, for float64 inputs, in float64."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    value = x.to(dtype) @ numbers(weight, encoding, scale, dtype).t()
+    return compute(value, bias, residual).to(x.dtype)
+
+
+def stock(
+    x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None, encoding: str
+) -> Tensor:
+    """What has no kernel for it runs: the weight becomes fp16, then cuBLAS."""
+    half = numbers(weight, encoding, scale, torch.float32).to(x.dtype)
+    value = functional.linear(x, half, None if bias is None else bias.to(x.dtype))
+    return value if residual is None else value + residual
+
+
+def fake(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+FewRowsParams = parameter_struct(
+    "FewRowsParams",
+    (Pointer, "weight x scale bias residual out"),
+    (c_int64, "row_bytes"),
+    (c_int, "m n k steps bias_is_float"),
+)
+
+
+def validate(call: Call) -> None:
+    """Shapes and types that no implementation could serve."""
+    x, weight, scale, bias, residual = call.tensors
+    (encoding,) = call.options
+    assert x is not None and weight is not None
+    check_one_of("encoding", encoding, (*BLOCK_TYPES, *PLAIN))
+    wanted = PLAIN.get(encoding, torch.uint8)
+    if weight.dtype is not wanted:
+        raise ValueError(f"weight: {word(weight)} {list(weight.shape)} is not {word(wanted)}, as {encoding} is")
+    shape = weight_shape(weight, encoding)
+    if len(shape) != 2:
+        raise ValueError(f"weight: {list(weight.shape)} is not [n, k], nor n packed rows")
+    n, k = shape
+    if x.ndim == 0 or x.shape[-1] != k:
+        raise ValueError(f"x: {list(x.shape)} does not go with {encoding} rows of {k}")
+    if scale is not None and (encoding != "I8" or scale.shape not in ((n,), (n, 1))):
+        raise ValueError(f"scale: {list(scale.shape)} is not one for each of {n} rows of I8, but of {encoding}")
+    if bias is not None and bias.shape != (n,):
+        raise ValueError(f"bias: {list(bias.shape)} is not [{n}]")
+    if residual is not None and residual.shape != (*x.shape[:-1], n):
+        raise ValueError(f"residual: {list(residual.shape)} is not the result's shape {[*x.shape[:-1], n]}")
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call."""
+    x, weight, scale, bias, residual = call.tensors
+    (encoding,) = call.options
+    assert x is not None and weight is not None
+    if encoding not in STEPS:
+        yield f"weights are {encoding}, the kernels take {', '.join(STEPS)}"
+    yield from wrong_dtype((torch.float16,), x=x, residual=residual)
+    yield from wrong_dtype((torch.float32,), scale=scale)
+    yield from wrong_dtype((torch.float16, torch.float32), bias=bias)
+    named = {"x": x, "weight": weight, "scale": scale, "bias": bias, "residual": residual}
+    for name, t in named.items():
+        if t is not None and not t.is_contiguous():
+            yield f"{name} is not contiguous (strides {t.stride()})"
+    for name, t in (("x", x), ("weight", weight)):
+        if t.data_ptr() % 16:
+            yield f"{name} does not start at a multiple of 16 bytes"
+    if _rows(x) > MOST_ROWS:
+        yield f"x has {_rows(x)} rows, the kernels take up to {MOST_ROWS}"
+    if x.shape[-1] % STEPS[encoding].elements:
+        yield f"rows are {x.shape[-1]} long, no multiple of {STEPS[encoding].elements}"
+    if max(weight.shape[0], x.shape[-1]) > 2**30:
+        yield "rows or columns by the thousand million"
+
+
+def _rows(x: Tensor) -> int:
+    return math.prod(x.shape[:-1])
+
+
+def plan(call: Call, card: Card, _tactic: object) -> Plan:
+    """Fix sizes, grid and kernel; what remains per call is the output and the pointers."""
+    x, weight = call.tensors[:2]
+    assert x is not None and weight is not None
+    new_out = output((*x.shape[:-1], weight.shape[0]), x.dtype, card.index)
+    launch = _prepare(call, card)
+
+    def run(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        out = new_out()
+        launch(
+            weight.data_ptr(),
+            x.data_ptr(),
+            0 if scale is None else scale.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+    return run
+
+
+def _nothing(*_: int) -> None:
+    """The launch for a result without elements."""
+
+
+def _prepare(call: Call, card: Card) -> Launch | Callable[..., None]:
+    x, weight, _, bias, _ = call.tensors
+    (encoding,) = call.options
+    assert x is not None and weight is not None
+    m, n, k = _rows(x), weight.shape[0], x.shape[-1]
+    if m * n == 0:
+        return _nothing
+    step = STEPS[encoding]
+    params = FewRowsParams(
+        row_bytes=k // step.elements * step.bytes,
+        m=m,
+        n=n,
+        k=k,
+        steps=k // step.elements,
+        bias_is_float=bias is not None and bias.dtype is torch.float32,
+    )
+    kernel = card.kernel("few_rows", f"few_rows_{encoding}_{8 if m <= 8 else 16}")
+    return kernel.prepare(params, grid=(-(-n // ROWS), 1, 1), block=THREADS, shape=call.describe())
+
+
+def shape_class(call: Call) -> str:
+    x, weight = call.tensors[:2]
+    assert x is not None and weight is not None
+    return f"{call.options[0]} {round_up(_rows(x))}x{weight.shape[0]}x{x.shape[-1]}"
+
+
+FEW_ROWS = Op(
+    name="few_rows",
+    schema="(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, str encoding, str policy) -> Tensor",
+    reference=reference,
+    fake=fake,
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels={"few_rows": tuple(f"few_rows_{encoding}_{columns}" for encoding in STEPS for columns in (8, 16))},
+)

@@ -1,0 +1,336 @@
+// few_rows: one to sixteen rows times a matrix that stays as it is stored. Text being written, small batches.
+//
+//   out[m, n] = round(sum over k of x[m, k] * w[n, k] + bias[n] + residual[m, n])
+//
+// Weights are read once and never written anywhere as numbers: what is streamed is the packed bytes, and they bound the
+// time. x is halves; sums are floats.
+//
+// How a weight is multiplied. What tensor cores take is an integer that a half holds exactly; scales follow in floats:
+//
+//   Q4_0 Q8_0    q, over the 32 of a block; then times d
+//   Q4_K Q5_K    q times the scale of its group, at most 31 * 63, over the 256 of a block; then times d. The min of the
+//                group is multiplied by x likewise, in sums of its own; then times dmin
+//   Q6_K         q times the scale of its group, which from 2048 on is rounded to 11 bits; then times d
+//   I8           q, over all of k; then times the row's scale
+//   F16          the weight
+//
+// So products are exact but for Q6_K, whose weights have the one rounding that fp16 would give them.
+//
+// Layout. w: n rows of k elements, contiguous, packed as the type says, from a multiple of 16 bytes on. x: [m, k] and
+// residual, out: [m, n], contiguous. k is a multiple of a step: 256 elements, of F16 128.
+//
+// Access. A block has 16 rows of w, which are 16 rows of a tensor core's tile; x is its 8 columns, or two times 8. The
+// eight warps share k: each takes every eighth step. Two lanes bring a row's bytes of a step, 16 at a time, to the
+// warp's own place in shared memory; those of the next step are on their way in registers meanwhile. No barrier but
+// among the lanes of a warp, until the eight add up what they have, in fixed order. A lane then makes 8 adjacent
+// elements of two rows (packed_blocks.cuh) and has the same 8 of a row of x: which of a tile's k they are is as good as
+// any other. x is read from the caches.
+//
+// Bound. A row of x more costs no instruction, up to 8. Lane instructions for a weight are told in ops/few_rows.py's
+// tests by machine code: 2 (F16) to 6 (Q5_K). A card can issue so many in the time that a weight's bytes take: Q4_K 9
+// (RTX 2060 Super), 4.7 (H200); Q8_0 17 and 8.8. Of Turing's tensor cores Q4_K with its mins takes 89 % up to 8 rows,
+// and twice that up to 16: there products bound it, at 56 % of the bandwidth.
+
+#include "mma.cuh"
+#include "packed_blocks.cuh"
+
+// Mirrored by FewRowsParams in ops/few_rows.py. Pointers first.
+struct FewRowsParams {
+    const unsigned char* weight;
+    const __half* x;
+    const float* scale;  // of each row of the weight; or null
+    const void* bias;
+    const __half* residual;
+    __half* out;
+    i64 row_bytes;
+    int m, n, k, steps;
+    int bias_is_float;
+};
+
+constexpr int kRows = 16;  // of the weight, of a block
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
+
+__device__ inline void product(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
+    mma_step(c, a, b0, b1);
+#else
+    mma_half_step(c, a[0], a[1], b0);
+    mma_half_step(c, a[2], a[3], b1);
+#endif
+}
+
+__device__ inline unsigned bits(__half2 v) {
+    unsigned word;
+    memcpy(&word, &v, sizeof(word));
+    return word;
+}
+
+// ---- weights -----------------------------------------------------------------------------------------------------
+//
+// kStep       elements that a warp takes of a row at a time, and kBytes, what they take in memory
+// kPitch      bytes from row to row in shared memory: such that four rows' 32 bytes lie in different banks
+// kScaled     elements that share a scale: sums over so many are multiplied by scale(step, e)
+// weights()   elements e to e + 7 as halves; mins() what the group of e has for a min, twice
+
+template <typename Type>
+__device__ inline void halves_of_quants(Bytes block, int e, unsigned (&out)[4]) {
+    unsigned q[2];
+    __half2 v[4];
+    Type::quants(block, e, q);
+    as_halves<Type>(q, v);
+#pragma unroll
+    for (int i = 0; i < 4; i++) out[i] = bits(v[i]);
+}
+
+template <typename Type, int kPitchBytes>
+struct Blocks32 {
+    static constexpr int kStep = 256, kBytes = 8 * Type::kBytes, kPitch = kPitchBytes, kScaled = 32;
+    static constexpr bool kHasMin = false;
+
+    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) {
+        halves_of_quants<Type>(step + e / 32 * Type::kBytes, e % 32, out);
+    }
+    __device__ static float scale(Bytes step, int e) { return __half2float(Type::d(step + e / 32 * Type::kBytes)); }
+};
+
+template <typename Type, int kPitchBytes>
+struct SixBitGroups {
+    static constexpr int kStep = 256, kBytes = Type::kBytes, kPitch = kPitchBytes, kScaled = 256;
+    static constexpr bool kHasMin = true;
+
+    // (1024 + q) * scale - 1024 * scale: exact, since fused.
+    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) {
+        unsigned q[2];
+        Type::quants(step, e, q);
+        const __half2 scale = __half2half2(__int2half_rn(Type::group_scale(step, e)));
+        const __half2 away = __hmul2(scale, __float2half2_rn(-1024.0f));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const unsigned pair = __byte_perm(q[i / 2], 0x64646464u, i % 2 ? 0x4342 : 0x4140);
+            out[i] = bits(__hfma2(*reinterpret_cast<const __half2*>(&pair), scale, away));
+        }
+    }
+    __device__ static unsigned mins(Bytes step, int e) {
+        return bits(__half2half2(__int2half_rn(Type::group_min(step, e))));
+    }
+    __device__ static float scale(Bytes step, int) { return half_at(step); }
+    __device__ static float min_scale(Bytes step) { return half_at(step + 2); }
+};
+
+struct WeightQ6_K {
+    static constexpr int kStep = 256, kBytes = Q6_K::kBytes, kPitch = 224, kScaled = 256;
+    static constexpr bool kHasMin = false;
+
+    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) {
+        unsigned q[2];
+        __half2 v[4];
+        Q6_K::quants(step, e, q);
+        as_halves<Q6_K>(q, v);
+        const __half2 scale = __half2half2(__int2half_rn(Q6_K::group_scale(step, e)));
+#pragma unroll
+        for (int i = 0; i < 4; i++) out[i] = bits(__hmul2(scale, v[i]));
+    }
+    __device__ static float scale(Bytes step, int) { return half_at(step + 208); }
+};
+
+struct WeightI8 {
+    static constexpr int kStep = 256, kBytes = 256, kPitch = 288, kScaled = 0, kOffset = 128;
+    static constexpr bool kHasMin = false;
+
+    __device__ static void quants(Bytes step, int e, unsigned (&q)[2]) {
+        words_at<8>(step + e, q);
+        q[0] ^= 0x80808080u, q[1] ^= 0x80808080u;
+    }
+    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) { halves_of_quants<WeightI8>(step, e, out); }
+};
+
+struct WeightF16 {
+    static constexpr int kStep = 128, kBytes = 256, kPitch = 320, kScaled = 0;
+    static constexpr bool kHasMin = false;
+
+    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) {
+        load_words<Reading::kCached>(out, step + 2 * e);
+    }
+};
+
+using WeightQ4_0 = Blocks32<Q4_0, 160>;
+using WeightQ8_0 = Blocks32<Q8_0, 288>;
+using WeightQ4_K = SixBitGroups<Q4_K, 160>;
+using WeightQ5_K = SixBitGroups<Q5_K, 224>;
+
+// ---- the product -------------------------------------------------------------------------------------------------
+
+template <typename Weight, int kTiles>
+struct FewRows {
+    static constexpr bool kBetween = Weight::kBytes % 16 != 0;  // steps do not start at multiples of 16
+    static constexpr int kUnits = (Weight::kBytes + 15 + (kBetween ? 14 : 0)) / 16;
+    static constexpr int kUnitsOfLane = (kUnits + 1) / 2;
+    static constexpr int kColumns = 8 * kTiles;
+    static constexpr int kTogether = kTiles > 1 && Weight::kScaled == 32 ? 4 : 8;  // as many as registers suffice for
+    static constexpr int kPlaces = kWarps * kRows * Weight::kPitch;
+    static constexpr int kSums = kWarps * kRows * kColumns * int(sizeof(float));
+    static_assert(kUnits * 16 <= Weight::kPitch && Weight::kPitch % 16 == 0, "a row has room");
+
+    const FewRowsParams& p;
+    unsigned held[kUnitsOfLane][4];
+
+    __device__ explicit FewRows(const FewRowsParams& params) : p(params) {}
+
+    // Rows behind the last are the last again; nobody asks for them.
+    __device__ Bytes row(int of_block) const {
+        return p.weight + static_cast<i64>(min(int(blockIdx.x) * kRows + of_block, p.n - 1)) * p.row_bytes;
+    }
+    __device__ static int before(Bytes from) {
+        return kBetween ? static_cast<int>(reinterpret_cast<size_t>(from) & 15) : 0;
+    }
+
+    // Unit 2 i + (lane & 1) of the step of row lane / 2.
+    __device__ void fetch(Bytes from, int lane) {
+        const int skipped = before(from), end = skipped + Weight::kBytes;
+        const Bytes base = from - skipped;
+#pragma unroll
+        for (int i = 0; i < kUnitsOfLane; i++) {
+            const int at = (2 * i + (lane & 1)) * 16;
+            if (at >= end) continue;
+            if (kBetween && at + 16 > end && base + at + 16 > p.weight + p.n * p.row_bytes) {  // behind the last weight
+                const unsigned short* pairs = reinterpret_cast<const unsigned short*>(base + at);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const unsigned pair = at + 2 * j < end ? pairs[j] : 0;
+                    held[i][j / 2] = j % 2 ? held[i][j / 2] | pair << 16 : pair;
+                }
+            } else {
+                load_words<Reading::kStreaming>(held[i], base + at);
+            }
+        }
+    }
+    __device__ void put(unsigned char* place, int lane) const {
+#pragma unroll
+        for (int i = 0; i < kUnitsOfLane; i++) {
+            const int unit = 2 * i + (lane & 1);
+            if (unit < kUnits) store_words(place + lane / 2 * Weight::kPitch + unit * 16, held[i]);
+        }
+    }
+
+    // The sums of one step: `low` and `high` are its bytes of rows g and g + 8, x its elements of row g of each tile.
+    __device__ static void add_step(float (&sum)[kTiles][4], Bytes low, Bytes high, const __half* const (&x)[kTiles],
+                                    int eighth) {
+        float part[kTiles][4] = {}, taken[kTiles][4] = {};
+#pragma unroll(kTogether)
+        for (int e = 0; e < Weight::kStep; e += 32) {
+            const int mine = e + eighth;
+            unsigned xs[kTiles][4], of_low[4], of_high[4];
+#pragma unroll
+            for (int tile = 0; tile < kTiles; tile++) {
+#pragma unroll
+                for (unsigned& word : xs[tile]) word = 0;
+                if (x[tile] != nullptr) load_words<Reading::kCached>(xs[tile], x[tile] + mine);
+            }
+            Weight::weights(low, mine, of_low);
+            Weight::weights(high, mine, of_high);
+            float (&into)[kTiles][4] = Weight::kScaled ? part : sum;
+#pragma unroll
+            for (int j = 0; j < 4; j += 2) {
+                const unsigned a[4] = {of_low[j], of_high[j], of_low[j + 1], of_high[j + 1]};
+#pragma unroll
+                for (int tile = 0; tile < kTiles; tile++) product(into[tile], a, xs[tile][j], xs[tile][j + 1]);
+            }
+            if constexpr (Weight::kHasMin) {
+                const unsigned l = Weight::mins(low, e), h = Weight::mins(high, e), a[4] = {l, h, l, h};
+#pragma unroll
+                for (int j = 0; j < 4; j += 2) {
+#pragma unroll
+                    for (int tile = 0; tile < kTiles; tile++) product(taken[tile], a, xs[tile][j], xs[tile][j + 1]);
+                }
+            }
+            if constexpr (Weight::kScaled != 0) {
+                if ((e + 32) % Weight::kScaled == 0) {
+                    const float l = Weight::scale(low, e), h = Weight::scale(high, e);
+#pragma unroll
+                    for (int tile = 0; tile < kTiles; tile++) {
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            sum[tile][i] = fmaf(i < 2 ? l : h, part[tile][i], sum[tile][i]);
+                            part[tile][i] = 0;
+                        }
+                    }
+                }
+            }
+        }
+        if constexpr (Weight::kHasMin) {
+            const float l = Weight::min_scale(low), h = Weight::min_scale(high);
+#pragma unroll
+            for (int tile = 0; tile < kTiles; tile++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) sum[tile][i] = fmaf(i < 2 ? -l : -h, taken[tile][i], sum[tile][i]);
+            }
+        }
+    }
+
+    __device__ void run() {
+        __shared__ __align__(16) unsigned char memory[kPlaces > kSums ? kPlaces : kSums];
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        unsigned char* place = memory + warp * kRows * Weight::kPitch;
+        const Bytes brought = row(lane / 2), lower = row(g), upper = row(g + 8);
+        float sum[kTiles][4] = {};
+        if (warp < p.steps) fetch(brought + warp * static_cast<i64>(Weight::kBytes), lane);
+        for (int step = warp; step < p.steps; step += kWarps) {
+            put(place, lane);
+            __syncwarp();
+            if (step + kWarps < p.steps) fetch(brought + (step + kWarps) * static_cast<i64>(Weight::kBytes), lane);
+            const __half* x[kTiles];
+#pragma unroll
+            for (int tile = 0; tile < kTiles; tile++) {
+                const int of_x = tile * 8 + g;
+                x[tile] = of_x < p.m ? p.x + static_cast<i64>(of_x) * p.k + step * Weight::kStep : nullptr;
+            }
+            const Bytes low = place + g * Weight::kPitch + before(lower + step * static_cast<i64>(Weight::kBytes));
+            const Bytes high =
+                place + (g + 8) * Weight::kPitch + before(upper + step * static_cast<i64>(Weight::kBytes));
+            add_step(sum, low, high, x, 8 * t);
+            __syncwarp();
+        }
+        __syncthreads();  // places become sums
+        float* sums = reinterpret_cast<float*>(memory);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; tile++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int column = tile * 8 + 2 * t + i % 2;
+                sums[(warp * kColumns + column) * kRows + g + i / 2 * 8] = sum[tile][i];
+            }
+        }
+        __syncthreads();
+        finish(sums);
+    }
+
+    // A thread for each result of the block.
+    __device__ void finish(const float* sums) const {
+        const int column = threadIdx.x / kRows, n = blockIdx.x * kRows + threadIdx.x % kRows;
+        if (column >= min(kColumns, p.m) || n >= p.n) return;
+        float total = 0;
+#pragma unroll
+        for (int warp = 0; warp < kWarps; warp++) total += sums[warp * kColumns * kRows + threadIdx.x];
+        if (p.scale) total *= p.scale[n];
+        if (p.bias) total += load_element(p.bias, n, p.bias_is_float);
+        const i64 at = static_cast<i64>(column) * p.n + n;
+        if (p.residual) total += __half2float(p.residual[at]);
+        p.out[at] = __float2half_rn(total);
+    }
+};
+
+#define FEW_ROWS(TYPE, TILES, COLUMNS)                                         \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2)                  \
+        few_rows_##TYPE##_##COLUMNS(const __grid_constant__ FewRowsParams p) { \
+        FewRows<Weight##TYPE, TILES>(p).run();                                 \
+    }
+#define FEW_ROWS_OF(TYPE) FEW_ROWS(TYPE, 1, 8) FEW_ROWS(TYPE, 2, 16)
+
+FEW_ROWS_OF(Q4_0)
+FEW_ROWS_OF(Q8_0)
+FEW_ROWS_OF(Q4_K)
+FEW_ROWS_OF(Q5_K)
+FEW_ROWS_OF(Q6_K)
+FEW_ROWS_OF(I8)
+FEW_ROWS_OF(F16)
