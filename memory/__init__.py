@@ -5,7 +5,9 @@ from .backend import Along, Backend, Convert, Copy, HostBackend, Source, Weights
 from .budget import DeviceBudget
 from .checkpoint import Checkpoint
 from .cuda_managed import NoManagedMemory
-from .file import BadFile, Extent, WeightFile, read_header
+from .encoding import ENCODINGS, Encoding
+from .file import BadFile, Extent, WeightFile
+from .formats import read_header
 from .layer import Layer, Weight, staging_bytes
 from .ledger import Ledger
 from .open_file import FileChanged
@@ -17,6 +19,7 @@ from .ram import RamBudget
 from .rates import BusRates
 
 __all__ = [
+    "ENCODINGS",
     "Along",
     "Backend",
     "BadFile",
@@ -26,6 +29,7 @@ __all__ = [
     "Copy",
     "CudaError",
     "DeviceBudget",
+    "Encoding",
     "Extent",
     "FileChanged",
     "HostBackend",

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 import torch
 
+from .encoding import Encoding
 from .file import Extent
-from .layer import Layer, view
+from .layer import Layer, as_stored, view
 from .ledger import Ledger, now
 from .plan import Plan, aligned
 
@@ -31,12 +32,15 @@ class Ticket(Protocol):
     def order(self) -> int: ...
 
 
-# Stored weight -> weight of another type, both on the device, on the copies' order.
-Convert = Callable[[torch.Tensor, torch.Tensor], None]
+# Stored weight, weight of another type, how the first is stored. Both on the device, on the copies' order. What is packed is
+# handed in as uint8 [bytes].
+Convert = Callable[[torch.Tensor, torch.Tensor, Encoding], None]
 
 
-def cast(stored: torch.Tensor, out: torch.Tensor) -> None:
+def cast(stored: torch.Tensor, out: torch.Tensor, encoding: Encoding) -> None:
     """The conversion where none is handed in: torch's own."""
+    if encoding.is_packed:
+        raise ValueError(f"torch does not dequantise {encoding.name}: hand in a conversion that does")
     out.copy_(stored)
 
 
@@ -232,6 +236,6 @@ class HostBackend:
                 stored = self._staging[: weight.extent.nbytes]
             self._source.read_into(weight.extent, stored.numpy().data)
             if weight.is_converted:
-                self._convert(stored.view(weight.stored_dtype).view(weight.extent.shape), view(copy.room, at, weight))
+                self._convert(as_stored(stored, weight), view(copy.room, at, weight), weight.extent.encoding)
         if copy.layer.weights:
             self._ledger.add("copy", copy.layer.name, start, now(), copy.layer.stored_bytes, "file")

@@ -1,4 +1,4 @@
-"""One or several safetensors files as one checkpoint: tensors by name, their bytes from whichever file holds them.
+"""One or several weight files as one checkpoint: tensors by name, their bytes from whichever file holds them.
 
 Two ways to the bytes. `read_into` copies, checks before and after every piece, and cannot give wrong bytes or crash: the
 way for pinned buffers, for disks that come and go, and for everything the CPU touches. `view` copies nothing: the way for
@@ -18,9 +18,10 @@ parts of two files are one model.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 
 from .file import BadFile, Extent, WeightFile
+from .formats import gguf_split
 from .open_file import REMEDY, FileChanged, OpenFile
 
 Buffer = bytearray | memoryview | torch.Tensor
@@ -50,7 +52,8 @@ class Checkpoint:
 
     @classmethod
     def open(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Checkpoint:
-        """Open and check the files at `paths`; on any fault `BadFile`, and nothing stays open."""
+        """Open and check the files at `paths`; on any fault `BadFile`, and nothing stays open. One path of a model in several
+        GGUF files opens all of them, and the first file's header is then that of the whole model."""
         several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if not several:
             raise ValueError("a checkpoint needs at least one file")
@@ -58,11 +61,26 @@ class Checkpoint:
         try:
             for path in several:
                 files.append(OpenFile(Path(path)))  # noqa: PERF401 - those already open must be closed if one fails
+            if len(files) == 1:
+                given = files[0]
+                all_parts = gguf_split.parts(given.header)
+                for i, path in enumerate(all_parts):
+                    if path != given.path:
+                        files.insert(i, OpenFile(path))
+                if len(files) > 1:
+                    return cls._of_parts(files)
             return cls(files)
         except BaseException:
             for file in files:
                 file.close()
             raise
+
+    @classmethod
+    def _of_parts(cls, files: Sequence[OpenFile]) -> Checkpoint:
+        gguf_split.check_together([file.header for file in files])
+        made = cls(files)
+        made.files = (dataclasses.replace(made.files[0], extents=made.extents), *made.files[1:])
+        return made
 
     @property
     def nbytes(self) -> int:

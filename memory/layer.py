@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import torch
 
+from .encoding import ENCODINGS
 from .file import Extent
 
 # A weight starts at a multiple of this: what 16-byte loads need. Weights whose bytes are a multiple of it too, as real
@@ -28,7 +29,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of a file as it shall be on the device. dtype None: as stored."""
+    """A tensor of a file as it shall be on the device. dtype None: as stored, which of packed numbers is bytes in a row."""
 
     name: str
     extent: Extent
@@ -36,6 +37,8 @@ class Weight:
 
     @property
     def stored_dtype(self) -> torch.dtype:
+        if self.is_packed:
+            return torch.uint8
         found = DTYPES.get(self.extent.dtype)
         if found is None:
             raise ValueError(f"{self.name}: {self.extent.dtype} is no type that torch computes with")
@@ -46,13 +49,28 @@ class Weight:
         return self.dtype or self.stored_dtype
 
     @property
+    def is_packed(self) -> bool:
+        """Whether it is stored in ggml's blocks."""
+        encoding = ENCODINGS.get(self.extent.dtype)
+        return encoding is not None and encoding.is_packed
+
+    @property
     def is_converted(self) -> bool:
         return self.device_dtype != self.stored_dtype
 
     @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the tensor that torch takes the stored bytes for."""
+        return (self.extent.nbytes,) if self.is_packed else self.extent.shape
+
+    @property
+    def device_shape(self) -> tuple[int, ...]:
+        return self.extent.shape if self.is_converted else self.stored_shape
+
+    @property
     def nbytes(self) -> int:
         """On the device."""
-        return math.prod(self.extent.shape) * self.device_dtype.itemsize
+        return math.prod(self.device_shape) * self.device_dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -90,7 +108,12 @@ def view(room: torch.Tensor, at: int, weight: Weight) -> torch.Tensor:
     """One weight in a room of bytes."""
     # A view of another type made in inference mode would be an inference tensor for as long as it is kept.
     with torch.inference_mode(False):
-        return room[at : at + weight.nbytes].view(weight.device_dtype).view(weight.extent.shape)
+        return room[at : at + weight.nbytes].view(weight.device_dtype).view(weight.device_shape)
+
+
+def as_stored(stored: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """One weight's stored bytes, uint8, as the tensor that a conversion is handed. Nothing is copied."""
+    return stored.view(weight.stored_dtype).view(weight.stored_shape)
 
 
 def staging_bytes(layers: Sequence[Layer]) -> int:

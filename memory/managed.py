@@ -28,7 +28,7 @@ from .backend import Convert, Copy, Weights
 from .copying import CopyingBackend, Mark
 from .device import Device
 from .file import Extent
-from .layer import Layer, Weight, view
+from .layer import Layer, Weight, as_stored, view
 from .ledger import Ledger, now
 from .open_file import OpenFile
 from .plan import OverBudget
@@ -216,8 +216,8 @@ class ManagedBackend(CopyingBackend):
     def _convert_into(self, room: memoryview, run: Run, weight: Weight) -> None:
         stored = torch.empty(run.nbytes, dtype=torch.uint8)
         run.file.read_into(stored.numpy().data, run.begin)
-        stored = stored.view(weight.stored_dtype).view(weight.extent.shape)
-        self._convert(stored, view(torch.frombuffer(room, dtype=torch.uint8), run.at, weight))
+        out = view(torch.frombuffer(room, dtype=torch.uint8), run.at, weight)
+        self._convert(as_stored(stored, weight), out, weight.extent.encoding)
 
     def _free(self) -> None:
         self._readers.shutdown()

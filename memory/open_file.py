@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .file import BadFile, header_of, open_regular, told_as_bad_file
+from .file import BadFile, open_regular, told_as_bad_file
+from .formats import header_of
 
 # One read at most: a change is noticed this soon, and some systems refuse reads of 2 GiB and more.
 PIECE = 16 << 20

@@ -14,7 +14,7 @@ from .backend import Convert, Copy, Weights
 from .copying import CopyingBackend
 from .device import Device
 from .host import Bytes, Host
-from .layer import Layer, staging_bytes, view
+from .layer import Layer, as_stored, staging_bytes, view
 from .ledger import Ledger
 from .open_file import OpenFile
 from .plan import Plan, aligned
@@ -107,9 +107,9 @@ class SlotsBackend(CopyingBackend):
         at = part.offset + (run.at if run.weight is None else 0)
         self._device.copy_in(target.data_ptr() + at, part.address, part.nbytes)
         if run.weight is not None and part.offset + part.nbytes == run.nbytes:
-            stored = self._staging[: run.nbytes].view(run.weight.stored_dtype).view(run.weight.extent.shape)
+            stored = as_stored(self._staging[: run.nbytes], run.weight)
             with self._device.copying():
-                self._convert(stored, view(copy.room, run.at, run.weight))
+                self._convert(stored, view(copy.room, run.at, run.weight), run.weight.extent.encoding)
 
     def _free(self) -> None:
         self._host.close()

@@ -22,6 +22,7 @@ from plain_device import PlainDevice, PlainManagedMemory  # noqa: E402 - the pac
 from fusestream.memory import (  # noqa: E402
     Checkpoint,
     DeviceBudget,
+    Encoding,
     Layer,
     Ledger,
     Pager,
@@ -42,7 +43,7 @@ class Mistake(Exception):
     """What the program dies of."""
 
 
-def convert(stored: torch.Tensor, out: torch.Tensor) -> None:
+def convert(stored: torch.Tensor, out: torch.Tensor, _encoding: Encoding) -> None:
     for _ in range(TIMES):
         stored.float().sort()
     out.copy_(stored)

@@ -10,6 +10,7 @@ from mutate import Mutation, Survivor
 
 _BACKENDS = ("test_memory_host", "test_backends")
 _FILES = ("test_weight_file", "test_checkpoint", "test_header_fuzz")
+_GGUF = ("test_gguf", "test_gguf_fuzz")
 # Not here: memory/device.py, which is the driver's calls alone; tests/gpu watches over it.
 _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "memory/backend.py": ("test_pager", "test_parcels", "test_backends"),
@@ -19,7 +20,13 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "memory/cuda_managed.py": ("test_memory_driver",),
     "memory/direct.py": _BACKENDS,
     "memory/driver_calls.py": ("test_memory_driver",),
+    "memory/encoding.py": (*_FILES, *_GGUF),
     "memory/file.py": _FILES,
+    "memory/formats/__init__.py": (*_FILES, *_GGUF),
+    "memory/formats/gguf.py": _GGUF,
+    "memory/formats/gguf_split.py": _GGUF,
+    "memory/formats/gguf_values.py": _GGUF,
+    "memory/formats/safetensors.py": _FILES,
     "memory/host.py": _BACKENDS,
     "memory/layer.py": ("test_memory_host", "test_pager"),
     "memory/ledger.py": ("test_pager", "test_backends", "test_report"),
@@ -233,14 +240,14 @@ SURVIVORS: tuple[Survivor, ...] = (
         "only layer i is as many steps away as layer i, and it is not in the window",
     ),
     Survivor(
-        "memory/file.py",
+        "memory/formats/safetensors.py",
         "header_of",
         "if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):",
         "if size < 7 or length > min(size - 8, MAX_HEADER_BYTES):",
         "of seven bytes any length is more than the -1 that are left",
     ),
     Survivor(
-        "memory/file.py",
+        "memory/formats/safetensors.py",
         "_check_cover",
         'fault = "overlaps" if extent.begin < at else "leaves a hole after"',
         'fault = "overlaps" if extent.begin <= at else "leaves a hole after"',

@@ -43,7 +43,7 @@ class Found:
 def find(folder: Path, say: Callable[[str], None]) -> list[Found]:
     """Every file under the folder that is one of the bench's models. What is not is said, with the reason."""
     from ...fusion.families import family_of  # noqa: PLC0415 - imports torch, which a bench without --real does not need
-    from ...memory.file import BadFile, read_header  # noqa: PLC0415
+    from ...memory import BadFile, read_header  # noqa: PLC0415
 
     if not folder.is_dir():
         raise NotADirectoryError(f"--real {folder} is no folder")

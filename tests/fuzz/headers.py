@@ -16,19 +16,12 @@ it: nothing.
 
 from __future__ import annotations
 
-import argparse
 import base64
-import contextlib
 import json
 import math
-import multiprocessing
-import os
 import random
 import re
 import sys
-import tempfile
-import time
-import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,11 +37,11 @@ if __name__ == "__main__":  # called as a script: nobody has loaded the pack or 
 
     pack.load()
 
-from fusestream.memory import BadFile, WeightFile, read_header  # noqa: E402
+from fusestream.memory import WeightFile, read_header  # noqa: E402
+from fuzz import campaign  # noqa: E402
+from fuzz.campaign import SLOW, Finding, is_text, need  # noqa: E402
 from fuzz.mutate import Case, build, mutate  # noqa: E402
 
-SLOW = 1.0
-LONGEST_MESSAGE = 1000
 # Written out again on purpose: the fuzzer must not believe the table it tests.
 BYTES_OF_8 = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
@@ -70,42 +63,13 @@ LAXER = {
 }
 
 
-class Finding(AssertionError):
-    """`read_header` did what it must never do."""
-
-
-def write(path: Path, case: Case) -> Path:
-    with path.open("wb", buffering=0) as file:
-        file.write(case.head[: case.size])
-        file.truncate(case.size)
-    return path
-
-
 def judge(path: Path) -> str:
     """`read_header`'s answer, held to the rule: "accepted", or the message it refused with."""
-    start = time.thread_time()  # its own work: a busy machine is no finding
-    verdict = "accepted"
-    try:
-        header = read_header(path)
-    except BadFile as error:
-        verdict = str(error)
-        if str(path) not in verdict:
-            raise Finding(f"the message does not name the file: {verdict[:200]!r}") from error
-        if len(verdict) > LONGEST_MESSAGE:
-            raise Finding(f"a message of {len(verdict)} characters: {verdict[:100]!r}") from error
-    except Exception as error:
-        raise Finding(f"{type(error).__name__}: {str(error)[:200]}") from error
-    if (took := time.thread_time() - start) > SLOW:
-        raise Finding(f"took {took:.1f} s")
-    if verdict == "accepted":
+    verdict, header = campaign.answer(path, read_header, SLOW)
+    if header is not None:
         check_promises(path, header)
     compare(path, verdict)
     return verdict
-
-
-def need(truth: bool, what: str) -> None:
-    if not truth:
-        raise Finding(what)
 
 
 def check_promises(path: Path, header: WeightFile) -> None:
@@ -131,11 +95,6 @@ def check_promises(path: Path, header: WeightFile) -> None:
         at = extent.end
     need(at == size, "bytes after the last extent")
     need(all(map(is_text, (*header.metadata, *header.metadata.values()))), "metadata that is no text")
-
-
-def is_text(value: object) -> bool:
-    """Text that can be shown and written: JSON can spell half a character, which no encoding can."""
-    return isinstance(value, str) and value == value.encode("utf-8", "ignore").decode()
 
 
 def compare(path: Path, verdict: str) -> None:
@@ -205,83 +164,15 @@ def corpus() -> Iterator[tuple[str, Case, str]]:
             yield row["name"], Case(head, row["size"]), row["says"]
 
 
-def reason(path: Path, verdict: str) -> str:
-    """The message without what changes from case to case, to count by."""
-    text = verdict.replace(str(path), "FILE")
-    text = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\[.*\]|\{.*\}|\(.*\)|-?\d+", "_", text)
-    return text[:90]
+def damaged(rng: random.Random, sound: tuple[bytes, int]) -> Case:
+    return mutate(rng, *sound)
 
 
 def run(
     seed: int, count: int, sound: list[tuple[bytes, int]], folder: Path
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
-    rng = random.Random(seed)
-    path = folder / f"case{seed}.safetensors"
-    answers: Counter[str] = Counter()
-    findings: list[dict[str, Any]] = []
-    for i in range(count):
-        case = mutate(rng, *rng.choice(sound))
-        write(path, case)
-        watch = i % 500 == 0
-        if watch:
-            tracemalloc.start()
-        try:
-            answers[reason(path, judge(path))] += 1
-            if watch and (peak := tracemalloc.get_traced_memory()[1]) > 1_000_000 + 100 * len(case.head):
-                raise Finding(f"{peak} bytes of memory for a header of {len(case.head)}")
-        except Finding as finding:
-            head = base64.b64encode(case.head).decode() if len(case.head) < 200_000 else None
-            findings.append({"seed": seed, "case": i, "why": str(finding), "size": case.size, "head": head})
-            answers[f"FINDING {reason(path, str(finding))}"] += 1
-        finally:
-            if watch:
-                tracemalloc.stop()
-    path.unlink(missing_ok=True)
-    return answers, findings
-
-
-def limit_memory(extra: int = 2 << 30) -> None:
-    """No case may make this process grow by more: where the system can enforce it, it does."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        # sparse files of 8 GiB are mapped by the library: address space that costs nothing
-        now = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (now + extra + (9 << 30),) * 2)
-
-
-def main() -> int:
-    cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("--count", type=int, default=100_000)
-    cli.add_argument("--seed", type=int, default=0)
-    cli.add_argument("--jobs", type=int, default=1)
-    cli.add_argument("--keep", type=Path, help="write what was found here, one JSON row each")
-    options = cli.parse_args()
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
-        folder = Path(name)
-        sound = seeds() * 6 + real_seeds(folder)
-        limit_memory()
-        each = 10_000
-        jobs = [
-            (options.seed * 1_000_000 + i, min(each, options.count - i * each), sound, folder)
-            for i in range(-(-options.count // each))
-        ]
-        answers: Counter[str] = Counter()
-        findings: list[dict[str, Any]] = []
-        start = time.perf_counter()
-        with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-            for part, found in pool.starmap(run, jobs, chunksize=1):
-                answers += part
-                findings += found
-        took = time.perf_counter() - start
-    for answer, times in answers.most_common():
-        print(f"{times:9} {answer}")
-    print(f"{options.count} cases in {took:.0f} s, {len(findings)} findings")
-    if options.keep and findings:
-        options.keep.write_text("".join(json.dumps(row) + "\n" for row in findings), encoding="utf-8")
-    return 1 if findings else 0
+    return campaign.run(damaged, judge, seed, count, sound, folder)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(campaign.command(__doc__, damaged, judge, lambda folder: seeds() * 6 + real_seeds(folder)))

@@ -168,7 +168,7 @@ def test_stored_types_are_converted_on_the_copy_stream(tmp_path):
     model = Model(tmp_path / "bf16.safetensors", 5, torch.bfloat16)
     calls = []
 
-    def convert(stored, out):
+    def convert(stored, out, _encoding):
         calls.append(torch.cuda.current_stream())
         out.copy_(stored)
 

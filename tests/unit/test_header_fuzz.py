@@ -11,7 +11,8 @@ import pytest
 
 import fuzz.headers
 from fusestream.memory import BadFile, read_header
-from fuzz.headers import Finding, build, corpus, judge, run, seeds, write
+from fuzz.campaign import Finding, write
+from fuzz.headers import build, corpus, judge, run, seeds
 from fuzz.mutate import mutate
 
 KEPT = {name: (case, says) for name, case, says in corpus()}

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from bed.depth import examples
 from fusestream.memory import BadFile, read_header, strict_json
-from fusestream.memory.file import BITS
+from fusestream.memory.encoding import SAFETENSORS
 
 NAMES = {
     torch.float16: "F16",
@@ -106,7 +106,7 @@ def test_refuses_a_malformed_header(tmp_path: Path, case: str) -> None:
         (b"\x01\x00", "has only 2 bytes"),
         (b"version https://git-lfs.example/spec/v1\noid sha256:0\nsize 1\n", "Git LFS pointer"),
         (b"<!DOCTYPE html><html>", "web page"),
-        (b"GGUF\x03\x00\x00\x00\x00", "GGUF"),
+        (b"GGUF\x03\x00\x00\x00\x00", "cut short: its header goes on to byte 16"),
         (b"PK\x03\x04\x00\x00\x00\x00\x00", "zip or .pt"),
         (struct.pack("<Q", 50) + b"{}", "cut short: its header alone needs 50 bytes"),
         (struct.pack("<Q", 2**63) + b"{}", "more than any safetensors file"),
@@ -140,7 +140,7 @@ def test_any_damage_is_a_bad_file_or_harmless(tmp_path: Path, cut: int, flips: l
     assert all(0 <= e.begin <= e.end <= header.size for e in header.extents.values())
 
 
-@pytest.mark.parametrize("dtype", sorted(BITS))
+@pytest.mark.parametrize("dtype", sorted(SAFETENSORS))
 def test_a_types_name_says_its_bits(tmp_path: Path, dtype: str) -> None:
     """Of a BOOL, which names none, there are eight. Eight elements of any type are whole bytes."""
     digits = re.search(r"\d+", dtype)
