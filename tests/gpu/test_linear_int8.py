@@ -1,0 +1,345 @@
+"""rows_to_int8 and linear_int8 on the GPU, in both instruction classes: rounding and sums bit for bit, the rest to a rounding."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from gpu.support import HALF_STEP, SMALLEST, locate, padded_rows, shifted
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from fusestream.kernels_cuda import (
+    LEDGER,
+    Int8Rows,
+    KernelPolicy,
+    KernelRefused,
+    linear_int8,
+    linear_int8_,
+    rows_to_int8,
+)
+from fusestream.kernels_cuda.call import Call
+from fusestream.kernels_cuda.launcher import card
+from fusestream.kernels_cuda.ops import linear_int8 as op
+from fusestream.kernels_cuda.ops import rows_to_int8 as rounding
+from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.rotation import GROUPS
+
+EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
+ROWS = st.one_of(st.integers(1, 17), st.sampled_from([63, 64, 65, 127, 128, 129, 191, 192, 193]), st.integers(18, 700))
+STEPS = st.one_of(st.integers(1, 5), st.sampled_from([7, 8, 9, 15, 16, 17, 31, 32, 33, 48]), st.integers(6, 60))
+PLAIN = ("none", 1.0, False, 0, torch.float32)
+
+
+def policy(isa, mode="on"):
+    return KernelPolicy.of(mode, isa=isa)
+
+
+@pytest.fixture(params=list(op.CUTS), ids=lambda cut: f"{cut.rows}x{cut.columns}")
+def cut(request):
+    return request.param
+
+
+def half(*shape):
+    return torch.randn(*shape, device="cuda").half()
+
+
+def whole(*shape, low=-127):
+    return torch.randint(low, 128, shape, dtype=torch.int8, device="cuda")
+
+
+def apart(t):
+    """The same numbers with a gap after each row, of numbers that would show."""
+    if t.dtype is not torch.int8:
+        return padded_rows(t, 24)
+    room = torch.full((*t.shape[:-1], t.shape[-1] + 48), 99, dtype=t.dtype, device=t.device)
+    view = room[..., 16 : 16 + t.shape[-1]]
+    return view.copy_(t)
+
+
+def with_cut(cut, tensors, options, isa):
+    """One way to cut the work, whatever the rule would choose."""
+    call = Call("linear_int8", tensors, options, policy(isa))
+    op.validate(call)
+    assert next(op.obstacles(call), None) is None
+    return op.plan(call, card(0, isa), op.Tactic(cut))(*tensors)
+
+
+def check(got, exact, sizes, what):
+    """One rounding of the result, and fp32 arithmetic behind the exact sums. GELU and SiLU magnify an error by 1.13 at most."""
+    step = HALF_STEP * exact.abs() * 1.001 + SMALLEST if got.dtype is torch.float16 else 2e-6 * exact.abs()
+    allowed = step + 4e-6 * (sizes + exact.abs()) + 1e-7
+    fits = exact.abs() + allowed < (65504 if got.dtype is torch.float16 else torch.inf)
+    assert got.double()[fits].isfinite().all(), f"{what}: not finite"
+    over = ((got.double() - exact).abs() - allowed)[fits]
+    worst = float(over.max()) if over.numel() else -1.0
+    assert worst <= 0, f"{what}: {worst:.3g} over the allowed error at {locate(over)}"
+
+
+def exactly(tensors, options):
+    """float64, and the magnitudes that roundings behind the sums grow with."""
+    exact = op.reference(*tensors, *options[:4], torch.float64)
+    x, x_scale, weight, weight_scale, bias, residual, gate = tensors
+    plain = op.reference(x, x_scale, weight, weight_scale, None, None, gate, "none", *options[1:4], torch.float64).abs()
+    for added, by in ((bias, gate), (residual, None)):
+        if added is not None:
+            size = added.double().abs()
+            plain = plain + (size if by is None else size * 4 * by.double().abs().max())
+    return exact, plain
+
+
+# ------------------------------------------------------------------------------------------------------------ rounding
+
+
+@pytest.mark.parametrize("k", [8, 64, 256, 1536, 2048, 2304, 5120, 8192, 8448, 13824, 32768])
+def test_rows_bit_for_bit(isa, k):
+    for group in (0, *GROUPS):
+        if group and k % group:
+            continue
+        x = half(2, 37, k)
+        x[0, 3] *= 300
+        x[1, 5] *= 1e-5
+        for t in (x, apart(x), x[:, ::2]):
+            found = rows_to_int8(t, rotation=group, policy=policy(isa))
+            numbers, scales = rounding.reference(t.cpu(), group)
+            assert torch.equal(found.numbers.cpu(), numbers) and torch.equal(found.scales.cpu(), scales), (k, group)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("k", [8, 72, 256, 2304, 8448])
+def test_ends_of_rows(isa, k):
+    for group in (0, 4, 256):
+        if group and k % group:
+            continue
+        x = apart(half(3, k))
+        found = rows_to_int8(x, rotation=group, policy=policy(isa))
+        numbers, scales = rounding.reference(x.cpu(), group)
+        assert torch.equal(found.numbers.cpu(), numbers) and torch.equal(found.scales.cpu(), scales)
+
+
+def test_rows_without_numbers(isa):
+    x = half(8, 5120)
+    x[0] = 0
+    x[1, 4000], x[2, 17], x[3, 5119] = torch.nan, torch.inf, -torch.inf
+    for group in (0, 256):
+        found = rows_to_int8(x, rotation=group, policy=policy(isa))
+        numbers, scales = rounding.reference(x.cpu(), group)
+        assert torch.equal(found.numbers.cpu(), numbers) and found.scales[0] == 1 and found.scales[1:4].isnan().all()
+        assert torch.equal(found.scales[4:].cpu(), scales[4:]) and not found.numbers[:4].any()
+
+
+# ------------------------------------------------------------------------------------------------------------- product
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 8, 16), (1, 1536, 8960), (200, 264, 48), (700, 520, 1552), (1000, 136, 13824)]
+)
+def test_sums_bit_for_bit(isa, cut, m, n, k):
+    """The largest numbers there are among them; and as floats, rounded to the nearest."""
+    x, weight = whole(m, k, low=-128), whole(n, k, low=-128)
+    x[0], weight[0] = 127, 127
+    x[m // 2], weight[n // 2] = -128, -128
+    ones = torch.ones(m, device="cuda")
+    want = (x.double() @ weight.double().t()).float()
+    for t, w in ((x, weight), (apart(x), apart(weight))):
+        got = with_cut(cut, (t, ones, w, ones[:1], None, None, None), PLAIN, isa)
+        assert torch.equal(got, want)
+
+
+@st.composite
+def configurations(draw):
+    b, s = draw(st.integers(1, 3)), draw(ROWS)
+    n, k = draw(STEPS) * 8, draw(STEPS) * 16
+    rounded = draw(st.booleans())
+    groups = [0] if rounded else [group for group in (0, *GROUPS) if not group or k % group == 0]
+    return {
+        "sizes": (b, s, n, k),
+        "rounded": rounded,
+        "rotation": draw(st.sampled_from(groups)),
+        "activation": draw(st.sampled_from(ACTIVATIONS)),
+        "scale": draw(st.sampled_from([1.0, 1.0, 0.25, 2.0])),
+        "saturate": draw(st.booleans()),
+        "out": draw(st.sampled_from([None, torch.float16, torch.float32])),
+        "apart": draw(st.booleans()),
+        "weight apart": draw(st.booleans()),
+        "one scale": draw(st.booleans()),
+        "bias": draw(st.sampled_from([None, torch.float16, torch.float32])),
+        "residual": draw(st.sampled_from([None, torch.float16, torch.float32])),
+        "gate": draw(st.sampled_from(["none", "all", "batch", "frames", "tokens"])),
+        "cut": draw(st.integers(0, 11)),
+    }
+
+
+def operands_of(c):
+    b, s, n, k = c["sizes"]
+    x = whole(b, s, k) if c["rounded"] else half(b, s, k)
+    x_scale = torch.rand(b, s, device="cuda") / 50 + 1e-3 if c["rounded"] else None
+    weight, scales = whole(n, k, low=-128), torch.rand(1 if c["one scale"] else n, device="cuda") / k**0.5 / 50
+    frames = {"all": (1, 1), "batch": (b, 1), "frames": (b, min(s, 3)), "tokens": (b, s)}
+    return (
+        apart(x) if c["apart"] else x,
+        x_scale,
+        apart(weight) if c["weight apart"] else weight,
+        scales,
+        None if c["bias"] is None else half(n).to(c["bias"]),
+        None if c["residual"] is None else half(b, s, n).to(c["residual"]),
+        None if c["gate"] == "none" else half(*frames[c["gate"]], n),
+    )
+
+
+@given(configurations())
+@seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
+@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+def test_random_configurations(isa, c):
+    tensors = operands_of(c)
+    options = (c["activation"], c["scale"], c["saturate"], c["rotation"], c["out"])
+    cuts = list(op.CUTS)
+    got = with_cut(cuts[c["cut"] % len(cuts)], tensors, options, isa)
+    exact = op.reference(*tensors, *options[:4], torch.float64)
+    assert got.is_contiguous() and got.shape == exact.shape
+    _, sizes = exactly(tensors, options)
+    check(got, exact, sizes, str(c))
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 16), (65, 136, 80), (130, 264, 144)])
+def test_ends_and_corners(isa, cut, m, n, k):
+    """Small, with everything on: what the sanitizers see."""
+    scales = torch.rand(n, device="cuda") / 100
+    tensors = apart(half(m, k)), None, apart(whole(n, k)), scales, half(n), half(m, n).float(), half(m, n)
+    options = ("gelu", 1.0, False, 4, None)
+    exact, sizes = exactly(tensors, options)
+    check(with_cut(cut, tensors, options, isa), exact, sizes, f"{m}x{n}x{k}")
+
+
+def test_cuts_and_repeats_agree(isa):
+    """Exact sums are the same in every tile, every time."""
+    scales = torch.rand(520, device="cuda") / 100
+    tensors = half(900, 1536), None, whole(520, 1536), scales, half(520), half(900, 520).float(), half(520)
+    options = ("gelu_tanh", 1.0, False, 256, None)
+    found = [with_cut(cut, tensors, options, isa) for cut in (*op.CUTS, *op.CUTS)]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_special_values(isa, cut, value):
+    """A row of x that is not finite, a column whose scale is not: theirs is lost, all others are as they were."""
+    x, weight, scales = half(200, 96), whole(136, 96), torch.rand(136, device="cuda")
+    clean = with_cut(cut, (x, None, weight, scales, None, None, None), PLAIN, isa)
+    x[5, 7] = value
+    scales[9] = torch.nan
+    got = with_cut(cut, (x, None, weight, scales, None, None, None), PLAIN, isa)
+    lost = torch.zeros_like(got, dtype=torch.bool)
+    lost[5], lost[:, 9] = True, True
+    assert got[lost].isnan().all() and torch.equal(got[~lost], clean[~lost])
+
+
+def test_near_the_product_of_halves(isa):
+    """Rounding both operands of unit variance costs 1 to 1.5 %; with a channel far outside the others too, if it is turned."""
+    x, weight = half(500, 5120), half(256, 5120) / 72
+    for outlier in (1, 50):
+        x[:, 1234] *= outlier
+        exact = x.double() @ weight.double().t()
+        error = {}
+        for rotation in (0, 256):
+            weight8 = rows_to_int8(weight, rotation=rotation, policy=policy(isa))
+            got = linear_int8(x, *weight8, rotation=rotation, policy=policy(isa))
+            error[rotation] = float((got.double() - exact).norm() / exact.norm())
+        assert error[256] < 0.02 and (error[0] < 0.02) == (outlier == 1), error
+
+
+def test_in_place(isa):
+    """Over the residual itself, and into the middle of a larger tensor, whose rest stays as it was."""
+    x, weight, scales, gate = half(2, 150, 64), whole(72, 64), torch.rand(72, device="cuda") / 50, half(2, 150, 72)
+    stream = half(2, 150, 72).float()
+    more = {"gate": gate, "activation": "silu", "policy": policy(isa)}
+    want = linear_int8(x, weight, scales, residual=stream, **more)
+    room = torch.full((2, 200, 96), 7.0, device="cuda")
+    out = room[:, 20:170, 8:80]
+    linear_int8_(out, x, weight, scales, residual=stream, **more)
+    assert torch.equal(out, want)
+    out.fill_(7)
+    assert (room == 7).all()
+    linear_int8_(stream, x, weight, scales, residual=stream, **more)
+    assert torch.equal(stream, want)
+
+
+def test_rows_that_are_rounded_already(isa):
+    x, weight, scales = half(2, 150, 256), whole(72, 256), torch.rand(72, device="cuda") / 50
+    want = linear_int8(x, weight, scales, rotation=64, policy=policy(isa))
+    assert torch.equal(
+        linear_int8(rows_to_int8(x, rotation=64, policy=policy(isa)), weight, scales, policy=policy(isa)), want
+    )
+
+
+def test_empty(isa):
+    weight, one = whole(16, 64), torch.ones(1, device="cuda")
+    for shape in ((0, 64), (2, 0, 64)):
+        x = torch.empty(*shape, device="cuda").half()
+        assert linear_int8(x, weight, one, policy=policy(isa)).shape == (*shape[:-1], 16)
+        assert rows_to_int8(x, policy=policy(isa)).numbers.shape == shape
+    assert linear_int8(half(4, 64), whole(0, 64), one, policy=policy(isa)).shape == (4, 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
+def test_strides_beyond_32_bits(isa):
+    """Rows whose distance times their number exceeds 2^32."""
+    room = torch.zeros(2**32 + 2**15, device="cuda", dtype=torch.int8)
+    x = room.as_strided((3, 64), (2**31 - 2**12, 1))
+    x.copy_(whole(3, 64))
+    weight, ones = whole(72, 64), torch.ones(3, device="cuda")
+    got = linear_int8(Int8Rows(x, ones), weight, ones[:1], out_dtype=torch.float32, policy=policy(isa))
+    assert torch.equal(got, (x.double() @ weight.double().t()).float())
+
+
+def test_graph_and_compile(isa):
+    x, weight, scales, stream = half(2, 150, 64), whole(64, 64), torch.rand(64, device="cuda") / 50, half(2, 150, 64)
+
+    def run(x, stream):
+        rounded = rows_to_int8(x, rotation=16, policy=policy(isa))
+        return linear_int8(rounded, weight, scales, residual=stream, policy=policy(isa))
+
+    run(x, stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(x, stream)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    want = run(x, stream)
+    assert torch.equal(captured, want)
+    assert torch.equal(torch.compile(run, fullgraph=True, backend="aot_eager")(x, stream), want)
+
+
+def test_refused_layouts_are_served_by_torch(isa):
+    x, weight, one = half(40, 64), whole(32, 64), torch.full((1,), 0.01, device="cuda")
+    want = linear_int8(x, weight, one, policy=policy(isa))
+    with pytest.raises(KernelRefused, match="rows do not start at multiples of 16 bytes"):
+        linear_int8(shifted(x), weight, one, policy=policy(isa))
+    torch.testing.assert_close(linear_int8(shifted(x), weight, one), want, atol=0.1, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_every_candidate_computes_the_same(kind):
+    """`auto` may choose any of them: all are as near to the halves' own product."""
+    x, weight, bias = half(300, 512), half(256, 512) / 20, half(256)
+    weight8 = rows_to_int8(weight, rotation=256)
+    for residual, gate in ((None, None), (half(300, 256), None), (half(300, 256).float(), half(256))):
+        tensors = (x, None, *weight8, bias, residual, gate)
+        call = Call("linear_int8", tensors, (kind, 1.0, False, 256, None), KernelPolicy())
+        exact = op.reference(*tensors, kind, 1.0, False, 256, torch.float64)
+        for candidate in op.LINEAR_INT8.candidates:
+            if candidate.refuse(call) is not None:
+                continue
+            got = candidate.prepare(call)(*tensors).double()
+            error = float((got - exact).norm() / exact.norm())
+            assert error < 0.01, f"{candidate.name} with {kind}: {error}"
+
+
+def test_auto_measures_all_of_them():
+    x, weight, bias, one = half(512, 512), whole(512, 512), half(512), torch.ones(1, device="cuda")
+    LEDGER.clear()
+    linear_int8(x, weight, one, bias, activation="gelu_tanh")
+    assert {"stock", *(f"cuda {way.cut.rows}x{way.cut.columns}" for way in op.ways(None))} <= set(
+        LEDGER.choices[-1].seconds
+    )
