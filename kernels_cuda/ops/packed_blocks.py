@@ -53,12 +53,13 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 def _fields(data: Tensor, bits: int) -> Tensor:
     """[..., n] bytes as [..., 8 / bits, n]: the fields of all bytes at one place, lowest first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)[:, None]
-    return (data[..., None, :] >> shifts) & (2**bits - 1)
+    fields: Tensor = (data[..., None, :] >> shifts) & (2**bits - 1)
+    return fields
 
 
 def _nibbles(data: Tensor, run: int) -> Tensor:
     """Low nibbles of `run` bytes, then their high ones, then the next run: [blocks, elements]."""
-    return _fields(data.unflatten(1, (-1, run)), 4).flatten(1)
+    return _fields(data.reshape(data.shape[0], data.shape[1] // run, run), 4).flatten(1)
 
 
 def _signed(data: Tensor, offset: int = 0) -> Tensor:
@@ -98,7 +99,7 @@ def _q8_0(blocks: Tensor) -> Parts:
 
 def _q2_k(blocks: Tensor) -> Parts:
     scales = blocks[:, :16, None]
-    quants = _fields(blocks[:, 16:80].unflatten(1, (2, 32)), 2).reshape(-1, 16, 16)
+    quants = _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     return Parts(_half(blocks, 80) * _signed(scales & 15), _signed(quants), -(_half(blocks, 82) * _signed(scales >> 4)))
 
 
@@ -107,13 +108,13 @@ def _q3_k(blocks: Tensor) -> Parts:
     high = _fields(blocks[:, 104:108], 2).flatten(1)
     scales = _signed(low | (high << 4), 32)[:, :, None]
     kept = _fields(blocks[:, :32], 1).flatten(1)  # a bit that is set keeps 4 from being taken away
-    quants = _fields(blocks[:, 32:96].unflatten(1, (2, 32)), 2).flatten(1) | (kept << 2)
+    quants = _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1) | (kept << 2)
     return Parts(_half(blocks, 108) * scales, _signed(quants, 4).reshape(-1, 16, 16))
 
 
 def _scales_and_mins(data: Tensor) -> tuple[Tensor, Tensor]:
     """Twelve bytes as eight scales and eight mins of 6 bits, [blocks, 8, 1]."""
-    first, second, third = data.unflatten(1, (3, 4)).unbind(1)
+    first, second, third = data.reshape(-1, 3, 4).unbind(1)
     scales = torch.cat([first & 63, (third & 15) | ((first >> 2) & 48)], 1)
     mins = torch.cat([second & 63, (third >> 4) | ((second >> 2) & 48)], 1)
     return _signed(scales)[:, :, None], _signed(mins)[:, :, None]
@@ -121,21 +122,21 @@ def _scales_and_mins(data: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(blocks: Tensor) -> Parts:
     scales, mins = _scales_and_mins(blocks[:, 4:16])
-    quants = _nibbles(blocks[:, 16:], 32).unflatten(1, (8, 32))
+    quants = _nibbles(blocks[:, 16:], 32).reshape(-1, 8, 32)
     return Parts(_half(blocks, 0) * scales, _signed(quants), -(_half(blocks, 2) * mins))
 
 
 def _q5_k(blocks: Tensor) -> Parts:
     scales, mins = _scales_and_mins(blocks[:, 4:16])
     fifth = _fields(blocks[:, 16:48], 1) << 4
-    quants = _nibbles(blocks[:, 48:], 32).unflatten(1, (8, 32)) | fifth
+    quants = _nibbles(blocks[:, 48:], 32).reshape(-1, 8, 32) | fifth
     return Parts(_half(blocks, 0) * scales, _signed(quants), -(_half(blocks, 2) * mins))
 
 
 def _q6_k(blocks: Tensor) -> Parts:
-    quants = _nibbles(blocks[:, :128], 64) | (_fields(blocks[:, 128:192].unflatten(1, (2, 32)), 2).flatten(1) << 4)
+    quants = _nibbles(blocks[:, :128], 64) | (_fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).flatten(1) << 4)
     scales = blocks[:, 192:208].view(torch.int8).to(torch.float32)[:, :, None]
-    return Parts(_half(blocks, 208) * scales, _signed(quants, 32).unflatten(1, (16, 16)))
+    return Parts(_half(blocks, 208) * scales, _signed(quants, 32).reshape(-1, 16, 16))
 
 
 def _iq4_nl(blocks: Tensor) -> Parts:
@@ -146,7 +147,7 @@ def _iq4_xs(blocks: Tensor) -> Parts:
     low = _fields(blocks[:, 4:8], 4).transpose(1, 2).flatten(1)
     high = _fields(blocks[:, 2:4], 2).transpose(1, 2).flatten(1)
     scales = _signed(low | (high << 4), 32)[:, :, None]
-    return Parts(_half(blocks, 0) * scales, _table(_nibbles(blocks[:, 8:], 16)).unflatten(1, (8, 32)))
+    return Parts(_half(blocks, 0) * scales, _table(_nibbles(blocks[:, 8:], 16)).reshape(-1, 8, 32))
 
 
 BLOCK_TYPES = {

@@ -26,10 +26,17 @@
 // elements of two rows (packed_blocks.cuh) and has the same 8 of a row of x: which of a tile's k they are is as good as
 // any other. x is read from the caches.
 //
-// Bound. A row of x more costs no instruction, up to 8. Lane instructions for a weight are told in ops/few_rows.py's
-// tests by machine code: 2 (F16) to 6 (Q5_K). A card can issue so many in the time that a weight's bytes take: Q4_K 9
-// (RTX 2060 Super), 4.7 (H200); Q8_0 17 and 8.8. Of Turing's tensor cores Q4_K with its mins takes 89 % up to 8 rows,
-// and twice that up to 16: there products bound it, at 56 % of the bandwidth.
+// Bound. A row of x more costs nothing up to 8. Lane instructions for a weight, counted in the machine code (sm_75, up
+// to 8 rows of x), and how many a card can issue in the time that the weight's bytes take:
+//
+//                            Q4_0   Q4_K   Q5_K   Q6_K   Q8_0   I8    F16
+//   needed                   3.6    4.1    4.6    6.1    3.9    2.5   2.3
+//   RTX 2060 Super           9.0    9.0    11     13     17     16    32
+//   H200                     4.7    4.7    5.7    6.9    8.9    8.4   17
+//
+// So bytes decide, on an H200 by little: predicted 90 % of the bandwidth on cards with less of it, 80 % there. A matrix
+// of less than about 20 MB does not fill an H200 for long enough. The exception: of Turing's tensor cores Q4_K with its
+// mins takes 89 % of the time of its bytes up to 8 rows, and twice that up to 16, where they decide, at 56 %.
 
 #include "mma.cuh"
 #include "packed_blocks.cuh"
