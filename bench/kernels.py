@@ -127,7 +127,7 @@ def matrix_figures(row: Row, isa: Any, ours: float, stock: float) -> dict[str, A
     assert row.flops is not None
     ceiling = TENSOR_CEILING.get(torch.cuda.get_device_name(), {}).get(isa or "sm_80")
     result = {"TFLOP/s": row.flops / ours / 1e12, "stock TFLOP/s": row.flops / stock / 1e12}
-    if ceiling is not None:
+    if ceiling is not None and not row.in_bytes:
         result |= {"bound us": row.flops / ceiling * 1e6, "share of ceiling": row.flops / ours / ceiling}
     return result
 

@@ -13,12 +13,16 @@ INT8, SPARSE = "comfy-kitchen int8", "comfy-kitchen sol_attn"
 Rivals = dict[str, Callable[..., Any]]
 
 
-def serving(name: str) -> ModuleType | None:
-    """The library, if its `<name>_is_available` says so for this card."""
+def installed() -> ModuleType | None:
     try:
-        library = importlib.import_module("comfy_kitchen")
+        return importlib.import_module("comfy_kitchen")
     except ImportError:
         return None
+
+
+def serving(name: str) -> ModuleType | None:
+    """The library, if its `<name>_is_available` says so for this card."""
+    library = installed()
     available = getattr(library, f"{name}_is_available", None)
     return library if available is not None and available() else None
 
@@ -32,6 +36,22 @@ def int8_attention() -> Rivals:
     def run(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
         found: Tensor = library.int8_attention(*(t.transpose(1, 2) for t in (q, k, v)))
         return found.transpose(1, 2)
+
+    return {INT8: run}
+
+
+def int8_linear() -> Rivals:
+    """Called as `linear_int8`'s stock is, with a bias and nothing behind it. It rounds x itself, by whatever serves this card."""
+    library = installed()
+    multiply = getattr(library, "int8_linear", None)
+    if multiply is None:
+        return {}
+
+    def run(x: Tensor, _: None, weight: Tensor, scale: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        rotation = rest[5]
+        more = {"convrot": True, "convrot_groupsize": rotation} if rotation else {}
+        found: Tensor = multiply(x, weight, scale, bias, x.dtype, **more)
+        return found
 
     return {INT8: run}
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fusestream.bench import kernels, kitchen
 from fusestream.bench.row import Row
-from fusestream.bench.rows import attention, sparse_attention
-from fusestream.kernels_cuda import KernelPolicy
+from fusestream.bench.rows import attention, linear_int8, sparse_attention
+from fusestream.kernels_cuda import OPS, KernelPolicy, rows_to_int8
 from fusestream.kernels_cuda.ops.attention import SHORT, WIDE
 from fusestream.kernels_cuda.policy import PRECISIONS
 
@@ -108,3 +108,31 @@ def test_comfy_kitchen_is_asked_where_it_serves_this_card(monkeypatch: pytest.Mo
         got = run(*EXAMPLE, *attention.PLAIN)[attention.SAMPLED]
         torch.testing.assert_close(got.double(), exact, atol=1e-5, rtol=1e-5)
     assert shares == [0.3]
+
+
+def test_products_in_8_bits_stand_beside_the_other_library() -> None:
+    """On small operands of each row's kind: errors are those of rounding activations, and the other library computes the same."""
+    pytest.importorskip("comfy_kitchen")
+    rivals = kitchen.int8_linear()
+    for row in linear_int8.ROWS:
+        assert row.op in OPS and row.precision in PRECISIONS
+        if row.exact is None:
+            continue
+        rotation = row.options[3]
+        x, bias = torch.randn(1, 130, 512).half(), torch.randn(48).half()
+        weight, scales = rows_to_int8(torch.randn(48, 512).half() / 22, rotation=rotation)
+        example = (x, None, weight, scales, bias, None, None)
+        ours = lambda *t, row=row: OPS[row.op].reference(*t, *row.options)  # noqa: E731
+        found = kernels.errors(row, example, ours, rivals)
+        assert list(found) == ["ours", "stock", kitchen.INT8]
+        assert all(0.002 < error < 0.02 for error in found.values()), found
+        assert found["ours"] <= 1.1 * found[kitchen.INT8]
+    labels = [(row.op, row.label) for row in linear_int8.ROWS]
+    assert len(set(labels)) == len(labels) and any("32760x5120x13824 rotation 256" in label for _, label in labels)
+
+
+def test_bytes_are_not_held_to_the_ceiling_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    row = small(flops=1e12)
+    assert kernels.matrix_figures(row, None, 1.0, 2.0)["share of ceiling"] == pytest.approx(1e12 / 645e12)
+    assert "share of ceiling" not in kernels.matrix_figures(replace(row, in_bytes=True), None, 1.0, 2.0)

@@ -24,7 +24,7 @@ from fusestream.kernels_cuda.build.nvrtc import parse_usage
 from fusestream.kernels_cuda.build.unit import build
 from fusestream.kernels_cuda.errors import BuildError
 from fusestream.kernels_cuda.launcher import pointer_count
-from fusestream.kernels_cuda.ops import attention, linear
+from fusestream.kernels_cuda.ops import attention, linear, linear_int8
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_UNITS = ("gated_residual", "to_half")
@@ -119,6 +119,7 @@ KNOWN_SPILLS = {
     "attention_96_fast_general": 32,
     "conv_2x2_16x96_precise": 16,
     "conv_3x3_16x96_precise": 32,
+    "linear_int8_192x128": 16,  # of sm_75, where it is never the rule's choice
 }
 
 
@@ -148,6 +149,19 @@ def test_linear_fits_a_multiprocessor(built, variant, room):
             few = 1 if cut.warp_rows > 64 else 2  # on sm_75, where such cuts are there but never the rule's choice
             wanted = min(cut.resident, few) if variant == "sm_75" else cut.resident
             assert shared + system <= (room - (room > 100)) * 1024 and wanted * (shared + system) <= room * 1024, name
+
+
+@needs_compiler
+@pytest.mark.parametrize(("variant", "room"), [("sm_75", 64), ("sm_80", 100), ("sm_90", 228), ("sm_120", 100)])
+def test_linear_int8_fits_a_multiprocessor(built, variant, room):
+    """As above, in bytes where the other has halves."""
+    code, kernels = built[variant]["linear_int8"]
+    for cut in linear_int8.CUTS:
+        threads, shared = elf.ints(code, f"{linear_int8.kernel_name(cut)}_cut")
+        assert threads == cut.warps * 32 == kernels[linear_int8.kernel_name(cut)]["threads"]
+        system = 0 if variant == "sm_75" else 1024
+        wanted = 1 if variant == "sm_75" and cut.warp_rows > 64 else min(cut.resident, 2 if variant == "sm_75" else 8)
+        assert shared + system <= (room - (room > 100)) * 1024 and wanted * (shared + system) <= room * 1024, cut
 
 
 @needs_compiler
