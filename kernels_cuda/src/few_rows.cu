@@ -78,7 +78,8 @@ __device__ inline unsigned bits(__half2 v) {
 // kStep       elements that a warp takes of a row at a time, and kBytes, what they take in memory
 // kPitch      bytes from row to row in shared memory: such that four rows' 32 bytes lie in different banks
 // kScaled     elements that share a scale: sums over so many are multiplied by scale(step, e)
-// weights()   elements e to e + 7 as halves; mins() what the group of e has for a min, twice
+// An object is the step of one row: weights() are elements e to e + 7 as halves, mins() what the group of e has for a
+// min, twice.
 
 template <typename Type>
 __device__ inline void halves_of_quants(Bytes block, int e, unsigned (&out)[4]) {
@@ -95,10 +96,13 @@ struct Blocks32 {
     static constexpr int kStep = 256, kBytes = 8 * Type::kBytes, kPitch = kPitchBytes, kScaled = 32;
     static constexpr bool kHasMin = false;
 
-    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) {
-        halves_of_quants<Type>(step + e / 32 * Type::kBytes, e % 32, out);
+    Bytes step;
+
+    __device__ explicit Blocks32(Bytes of) : step(of) {}
+    __device__ void weights(int e, int first, unsigned (&out)[4]) const {
+        halves_of_quants<Type>(step + e / 32 * Type::kBytes, first, out);
     }
-    __device__ static float scale(Bytes step, int e) { return __half2float(Type::d(step + e / 32 * Type::kBytes)); }
+    __device__ float scale(int e) const { return __half2float(Type::d(step + e / 32 * Type::kBytes)); }
 };
 
 template <typename Type, int kPitchBytes>
@@ -106,11 +110,30 @@ struct SixBitGroups {
     static constexpr int kStep = 256, kBytes = Type::kBytes, kPitch = kPitchBytes, kScaled = 256;
     static constexpr bool kHasMin = true;
 
-    // (1024 + q) * scale - 1024 * scale: exact, since fused.
-    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) {
+    Bytes step;
+    unsigned scales[2], mins_[2];  // of eight groups, a byte each
+    float2 d;                      // and dmin
+
+    // The first 16 bytes of a block, at once: d, dmin, and packed_blocks.cuh's SixBits, four groups at a time.
+    __device__ explicit SixBitGroups(Bytes of) : step(of) {
+        unsigned head[4];
+        load_words<Reading::kCached>(head, of);
+        d = to_floats(head[0]);
+        scales[0] = head[1] & 0x3f3f3f3fu;
+        mins_[0] = head[2] & 0x3f3f3f3fu;
+        scales[1] = (head[3] & 0x0f0f0f0fu) | ((head[1] >> 2) & 0x30303030u);
+        mins_[1] = ((head[3] >> 4) & 0x0f0f0f0fu) | ((head[2] >> 2) & 0x30303030u);
+    }
+    // The byte of a group as a half, twice.
+    __device__ static __half2 of_group(const unsigned (&bytes)[2], int e) {
+        const unsigned pair = __byte_perm(bytes[e / 128], 0x64646464u, 0x4040 + e / 32 % 4 * 0x0101);
+        return __hadd2(*reinterpret_cast<const __half2*>(&pair), __float2half2_rn(-1024.0f));
+    }
+    // (1024 + q) * scale - 1024 * scale: exact, since fused. first: of the lane's elements in a group.
+    __device__ void weights(int e, int first, unsigned (&out)[4]) const {
         unsigned q[2];
-        Type::quants(step, e, q);
-        const __half2 scale = __half2half2(__int2half_rn(Type::group_scale(step, e)));
+        Type::quants(step, e + first, q);
+        const __half2 scale = of_group(scales, e);
         const __half2 away = __hmul2(scale, __float2half2_rn(-1024.0f));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -118,46 +141,55 @@ struct SixBitGroups {
             out[i] = bits(__hfma2(*reinterpret_cast<const __half2*>(&pair), scale, away));
         }
     }
-    __device__ static unsigned mins(Bytes step, int e) {
-        return bits(__half2half2(__int2half_rn(Type::group_min(step, e))));
-    }
-    __device__ static float scale(Bytes step, int) { return half_at(step); }
-    __device__ static float min_scale(Bytes step) { return half_at(step + 2); }
+    __device__ unsigned mins(int e) const { return bits(of_group(mins_, e)); }
+    __device__ float scale(int) const { return d.x; }
+    __device__ float min_scale() const { return d.y; }
 };
 
 struct WeightQ6_K {
     static constexpr int kStep = 256, kBytes = Q6_K::kBytes, kPitch = 224, kScaled = 256;
     static constexpr bool kHasMin = false;
 
-    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) {
+    Bytes step;
+
+    __device__ explicit WeightQ6_K(Bytes of) : step(of) {}
+    __device__ void weights(int e, int first, unsigned (&out)[4]) const {
         unsigned q[2];
         __half2 v[4];
-        Q6_K::quants(step, e, q);
+        Q6_K::quants(step, e + first, q);
         as_halves<Q6_K>(q, v);
-        const __half2 scale = __half2half2(__int2half_rn(Q6_K::group_scale(step, e)));
+        const __half2 scale = __half2half2(__int2half_rn(Q6_K::group_scale(step, e + first)));
 #pragma unroll
         for (int i = 0; i < 4; i++) out[i] = bits(__hmul2(scale, v[i]));
     }
-    __device__ static float scale(Bytes step, int) { return half_at(step + 208); }
+    __device__ float scale(int) const { return half_at(step + 208); }
 };
 
 struct WeightI8 {
     static constexpr int kStep = 256, kBytes = 256, kPitch = 288, kScaled = 0, kOffset = 128;
     static constexpr bool kHasMin = false;
 
+    Bytes step;
+
+    __device__ explicit WeightI8(Bytes of) : step(of) {}
     __device__ static void quants(Bytes step, int e, unsigned (&q)[2]) {
         words_at<8>(step + e, q);
         q[0] ^= 0x80808080u, q[1] ^= 0x80808080u;
     }
-    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) { halves_of_quants<WeightI8>(step, e, out); }
+    __device__ void weights(int e, int first, unsigned (&out)[4]) const {
+        halves_of_quants<WeightI8>(step, e + first, out);
+    }
 };
 
 struct WeightF16 {
     static constexpr int kStep = 128, kBytes = 256, kPitch = 320, kScaled = 0;
     static constexpr bool kHasMin = false;
 
-    __device__ static void weights(Bytes step, int e, unsigned (&out)[4]) {
-        load_words<Reading::kCached>(out, step + 2 * e);
+    Bytes step;
+
+    __device__ explicit WeightF16(Bytes of) : step(of) {}
+    __device__ void weights(int e, int first, unsigned (&out)[4]) const {
+        load_words<Reading::kCached>(out, step + 2 * (e + first));
     }
 };
 
@@ -221,21 +253,20 @@ struct FewRows {
     }
 
     // The sums of one step: `low` and `high` are its bytes of rows g and g + 8, x its elements of row g of each tile.
-    __device__ static void add_step(float (&sum)[kTiles][4], Bytes low, Bytes high, const __half* const (&x)[kTiles],
-                                    int eighth) {
+    __device__ static void add_step(float (&sum)[kTiles][4], const Weight& low, const Weight& high,
+                                    const __half* const (&x)[kTiles], int eighth) {
         float part[kTiles][4] = {}, taken[kTiles][4] = {};
 #pragma unroll(kTogether)
         for (int e = 0; e < Weight::kStep; e += 32) {
-            const int mine = e + eighth;
             unsigned xs[kTiles][4], of_low[4], of_high[4];
 #pragma unroll
             for (int tile = 0; tile < kTiles; tile++) {
 #pragma unroll
                 for (unsigned& word : xs[tile]) word = 0;
-                if (x[tile] != nullptr) load_words<Reading::kCached>(xs[tile], x[tile] + mine);
+                if (x[tile] != nullptr) load_words<Reading::kCached>(xs[tile], x[tile] + e + eighth);
             }
-            Weight::weights(low, mine, of_low);
-            Weight::weights(high, mine, of_high);
+            low.weights(e, eighth, of_low);
+            high.weights(e, eighth, of_high);
             float (&into)[kTiles][4] = Weight::kScaled ? part : sum;
 #pragma unroll
             for (int j = 0; j < 4; j += 2) {
@@ -244,7 +275,7 @@ struct FewRows {
                 for (int tile = 0; tile < kTiles; tile++) product(into[tile], a, xs[tile][j], xs[tile][j + 1]);
             }
             if constexpr (Weight::kHasMin) {
-                const unsigned l = Weight::mins(low, e), h = Weight::mins(high, e), a[4] = {l, h, l, h};
+                const unsigned l = low.mins(e), h = high.mins(e), a[4] = {l, h, l, h};
 #pragma unroll
                 for (int j = 0; j < 4; j += 2) {
 #pragma unroll
@@ -253,7 +284,7 @@ struct FewRows {
             }
             if constexpr (Weight::kScaled != 0) {
                 if ((e + 32) % Weight::kScaled == 0) {
-                    const float l = Weight::scale(low, e), h = Weight::scale(high, e);
+                    const float l = low.scale(e), h = high.scale(e);
 #pragma unroll
                     for (int tile = 0; tile < kTiles; tile++) {
 #pragma unroll
@@ -266,7 +297,7 @@ struct FewRows {
             }
         }
         if constexpr (Weight::kHasMin) {
-            const float l = Weight::min_scale(low), h = Weight::min_scale(high);
+            const float l = low.min_scale(), h = high.min_scale();
 #pragma unroll
             for (int tile = 0; tile < kTiles; tile++) {
 #pragma unroll
@@ -295,7 +326,7 @@ struct FewRows {
             const Bytes low = place + g * Weight::kPitch + before(lower + step * static_cast<i64>(Weight::kBytes));
             const Bytes high =
                 place + (g + 8) * Weight::kPitch + before(upper + step * static_cast<i64>(Weight::kBytes));
-            add_step(sum, low, high, x, 8 * t);
+            add_step(sum, Weight(low), Weight(high), x, 8 * t);
             __syncwarp();
         }
         __syncthreads();  // places become sums
