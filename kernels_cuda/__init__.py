@@ -19,6 +19,7 @@ from .ops.diffusion_step import diffusion_step
 from .ops.few_rows import few_rows
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
+from .ops.int8_to_half import int8_to_half
 from .ops.linear import linear, linear_, linear_pair
 from .ops.linear_attention import linear_attention
 from .ops.linear_int8 import linear_int8, linear_int8_
@@ -63,6 +64,7 @@ __all__ = [
     "gelu_mul",
     "group_norm_silu",
     "instance_norm",
+    "int8_to_half",
     "linear",
     "linear_",
     "linear_attention",
