@@ -49,6 +49,7 @@ def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD, vram_budget
     device = comfy.model_management.get_torch_device()
     policy = other_cards.policy_for(device, policy)
     return streamed_or_stock(
+        path,
         lambda budget: load_streamed_diffusion_model(path, budget, policy),
         lambda: _stock_diffusion_model(path, policy),
         vram_budget,

@@ -51,6 +51,7 @@ def load_text_encoder(
     device = comfy.model_management.text_encoder_device()
     policy = other_cards.policy_for(device, policy)
     return streamed_or_stock(
+        path,
         lambda budget: load_streamed_text_encoder(path, embedding_folders, budget, policy, kind, options, others),
         lambda: _stock_text_encoder(path, embedding_folders, policy, kind, options, others),
         vram_budget,
@@ -67,6 +68,7 @@ def _stock_text_encoder(
     others: Sequence[str],
     disable_dynamic: bool = False,
 ) -> Any:
+    recognise.require_stocks(path)
     if not recognise.has_header(path):
         return _unheaded_text_encoder(path, embedding_folders, policy, kind, options, others, disable_dynamic)
     with Checkpoint.open(path) as source:

@@ -20,7 +20,7 @@ from .stream import saving, skeleton
 from .stream.patcher import attach
 from .stream.stream import Stream
 
-NO_HEADER = "only .safetensors files can be streamed. Set vram_budget to 0 to load it as stock does."
+NO_HEADER = "only .safetensors and .gguf files can be streamed. Set vram_budget to 0 to load it as stock does."
 
 
 def prepare(policy: KernelPolicy) -> None:
@@ -29,7 +29,7 @@ def prepare(policy: KernelPolicy) -> None:
         unpack_soon(comfy.model_management.get_torch_device())
 
 
-def streamed_or_stock(stream: Any, stock: Any, vram_budget: float, device: torch.device) -> Any:
+def streamed_or_stock(path: str, stream: Any, stock: Any, vram_budget: float, device: torch.device) -> Any:
     """The model that streams within the budget; with 0 stock's, and with an automatic budget where it cannot stream."""
     refuse_odd(vram_budget)
     if other_cards.must_fall_back(device, vram_budget):
@@ -40,6 +40,8 @@ def streamed_or_stock(stream: Any, stock: Any, vram_budget: float, device: torch
         try:
             return stream(None)
         except NotStreamable as reason:  # and nobody insisted on it
+            if recognise.is_ours_alone(path):
+                raise
             LEDGER.say_once(f"{reason} It is loaded as stock does now.", logging.INFO)
     return stock()
 
@@ -69,6 +71,7 @@ def in_bytes(vram_budget: float | None) -> int | None:
 
 def checked(path: str, role: Role) -> tuple[Family | None, Collection[str]]:
     """The family of a file that stock will load, if one knows it, and the names of the file's tensors."""
+    recognise.require_stocks(path)
     if not recognise.has_header(path):
         return None, ()
     with Checkpoint.open(path) as source:

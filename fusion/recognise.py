@@ -31,7 +31,8 @@ VAE_PARTS = (
     "decoder.conv_in.weight", "decoder.conv_in.conv.weight", "decoder.conv1.weight", "decoder.up_blocks.0.resnets.0.norm1.weight",
     "first_stage_model.decoder.conv_in.weight", "decoder.layers.0.weight", "taesd_decoder.1.weight",
 )  # fmt: skip
-HEADED = (".safetensors", ".sft")
+OURS_ALONE = (".gguf",)
+HEADED = (".safetensors", ".sft", *OURS_ALONE)
 
 
 def header_of(tensors: Mapping[str, Any], path: str = "") -> WeightFile:
@@ -82,6 +83,20 @@ def stocks_kind(tensors: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | N
 def has_header(path: str) -> bool:
     """Whether the file is of a format that tells what is in it. Others (.pt, .pth) stock reads itself."""
     return Path(path).suffix.lower() in HEADED
+
+
+def is_ours_alone(path: str) -> bool:
+    """Whether stock does not read files of this format."""
+    return Path(path).suffix.lower() in OURS_ALONE
+
+
+def require_stocks(path: str) -> None:
+    """Raise `WrongFile` where a file that stock is to load is of a format that it does not read."""
+    if is_ours_alone(path):
+        raise WrongFile(
+            f"{path} is a GGUF file, which ComfyUI does not read by itself: FuseStream streams it. Set vram_budget to -1, or to "
+            "the GiB that it may take; that takes an NVIDIA card, or the CPU."
+        )
 
 
 def known(header: WeightFile, wanted: Role) -> Family | None:

@@ -15,12 +15,44 @@ from pathlib import Path
 import folder_paths
 
 from ..fusion.family import Role
+from ..memory.formats.gguf_split import NAME as SPLIT
 from . import choices, queued
 
 FOLDERS = {Role.DIFFUSION: "diffusion_models", Role.TEXT: "text_encoders", Role.VAE: "vae"}
+# What packs for GGUF files call theirs: stock's folders, and others that a user has named so.
+GGUF_FOLDERS = {Role.DIFFUSION: "unet_gguf", Role.TEXT: "clip_gguf"}
+GGUF = ".gguf"  # which stock does not list
 # The nodes that load a VAE file, and the widgets that name it.
 VAE_LOADERS = {"FuseStreamVAELoader": "vae_name", "VAELoader": "vae_name"}
 MOST_LISTED = 20  # names in a message
+
+
+def listed(role: Role) -> list[str]:
+    """The names that a loader offers: stock's, and the GGUF files in the same folders and in those of packs for them. Of a model in
+    several files the first."""
+    names = folder_paths.get_filename_list(FOLDERS[role])
+    return sorted({*names, *_ggufs(role)}) if role in GGUF_FOLDERS else names
+
+
+def path_of(role: Role, name: str) -> str:
+    """Where the file of this name is. Raises `FileNotFoundError` as stock does."""
+    found = _path(role, name)
+    if found is not None:
+        return found
+    path: str = folder_paths.get_full_path_or_raise(FOLDERS[role], name)
+    return path
+
+
+def _ggufs(role: Role) -> dict[str, str]:
+    """GGUF files by name, with their paths."""
+    found: dict[str, str] = {}
+    keys = (key for key in (FOLDERS[role], GGUF_FOLDERS[role]) if key in folder_paths.folder_names_and_paths)
+    for folder in dict.fromkeys(folder for key in keys for folder in folder_paths.get_folder_paths(key)):
+        for name in folder_paths.recursive_search(folder, excluded_dir_names=[".git"])[0]:
+            part = SPLIT.fullmatch(name)
+            if name.lower().endswith(GGUF) and (part is None or int(part["number"]) == 1):
+                found.setdefault(name, str(Path(folder) / name))
+    return found
 
 
 def fingerprint(role: Role, name: str | None) -> str:
@@ -60,15 +92,20 @@ async def wrong_vae(node: str | None, widget: str, name: str | None) -> str | No
 
 
 def _path(role: Role, name: str | None) -> str | None:
-    return None if name is None else folder_paths.get_full_path(FOLDERS[role], name)
+    if name is None:
+        return None
+    path: str | None = folder_paths.get_full_path(FOLDERS[role], name)
+    if path is None and role in GGUF_FOLDERS and name.lower().endswith(GGUF):
+        path = _ggufs(role).get(name)
+    return path
 
 
 def _not_in_list(role: Role, widget: str, name: str) -> str | None:
     """Stock's own check and words: a node that checks an input itself does all of it."""
-    listed = folder_paths.get_filename_list(FOLDERS[role])
-    if name in listed:
+    names = listed(role)
+    if name in names:
         return None
-    told = str(listed) if len(listed) <= MOST_LISTED else f"(list of length {len(listed)})"
+    told = str(names) if len(names) <= MOST_LISTED else f"(list of length {len(names)})"
     return f"Value not in list: {widget}: {name!r} not in {told}"
 
 

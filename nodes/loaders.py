@@ -39,7 +39,7 @@ class DiffusionModelLoader(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "model_name",
-                    options=folder_paths.get_filename_list("diffusion_models"),
+                    options=files.listed(Role.DIFFUSION),
                     tooltip="A model from models/diffusion_models, for example wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB).",
                 ),
                 choices.kernels(
@@ -69,7 +69,7 @@ class DiffusionModelLoader(io.ComfyNode):
         from .. import fusion  # noqa: PLC0415
 
         activity.attach()
-        path = folder_paths.get_full_path_or_raise("diffusion_models", model_name)
+        path = files.path_of(Role.DIFFUSION, model_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         model = fusion.load_diffusion_model(path, policy, vram_budget)
         meter.watch(model, cls.hidden)
@@ -103,7 +103,7 @@ class TextEncoderLoader(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "text_encoder_name",
-                    options=folder_paths.get_filename_list("text_encoders"),
+                    options=files.listed(Role.TEXT),
                     tooltip="A file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors (6.7 GB) or "
                     "umt5_xxl_fp16.safetensors (11.4 GB) for Wan.",
                 ),
@@ -142,7 +142,7 @@ class TextEncoderLoader(io.ComfyNode):
         from .. import fusion  # noqa: PLC0415
 
         activity.attach()
-        path = folder_paths.get_full_path_or_raise("text_encoders", text_encoder_name)
+        path = files.path_of(Role.TEXT, text_encoder_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         folders = folder_paths.get_folder_paths("embeddings")
         others = choices.text_encoder_paths()

@@ -28,7 +28,7 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "memory/formats/gguf_values.py": _GGUF,
     "memory/formats/safetensors.py": _FILES,
     "memory/host.py": _BACKENDS,
-    "memory/layer.py": ("test_memory_host", "test_pager"),
+    "memory/layer.py": ("test_memory_host", "test_pager", "test_packed_weights"),
     "memory/ledger.py": ("test_pager", "test_backends", "test_report"),
     "memory/managed.py": ("test_backends",),
     "memory/open_file.py": _FILES,

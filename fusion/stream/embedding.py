@@ -11,7 +11,7 @@ from comfy.weight_adapter.lora import LoRAAdapter
 from torch import Tensor, nn
 
 from ...memory import Checkpoint, Extent
-from ...memory.layer import DTYPES
+from .. import packed
 from ..errors import NotWhileStreaming
 from .patches import stages
 from .promised import Promised
@@ -52,19 +52,18 @@ def rows_asked_for(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rows_of(source: Checkpoint, extent: Extent, wanted: Tensor) -> Tensor:
-    """These rows [n, width] of a table in a file, as stored, on the CPU. wanted: [n], different, in order."""
-    width = extent.shape[1]
-    kind = DTYPES[extent.dtype]
+    """These rows [n, width] of a table in a file, on the CPU: as stored, or unpacked. wanted: [n], different, in order."""
     if wanted.numel() and not 0 <= int(wanted[0]) <= int(wanted[-1]) < extent.shape[0]:
         raise IndexError(f"token {int(wanted[-1])} is not one of the text encoder's {extent.shape[0]}")
-    size = width * kind.itemsize
+    size = extent.encoding.row_bytes(extent.shape)
+    assert size is not None, "whose rows cannot be read by themselves is no table here"
     bytes_ = torch.empty(wanted.numel() * size, dtype=torch.uint8)
     if wanted.numel():
         array: Any = bytes_.numpy()
         buffer = memoryview(array)
         for row, token in enumerate(wanted.tolist()):
             source.read_into(extent, buffer[row * size : (row + 1) * size], start=token * size)
-    return bytes_.view(kind).view(-1, width)
+    return packed.rows(bytes_, extent)
 
 
 # ------------------------------------------------------------------------------------------------------------- patches

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...memory import Checkpoint, Extent
-from ...memory.layer import DTYPES
+from .. import packed
 from ..errors import NotStreamable
 
 META = torch.device("meta")
@@ -95,13 +95,13 @@ def tensors_of(source: Checkpoint, *, text: bool = True) -> dict[str, Tensor]:
 
 
 def _tensor(source: Checkpoint, name: str, extent: Extent, text: bool) -> Tensor:
-    kind = DTYPES.get(extent.dtype)
+    kind = packed.type_of(extent)
     if kind is None:
         path = source.file_of(extent).path
         raise NotStreamable(f"{path}: {name} is of type {extent.dtype}, which torch does not know.")
 
     def read() -> Tensor:
-        return source.keep(extent).view(kind).view(extent.shape)
+        return packed.numbers(source.keep(extent), extent)
 
     if text and kind is torch.uint8 and len(extent.shape) == 1:
         return read()
@@ -148,7 +148,7 @@ def _made_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _is_as_stored(one: StandIn) -> bool:
-    return one.extent is not None and DTYPES.get(one.extent.dtype) == one.dtype
+    return one.extent is not None and packed.type_of(one.extent) == one.dtype
 
 
 def _cast(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -41,6 +41,7 @@ from ...memory import (
     open_pager,
     open_parcels,
 )
+from .. import packed
 from ..errors import NotWhileStreaming
 from ..mixing import mix
 from . import lora, vram
@@ -270,7 +271,7 @@ class Stream:
             self._device,
             ram=ram,
             ledger=self.ledger,
-            **self.pager_options,
+            **{"convert": packed.convert, **self.pager_options},
         )
         self.patching.factors.parcels = self._open_parcels(ram)
         pager.along = self._along
@@ -291,7 +292,7 @@ class Stream:
         """One weight that streams, by its name in the model, read from the file: as the model holds it, with these patches. Without
         any it is on the CPU, else on the device."""
         paged, weight = self._weights[key]
-        stored = self._source.read(weight.extent).view(weight.stored_dtype).view(weight.extent.shape)
+        stored = packed.numbers(self._source.read(weight.extent), weight.extent)
         where = device if patches and device is not None else torch.device("cpu")
         with torch.no_grad():
             held = self.patching.parameter(paged, stored.to(where, weight.device_dtype), where)
@@ -409,7 +410,7 @@ class Stream:
         """The block's weights, read for this once."""
         weights = Weights()
         for weight in self._layers[i].weights:
-            numbers = self._source.read(weight.extent).view(weight.stored_dtype).view(weight.extent.shape)
+            numbers = packed.numbers(self._source.read(weight.extent), weight.extent)
             weights[weight.name] = numbers.to(self._device, weight.device_dtype)
         self._lent.add(i)
         made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)

@@ -13,6 +13,8 @@ from typing import Any
 import folder_paths
 import pytest
 from comfy_api.latest import io
+from gguf_files import Tensor
+from gguf_files import file_of as file_of_gguf
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion.family import Role
@@ -220,3 +222,47 @@ def test_without_a_server_nothing_is_known() -> None:
     assert (
         queued.graph("1", {}) is None and queued.value("1", "vram_budget") is None and queued.value(None, "x") is None
     )
+
+
+# ----------------------------------------------------------------------------------------------------------- GGUF files
+
+
+def gguf(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return file_of_gguf(path, {}, [Tensor("a", "Q8_0", (2, 32))])
+
+
+def test_gguf_files_are_listed_beside_stocks(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of stock's folders, of those that other packs have for them, and of a model in several files the first."""
+    other = models / "other"
+    known = {"unet_gguf": ([str(models / "diffusion_models"), str(other)], {".gguf"})}
+    monkeypatch.setattr(folder_paths, "folder_names_and_paths", {**folder_paths.folder_names_and_paths, **known})
+    here = [
+        gguf(models / "diffusion_models" / name)
+        for name in ("a.gguf", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
+    ]
+    there = gguf(other / "wan" / "B.GGUF")
+    gguf(other / ".git" / "no.gguf")
+    text = gguf(models / "text_encoders" / "t5.gguf")
+    inner = str(there.relative_to(other))
+    assert files.listed(Role.DIFFUSION) == sorted(["DIFFUSION.safetensors", "a.gguf", "m-00001-of-00002.gguf", inner])
+    assert files.listed(Role.TEXT) == ["TEXT.safetensors", "t5.gguf"]
+    assert files.listed(Role.VAE) == ["VAE.safetensors"]
+    assert files.path_of(Role.DIFFUSION, inner) == str(there)
+    assert files.path_of(Role.DIFFUSION, "a.gguf") == str(here[0]) and files.path_of(Role.TEXT, "t5.gguf") == str(text)
+    options = DiffusionModelLoader.define_schema().inputs[0].options
+    assert options == files.listed(Role.DIFFUSION)
+    with pytest.raises(FileNotFoundError):
+        files.path_of(Role.DIFFUSION, "no.gguf")
+
+
+def test_a_gguf_file_is_looked_at_before_it_is_queued(models: Path) -> None:
+    path = gguf(models / "text_encoders" / "t5.gguf")
+    first = files.fingerprint(Role.TEXT, path.name)
+    assert asked(Role.TEXT, path.name) is True
+    path.write_bytes(path.read_bytes()[:-40])
+    answer = asked(Role.TEXT, path.name)
+    assert isinstance(answer, str) and "t5.gguf: is cut short: tensor 'a'" in answer
+    assert files.fingerprint(Role.TEXT, path.name) != first
+    answer = asked(Role.TEXT, "x.gguf")
+    assert answer == "Value not in list: text_encoder_name: 'x.gguf' not in ['TEXT.safetensors', 't5.gguf']"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...family import Expected, Family, Rename, Role
 from ...spiece import TENSOR
-from . import original
+from . import llama_cpp, original
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,11 @@ LATER_BIAS = re.compile(r"encoder\.block\.[1-9]\d*\.layer\.0\.SelfAttention\.rel
 
 
 def _is_t5(header: WeightFile) -> bool:
-    return any(QUERY.fullmatch(name) for name in header.extents) or original.is_original(header)
+    return (
+        any(QUERY.fullmatch(name) for name in header.extents)
+        or original.is_original(header)
+        or llama_cpp.is_llama_cpps(header)
+    )
 
 
 def _is_umt5(header: WeightFile) -> bool:
@@ -36,6 +40,8 @@ def _expects(header: WeightFile) -> Expected:
 
 
 def _renames(header: WeightFile) -> Rename | None:
+    if llama_cpp.is_llama_cpps(header):
+        return llama_cpp.renaming(header)
     return original.rename if original.is_original(header) else None
 
 

@@ -1,0 +1,51 @@
+"""Numbers that a file holds packed, in ggml's blocks: how they become fp16, which is what all but the pager take them for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernels_cuda import STANDARD, KernelPolicy, dequantise
+from ..memory import ENCODINGS, Encoding, Extent
+from ..memory.layer import DTYPES
+
+UNPACKED = torch.float16
+# On a device, in the copies' order: nobody may wait there for a measurement.
+AT_ONCE = KernelPolicy.of("on")
+
+
+def is_packed(extent: Extent) -> bool:
+    encoding = ENCODINGS.get(extent.dtype)
+    return encoding is not None and encoding.is_packed
+
+
+def type_of(extent: Extent) -> torch.dtype | None:
+    """Of the tensor that torch is to take it for; None: torch has no such type."""
+    return UNPACKED if is_packed(extent) else DTYPES.get(extent.dtype)
+
+
+def numbers(stored: Tensor, extent: Extent) -> Tensor:
+    """A tensor's bytes from its file, uint8 [bytes] on the CPU, as numbers in its shape. What is not packed is not copied."""
+    kind = type_of(extent)
+    assert kind is not None, f"{extent.name} is of type {extent.dtype}"
+    if is_packed(extent):
+        return dequantise(stored, extent.dtype).view(extent.shape)
+    return stored.view(kind).view(extent.shape)
+
+
+def rows(stored: Tensor, extent: Extent) -> Tensor:
+    """The same of some rows of a table: uint8 [bytes of these rows] becomes [rows, width]."""
+    kind = type_of(extent)
+    assert kind is not None, f"{extent.name} is of type {extent.dtype}"
+    found = dequantise(stored, extent.dtype) if is_packed(extent) else stored.view(kind)
+    return found.view(-1, extent.shape[-1])
+
+
+def convert(stored: Tensor, out: Tensor, encoding: Encoding) -> None:
+    """The pager's conversion: what is packed is unpacked as it arrives."""
+    if not encoding.is_packed:
+        out.copy_(stored)
+    elif out.dtype is UNPACKED:
+        dequantise(stored, encoding.name, out=out.view(-1), policy=AT_ONCE if out.is_cuda else STANDARD)
+    else:
+        out.copy_(dequantise(stored, encoding.name, policy=AT_ONCE if out.is_cuda else STANDARD).view(out.shape))
