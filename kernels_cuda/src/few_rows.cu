@@ -30,13 +30,15 @@
 // to 8 rows of x), and how many a card can issue in the time that the weight's bytes take:
 //
 //                            Q4_0   Q4_K   Q5_K   Q6_K   Q8_0   I8    F16
-//   needed                   3.6    4.1    4.6    6.1    3.9    2.5   2.3
+//   needed                   3.6    3.6    4.2    6.1    3.9    2.5   2.3
 //   RTX 2060 Super           9.0    9.0    11     13     17     16    32
 //   H200                     4.7    4.7    5.7    6.9    8.9    8.4   17
 //
-// So bytes decide, on an H200 by little: predicted 90 % of the bandwidth on cards with less of it, 80 % there. A matrix
-// of less than about 20 MB does not fill an H200 for long enough. The exception: of Turing's tensor cores Q4_K with its
-// mins takes 89 % of the time of its bytes up to 8 rows, and twice that up to 16, where they decide, at 56 %.
+// So bytes decide, on an H200 by little. Predicted: 80 % of the bandwidth there and more on cards with less of it; for
+// an RTX 2060 Super bench/turing has, of the 381 GB/s that reads reach, 330, 302, 320, 379 and 359 from Q4_0 to Q8_0 at
+// eight rows whose x always comes from L2. A matrix of less than about 20 MB does not fill an H200 for long enough. Of
+// Turing's tensor cores Q4_K with its mins takes 89 % of the time of its bytes up to 8 rows, and twice that up to 16:
+// there they decide, at 56 %.
 
 #include "mma.cuh"
 #include "packed_blocks.cuh"
