@@ -146,7 +146,7 @@ def shape_class(call: Call) -> str:
     return f"{row_class(x)} scales={min(scale.numel(), 2)} rotation {call.options[0]}"
 
 
-KERNELS = {"int8_to_half": ("int8_to_half",)}
+KERNELS: dict[str, tuple[str, ...]] = {"int8_to_half": ("int8_to_half",)}
 
 INT8_TO_HALF = Op(
     name="int8_to_half",
