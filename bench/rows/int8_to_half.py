@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ...kernels_cuda.ops.int8_to_half import stock
@@ -17,7 +19,7 @@ ROWS = [
     Row(
         "int8_to_half",
         f"{label}: {rows}x{k} rotation {rotation}",
-        lambda n=rows, k=k: operands(n, k),
+        partial(operands, rows, k),
         (rotation,),
         stock,
     )
