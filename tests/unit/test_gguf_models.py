@@ -14,6 +14,7 @@ import torch
 from family_scenes import inputs
 from safetensors.torch import load_file, save_file
 from scenes import sample
+from sentencepiece import SentencePieceProcessor
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion.errors import WrongFile
@@ -92,11 +93,14 @@ def packed_file(
     kind: str,
     names: dict[str, str] | None = None,
     metadata: dict[str, str] | None = None,
+    tokenizer: bytes | None = None,
 ) -> Path:
     """These as a GGUF file: matrices of whole blocks packed, everything else in fp32 or fp16 as converters have it."""
     writer = gguf.GGUFWriter(path, "test")
     for key, text in (metadata or {}).items():
         writer.add_string(key, text)
+    if tokenizer is not None:
+        add_tokenizer(writer, tokenizer)
     for i, (name, tensor) in enumerate(tensors.items()):
         wanted = (KIND.F32, KIND.F16, KIND.BF16)[i % 3]
         if tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
@@ -107,6 +111,27 @@ def packed_file(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_tokenizer(writer: Any, model: bytes) -> None:
+    """A sentencepiece model as llama.cpp's converter writes it."""
+    pieces = SentencePieceProcessor(model_proto=model)
+    numbers = range(pieces.get_piece_size())
+    kinds = {
+        gguf.TokenType.UNKNOWN: pieces.is_unknown,
+        gguf.TokenType.CONTROL: pieces.is_control,
+        gguf.TokenType.BYTE: pieces.is_byte,
+    }
+    writer.add_tokenizer_model("t5")
+    writer.add_token_list([pieces.id_to_piece(i) for i in numbers])
+    writer.add_token_scores([pieces.get_score(i) for i in numbers])
+    writer.add_token_types(
+        [next((kind for kind, fits in kinds.items() if fits(i)), gguf.TokenType.NORMAL) for i in numbers]
+    )
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    writer.add_eos_token_id(pieces.eos_id())
+    writer.add_pad_token_id(pieces.pad_id())
 
 
 def unpacked(path: Path) -> dict[str, torch.Tensor]:
@@ -186,6 +211,20 @@ def test_a_umt5_encodes_as_its_dequantised_file(tmp_path: Path, umt5: Path, kind
     assert not torch.equal(got, encode(fusion.load_text_encoder(str(umt5), [], off, -1.0))), (
         "the test would see the difference"
     )
+
+
+def test_a_umt5_has_its_tokenizer_in_its_metadata(tmp_path: Path, umt5: Path) -> None:
+    plain = load_file(umt5)
+    model = plain.pop("spiece_model").numpy().tobytes()
+    names = llama_cpps(list(plain), 24)
+    off = fusion.KernelPolicy.of("off")
+    lent = packed_file(tmp_path / "lent.gguf", plain, "Q8_0", names)
+    with pytest.raises(WrongFile, match="has no tokenizer inside"):
+        fusion.load_text_encoder(str(lent), [], off, -1.0)
+    own = packed_file(tmp_path / "own.gguf", plain, "Q8_0", names, tokenizer=model)
+    fusion.inspect_file(str(own), Role.TEXT)
+    wanted = encode(fusion.load_text_encoder(str(lent), [], off, -1.0, others=(str(umt5),)))
+    assert torch.equal(encode(fusion.load_text_encoder(str(own), [], off, -1.0)), wanted)
 
 
 def test_stock_reads_none(umt5: Path, tmp_path: Path) -> None:

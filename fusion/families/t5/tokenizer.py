@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ....memory import BadFile, Checkpoint, WeightFile
 from ...errors import WrongFile
 from ...spiece import TENSOR, refuse_broken
+from . import gguf_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +28,12 @@ LARGEST = 1 << 26  # bytes; the published one has 4.5 million
 
 
 def borrowed(header: WeightFile, others: Sequence[str]) -> Mapping[str, torch.Tensor]:
-    """For a UMT5 file without a tokenizer that of another: a file named here, or `spiece.model` beside it. Raises `WrongFile`
-    where there is none."""
+    """For a UMT5 file without a tokenizer's tensor the tokenizer in its metadata, or that of another: a file named here, or
+    `spiece.model` beside it. Raises `WrongFile` where there is none."""
+    own = gguf_tokenizer.tokenizer(header)
+    if own is not None:
+        refuse_broken(header.path, own)
+        return {TENSOR: own}
     for path, found in _candidates(header, others):
         refuse_broken(path, found)
         log.info("%s has no tokenizer inside: the one of %s serves.", header.path, path)
