@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.dequantise import reference, reference_rows
+from ...kernels_cuda.ops.dequantise import reference, stock_rows
 from ...kernels_cuda.ops.packed_blocks import BLOCK_TYPES
 from ..row import Row, Tensors
 
@@ -47,7 +47,7 @@ ROWS += [
         f"Qwen3 4B embeddings, {encoding}: 512 of 32768x2560",
         lambda encoding=encoding: table(encoding),  # type: ignore[misc]
         (encoding,),
-        reference_rows,
+        stock_rows,
         moved=rows_moved,
     )
     for encoding in ("Q4_K", "Q6_K", "Q8_0")

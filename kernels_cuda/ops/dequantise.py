@@ -70,8 +70,14 @@ def fake_into(packed: Tensor, out: Tensor, encoding: str) -> None:
     check_out(packed, out, encoding)
 
 
-def reference_rows(packed: Tensor, index: Tensor, encoding: str) -> Tensor:
+def stock_rows(packed: Tensor, index: Tensor, encoding: str) -> Tensor:
     return reference(packed[index], encoding)
+
+
+def reference_rows(packed: Tensor, index: Tensor, encoding: str) -> Tensor:
+    if index.device.type == "cpu" and bool((index < 0).any()):  # torch would count from the end
+        raise IndexError(f"index {int(index.min())} is not in a table of {packed.shape[0]} rows")
+    return stock_rows(packed, index, encoding)
 
 
 def fake_rows(packed: Tensor, index: Tensor, encoding: str) -> Tensor:
@@ -228,7 +234,7 @@ DEQUANTISE_ROWS = Op(
     schema="(Tensor packed, Tensor index, str encoding, str policy) -> Tensor",
     reference=reference_rows,
     fake=fake_rows,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(reference_rows)),
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_rows)),
     shape_class=shape_class,
     validate=validate,
     kernels=KERNELS,

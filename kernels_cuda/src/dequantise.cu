@@ -19,9 +19,9 @@
 //
 // Bound. Instructions an element, counted in the machine code: about 2 to bring it, then 5 to 10 where halves are
 // multiplied and 7 to 12 where floats are. A card can issue 41 in the time that it moves the 2.56 bytes of a Q4_K (RTX
-// 2060 Super: 448 GB/s, 34 x 128 lanes, 1.65 GHz) or 21 (H200: 4 TB/s, 132 x 128, 1.98 GHz), so memory decides: predicted
-// 90 % of the bandwidth of a copy. What is lost is the wait between a block's loads and its stores, as far as the other
-// blocks of the multiprocessor do not fill it.
+// 2060 Super: 448 GB/s, 34 x 128 lanes, 1.65 GHz) or 21 (H200: 4 TB/s, 132 x 128, 1.98 GHz), so memory decides:
+// in bench/turing nothing else is busy for a third of the time. Predicted: 90 % of the bandwidth of a copy. What
+// is lost is the wait between a block's loads and its stores, as far as other blocks do not fill it.
 
 #include "packed_blocks.cuh"
 #include "stores.cuh"

@@ -187,6 +187,11 @@ def test_wrong_operands_are_named(packed, encoding, out, message):
             dequantise(packed, encoding, out=out, policy=policy)
 
 
+def test_rows_are_not_counted_from_the_end():
+    with pytest.raises(IndexError, match="index -2 is not in a table of 3 rows"):
+        dequantise_rows(blocks_of("Q4_K", 3, 1), "Q4_K", torch.tensor([0, -2]))
+
+
 def test_wrong_tables_are_named():
     table = torch.zeros(2, 144, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"packed: \[144\] is not a table"):
