@@ -114,7 +114,7 @@ def stock_compute(o: Int8Operands) -> Tensor:
     p = o.plain
     x8, x_scale = (p.x, o.x_scale) if o.x_scale is not None else rounded_by_stock(p.x, o.rotation)
     assert x_scale is not None
-    flat, scales = x8.reshape(-1, p.k), x_scale.reshape(-1, 1)
+    flat, scales = x8.reshape(-1, p.k).contiguous(), x_scale.reshape(-1, 1)
     sums = product(flat, p.weight)
     rows = max(SCALED_BYTES // max(4 * p.n, 1), 1)
     parts = [
