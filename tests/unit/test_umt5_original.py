@@ -139,7 +139,7 @@ def test_the_pth_is_loaded_by_stock(pickled: str, comfys: str, wanted: torch.Ten
 
 
 def test_the_pth_does_not_stream(pickled: str, comfys: str) -> None:
-    with pytest.raises(NotStreamable, match=r"only \.safetensors files can be streamed"):
+    with pytest.raises(NotStreamable, match=r"only \.safetensors and \.gguf files can be streamed"):
         load(pickled, 0.3, comfys)
 
 

@@ -245,7 +245,7 @@ def test_a_budget_too_small_names_this_loader(path: str) -> None:
 
 
 def test_files_that_cannot_stream_are_refused(folder: Path, tmp_path: Path, path: str) -> None:
-    with pytest.raises(NotStreamable, match=r"only \.safetensors files can be streamed"):
+    with pytest.raises(NotStreamable, match=r"only \.safetensors and \.gguf files can be streamed"):
         load_streamed_text_encoder(str(folder / "umt5.pt"), [])
     weights = load_file(path)
     del weights["encoder.block.7.layer.1.DenseReluDense.wo.weight"]
