@@ -5,6 +5,8 @@
 The rule is `campaign.py`'s. What an accepted header promises is told anew by a few lines that trust the file; the `gguf`
 package is the second opinion: it reads what is accepted, or the reason stands in `LAXER`, and refuses what is refused in the
 words of `AGREED`.
+
+What it found: nothing in 1 000 000 cases (seed 12) with version 0.19.0 of the package beside it.
 """
 
 from __future__ import annotations
