@@ -39,6 +39,16 @@ CHOSEN_MATRIX = (
     "VAE residual block|384, 4x120x208",
 )
 
+# Attention in every tier, and visiting a part: what our kernels reach, and how far the result is off.
+CHOSEN_TIERS = (
+    "attention|Wan 1.3B 480x832x81, self",
+    "attention|Wan 14B 480x480x33, self, cond and uncond",
+    "attention|image of 1024x1024 with its prompt, self",
+    "sparse attention|Wan 1.3B 480x832x81, 50% of the blocks",
+    "sparse attention|Wan 1.3B 480x832x81, 30% of the blocks",
+    "sparse attention|Wan 14B 480x480x33, cond and uncond, 30% of the blocks",
+)
+
 # What says most to somebody who asks how fast it is: the README has no more.
 CHOSEN_MODELS = (
     "1.3B 480x832x81",

@@ -94,7 +94,8 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
     LEDGER.clear()
     chosen = prepared(row, example, policy("auto", row, isa))
     chosen(*example)
-    result["auto"] = ", ".join(dict.fromkeys(choice.winner for choice in LEDGER.choices)) or "stock"
+    winners = dict.fromkeys(choice.winner for choice in LEDGER.choices)
+    result["auto"] = ", ".join(winners) or ("stock" if row.ours is None else "forced on")
     if row.flops is not None:
         seconds = device_seconds(chosen, inputs)
         result |= {"auto us": seconds * 1e6, "stock / auto": stock / seconds}

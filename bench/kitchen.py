@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-INT8, SPARSE = "comfy-kitchen int8", "comfy-kitchen sol_attn"
+NAME = "comfy-kitchen"
+INT8, SPARSE = f"{NAME} int8", f"{NAME} sol_attn"
 Rivals = dict[str, Callable[..., Any]]
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import claims, groups
-from .chosen import CHOSEN, CHOSEN_MATRIX, CHOSEN_MODELS
+from . import claims, groups, kitchen
+from .chosen import CHOSEN, CHOSEN_MATRIX, CHOSEN_MODELS, CHOSEN_TIERS
 from .fidelity import long
 from .fidelity import table as fidelity
 from .plots.charts import CHARTS, Chart
@@ -25,7 +25,7 @@ CLAIMS = ROOT / "docs" / "how-it-works.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(
-    r"(<!-- (kernels|matrix|pager|host|saving|fidelity|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)",
+    r"(<!-- (kernels|matrix|tiers|pager|host|saving|fidelity|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)",
     re.DOTALL,
 )
 
@@ -46,6 +46,33 @@ def matrix_table(results: dict[str, Any]) -> str:
             f"| `{op}` | {row['label'].removesuffix(' precise')} | {row['stock us']:.0f} us | {row['auto us']:.0f} us | "
             f"{row['stock / auto']:.2f}x | {row['auto']} | {row['TFLOP/s']:.0f} TFLOP/s |"
         )
+    return "\n".join(lines)
+
+
+def tiers_table(results: dict[str, Any]) -> str:
+    """A Markdown table of the chosen rows of attention, in every tier, beside comfy-kitchen's where it was there."""
+    lines = [
+        "| Operation | Shape | Tier | Stock | Our kernel | Error | comfy-kitchen | Its error |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for choice in CHOSEN_TIERS:
+        op, label = choice.split("|", 1)
+        for row in results["kernels"]["rows"]:
+            if row["op"] != op or not row["label"].startswith(label) or "errors" not in row:
+                continue
+            shape, tier = row["label"].rsplit(" ", 1)
+            rival = next((name for name in row["errors"] if name.startswith(kitchen.NAME)), None)
+            theirs = ["-", "-"] if rival is None else [f"{row[f'{rival} us']:.0f} us", f"{row['errors'][rival]:.2%}"]
+            cells = (
+                f"`{op}`",
+                shape,
+                tier,
+                f"{row['stock us']:.0f} us",
+                f"{row['ours us']:.0f} us, {row['TFLOP/s']:.0f} TFLOP/s",
+                f"{row['errors']['ours']:.2%}",
+                *theirs,
+            )
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -171,12 +198,13 @@ def fidelity_tables(results: dict[str, Any]) -> str:
 TABLES = {
     "kernels": table,
     "matrix": matrix_table,
+    "tiers": tiers_table,
     "pager": pager_table,
     "host": host_table,
     "saving": saving_table,
     fidelity.SECTION: fidelity_tables,
 }
-SECTION = {"matrix": "kernels"}  # of the results, where it has not the part's own name
+SECTION = {"matrix": "kernels", "tiers": "kernels"}  # of the results, where it has not the part's own name
 
 
 def rendered_page(page: str) -> str:

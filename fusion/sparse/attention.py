@@ -15,7 +15,7 @@ Under torch.compile it runs between the graphs: a graph would keep the step and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import STANDARD, KernelPolicy, KernelRefused, attention, choose_blocks
+from ...kernels_cuda.ops.attention_operands import heads_in
 from ...kernels_cuda.ops.sparse_routing import HEADS, KEY_BLOCK, QUERY_BLOCK
 from ..attention import OFF, StockCall, wrong_tensor
 from ..fused import HandBack, policy_of
@@ -136,7 +137,7 @@ class SparseAttention:
         if grid is None:
             return self._by_scores(q, k, v, scale=call.scale, policy=policy)
         order, out = self._orders(grid, q.device), q.new_empty(q.shape)
-        for some, keys in pieces(q.shape[2], k.shape[2]):
+        for some, keys in heads_in(PIECES, q.shape[2], k.shape[2]):
             parts = (t.index_select(1, order) for t in (q[:, :, some], k[:, :, keys], v[:, :, keys]))
             seen = self._by_scores(*parts, scale=call.scale, policy=policy)
             out[:, :, some].index_copy_(1, order, seen)
@@ -171,11 +172,3 @@ def grid_of(call: StockCall) -> Grid | None:
         return None
     frames, lines, columns = (int(size) for size in found)
     return (frames, lines, columns) if frames * lines * columns == call.tokens else None
-
-
-def pieces(heads: int, key_heads: int) -> Iterator[tuple[slice, slice]]:
-    """Heads of the queries and of the keys that belong together, some at a time."""
-    group, step = heads // key_heads, -(-key_heads // PIECES)
-    for first in range(0, key_heads, step):
-        last = min(first + step, key_heads)
-        yield slice(first * group, last * group), slice(first, last)

@@ -7,7 +7,7 @@ what torch can do of it, in sdpa.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from ctypes import c_float, c_int, c_int64
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,19 @@ from ..launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from . import int8_heads
-from .attention_operands import NO_LIMIT, TENSORS, BlockList, Operands, Tail, arguments, of_heads, rows_apart, validate
+from .attention_operands import (
+    NO_LIMIT,
+    PLACES,
+    TENSORS,
+    BlockList,
+    Operands,
+    Tail,
+    arguments,
+    fill_places,
+    of_heads,
+    rows_apart,
+    validate,
+)
 from .checks import word, wrong_dtype
 from .sampling import LEAST
 from .sdpa import BACKENDS, SERVING, TorchBackend, run_sdpa
@@ -128,16 +140,15 @@ def fake(q: Tensor, *_: object) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 # Mirrors AttentionParams in src/attention_params.cuh.
-_PLACES = "batch token head"
 AttentionParams = parameter_struct(
     "AttentionParams",
     (Pointer, "q k v out key_lengths bias mask relative block_list block_counts q_scales k_scales"),
     (Pointer, "tail_k tail_v tail_scales visited"),
-    (c_int64, " ".join(f"{t}_{where}" for t in ("q", "k", "v", "out") for where in _PLACES.split())),
+    (c_int64, " ".join(f"{t}_{where}" for t in ("q", "k", "v", "out") for where in PLACES)),
     (c_int64, "bias_batch bias_head bias_query mask_batch mask_head mask_query relative_head"),
     (c_int64, "list_batch list_head list_query count_batch count_head"),
     (c_int64, "q_scale_batch q_scale_head k_scale_batch k_scale_head"),
-    (c_int64, " ".join(f"{t}_{where}" for t in ("tail_k", "tail_v") for where in _PLACES.split())),
+    (c_int64, " ".join(f"{t}_{where}" for t in ("tail_k", "tail_v") for where in PLACES)),
     (c_int64, "tail_scale_batch tail_scale_head visited_batch visited_head visited_query"),
     (c_int, "q_length k_length heads_per_key_head window_left window_right relative_zero list_rows list_keys"),
     (c_int, "tail_length"),
@@ -291,7 +302,7 @@ def _prepare(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callable
         scale_log2=o.scale * math.log2(math.e),
     )
     for name, t in (("q", o.q), ("k", o.k), ("v", o.v)):
-        _fill_places(params, name, t.stride())
+        fill_places(params, name, t.stride())
     if o.mask is not None:
         strides = o.mask.expand(b, h, s, o.k.shape[1]).stride()
         for where, stride in zip(("batch", "head", "query"), strides[:3], strict=True):
@@ -304,7 +315,7 @@ def _prepare(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callable
         _fill_tail(params, o.tail, o.blocks)
     if tactic.in_8_bits:
         _fill_8_bits(params, o)
-    _fill_places(params, "out", (s * all_heads * d, all_heads * d, d))
+    fill_places(params, "out", (s * all_heads * d, all_heads * d, d))
     launch = kernel.prepare(
         params,
         grid=(-(-s // rows), h, b),
@@ -353,11 +364,6 @@ def _prepare(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callable
     return run
 
 
-def _fill_places(params: object, name: str, strides: Sequence[int]) -> None:
-    for where, stride in zip(_PLACES.split(), strides[:3], strict=True):
-        setattr(params, f"{name}_{where}", stride)
-
-
 def _fill_8_bits(params: object, o: Operands) -> None:
     """Strides of 8-bit queries, keys and means, in units of 2 bytes, and of their scales."""
     parts = [("q", "q_scale", o.q, 1), ("k", "k_scale", o.k, int8_heads.TOGETHER)]
@@ -394,8 +400,8 @@ def _fill_blocks(params: object, blocks: BlockList) -> None:
 
 def _fill_tail(params: object, tail: Tail, blocks: BlockList | None) -> None:
     assert blocks is not None
-    _fill_places(params, "tail_k", tail.k.stride())
-    _fill_places(params, "tail_v", tail.v.stride())
+    fill_places(params, "tail_k", tail.k.stride())
+    fill_places(params, "tail_v", tail.v.stride())
     values = {
         "visited_batch": _shared(tail.visited, 0),
         "visited_head": _shared(tail.visited, 1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,6 +72,14 @@ def arguments(
     pooled = (None, None, None) if tail is None else tail
     tensors = (q, k, v, mask, key_lengths, distance_bias, listed[0], listed[1], *pooled)
     return tensors, (scale, causal, *window, listed[2], listed[3])
+
+
+def heads_in(parts: int, heads: int, key_heads: int) -> Iterator[tuple[slice, slice]]:
+    """Heads of the queries and of the keys that belong together, in so many parts at most."""
+    group, step = heads // key_heads, -(-key_heads // parts)
+    for first in range(0, key_heads, step):
+        last = min(first + step, key_heads)
+        yield slice(first * group, last * group), slice(first, last)
 
 
 def of_heads(tensors: Tensors, queries: slice, keys: slice) -> Tensors:
@@ -214,18 +222,24 @@ def _listed(blocks: BlockList, k_tokens: int) -> Tensor:
     return chosen[..., :key_blocks].repeat_interleave(blocks.size, -1)[..., :k_tokens]
 
 
+def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError for what are no queries [batch, tokens, heads, d] with their keys and values."""
+    if q.ndim != 4:
+        raise ValueError(f"q: {list(q.shape)} is not [batch, tokens, heads, d]")
+    b, _, h, d = q.shape
+    if k.ndim != 4 or k.shape[0] != b or k.shape[3] != d or k.shape[2] == 0 or h % k.shape[2]:
+        raise ValueError(
+            f"k: {list(k.shape)} does not go with q {list(q.shape)}: batch and d are equal, q's heads a multiple of k's"
+        )
+    if v.shape != k.shape:
+        raise ValueError(f"v: {list(v.shape)} is not k's shape {list(k.shape)}")
+
+
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
     o = Operands.of(call.tensors, call.options)
-    if o.q.ndim != 4:
-        raise ValueError(f"q: {list(o.q.shape)} is not [batch, tokens, heads, d]")
-    b, s, h, d = o.q.shape
-    if o.k.ndim != 4 or o.k.shape[0] != b or o.k.shape[3] != d or o.k.shape[2] == 0 or h % o.k.shape[2]:
-        raise ValueError(
-            f"k: {list(o.k.shape)} does not go with q {list(o.q.shape)}: batch and d are equal, q's heads a multiple of k's"
-        )
-    if o.v.shape != o.k.shape:
-        raise ValueError(f"v: {list(o.v.shape)} is not k's shape {list(o.k.shape)}")
+    check_heads(o.q, o.k, o.v)
+    b, s, h, _ = o.q.shape
     t = o.k.shape[1]
     if o.mask is not None:
         try:
@@ -285,3 +299,12 @@ def rows_apart(name: str, t: Tensor) -> Iterator[str]:
     strides = [stride for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True) if size > 1]
     if t.data_ptr() % 16 or any(stride % ALIGNED for stride in strides):
         yield f"{name}: rows do not start at multiples of 16 bytes (strides {t.stride()})"
+
+
+PLACES = ("batch", "token", "head")
+
+
+def fill_places(params: object, name: str, strides: Sequence[int]) -> None:
+    """Of a parameter struct the strides of what is called `name`, which has three dimensions and a head's elements."""
+    for where, stride in zip(PLACES, strides[:3], strict=True):
+        setattr(params, f"{name}_{where}", stride)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..launcher import Card, Kernel, Pointer, output, parameter_struct
-from .attention_operands import Operands
+from .attention_operands import Operands, fill_places, heads_in
 
 UNIT = "int8_heads"
 HEADS = (64, 96, 128)
@@ -58,13 +58,9 @@ def scale_count(tokens: int, together: int) -> int:
 
 def pieces(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
     """Heads of q and of k that belong together, so many at a time that what is rounded of them stays small."""
-    key_heads, group = k.shape[2], q.shape[2] // k.shape[2]
-    of_key_head = q.shape[0] * (group * q.shape[1] + k.shape[1]) * pitch(q.shape[3])
-    count = -(-key_heads * of_key_head // MOST_BYTES)
-    step = -(-key_heads // count)
-    for first in range(0, key_heads, step):
-        last = min(first + step, key_heads)
-        yield slice(first * group, last * group), slice(first, last)
+    heads, key_heads = q.shape[2], k.shape[2]
+    rounded = q.shape[0] * (heads * q.shape[1] + key_heads * k.shape[1]) * pitch(q.shape[3])
+    return heads_in(-(-rounded // MOST_BYTES), heads, key_heads)
 
 
 NOTHING = (None, None)
@@ -82,8 +78,7 @@ def plan(card: Card, o: Operands, describe: str) -> Convert:
     def launch(name: str, t: Tensor, blocks: int) -> Callable[..., None]:
         kernel: Kernel = card.kernel(UNIT, f"{name}_{d}")
         params = Int8HeadsParams(tokens=t.shape[1], chunks=chunks, heads=t.shape[2], summed=k_tokens)
-        for where, stride in zip(("batch", "token", "head"), t.stride()[:3], strict=True):
-            setattr(params, f"x_{where}", stride)
+        fill_places(params, "x", t.stride())
         grid = (blocks, t.shape[2], t.shape[0])
         return kernel.prepare(params, grid=grid, block=TOGETHER * pitch(d) // 8, shape=describe)
 

@@ -18,7 +18,7 @@ from ..call import Call, Options, Plan, Tensors, round_up
 from ..launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
-from .attention_operands import rows_apart
+from .attention_operands import PLACES, check_heads, rows_apart
 from .checks import check_eps, check_one_of, word, wrong_dtype
 from .sampling import ENOUGH, LEAST
 
@@ -202,7 +202,7 @@ def fake(q: Tensor, *_: object) -> Tensor:
 LinearAttentionParams = parameter_struct(
     "LinearAttentionParams",
     (Pointer, "q k v features out parts totals means sizes"),
-    (c_int64, " ".join(f"{t}_{where}" for t in "qkv" for where in ("batch", "token", "head"))),
+    (c_int64, " ".join(f"{t}_{where}" for t in "qkv" for where in PLACES)),
     (c_int, "q_length k_length heads key_heads heads_per_key_head m chunk chunks first is_causal is_relu"),
     (c_float, "offset root square"),
 )
@@ -211,15 +211,8 @@ LinearAttentionParams = parameter_struct(
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
     o = Operands.of(call.tensors, call.options)
-    if o.q.ndim != 4:
-        raise ValueError(f"q: {list(o.q.shape)} is not [batch, tokens, heads, d]")
-    b, _, h, d = o.q.shape
-    if o.k.ndim != 4 or o.k.shape[0] != b or o.k.shape[3] != d or o.k.shape[2] == 0 or h % o.k.shape[2]:
-        raise ValueError(
-            f"k: {list(o.k.shape)} does not go with q {list(o.q.shape)}: batch and d are equal, q's heads a multiple of k's"
-        )
-    if o.v.shape != o.k.shape:
-        raise ValueError(f"v: {list(o.v.shape)} is not k's shape {list(o.k.shape)}")
+    check_heads(o.q, o.k, o.v)
+    d = o.q.shape[3]
     check_one_of("feature_map", o.feature_map, MAPS)
     is_random = MAPS[o.feature_map] is not None
     if is_random and (o.features is None or o.features.ndim != 2 or o.features.shape[1] != d or not len(o.features)):
@@ -293,7 +286,7 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         "square": o.square * LOG2_E,
     }
     for name, x in (("q", o.q), ("k", o.k), ("v", o.v)):
-        for where, stride in zip(("batch", "token", "head"), x.stride()[:3], strict=True):
+        for where, stride in zip(PLACES, x.stride()[:3], strict=True):
             params[f"{name}_{where}"] = stride
     positions = t - first if o.causal else s
     apply_kernel = f"linear_attention_apply_{d}{'_causal' if o.causal else ending}"

@@ -18,7 +18,7 @@ from ..call import Call, Options, Plan, Tensors, round_up
 from ..launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op
-from .attention_operands import BlockList, Tail, rows_apart
+from .attention_operands import BlockList, Tail, fill_places, rows_apart
 from .checks import word, wrong_dtype
 
 HEADS = (64, 96, 128)
@@ -204,8 +204,7 @@ def plan(call: Call, card: Card, _: None = None) -> Plan:
     def means(t: Tensor, size: int) -> Callable[..., None]:
         blocks = -(-t.shape[1] // size)
         params = BlockMeansParams(tokens=t.shape[1], size=size, blocks=blocks, heads=t.shape[2])
-        for where, stride in zip(("batch", "token", "head"), t.stride()[:3], strict=True):
-            setattr(params, f"x_{where}", stride)
+        fill_places(params, "x", t.stride())
         kernel = card.kernel("sparse_routing", f"block_means_{s.d}")
         grid = (-(-blocks // WARPS), t.shape[2], t.shape[0])
         return kernel.prepare(params, grid=grid, block=WARPS * 32, shape=call.describe())

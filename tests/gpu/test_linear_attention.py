@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from gpu.support import on
+from gpu.test_attention import laid_out
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from linear_attention_oracle import adversaries, check, exactly
@@ -24,22 +25,6 @@ LENGTHS = st.one_of(
 )
 # Each kernel at least once: the map, and whether it is causal.
 KINDS = [("elu", False), ("elu", True), ("relu", False), ("relu", True), ("softmax", False), ("rbf", False)]
-
-
-def laid_out(t, layout):
-    """The same values in the layouts callers have, with NaN wherever a kernel has no business."""
-    b, s, h, d = t.shape
-    if layout == "heads first":
-        return t.transpose(1, 2).contiguous().transpose(1, 2)
-    if layout == "packed":
-        room = torch.full((b, s, 3, h, d), torch.nan, dtype=t.dtype, device="cuda")
-        room[:, :, 1] = t
-        return room[:, :, 1]
-    if layout == "beginning":  # more tokens follow
-        room = torch.full((b, s + 70, h, d), torch.nan, dtype=t.dtype, device="cuda")
-        room[:, :s] = t
-        return room[:, :s]
-    return t
 
 
 def inputs(b, s, t, h, hk, d, feature_map="elu", m=64, size=1.0, layout="plain"):

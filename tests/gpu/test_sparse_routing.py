@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpu.support import HALF_STEP
 from gpu.test_attention import LENGTHS, check, inputs, oracle, policy, reference, score_error
-from gpu.test_attention_turbo import TACTICS, meant
+from gpu.test_attention_turbo import TACTICS, meant, sums_of
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -112,7 +112,7 @@ def test_the_tail(isa, tactic, c):
         reference(wide_q, wide_k, value, blocks=blocks, tail=Tail(tail_k, mean, tail.visited))
         for value, mean in ((v.double(), tail.v.double()), (v.double().abs(), tail.v.double().abs()))
     ]
-    check(got, *want, "fast" if tactic in (op.FAST, op.TURBO_HALF) else "precise", error, str(c))
+    check(got, *want, sums_of(tactic), error, str(c))
 
 
 @pytest.mark.parametrize("d", HEADS)
@@ -126,7 +126,7 @@ def test_ends_and_corners(isa, tactic, d, s, t):
     got = op.plan(call, card(0, isa), tactic)(*call.tensors)
     exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
     error = 0.05 if tactic.in_8_bits else score_error(q, torch.cat((k, tail.k), 1), tactic.precision)
-    check(got, exact, sizes, "fast" if tactic in (op.FAST, op.TURBO_HALF) else "precise", error, "ends")
+    check(got, exact, sizes, sums_of(tactic), error, "ends")
 
 
 def test_nothing_but_the_tail(isa, tactic):
@@ -140,7 +140,7 @@ def test_nothing_but_the_tail(isa, tactic):
     got = op.plan(call, card(0, isa), tactic)(*call.tensors)
     exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
     error = 0.05 if tactic.in_8_bits else score_error(q, torch.cat((k, tail.k), 1), tactic.precision)
-    check(got, exact, sizes, "fast" if tactic in (op.FAST, op.TURBO_HALF) else "precise", error, "tail alone")
+    check(got, exact, sizes, sums_of(tactic), error, "tail alone")
 
 
 def test_special_values(isa):

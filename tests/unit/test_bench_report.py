@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusestream.bench import report
+from fusestream.bench import kitchen, report
+from fusestream.bench.chosen import CHOSEN_TIERS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "bench" / "results").glob("nvidia-*.json"))
@@ -34,6 +35,23 @@ def test_the_check_sees_a_changed_figure() -> None:
     begin = readme.index("<!-- models:begin -->")
     forged = readme[:begin] + readme[begin:].replace(" s |", " ms |", 1)
     assert forged != readme and report.rendered(forged) != forged
+
+
+def test_the_tiers_stand_beside_their_rival_where_it_was_there() -> None:
+    label = f"{CHOSEN_TIERS[0].split('|')[1]}: 1x12x32760x32760x128"
+    row = {"op": "attention", "stock us": 2000.0, "ours us": 1000.0, "TFLOP/s": 400.0}
+    errors = {"ours": 0.011, "stock": 0.0003}
+    rows = [
+        row | {"label": f"{label} turbo", "errors": errors | {kitchen.INT8: 0.018}, f"{kitchen.INT8} us": 1100.0},
+        row | {"label": f"{label} precise", "errors": errors},
+        row | {"label": f"{label} fast"},  # nothing is known of its error
+        row | {"label": "another shape precise", "errors": errors},
+    ]
+    told = report.tiers_table({"kernels": {"rows": rows}}).splitlines()[2:]
+    assert [line.split(" | ")[2:] for line in told] == [
+        ["turbo", "2000 us", "1000 us, 400 TFLOP/s", "1.10%", "1100 us", "1.80% |"],
+        ["precise", "2000 us", "1000 us, 400 TFLOP/s", "1.10%", "-", "- |"],
+    ]
 
 
 def test_what_a_block_costs_the_host_is_shown_where_it_was_measured(

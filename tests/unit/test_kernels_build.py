@@ -99,7 +99,9 @@ def test_parameter_structs_match_their_twins(built):
     """sizeof in Python and in C++, for every kernel: found through the op module's struct of the same name."""
     for op in OPS.values():
         module = importlib.import_module(op.reference.__module__)
-        classes = [value for value in vars(module).values() if isinstance(value, type)]
+        # Beside the op's own those of a module for a unit that has no op.
+        parts = [part for part in vars(module).values() if getattr(part, "UNIT", None) in op.kernels]
+        classes = [value for part in (module, *parts) for value in vars(part).values() if isinstance(value, type)]
         structs = [value for value in classes if issubclass(value, ctypes.Structure)]
         sizes = {ctypes.sizeof(struct) for struct in structs}
         assert sizes and all(pointer_count(struct) for struct in structs)
@@ -110,17 +112,22 @@ def test_parameter_structs_match_their_twins(built):
                         assert built[variant][unit][1][name]["parameters"] in sizes, (name, variant)
 
 
-# At 255 registers, and with the rest parked in all the shared memory there is, a few still go out and come back: once
-# for every 32 keys, beside 256 products.
-KNOWN_SPILLS = {
-    "attention_128_fast": 112,
-    "attention_128_fast_general": 96,
-    "attention_128_precise_general": 64,
-    "attention_96_fast_general": 32,
-    "conv_2x2_16x96_precise": 16,
-    "conv_3x3_16x96_precise": 32,
-    "linear_int8_192x128": 16,  # of sm_75, where it is never the rule's choice
-}
+# At 255 registers a few still go out and come back, in bytes. Turing's code holds all queries of heads of 128: what it spills
+# for that, some thirty loads for every 32 keys beside 256 products, costs less by the machine model than reading queries
+# again from shared memory would.
+KNOWN_SPILLS = (
+    ("sm_75", "attention_128_turbo", 200),
+    ("sm_75", "attention_128_", 460),
+    ("", "attention_", 40),
+    ("", "conv_2x2_16x96_precise", 16),
+    ("", "conv_3x3_16x96_precise", 32),
+    ("sm_75", "linear_int8_192x128", 16),  # where it is never the rule's choice
+)
+
+
+def known_spill(variant, name):
+    found = (most for of, start, most in KNOWN_SPILLS if of in ("", variant) and name.startswith(start))
+    return next(found, 0)
 
 
 @needs_compiler
@@ -131,7 +138,7 @@ def test_nothing_spills(built):
         if not is_ptx(variant)
         for _, kernels in units.values()
         for name, facts in kernels.items()
-        if max(facts["spill_stores"], facts["spill_loads"]) > KNOWN_SPILLS.get(name, 0)
+        if max(facts["spill_stores"], facts["spill_loads"]) > known_spill(variant, name)
     ]
     assert not bad
 
@@ -165,7 +172,7 @@ def test_linear_int8_fits_a_multiprocessor(built, variant, room):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("variant", "room", "blocks"), [("sm_75", 64, 1), ("sm_80", 164, 2), ("sm_86", 100, 2)])
+@pytest.mark.parametrize(("variant", "room", "blocks"), [("sm_75", 64, 2), ("sm_80", 164, 2), ("sm_86", 100, 2)])
 def test_attention_fits_a_multiprocessor(built, variant, room, blocks):
     """The cut beside each kernel: as many blocks as it was made for find room in shared memory."""
     code, _ = built[variant]["attention"]
@@ -315,12 +322,14 @@ def test_what_is_no_cubin(data):
 @needs_compiler
 @pytest.mark.parametrize("unit", ["attention", "linear", "conv"])
 def test_half_sums_are_where_they_are_meant_to_be(built, unit):
-    """Turing's m16n8k8 with half accumulators in every `fast` kernel, and in no `precise` one."""
+    """Turing's m16n8k8 with half accumulators in every `fast` kernel, and in no `precise` one; 8-bit products in `turbo`'s."""
     code, kernels = built["compute_75"][unit]
     bodies = dict(re.findall(r"\.entry (\w+)\((.*?)(?=\.entry |\Z)", code.decode(), re.DOTALL))
     assert set(bodies) == set(kernels)
     for name, body in bodies.items():
         halves = "mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16" in body
         floats = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32" in body
-        assert halves == ("fast" in name), name
+        bytes_ = "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32" in body
+        assert halves == ("fast" in name or "half" in name), name
+        assert bytes_ == ("turbo" in name), name
         assert floats or halves, name

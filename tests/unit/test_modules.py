@@ -611,6 +611,7 @@ def test_comfyui_names_packs_as_readme_says():
 
 
 def test_gpu_tests_of_modules_run_again_when_a_module_changes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "gpu"))  # run.py is a script beside its parts
     spec = importlib.util.spec_from_file_location("gpu_run", ROOT / "tests" / "gpu" / "run.py")
     gpu_run = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gpu_run)

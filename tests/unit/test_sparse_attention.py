@@ -17,13 +17,14 @@ from comfy_extras.nodes_torch_compile import skip_torch_compile_dict
 from fusestream.fusion import attention as hook
 from fusestream.fusion.fused import POLICY
 from fusestream.fusion.sparse import attention as sparse_attention
-from fusestream.fusion.sparse.attention import SparseAttention, pieces
+from fusestream.fusion.sparse.attention import PIECES, SparseAttention
 from fusestream.fusion.sparse.order import tile_order
 from fusestream.fusion.sparse.radial import radial
 from fusestream.fusion.sparse.schedule import CALL, CallSoFar
 from fusestream.fusion.sparse.settings import Settings
 from fusestream.fusion.sparse.tally import MOST_TIMES, Moment, Tally
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused, attention, choose_blocks
+from fusestream.kernels_cuda.ops.attention_operands import heads_in
 
 GRID = (6, 8, 9)
 TOKENS = math.prod(GRID)  # 432: seven blocks of keys, the last one short
@@ -112,7 +113,7 @@ def test_grouped_heads_go_with_their_keys() -> None:
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(12, 12), (40, 40), (3, 3), (1, 1), (24, 4), (6, 3), (10, 5)])
 def test_pieces_are_all_heads_once(heads: int, key_heads: int) -> None:
-    found = list(pieces(heads, key_heads))
+    found = list(heads_in(PIECES, heads, key_heads))
     assert len(found) <= 4 and all(keys.stop - keys.start <= -(-key_heads // 4) for _, keys in found)
     assert [h for some, _ in found for h in range(heads)[some]] == list(range(heads))
     for some, keys in found:
