@@ -36,7 +36,7 @@ def load_diffusion_model(path: str) -> Any:
 def watch_copies(seen: Callable[[int], None]) -> None:
     """From here on, tell how many bytes each of its copies from RAM to another device had."""
     _nodes()
-    kind: Any = sys.modules[f"{MODULE}.ops"].GGMLTensor  # type: ignore[attr-defined]
+    kind: Any = sys.modules[f"{MODULE}.ops"].GGMLTensor
     plain = kind.to
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:

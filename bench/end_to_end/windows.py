@@ -100,7 +100,7 @@ def hold_ours(bus: Bus) -> None:
 def limited(kind: Any, bus: Bus, pins: Pins) -> Any:
     """A kind of device with these limits."""
 
-    class Limited(kind):  # type: ignore[misc]
+    class Limited(kind):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self.is_managed_capable = False
