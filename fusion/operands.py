@@ -2,7 +2,8 @@
 
     as stored     fp16 on the device, as a streamed block of an fp16 file holds it: taken as it lies, and q, k and v of a block are
                   one matrix that nobody had to copy (`packed`)
-    made half     bf16, fp32, fp8 with a scale or without: one saturating pass (`to_half`), into memory of its own
+    made half     bf16, fp32, fp8 with a scale or without: one saturating pass (`to_half`), into memory of its own. Packed: by the
+                  kernel of its type
     changed       by functions of other nodes, or by a LoRA that is added to what a product reads: on such a copy
     brought       weights that are elsewhere, by stock's `cast_bias_weight`, with the patches that it applies on the way. It brings
                   them through a few buffers that the next one may get: only the last stays in its, others are copied out
@@ -22,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels_cuda import KernelPolicy, to_half
+from .packed_layout import half as packed_half
+from .packed_layout import is_held
 from .stream.blocks import is_quantised
 from .stream.lora import Added
 
@@ -106,6 +109,8 @@ def _is_here(module: Any, device: torch.device) -> bool:
 
 def half(weight: Any, policy: KernelPolicy) -> Tensor:
     """A weight on the device as fp16. What is too large for it saturates."""
+    if is_held(weight):
+        return packed_half(weight)
     if is_quantised(weight):
         layout = weight._layout_cls if isinstance(weight._layout_cls, str) else weight._layout_cls.__name__
         if layout in SCALED and weight._params.scale.numel() == 1:

@@ -2,7 +2,8 @@
 
 parameters   made once for a layer and a room, and held again whenever it comes there
 patched      in the pager's own tensors, at the first use after they came, or where those may not be written to in others
-on the way   plain LoRA for weights that are cast for each product is added to what is made of them there (`lora.Added`)
+on the way   of weights that are made halves for each product, plain LoRA is added to these (`lora.Added`), and other patches are
+             applied to them by stock's functions (`patches.Applied`): nothing is rounded again to what the file is in
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from ...memory import Weights
 from . import lora
 from .blocks import Block, Paged, Parameters, is_quantised
-from .factors import Factors, Pairs, PatchRoute
-from .patches import PatchSet, differs, patched, snapshot
+from .factors import Factors, Later, Pairs, PatchRoute
+from .patches import Applied, PatchSet, differs, patched, snapshot
 
 
 class Made(NamedTuple):
@@ -89,7 +90,7 @@ class Patching:
         with torch.no_grad(), self.factors.of(i, self._patches, route) as patches:
             for paged, parameter in zip(block.paged, raw, strict=True):
                 changes = patches.get(paged.key)
-                on_the_way = isinstance(changes, Pairs) and changes.on_the_way
+                on_the_way = _is_on_the_way(changes)
                 adds |= on_the_way
                 if changes is None or on_the_way:
                     found.append(parameter)
@@ -109,10 +110,11 @@ class Patching:
         patches = self.factors.take(i, self._patches, route)
         for paged in self._blocks[i].paged:
             changes = patches.get(paged.key)
-            if isinstance(changes, Pairs) and changes.on_the_way:
+            if changes is not None and _is_on_the_way(changes):
                 module: Any = paged.module
                 before = module.weight_function
-                after = [lora.Added(changes), *before]  # as in stock: before what other nodes do to the weight
+                change = lora.Added(changes) if isinstance(changes, Pairs) else Applied(paged, changes)
+                after = [change, *before]  # as in stock: before what other nodes do to the weight
                 changed.append((module, before, after))
                 module.weight_function = after
 
@@ -132,6 +134,10 @@ class Patching:
                 self._scales[paged.key] = stand_in._params.to_device(device)
             data = type(stand_in)(data, stand_in._layout_cls, self._scales[paged.key])
         return torch.nn.Parameter(data, requires_grad=False)
+
+
+def _is_on_the_way(changes: Any) -> bool:
+    return isinstance(changes, Later) or (isinstance(changes, Pairs) and changes.on_the_way)
 
 
 def _written(parameter: Any, out: Any) -> torch.Tensor:
