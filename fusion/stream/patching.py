@@ -21,10 +21,12 @@ from .patches import Applied, PatchSet, differs, patched, snapshot
 
 
 class Made(NamedTuple):
-    """A block's parameters, as its modules hold them. adds: whether some have LoRAs that are added for each product."""
+    """A block's parameters, as its modules hold them. adds: whether some have patches that are applied for each product. wrote:
+    whether others were written to the memory that the pager brought them to."""
 
     parameters: Parameters
     adds: bool = False
+    wrote: bool = False
 
 
 class Patching:
@@ -85,7 +87,7 @@ class Patching:
         raw: Parameters = weights.kept
         if i not in self._patched:
             return Made(raw)
-        block, adds, found = self._blocks[i], False, []
+        block, adds, wrote, found = self._blocks[i], False, False, []
         block.hold(raw)  # stock's functions patch what a module has
         with torch.no_grad(), self.factors.of(i, self._patches, route) as patches:
             for paged, parameter in zip(block.paged, raw, strict=True):
@@ -95,13 +97,14 @@ class Patching:
                 if changes is None or on_the_way:
                     found.append(parameter)
                     continue
+                wrote = in_place
                 if isinstance(changes, Pairs):
                     out: Any = lora.added(parameter.data, changes, in_place=in_place)
                 else:
                     out = patched(paged, parameter, changes, device)
                     out = _written(parameter, out) if in_place else out
                 found.append(torch.nn.Parameter(out, requires_grad=False))
-        return Made(found, adds)
+        return Made(found, adds, wrote)
 
     def add_on_the_way(self, i: int, route: PatchRoute) -> None:
         """From now on block i's modules add LoRAs to what they make of their weights."""

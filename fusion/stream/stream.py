@@ -345,8 +345,14 @@ class Stream:
         with self._lock:
             changed = self.patching.become(patches, one_pass=one_pass)
             if self.pager is not None and self.pager.is_writable:
-                self.pager.renew([self.order.place[i] for i in sorted(changed) if i in self.order.place])
+                self._make_anew(self.pager, [self.order.place[i] for i in sorted(changed) if i in self.order.place])
             self.patches_uuid = uuid
+
+    def _make_anew(self, pager: Pager, layers: Sequence[int]) -> None:
+        """These have other patches: weights that were written to come anew, others are still what the file holds."""
+        pager.renew([layer for layer in layers if (made := pager.made(layer)) is not None and made.wrote])
+        for layer in layers:
+            pager.forget_made(layer)
 
     # ------------------------------------------------------------------------------------------------------ in use
 

@@ -148,7 +148,9 @@ def test_a_block_is_formed_once_until_its_route_or_its_patches_change() -> None:
     in_one_pass, as_stock = (PatchRoute(one_pass) for one_pass in (True, False))
     patches, others = ({"block.0.weight": (patch(adapter(rank)),)} for rank in (4, 8))
     first = factors.take(0, patches, in_one_pass)["block.0.weight"]
-    assert factors.take(0, others, in_one_pass)["block.0.weight"][0].up is first[0].up, "who changes them drops the block"
+    assert factors.take(0, others, in_one_pass)["block.0.weight"][0].up is first[0].up, (
+        "who changes them drops the block"
+    )
     factors.drop([1])
     assert factors.take(0, others, in_one_pass)["block.0.weight"][0].up is first[0].up
     factors.drop([0])

@@ -121,14 +121,14 @@ def test_residents_come_anew_only_when_their_patches_change(folder: Path) -> Non
     patched = with_loras(ours, folder, ("lora_diff", 1.0))  # of blocks 0 and 1
     sample(patched)
     sample(patched)
-    assert copies(ours) == {"blocks.0": 2, "blocks.1": 2, "blocks.2": 1, "blocks.3": 1}
+    assert set(copies(ours).values()) == {1}, "nobody had written to them"
     sample(patched.clone())  # the same patches
-    assert sum(copies(ours).values()) == 6
+    assert sum(copies(ours).values()) == 4
     more = with_loras(patched, folder, ("lora_set_weight", 1.0))  # of block 0
     sample(more)
-    assert copies(ours) == {"blocks.0": 3, "blocks.1": 2, "blocks.2": 1, "blocks.3": 1}
+    assert copies(ours) == {"blocks.0": 2, "blocks.1": 1, "blocks.2": 1, "blocks.3": 1}
     sample(ours)
-    assert copies(ours) == {"blocks.0": 4, "blocks.1": 3, "blocks.2": 1, "blocks.3": 1}
+    assert copies(ours) == {"blocks.0": 3, "blocks.1": 2, "blocks.2": 1, "blocks.3": 1}
 
 
 def test_where_rooms_cannot_be_written_patched_weights_have_their_own(
