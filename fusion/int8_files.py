@@ -1,4 +1,4 @@
-"""Weights of 8-bit numbers as stock's files have them, `int8_tensorwise` with or without ConvRot: what of them our ops take as it lies."""
+"""Weights of 8-bit numbers as stock's files have them, `int8_tensorwise` with or without ConvRot: what our ops take as it lies."""
 
 from __future__ import annotations
 

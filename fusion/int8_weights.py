@@ -2,8 +2,8 @@
 
     as stored   numbers, scales and rotation of an INT8 file, as they lie
     rounded     anything else, and what LoRAs or other nodes change: made half by `operands`, then rounded again at each use, with
-                the largest rotation that there is for its rows. To keep it would take room that the window has better use for, and a
-                LoRA's strength may be another one in the next run
+                the largest rotation that there is for its rows. To keep it would take room that the window has better use for, and
+                a LoRA's strength may be another one in the next run
 
 A LoRA on an INT8 file is added to the half that is made of it, and the sum is rounded anew: not to the file's own scales, which
 may be one for the whole weight, but with a scale for each row.

@@ -47,7 +47,7 @@ def multiplies_in_int8(x: Tensor, shape: Sequence[int], policy: KernelPolicy, *,
 
 def best_rotation(k: int) -> int:
     """In which groups a weight's rows of k are best turned before they are rounded: the largest that divides them, for outliers
-    spread over more neighbours are smaller. Measured, of a whole block: 0.55 % error, against 0.94 % of rows that were not turned."""
+    spread over more neighbours are smaller. Measured, of a whole block: 0.55 % error, against 0.94 % where nothing was turned."""
     return max((group for group in GROUPS if k % group == 0), default=0)
 
 
