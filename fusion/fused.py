@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused
-from .int8_files import LAYOUT
 from .mixing import mix
+from .stream.blocks import INT8
 from .stream.stream import STREAMED
 
 POLICY = "fusestream_policy"
@@ -132,7 +132,7 @@ class Parts:
 
 def _as_stored(part: Any) -> str | None:
     """What no kernel of ours knows about a weight. INT8 files are ours: `turbo` multiplies them as they are."""
-    if getattr(part, "layout_type", None) not in (None, LAYOUT) and not part._full_precision_mm:
+    if getattr(part, "layout_type", None) not in (None, INT8) and not part._full_precision_mm:
         return "this card multiplies the file's quantised weights as they are"
     if getattr(part, "pre_quant_scale", None) is not None:
         return "the file scales activations before its quantised weights"

@@ -6,14 +6,12 @@ from typing import Any
 
 from ..kernels_cuda import Int8Matrix
 from ..kernels_cuda.ops.rotation import GROUPS
-from .stream.blocks import layout_of
-
-LAYOUT = "TensorWiseINT8Layout"
+from .stream.blocks import INT8, layout_of
 
 
 def matrix_of(quantised: Any) -> Int8Matrix | None:
     """The weight [n, k], not copied; None: it is stored otherwise, or in a way that only stock knows."""
-    if layout_of(quantised) != LAYOUT:
+    if layout_of(quantised) != INT8:
         return None
     numbers, params = quantised._qdata, quantised._params
     if numbers.ndim != 2 or getattr(params, "transposed", False):

@@ -3,7 +3,7 @@
     as stored     fp16 on the device, as a streamed block of an fp16 file holds it: taken as it lies, and q, k and v of a block are
                   one matrix that nobody had to copy (`packed`)
     made half     bf16, fp32, fp8 with a scale or without, 8-bit numbers turned or not: one saturating pass (`to_half`,
-                  `int8_to_half`), into memory of its own
+                  `int8_to_half`), into memory of its own. Packed: by the kernel of its type
     changed       by functions of other nodes, or by a LoRA that is added to what a product reads: on such a copy
     brought       weights that are elsewhere, by stock's `cast_bias_weight`, with the patches that it applies on the way. It brings
                   them through a few buffers that the next one may get: only the last stays in its, others are copied out
@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 from ..kernels_cuda import KernelPolicy, int8_to_half, to_half
 from . import int8_files
+from .packed_layout import half as packed_half
+from .packed_layout import is_held
 from .stream.blocks import is_quantised, layout_of
 from .stream.lora import Added
 
@@ -110,6 +112,8 @@ def is_here(module: Any, device: torch.device) -> bool:
 
 def half(weight: Any, policy: KernelPolicy) -> Tensor:
     """A weight on the device as fp16. What is too large for it saturates."""
+    if is_held(weight):
+        return packed_half(weight)
     if is_quantised(weight):
         if (matrix := int8_files.matrix_of(weight)) is not None:
             return int8_to_half(matrix.numbers, matrix.scales, rotation=matrix.rotation, policy=policy)

@@ -25,9 +25,11 @@ import torch
 from torch import nn
 
 from ...memory import Checkpoint, Layer
+from .. import packed_layout
 from ..completeness import naming, odd_layers, refuse_lacking, refuse_misfits, say_leftovers
 from ..errors import NotStreamable
 from ..mixing import mix
+from ..packed import is_packed
 from . import progress
 from .blocks import FP8, Block, Paged, blocks_of, found_in, is_quantised, operations, stored, weights_of
 from .embedding import FileEmbedding
@@ -95,6 +97,7 @@ def diffusion_model(
         named = find(net)
         if was_asked:
             _cast_blocks(named, types)
+        _keep_packed(named)
         blocks = blocks_of("diffusion_model.", named)
         _require(net, blocks, missing, source, is_known=is_known)
         layers = tuple(block.layer() for block in blocks)
@@ -194,6 +197,7 @@ def text_encoder(
         root = _root_of([name for name, _ in named])
         heads = list(_heads(model))
         named += [(name, head) for name, head, _ in heads]
+        _keep_packed(named)
         blocks = blocks_of(root, [(name.removeprefix(root), module) for name, module in named])
         _require(model, blocks, missing, source, is_known=is_known)
         layers = tuple(block.layer() for block in blocks)
@@ -326,6 +330,19 @@ def _cast_blocks(blocks: Named, types: Types) -> None:
                 wanted = types.get((id(operation), name))
                 if wanted in FP8 and parameter.ndim > 1 and not is_quantised(parameter):
                     operation._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
+
+
+def _keep_packed(blocks: Named) -> None:
+    """The matrices in the model's blocks that the file holds in ggml's blocks stay so on the device too. Others of that kind, of
+    convolutions for one, are unpacked as they arrive."""
+    for _, block in blocks if packed_layout.CAN_HOLD else ():
+        for _, operation in operations(block):
+            weight: Any = operation._parameters.get("weight")
+            if not isinstance(operation, nn.Linear) or not isinstance(weight, StandIn) or weight.dtype in FP8:
+                continue
+            if weight.extent is not None and is_packed(weight.extent):
+                kept = packed_layout.held(weight.as_stored(), weight.extent, weight.dtype)
+                operation._parameters["weight"] = nn.Parameter(kept, requires_grad=False)
 
 
 def _rounds(stored: torch.dtype, held: torch.dtype) -> bool:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from fusestream.fusion import fused, int8_weights, products
 from fusestream.fusion import operands as operands_module
-from fusestream.fusion.int8_files import LAYOUT, matrix_of
+from fusestream.fusion.int8_files import matrix_of
 from fusestream.fusion.int8_weights import Int8Weights, int8_operands
 from fusestream.fusion.operands import Weights, operands
 from fusestream.fusion.products import feed_forward, product
+from fusestream.fusion.stream.blocks import INT8
 from fusestream.fusion.stream.lora import Added, Pair
 from fusestream.kernels_cuda import Int8Matrix, KernelPolicy, KernelRefused, linear, rows_to_int8
 from fusestream.kernels_cuda.ops import int8_rule
@@ -100,7 +101,7 @@ def test_weights_become_halves_by_our_op(monkeypatch: pytest.MonkeyPatch, kind: 
 )
 def test_what_only_stock_knows_is_not_taken_as_it_lies(changed: dict[str, Any]) -> None:
     params = {"scale": torch.ones(N, 1), "convrot": True, "convrot_groupsize": 64, "transposed": False}
-    weight: Any = SimpleNamespace(_layout_cls=LAYOUT, _qdata=torch.zeros(N, K, dtype=torch.int8))
+    weight: Any = SimpleNamespace(_layout_cls=INT8, _qdata=torch.zeros(N, K, dtype=torch.int8))
     weight._params = SimpleNamespace(**params)
     assert matrix_of(weight) is not None
     weight._params = SimpleNamespace(**params | changed)
@@ -308,10 +309,10 @@ def test_forced_it_says_why_it_cannot() -> None:
 
 def test_whose_a_files_weights_are() -> None:
     """Of 8-bit numbers they are ours, on whatever card; others that the card multiplies as they are stay stock's."""
-    part: Any = SimpleNamespace(layout_type=LAYOUT, _full_precision_mm=False)
+    part: Any = SimpleNamespace(layout_type=INT8, _full_precision_mm=False)
     assert fused._as_stored(part) is None and fused._as_stored(of_file(TURNED)) is None
     for layout in ("TensorCoreFP8E4M3Layout", "TensorCoreNVFP4Layout", "TensorCoreConvRotW4A4Layout"):
         part.layout_type = layout
         assert fused._as_stored(part) == "this card multiplies the file's quantised weights as they are"
-    part.layout_type, part.pre_quant_scale = LAYOUT, torch.ones(1)
+    part.layout_type, part.pre_quant_scale = INT8, torch.ones(1)
     assert fused._as_stored(part) == "the file scales activations before its quantised weights"
