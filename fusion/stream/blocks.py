@@ -99,6 +99,12 @@ def is_quantised(parameter: torch.Tensor) -> bool:
     return isinstance(parameter, QuantizedTensor)
 
 
+def layout_of(quantised: Any) -> str:
+    """The name of stock's class for how its data and scales lie."""
+    layout = quantised._layout_cls
+    return layout if isinstance(layout, str) else str(layout.__name__)
+
+
 def stored(tensor: Any) -> torch.Tensor:
     """The tensor itself, or of a quantised one its data."""
     data: torch.Tensor = tensor._qdata if is_quantised(tensor) else tensor
