@@ -27,8 +27,9 @@ from torch import nn
 from ...memory import Checkpoint, Layer
 from ..completeness import naming, odd_layers, refuse_lacking, refuse_misfits, say_leftovers
 from ..errors import NotStreamable
+from ..llama_cpp import has_no_vision
 from ..mixing import mix
-from . import progress
+from . import no_vision, progress
 from .blocks import FP8, Block, Paged, blocks_of, found_in, is_quantised, operations, stored, weights_of
 from .embedding import FileEmbedding
 from .stand_in import META, StandIn, tensors_of
@@ -183,6 +184,8 @@ def text_encoder(
             module.can_assign_sd = True  # by which stock's encoders keep the tensors that they are given
         with naming(path):
             missing, unexpected = model.load_sd(given[0])
+        if has_no_vision(source.files[0]):
+            no_vision.take_out(model, path)
         if unexpected:
             logging.debug("clip unexpected: %s", unexpected)  # in stock's words
         if is_known:
