@@ -82,7 +82,7 @@ class DiffusionModelLoader(io.ComfyNode):
     @classmethod
     async def validate_inputs(cls, model_name: str | None = None) -> bool | str:
         node = cls.hidden.unique_id
-        fault = choices.odd_budget(node) or await files.fault(Role.DIFFUSION, "model_name", model_name)
+        fault = choices.odd_budget(node, model_name) or await files.fault(Role.DIFFUSION, "model_name", model_name)
         return fault or await files.wrong_vae(node, "model_name", model_name) or True
 
 
@@ -156,7 +156,7 @@ class TextEncoderLoader(io.ComfyNode):
 
     @classmethod
     async def validate_inputs(cls, text_encoder_name: str | None = None) -> bool | str:
-        fault = choices.odd_budget(cls.hidden.unique_id)
+        fault = choices.odd_budget(cls.hidden.unique_id, text_encoder_name)
         return fault or await files.fault(Role.TEXT, "text_encoder_name", text_encoder_name) or True
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from scenes import sample
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.errors import NotStreamable, NotWhileStreaming, WrongFile
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.t5 import llama_cpp
 from fusestream.fusion.family import Role
@@ -162,6 +162,21 @@ def test_stock_reads_none(umt5: Path, tmp_path: Path) -> None:
         WrongFile, match="is a T5 or UMT5 text encoder: choose it in the FuseStream Text Encoder Loader"
     ):
         fusion.load_diffusion_model(str(path), vram_budget=-1.0)
+
+
+def test_nobody_is_told_to_have_stock_load_it(tmp_path: Path) -> None:
+    """It could not. What cannot stream, and what cannot be done while weights stream, have another remedy than other files."""
+    path = gguf_files.file_of(tmp_path / "x.gguf", {}, [gguf_files.Tensor("a", "Q8_0", (2, 32))])
+    with pytest.raises(NotStreamable, match=r"is in no layout that can be streamed.* as a \.safetensors file\.$"):
+        fusion.load_diffusion_model(str(path), vram_budget=-1.0)
+    original = checkpoints.write("flux1", tmp_path, "fp16")
+    model = load_streamed_diffusion_model(str(packed_file(tmp_path / "y.gguf", load_file(original), "Q8_0")))
+    with pytest.raises(
+        NotWhileStreaming, match=r"For that get the model as a \.safetensors file, and set vram_budget to 0"
+    ):
+        model.clone(force_deepcopy=True)
+    with pytest.raises(NotWhileStreaming, match=r"\. Set vram_budget to 0 in its FuseStream loader for that\."):
+        load_streamed_diffusion_model(str(original)).clone(force_deepcopy=True)
 
 
 # ---------------------------------------------------------------------------------------------------- diffusion models
