@@ -13,8 +13,9 @@ import torch
 from comfy.quant_ops import QuantizedTensor, register_layout_class
 from torch import Tensor
 
+from ..kernels_cuda import few_rows, few_rows_serves
 from ..memory import Extent
-from .packed import unpacked
+from .packed import AT_ONCE, unpacked
 
 NAME = "FuseStreamPackedLayout"
 # Without comfy-kitchen stock has no quantised tensors: packed matrices are then unpacked as they arrive.
@@ -72,7 +73,29 @@ class PackedLayout:
         return False
 
 
+def _linear(weight: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., k] @ weight^T + bias. A few rows on a card, as while text is being written, are multiplied with the blocks as they
+    lie; else the weight becomes numbers for this time."""
+    params = weight._params
+    stored = weight._qdata.view(params.orig_shape[0], -1)
+    if x.is_cuda and x.dtype is torch.float16 and few_rows_serves(x.shape, params.encoding):
+        return few_rows(x.contiguous(), stored, params.encoding, bias=bias, policy=AT_ONCE)
+    return torch.nn.functional.linear(x, weight.dequantize().to(x.dtype), bias)
+
+
+def _on_linear(_first: Any, args: Any, kwargs: Any) -> Any:
+    """Stock's signature of what serves one of torch's operations for a layout."""
+    x, weight, bias = (*args, *kwargs.values(), None)[:3]
+    if isinstance(x, QuantizedTensor):
+        x = x.dequantize()
+    return _linear(weight, x, bias) if is_held(weight) else torch.nn.functional.linear(x, weight, bias)
+
+
 register_layout_class(NAME, PackedLayout)
+if CAN_HOLD:
+    from comfy.quant_ops import register_layout_op
+
+    register_layout_op(torch.ops.aten.linear.default, PackedLayout)(_on_linear)
 
 
 def held(stored: Tensor, extent: Extent, dtype: torch.dtype) -> Any:

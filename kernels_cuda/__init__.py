@@ -16,7 +16,7 @@ from .ops.channel_rms_silu import channel_rms_silu
 from .ops.conv import conv2d, conv3d, fold_batch_norm
 from .ops.dequantise import dequantise, dequantise_rows
 from .ops.diffusion_step import diffusion_step
-from .ops.few_rows import few_rows
+from .ops.few_rows import few_rows, few_rows_serves
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
 from .ops.int8_rule import best_rotation, multiplies_in_int8
@@ -61,6 +61,7 @@ __all__ = [
     "dequantise_rows",
     "diffusion_step",
     "few_rows",
+    "few_rows_serves",
     "fold_batch_norm",
     "fold_upsample",
     "gated_residual",

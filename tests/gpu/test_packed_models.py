@@ -74,6 +74,31 @@ def test_the_latents_are_those_of_the_unpacked_weights(folder, kind, backend):
     assert any(weight.is_packed for weight in ours.stream.layers[0].weights)
 
 
+@pytest.mark.parametrize("rows", [1, 5, 16, 17])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0", "IQ4_NL"])
+def test_stocks_linear_multiplies_a_few_rows_with_the_blocks_as_they_lie(kind, rows, monkeypatch):
+    import comfy.ops
+
+    from fusestream.fusion import packed_layout
+    from fusestream.memory import Extent
+
+    seen, few_rows = [], packed_layout.few_rows
+    monkeypatch.setattr(packed_layout, "few_rows", lambda *a, **k: seen.append(1) or few_rows(*a, **k))
+    n, k = 200, 768
+    stored = torch.from_numpy(random_blocks(kind, (n, k), rows)).reshape(-1).cuda()
+    weight = packed_layout.held(stored, Extent("w", kind, (n, k), 0, stored.numel()), torch.float16)
+    linear = comfy.ops.disable_weight_init.Linear(k, n, device="cuda", dtype=torch.float16)
+    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    linear.bias = torch.nn.Parameter(torch.randn(n, device="cuda", dtype=torch.float16), requires_grad=False)
+    x = torch.randn(1, rows, k, device="cuda", dtype=torch.float16)
+    got = linear(x)
+    wide = weight.dequantize().double()
+    exact = x.double() @ wide.t() + linear.bias.double()
+    room = x.double().abs() @ wide.abs().t() + linear.bias.double().abs()
+    assert got.shape == (1, rows, n) and ((got.double() - exact).abs() <= 1.1e-3 * room + 1e-6).all()
+    assert bool(seen) == (rows <= 16 and kind != "IQ4_NL")
+
+
 @pytest.mark.parametrize("precision", ["precise", "fast", "turbo"])
 @pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "IQ4_XS"])
 def test_fused_blocks_take_them_unpacked(folder, kind, precision, isa):

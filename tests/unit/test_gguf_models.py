@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import comfy.ops
 import comfy.sd
 import comfy.utils
 import gguf
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
 
 from fusestream import checkpoints, fusion
+from fusestream.fusion import packed_layout
 from fusestream.fusion.errors import NotStreamable, NotWhileStreaming, WrongFile
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.t5 import llama_cpp
@@ -27,7 +29,7 @@ from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.packed import numbers
 from fusestream.fusion.packed_layout import is_held
 from fusestream.fusion.stream import lora
-from fusestream.memory import Checkpoint, read_header
+from fusestream.memory import Checkpoint, Extent, read_header
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 
@@ -301,3 +303,19 @@ def test_a_merge_takes_its_numbers(wan_folder: Path) -> None:
         (merged,) = nodes_model_merging.ModelMergeSimple().merge(one, other, 0.3)
         found.append(sample(merged, SCENE))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("inference", [True, False])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+def test_stocks_linear_computes_with_a_packed_weight(kind: str, inference: bool) -> None:
+    raw = torch.from_numpy(gguf_files.random_blocks(kind, (48, 256), 0)).reshape(-1)
+    weight = packed_layout.held(raw, Extent("w", kind, (48, 256), 0, raw.numel()), torch.float32)
+    assert torch.equal(packed_layout.half(weight).float(), weight.dequantize())
+    with torch.inference_mode(inference):
+        linear = comfy.ops.disable_weight_init.Linear(256, 48, dtype=torch.float32)
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+        linear.bias = torch.nn.Parameter(torch.randn(48), requires_grad=False)
+        for shape in ((3, 256), (2, 5, 256), (256,)):
+            x = torch.randn(shape)
+            wanted = torch.nn.functional.linear(x, weight.dequantize(), linear.bias)
+            assert torch.equal(linear(x), wanted)
