@@ -62,7 +62,6 @@ BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
 KEPT = {
     "dequantise_rows": "packed embeddings",
     "diffusion_step": "live video: steps of milliseconds, where the sampler's own passes count",
-    "few_rows": "text being written by a model whose weights stay packed",
     "gelu_mul": "the GEGLU of U-Nets, whose gate and value are one product",
     "group_norm_silu": "the VAEs of pictures and U-Nets",
     "instance_norm": "networks that carry a style over",
