@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from .mixing import mix
+from .stream.blocks import INT8
 from .stream.stream import STREAMED
 
 POLICY = "fusestream_policy"
@@ -130,8 +131,8 @@ class Parts:
 
 
 def _as_stored(part: Any) -> str | None:
-    """What no kernel of ours knows about a weight."""
-    if getattr(part, "layout_type", None) is not None and not part._full_precision_mm:
+    """What no kernel of ours knows about a weight. INT8 files are ours: `turbo` multiplies them as they are."""
+    if getattr(part, "layout_type", None) not in (None, INT8) and not part._full_precision_mm:
         return "this card multiplies the file's quantised weights as they are"
     if getattr(part, "pre_quant_scale", None) is not None:
         return "the file scales activations before its quantised weights"

@@ -2,10 +2,13 @@
 
     as stored     fp16 on the device, as a streamed block of an fp16 file holds it: taken as it lies, and q, k and v of a block are
                   one matrix that nobody had to copy (`packed`)
-    made half     bf16, fp32, fp8 with a scale or without: one saturating pass (`to_half`), into memory of its own
+    made half     bf16, fp32, fp8 with a scale or without, 8-bit numbers turned or not: one saturating pass (`to_half`,
+                  `int8_to_half`), into memory of its own. Packed: by the kernel of its type
     changed       by functions of other nodes, or by a LoRA that is added to what a product reads: on such a copy
     brought       weights that are elsewhere, by stock's `cast_bias_weight`, with the patches that it applies on the way. It brings
                   them through a few buffers that the next one may get: only the last stays in its, others are copied out
+
+What `turbo` multiplies in 8 bits is made of this, or taken as the file has it: `int8_weights.py`.
 
 Where the input is not fp16 (a VAE in fp32, a bias in an fp32 stream), weights become what it is, as stock casts them.
 """
@@ -21,8 +24,11 @@ import comfy.ops
 import torch
 from torch import Tensor, nn
 
-from ..kernels_cuda import KernelPolicy, to_half
-from .stream.blocks import is_quantised
+from ..kernels_cuda import KernelPolicy, int8_to_half, to_half
+from . import int8_files
+from .packed_layout import half as packed_half
+from .packed_layout import is_held
+from .stream.blocks import is_quantised, layout_of
 from .stream.lora import Added
 
 HALVED = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2)  # what `to_half` takes
@@ -78,8 +84,8 @@ class operands:
         x = self._x
         if x.dtype is not torch.float16:
             return self._held.enter_context(_as_stock(module, x))
-        if _is_here(module, x.device):
-            return Weights(_changed(module, module.weight, self._policy), _biased(module, x))
+        if is_here(module, x.device):
+            return Weights(_changed(module, module.weight, self._policy), bias_of(module, x))
         if is_last:
             brought = self._held.enter_context(_brought(module, x.device))
             return Weights(half(brought.matrix, self._policy), _half_bias(brought.bias))
@@ -98,7 +104,7 @@ def _lie_as_wanted(module: Any, weight: Tensor, bias: Tensor | None, kind: torch
     )
 
 
-def _is_here(module: Any, device: torch.device) -> bool:
+def is_here(module: Any, device: torch.device) -> bool:
     """Whether what the module holds is what it computes with."""
     here: bool = module.weight.device == device
     return here
@@ -106,9 +112,12 @@ def _is_here(module: Any, device: torch.device) -> bool:
 
 def half(weight: Any, policy: KernelPolicy) -> Tensor:
     """A weight on the device as fp16. What is too large for it saturates."""
+    if is_held(weight):
+        return packed_half(weight)
     if is_quantised(weight):
-        layout = weight._layout_cls if isinstance(weight._layout_cls, str) else weight._layout_cls.__name__
-        if layout in SCALED and weight._params.scale.numel() == 1:
+        if (matrix := int8_files.matrix_of(weight)) is not None:
+            return int8_to_half(matrix.numbers, matrix.scales, rotation=matrix.rotation, policy=policy)
+        if layout_of(weight) in SCALED and weight._params.scale.numel() == 1:
             return to_half(weight._qdata, weight._params.scale.reshape(1), policy=policy)
         weight = weight.dequantize()
     found: Tensor = to_half(weight, policy=policy) if weight.dtype in HALVED else weight.half()
@@ -125,14 +134,23 @@ def _changed(module: Any, weight: Any, policy: KernelPolicy) -> Tensor:
         made = half(weight, policy)
         made = made.clone() if made is weight else made
     else:
-        made = weight.dequantize().float() if is_quantised(weight) else weight.float()
+        made = _wide(weight, policy)
         made = made.clone() if made is weight else made
     for function in functions:
         made = function(made)
     return made.half()
 
 
-def _biased(module: Any, x: Tensor) -> Tensor | None:
+def _wide(weight: Any, policy: KernelPolicy) -> Tensor:
+    """In fp32, for functions that round nothing in between. Numbers of 8 bits have no more digits than their fp16."""
+    if not is_quantised(weight):
+        found: Tensor = weight.float()
+        return found
+    return (weight.dequantize() if int8_files.matrix_of(weight) is None else half(weight, policy)).float()
+
+
+def bias_of(module: Any, x: Tensor) -> Tensor | None:
+    """What of a module's bias lies on the device, as fp16 and with what its functions make of it."""
     bias = module._parameters.get("bias")
     if bias is None:
         return None

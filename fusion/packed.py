@@ -1,4 +1,5 @@
-"""Numbers that a file holds packed, in ggml's blocks: how they become fp16, which is what all but the pager take them for."""
+"""Numbers that a file holds packed, in ggml's blocks: how they become fp16, which is what they are taken for where they are not
+kept as they lie (`packed_layout.py`)."""
 
 from __future__ import annotations
 
@@ -24,12 +25,17 @@ def type_of(extent: Extent) -> torch.dtype | None:
     return UNPACKED if is_packed(extent) else DTYPES.get(extent.dtype)
 
 
+def unpacked(stored: Tensor, encoding: str, out: Tensor | None = None) -> Tensor:
+    """Blocks in a row, uint8 [bytes], as fp16 [numbers]; `out` is written where it is given."""
+    return dequantise(stored, encoding, out=out, policy=AT_ONCE if stored.is_cuda else STANDARD)
+
+
 def numbers(stored: Tensor, extent: Extent) -> Tensor:
-    """A tensor's bytes from its file, uint8 [bytes] on the CPU, as numbers in its shape. What is not packed is not copied."""
+    """A tensor's bytes from its file, uint8 [bytes], as numbers in its shape. What is not packed is not copied."""
     kind = type_of(extent)
     assert kind is not None, f"{extent.name} is of type {extent.dtype}"
     if is_packed(extent):
-        return dequantise(stored, extent.dtype).view(extent.shape)
+        return unpacked(stored, extent.dtype).view(extent.shape)
     return stored.view(kind).view(extent.shape)
 
 
@@ -37,15 +43,15 @@ def rows(stored: Tensor, extent: Extent) -> Tensor:
     """The same of some rows of a table: uint8 [bytes of these rows] becomes [rows, width]."""
     kind = type_of(extent)
     assert kind is not None, f"{extent.name} is of type {extent.dtype}"
-    found = dequantise(stored, extent.dtype) if is_packed(extent) else stored.view(kind)
+    found = unpacked(stored, extent.dtype) if is_packed(extent) else stored.view(kind)
     return found.view(-1, extent.shape[-1])
 
 
 def convert(stored: Tensor, out: Tensor, encoding: Encoding) -> None:
-    """The pager's conversion: what is packed is unpacked as it arrives."""
+    """The pager's conversion: of what is to be numbers on the device, and comes packed or in another type."""
     if not encoding.is_packed:
         out.copy_(stored)
     elif out.dtype is UNPACKED:
-        dequantise(stored, encoding.name, out=out.view(-1), policy=AT_ONCE if out.is_cuda else STANDARD)
+        unpacked(stored, encoding.name, out.view(-1))
     else:
-        out.copy_(dequantise(stored, encoding.name, policy=AT_ONCE if out.is_cuda else STANDARD).view(out.shape))
+        out.copy_(unpacked(stored, encoding.name).view(out.shape))

@@ -16,13 +16,15 @@ from .ops.channel_rms_silu import channel_rms_silu
 from .ops.conv import conv2d, conv3d, fold_batch_norm
 from .ops.dequantise import dequantise, dequantise_rows
 from .ops.diffusion_step import diffusion_step
-from .ops.few_rows import few_rows
+from .ops.few_rows import few_rows, few_rows_serves
 from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
+from .ops.int8_rule import best_rotation, multiplies_in_int8
 from .ops.int8_to_half import int8_to_half
 from .ops.linear import linear, linear_, linear_pair
 from .ops.linear_attention import linear_attention
 from .ops.linear_int8 import linear_int8, linear_int8_
+from .ops.matrices import Int8Matrix, Matrix, multiply, multiply_
 from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_rope import rms_rope_
@@ -41,12 +43,15 @@ __all__ = [
     "BlockList",
     "BuildError",
     "CodeUnavailable",
+    "Int8Matrix",
     "Int8Rows",
     "KernelError",
     "KernelPolicy",
     "KernelRefused",
+    "Matrix",
     "Tail",
     "attention",
+    "best_rotation",
     "channel_rms_silu",
     "check_policy",
     "choose_blocks",
@@ -56,6 +61,7 @@ __all__ = [
     "dequantise_rows",
     "diffusion_step",
     "few_rows",
+    "few_rows_serves",
     "fold_batch_norm",
     "fold_upsample",
     "gated_residual",
@@ -72,6 +78,9 @@ __all__ = [
     "linear_int8_",
     "linear_pair",
     "mlp",
+    "multiplies_in_int8",
+    "multiply",
+    "multiply_",
     "norm_modulate",
     "obstacle",
     "preload",

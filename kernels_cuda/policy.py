@@ -30,7 +30,7 @@ class KernelPolicy:
                kernel (or raises KernelRefused), `off` forces the computation stock ComfyUI runs.
     ops        (op name, mode) pairs that override the default.
     precision  `precise` adds in FP32. `fast` lets products and attention add in FP16. `turbo` also rounds the queries and keys
-               of attention to 8 bits. The other ops ignore it.
+               of attention to 8 bits, and lets matrix products be of 8-bit numbers (`ops/int8_rule.py`). The other ops ignore it.
     isa        run the code of this instruction class instead of the card's own (it is compiled by the driver from
                PTX). For tests: it shows Turing's code at work on a newer card.
     """

@@ -145,6 +145,13 @@ class Pager:
             place = self._find(i)
             return None if place is None or place.copy is None else place.copy.made
 
+    def forget_made(self, i: int) -> None:
+        """What the user made of layer i is to be made anew, of the same weights."""
+        with self._lock:
+            place = self._find(i)
+            if place is not None and place.copy is not None:
+                place.copy.made = None
+
     def renew(self, layers: Iterable[int]) -> None:
         """What was made of these layers in place shall not be used any more: each comes anew at its next use."""
         with self._lock:

@@ -37,7 +37,8 @@ class Switch:
         )
 
 
-PRODUCTS = ("linear", "linear_", "linear_pair")
+PRODUCTS = ("linear", "linear_", "linear_pair", "linear_int8", "linear_int8_", "rows_to_int8")
+CONVERSIONS = ("to_half", "int8_to_half")
 
 
 def of_families(role: Role, *switches: Switch) -> tuple[Switch, ...]:
@@ -74,7 +75,7 @@ MODEL_SWITCHES = of_families(
     ),
     Switch(
         "conversions",
-        ("to_half",),
+        CONVERSIONS,
         f"Weights stored as fp8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.FP8} of stock's speed for scaled fp8.",
     ),
 )
@@ -94,7 +95,7 @@ TEXT_SWITCHES = of_families(
     Switch("norms", ("norm_modulate",), "RMSNorm of the FP32 stream, written as FP16. Not measured by itself yet."),
     Switch(
         "conversions",
-        ("to_half",),
+        CONVERSIONS,
         f"Weights stored as fp8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.TO_HALF} of stock's speed for scaled fp8.",
     ),
 )

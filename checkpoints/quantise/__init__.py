@@ -82,7 +82,7 @@ def _check(source: Path, target: Path, kind: str, force: bool) -> None:
     if kind not in SUFFIXES:
         raise CannotQuantise(f"{kind!r} is no kind to quantise to; there are {', '.join(KINDS)}.")
     if source.suffix.lower() == ".gguf":
-        raise CannotQuantise(f"{source}: is a GGUF file. Quantise the model's safetensors file.")
+        raise CannotQuantise(f"{source}: {choice.NO_GGUF}")
     if source.suffix.lower() not in choice.READ:
         raise CannotQuantise(
             f"{source}: is no safetensors file. Files such as .pt can hold programs and are not read; get the model as safetensors."

@@ -49,7 +49,7 @@ def q6_k(x: Tensor) -> Tensor:
     groups = x.view(-1, 16, 16)
     scale = _symmetric(groups)
     at = scale.abs().argmax(1, keepdim=True)
-    d = (scale.gather(1, at) / -LARGEST["scale"]).half()
+    d = _half(scale.gather(1, at) / -LARGEST["scale"])
     codes = (scale * _inverse(d.float())).round_().clamp_(-LARGEST["scale"], LARGEST["scale"] - 1)
     q = (groups * _inverse(d.float() * codes)).round_().clamp_(-32, 31).add_(32).to(torch.uint8)
     high = (q >> 4).view(-1, 2, 4, 32)
@@ -81,8 +81,8 @@ def _with_minimum(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """The first 16 bytes of Q4_K and Q5_K, d, dmin, scales and minima; and q, uint8 [blocks, 8, 32]."""
     groups = x.view(-1, 8, 32)
     scale, low = _asymmetric(groups, bits)
-    d = (scale.amax(1, keepdim=True) / LARGEST["code"]).half()
-    dmin = (low.amax(1, keepdim=True) / LARGEST["code"]).half()
+    d = _half(scale.amax(1, keepdim=True) / LARGEST["code"])
+    dmin = _half(low.amax(1, keepdim=True) / LARGEST["code"])
     scales = (scale * _inverse(d.float())).round_().clamp_(0, LARGEST["code"])
     lows = (low * _inverse(dmin.float())).round_().clamp_(0, LARGEST["code"])
     q = groups + dmin.float() * lows
@@ -141,6 +141,12 @@ def _symmetric(groups: Tensor) -> Tensor:
 
 def _weights(groups: Tensor) -> Tensor:
     return groups.abs() + groups.square().mean(-1, keepdim=True).sqrt_()
+
+
+def _half(x: Tensor) -> Tensor:
+    """As fp16, no nearer to zero: a scale of tiny weights has few bits there, and a smaller one would leave out their ends."""
+    near = x.half()
+    return (near.view(torch.int16) + (near.float().abs() < x.abs())).to(torch.int16).view(torch.float16)
 
 
 def _inverse(x: Tensor) -> Tensor:

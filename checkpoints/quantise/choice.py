@@ -39,6 +39,7 @@ JOINED = re.compile(r"(^|[._])(qkv|qkv_proj)\.weight$")
 SECOND = re.compile(
     r"(^|[._])(ffn\.2|(ff|ff_context|img_mlp|txt_mlp|audio_ff)\.(net\.)?2|mlp\.2|fc2|down_proj|wo|w2|linear2)\.weight$"
 )
+NO_GGUF = "is a GGUF file. Quantise the model's safetensors file."
 # What tells that a file holds something else: names, or parts of names.
 QUANTISED = re.compile(r"(^|\.)(comfy_quant|scaled_fp8|weight_scale(_2)?|scale_weight|input_scale|scale_input)$")
 NOTES = "_quantization_metadata"
@@ -49,6 +50,8 @@ SEVERAL = re.compile(r"^(first_stage_model|cond_stage_model|conditioner|text_enc
 def refuse(source: Checkpoint) -> None:
     """Raise `CannotQuantise` for files that are quantised already, or no single model."""
     path = source.files[0].path
+    if source.files[0].values:  # which GGUF files have, whatever their name ends in
+        raise CannotQuantise(f"{path}: {NO_GGUF}")
     for name, extent in source.extents.items():
         is_coded = extent.dtype.startswith(("F8_", "F6_", "F4")) or (extent.dtype == "I8" and len(extent.shape) == 2)
         if QUANTISED.search(name) or is_coded:

@@ -58,7 +58,7 @@ def _values(model: bytes) -> dict[str, Entry]:
     pieces = [dict(_fields(value)) for number, value in fields if number == proto.PIECE]
     training = dict(_fields(b"".join(value for number, value in fields if number == proto.TRAINING)))
     normalising = dict(_fields(b"".join(value for number, value in fields if number == proto.NORMALISING)))
-    if not pieces or training.get(proto.MODEL_TYPE, proto.UNIGRAM) != proto.UNIGRAM:
+    if not pieces or not training or training.get(proto.MODEL_TYPE, proto.UNIGRAM) != proto.UNIGRAM:
         raise ValueError("it is no sentencepiece model of the unigram kind")
     tokens = [piece[proto.TEXT].decode() for piece in pieces]
     found: dict[str, Entry] = {

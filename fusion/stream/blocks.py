@@ -31,6 +31,7 @@ WORTH = 0.25  # of a network's bytes are in its blocks, or they are not worth st
 INNER = 0.8  # of a block's bytes are in its parts, or it is the block that streams
 LEAST = 0.01  # of the bytes: a kind that holds less is not worth a page
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+INT8 = "TensorWiseINT8Layout"  # of stock's quantised tensors: int8, a scale for all or for each row, rows turned or not
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -84,17 +85,24 @@ class Block:
         for paged in self.paged:
             data: Any = paged.storage
             assert isinstance(data, StandIn) and data.extent is not None, f"{paged.key} is no tensor of the file"
-            if tuple(data.shape) != data.extent.shape:
+            weight = Weight(paged.name, data.extent, data.dtype)
+            if tuple(data.shape) != weight.device_shape:
                 raise ValueError(
                     f"{paged.key} has the shape {list(data.extent.shape)} in the file, {list(data.shape)} in the model"
                 )
-            weights.append(Weight(paged.name, data.extent, data.dtype))
+            weights.append(weight)
         return Layer(self.name, tuple(weights))
 
 
 def is_quantised(parameter: torch.Tensor) -> bool:
     """Whether the parameter is data and scales rather than numbers."""
     return isinstance(parameter, QuantizedTensor)
+
+
+def layout_of(quantised: Any) -> str:
+    """The name of stock's class for how its data and scales lie."""
+    layout = quantised._layout_cls
+    return layout if isinstance(layout, str) else str(layout.__name__)
 
 
 def stored(tensor: Any) -> torch.Tensor:

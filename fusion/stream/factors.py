@@ -17,7 +17,8 @@ from comfy.weight_adapter.base import WeightAdapterBase
 from torch import Tensor
 
 from ...memory import Along, Parcels
-from .blocks import FP8, Block, Paged, is_quantised
+from ..packed_layout import is_held
+from .blocks import FP8, INT8, Block, Paged, is_quantised
 from .lora import Pair, halved, pairs_of
 from .patches import AGAIN, PatchSet
 
@@ -26,10 +27,11 @@ LARGEST = 0.5
 
 
 class PatchRoute(NamedTuple):
-    """one_pass: whether plain LoRA may be added in one pass. streams: whether the block comes anew for each use."""
+    """one_pass: whether plain LoRA may be added in one pass. is_ours: whether our code computes the block, which makes halves of
+    whatever its weights are."""
 
     one_pass: bool
-    streams: bool
+    is_ours: bool = True
 
 
 class Pairs(list[Pair]):
@@ -39,6 +41,13 @@ class Pairs(list[Pair]):
     def __init__(self, pairs: Iterable[Pair], *, on_the_way: bool) -> None:
         super().__init__(pairs)
         self.on_the_way = on_the_way
+
+
+class Later(tuple[Any, ...]):
+    """A weight's patches for stock's functions, to be applied to what each product makes of the weight: it stays as it is stored,
+    because its numbers could not be written back without being rounded again."""
+
+    __slots__ = ()
 
 
 class _Place(NamedTuple):
@@ -129,27 +138,30 @@ def _form(block: Block, patches: PatchSet, route: PatchRoute) -> _Form:
     for paged in block.paged:
         own = patches.get(paged.key)
         if own:
-            pairs = _pairs(paged, own, route)
-            found[paged.key] = _taken_out(own if pairs is None else pairs, tensors)
+            found[paged.key] = _taken_out(_changes(paged, own, route), tensors)
     return _Form(found, tensors, route)
 
 
-def _pairs(paged: Paged, patches: Sequence[Any], route: PatchRoute) -> Pairs | None:
+def _changes(paged: Paged, patches: tuple[Any, ...], route: PatchRoute) -> Pairs | Later | tuple[Any, ...]:
     weight = paged.stand_in
-    becomes_half = route.streams and paged.attribute == "weight" and _is_cast_for_each_product(paged)
     is_half = weight.dtype is torch.float16 and not is_quantised(weight)
+    on_the_way = paged.attribute == "weight" and _is_cast_for_each_product(paged, route)
     plain = [patch for patch in patches if patch is not AGAIN]  # one sum, in whatever steps
-    found = pairs_of(plain, weight) if route.one_pass and (is_half or becomes_half) else None
-    if found is None:
-        return None
-    halves = [half for pair in found if (half := halved(pair)) is not None]
-    return Pairs(halves, on_the_way=not is_half) if len(halves) == len(found) else None
+    found = pairs_of(plain, weight) if route.one_pass and (is_half or on_the_way) else None
+    halves = [half for pair in found or () if (half := halved(pair)) is not None]
+    if found is not None and len(halves) == len(found):
+        return Pairs(halves, on_the_way=on_the_way)
+    return Later(patches) if on_the_way and (route.one_pass or is_held(weight)) else patches
 
 
-def _is_cast_for_each_product(paged: Paged) -> bool:
-    if is_quantised(paged.stand_in):  # else this card multiplies them as they are
-        return bool(getattr(paged.module, "_full_precision_mm", False))
-    return paged.stand_in.dtype in FP8
+def _is_cast_for_each_product(paged: Paged, route: PatchRoute) -> bool:
+    weight: Any = paged.stand_in
+    if is_held(weight):
+        return True
+    if is_quantised(weight):  # else this card multiplies them as they are
+        is_int8 = route.is_ours and weight._layout_cls == INT8
+        return is_int8 or bool(getattr(paged.module, "_full_precision_mm", False))
+    return weight.dtype in FP8
 
 
 def _taken_out(value: Any, tensors: list[Tensor]) -> Any:
@@ -178,6 +190,6 @@ def _rebuilt(value: Any, change: Any) -> Any:
     if isinstance(value, Pairs):
         halves = (Pair(change(pair.up), change(pair.down), pair.scale) for pair in value)
         return Pairs(halves, on_the_way=value.on_the_way)
-    if kind is tuple:
-        return tuple(change(part) for part in value)
+    if kind in (tuple, Later):
+        return kind(change(part) for part in value)
     return value  # strengths, names, and what stock nests in lists: patches of patches

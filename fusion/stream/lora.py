@@ -9,9 +9,9 @@ outcome once more each: three times tokens * width against two times width * wid
 block: one pass 0.64 for any video; side products 0.54 for 4500 tokens, where the block's copy takes 13, 1.06 for 9000, 3.4
 for 32760; and GELU in the product would be lost. So there are none.
 
-Weights in fp8 that stream become fp16 for each product anyway, and the same is added to that (`Added`), as stock's dynamic
-memory does: to round the sum to fp8, by chance and with a random number each, would cost more than the product's cast and
-lose most of a small LoRA. Those that stay are patched once, as stock does.
+Weights that are stored in fewer bits (fp8, int8, ggml's blocks) become fp16 for each product anyway, and the same is added to that
+(`Added`), as stock's dynamic memory does: to round the sum to fp8, by chance and with a random number each, would cost more than
+the product's cast and lose most of a small LoRA.
 
 What else LoRA files bring (LoCon, DoRA, LoKr, differences, replacements), and weights of other types, stay with stock's own
 functions (`patches.py`).

@@ -21,6 +21,7 @@ import torch
 
 from ..errors import NotWhileStreaming
 from ..fused import policy_of_model
+from ..packed_layout import is_held
 from .blocks import is_quantised, stored
 from .patches import with_hooked
 from .stream import STREAM, Stream
@@ -240,7 +241,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         if key not in self.stream.keys:
             return super().patch_weight_to_device(key, device_to, *args, return_weight=return_weight, **kwargs)
         if not return_weight:
-            raise NotWhileStreaming(f"{key} streams, and cannot be patched in place.")
+            raise NotWhileStreaming(f"{key} streams, and cannot be patched in place.", self.stream.path)
         return self.stream.weight(key, self.patches.get(key, ()), device_to)
 
     def get_key_patches(self, filter_prefix: str | None = None) -> Any:
@@ -265,12 +266,20 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
         """As the base: stock's parameters that are patched when they are asked for. See `saving.py`."""
         self.stream.unload()  # its memory is wanted for what is saved
-        return super().model_state_dict_for_saving(*args, **kwargs)
+        found = super().model_state_dict_for_saving(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        for name, tensor in found.items():
+            if is_held(tensor):  # stock's parameter would be a quantised tensor, and not know to ask
+                numbers = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                found[name] = comfy.model_patcher.LazyCastingParam(self, prefix + name, numbers)
+        return found
 
     def clone(self, disable_dynamic: bool = False, model_override: Any = None, force_deepcopy: bool = False) -> Any:
         """As the base. A copy of the weights themselves is wanted by who trains."""
         if force_deepcopy:
-            raise NotWhileStreaming("Training needs all of a model's weights, and gradients through them.")
+            raise NotWhileStreaming(
+                "Training needs all of a model's weights, and gradients through them.", self.stream.path
+            )
         return super().clone(disable_dynamic, model_override)
 
     # ----------------------------------------------------------------------------------------------------------- hooks

@@ -2,7 +2,8 @@
 
 Stock patches a weight once, when it loads it, and keeps it. A streamed weight is patched whenever it arrives, a resident
 one whenever the set of patches changes. The function is the same, in the same types and with the same seed for rounding,
-so the numbers are too. Plain LoRA on a GPU has a shorter way (`lora.py`), unless its kernels are off.
+so the numbers are too. Plain LoRA on a GPU has a shorter way (`lora.py`), unless its kernels are off. Packed weights cannot be
+written to, so theirs are applied for each product (`Applied`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import comfy.model_management
 import comfy.utils
 import torch
 
-from .blocks import Paged
+from .blocks import FP8, Paged
 
 # Of each key its patches, in order. A patch is a tuple that is made once and handed on to clones.
 PatchSet = Mapping[str, tuple[Any, ...]]
@@ -53,22 +54,47 @@ def stages(patches: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     return patches[:at], patches[at + 1 :]
 
 
-def patched(paged: Paged, weight: Any, patches: Sequence[Any], device: torch.device) -> torch.Tensor:
-    """What becomes of this weight, which its module holds: of its type, quantised anew if it is quantised."""
+def patched(
+    paged: Paged, weight: Any, patches: Sequence[Any], device: torch.device, *, as_held: bool = True
+) -> torch.Tensor:
+    """What becomes of this weight: of its type, and `as_held`, by its module, quantised anew if it is quantised."""
     first, then = stages(patches)
     out = weight
+    module = paged.module if as_held else None
     if first:
-        out = _patched_once(paged, out, first, device, comfy.model_management.lora_compute_dtype(device), None)
+        computed = comfy.model_management.lora_compute_dtype(device)
+        out = _patched_once(paged, module, out, first, device, computed, None)
     if then:
         original = {paged.key: [(weight, None)]}  # from which a hook with another model's weights takes its difference
-        out = _patched_once(paged, out, then, device, torch.float32, original)
+        out = _patched_once(paged, module, out, then, device, torch.float32, original)
     return out  # type: ignore[no-any-return]
 
 
+class Applied:
+    """One of a module's `weight_function`s: a weight's patches, by stock's functions, on what was made of it for a product."""
+
+    def __init__(self, paged: Paged, patches: Sequence[Any]) -> None:
+        self._paged, self._patches = paged, patches
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight: numbers, in any type. The sum is rounded as that of a weight in the model's type is, unless that is fp8."""
+        kind = self._paged.stand_in.dtype
+        with torch.no_grad():
+            held = weight if kind in FP8 else weight.to(kind)
+            out = patched(self._paged, held, self._patches, weight.device, as_held=False)
+        return out.to(weight.dtype)
+
+
 def _patched_once(
-    paged: Paged, weight: Any, patches: Sequence[Any], device: torch.device, computed: torch.dtype, original: Any
+    paged: Paged,
+    module: Any,
+    weight: Any,
+    patches: Sequence[Any],
+    device: torch.device,
+    computed: torch.dtype,
+    original: Any,
 ) -> torch.Tensor:
-    module, key = paged.module, paged.key
+    key = paged.key
     convert = getattr(module, f"convert_{paged.attribute}", None)
     store = getattr(module, f"set_{paged.attribute}", None)
     wide = comfy.model_management.cast_to_device(weight, device, computed, copy=True)
@@ -78,7 +104,7 @@ def _patched_once(
     if out.shape != weight.shape:
         raise ValueError(
             f"A LoRA changes the shape of {key} from {list(weight.shape)} to {list(out.shape)}, which cannot be done while "
-            "weights stream. Remove it, or set vram_budget to 0 in its FuseStream loader."
+            "weights stream. Remove it, or load a .safetensors file with vram_budget 0 in its FuseStream loader."
         )
     seed = comfy.utils.string_to_seed(key)
     if store is None:

@@ -2,7 +2,8 @@
 
 parameters   made once for a layer and a room, and held again whenever it comes there
 patched      in the pager's own tensors, at the first use after they came, or where those may not be written to in others
-on the way   plain LoRA for weights that are cast for each product is added to what is made of them there (`lora.Added`)
+on the way   of weights that are made halves for each product, plain LoRA is added to these (`lora.Added`), and other patches are
+             applied to them by stock's functions (`patches.Applied`): nothing is rounded again to what the file is in
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import torch
 from ...memory import Weights
 from . import lora
 from .blocks import Block, Paged, Parameters, is_quantised
-from .factors import Factors, Pairs, PatchRoute
-from .patches import PatchSet, differs, patched, snapshot
+from .factors import Factors, Later, Pairs, PatchRoute
+from .patches import Applied, PatchSet, differs, patched, snapshot
 
 
 class Made(NamedTuple):
-    """A block's parameters, as its modules hold them. adds: whether some have LoRAs that are added for each product."""
+    """A block's parameters, as its modules hold them. adds: whether some have patches that are applied for each product. wrote:
+    whether others were written to the memory that the pager brought them to."""
 
     parameters: Parameters
     adds: bool = False
+    wrote: bool = False
 
 
 class Patching:
@@ -84,23 +87,24 @@ class Patching:
         raw: Parameters = weights.kept
         if i not in self._patched:
             return Made(raw)
-        block, adds, found = self._blocks[i], False, []
+        block, adds, wrote, found = self._blocks[i], False, False, []
         block.hold(raw)  # stock's functions patch what a module has
         with torch.no_grad(), self.factors.of(i, self._patches, route) as patches:
             for paged, parameter in zip(block.paged, raw, strict=True):
                 changes = patches.get(paged.key)
-                on_the_way = isinstance(changes, Pairs) and changes.on_the_way
+                on_the_way = _is_on_the_way(changes)
                 adds |= on_the_way
                 if changes is None or on_the_way:
                     found.append(parameter)
                     continue
+                wrote = in_place
                 if isinstance(changes, Pairs):
                     out: Any = lora.added(parameter.data, changes, in_place=in_place)
                 else:
                     out = patched(paged, parameter, changes, device)
                     out = _written(parameter, out) if in_place else out
                 found.append(torch.nn.Parameter(out, requires_grad=False))
-        return Made(found, adds)
+        return Made(found, adds, wrote)
 
     def add_on_the_way(self, i: int, route: PatchRoute) -> None:
         """From now on block i's modules add LoRAs to what they make of their weights."""
@@ -109,10 +113,11 @@ class Patching:
         patches = self.factors.take(i, self._patches, route)
         for paged in self._blocks[i].paged:
             changes = patches.get(paged.key)
-            if isinstance(changes, Pairs) and changes.on_the_way:
+            if changes is not None and _is_on_the_way(changes):
                 module: Any = paged.module
                 before = module.weight_function
-                after = [lora.Added(changes), *before]  # as in stock: before what other nodes do to the weight
+                change = lora.Added(changes) if isinstance(changes, Pairs) else Applied(paged, changes)
+                after = [change, *before]  # as in stock: before what other nodes do to the weight
                 changed.append((module, before, after))
                 module.weight_function = after
 
@@ -132,6 +137,10 @@ class Patching:
                 self._scales[paged.key] = stand_in._params.to_device(device)
             data = type(stand_in)(data, stand_in._layout_cls, self._scales[paged.key])
         return torch.nn.Parameter(data, requires_grad=False)
+
+
+def _is_on_the_way(changes: Any) -> bool:
+    return isinstance(changes, Later) or (isinstance(changes, Pairs) and changes.on_the_way)
 
 
 def _written(parameter: Any, out: Any) -> torch.Tensor:

@@ -65,6 +65,12 @@ class StandIn(torch.Tensor):
         """What it stands for, with its bytes."""
         return self._make()
 
+    def as_stored(self) -> StandIn:
+        """Of a tensor that the file holds packed: these bytes, uint8 [bytes], which only the pager reads."""
+        assert self.extent is not None, "made of a part of the file's tensor, or of several"
+        meta = torch.empty(self.extent.nbytes, dtype=torch.uint8, device=META)
+        return stand_in(StandIn, meta, self._make, self.sources, self.extent)
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -41,7 +42,7 @@ from ...memory import (
     open_pager,
     open_parcels,
 )
-from .. import packed
+from .. import packed, packed_layout
 from ..errors import NotWhileStreaming
 from ..mixing import mix
 from . import lora, vram
@@ -117,6 +118,11 @@ class Stream:
         yield from self.left
 
     @property
+    def path(self) -> Path:
+        """The model's file, of several the first."""
+        return self._source.files[0].path
+
+    @property
     def layers(self) -> tuple[Layer, ...]:
         """What the pager has, in its order."""
         return tuple(self._layers[i] for i in self.order.paged)
@@ -141,7 +147,8 @@ class Stream:
                 if self.order.place.keys() >= set(order):
                     return  # it may wait
                 raise NotWhileStreaming(
-                    f"{self.blocks[order[-1]].name} runs inside of another block, and has never run before."
+                    f"{self.blocks[order[-1]].name} runs inside of another block, and has never run before.",
+                    self.path,
                 )
             held = self.held
             self.unload()
@@ -227,7 +234,7 @@ class Stream:
             self.patching.factors.close()
 
     def __deepcopy__(self, memo: Any) -> Stream:
-        raise NotWhileStreaming("A streamed model cannot be copied weight by weight.")
+        raise NotWhileStreaming("A streamed model cannot be copied weight by weight.", self.path)
 
     def close(self) -> None:
         """The model is gone. Nothing can be loaded any more."""
@@ -283,7 +290,7 @@ class Stream:
     def _along(self, layer: int) -> Along | None:
         """A layer is about to be copied, and what its block's patches need goes with it."""
         i = self.order.paged[layer]
-        along: Along | None = self.patching.along(i, self._patch_route(i))
+        along: Along | None = self.patching.along(i, self._patch_route())
         return along
 
     # ----------------------------------------------------------------------------------------------------- patches
@@ -292,10 +299,11 @@ class Stream:
         """One weight that streams, by its name in the model, read from the file: as the model holds it, with these patches. Without
         any it is on the CPU, else on the device."""
         paged, weight = self._weights[key]
-        stored = packed.numbers(self._source.read(weight.extent), weight.extent)
         where = device if patches and device is not None else torch.device("cpu")
         with torch.no_grad():
-            held = self.patching.parameter(paged, stored.to(where, weight.device_dtype), where)
+            held = self.patching.parameter(paged, self._read(weight).to(where), where)
+            if packed_layout.is_held(held):  # who asks wants to change it, or to save it
+                held = torch.nn.Parameter(packed_layout.half(held).to(held.dtype), requires_grad=False)
             if not patches:
                 return held.data
             with self._lock:  # stock's functions look at what the module has
@@ -344,8 +352,14 @@ class Stream:
         with self._lock:
             changed = self.patching.become(patches, one_pass=one_pass)
             if self.pager is not None and self.pager.is_writable:
-                self.pager.renew([self.order.place[i] for i in sorted(changed) if i in self.order.place])
+                self._make_anew(self.pager, [self.order.place[i] for i in sorted(changed) if i in self.order.place])
             self.patches_uuid = uuid
+
+    def _make_anew(self, pager: Pager, layers: Sequence[int]) -> None:
+        """These have other patches: weights that were written to come anew, others are still what the file holds."""
+        pager.renew([layer for layer in layers if (made := pager.made(layer)) is not None and made.wrote])
+        for layer in layers:
+            pager.forget_made(layer)
 
     # ------------------------------------------------------------------------------------------------------ in use
 
@@ -380,7 +394,7 @@ class Stream:
             made = self._made(pager, i, weights)
             block.hold(made.parameters)
             if made.adds:
-                self.patching.add_on_the_way(i, self._patch_route(i))
+                self.patching.add_on_the_way(i, self._patch_route())
             if self.patching:
                 self._ask_ahead(pager, i)
         except BaseException:
@@ -391,11 +405,11 @@ class Stream:
     def leave(self, i: int, before: Parameters, *, spoilt: bool = False) -> None:
         """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
         self.blocks[i].hold(before)
+        self.patching.add_no_more(i)
         if i in self._lent:
             self._lent.discard(i)
             return
         assert self.pager is not None, "nothing is unloaded while it is in use"
-        self.patching.add_no_more(i)
         self._in_use -= 1
         layer = self.order.place[i]
         self.pager.release(layer)
@@ -410,11 +424,19 @@ class Stream:
         """The block's weights, read for this once."""
         weights = Weights()
         for weight in self._layers[i].weights:
-            numbers = packed.numbers(self._source.read(weight.extent), weight.extent)
-            weights[weight.name] = numbers.to(self._device, weight.device_dtype)
+            weights[weight.name] = self._read(weight).to(self._device)
         self._lent.add(i)
-        made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
+        made = self.patching.made(i, weights, self._patch_route(), self._device, in_place=True)
         self.blocks[i].hold(made.parameters)
+        if made.adds:
+            self.patching.add_on_the_way(i, self._patch_route())
+
+    def _read(self, weight: Weight) -> torch.Tensor:
+        """One weight as the pager would bring it, on the CPU."""
+        stored = self._source.read(weight.extent)
+        if weight.is_packed and not weight.is_converted:
+            return stored
+        return packed.numbers(stored, weight.extent).to(weight.device_dtype)
 
     def _ready(self) -> Pager:
         """The pager. What was unloaded in the middle of a run comes back, as small as can be."""
@@ -430,10 +452,10 @@ class Stream:
         if i not in self.patching:
             return self.patching.made(i, weights, UNPATCHED, self._device, in_place=False)
         if not pager.is_writable:
-            return self.patching.made(i, weights, self._patch_route(i), self._device, in_place=False)
+            return self.patching.made(i, weights, self._patch_route(), self._device, in_place=False)
         arrival = pager.arrival(self.order.place[i])
         if arrival.made is None:
-            arrival.made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
+            arrival.made = self.patching.made(i, weights, self._patch_route(), self._device, in_place=True)
         made: Made = arrival.made
         return made
 
@@ -446,20 +468,16 @@ class Stream:
             if j in self.patching:
                 made: Made | None = pager.made(layer)
                 if made is None or made.adds:
-                    self.patching.ask(j, self._patch_route(j))
+                    self.patching.ask(j, self._patch_route())
                     return
 
-    def _patch_route(self, i: int) -> PatchRoute:
-        """In which way block i's patches are applied."""
+    def _patch_route(self) -> PatchRoute:
+        """In which way patches are applied."""
         one_pass = self.patching.one_pass and lora.serves(self._device)
-        layer = self.order.place.get(i)
-        if layer is None:
-            return PatchRoute(one_pass, streams=False)
-        assert self.pager is not None, "patches are applied to what is loaded"
-        return PatchRoute(one_pass, layer not in self.pager.plan.resident or not self.pager.is_writable)
+        return PatchRoute(one_pass, self.family is not None)
 
 
-UNPATCHED = PatchRoute(one_pass=False, streams=False)
+UNPATCHED = PatchRoute(one_pass=False)
 
 
 class _Streamed:
@@ -468,7 +486,7 @@ class _Streamed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stream, i = self.__dict__[STREAMED]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            _refuse_gradients((*args, *kwargs.values()))
+            _refuse_gradients(stream, (*args, *kwargs.values()))
         before = _enter(stream, i)
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
@@ -476,10 +494,10 @@ class _Streamed:
             _leave(stream, i, before)
 
 
-def _refuse_gradients(values: Sequence[Any]) -> None:
+def _refuse_gradients(stream: Stream, values: Sequence[Any]) -> None:
     if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
         raise NotWhileStreaming(
-            "Training needs a model's weights once more on the way back, when streamed ones are gone."
+            "Training needs a model's weights once more on the way back, when streamed ones are gone.", stream.path
         )
 
 

@@ -6,7 +6,7 @@ The maths, the layout and the access pattern stand at the head of src/few_rows.c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_int, c_int64
 from typing import NamedTuple
 
@@ -64,6 +64,11 @@ def few_rows(
     """
     result: Tensor = FEW_ROWS((x, weight, scale, bias, residual), (encoding,), policy)
     return result
+
+
+def few_rows_serves(shape: Sequence[int], encoding: str) -> bool:
+    """Whether the kernels take an x of this shape, [..., k], and a weight of this encoding."""
+    return encoding in STEPS and math.prod(shape[:-1]) <= MOST_ROWS and shape[-1] % STEPS[encoding].elements == 0
 
 
 # ---------------------------------------------------------------------------------------------------------- the maths

@@ -151,13 +151,13 @@ class KitchenLinear(OneWay):
         o = Int8Operands.of_call(call)
         if call.device.type != "cuda":
             return f"tensor is on the {call.device.type.upper()}"
-        if kitchen() is None:
-            return "comfy-kitchen is not loaded, or has no int8_linear as it is known here"
         if o.x_scale is not None or o.plain.x.dtype is not torch.float16:
             return "it rounds x itself, from float16"
         if o.plain.saturate or o.plain.scale != 1:
             return "the sums are to be scaled or saturated"
-        return None if o.plain.m * o.plain.n * o.plain.k else "there is nothing to compute"
+        if not o.plain.m * o.plain.n * o.plain.k:
+            return "there is nothing to compute"
+        return "comfy-kitchen is not loaded, or has no int8_linear as it is known here" if kitchen() is None else None
 
     def prepare(self, call: Call) -> Plan:
         o = Int8Operands.of_call(call)

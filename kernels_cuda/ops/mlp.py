@@ -1,4 +1,4 @@
-"""mlp: two `linear` with an activation between them, over a few tokens at a time.
+"""mlp: two products with an activation between them, over a few tokens at a time.
 
 The hidden activation is several times as wide as what goes in and comes out (14B at 480x832x81: 0.9 GB). It exists only
 for one chunk of tokens, and each chunk is written where it belongs.
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..policy import STANDARD, KernelPolicy
-from .linear import Activation, linear, linear_, linear_pair
+from .linear import Activation, linear_pair
+from .matrices import Int8Matrix, Matrix, multiply, multiply_
 from .rows import frames_of, tokens_per_frame
 
 CHUNK_BYTES = 256 * 2**20
@@ -20,8 +21,8 @@ Part = tuple[slice, slice]  # of [batch, tokens]
 
 def mlp(
     x: Tensor,
-    w_in: Tensor,
-    w_out: Tensor,
+    w_in: Matrix,
+    w_out: Matrix,
     b_in: Tensor | None = None,
     b_out: Tensor | None = None,
     *,
@@ -39,8 +40,8 @@ def mlp(
     x @ up^T.
 
     x             [batch, ..., k] fp16
-    w_in, up      [hidden, k] fp16; b_in [hidden]. A pair has no b_in
-    w_out         [n, hidden] fp16; b_out [n]
+    w_in, up      [hidden, k] fp16; b_in [hidden]. A pair has no b_in. Without `up`, w_in may be of 8-bit numbers
+    w_out         [n, hidden] fp16, or of 8-bit numbers, whatever w_in is; b_out [n]
     residual, gate, out_dtype   of the second `linear`
     hidden_scale  of a pair: its product is stored multiplied by this, a power of two, and the second product divided by it
     out           [batch, ..., n], contiguous, where to write instead of into a new tensor; may be the residual itself
@@ -53,18 +54,20 @@ def mlp(
         raise ValueError(f"mlp: hidden_scale is {hidden_scale}, and only the product of a pair can be scaled")
     if up is not None and b_in is not None:
         raise ValueError(f"mlp: b_in: {list(b_in.shape)}, and a pair has no bias")
+    if up is not None and isinstance(w_in, Int8Matrix):
+        raise TypeError("mlp: w_in is of 8-bit numbers, and a pair is multiplied in fp16")
     batches = x.shape[0] if x.ndim > 2 else 1
     shape = (*x.shape[:-1], w_out.shape[0])
 
     def hidden(part: Tensor) -> Tensor:
-        if up is not None:
+        if up is not None and isinstance(w_in, Tensor):
             return linear_pair(part, w_in, up, activation=activation, scale=hidden_scale, policy=policy)
-        return linear(part, w_in, b_in, activation=activation, policy=policy)
+        return multiply(part, w_in, b_in, activation=activation, policy=policy)
 
     tokens = x.shape[:-1].numel() // max(batches, 1)
     parts = parts_of(batches, tokens, most_rows(w_in.shape[0], chunk_bytes))
     if len(parts) <= 1 and out is None:
-        return linear(
+        return multiply(
             hidden(x),
             w_out,
             b_out,
@@ -80,13 +83,13 @@ def mlp(
     elif out.shape != shape or out.dtype is not dtype or not out.is_contiguous():
         raise ValueError(f"mlp: out is {out.dtype}{list(out.shape)}, and a contiguous {dtype}{list(shape)} is written")
     if len(parts) <= 1:
-        linear_(out, hidden(x), w_out, b_out, residual=residual, gate=gate, scale=1 / hidden_scale, policy=policy)
+        multiply_(out, hidden(x), w_out, b_out, residual=residual, gate=gate, scale=1 / hidden_scale, policy=policy)
         return out
     out = out.view(batches, tokens, shape[-1])
     x = x.reshape(batches, tokens, x.shape[-1])
     added = None if residual is None else residual.reshape(out.shape)
     for part in parts:
-        linear_(
+        multiply_(
             out[part],
             hidden(x[part]),
             w_out,

@@ -5,35 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import comfy.ops
 import comfy.sd
+import comfy.utils
 import gguf
 import gguf_files
 import numpy as np
 import pytest
 import torch
+from comfy_extras import nodes_model_merging
 from family_scenes import inputs
+from packed_files import KIND, packed_file, unpacked
 from safetensors.torch import load_file, save_file
-from scenes import sample
-from sentencepiece import SentencePieceProcessor
+from scenes import Scene, distance, sample
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion import packed_layout
+from fusestream.fusion.errors import NotStreamable, NotWhileStreaming, WrongFile
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.t5 import llama_cpp
 from fusestream.fusion.family import Role
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.packed import numbers
-from fusestream.memory import Checkpoint, read_header
+from fusestream.fusion.packed_layout import is_held
+from fusestream.fusion.stream import lora
+from fusestream.memory import Checkpoint, Extent, read_header
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 
 PROMPT = "a red fox (runs:1.3) through the snow"
-KIND = gguf.GGMLQuantizationType
-# Of the types that the package does not pack itself: where the halves lie that scale a block, and how large they are.
-SCALES = {
-    "Q2_K": ((80, 82), 1e-2), "Q3_K": ((108,), 1e-3), "Q4_K": ((0, 2), 2e-4), "Q5_K": ((0, 2), 1e-4), "Q6_K": ((208,), 1e-4),
-    "IQ4_NL": ((0,), 2e-3), "IQ4_XS": ((0,), 1e-4),
-}  # fmt: skip
+PROMPTS = [
+    [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=torch.Generator().manual_seed(seed)), {}]] for seed in (0, 1)
+]
+SCENE = Scene(*PROMPTS, {"samples": torch.zeros(1, 16, 2, 8, 8)})
 PACKED = [name for name, (_, elements, _) in gguf_files.TYPES.items() if elements > 1]
 
 
@@ -73,77 +77,6 @@ def test_an_encoder_without_gates(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
-
-
-def quantised(tensor: torch.Tensor, kind: Any, seed: int) -> Any:
-    """A matrix in the package's packing; of types that it does not pack, other numbers of about that size."""
-    if kind.name not in SCALES:
-        return gguf.quants.quantize(tensor.float().numpy(), kind)
-    _, elements, size = gguf_files.TYPES[kind.name]
-    at, scale = SCALES[kind.name]
-    blocks = np.random.default_rng(seed).integers(0, 256, (tensor.numel() // elements, size), np.uint8)
-    for offset in at:
-        blocks[:, offset : offset + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
-    return blocks.reshape(*tensor.shape[:-1], -1)
-
-
-def packed_file(
-    path: Path,
-    tensors: dict[str, torch.Tensor],
-    kind: str,
-    names: dict[str, str] | None = None,
-    metadata: dict[str, str] | None = None,
-    tokenizer: bytes | None = None,
-) -> Path:
-    """These as a GGUF file: matrices of whole blocks packed, everything else in fp32 or fp16 as converters have it."""
-    writer = gguf.GGUFWriter(path, "test")
-    for key, text in (metadata or {}).items():
-        writer.add_string(key, text)
-    if tokenizer is not None:
-        add_tokenizer(writer, tokenizer)
-    for i, (name, tensor) in enumerate(tensors.items()):
-        wanted = (KIND.F32, KIND.F16, KIND.BF16)[i % 3]
-        if tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
-            wanted = KIND[kind] if tensor.shape[1] % gguf_files.TYPES[kind][1] == 0 else KIND.Q8_0
-        writer.add_tensor((names or {}).get(name, name), quantised(tensor, wanted, i), raw_dtype=wanted)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def add_tokenizer(writer: Any, model: bytes) -> None:
-    """A sentencepiece model as llama.cpp's converter writes it."""
-    pieces = SentencePieceProcessor(model_proto=model)
-    numbers = range(pieces.get_piece_size())
-    kinds = {
-        gguf.TokenType.UNKNOWN: pieces.is_unknown,
-        gguf.TokenType.CONTROL: pieces.is_control,
-        gguf.TokenType.BYTE: pieces.is_byte,
-    }
-    writer.add_tokenizer_model("t5")
-    writer.add_token_list([pieces.id_to_piece(i) for i in numbers])
-    writer.add_token_scores([pieces.get_score(i) for i in numbers])
-    writer.add_token_types(
-        [next((kind for kind, fits in kinds.items() if fits(i)), gguf.TokenType.NORMAL) for i in numbers]
-    )
-    writer.add_add_space_prefix(True)
-    writer.add_remove_extra_whitespaces(True)
-    writer.add_eos_token_id(pieces.eos_id())
-    writer.add_pad_token_id(pieces.pad_id())
-
-
-def unpacked(path: Path) -> dict[str, torch.Tensor]:
-    """A GGUF file's tensors by the package: fp16 of what is packed."""
-    found = {}
-    for tensor in gguf.GGUFReader(path).tensors:
-        array: Any = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        one = torch.from_numpy(array.copy()).reshape(*reversed(tensor.shape.tolist()))
-        found[tensor.name] = one.to(
-            {KIND.F32: torch.float32, KIND.BF16: torch.bfloat16}.get(tensor.tensor_type, torch.float16)
-        )
-    return found
 
 
 @pytest.mark.parametrize("kind", sorted(gguf_files.TYPES))
@@ -241,6 +174,21 @@ def test_stock_reads_none(umt5: Path, tmp_path: Path) -> None:
         fusion.load_diffusion_model(str(path), vram_budget=-1.0)
 
 
+def test_nobody_is_told_to_have_stock_load_it(tmp_path: Path) -> None:
+    """It could not. What cannot stream, and what cannot be done while weights stream, have another remedy than other files."""
+    path = gguf_files.file_of(tmp_path / "x.gguf", {}, [gguf_files.Tensor("a", "Q8_0", (2, 32))])
+    with pytest.raises(NotStreamable, match=r"is in no layout that can be streamed.* as a \.safetensors file\.$"):
+        fusion.load_diffusion_model(str(path), vram_budget=-1.0)
+    original = checkpoints.write("flux1", tmp_path, "fp16")
+    model = load_streamed_diffusion_model(str(packed_file(tmp_path / "y.gguf", load_file(original), "Q8_0")))
+    with pytest.raises(
+        NotWhileStreaming, match=r"For that get the model as a \.safetensors file, and set vram_budget to 0"
+    ):
+        model.clone(force_deepcopy=True)
+    with pytest.raises(NotWhileStreaming, match=r"\. Set vram_budget to 0 in its FuseStream loader for that\."):
+        load_streamed_diffusion_model(str(original)).clone(force_deepcopy=True)
+
+
 # ---------------------------------------------------------------------------------------------------- diffusion models
 
 
@@ -257,26 +205,117 @@ def test_a_diffusion_model_samples_as_its_dequantised_file(tmp_path: Path, model
     assert torch.equal(sample(ours, inputs(model)), sample(wanted, inputs(model)))
 
 
-@pytest.mark.usefixtures("small_ones_too")
-def test_a_lora_does_to_it_what_it_does_to_its_dequantised_file(tmp_path: Path) -> None:
-    plain = load_file(checkpoints.write("flux1", tmp_path, "fp16"))
-    path = packed_file(tmp_path / "x.gguf", plain, "Q4_K")
-    save_file(unpacked(path), twin := tmp_path / "twin.safetensors")
-    ours, wanted = (load_streamed_diffusion_model(str(one)) for one in (path, twin))
-    plain_latents = sample(ours, inputs("flux1"))
-    lora = lora_for(wanted)
-    ours, wanted = (comfy.sd.load_lora_for_models(model, None, lora, 0.8, 0.0)[0] for model in (ours, wanted))
-    latents = sample(ours, inputs("flux1"))
-    assert torch.equal(latents, sample(wanted, inputs("flux1"))) and not torch.equal(latents, plain_latents)
+def wan(folder: Path, kind: str = "Q4_K") -> tuple[Any, Any]:
+    """A tiny Wan from a packed file through the smallest window, and stock's from the file of its dequantised weights."""
+    original = checkpoints.write("wan_t2v", folder, "fp16")
+    metadata = dict(read_header(original).metadata)
+    path, twin = folder / f"{kind}.gguf", folder / f"{kind}.safetensors"
+    if not path.exists():
+        packed_file(path, load_file(original), kind, metadata=metadata)
+        save_file(unpacked(path), twin, metadata=metadata)
+    ours = load_streamed_diffusion_model(str(path), dtype=torch.float16)
+    ours.stream.ceiling = ours.stream.least
+    return ours, comfy.sd.load_diffusion_model(str(twin), model_options={"dtype": torch.float16})
 
 
-def lora_for(model: Any) -> dict[str, torch.Tensor]:
-    """For every fourth matrix of a model."""
-    found, generator = {}, torch.Generator().manual_seed(3)
-    shapes = {key: value.shape for key, value in model.model_state_dict().items() if key.endswith(".weight")}
-    for key in [key for key, shape in sorted(shapes.items()) if len(shape) == 2][::4]:
-        rows, columns = shapes[key]
-        name = key.removesuffix(".weight")
-        found[f"{name}.lora_up.weight"] = torch.randn(rows, 2, generator=generator) * 0.1
-        found[f"{name}.lora_down.weight"] = torch.randn(2, columns, generator=generator) * columns**-0.5
-    return found
+@pytest.fixture
+def in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain LoRA is added as on a GPU. Torch's CPU multiplies fp16 matrices too."""
+    monkeypatch.setattr(lora, "serves", lambda _device: True)
+
+
+@pytest.fixture(scope="module")
+def wan_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("wan")
+
+
+def test_its_matrices_are_packed_in_the_window(wan_folder: Path) -> None:
+    ours, stock = wan(wan_folder)
+    assert torch.equal(sample(ours, SCENE), sample(stock, SCENE))
+    stream = ours.stream
+    matrices = [one for block in stream.blocks for one in block.paged if one.stand_in.ndim == 2]
+    assert matrices and all(is_held(one.stand_in) and one.stand_in.dtype is torch.float16 for one in matrices)
+    layer = stream.layers[0]
+    assert all(weight.nbytes == weight.extent.nbytes for weight in layer.weights if weight.is_packed)
+    assert {weight.extent.dtype for weight in layer.weights if weight.is_packed} == {"Q4_K", "Q8_0"}
+    halves = sum(2 * one.stand_in.numel() for one in stream.blocks[0].paged)
+    assert stream.ledger.peak("VRAM") <= stream.least < 1.5 * halves, "two blocks pass, each of a third of its halves"
+
+
+@pytest.mark.parametrize("name", [kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"])
+def test_a_lora_does_to_it_what_it_does_to_its_dequantised_file(wan_folder: Path, name: str) -> None:
+    ours, stock = wan(wan_folder)
+    plain = sample(ours, SCENE)
+    file = comfy.utils.load_torch_file(str(checkpoints.write(name, wan_folder)))
+    for strength in (0.8, -0.4):
+        ours_with, stock_with = (
+            comfy.sd.load_lora_for_models(model, None, file, strength, 0.0)[0] for model in (ours, stock)
+        )
+        got = sample(ours_with, SCENE)
+        assert torch.equal(got, sample(stock_with, SCENE))
+        assert name == "lora_modulation" or not torch.equal(got, plain)
+    assert torch.equal(sample(ours, SCENE), plain)
+    assert not any(one.module.weight_function for block in ours.stream.blocks for one in block.paged)
+
+
+def test_other_patches_bring_no_packed_weight_anew(wan_folder: Path) -> None:
+    ours, stock = wan(wan_folder)
+    ours.stream.ceiling = None
+    file = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", wan_folder)))
+    for strength in (0.8, 0.3):
+        ours_with, stock_with = (
+            comfy.sd.load_lora_for_models(model, None, file, strength, 0.0)[0] for model in (ours, stock)
+        )
+        assert torch.equal(sample(ours_with, SCENE), sample(stock_with, SCENE))
+    copies = [entry.layer for entry in ours.stream.ledger.entries if entry.kind == "copy"]
+    assert sorted(copies) == sorted(layer.name for layer in ours.stream.layers), "each of them once"
+
+
+@pytest.mark.usefixtures("in_one_pass")
+def test_plain_lora_is_added_to_what_a_product_makes_of_it(wan_folder: Path) -> None:
+    """As on a GPU, in fp16."""
+    ours, stock = wan(wan_folder)
+    file = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", wan_folder)))
+    got, wanted = (
+        sample(comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)[0], SCENE) for model in (ours, stock)
+    )
+    assert 0 < distance(got, wanted) < 2e-3 < distance(wanted, sample(stock, SCENE))
+
+
+def test_it_is_saved_as_its_dequantised_file(wan_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import folder_paths
+
+    monkeypatch.setattr(folder_paths, "output_directory", str(tmp_path))
+    file = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", wan_folder)))
+    found = []
+    for name, model in zip(("ours", "stock"), wan(wan_folder), strict=True):
+        nodes_model_merging.ModelSave().save(comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)[0], name)
+        found.append(load_file(next(tmp_path.glob(f"{name}*.safetensors"))))
+    got, wanted = found
+    assert got.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert got[name].dtype is tensor.dtype and torch.equal(got[name], tensor), name
+
+
+def test_a_merge_takes_its_numbers(wan_folder: Path) -> None:
+    found = []
+    for one, other in zip(wan(wan_folder, "Q4_K"), wan(wan_folder, "Q8_0"), strict=True):
+        (merged,) = nodes_model_merging.ModelMergeSimple().merge(one, other, 0.3)
+        found.append(sample(merged, SCENE))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("inference", [True, False])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+def test_stocks_linear_computes_with_a_packed_weight(kind: str, inference: bool) -> None:
+    raw = torch.from_numpy(gguf_files.random_blocks(kind, (48, 256), 0)).reshape(-1)
+    weight = packed_layout.held(raw, Extent("w", kind, (48, 256), 0, raw.numel()), torch.float32)
+    assert torch.equal(packed_layout.half(weight).float(), weight.dequantize())
+    with torch.inference_mode(inference):
+        linear = comfy.ops.disable_weight_init.Linear(256, 48, dtype=torch.float32)
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+        linear.bias = torch.nn.Parameter(torch.randn(48), requires_grad=False)
+        for shape in ((3, 256), (2, 5, 256), (256,)):
+            x = torch.randn(shape)
+            wanted = torch.nn.functional.linear(x, weight.dequantize(), linear.bias)
+            assert torch.equal(linear(x), wanted)

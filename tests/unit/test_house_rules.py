@@ -40,23 +40,32 @@ FAMILIES = ROOT / "fusion" / "families"
 # What families are made of. Whoever loads, reports or overrides may ask which there are.
 BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
     ROOT / "fusion" / f"{name}.py"
-    for name in ("attention", "completeness", "errors", "family", "fused", "mixing", "operands", "packed", "spiece", "wide")
+    for name in (
+        "attention",
+        "completeness",
+        "errors",
+        "family",
+        "fused",
+        "int8_files",
+        "int8_weights",
+        "mixing",
+        "operands",
+        "packed",
+        "packed_layout",
+        "products",
+        "spiece",
+        "wide",
+    )
 ]
 
 # Ops that nothing in the pack asks for yet, and why they stay. What nobody asks for and nobody will goes.
 KEPT = {
     "dequantise_rows": "packed embeddings",
     "diffusion_step": "live video: steps of milliseconds, where the sampler's own passes count",
-    "few_rows": "text being written by a model whose weights stay packed",
     "gelu_mul": "the GEGLU of U-Nets, whose gate and value are one product",
     "group_norm_silu": "the VAEs of pictures and U-Nets",
     "instance_norm": "networks that carry a style over",
-    "int8_to_half": "files in 8 bits where products are of halves",
-    "int8_to_half_into": "the same, into the window that weights pass through",
-    "linear_int8": "`turbo`: products in 8 bits",
-    "linear_int8_": "the same, over the residual",
     "residual_gate_norm_modulate": "modules: a residual and the norm behind it",
-    "rows_to_int8": "`turbo`: what several products have in common, and weights as they arrive",
     "silu_mul": "the SwiGLU of Flux.2 and Qwen3",
 }
 

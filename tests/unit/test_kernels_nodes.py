@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion import attention
+from fusestream.fusion import attention, int8_weights, operands, products
 from fusestream.fusion.families.t5 import encoder as t5
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.families.wan.vae import layers as wan_vae_layers
@@ -18,6 +18,7 @@ from fusestream.fusion.fused import policy_of
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.override import NotOurs
 from fusestream.kernels_cuda import OPS, KernelRefused
+from fusestream.kernels_cuda.ops import matrices
 from fusestream.kernels_cuda.policy import PRECISIONS
 from fusestream.nodes import gains
 from fusestream.nodes.kernels import (
@@ -79,7 +80,8 @@ def test_off_is_asked_of_all_kernels_or_of_some() -> None:
 def test_every_op_that_a_wan_block_and_a_text_encoder_call_has_a_switch() -> None:
     assert set(t5.OPS) | {"to_half"} <= {op for switch in TEXT_SWITCHES for op in switch.ops}
     model = {op for switch in MODEL_SWITCHES for op in switch.ops}
-    assert {name for name in OPS if getattr(wan, name, None) is not None and name != "attention"} <= model
+    for module in (wan, products, matrices, int8_weights, operands):
+        assert {name for name in OPS if getattr(module, name, None) is not None and name != "attention"} <= model
     vae = {op for switch in VAE_SWITCHES for op in switch.ops}
     assert {name for name in OPS if getattr(wan_vae_layers, name, None) is not None and name != "attention"} <= vae
 

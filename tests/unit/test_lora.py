@@ -113,12 +113,11 @@ FP8 = torch.float8_e4m3fn
 @pytest.mark.parametrize(
     ("held", "route", "on_the_way"),
     [
-        (torch.float16, PatchRoute(one_pass=True, streams=True), False),
-        (torch.float16, PatchRoute(one_pass=True, streams=False), False),
-        (torch.float16, PatchRoute(one_pass=False, streams=True), None),
-        (FP8, PatchRoute(one_pass=True, streams=True), True),  # cast for each product anyway
-        (FP8, PatchRoute(one_pass=True, streams=False), None),  # stays: patched once, as stock does
-        (torch.float32, PatchRoute(one_pass=True, streams=True), None),
+        (torch.float16, PatchRoute(one_pass=True), False),
+        (torch.float16, PatchRoute(one_pass=False), None),
+        (FP8, PatchRoute(one_pass=True), True),  # cast for each product anyway
+        (FP8, PatchRoute(one_pass=False), None),  # in stock's steps
+        (torch.float32, PatchRoute(one_pass=True), None),
     ],
 )
 def test_which_weights_have_their_lora_added_in_one_pass(held: torch.dtype, route: PatchRoute, on_the_way: Any) -> None:
@@ -140,21 +139,23 @@ def test_a_lora_of_which_a_factor_is_not_finite_is_stocks_as_a_whole() -> None:
     up[3, 3] = torch.inf
     bad = patch(LoRAAdapter(set(), (up, down, *rest)))
     factors = Factors([block_of(torch.float16)])
-    found = factors.take(0, {"block.0.weight": (patch(adapter()), bad)}, PatchRoute(one_pass=True, streams=True))
+    found = factors.take(0, {"block.0.weight": (patch(adapter()), bad)}, PatchRoute(one_pass=True))
     assert not isinstance(found["block.0.weight"], Pairs) and len(found["block.0.weight"]) == 2
 
 
 def test_a_block_is_formed_once_until_its_route_or_its_patches_change() -> None:
     factors = Factors([block_of(torch.float16)] * 2)
-    streams, stays = (PatchRoute(one_pass=True, streams=streams) for streams in (True, False))
+    in_one_pass, as_stock = (PatchRoute(one_pass) for one_pass in (True, False))
     patches, others = ({"block.0.weight": (patch(adapter(rank)),)} for rank in (4, 8))
-    first = factors.take(0, patches, streams)["block.0.weight"]
-    assert factors.take(0, others, streams)["block.0.weight"][0].up is first[0].up, "who changes them drops the block"
+    first = factors.take(0, patches, in_one_pass)["block.0.weight"]
+    assert factors.take(0, others, in_one_pass)["block.0.weight"][0].up is first[0].up, (
+        "who changes them drops the block"
+    )
     factors.drop([1])
-    assert factors.take(0, others, streams)["block.0.weight"][0].up is first[0].up
+    assert factors.take(0, others, in_one_pass)["block.0.weight"][0].up is first[0].up
     factors.drop([0])
-    assert factors.take(0, others, streams)["block.0.weight"][0].up.shape == (48, 8)
-    assert factors.take(0, patches, stays)["block.0.weight"][0].up.shape == (48, 4), "another route"
+    assert factors.take(0, others, in_one_pass)["block.0.weight"][0].up.shape == (48, 8)
+    assert not isinstance(factors.take(0, patches, as_stock)["block.0.weight"], Pairs), "another route"
 
 
 @pytest.mark.parametrize(("share", "packed"), [(0.49, True), (0.51, False)])
@@ -163,7 +164,7 @@ def test_what_is_as_large_as_a_model_stays_in_ordinary_ram(share: float, packed:
     device, ram = PlainDevice(), RamBudget(1 << 20)
     factors = Factors([block_of(torch.float16)])
     factors.parcels = Parcels(device, ram, Ledger())
-    route, whole = PatchRoute(one_pass=False, streams=True), 48 * 32 * 2
+    route, whole = PatchRoute(one_pass=False), 48 * 32 * 2
     difference = torch.randn(round(share * whole / 4))
     patches = {"block.0.weight": (patch(("diff", (difference,))),)}
     along = factors.along(0, patches, route)

@@ -124,7 +124,7 @@ def test_a_lora_on_the_way_is_added_in_fp16_to_a_copy() -> None:
 def test_of_several_that_are_brought_none_overwrites_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stock brings them through a buffer that the next one gets."""
     buffer = torch.zeros(3, 5, dtype=HALF)
-    monkeypatch.setattr(module, "_is_here", lambda *_: False)
+    monkeypatch.setattr(module, "is_here", lambda *_: False)
     monkeypatch.setattr(module, "_lie_as_wanted", lambda *_: False)
     casts: list[Any] = []
 

@@ -121,14 +121,14 @@ def test_residents_come_anew_only_when_their_patches_change(folder: Path) -> Non
     patched = with_loras(ours, folder, ("lora_diff", 1.0))  # of blocks 0 and 1
     sample(patched)
     sample(patched)
-    assert copies(ours) == {"blocks.0": 2, "blocks.1": 2, "blocks.2": 1, "blocks.3": 1}
+    assert set(copies(ours).values()) == {1}, "nobody had written to them"
     sample(patched.clone())  # the same patches
-    assert sum(copies(ours).values()) == 6
+    assert sum(copies(ours).values()) == 4
     more = with_loras(patched, folder, ("lora_set_weight", 1.0))  # of block 0
     sample(more)
-    assert copies(ours) == {"blocks.0": 3, "blocks.1": 2, "blocks.2": 1, "blocks.3": 1}
+    assert copies(ours) == {"blocks.0": 2, "blocks.1": 1, "blocks.2": 1, "blocks.3": 1}
     sample(ours)
-    assert copies(ours) == {"blocks.0": 4, "blocks.1": 3, "blocks.2": 1, "blocks.3": 1}
+    assert copies(ours) == {"blocks.0": 3, "blocks.1": 2, "blocks.2": 1, "blocks.3": 1}
 
 
 def test_where_rooms_cannot_be_written_patched_weights_have_their_own(
@@ -240,8 +240,8 @@ def test_with_kernels_off_the_sums_are_stocks(folder: Path) -> None:
 @pytest.mark.usefixtures("in_one_pass")
 @pytest.mark.parametrize("window", ["least", "all"])
 @pytest.mark.parametrize("storage", ["fp8_e4m3fn", "fp8_scaled"])
-def test_streamed_fp8_weights_have_plain_lora_added_on_the_way(folder: Path, storage: str, window: str) -> None:
-    """To what a product makes of them; residents are patched once, and rounded to fp8 as stock does."""
+def test_fp8_weights_have_patches_added_on_the_way(folder: Path, storage: str, window: str) -> None:
+    """To what a product makes of them, whether they stay or stream: nothing is rounded to fp8 again, as stock does."""
     options = {"dtype": torch.float8_e4m3fn} if storage == "fp8_e4m3fn" else {}
     ours, stock = load(folder, storage, window=window, **options)
     modules = [paged.module for block in ours.stream.blocks for paged in block.paged]
@@ -249,11 +249,11 @@ def test_streamed_fp8_weights_have_plain_lora_added_on_the_way(folder: Path, sto
     exact = load(folder, storage, dtype=torch.float32)[1] if storage == "fp8_e4m3fn" else None
     for loras in ((("lora_ab", 1.0),), (("lora_ab", 0.3), ("lora_kohya", -1.0)), (("lora_dora", 1.0),), ()):
         got, stocks = (sample(with_loras(model, folder, *loras)) for model in (ours, stock))
-        if window == "all" or not loras or loras[0][0] == "lora_dora":
-            assert torch.equal(got, stocks), loras
+        if not loras:
+            assert torch.equal(got, stocks)
             continue
         assert 0 < distance(got, stocks) < 0.08, loras
         if exact is not None:
             wanted = sample(with_loras(exact, folder, *loras))
-            assert distance(got, wanted) < distance(stocks, wanted), "nothing is rounded to fp8 again"
+            assert distance(got, wanted) < distance(stocks, wanted), loras
     assert not any(module.weight_function for module in modules)

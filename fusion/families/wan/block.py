@@ -10,8 +10,9 @@ Activations, in units of x [batch, tokens, dim] in fp16: x itself (the caller ha
 at once at the worst place; the ffn's hidden values never take more than 256 MiB. Stock's block needs about nine. All of
 them have the size of x, so that torch's allocator finds a place for each where another one was: packed, q k v would need
 three units in one piece, which at 720p is 2.2 GiB and no longer there. A few tokens are packed: they have no such trouble,
-and one product of them is faster than three. x is never written to: VACE's side branch still wants the one that went into
-the first block.
+and one product of them is faster than three. Under `turbo` what a product in 8 bits reads
+lies beside it once more, half a unit. x is never written to: VACE's side branch still wants the one that went into the first
+block.
 
 What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on the
 attentions are called with the tensors they expect, and a block whose parts another node has replaced is stock's again. So
@@ -31,9 +32,10 @@ import comfy.model_management
 from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 
-from ....kernels_cuda import KernelPolicy, linear, linear_, mlp, norm_modulate, rms_rope_
+from ....kernels_cuda import KernelPolicy, norm_modulate, rms_rope_
 from ...fused import FusedBlock, HandBack, fuse_block
-from ...operands import operands, packed
+from ...operands import operands
+from ...products import feed_forward, product, products
 
 Block = comfy.ldm.wan.model.WanAttentionBlock
 VaceBlock = comfy.ldm.wan.model.VaceWanAttentionBlock
@@ -43,7 +45,6 @@ ImageAttention = comfy.ldm.wan.model.WanI2VCrossAttention
 Options = dict[str, Any]
 
 HAND_BACK = HandBack("wan block", "fused ops", "this model", "compute its blocks", "stock's block")
-PACKED_ROWS = 4096  # above, cuBLAS needs the same time for three products as for one (H200, 14B)
 
 
 def fuse(net: nn.Module) -> int:
@@ -144,25 +145,13 @@ def block(
     del attended
 
     attended = cross_attention(module, policy, x, context, context_img_len, options)
-    with operands(x, policy, module.cross_attn.o) as [o]:
-        linear_(x, attended, o.matrix, o.bias, residual=x, policy=policy)
+    product(attended, module.cross_attn.o, policy, residual=x, out=x)
     del attended
     for patch in patches.get("attn2_patch", ()):
         x = patch({"x": x, "transformer_options": options})
 
-    with operands(x, policy, module.ffn[0], module.ffn[2]) as [first, second]:
-        return mlp(
-            norm_modulate(x, ffn_scale, ffn_shift, eps=module.norm2.eps, policy=policy),
-            first.matrix,
-            second.matrix,
-            first.bias,
-            second.bias,
-            activation="gelu_tanh",
-            residual=x,
-            gate=ffn_gate,
-            out=x,
-            policy=policy,
-        )
+    normed = norm_modulate(x, ffn_scale, ffn_shift, eps=module.norm2.eps, policy=policy)
+    return feed_forward(normed, module.ffn[0], module.ffn[2], policy, residual=x, gate=ffn_gate, out=x)
 
 
 def modulation(module: Any, e: Tensor, x: Tensor) -> Sequence[Tensor]:
@@ -236,24 +225,3 @@ def _rms_rope(
     with operands(q, policy, norm_q, norm_q if norm_k is None else norm_k) as [of_q, of_k]:
         k_weight = None if k is None else of_k.weight
         rms_rope_(q, k, of_q.weight, k_weight, freqs, eps=norm_q.eps, policy=policy)
-
-
-# -------------------------------------------------------------------------------------------------------- the products
-
-
-def product(
-    x: Tensor, operation: Any, policy: KernelPolicy, residual: Tensor | None = None, gate: Tensor | None = None
-) -> Tensor:
-    """residual + gate * operation(x), for one of stock's Linears."""
-    with operands(x, policy, operation) as [own]:
-        return linear(x, own.matrix, own.bias, residual=residual, gate=gate, policy=policy)
-
-
-def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequence[Tensor]:
-    """What several of stock's Linears make of x: of one product where their weights lie together and x is short."""
-    with operands(x, policy, *operations) as parts:
-        one = packed(parts) if x.shape[:-1].numel() <= PACKED_ROWS else None
-        if one is not None:
-            rows = [part.matrix.shape[0] for part in parts]
-            return linear(x, one.matrix, one.bias, policy=policy).split_with_sizes(rows, dim=-1)
-        return [linear(x, part.matrix, part.bias, policy=policy) for part in parts]

@@ -1,0 +1,102 @@
+"""The one way to multiply: stock's Linears over our products, whatever their weights are.
+
+Weights come from `operands`, as halves. Under `turbo` they may be 8-bit numbers (`int8_weights.py`), and so is x then: a scale for
+each of its rows, turned as the weight's rows are. What follows a product, GELU, gate and residual, is done in it either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+
+from ..kernels_cuda import Int8Matrix, Int8Rows, KernelPolicy, linear, mlp, multiply, multiply_, rows_to_int8
+from ..kernels_cuda.ops.linear import Activation
+from .int8_weights import Int8Weights, int8_operands
+from .operands import Weights, operands, packed
+
+PACKED_ROWS = 4096  # above, cuBLAS needs the same time for three products as for one (H200, 14B)
+
+
+def product(
+    x: Tensor,
+    operation: Any,
+    policy: KernelPolicy,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """residual + gate * activation(operation(x)), each part optional, for one of stock's Linears.
+
+    x    [batch, ..., k] fp16
+    out  [batch, ..., n], where to write instead of into a new tensor; may be the residual itself
+    """
+    with _weights(x, policy, operation) as [own]:
+        if out is None:
+            return multiply(x, own.matrix, own.bias, activation=activation, residual=residual, gate=gate, policy=policy)
+        multiply_(out, x, own.matrix, own.bias, activation=activation, residual=residual, gate=gate, policy=policy)
+        return out
+
+
+def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequence[Tensor]:
+    """What several of stock's Linears make of x [batch, ..., k] fp16: of one product of halves where their weights lie together
+    and x is short. In 8 bits x is rounded once for all that have the same rotation."""
+    with _weights(x, policy, *operations) as parts:
+        halves = [part for part in parts if isinstance(part, Weights)]
+        if len(halves) == len(parts) and x.shape[:-1].numel() <= PACKED_ROWS and (one := packed(halves)) is not None:
+            rows = [part.matrix.shape[0] for part in halves]
+            return linear(x, one.matrix, one.bias, policy=policy).split_with_sizes(rows, dim=-1)
+        rounded: dict[int, Int8Rows] = {}  # by rotation
+        found = []
+        for part in parts:
+            rows_of_x: Tensor | Int8Rows = x
+            if isinstance(part.matrix, Int8Matrix):
+                turn = part.matrix.rotation
+                if turn not in rounded:
+                    rounded[turn] = rows_to_int8(x, rotation=turn, policy=policy)
+                rows_of_x = rounded[turn]
+            found.append(multiply(rows_of_x, part.matrix, part.bias, policy=policy))
+        return found
+
+
+def feed_forward(
+    x: Tensor,
+    first: Any,
+    second: Any,
+    policy: KernelPolicy,
+    *,
+    activation: Activation = "gelu_tanh",
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """residual + gate * second(activation(first(x))), for two of stock's Linears: a few tokens at a time, since what lies between
+    them is wide.
+
+    x    [batch, ..., k] fp16
+    out  [batch, ..., n], contiguous, where to write instead of into a new tensor; may be the residual itself
+    """
+    with _weights(x, policy, first, second) as [one, other]:
+        return mlp(
+            x,
+            one.matrix,
+            other.matrix,
+            one.bias,
+            other.bias,
+            activation=activation,
+            residual=residual,
+            gate=gate,
+            out=out,
+            policy=policy,
+        )
+
+
+def _weights(
+    x: Tensor, policy: KernelPolicy, *operations: Any
+) -> AbstractContextManager[Sequence[Weights | Int8Weights]]:
+    """As the tier has them. Not asked for more than it must: a block asks some twenty times."""
+    return operands(x, policy, *operations) if policy.precision != "turbo" else int8_operands(x, policy, *operations)

@@ -1,0 +1,80 @@
+"""Files of 8-bit numbers as stock writes and reads them, and what their numbers are: for the tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from comfy.quant_ops import QuantizedTensor
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+LAYOUT = "TensorWiseINT8Layout"
+
+
+class Kind(NamedTuple):
+    """How the weights of a file are stored. rows: a scale for each row. rotation: in groups of so many at most, 0: not turned."""
+
+    rows: bool
+    rotation: int = 0
+
+
+KINDS = {"one scale": Kind(False), "rows": Kind(True), "convrot": Kind(True, 256)}
+
+
+def quantised(weight: Tensor, kind: Kind) -> Any:
+    """By stock's own function. What does not divide into the groups is turned in the largest that it divides into."""
+    if not kind.rotation:
+        return QuantizedTensor.from_float(weight, LAYOUT, per_channel=kind.rows)
+    group = next(one for one in (256, 64, 16, 4) if one <= kind.rotation and weight.shape[1] % one == 0)
+    return QuantizedTensor.from_float(weight, LAYOUT, per_channel=True, convrot=True, convrot_groupsize=group)
+
+
+def numbers(weight: Any) -> Tensor:
+    """What a quantised weight stands for, as halves: exact but for the product with the scale in fp32, and the rounding to half."""
+    data, params = weight._qdata.double(), weight._params
+    scale = params.scale.reshape(-1, 1).float()
+    if params.convrot:
+        group = params.convrot_groupsize
+        data = (data.view(len(data), -1, group) @ hadamard(group)).flatten(1)
+        scale = scale / group**0.5  # a power of two
+    return (data.float() * scale).half()
+
+
+def hadamard(size: int) -> Tensor:
+    """ConvRot's, of whole numbers: it lacks its root. Symmetric, so it turns back what it turned."""
+    four = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64)
+    made = torch.ones(1, 1, dtype=torch.float64)
+    while len(made) < size:
+        made = torch.kron(made, four)
+    return made
+
+
+def state_dict(weight: Any, name: str) -> dict[str, Tensor]:
+    """A quantised weight as a file has it. name: of its layer."""
+    note: dict[str, Any] = {"format": "int8_tensorwise"}
+    if weight._params.convrot:
+        note |= {"convrot": True, "convrot_groupsize": weight._params.convrot_groupsize}
+    told = torch.frombuffer(bytearray(json.dumps(note).encode()), dtype=torch.uint8)
+    return {f"{name}.weight": weight._qdata, f"{name}.weight_scale": weight._params.scale, f"{name}.comfy_quant": told}
+
+
+def write(source: Path, folder: Path, kind: str) -> tuple[Path, Path]:
+    """The fp16 file of a Wan with its blocks' matrices in 8 bits, and the same with what those stand for in fp16."""
+    of_int8, of_halves = (folder / f"{source.stem} {kind} {form}.safetensors" for form in ("int8", "halves"))
+    if of_int8.exists():
+        return of_int8, of_halves
+    with safe_open(source, "pt") as opened:
+        tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
+    stored, halves = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if name.startswith("blocks.") and name.endswith(".weight") and tensor.ndim == 2:
+            one = quantised(tensor, KINDS[kind])
+            stored |= state_dict(one, name.removesuffix(".weight"))
+            halves[name] = numbers(one)
+    save_file({name: tensor.contiguous() for name, tensor in halves.items()}, of_halves, metadata)
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, of_int8, metadata)
+    return of_int8, of_halves

@@ -1,0 +1,142 @@
+"""A product of whatever matrix it is given, and the rule when a tier rounds one to 8 bits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusestream.kernels_cuda import (
+    Int8Matrix,
+    KernelPolicy,
+    best_rotation,
+    linear,
+    linear_int8,
+    mlp,
+    multiplies_in_int8,
+    multiply,
+    multiply_,
+    rows_to_int8,
+)
+from fusestream.kernels_cuda.arch import int8_pays
+from fusestream.kernels_cuda.ops import int8_rule
+
+TURBO = KernelPolicy.of(precision="turbo")
+
+
+def half(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
+
+
+def in_int8(weight: Tensor, rotation: int = 16) -> Int8Matrix:
+    return Int8Matrix(*rows_to_int8(weight, rotation=rotation), rotation)
+
+
+def test_either_matrix_is_multiplied_by_its_own_op() -> None:
+    x, weight, bias, residual, gate = half(2, 5, 32), half(8, 32, seed=1), half(8), half(2, 5, 8), half(8)
+    rest: Any = {"activation": "gelu_tanh", "residual": residual, "gate": gate, "scale": 0.5}
+    rounded = in_int8(weight)
+    of_halves = linear(x, weight, bias, **rest)
+    of_int8 = linear_int8(x, rounded.numbers, rounded.scales, bias, rotation=16, **rest)
+    assert not torch.equal(of_halves, of_int8)
+    for matrix, wanted in ((weight, of_halves), (rounded, of_int8)):
+        assert torch.equal(multiply(x, matrix, bias, **rest), wanted)
+        out = residual.clone()
+        multiply_(out, x, matrix, bias, **rest | {"residual": out})
+        assert torch.equal(out, wanted)
+    wide = multiply(x, rounded, bias, out_dtype=torch.float32)
+    assert wide.dtype is torch.float32 and torch.equal(wide.half(), multiply(x, rounded, bias))
+
+
+def test_rows_that_are_rounded_already_are_not_turned_again() -> None:
+    x, matrix = half(3, 32), in_int8(half(8, 32, seed=1))
+    rounded = rows_to_int8(x, rotation=16)
+    assert torch.equal(multiply(rounded, matrix), multiply(x, matrix))
+    out = torch.empty(3, 8).half()
+    multiply_(out, rounded, matrix)
+    assert torch.equal(out, multiply(x, matrix))
+    for call in (lambda: multiply(rounded, half(8, 32)), lambda: multiply_(out, rounded, half(8, 32))):
+        with pytest.raises(TypeError, match="weight of halves cannot be multiplied with rows of 8-bit numbers"):
+            call()
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+def test_either_matrix_of_a_feed_forward_may_be_of_8_bits(first: bool, second: bool) -> None:
+    """In chunks or not, in place or not: the same numbers."""
+    x, residual, gate = half(2, 1600, 32), half(2, 1600, 16, seed=1), half(2, 1, 16, seed=2)
+    w_in, w_out, b_in, b_out = half(48, 32, seed=3), half(16, 48, seed=4), half(48, seed=5), half(16, seed=6)
+    one, other = in_int8(w_in) if first else w_in, in_int8(w_out) if second else w_out
+    hidden = multiply(x, one, b_in, activation="gelu_tanh")
+    wanted = multiply(hidden, other, b_out, residual=residual, gate=gate)
+    for chunk_bytes in (1 << 28, 1):
+        for out in (None, residual.clone()):
+            added = residual if out is None else out
+            found = mlp(
+                x, one, other, b_in, b_out, residual=added, gate=gate, out=out, chunk_bytes=chunk_bytes
+            )  # fmt: skip
+            assert torch.equal(found, wanted) and (out is None or found.data_ptr() == out.data_ptr())
+
+
+def test_a_pair_is_of_halves() -> None:
+    with pytest.raises(TypeError, match="w_in is of 8-bit numbers"):
+        mlp(half(2, 32), in_int8(half(16, 32)), half(8, 16), up=half(16, 32))
+    found = mlp(half(2, 32), half(16, 32), in_int8(half(8, 16)), up=half(16, 32, seed=1), activation="silu")
+    assert found.shape == (2, 8), "its second product may be in 8 bits"
+
+
+# ------------------------------------------------------------------------------------------------------------- the rule
+
+
+def rows(count: int, k: int = 64, dtype: torch.dtype = torch.float16) -> Tensor:
+    return torch.empty(count, k, dtype=dtype, device="meta")
+
+
+def test_turbo_rounds_a_weight_for_enough_rows() -> None:
+    least = int8_rule.LEAST_ROWS
+    for count, rounds, taken in ((least, True, True), (least - 1, True, False), (1, False, True)):
+        assert multiplies_in_int8(rows(count), (8, 64), TURBO, rounds=rounds) is taken
+    assert multiplies_in_int8(torch.empty(2, least // 2, 64, device="meta").half(), (8, 64), TURBO, rounds=True)
+
+
+@pytest.mark.parametrize("precision", ["precise", "fast"])
+def test_no_other_tier_rounds(precision: Any) -> None:
+    for mode in ("auto", "on"):
+        policy = KernelPolicy.of(mode, precision=precision)
+        assert not multiplies_in_int8(rows(9999), (8, 64), policy, rounds=False)
+
+
+@pytest.mark.parametrize("op", ["linear", "linear_", "linear_int8", "linear_int8_"])
+@pytest.mark.parametrize("default", ["auto", "on"])
+def test_who_switches_a_product_off_gets_none_in_8_bits(op: str, default: Any) -> None:
+    policy = KernelPolicy.of(default, precision="turbo", **{op: "off"})
+    assert not multiplies_in_int8(rows(9999), (8, 64), policy, rounds=False)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "dtype"), [(7, 64, torch.float16), (8, 72, torch.float16), (8, 1 << 16, torch.float16), (8, 64, torch.float32)]
+)  # fmt: skip
+def test_sizes_and_types_that_the_kernels_do_not_take_stay_in_fp16(n: int, k: int, dtype: torch.dtype) -> None:
+    x = rows(9999, k, dtype)
+    assert not multiplies_in_int8(x, (n, k), TURBO, rounds=False)
+    forced = KernelPolicy.of(precision="turbo", linear_int8="on")
+    assert multiplies_in_int8(x, (n, k), forced, rounds=True), "the op says why it cannot"
+
+
+def test_auto_leaves_cards_to_cublas_that_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    card: Any = SimpleNamespace(dtype=torch.float16, shape=torch.Size((9999, 64)), is_cuda=True, get_device=lambda: 0)
+    on = KernelPolicy.of("on", precision="turbo")
+    for capability in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)):
+        monkeypatch.setattr(int8_rule, "_capability", lambda _, found=capability: found)
+        gains = capability not in ((9, 0), (10, 0), (10, 3))
+        assert int8_pays(capability) is gains
+        assert multiplies_in_int8(card, (8, 64), TURBO, rounds=True) is gains
+        assert multiplies_in_int8(card, (8, 64), on, rounds=True), "forced on any card"
+
+
+def test_rows_are_turned_in_the_largest_groups_that_divide_them() -> None:
+    found = {5120: 256, 13824: 256, 8960: 256, 640: 64, 48: 16, 20: 4, 6: 0}
+    assert {k: best_rotation(k) for k in found} == found

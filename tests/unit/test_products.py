@@ -1,0 +1,318 @@
+"""The products of stock's Linears: from files of 8-bit numbers and others, with what follows them, within what rounding allows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import comfy.ops
+import int8_files
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusestream.fusion import fused, int8_weights, products
+from fusestream.fusion import operands as operands_module
+from fusestream.fusion.int8_files import matrix_of
+from fusestream.fusion.int8_weights import Int8Weights, int8_operands
+from fusestream.fusion.operands import Weights, operands
+from fusestream.fusion.products import feed_forward, product
+from fusestream.fusion.stream.blocks import INT8
+from fusestream.fusion.stream.lora import Added, Pair
+from fusestream.kernels_cuda import Int8Matrix, KernelPolicy, KernelRefused, linear, rows_to_int8
+from fusestream.kernels_cuda.ops import int8_rule
+from fusestream.kernels_cuda.ops.linear_operands import activate
+
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
+HALF = torch.float16
+PRECISE, TURBO = KernelPolicy(), KernelPolicy.of(precision="turbo")
+K, N = 640, 48
+OPS: Any = comfy.ops.mixed_precision_ops({}, HALF)
+TURNED = int8_files.Kind(True, 64)
+
+
+def half(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
+
+
+def of_file(kind: int8_files.Kind, n: int = N, k: int = K, seed: int = 1, *, bias: bool = True) -> Any:
+    """Stock's Linear as its loader makes it of a file."""
+    made = OPS.Linear(k, n, bias=bias, device="cpu", dtype=HALF)
+    tensors = int8_files.state_dict(int8_files.quantised(half(n, k, seed=seed) / k**0.5, kind), "x")
+    tensors |= {"x.bias": half(n, seed=seed + 1)} if bias else {}
+    made.load_state_dict({name.removeprefix("x."): tensor for name, tensor in tensors.items()})
+    return made
+
+
+def of_halves(n: int = N, k: int = K, dtype: torch.dtype = HALF, seed: int = 1) -> Any:
+    made = comfy.ops.manual_cast.Linear(k, n, dtype=dtype)
+    made.weight = nn.Parameter((half(n, k, seed=seed) / k**0.5).to(dtype), requires_grad=False)
+    made.bias = nn.Parameter(half(n, seed=seed + 1).to(dtype), requires_grad=False)
+    return made
+
+
+def taken(x: Tensor, module: Any, policy: KernelPolicy = TURBO) -> Any:
+    with int8_operands(x, policy, module) as [found]:
+        return found
+
+
+def slack(x: Tensor, matrix: Int8Matrix, weight: Tensor | None = None) -> Tensor:
+    """By how much a product of 8-bit numbers may differ from the exact one, element by element: x' is off by half a step of its
+    row at most, for each of the weight's numbers; and a weight that was rounded too, for each of those of x'."""
+    rounded = rows_to_int8(x, rotation=matrix.rotation)
+    numbers = matrix.numbers.double() * matrix.scales.reshape(-1, 1).double()
+    found = rounded.scales.double()[..., None] / 2 * numbers.abs().sum(1)
+    if weight is not None:
+        of_x = (rounded.numbers.double().abs().sum(-1) * rounded.scales)[..., None]
+        found = found + matrix.scales.double() / 2 * (of_x + rounded.scales.double()[..., None] / 2 * x.shape[-1])
+    return found * 1.001
+
+
+def exact(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:
+    return activate(x.double() @ weight.double().t() + (0 if bias is None else bias.double()), activation)
+
+
+def rounding(value: Tensor) -> Tensor:
+    """Of a result to fp16."""
+    return value.abs() * 2**-10 + 1e-6
+
+
+# ------------------------------------------------------------------------------------------------- files of 8-bit numbers
+
+
+@pytest.mark.parametrize("kind", [*int8_files.KINDS.values(), int8_files.Kind(True, 16), TURNED], ids=str)
+def test_weights_become_halves_by_our_op(monkeypatch: pytest.MonkeyPatch, kind: int8_files.Kind) -> None:
+    """Rounded once; stock turns back in fp32 products, and may be a rounding apart."""
+    one = of_file(kind)
+    stocks = one.weight.dequantize()
+    for name in ("dequantize", "to"):
+        monkeypatch.setattr(type(one.weight), name, lambda *_, **__: pytest.fail("by stock"))
+    with operands(half(1, K), PRECISE, one) as [found]:
+        assert found.matrix.dtype is HALF and torch.equal(found.matrix, int8_files.numbers(one.weight))
+        assert found.bias is not None and torch.equal(found.bias, one.bias)
+        apart = (found.matrix.double() - stocks.double()).abs()
+        assert torch.all(apart <= (rounding(stocks.double()) if kind.rotation else 0))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"convrot_groupsize": 1024}, {"convrot_groupsize": 128}, {"transposed": True}, {"scale": torch.ones(3)}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_only_stock_knows_is_not_taken_as_it_lies(changed: dict[str, Any]) -> None:
+    params = {"scale": torch.ones(N, 1), "convrot": True, "convrot_groupsize": 64, "transposed": False}
+    weight: Any = SimpleNamespace(_layout_cls=INT8, _qdata=torch.zeros(N, K, dtype=torch.int8))
+    weight._params = SimpleNamespace(**params)
+    assert matrix_of(weight) is not None
+    weight._params = SimpleNamespace(**params | changed)
+    assert matrix_of(weight) is None
+
+
+def test_another_layout_is_not_one_of_8_bit_numbers() -> None:
+    assert matrix_of(SimpleNamespace(_layout_cls="TensorCoreFP8Layout")) is None
+
+
+@pytest.mark.parametrize("kind", int8_files.KINDS.values(), ids=int8_files.KINDS)
+def test_turbo_takes_a_file_as_it_lies(kind: int8_files.Kind) -> None:
+    one = of_file(kind)
+    found = taken(half(1, K), one)
+    assert isinstance(found, Int8Weights) and found.matrix.numbers.data_ptr() == one.weight._qdata.data_ptr()
+    assert found.matrix.rotation == (64 if kind.rotation else 0) and found.matrix.shape == (N, K)
+    assert torch.equal(found.matrix.scales, one.weight._params.scale.reshape(-1)) and torch.equal(found.bias, one.bias)
+
+
+@pytest.mark.parametrize("kind", int8_files.KINDS.values(), ids=int8_files.KINDS)
+@pytest.mark.parametrize("activation", ["none", "gelu_tanh"])
+@pytest.mark.parametrize("shape", [(5, K), (2, 7, K)], ids=str)
+def test_a_product_in_8_bits_is_as_near_as_rounding_x_is(kind: int8_files.Kind, activation: Any, shape: Any) -> None:
+    one, x = of_file(kind), half(*shape)
+    wanted = exact(x, int8_files.numbers(one.weight), one.bias, activation)
+    found = product(x, one, TURBO, activation=activation)
+    # GELU's slope is 1.13 at most. The halves that this is compared with are rounded themselves.
+    halves = x.double().abs() @ int8_files.numbers(one.weight).double().abs().t() * 2**-11
+    room = 1.13 * (slack(x, matrix_of(one.weight)) + halves) + rounding(wanted)  # type: ignore[arg-type]
+    assert found.dtype is HALF and torch.all((found - wanted).abs() <= room)
+    assert not torch.equal(found, product(x, one, PRECISE, activation=activation))
+
+
+def test_a_rotation_that_is_ignored_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, x = of_file(TURNED), half(5, K)
+    wanted, room = exact(x, int8_files.numbers(one.weight), one.bias), slack(x, matrix_of(one.weight))  # type: ignore[arg-type]
+    monkeypatch.setattr(int8_weights, "matrix_of", lambda weight: matrix_of(weight)._replace(rotation=0))  # type: ignore[union-attr]
+    assert torch.any((product(x, one, TURBO) - wanted).abs() > 4 * room)
+
+
+@pytest.mark.parametrize("policy", [PRECISE, KernelPolicy.of(precision="fast"), TURBO], ids=lambda p: p.precision)
+def test_gate_and_residual_over_the_residual_itself(policy: KernelPolicy) -> None:
+    one, x, residual, gate = of_file(TURNED), half(2, 7, K), half(2, 7, N, seed=3), half(2, 1, N, seed=4)
+    value = product(x, one, policy).double()
+    wanted = residual + gate * value
+    found = product(x, one, policy, residual=residual, gate=gate)
+    assert torch.all((found - wanted).abs() <= rounding(wanted) + gate.abs() * rounding(value))
+    over = residual.clone()
+    assert product(x, one, policy, residual=over, gate=gate, out=over) is over and torch.equal(over, found)
+
+
+@pytest.mark.parametrize("policy", [PRECISE, TURBO], ids=lambda p: p.precision)
+def test_a_feed_forward_is_its_two_products(policy: KernelPolicy) -> None:
+    first, second = of_file(TURNED, n=96), of_file(int8_files.Kind(False), n=N, k=96, seed=5)
+    x, residual, gate = half(2, 7, K), half(2, 7, N, seed=3), half(2, 1, N, seed=4)
+    hidden = product(x, first, policy, activation="gelu_tanh")
+    wanted = product(hidden, second, policy, residual=residual, gate=gate)
+    assert torch.equal(feed_forward(x, first, second, policy, residual=residual, gate=gate), wanted)
+    over = residual.clone()
+    found = feed_forward(x, first, second, policy, residual=over, gate=gate, out=over)
+    assert found.data_ptr() == over.data_ptr() and torch.equal(over, wanted)
+
+
+def test_x_is_rounded_once_for_each_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = (TURNED, int8_files.Kind(True), TURNED, int8_files.Kind(False), int8_files.Kind(True, 16))
+    several, x = [of_file(kind, seed=2 * i) for i, kind in enumerate(kinds)], half(2, 7, K)
+    wanted = [product(x, one, TURBO) for one in several]
+    turns: list[int] = []
+
+    def counted(x: Tensor, *, rotation: int, policy: KernelPolicy) -> Any:
+        turns.append(rotation)
+        return rows_to_int8(x, rotation=rotation, policy=policy)
+
+    monkeypatch.setattr(products, "rows_to_int8", counted)
+    found = products.products(x, several, TURBO)
+    assert turns == [64, 0, 16] and all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_beside_one_in_8_bits_another_stays_in_fp16() -> None:
+    """Each as it would alone: a weight of 44 rows is none that the kernels take."""
+    some, x = [of_file(TURNED), of_halves(), of_file(TURNED, n=44)], half(7, K)
+    found = products.products(x, some, TURBO)
+    wanted = [product(x, one, policy) for one, policy in zip(some, (TURBO, PRECISE, PRECISE), strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    with int8_operands(x, TURBO, *some) as parts:
+        assert [type(part) for part in parts] == [Int8Weights, Weights, Weights]
+
+
+# ------------------------------------------------------------------------------------------------------- weights as halves
+
+
+def test_halves_that_lie_together_are_one_product_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, biases = half(3 * N, K), half(3 * N)
+    several = [of_halves() for _ in range(3)]
+    for i, one in enumerate(several):
+        one.weight = nn.Parameter(room[i * N : i * N + N], requires_grad=False)
+        one.bias = nn.Parameter(biases[i * N : i * N + N], requires_grad=False)
+    calls: list[int] = []
+
+    def counted(x: Tensor, weight: Tensor, *rest: Any, **others: Any) -> Tensor:
+        calls.append(len(weight))
+        return linear(x, weight, *rest, **others)
+
+    monkeypatch.setattr(products, "linear", counted)
+    for policy in (PRECISE, TURBO):
+        calls.clear()
+        found = products.products(half(2, 5, K), several, policy)
+        assert calls == [3 * N] and [part.shape for part in found] == [(2, 5, N)] * 3
+        assert torch.allclose(torch.cat(list(found), -1), linear(half(2, 5, K), room, biases), atol=1e-2)
+    calls.clear()
+    monkeypatch.setattr(products, "PACKED_ROWS", 9)
+    apart = products.products(half(2, 5, K), several, PRECISE)
+    assert not calls and all(torch.equal(a, b) for a, b in zip(apart, found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float8_e4m3fn])
+def test_turbo_rounds_other_weights_for_enough_rows(dtype: torch.dtype) -> None:
+    """To a scale for each row, turned in groups of 64, of which 640 has ten."""
+    one, x = of_halves(dtype=dtype), half(2, int8_rule.LEAST_ROWS // 2, K)
+    with operands(x, TURBO, one) as [halves]:
+        weight = halves.matrix.clone()
+    found = taken(x, one)
+    assert isinstance(found, Int8Weights) and found.matrix.rotation == 64
+    assert found.matrix.scales.shape == (N,) and torch.equal(found.bias, one.bias.half())
+    wanted = exact(x, weight, one.bias)
+    room = slack(x, found.matrix, weight) + rounding(wanted)
+    assert torch.all((product(x, one, TURBO) - wanted).abs() <= room)
+    fewer = x[:, :-1]
+    assert isinstance(taken(fewer, one), Weights)
+    assert torch.equal(product(fewer, one, TURBO), product(fewer, one, PRECISE))
+
+
+def test_a_bias_that_was_brought_outlives_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock brings weights through a buffer that the next one gets."""
+    buffer = torch.zeros(N, K + 1, dtype=HALF)
+    for place in (operands_module, int8_weights):
+        monkeypatch.setattr(place, "is_here", lambda *_: False)
+    monkeypatch.setattr(operands_module, "_lie_as_wanted", lambda *_: False)
+
+    def cast(one: Any, **_: Any) -> tuple[Tensor, Tensor, None]:
+        buffer[:, :K], buffer[:, K] = one.weight, one.bias
+        return buffer[:, :K], buffer[:, K], None
+
+    monkeypatch.setattr(comfy.ops, "cast_bias_weight", cast)
+    monkeypatch.setattr(comfy.ops, "uncast_bias_weight", lambda *_: buffer.zero_())
+    some = [of_halves(seed=seed) for seed in (1, 5)]
+    with int8_operands(half(int8_rule.LEAST_ROWS, K), TURBO, *some) as found:
+        for own, one in zip(found, some, strict=True):
+            assert isinstance(own, Int8Weights) and torch.equal(own.bias, one.bias)
+            assert torch.equal(own.matrix.numbers, rows_to_int8(one.weight.data, rotation=64).numbers)
+
+
+# ------------------------------------------------------------------------------------------------------------- functions
+
+
+def lora() -> Added:
+    return Added([Pair(half(N, 4, seed=7), half(4, K, seed=8), 0.02)])
+
+
+@pytest.mark.parametrize("kind", int8_files.KINDS.values(), ids=int8_files.KINDS)
+def test_a_lora_is_added_to_the_halves_of_an_int8_file(kind: int8_files.Kind) -> None:
+    one, x = of_file(kind), half(int8_rule.LEAST_ROWS, K)
+    before = one.weight._qdata.clone()
+    patched = lora()(int8_files.numbers(one.weight))
+    one.weight_function = [lora()]
+    with operands(x, PRECISE, one) as [found]:
+        assert torch.equal(found.matrix, patched)
+    rounded = taken(x, one)
+    assert isinstance(rounded, Int8Weights) and rounded.matrix.rotation == 64, "whatever the file's was"
+    assert torch.equal(rounded.matrix.numbers, rows_to_int8(patched, rotation=64).numbers)
+    room = slack(x, rounded.matrix, patched) + rounding(wanted := exact(x, patched, one.bias))
+    assert torch.all((product(x, one, TURBO) - wanted).abs() <= room)
+    assert torch.equal(one.weight._qdata, before), "the file's own stays"
+    assert isinstance(taken(x[:-1], one), Weights), "it is rounded for enough rows only"
+
+
+def test_functions_of_other_nodes_get_fp32_and_biases_theirs() -> None:
+    one, seen = of_file(TURNED), []
+    one.weight_function = [lambda t: seen.append(t.dtype) or t * 2]
+    one.bias_function = [lambda t: t + 1]
+    with operands(half(1, K), PRECISE, one) as [found]:
+        assert torch.equal(found.matrix, int8_files.numbers(one.weight) * 2) and seen == [torch.float32]
+        assert found.bias is not None and torch.equal(found.bias, one.bias + 1)
+    one.weight_function = []
+    own = taken(half(1, K), one)
+    assert torch.equal(own.bias, one.bias + 1) and own.matrix.numbers.data_ptr() == one.weight._qdata.data_ptr()
+
+
+# ------------------------------------------------------------------------------------------------------------ the policy
+
+
+@pytest.mark.parametrize("op", ["linear", "linear_", "linear_int8", "linear_int8_"])
+def test_switched_off_a_product_is_one_of_halves(op: str) -> None:
+    one, x = of_file(TURNED), half(7, K)
+    off = KernelPolicy.of(precision="turbo", **{op: "off"})
+    assert isinstance(taken(x, one, off), Weights)
+    precise = KernelPolicy.of(**{op: "off"})
+    assert torch.equal(product(x, one, off), product(x, one, precise))
+
+
+def test_forced_it_says_why_it_cannot() -> None:
+    with pytest.raises(KernelRefused, match=r"linear_int8 is forced on.*tensor is on the CPU"):
+        product(half(7, K), of_file(TURNED), KernelPolicy.of(precision="turbo", linear_int8="on"))
+
+
+def test_whose_a_files_weights_are() -> None:
+    """Of 8-bit numbers they are ours, on whatever card; others that the card multiplies as they are stay stock's."""
+    part: Any = SimpleNamespace(layout_type=INT8, _full_precision_mm=False)
+    assert fused._as_stored(part) is None and fused._as_stored(of_file(TURNED)) is None
+    for layout in ("TensorCoreFP8E4M3Layout", "TensorCoreNVFP4Layout", "TensorCoreConvRotW4A4Layout"):
+        part.layout_type = layout
+        assert fused._as_stored(part) == "this card multiplies the file's quantised weights as they are"
+    part.layout_type, part.pre_quant_scale = INT8, torch.ones(1)
+    assert fused._as_stored(part) == "the file scales activations before its quantised weights"
