@@ -82,7 +82,9 @@ VARIANTS = (
     STOCK_INT8,
     Variant("FuseStream, int8_convrot file", PRECISE, "int8_convrot"),
     TURBO_INT8,
-    replace(TURBO_INT8, name="FuseStream turbo, int8_convrot file, Turing's code", computing=replace(TURBO, isa="sm_75")),
+    replace(
+        TURBO_INT8, name="FuseStream turbo, int8_convrot file, Turing's code", computing=replace(TURBO, isa="sm_75")
+    ),
     STOCK_CACHED,
     Variant("FuseStream precise, EasyCache", PRECISE, easy_cache=True),
 )

@@ -134,6 +134,16 @@ def test_all_that_a_cpu_can_tell_apart_is_measured(run: tuple[list[dict[str, Any
         assert found[name]["frames alone dB"]["worst"] in (None, pytest.approx(140, abs=30)), "the VAE is the same"
 
 
+def test_fewer_bits_are_farther_from_fp32(run: tuple[list[dict[str, Any]], list[list[str]]]) -> None:
+    found = named(run[0])
+    assert not [name for name, row in found.items() if "error" in row and name != MISSING.name]
+    kinds = [f"FuseStream, {kind} file" for kind in ("Q8_0", "Q5_K", "Q4_K")]
+    fine, middle, coarse = (found[name]["call"]["median"] for name in kinds)
+    assert 1e-4 < fine < middle / 2 < coarse / 3 and coarse < 0.2
+    for whose in ("ComfyUI", "FuseStream"):
+        assert 1e-4 < found[f"{whose}, int8_convrot file"]["call"]["median"] < middle, whose
+
+
 def test_disturbed_weights_show(run: tuple[list[dict[str, Any]], list[list[str]]]) -> None:
     found = named(run[0])
     little, much = (found[name] for name in SHAKEN)
