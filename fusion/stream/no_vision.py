@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import nn
 
+from ...kernels_cuda import LEDGER
 from ..errors import WrongFile
 
 PART = "visual"  # of stock's networks
+WARNING = "clip missing"
 
 
 class NoVision(nn.Module):
@@ -26,7 +32,24 @@ class NoVision(nn.Module):
         )
 
 
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Stock warns of what a text encoder lacks, by hundreds of names: not in this block, of what this thread builds."""
+    thread = threading.get_ident()
+
+    def is_told(record: logging.LogRecord) -> bool:
+        return record.thread != thread or not record.getMessage().startswith(WARNING)
+
+    stocks = logging.getLogger()
+    stocks.addFilter(is_told)
+    try:
+        yield
+    finally:
+        stocks.removeFilter(is_told)
+
+
 def take_out(model: nn.Module, path: Path) -> None:
-    """Of every network in a text encoder model."""
+    """Of every network in a text encoder model; said once where there was one."""
     for network in [module for module in model.modules() if PART in module._modules]:
         network._modules[PART] = NoVision(path)
+        LEDGER.say_once(f"{path} has no vision part: it encodes text, and no pictures.", logging.INFO)

@@ -178,7 +178,8 @@ def text_encoder(
             # The CPU, though not the same to stock: a text encoder that is made where it runs, stock loads at once.
             "initial_device": torch.device("cpu", 0),
         }
-        with naming(path), _dropping_bytes():
+        is_blind = has_no_vision(source.files[0])
+        with naming(path), _dropping_bytes(), no_vision.unheard() if is_blind else contextlib.nullcontext():
             clip: Any = comfy.sd.load_text_encoder_state_dicts(
                 given, embedding_folders, kind, model_options={**options, **where}, disable_dynamic=True
             )
@@ -188,7 +189,7 @@ def text_encoder(
             module.can_assign_sd = True  # by which stock's encoders keep the tensors that they are given
         with naming(path):
             missing, unexpected = model.load_sd(given[0])
-        if has_no_vision(source.files[0]):
+        if is_blind:
             no_vision.take_out(model, path)
         if unexpected:
             logging.debug("clip unexpected: %s", unexpected)  # in stock's words

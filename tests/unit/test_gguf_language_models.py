@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from fusestream.fusion import llama_cpp
 from fusestream.fusion.errors import WrongFile
 from fusestream.fusion.family import Role
 from fusestream.fusion.load_text import load_streamed_text_encoder
+from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import read_header
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
@@ -193,10 +195,13 @@ def test_a_missing_block_is_told_by_stocks_name(tmp_path: Path) -> None:
         fusion.inspect_file(str(path), Role.TEXT)
 
 
-def test_a_picture_needs_the_vision_part(tmp_path: Path) -> None:
+def test_a_picture_needs_the_vision_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = MODELS["Qwen2.5-VL 7B"]
     path = packed_file(tmp_path / "x.gguf", tensors(model), "Q8_0", llama_cpps(model), architecture="qwen2vl")
     clip = load_streamed_text_encoder(str(path), [], policy=OFF, kind=model.kind, options=model.options())
+    assert "clip missing" not in caplog.text and any("no vision part" in line for line in LEDGER.messages)
+    logging.warning("clip missing")
+    assert "clip missing" in caplog.text, "everybody else is heard"
     picture = {"type": "image", "data": torch.zeros(1, 56, 56, 3), "original_type": "image"}
     with pytest.raises(WrongFile, match=r"x\.gguf has no vision part.*leave the picture out"):
         clip.encode_from_tokens({model.name: [[(5, 1.0), (picture, 1.0), (7, 1.0)]]})

@@ -8,6 +8,8 @@ from typing import Any
 import comfy.ldm.wan.model
 import comfy.model_management
 import comfy.ops
+import comfy.sd
+import comfy.utils
 import int8_files
 import pytest
 import torch
@@ -18,6 +20,7 @@ from fusestream.fusion import KernelPolicy, attention, int8_weights
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.int8_files import matrix_of
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.stream import lora
 from fusestream.fusion.stream.lora import Added, Pair
 from fusestream.kernels_cuda import LEDGER, rows_to_int8
 
@@ -50,7 +53,7 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file's rows are taken for such as were not turned."""
-    monkeypatch.setattr(int8_weights, "matrix_of", lambda weight: matrix_of(weight)._replace(rotation=0))  # type: ignore[union-attr]
+    monkeypatch.setattr(int8_weights, "matrix_of", lambda weight: matrix_of(weight)._replace(rotation=0))
 
 
 # --------------------------------------------------------------------------------------------------------- whole models
@@ -97,6 +100,26 @@ def test_products_in_8_bits_can_be_switched_off(studio: Studio, scenes: dict[str
         for precision in ("turbo", "precise")
     )
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["one scale", "convrot"])
+def test_a_lora_through_the_loader_is_one_on_the_halves(
+    studio: Studio, scenes: dict[str, Scene], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As on a GPU, where plain LoRA is added to what a product reads: the file's own numbers are not rounded again."""
+    monkeypatch.setattr(lora, "serves", lambda _device: True)
+    weights = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", studio.folder)))
+    scene = scenes["wan_t2v"]
+
+    def patched(path: Path, **policy: Any) -> torch.Tensor:
+        return sample(comfy.sd.load_lora_for_models(load(path, **policy), None, weights, 0.8, 0.0)[0], scene)
+
+    of_int8, of_halves = files(studio, kind)
+    precise = patched(of_int8)
+    assert torch.equal(precise, patched(of_halves)) and not handed_back()
+    assert distance(precise, sample(load(of_halves), scene)) > 0.01
+    # Where the LoRA is, so few tokens are not worth rounding the sum for. The rest is multiplied in 8 bits.
+    assert 1e-3 < distance(patched(of_int8, precision="turbo"), precise) < 0.03
 
 
 # ---------------------------------------------------------------------------------------------------- one block, alone

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import comfy.ops
+import gguf
 import int8_files
 import pytest
 import torch
@@ -16,12 +17,14 @@ from fusestream.fusion import operands as operands_module
 from fusestream.fusion.int8_files import matrix_of
 from fusestream.fusion.int8_weights import Int8Weights, int8_operands
 from fusestream.fusion.operands import Weights, operands
+from fusestream.fusion.packed_layout import held
 from fusestream.fusion.products import feed_forward, product
 from fusestream.fusion.stream.blocks import INT8
 from fusestream.fusion.stream.lora import Added, Pair
 from fusestream.kernels_cuda import Int8Matrix, KernelPolicy, KernelRefused, linear, rows_to_int8
 from fusestream.kernels_cuda.ops import int8_rule
 from fusestream.kernels_cuda.ops.linear_operands import activate
+from fusestream.memory import Extent
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 HALF = torch.float16
@@ -130,15 +133,15 @@ def test_a_product_in_8_bits_is_as_near_as_rounding_x_is(kind: int8_files.Kind, 
     found = product(x, one, TURBO, activation=activation)
     # GELU's slope is 1.13 at most. The halves that this is compared with are rounded themselves.
     halves = x.double().abs() @ int8_files.numbers(one.weight).double().abs().t() * 2**-11
-    room = 1.13 * (slack(x, matrix_of(one.weight)) + halves) + rounding(wanted)  # type: ignore[arg-type]
+    room = 1.13 * (slack(x, matrix_of(one.weight)) + halves) + rounding(wanted)
     assert found.dtype is HALF and torch.all((found - wanted).abs() <= room)
     assert not torch.equal(found, product(x, one, PRECISE, activation=activation))
 
 
 def test_a_rotation_that_is_ignored_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     one, x = of_file(TURNED), half(5, K)
-    wanted, room = exact(x, int8_files.numbers(one.weight), one.bias), slack(x, matrix_of(one.weight))  # type: ignore[arg-type]
-    monkeypatch.setattr(int8_weights, "matrix_of", lambda weight: matrix_of(weight)._replace(rotation=0))  # type: ignore[union-attr]
+    wanted, room = exact(x, int8_files.numbers(one.weight), one.bias), slack(x, matrix_of(one.weight))
+    monkeypatch.setattr(int8_weights, "matrix_of", lambda weight: matrix_of(weight)._replace(rotation=0))
     assert torch.any((product(x, one, TURBO) - wanted).abs() > 4 * room)
 
 
@@ -232,6 +235,24 @@ def test_turbo_rounds_other_weights_for_enough_rows(dtype: torch.dtype) -> None:
     fewer = x[:, :-1]
     assert isinstance(taken(fewer, one), Weights)
     assert torch.equal(product(fewer, one, TURBO), product(fewer, one, PRECISE))
+
+
+def test_a_packed_matrix_is_rounded_like_any_other() -> None:
+    """ggml's blocks, as a streamed block of a GGUF file holds them: half first."""
+    blocks = gguf.quants.quantize(half(N, K, seed=1).float().numpy() / K**0.5, gguf.GGMLQuantizationType.Q8_0)
+    stored = torch.from_numpy(blocks).flatten()
+    one = of_halves()
+    one.weight = nn.Parameter(
+        held(stored, Extent("w", "Q8_0", (N, K), 0, stored.numel()), HALF), requires_grad=False
+    )  # fmt: skip
+    x = half(int8_rule.LEAST_ROWS, K)
+    weight = one.weight.dequantize()
+    rounded = taken(x, one)
+    assert isinstance(rounded, Int8Weights)
+    assert torch.equal(rounded.matrix.numbers, rows_to_int8(weight, rotation=64).numbers)
+    wanted = exact(x, weight, one.bias)
+    assert torch.all((product(x, one, TURBO) - wanted).abs() <= slack(x, rounded.matrix, weight) + rounding(wanted))
+    assert torch.equal(product(x[:9], one, TURBO), linear(x[:9], weight, one.bias))
 
 
 def test_a_bias_that_was_brought_outlives_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
