@@ -78,7 +78,7 @@ def write_table(path: Path, rows: Table, storage: str, device: str) -> None:
     """Draw and write every tensor of the table. The file gets its name when it is whole."""
     if storage in GGUF:
         tensors = packed(rows, storage)
-        laid = containers.gguf([tensor.entry for tensor in tensors], gguf_values(rows, storage))
+        laid = containers.gguf(path, [tensor.entry for tensor in tensors], gguf_values(rows, storage))
     else:
         tensors = in_bytes(rows) if storage == "int8_convrot" else plain(rows, storage)
         if "shared.weight" in rows:

@@ -27,7 +27,7 @@ from sentencepiece import SentencePieceProcessor
 
 from bed.depth import examples
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints.quantise import KINDS, CannotQuantise, architectures, choice, quantise
+from fusestream.checkpoints.quantise import KINDS, CannotQuantise, architectures, choice, quantise, t5
 from fusestream.checkpoints.quantise.__main__ import main
 from fusestream.checkpoints.quantise.blocks import PACKERS, packed
 from fusestream.checkpoints.quantise.pieces import PIECE
@@ -617,3 +617,10 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([str(source), str(out), "--to", "q4_k", "--force", "--quiet"]) == 0
     assert capsys.readouterr().out.count("\n") == 1
     assert read_header(out).extents["blocks.0.a.weight"].dtype == "Q4_K"
+
+
+def test_an_encoder_without_gates_has_names_of_its_own() -> None:
+    up = "encoder.block.3.layer.1.DenseReluDense.wi.weight"
+    assert t5.renaming([up])(up) == "enc.blk.3.ffn_up.weight"
+    gated = up.replace("wi.", "wi_1.")
+    assert t5.renaming([gated.replace("wi_1", "wi_0"), gated])(gated) == "enc.blk.3.ffn_up.weight"
