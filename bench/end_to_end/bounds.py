@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .rows import Row
+from .rows import WINDOWS_BUS, Row
 from .storages import STORED
 
 TEXT_TOKENS = 512
@@ -157,7 +157,8 @@ def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
     stored = cost.weights * STORED[row.storage]
     moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)
-    bus = moved / rates.bus
+    as_on_windows = any(side.windows for _, side in row.sides)
+    bus = moved / (min(WINDOWS_BUS, rates.bus) if as_on_windows else rates.bus)
     return {"arithmetic": arithmetic, "bus": bus, "bound": max(arithmetic, bus)}
 
 

@@ -6,10 +6,10 @@ The cut depends on the rows alone, never on what was measured: part 3 of 6 is th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .bounds import Rates, bound
-from .rows import VIDEOS, WINDOWS_BUS, Row, Side
+from .rows import VIDEOS, Row, Side
 
 # What a user asks first comes first: whoever stops early has that.
 ORDER = (
@@ -65,7 +65,7 @@ def turn_seconds(row: Row, who: str, side: Side) -> float:
             Row("vae", "decode", *size, VIDEOS),
         )
         return TURN_S + sum(turn_seconds(part, who, side) - TURN_S for part in parts)
-    reckoned = bound(row, replace(H200, bus=WINDOWS_BUS) if side.windows else H200)["bound"]
+    reckoned = bound(row, H200)["bound"]
     held = side.attention == "efficient" or side.kernels == "off" or exact
     share = HELD[who] if held else SHARE[who]
     if row.model == "vae":

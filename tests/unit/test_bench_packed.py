@@ -82,6 +82,14 @@ def test_the_bus_is_reckoned_with_the_bytes_that_blocks_have(storage: str) -> No
     assert held == pytest.approx(bounds.cost_of(row).weights * storages.STORED[storage], rel=0.01)
 
 
+def test_the_bus_of_windows_is_a_slow_one() -> None:
+    row = next(row for row in rows.all_rows() if row.name == "14B 480x480x17, as on Windows")
+    plain = rows.sampling("wan14", 480, 480, 17, 3)
+    quick, slow = (bounds.bound(row, bounds.Rates(1e15, 1e15, rate))["bus"] for rate in (48e9, 6e9))
+    assert quick == pytest.approx(4 * bounds.bound(plain, bounds.Rates(1e15, 1e15, 48e9))["bus"])
+    assert slow == pytest.approx(2 * quick), "one that is slower yet stays as slow"
+
+
 def test_an_int8_file_is_stocks(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     weights.write_table(path, weights.tiny_table("wan14"), "int8_convrot", "cpu")
