@@ -27,7 +27,7 @@ GROUP = 256  # of a rotation, and of a K block
 FINER = re.compile(
     r"blocks\.\d+\.(self|cross)_attn\.v\.weight|blocks\.\d+\.ffn\.2\.weight|.*\.(attn_v|ffn_down)\.weight"
 )
-BLOCKS = re.compile(r"(blocks\.\d+|enc\.blk\.\d+)\.|token_embd\.")
+BLOCKS = re.compile(r"(blocks\.\d+|enc\.blk\.\d+|model\.layers\.\d+|model\.embed_tokens|token_embd)\.")
 UNPACKED = re.compile(r".*\.attn_rel_b\.weight")
 
 
@@ -94,14 +94,14 @@ def is_matrix(spec: Spec) -> bool:
 
 
 def gguf_values(rows: Table, storage: str) -> dict[str, Value]:
-    """The metadata that readers look at, and of a text encoder its tokenizer."""
-    is_text = "shared.weight" in rows
+    """The metadata that readers look at, and of UMT5 its tokenizer."""
+    is_t5 = "shared.weight" in rows
     known: dict[str, Value] = {
-        "general.architecture": "t5encoder" if is_text else "wan",
+        "general.architecture": "t5encoder" if is_t5 else "qwen3" if "model.norm.weight" in rows else "wan",
         "general.quantization_version": 2,
         "general.file_type": {"q8_0": 7, "q4_k_m": 15}[storage],
     }
-    return known | (t5.tokenizer_values(spiece.spiece_model()) if is_text else {})
+    return known | (t5.tokenizer_values(spiece.spiece_model()) if is_t5 else {})
 
 
 def as_is(name: str, data: torch.Tensor) -> Tensor:

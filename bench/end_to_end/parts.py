@@ -24,11 +24,11 @@ SHARE = {"stock": 0.6, "ours": 0.83}
 HELD = {"stock": 0.33, "ours": 0.5}  # to mem-efficient attention, or to stock's operations
 VAE = {"stock": {480: 0.25, 720: 0.06}, "ours": {480: 0.38, 720: 0.42}}
 FIRST_S = {
-    "stock": {"wan13": 0.6, "wan14": 8.0, "t5": 3.2, "vae": 1.0},
-    "ours": {"wan13": 1.5, "wan14": 2.5, "t5": 1.5, "vae": 3.0},
+    "stock": {"wan13": 0.6, "wan14": 8.0, "t5": 3.2, "qwen3": 4.0, "vae": 1.0},
+    "ours": {"wan13": 1.5, "wan14": 2.5, "t5": 1.5, "qwen3": 1.5, "vae": 3.0},
 }
 OUT_OF_MEMORY_S = 12.0  # until stock finds out that it cannot
-WRITE_S = {"wan13": 2.0, "wan14": 15.0, "t5": 7.0, "vae": 1.0}
+WRITE_S = {"wan13": 2.0, "wan14": 15.0, "t5": 7.0, "qwen3": 5.0, "vae": 1.0}
 POOL_S = 8.0  # to fill managed memory with 14B
 
 
