@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--prompts", type=int, help="how many of the 60 that the model was not trained on")
     cli.add_argument("--seeds", type=int, default=1, help="videos of each")
     cli.add_argument("--steps", type=int, help="of the sampler, instead of 20")
-    cli.add_argument("--only", help="ways to compute whose name contains this; nothing is written")
+    cli.add_argument("--only", action="append", help="ways to compute whose name contains this; nothing is written")
     cli.add_argument("--add", action="store_true", help="with --only: put these rows beside those that the file has")
     cli.add_argument("--results", type=Path, help="the file to write into; bench/results/<gpu>.json by default")
     cli.add_argument(
@@ -124,8 +124,8 @@ def some_scenes(count: int | None) -> tuple[Any, ...]:
     return tuple(scenes[i * len(scenes) // count] for i in range(count))
 
 
-def chosen(variants: Sequence[Variant], only: str | None) -> list[Variant]:
-    return [one for one in variants if (only or "") in one.name]
+def chosen(variants: Sequence[Variant], only: Sequence[str] | None) -> list[Variant]:
+    return [one for one in variants if any(text in one.name for text in only or ("",))]
 
 
 def measured(
