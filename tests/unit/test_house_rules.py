@@ -40,18 +40,7 @@ FAMILIES = ROOT / "fusion" / "families"
 # What families are made of. Whoever loads, reports or overrides may ask which there are.
 BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
     ROOT / "fusion" / f"{name}.py"
-    for name in (
-        "attention",
-        "completeness",
-        "errors",
-        "family",
-        "fused",
-        "mixing",
-        "operands",
-        "packed",
-        "spiece",
-        "wide",
-    )
+    for name in ("attention", "completeness", "errors", "family", "fused", "mixing", "operands", "packed", "spiece", "wide")
 ]
 
 # Ops that nothing in the pack asks for yet, and why they stay. What nobody asks for and nobody will goes.
