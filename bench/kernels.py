@@ -97,7 +97,7 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
     winners = dict.fromkeys(choice.winner for choice in LEDGER.choices)
     result["auto"] = ", ".join(winners) or ("stock" if row.ours is None else "forced on")
     if row.flops is not None:
-        seconds = device_seconds(chosen, inputs)
+        seconds = timer(result["auto"])(chosen, inputs)
         result |= {"auto us": seconds * 1e6, "stock / auto": stock / seconds}
     return result
 
@@ -139,10 +139,15 @@ def peer_figures(row: Row, isa: Any, inputs: list[Tensors], ours: float) -> dict
         return {}
     call = Call(row.op, inputs[0], row.options, policy("on", row, isa))
     able = [c for c in OPS[row.op].candidates if not c.ours and c.name != "stock" and c.refuse(call) is None]
-    seconds = {c.name: device_seconds(c.prepare(call), inputs) for c in able}
+    seconds = {c.name: timer(c.name)(c.prepare(call), inputs) for c in able}
     return {f"{name} us": s * 1e6 for name, s in seconds.items()} | {
         f"{name} / ours": s / ours for name, s in seconds.items()
     }
+
+
+def timer(served: str) -> Callable[..., float]:
+    """How to time what computes: comfy-kitchen's products ask cuBLAS for memory, which no graph that is being captured allows."""
+    return eager_seconds if kitchen.NAME in served else device_seconds
 
 
 def rival_figures(row: Row, inputs: list[Tensors], ours: float) -> dict[str, Any]:
