@@ -164,15 +164,17 @@ def header(path: Path, architecture: str | None, names: list[str]) -> str:
     ],
 )
 def test_models_of_other_numbers_are_refused(tmp_path: Path, architecture: str | None, told: str) -> None:
-    path = header(tmp_path / "x.gguf", architecture, ["blk.0.attn_norm.weight", "blk.0.attn_q.weight"])
+    path = header(
+        tmp_path / "x.gguf", architecture, ["blk.0.attn_norm.weight", "blk.0.attn_q.weight", "token_embd.weight"]
+    )
     for role in (Role.TEXT, Role.DIFFUSION):
         with pytest.raises(WrongFile, match=rf"{told}.*reads Qwen2\.5, Qwen3, T5.*as a \.safetensors file"):
             fusion.inspect_file(path, role)
 
 
-@pytest.mark.parametrize(("architecture", "name"), [("clip", "mm.0.weight"), (None, "v.blk.0.attn_q.weight")])
+@pytest.mark.parametrize(("architecture", "name"), [("clip", "mm.2.weight"), (None, "v.blk.0.attn_q.weight")])
 def test_a_vision_part_is_refused(tmp_path: Path, architecture: str | None, name: str) -> None:
-    path = header(tmp_path / "mmproj.gguf", architecture, [name])
+    path = header(tmp_path / "mmproj.gguf", architecture, ["mm.0.weight", name])
     with pytest.raises(WrongFile, match=r"mmproj\.gguf is the vision part of a language model \(an mmproj file\)"):
         fusion.inspect_file(path, Role.TEXT)
 
