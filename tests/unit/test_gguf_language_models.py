@@ -197,6 +197,18 @@ def test_a_missing_block_is_told_by_stocks_name(tmp_path: Path) -> None:
         fusion.inspect_file(str(path), Role.TEXT)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "names", "lacks"),
+    [
+        ("qwen2vl", ["blk.0.attn_norm.weight"], True),
+        ("qwen2vl", ["blk.0.attn_norm.weight", "visual.merger.ln_q.weight"], False),  # whoever put it there
+        ("wan", ["blocks.0.norm3.weight"], False),
+    ],
+)
+def test_which_files_have_no_vision_part(tmp_path: Path, architecture: str, names: list[str], lacks: bool) -> None:
+    assert llama_cpp.has_no_vision(read_header(header(tmp_path / "x.gguf", architecture, names))) is lacks
+
+
 def test_a_picture_needs_the_vision_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = MODELS["Qwen2.5-VL 7B"]
     path = packed_file(tmp_path / "x.gguf", tensors(model), "Q8_0", llama_cpps(model), architecture="qwen2vl")
