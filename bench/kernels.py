@@ -34,6 +34,7 @@ from . import rows as row_files
 from .chosen import CHOSEN
 from .end_to_end.machine import ask_card
 from .end_to_end.results import card_file, read, rounded, write
+from .kitchen import NAME as KITCHEN
 from .measure import copy_bandwidth, device_seconds, eager_seconds, host_seconds, sets_for, sum_bytes
 from .row import Row, Tensors
 
@@ -147,7 +148,7 @@ def peer_figures(row: Row, isa: Any, inputs: list[Tensors], ours: float) -> dict
 
 def timer(served: str) -> Callable[..., float]:
     """How to time what computes: comfy-kitchen's products ask cuBLAS for memory, which no graph that is being captured allows."""
-    return eager_seconds if kitchen.NAME in served else device_seconds
+    return eager_seconds if KITCHEN in served else device_seconds
 
 
 def rival_figures(row: Row, inputs: list[Tensors], ours: float) -> dict[str, Any]:

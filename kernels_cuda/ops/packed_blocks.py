@@ -16,6 +16,7 @@ The device's side is src/packed_blocks.cuh.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
