@@ -55,6 +55,16 @@ def command_line() -> argparse.ArgumentParser:
     add["demo"].add_argument(
         "--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave the results"
     )
+    add["quantise"].add_argument("source", metavar="IN", type=Path, help="a safetensors file in fp16, bf16 or fp32")
+    add["quantise"].add_argument("target", metavar="OUT", type=Path, help="the file to write")
+    add["quantise"].add_argument(
+        "--to",
+        metavar="KIND",
+        required=True,
+        help="q8_0, q4_k, q5_k, q4_k_m (GGUF), int8, int8_convrot, fp8 (safetensors)",
+    )
+    add["quantise"].add_argument("--force", action="store_true", help="replace OUT where it is there")
+    add["quantise"].add_argument("--architecture", metavar="WORD", help="of a GGUF file, where it is not known")
     add["test"].add_argument(
         "--thorough", action="store_true", help="property tests, fuzzing and hostile use at full depth, not a quarter"
     )
@@ -66,7 +76,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
-        "doctor": doctor, "workflows": workflows, "docs": docs,
+        "quantise": quantise, "doctor": doctor, "workflows": workflows, "docs": docs,
     }.items():  # fmt: skip
         add[name].set_defaults(run=run)
     return cli
@@ -81,6 +91,7 @@ HELP = {
     "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
     "host: --dry, --profile, --quick; saving: --dry, --quick; fidelity: --prompts N, --seeds N, --only NAME, --dry, --quick; "
     "all: --free GIB, --list, --part N/M, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
+    "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot or fp8)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
     "docs": "write the tables of supported models anew, after a family came or grew",
@@ -157,6 +168,14 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
     if options.part == "compare":
         return code
     return code or call(bed, "bench", "report") or call(bed, "bench", "prediction", "--write")
+
+
+def quantise(options: argparse.Namespace, _rest: list[str]) -> int:
+    bed, _ = set_up(options, with_browser=False)
+    asked = ["--architecture", options.architecture] if options.architecture else []
+    asked += ["--force"] if options.force else []
+    files = [str(path.absolute()) for path in (options.source, options.target)]
+    return call(bed, "checkpoints/quantise", *files, "--to", options.to, *asked)
 
 
 def doctor(options: argparse.Namespace, rest: list[str]) -> int:

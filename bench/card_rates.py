@@ -58,6 +58,9 @@ ASSUMED = (
     "memory's rate: assumed",
     "torch's attention and all of ours: the share that bench/turing predicts from machine code, of sm_75 for Turing, of sm_86 for "
     "Ampere and Ada; of ours never less than torch's, which `auto` would take",
+    "*turbo* multiplies in INT8, every product of the blocks, by the same model of `linear_int8`; rounding its five inputs of "
+    "width and the hidden one is a pass of its own, 3 bytes for each element. Weights cross the bus as FP16: from an INT8 file "
+    "it is half",
     f"*turbo*, {VISITED:.0%}: a step in which FuseStream Sparse Attention visits that share of the key blocks of self attention, "
     f"by the kernels that read lists; {1 / BLOCK:.1%} of a block's work for each one left out, routing free. The first steps of a "
     "video are dense",
@@ -85,7 +88,7 @@ class Rates:
 
 def shares(model: Mapping[str, Any], torchs_attention: str, slow: bool = False) -> dict[str, float]:
     """Of the tensor cores' peak with these sums, by the machine code: ours and torch's attention. Of the ways to cut a product,
-    `auto` takes the fastest. Attention that multiplies bytes is told as a share of the peak with FP32 sums.
+    `auto` takes the fastest. What multiplies bytes is told as a share of the peak with FP32 sums.
 
     slow: with IMMA at half its rate.
     """
@@ -113,6 +116,7 @@ def shares(model: Mapping[str, Any], torchs_attention: str, slow: bool = False) 
     return {
         "gemm precise": best("precise"),
         "gemm fast": best("fast"),
+        "gemm turbo": max(float(found(name)["tflops"]) for name in model if name.startswith("linear_int8 ")) / peak,
         "attention precise": share("attention 128 precise"),
         "attention fast": share("attention 128 fast"),
         "attention turbo": fastest(""),
@@ -136,6 +140,7 @@ def rates_on(card: Card, who: Who, share: Mapping[str, float], slow: bool = Fals
     gemm = max(peak * share[f"gemm {sums}"], card.tensor * CUBLAS)
     if who in ("precise", "fast"):
         return Rates(gemm, max(peak * share[f"attention {who}"], torchs), memory, card.bus)
+    gemm = max(card.tensor * share["gemm turbo"], gemm)
     dense = max(card.tensor * share["attention turbo"], torchs)
     if who == "turbo":
         return Rates(gemm, dense, memory, card.bus)

@@ -21,15 +21,18 @@ HEADINGS = {
     "stock": "Stock with other switches",
     "storage": "Other storage",
     "ram": "Budgets of RAM",
+    "packed": "GGUF and INT8 files",
+    "windows": "As on Windows, with a bus of 12 GB/s",
     "cold": "A cold file",
 }
 HEAD = (
     "| Work | Stock | FuseStream | Faster | Over the plain row | First, stock / ours | Peak, stock / ours | Share of the bound |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
-PROMISED = "table"  # the group whose rows are promised something
+PROMISED = ("table", "packed")  # the groups of which some rows are promised something
 PROMISED_HEAD = HEAD.replace("Faster |", "Faster | Promised |").replace("--- |", "--- | --- |", 1)
 Rows = Mapping[str, Mapping[str, Any]]  # results by name
+TELLS_RAM = ("packed", "windows")
 WHO = {"stock": "stock", "ours": "FuseStream"}
 
 
@@ -48,7 +51,7 @@ def seconds(side: Mapping[str, Any], name: str = "s") -> str:
 
 def over_plain(row: Row, found: Rows) -> str:
     """How many times what the same side takes for the same work with nothing set."""
-    plain = found.get(row.name.removesuffix(f", {row.note}")) if row.note else None
+    plain = found.get(row.plain) if row.plain else None
     shown = []
     for who, _ in row.sides:
         own, base = found[row.name][who].get("s"), (plain or {}).get(who, {}).get("s")
@@ -85,15 +88,19 @@ def cells(one: Mapping[str, Any]) -> Cells:
 
 def promised(one: Mapping[str, Any]) -> str:
     """What a row was promised beside its peak."""
-    told = f"{one['asked']:g}x" if one["asked"] else f"< {one['asked s']:g} s" if one["asked s"] else "-"
-    return told + (f", first {one['asked first']:g}x" if one.get("asked first") else "")
+    told = [f"{one['asked']:g}x"] if one["asked"] else []
+    told += [f"< {one['asked s']:g} s"] if one["asked s"] else []
+    told += [f"first {one['asked first']:g}x"] if one.get("asked first") else []
+    told += [f"first < {one['asked first s']:g} s"] if one.get("asked first s") else []
+    told += [f"RAM < {one['asked held GiB']:.3g} GiB"] if one.get("asked held GiB") else []
+    return ", ".join(told) or "-"
 
 
 def line(row: Row, found: Rows) -> str:
     """A row of the table."""
     one = found[row.name]
     told, over = cells(one), over_plain(row, found)
-    promise = (promised(one),) if row.group == PROMISED else ()
+    promise = (promised(one),) if row.group in PROMISED else ()
     shown = (row.name, told.stock, told.ours, told.faster, *promise, over, told.first, told.peak, told.share)
     return f"| {' | '.join(shown)} |"
 
@@ -103,6 +110,13 @@ def notes(row: Row, found: Rows) -> list[str]:
     one = found[row.name]
     sides = {called: one[who] for who, called in WHO.items() if who in one}
     lines = [f"- {row.name}, {called}: {parts(side)}" for called, side in sides.items() if "parts s" in side]
+    if row.group in TELLS_RAM:
+        held = {called: side["RAM held GiB"] for called, side in sides.items() if "RAM held GiB" in side}
+        lines += (
+            [f"- {row.name}, RAM held: " + ", ".join(f"{who} {gib:.3g} GiB" for who, gib in held.items())]
+            if held
+            else []
+        )
     errors = one.get("accuracy", {})
     if WHO.keys() <= errors.keys():
         told = ", ".join(f"{called} {errors[who]:.2g}" for who, called in WHO.items())
@@ -142,7 +156,7 @@ def group(name: str, found: Rows) -> str:
     measured = [row for row in rows if row.name in found]
     lines = [f"### {HEADINGS[name]}", ""]
     if measured:
-        lines += [PROMISED_HEAD if name == PROMISED else HEAD, *(line(row, found) for row in measured), ""]
+        lines += [PROMISED_HEAD if name in PROMISED else HEAD, *(line(row, found) for row in measured), ""]
     extra = [text for row in measured for text in notes(row, found)]
     lines += [*extra, ""] if extra else []
     missing = len(rows) - len(measured)

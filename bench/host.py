@@ -132,7 +132,7 @@ def written(folder: Path, quick: bool) -> Path:
         return checkpoints.write("wan_t2v", folder)
     path = folder / "blocks.safetensors"
     size = checkpoints.wan.WanSize(dim=5120, ffn=13824, layers=BLOCKS, text=4096)
-    weights.write_table(path, checkpoints.wan.table(size), "fp16", "cuda" if torch.cuda.is_available() else "cpu", {})
+    weights.write_table(path, checkpoints.wan.table(size), "fp16", "cuda" if torch.cuda.is_available() else "cpu")
     return path
 
 

@@ -28,6 +28,9 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- prediction:begin -->\n).*?(<!-- prediction:end -->)", re.DOTALL)
 PROMPTS = 2
 ROUNDED = 8.0  # bytes for each element of x: q and k are read, k's mean too, and written in 8 bits
+# Products in 8 bits: what each reads is read in FP16 and written in bytes. Of x that is the input of q, k and v, of both o, of the
+# cross attention's q and of the feed-forward; the hidden values are another.
+TO_BYTES, INPUTS = 3.0, 5
 WAN13, WAN14 = "Wan 1.3B 480x832x81", "Wan 14B 480x832x81"
 IN_SHORT = ("RTX 2060 Super", "RTX 3060 Ti", "RTX 4060")  # one of each generation, for README
 USUAL = "x81"  # frames: the work that README shows
@@ -157,7 +160,7 @@ def predictions(results: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[Who
     models = {turing: (read(file), torchs) for turing, (file, torchs) in MODELS.items()}
     found = {(turing, slow): shares(*models[turing], slow=slow) for turing in models for slow in (False, True)}
     ours, stock = passes_of(results, "ours"), passes_of(results, "stock")
-    rounding = replace(ours, width=ours.width + ROUNDED)
+    rounding = Passes(ours.width + ROUNDED + INPUTS * TO_BYTES, ours.hidden + TO_BYTES)
     passes = {
         who: stock if who in ("stock", "peer") else rounding if who in ("turbo", "sparse") else ours for who in WHO
     }

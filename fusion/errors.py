@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from os import PathLike
+
+from . import readers
+
 
 class WrongFile(ValueError):
     """A sound file in the wrong place, or one that lacks what its kind must have."""
@@ -20,5 +24,6 @@ class NotWhileStreaming(RuntimeError):
 
     __module__ = "fusestream"
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} Set vram_budget to 0 in its FuseStream loader for that.")
+    def __init__(self, what: str, path: str | PathLike[str]) -> None:
+        """path: of the model's file."""
+        super().__init__(f"{what} {readers.instead_of_streaming(path)}")

@@ -15,7 +15,7 @@ import torch
 
 from ..memory import Checkpoint, WeightFile
 from ..memory.file import open_regular
-from . import completeness, notes, recognise
+from . import completeness, llama_cpp, notes, readers, recognise
 from .family import Family, Rename, Role
 from .notices import warn
 
@@ -25,7 +25,7 @@ def inspect_file(path: str, role: Role, others: Sequence[str] = ()) -> None:
 
     others: of a text encoder, the user's other ones, from which it may take what it lacks.
     """
-    if not recognise.has_header(path):
+    if not readers.has_header(path):
         open_regular(Path(path)).close()
         return
     with Checkpoint.open(path) as source:
@@ -37,6 +37,9 @@ def inspect_file(path: str, role: Role, others: Sequence[str] = ()) -> None:
 def look_at(source: Checkpoint, role: Role) -> Family | None:
     """The family of a file, if one knows it; from now on the file's tensors have stock's names. Raises `WrongFile` where the file
     is none for this role, or not whole."""
+    translated = llama_cpp.renaming(source.files[0])
+    if translated is not None:
+        use_stocks_names(source, translated)
     family = recognise.check(source, role)
     rename = _renaming(source.files[0], family)
     if rename is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import comfy.model_detection
 
 from ..memory import Checkpoint
-from . import recognise
+from . import readers, recognise
 from .families import family_of
 from .family import Family, Role
 from .stream.stand_in import tensors_of
@@ -54,7 +54,7 @@ def mismatch(model: str, vae: str) -> str | None:
 
     Only for a family that names its VAEs: there are models whose latents have more channels than their VAE's.
     """
-    if not (recognise.has_header(model) and recognise.has_header(vae)):
+    if not (readers.has_header(model) and readers.has_header(vae)):
         return None
     with Checkpoint.open(model) as source:
         family = family_of(source.files[0])

@@ -14,7 +14,7 @@ import torch
 
 from ..kernels_cuda import STANDARD, KernelPolicy
 from ..memory import Checkpoint, WeightFile
-from . import inspection, other_cards, recognise, spiece, text_kinds
+from . import inspection, other_cards, readers, recognise, spiece, text_kinds
 from .completeness import naming, odd_layers, refuse_misfits
 from .family import Family, Role
 from .loading import (
@@ -69,7 +69,7 @@ def _stock_text_encoder(
     disable_dynamic: bool = False,
 ) -> Any:
     recognise.require_stocks(path)
-    if not recognise.has_header(path):
+    if not readers.has_header(path):
         return _unheaded_text_encoder(path, embedding_folders, policy, kind, options, others, disable_dynamic)
     with Checkpoint.open(path) as source:
         as_stored = source.files[0]

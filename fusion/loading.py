@@ -11,7 +11,7 @@ import torch
 
 from ..kernels_cuda import LEDGER, KernelPolicy, unpack_soon
 from ..memory import Checkpoint
-from . import inspection, other_cards, recognise
+from . import inspection, other_cards, readers, recognise
 from .budgets import refuse_odd
 from .completeness import refuse_lacking, say_leftovers
 from .errors import NotStreamable
@@ -19,8 +19,6 @@ from .family import Family, Role
 from .stream import saving, skeleton
 from .stream.patcher import attach
 from .stream.stream import Stream
-
-NO_HEADER = "only .safetensors and .gguf files can be streamed. Set vram_budget to 0 to load it as stock does."
 
 
 def prepare(policy: KernelPolicy) -> None:
@@ -32,7 +30,7 @@ def prepare(policy: KernelPolicy) -> None:
 def streamed_or_stock(path: str, stream: Any, stock: Any, vram_budget: float, device: torch.device) -> Any:
     """The model that streams within the budget; with 0 stock's, and with an automatic budget where it cannot stream."""
     refuse_odd(vram_budget)
-    if other_cards.must_fall_back(device, vram_budget):
+    if other_cards.must_fall_back(device, vram_budget, path):
         return stock()
     if vram_budget > 0:
         return stream(vram_budget)
@@ -40,7 +38,7 @@ def streamed_or_stock(path: str, stream: Any, stock: Any, vram_budget: float, de
         try:
             return stream(None)
         except NotStreamable as reason:  # and nobody insisted on it
-            if recognise.is_ours_alone(path):
+            if readers.is_ours_alone(path):
                 raise
             LEDGER.say_once(f"{reason} It is loaded as stock does now.", logging.INFO)
     return stock()
@@ -57,8 +55,10 @@ def let_stream(model: Any, stream: Stream, path: str, family: Family | None, fus
 
 
 def open_to_stream(path: str) -> Checkpoint:
-    if not recognise.has_header(path):
-        raise NotStreamable(f"{path}: {NO_HEADER}")
+    if not readers.has_header(path):
+        raise NotStreamable(
+            f"{path}: only .safetensors and .gguf files can be streamed. {readers.without_streaming(path)}"
+        )
     return Checkpoint.open(path)
 
 
@@ -72,7 +72,7 @@ def in_bytes(vram_budget: float | None) -> int | None:
 def checked(path: str, role: Role) -> tuple[Family | None, Collection[str]]:
     """The family of a file that stock will load, if one knows it, and the names of the file's tensors."""
     recognise.require_stocks(path)
-    if not recognise.has_header(path):
+    if not readers.has_header(path):
         return None, ()
     with Checkpoint.open(path) as source:
         family = inspection.look_at(source, role)

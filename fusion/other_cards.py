@@ -11,6 +11,7 @@ import torch
 
 from ..gpu.nvidia import no_nvidia
 from ..kernels_cuda import LEDGER, KernelPolicy
+from . import readers
 from .errors import NotStreamable
 
 SERVED = "FuseStream streams weights to NVIDIA cards, and to the CPU."
@@ -21,13 +22,15 @@ def lacks(device: torch.device) -> str | None:
     return None if device.type == "cpu" else no_nvidia(device)
 
 
-def must_fall_back(device: torch.device, vram_budget: float) -> bool:
+def must_fall_back(device: torch.device, vram_budget: float, path: str) -> bool:
     """Whether a model is loaded as stock does, though its weights were to stream: said once. Raises `NotStreamable` where
-    somebody insisted on it by a budget."""
+    somebody insisted on it by a budget, or stock does not read the file."""
     reason = lacks(device)
     if reason is None or vram_budget == 0:
         return False
     told = f"{reason}. {SERVED}"
+    if readers.is_ours_alone(path):
+        raise NotStreamable(f"{path}: {told} {readers.OTHER_FILE}")
     if vram_budget > 0:
         raise NotStreamable(
             f"{told} Set vram_budget to -1 or 0: ComfyUI then loads the model as it does without FuseStream."

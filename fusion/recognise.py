@@ -17,6 +17,7 @@ import comfy.model_detection
 import comfy.sd
 
 from ..memory import Checkpoint, Extent, WeightFile
+from . import readers
 from .errors import WrongFile
 from .families import family_of
 from .family import Family, Role
@@ -31,8 +32,6 @@ VAE_PARTS = (
     "decoder.conv_in.weight", "decoder.conv_in.conv.weight", "decoder.conv1.weight", "decoder.up_blocks.0.resnets.0.norm1.weight",
     "first_stage_model.decoder.conv_in.weight", "decoder.layers.0.weight", "taesd_decoder.1.weight",
 )  # fmt: skip
-OURS_ALONE = (".gguf",)
-HEADED = (".safetensors", ".sft", *OURS_ALONE)
 
 
 def header_of(tensors: Mapping[str, Any], path: str = "") -> WeightFile:
@@ -80,23 +79,11 @@ def stocks_kind(tensors: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | N
     return None
 
 
-def has_header(path: str) -> bool:
-    """Whether the file is of a format that tells what is in it. Others (.pt, .pth) stock reads itself."""
-    return Path(path).suffix.lower() in HEADED
-
-
-def is_ours_alone(path: str) -> bool:
-    """Whether stock does not read files of this format."""
-    return Path(path).suffix.lower() in OURS_ALONE
-
-
 def require_stocks(path: str) -> None:
     """Raise `WrongFile` where a file that stock is to load is of a format that it does not read."""
-    if is_ours_alone(path):
-        raise WrongFile(
-            f"{path} is a GGUF file, which ComfyUI does not read by itself: FuseStream streams it. Set vram_budget to -1, or to "
-            "the GiB that it may take; that takes an NVIDIA card, or the CPU."
-        )
+    reason = readers.refusal(path, vram_budget=0)
+    if reason is not None:
+        raise WrongFile(f"{path} {reason}")
 
 
 def known(header: WeightFile, wanted: Role) -> Family | None:

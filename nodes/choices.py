@@ -8,6 +8,7 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
+from ..fusion import readers
 from ..fusion.budgets import AUTO, MOST, refusal
 from ..fusion.families import FAMILIES
 from ..fusion.family import Role
@@ -51,7 +52,11 @@ def vram_budget(tooltip: str) -> Any:
     return io.Float.Input("vram_budget", default=AUTO, min=AUTO, max=MOST, step=0.05, optional=True, tooltip=tooltip)
 
 
-def odd_budget(node: str | None) -> str | None:
-    """Why the vram_budget that this node is queued with is none: stock's check lets -0.5 and what is no number pass."""
+def odd_budget(node: str | None, name: str | None = None) -> str | None:
+    """Why the vram_budget that this node is queued with is none, or not for the file of this name: stock's check lets -0.5 and
+    what is no number pass."""
     given = queued.value(node, "vram_budget")
-    return refusal(given) if isinstance(given, (int, float)) else None
+    if not isinstance(given, (int, float)):  # it comes by a link
+        return None
+    reason = None if name is None else readers.refusal(name, given)
+    return refusal(given) or (reason and f"{name} {reason}")

@@ -8,6 +8,8 @@ from pathlib import Path
 import folder_paths
 from comfy_api.latest import io, ui
 
+from ..fusion.family import Role
+from . import files
 from .loaders import CATEGORY
 
 
@@ -62,6 +64,6 @@ def pack_folders() -> list[Path]:
 
 def largest_model() -> Path | None:
     """The file by which to measure the disk: the one that takes longest to load."""
-    names = folder_paths.get_filename_list("diffusion_models")
-    paths = [Path(path) for name in names if (path := folder_paths.get_full_path("diffusion_models", name))]
-    return max((path for path in paths if path.is_file()), key=lambda path: path.stat().st_size, default=None)
+    paths = (path for name in files.listed(Role.DIFFUSION) if (path := files.where(Role.DIFFUSION, name)))
+    sizes = {Path(path): Path(path).stat().st_size for path in paths if Path(path).is_file()}
+    return max(sizes, key=sizes.__getitem__, default=None)

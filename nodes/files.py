@@ -15,7 +15,7 @@ from pathlib import Path
 import folder_paths
 
 from ..fusion.family import Role
-from ..memory.formats.gguf_split import NAME as SPLIT
+from ..memory.formats import gguf_split
 from . import choices, queued
 
 FOLDERS = {Role.DIFFUSION: "diffusion_models", Role.TEXT: "text_encoders", Role.VAE: "vae"}
@@ -36,9 +36,9 @@ def listed(role: Role) -> list[str]:
 
 def path_of(role: Role, name: str) -> str:
     """Where the file of this name is. Raises `FileNotFoundError` as stock does."""
-    found = _path(role, name)
-    if found is not None:
-        return found
+    here = where(role, name)
+    if here is not None:
+        return here
     path: str = folder_paths.get_full_path_or_raise(FOLDERS[role], name)
     return path
 
@@ -49,7 +49,7 @@ def _ggufs(role: Role) -> dict[str, str]:
     keys = (key for key in (FOLDERS[role], GGUF_FOLDERS[role]) if key in folder_paths.folder_names_and_paths)
     for folder in dict.fromkeys(folder for key in keys for folder in folder_paths.get_folder_paths(key)):
         for name in folder_paths.recursive_search(folder, excluded_dir_names=[".git"])[0]:
-            part = SPLIT.fullmatch(name)
+            part = gguf_split.NAME.fullmatch(name)
             if name.lower().endswith(GGUF) and (part is None or int(part["number"]) == 1):
                 found.setdefault(name, str(Path(folder) / name))
     return found
@@ -58,7 +58,7 @@ def _ggufs(role: Role) -> dict[str, str]:
 def fingerprint(role: Role, name: str | None) -> str:
     """Of the file: another one once it was replaced, written to or touched, so that ComfyUI does not hand out what it loaded
     before. Short, and tells nothing: it is saved with every picture. A name that comes by a link is not known yet."""
-    path = _path(role, name)
+    path = where(role, name)
     return "" if path is None else _state(path)
 
 
@@ -68,7 +68,7 @@ async def fault(role: Role, widget: str, name: str | None) -> str | None:
         return None
     if (unlisted := _not_in_list(role, widget, name)) is not None:
         return unlisted
-    path = _path(role, name)
+    path = where(role, name)
     if path is None:
         return f"{name} is not in models/{FOLDERS[role]} any more. Press R, and choose a file that is there."
     return await asyncio.to_thread(_header_fault, path, _state(path), role)
@@ -77,13 +77,13 @@ async def fault(role: Role, widget: str, name: str | None) -> str | None:
 async def wrong_vae(node: str | None, widget: str, name: str | None) -> str | None:
     """Whether the VAE in the graph that is being queued goes with this diffusion model. node: the model's loader, by its id."""
     graph = None if node is None or name is None else queued.graph(node, {widget: name})
-    model = _path(Role.DIFFUSION, name)
+    model = where(Role.DIFFUSION, name)
     if graph is None or model is None:
         return None
     for loader in dict.fromkeys(graph.vaes(str(node))):
         entry = graph.prompt[loader]
         vae_name = entry["inputs"].get(VAE_LOADERS.get(entry["class_type"], ""))
-        vae = _path(Role.VAE, vae_name) if isinstance(vae_name, str) else None
+        vae = where(Role.VAE, vae_name) if isinstance(vae_name, str) else None
         if vae is not None:
             found = await asyncio.to_thread(_mismatch, model, _state(model), vae, _state(vae))
             if found is not None:
@@ -91,7 +91,8 @@ async def wrong_vae(node: str | None, widget: str, name: str | None) -> str | No
     return None
 
 
-def _path(role: Role, name: str | None) -> str | None:
+def where(role: Role, name: str | None) -> str | None:
+    """Where the file of this name is; None: nowhere."""
     if name is None:
         return None
     path: str | None = folder_paths.get_full_path(FOLDERS[role], name)
@@ -110,12 +111,20 @@ def _not_in_list(role: Role, widget: str, name: str) -> str | None:
 
 
 def _state(path: str) -> str:
-    try:
-        now = Path(path).stat()
-    except OSError as error:  # the loader will say so
-        return error.strerror or type(error).__name__
-    told = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)  # as `memory` tells one state of a file from another
+    """Of the file, and of the others where a model lies in several."""
+    told = [_told(file) for file in gguf_split.named_alike(Path(path))]
+    if isinstance(told[0], str) and len(told) == 1:  # the loader will say so
+        return told[0]
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _told(file: Path) -> tuple[int, ...] | str:
+    """What `memory` tells one state of a file from another by; or why there is none."""
+    try:
+        now = file.stat()
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
 
 
 def _header_fault(path: str, state: str, role: Role) -> str | None:

@@ -40,7 +40,8 @@ class DiffusionModelLoader(io.ComfyNode):
                 io.Combo.Input(
                     "model_name",
                     options=files.listed(Role.DIFFUSION),
-                    tooltip="A model from models/diffusion_models, for example wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB).",
+                    tooltip="A model from models/diffusion_models, for example wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB). GGUF "
+                    "files too, those in the folders of packs for them as well; of a model in several the first.",
                 ),
                 choices.kernels(
                     "auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card; "
@@ -50,13 +51,14 @@ class DiffusionModelLoader(io.ComfyNode):
                     "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: by "
                     f"prediction attention {gains.FAST} as fast as with precise on an {gains.PREDICTED_FOR}. The video changes a "
                     f"little. turbo also rounds attention's queries and keys to 8 bits, {gains.TURBO} as fast: for long or large "
-                    f"videos, which change more. precise adds in FP32. Error of one model call beside FP32: {gains.ERRORS}.",
+                    "videos, which change more; and it multiplies the weights of INT8 files in INT8. precise adds in FP32. Error "
+                    f"of one model call beside FP32: {gains.ERRORS}.",
                 ),
                 choices.vram_budget(
                     "-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "
                     "FuseStream computes them (H200, 8 GiB free: 1.36 times as fast as stock for 14B at 480p, and 720p runs). "
                     "Or so many GiB (1.5 do for 14B in fp16; more is faster). 0: ComfyUI's own memory management, and only the "
-                    "attention is FuseStream's.",
+                    "attention is FuseStream's; not for GGUF files, which it does not read.",
                 ),
             ],
             outputs=[io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers.")],
@@ -82,7 +84,7 @@ class DiffusionModelLoader(io.ComfyNode):
     @classmethod
     async def validate_inputs(cls, model_name: str | None = None) -> bool | str:
         node = cls.hidden.unique_id
-        fault = choices.odd_budget(node) or await files.fault(Role.DIFFUSION, "model_name", model_name)
+        fault = choices.odd_budget(node, model_name) or await files.fault(Role.DIFFUSION, "model_name", model_name)
         return fault or await files.wrong_vae(node, "model_name", model_name) or True
 
 
@@ -105,7 +107,8 @@ class TextEncoderLoader(io.ComfyNode):
                     "text_encoder_name",
                     options=files.listed(Role.TEXT),
                     tooltip="A file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors (6.7 GB) or "
-                    "umt5_xxl_fp16.safetensors (11.4 GB) for Wan.",
+                    "umt5_xxl_fp16.safetensors (11.4 GB) for Wan. GGUF files too: T5, UMT5, Qwen2.5 and Qwen3 as llama.cpp "
+                    "has them.",
                 ),
                 choices.kernels(
                     "auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
@@ -120,7 +123,7 @@ class TextEncoderLoader(io.ComfyNode):
                 choices.vram_budget(
                     "-1: the encoder's blocks stream from the file through the VRAM that is free; RAM need not hold "
                     "the file. Or so many GiB (0.75 do for UMT5-XXL in fp16; more is faster). 0: ComfyUI's own memory "
-                    "management. The result is the same.",
+                    "management, with the same result; not for GGUF files, which it does not read.",
                 ),
                 choices.text_encoder_type(
                     "Which model the prompts are for, as in Load CLIP. auto: what the file tells. Where one file serves several "
@@ -156,7 +159,7 @@ class TextEncoderLoader(io.ComfyNode):
 
     @classmethod
     async def validate_inputs(cls, text_encoder_name: str | None = None) -> bool | str:
-        fault = choices.odd_budget(cls.hidden.unique_id)
+        fault = choices.odd_budget(cls.hidden.unique_id, text_encoder_name)
         return fault or await files.fault(Role.TEXT, "text_encoder_name", text_encoder_name) or True
 
 

@@ -13,12 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 # Of ggml's types: number, elements and bytes of a block. Written out again on purpose: a test must not believe the table it tests.
 TYPES = {
     "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24),
     "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110), "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176),
     "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "IQ4_XS": (23, 256, 136), "I8": (24, 1, 1), "I16": (25, 1, 2),
     "I32": (26, 1, 4), "I64": (27, 1, 8), "F64": (28, 1, 8), "BF16": (30, 1, 2),
+}  # fmt: skip
+# Of packed types: where in a block the halves lie that scale it, and numbers for them that make a weight of about a tenth.
+SCALES = {
+    "Q4_0": ((0,), 0.02), "Q4_1": ((0, 2), 0.02), "Q5_0": ((0,), 0.01), "Q5_1": ((0, 2), 0.01), "Q8_0": ((0,), 1e-3),
+    "Q2_K": ((80, 82), 1e-2), "Q3_K": ((108,), 1e-3), "Q4_K": ((0, 2), 2e-4), "Q5_K": ((0, 2), 1e-4), "Q6_K": ((208,), 1e-4),
+    "IQ4_NL": ((0,), 2e-3), "IQ4_XS": ((0,), 1e-4),
 }  # fmt: skip
 KINDS = {
     "u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"),
@@ -143,3 +151,13 @@ def file_of(
             raw = raw.ljust(len(raw) + -len(data) % alignment, b"\x00")
     path.write_bytes(raw)
     return path
+
+
+def random_blocks(kind: str, shape: Sequence[int], seed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Packed numbers of about a tenth, of this shape: bytes [..., bytes of a row]."""
+    _, elements, size = TYPES[kind]
+    at, scale = SCALES[kind]
+    blocks = np.random.default_rng(seed).integers(0, 256, (math.prod(shape) // elements, size), np.uint8)
+    for offset in at:
+        blocks[:, offset : offset + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return blocks.reshape(*shape[:-1], -1)

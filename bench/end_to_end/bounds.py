@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .rows import Row
+from .storages import STORED
 
 TEXT_TOKENS = 512
 TEXT_WIDTH = 4096
@@ -154,7 +155,7 @@ def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
     cost = cost_of(row)
     prompts = 2 if row.work == "sample" else 1
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
-    stored = cost.weights * (0.5 if row.storage.startswith("fp8") else 1.0)
+    stored = cost.weights * STORED[row.storage]
     moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)
     bus = moved / rates.bus
     return {"arithmetic": arithmetic, "bus": bus, "bound": max(arithmetic, bus)}

@@ -14,6 +14,7 @@ from pathlib import Path
 from .disk import is_in_ram
 from .real import Found, find, rows_with_files
 from .rows import TITLES, Model, Row
+from .storages import file_name
 
 
 class Files:
@@ -48,7 +49,7 @@ class Files:
         return found
 
     def _made(self, model: Model, storage: str) -> str:
-        kept = self.folder / f"{model}_{storage}.safetensors"  # from a call that kept its files
+        kept = self.folder / file_name(model, storage)  # from a call that kept its files
         path = str(kept) if kept.exists() and not self.anew else self.make(model, storage)
         self.made.add(path)
         return path

@@ -6,14 +6,14 @@ The cut depends on the rows alone, never on what was measured: part 3 of 6 is th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .bounds import Rates, bound
-from .rows import VIDEOS, Row, Side
+from .rows import VIDEOS, WINDOWS_BUS, Row, Side
 
 # What a user asks first comes first: whoever stops early has that.
 ORDER = (
-    "table", "backend", "budget", "lora", "video", "growth", "switches", "stock", "storage", "ram", "cold",
+    "table", "backend", "budget", "lora", "video", "growth", "switches", "stock", "storage", "ram", "packed", "windows", "cold",
 )  # fmt: skip
 PART_S = 300.0  # a part's reckoned seconds; calls may take 540
 START_S = 13.0  # many processes that start beside each other
@@ -65,13 +65,15 @@ def turn_seconds(row: Row, who: str, side: Side) -> float:
             Row("vae", "decode", *size, VIDEOS),
         )
         return TURN_S + sum(turn_seconds(part, who, side) - TURN_S for part in parts)
-    reckoned = bound(row, H200)["bound"]
+    reckoned = bound(row, replace(H200, bus=WINDOWS_BUS) if side.windows else H200)["bound"]
     held = side.attention == "efficient" or side.kernels == "off" or exact
     share = HELD[who] if held else SHARE[who]
     if row.model == "vae":
         share = VAE["stock" if held else who][480 if row.height <= 480 else 720]
     if row.lora and who == "stock":
         share /= 2  # it patches every weight anew
+    if side.pack:
+        share /= 2  # it unpacks every matrix anew, in a dozen steps
     pool = POOL_S if side.backend == "managed" else 0.0
     return TURN_S + FIRST_S[who][row.model] + row.steps * reckoned / share + pool
 

@@ -6,13 +6,17 @@ Standard library only: the process that reads this starts others and must not to
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
+
+from . import gguf_pack
+from .storages import GGUF, shown
 
 Model = Literal["wan13", "wan14", "vae", "t5"]
 Work = Literal["sample", "decode", "encode", "text", "video"]
 TITLES: dict[Model, str] = {"wan13": "1.3B", "wan14": "14B", "vae": "VAE", "t5": "UMT5-XXL"}
 LATENT = 8  # pixels of a side per latent pixel
 TIME = 4  # frames per latent frame, after the first
+WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
 VIDEOS = 2  # of a row of whole videos, each of two prompts
 
 
@@ -25,6 +29,8 @@ class Side:
     isa, kernels, ops, precision   our KernelPolicy; `ops` are (op, mode) pairs
     vram_budget, backend           our pager: GiB, or -1 for what is free
     ram_budget GiB that may be pinned or registered
+    windows    as Windows with a card in a PCIe 3 slot has it: windows.py
+    pack       stock reads the file through city96's pack: gguf_pack.py
     ballast    whether all but `--free` GiB of the card are taken
     """
 
@@ -38,6 +44,8 @@ class Side:
     backend: Literal["auto", "slots", "managed"] = "auto"
     ram_budget: float | None = None
     ballast: bool = True
+    windows: bool = False
+    pack: bool = False
 
 
 STOCK, OURS = Side(), Side()
@@ -49,9 +57,11 @@ class Row:
 
     steps    of the sampler, or how often the work is done: the first is apart, the median is over the rest
     asked    how many times faster than stock it has to be; `asked_first` is for the first time
-    seconds  or how long it may take, where stock cannot do it
+    seconds  or how long it may take, where stock cannot do it; `first_seconds` is for the first time
+    held     and how many GiB of RAM it may hold
     group    `--group` chooses by it
     note     what sets it apart from the plain row of the same size; part of its name
+    over     the note of the row that it is held against instead
     storage  of the weights
     lora     rank of a LoRA on every matrix of the blocks; 0: none
     cold     the file is dropped from the page cache first
@@ -66,8 +76,11 @@ class Row:
     asked: float | None = None
     asked_first: float | None = None
     seconds: float | None = None
+    first_seconds: float | None = None
+    held: float | None = None
     group: str = "table"
     note: str = ""
+    over: str = ""
     storage: str = "fp16"
     lora: int = 0
     cold: bool = False
@@ -77,9 +90,17 @@ class Row:
     @property
     def name(self) -> str:
         """Names the row in the results; two rows of one name would replace each other."""
+        return self._called(self.note)
+
+    @property
+    def plain(self) -> str | None:
+        """The name of the row that it is held against."""
+        return self._called(self.over) if self.note else None
+
+    def _called(self, note: str) -> str:
         size = "512 tokens" if self.work == "text" else f"{self.height}x{self.width}x{self.frames}"
         verb = f" {self.work}" if self.model == "vae" or self.work == "video" else ""
-        return ", ".join(part for part in (f"{TITLES[self.model]}{verb} {size}", self.note) if part)
+        return ", ".join(part for part in (f"{TITLES[self.model]}{verb} {size}", note) if part)
 
     @property
     def files(self) -> tuple[tuple[Model, str], ...]:
@@ -91,6 +112,11 @@ class Row:
     def sides(self) -> tuple[tuple[str, Side], ...]:
         """Who does it."""
         return tuple((who, side) for who, side in (("stock", self.stock), ("ours", self.ours)) if side is not None)
+
+    @property
+    def needs_pack(self) -> bool:
+        """Whether stock reads its file by city96's pack alone."""
+        return self.stock is not None and self.stock.pack
 
     @property
     def latent(self) -> tuple[int, int, int]:
@@ -190,8 +216,79 @@ def more() -> list[Row]:
     return rows
 
 
+# On a card for which `auto` takes other libraries' kernels: ours, of the class that RTX 30 and 40 have.
+OURS_ALONE = tuple(
+    (op, "on") for op in ("attention", "linear", "linear_", "linear_pair", "linear_int8", "linear_int8_")
+)
+BESIDE_PACK = Side(pack=True, comfy=("--disable-dynamic-vram",))  # its patcher is not made for dynamic VRAM
+
+
+def packed() -> list[Row]:
+    """Files as people have them: GGUF beside city96's pack, INT8 beside stock."""
+
+    def short(storage: str, note: str = "", **others: object) -> Row:
+        name = shown(storage)
+        said = {"note": ", ".join(part for part in (name, note) if part), "over": name if note else ""}
+        if storage in GGUF:
+            said["stock"] = BESIDE_PACK  # type: ignore[assignment]
+        return sampling("wan14", 480, 480, 17, 4, **{"group": "packed", "storage": storage, **said, **others})
+
+    mix = "q4_k_m"
+    rows = [
+        short(mix, asked=1.5, seconds=0.46, first_seconds=1.2, held=10 / 1.073741824),
+        short(mix, "4 GiB of RAM", stock=None, ours=Side(ram_budget=4.0), seconds=0.5),
+        # The pack gives these layers no LoRA on a ComfyUI as new as this: nothing to stand beside.
+        short(mix, "a LoRA of rank 32", lora=32, stock=None),
+        short("q8_0"),
+        short("int8_convrot"),
+        short("int8_convrot", "turbo", stock=None, ours=Side(precision="turbo")),
+    ]
+    for precision in ("precise", "turbo"):
+        side = Side(precision=precision, isa="sm_80", ops=OURS_ALONE)
+        note = f"int8_convrot, {precision}, our kernels of sm_80"
+        over = "int8_convrot, precise, our kernels of sm_80"
+        rows.append(
+            sampling(
+                "wan14",
+                480,
+                832,
+                81,
+                2,
+                group="packed",
+                storage="int8_convrot",
+                note=note,
+                over=over,
+                stock=None,
+                ours=side,
+            )
+        )
+    for storage in GGUF:
+        name = shown(storage)
+        rows.append(Row("t5", "text", steps=4, group="packed", note=name, storage=storage, stock=None))
+    windows = Side(windows=True)
+    for storage, stock in (("fp16", windows), ("int8_convrot", windows), (mix, replace(BESIDE_PACK, windows=True))):
+        note = "as on Windows" if storage == "fp16" else f"{shown(storage)}, as on Windows"
+        over = "" if storage == "fp16" else shown(storage)
+        rows.append(
+            sampling(
+                "wan14",
+                480,
+                480,
+                17,
+                3,
+                group="windows",
+                storage=storage,
+                note=note,
+                over=over,
+                stock=stock,
+                ours=windows,
+            )
+        )
+    return rows
+
+
 def all_rows() -> list[Row]:
-    rows = table() + more()
+    rows = table() + more() + packed()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows
@@ -199,6 +296,10 @@ def all_rows() -> list[Row]:
 
 def quick(row: Row) -> Row:
     """The same row at a size for two CPU cores. The figures mean nothing; that it runs does."""
-    small = {} if row.work == "text" else {"height": 64, "width": 64, "frames": 5}
+    small: dict[str, Any] = {} if row.work == "text" else {"height": 64, "width": 64, "frames": 5}
     small["steps"] = 2 if row.work == "sample" else 1
-    return replace(row, **small, note=row.note or "tiny", asked=None, asked_first=None, seconds=None)  # type: ignore[arg-type]
+    if row.needs_pack and gguf_pack.folder() is None:
+        small["stock"] = None
+    return replace(
+        row, **small, note=row.note or "tiny", asked=None, asked_first=None, seconds=None, first_seconds=None, held=None
+    )

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import gguf_pack
 from .bounds import measured_rates
 from .files import Files
 from .machine import card_results, processes_ahead, real_results
@@ -131,6 +132,7 @@ class Bench:
         seconds   how long this may take. A row that would not fit is not begun, and is in `left`.
         """
         self.left = []
+        rows = self.without_lacking(rows)
         begun, before = time.perf_counter(), len(self.found)
         turns = [turn for row in sorted(rows, key=by_file) for turn in self.turns(row)]
         runs: dict[str, dict[str, list[dict[str, Any]]]] = {row.name: {} for row in rows}
@@ -171,6 +173,16 @@ class Bench:
                     self.found.append(self.result(row, runs[row.name]))
             self.files.drop(turn.row for turn in turns[at + self.ahead :])
         return self.found[before:]
+
+    def without_lacking(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Less those that stand beside a node pack which nobody named."""
+        lacking = [row for row in rows if row.needs_pack and gguf_pack.folder() is None]
+        if lacking:
+            self.say(
+                f"{len(lacking)} rows stand beside {gguf_pack.WHERE} and are left: {gguf_pack.VARIABLE} names no copy of it"
+            )
+            self.leave(lacking)
+        return [row for row in rows if row not in lacking]
 
     def leave(self, rows: Iterable[Row]) -> None:
         self.left += [row for row in dict.fromkeys(rows) if row not in self.left]

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def make_weights(job: dict[str, Any]) -> dict[str, Any]:
 
     folder = Path(job["folder"])
     if job["quick"]:
-        return weights.write_tiny(job["model"], folder)
+        return weights.write_tiny(job["model"], folder, job["storage"])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return weights.write(job["model"], folder, job["storage"], device)
 
@@ -97,7 +97,8 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
             result["error"] = "out of memory"
             result["message"] = str(error).splitlines()[0][:200]
         result["peak GiB"] = card.peak
-    return result | run.told() | host_memory() | {"environment": describe()}
+    result |= run.told()
+    return result | host_memory(run.ram_before, result.get("pager", {})) | {"environment": describe()}
 
 
 def session(job: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +148,20 @@ class Run:
             if side.ram_budget is not None:
                 vram: Any = importlib.import_module("fusestream.fusion.stream.vram")
                 vram._ram = vram.CountedRam(int(side.ram_budget * 2**30))
+        if side.windows and self.cuda:
+            self._as_on_windows()
+        self.ram_before = ram_gib("VmRSS")
+
+    def _as_on_windows(self) -> None:
+        from . import gguf_pack, windows  # noqa: PLC0415
+
+        bus = windows.own_bus()
+        if self.ours:
+            windows.hold_ours(bus)
+        else:
+            windows.hold_stock(bus)
+        if self.side.pack:
+            gguf_pack.watch_copies(bus.passed)
 
     def __call__(self) -> dict[str, Any]:
         if self.row.cold:
@@ -208,6 +223,10 @@ class Run:
             model, loading = self._load(self.fusion.load_diffusion_model, path, **self._budget())
             if self.side.backend != "auto":
                 model.stream.pager_options = {"backend": self.side.backend, "guard": True}
+        elif self.side.pack:
+            from . import gguf_pack  # noqa: PLC0415
+
+            model, loading = self._load(gguf_pack.load_diffusion_model, path)
         else:
             model, loading = self._load(comfy.sd.load_diffusion_model, path)
         if self.row.lora:
@@ -421,13 +440,22 @@ def describe() -> dict[str, Any]:
     return {**said, "card": card, "ComfyUI": version}
 
 
-def host_memory() -> dict[str, Any]:
-    """GiB of RAM at most, file pages among them."""
+def ram_gib(field: str) -> float | None:
+    """Of this process, file pages among them: VmRSS now, VmHWM at most. None where the system does not tell."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
+        return None
+    return next(int(line.split()[1]) / 2**20 for line in lines if line.startswith(field))
+
+
+def host_memory(before: float | None, pager: Mapping[str, Any]) -> dict[str, Any]:
+    """GiB of RAM at most; and how much of it the work took, with what the driver has pinned, which is no memory of the process."""
+    most = ram_gib("VmHWM")
+    if most is None or before is None:
         return {}
-    return {"RAM peak GiB": next(int(line.split()[1]) / 2**20 for line in lines if line.startswith("VmHWM"))}
+    pinned = pager.get("peak GiB", {}).get("pinned RAM", 0.0)
+    return {"RAM peak GiB": most, "RAM held GiB": most - before + pinned}
 
 
 def say(task: Callable[[], dict[str, Any]]) -> None:

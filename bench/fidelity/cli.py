@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from .. import kitchen, single
 from .long import LONG_SECTION, Size, beside, sizes
 from .table import HEAD, SECTION, Rows, line, missed, verdict
-from .variants import BF16, LONG, STORAGES, VARIANTS, Variant, for_cpu
+from .variants import BF16, LONG, LONG_STORAGES, STORAGES, VARIANTS, Variant, for_cpu
 
 if TYPE_CHECKING:
     from .pipeline import Files, Work
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not (options.quick or options.dry or options.only):
         into = options.results or single.results_file()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        runs = long_rows(options, into) if options.model else [usual_rows(options, into, Path(folder))]
+        runs = long_rows(options, into, Path(folder)) if options.model else [usual_rows(options, into, Path(folder))]
     if into is not None:
         print(f"written to {into}")
     return int(any(missed(rows) or any("error" in row for row in rows) for rows in runs))
@@ -79,11 +79,11 @@ def usual_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> 
     return rows
 
 
-def long_rows(options: argparse.Namespace, into: Path | None) -> list[list[dict[str, Any]]]:
+def long_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> list[list[dict[str, Any]]]:
     """Of a large training, at every size that is asked for. Sizes that were measured before, with these weights, stay."""
-    from .pipeline import STEPS, Work, files_in  # noqa: PLC0415
+    from .pipeline import STEPS, Work, files_in, stored  # noqa: PLC0415
 
-    files = files_in(options.model)
+    files = stored(files_in(options.model), folder, LONG_STORAGES)
     weights = fingerprint((files.models["fp16"], files.text, files.vae))
     every: list[list[dict[str, Any]]] = []
     for size in sizes(options.tokens):

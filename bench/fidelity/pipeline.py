@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...checkpoints import container, toys, trained, umt5, wan
+from ...checkpoints.quantise import quantise
 from ...fusion.budgets import AUTO
 from .. import kitchen
-from .variants import Computing, Sparse, Variant
+from .variants import QUANTISED, Computing, Sparse, Variant
 
 if TYPE_CHECKING:
     from ...kernels_cuda import KernelPolicy
@@ -73,15 +74,23 @@ class Words:
 
 def trained_files(folder: Path, storages: tuple[str, ...]) -> Files:
     """The trained networks, and their diffusion model stored in other ways, written into a folder."""
-    files = files_in(trained.FOLDER)
+    return stored(files_in(trained.FOLDER), folder, storages)
+
+
+def stored(files: Files, folder: Path, storages: tuple[str, ...]) -> Files:
+    """The same, and their diffusion model stored in these ways too, written into a folder."""
     model = files.models["fp16"]
     tensors = {name: tensor.float() for name, tensor in read(model).items()}
     size = size_of(model)
     found = {"fp16": model}
     for storage in storages:
-        stored = wan.STORAGES[storage].store(wan.table(size), tensors)
+        if storage in QUANTISED:
+            found[storage] = folder / f"{storage}{QUANTISED[storage]}"
+            quantise(model, found[storage], storage, force=True)
+            continue
+        other = wan.STORAGES[storage].store(wan.table(size), tensors)
         found[storage] = folder / f"{storage}.safetensors"
-        container.save(found[storage], stored.tensors, {**wan.metadata(size), **stored.metadata})
+        container.save(found[storage], other.tensors, {**wan.metadata(size), **other.metadata})
     return replace(files, models=found)
 
 

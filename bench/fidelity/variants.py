@@ -32,7 +32,7 @@ class Sparse:
 class Variant:
     """One line of the table.
 
-    storage     of the diffusion model's file, as `checkpoints.wan.STORAGES` calls it
+    storage     of the diffusion model's file, as `checkpoints.wan.STORAGES` or `checkpoints.quantise` calls it
     easy_cache  stock's node EasyCache stands behind the loader, as it comes
     kitchen     stock's attention is comfy-kitchen's in 8 bits, as newer versions of ComfyUI can be told to have it
     promised    a model call is to be as near to FP32 as stock's in FP16
@@ -58,6 +58,9 @@ OURS_FAST = Variant("FuseStream fast", FAST)
 OURS_TURBO = Variant("FuseStream turbo", TURBO)
 STOCK_FP8 = Variant("ComfyUI, fp8 file", FP16, "fp8_e4m3fn")
 OURS_FP8 = Variant("FuseStream, fp8 file", PRECISE, "fp8_e4m3fn")
+STOCK_INT8 = Variant("ComfyUI, int8_convrot file", FP16, "int8_convrot")
+# Products in INT8 from bytes that are in the file, and in videos that are long enough attention's scores too.
+TURBO_INT8 = Variant("FuseStream turbo, int8_convrot file", TURBO, "int8_convrot")
 STOCK_CACHED = Variant("ComfyUI FP16, EasyCache", FP16, easy_cache=True)
 
 VARIANTS = (
@@ -75,10 +78,15 @@ VARIANTS = (
     # A file of this kind lets newer cards multiply in fp8, and ours leaves such products to stock: `on` would be an error.
     Variant("ComfyUI, scaled fp8 file for fp8 products", FP16, "fp8_scaled"),
     Variant("FuseStream auto, scaled fp8 file for fp8 products", AUTO, "fp8_scaled"),
+    *(Variant(f"FuseStream, {name} file", PRECISE, name.lower()) for name in ("Q8_0", "Q5_K", "Q4_K")),
+    STOCK_INT8,
+    Variant("FuseStream, int8_convrot file", PRECISE, "int8_convrot"),
+    TURBO_INT8,
+    replace(TURBO_INT8, name="FuseStream turbo, int8_convrot file, Turing's code", computing=replace(TURBO, isa="sm_75")),
     STOCK_CACHED,
     Variant("FuseStream precise, EasyCache", PRECISE, easy_cache=True),
 )
-# On videos of thousands of tokens: below, `turbo` is as `fast`, and sparse attention is dense.
+# On videos of thousands of tokens: below, `turbo` has `fast` attention, and sparse attention is dense.
 KITCHEN = Variant("ComfyUI FP16, comfy-kitchen's INT8 attention", FP16, kitchen=True)
 OURS_HALF = Variant("FuseStream precise, 50% of the blocks", PRECISE, sparse=Sparse())
 LONG = (
@@ -87,6 +95,8 @@ LONG = (
     OURS_FAST,
     OURS_TURBO,
     Variant("FuseStream turbo, Turing's code", replace(TURBO, isa="sm_75")),
+    STOCK_INT8,
+    TURBO_INT8,
     KITCHEN,
     STOCK_CACHED,
     OURS_HALF,
@@ -95,7 +105,11 @@ LONG = (
     Variant("FuseStream turbo, 30% of the blocks", TURBO, sparse=Sparse(share=0.3)),
     Variant("FuseStream precise, radial", PRECISE, sparse=Sparse("radial")),
 )
-STORAGES = tuple(dict.fromkeys(one.storage for one in VARIANTS if one.storage != "fp16"))
+# What `dev.py quantise` makes of the file, and what such files are called.
+QUANTISED = {"q8_0": ".gguf", "q5_k": ".gguf", "q4_k": ".gguf", "int8_convrot": ".safetensors"}
+STORAGES, LONG_STORAGES = (
+    tuple(dict.fromkeys(one.storage for one in variants if one.storage != "fp16")) for variants in (VARIANTS, LONG)
+)
 
 # What README shows.
 SHORT = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_FAST, STOCK_FP8, OURS_FP8))

@@ -27,7 +27,7 @@ PACKS = {
     "multigpu": "its loaders place models by themselves and replace parts of ComfyUI's memory management; not tested together",
     "wanvideowrapper": "its models are of a type of their own: its samplers do not take ours, nor ComfyUI's samplers its models",
     "kjnodes": "its node that patches in Sage Attention takes the place of FuseStream's attention on that model",
-    "gguf": "GGUF files load through its loaders, not through ours; both may be in one graph",
+    "gguf": "its models are of a kind of their own, which FuseStream leaves alone; our loaders stream GGUF files too",
     "teacache": "skips steps by replacing the model's forward; not tested together",
     "wavespeed": "skips blocks by replacing the model's forward; not tested together",
     "raylight": "spreads models over cards with patchers of its own; not tested together",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import comfy.lora
@@ -29,10 +30,11 @@ class FileEmbedding:
         """Stock's Embedding: ids [...] -> [..., width] where the ids are."""
         module: Any = self
         table = module._parameters["weight"]
-        wanted, at = rows_asked_for(ids)
+        path = self.fusestream_source.files[0].path
+        wanted, at = rows_asked_for(ids, path)
         rows = rows_of(self.fusestream_source, self.fusestream_extent, wanted).to(table.dtype)
         if self.fusestream_patches:
-            rows = patched_rows(rows, self.fusestream_patches, wanted)
+            rows = patched_rows(rows, self.fusestream_patches, wanted, path)
         module._parameters["weight"] = nn.Parameter(rows.to(ids.device), requires_grad=False)
         try:
             out: Tensor = super().forward(at.to(ids.device), *args, **kwargs)  # type: ignore[misc]
@@ -41,12 +43,13 @@ class FileEmbedding:
         return out
 
 
-def rows_asked_for(ids: Tensor) -> tuple[Tensor, Tensor]:
+def rows_asked_for(ids: Tensor, path: Path) -> tuple[Tensor, Tensor]:
     """The different ids, in order, on the CPU, and which of them each id is."""
     if ids.is_meta:
         raise NotWhileStreaming(
             "The text encoder is asked to encode before it was told where. Encode through CLIP.encode_from_tokens, as CLIP "
-            "Text Encode does."
+            "Text Encode does.",
+            path,
         )
     return torch.unique(ids.cpu(), return_inverse=True)  # type: ignore[no-any-return]
 
@@ -69,22 +72,23 @@ def rows_of(source: Checkpoint, extent: Extent, wanted: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- patches
 
 
-def patched_rows(rows: Tensor, patches: Sequence[Any], wanted: Tensor) -> Tensor:
-    """Rows [n, width] of a table, on the CPU, as they are in the table with these patches: the same sums, of these rows alone."""
+def patched_rows(rows: Tensor, patches: Sequence[Any], wanted: Tensor, path: Path) -> Tensor:
+    """Rows [n, width] of a table, on the CPU, as they are in the table with these patches: the same sums, of these rows alone.
+    path: of the model's file, for messages."""
     for stage in stages(patches):
-        out = comfy.lora.calculate_weight([_of_rows(patch, wanted) for patch in stage], rows.float(), "")
+        out = comfy.lora.calculate_weight([_of_rows(patch, wanted, path) for patch in stage], rows.float(), "")
         rows = out.to(rows.dtype)
     return rows
 
 
-def _of_rows(patch: Any, wanted: Tensor) -> Any:
+def _of_rows(patch: Any, wanted: Tensor, path: Path) -> Any:
     """What a patch of a table does to some of its rows."""
     strength, value, strength_of_model, offset, function = patch
     if offset is None and function is None:
         if isinstance(value, list):  # another model's table, and that one's patches
             (table, convert), *further = value
             taken = (table.rows(wanted) if isinstance(table, Promised) else table.cpu()[wanted], convert)
-            return (strength, [taken, *(_of_rows(one, wanted) for one in further)], strength_of_model, None, None)
+            return (strength, [taken, *(_of_rows(one, wanted, path) for one in further)], strength_of_model, None, None)
         if type(value) is LoRAAdapter and all(part is None for part in value.weights[3:]):
             up, *others = value.weights
             return (strength, LoRAAdapter(value.loaded_keys, (up[wanted], *others)), strength_of_model, None, None)
@@ -93,5 +97,5 @@ def _of_rows(patch: Any, wanted: Tensor) -> Any:
             if kind in ("diff", "set") and not others:
                 return (strength, (kind, (table.cpu()[wanted],)), strength_of_model, None, None)
     raise NotWhileStreaming(
-        "The token embedding stays in the file, and something else than a LoRA or a merge wants to change it."
+        "The token embedding stays in the file, and something else than a LoRA or a merge wants to change it.", path
     )

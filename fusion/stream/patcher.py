@@ -241,7 +241,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         if key not in self.stream.keys:
             return super().patch_weight_to_device(key, device_to, *args, return_weight=return_weight, **kwargs)
         if not return_weight:
-            raise NotWhileStreaming(f"{key} streams, and cannot be patched in place.")
+            raise NotWhileStreaming(f"{key} streams, and cannot be patched in place.", self.stream.path)
         return self.stream.weight(key, self.patches.get(key, ()), device_to)
 
     def get_key_patches(self, filter_prefix: str | None = None) -> Any:
@@ -277,7 +277,9 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def clone(self, disable_dynamic: bool = False, model_override: Any = None, force_deepcopy: bool = False) -> Any:
         """As the base. A copy of the weights themselves is wanted by who trains."""
         if force_deepcopy:
-            raise NotWhileStreaming("Training needs all of a model's weights, and gradients through them.")
+            raise NotWhileStreaming(
+                "Training needs all of a model's weights, and gradients through them.", self.stream.path
+            )
         return super().clone(disable_dynamic, model_override)
 
     # ----------------------------------------------------------------------------------------------------------- hooks

@@ -104,7 +104,7 @@ def _patched_once(
     if out.shape != weight.shape:
         raise ValueError(
             f"A LoRA changes the shape of {key} from {list(weight.shape)} to {list(out.shape)}, which cannot be done while "
-            "weights stream. Remove it, or set vram_budget to 0 in its FuseStream loader."
+            "weights stream. Remove it, or load a .safetensors file with vram_budget 0 in its FuseStream loader."
         )
     seed = comfy.utils.string_to_seed(key)
     if store is None:

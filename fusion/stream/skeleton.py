@@ -28,9 +28,11 @@ from ...memory import Checkpoint, Layer
 from .. import packed_layout
 from ..completeness import naming, odd_layers, refuse_lacking, refuse_misfits, say_leftovers
 from ..errors import NotStreamable
+from ..llama_cpp import has_no_vision
 from ..mixing import mix
 from ..packed import is_packed
-from . import progress
+from ..readers import without_streaming
+from . import no_vision, progress
 from .blocks import FP8, Block, Paged, blocks_of, found_in, is_quantised, operations, stored, weights_of
 from .embedding import FileEmbedding
 from .stand_in import META, StandIn, tensors_of
@@ -45,7 +47,6 @@ KEPT = (
 # What stock too does without, and starts as what it is: of CLIP, the scale of its training and the identity.
 MAY_LACK = (".logit_scale", "logit_scale", "text_projection.weight")
 NETWORK = "transformer."  # of a text encoder model: where its network is
-AS_STOCK = "Set vram_budget to 0 to load it as stock does."
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ def _configured(tensors: Tensors, metadata: Any, dtype: torch.dtype | None, sour
             tensors = {ours: tensors[theirs] for theirs, ours in names.items() if theirs in tensors}
     if config is None:
         raise NotStreamable(
-            f"{source.files[0].path} is in no layout that can be streamed: of no diffusion model that ComfyUI knows. {AS_STOCK}"
+            f"{source.files[0].path} is in no layout that can be streamed: of no diffusion model that ComfyUI knows. "
+            + without_streaming(source.files[0].path)
         )
     mm, known = comfy.model_management, list(config.supported_inference_dtypes)
     device = mm.get_torch_device()
@@ -186,6 +188,8 @@ def text_encoder(
             module.can_assign_sd = True  # by which stock's encoders keep the tensors that they are given
         with naming(path):
             missing, unexpected = model.load_sd(given[0])
+        if has_no_vision(source.files[0]):
+            no_vision.take_out(model, path)
         if unexpected:
             logging.debug("clip unexpected: %s", unexpected)  # in stock's words
         if is_known:
@@ -240,7 +244,8 @@ def _tables(model: nn.Module, source: Checkpoint) -> Iterator[Paged]:
         weight = table.weight
         if is_quantised(weight):
             raise NotStreamable(
-                f"{source.files[0].path}: its token embedding is quantised, of which no rows can be read. {AS_STOCK}"
+                f"{source.files[0].path}: its token embedding is quantised, of which no rows can be read. "
+                + without_streaming(source.files[0].path)
             )
         if isinstance(weight, StandIn) and weight.extent is not None:
             mix(table, FileEmbedding, fusestream_source=source, fusestream_extent=weight.extent)
@@ -260,7 +265,7 @@ def _naming(source: Checkpoint) -> Iterator[None]:
     except NotStreamable as error:
         if path in str(error):
             raise
-        raise NotStreamable(f"{path}: {error}. {AS_STOCK}") from error
+        raise NotStreamable(f"{path}: {error}. {without_streaming(path)}") from error
 
 
 @contextlib.contextmanager
@@ -356,14 +361,14 @@ def _require(
     """Every weight is in the file, and those of the blocks are tensors of it."""
     path = source.files[0].path
     if not blocks:
-        raise NotStreamable(f"{path} is a model without transformer blocks. {AS_STOCK}")
+        raise NotStreamable(f"{path} is a model without transformer blocks. {without_streaming(path)}")
     for block in blocks:
         for paged in block.paged:
             data: Any = paged.storage
             if data.extent is None:
                 raise NotStreamable(
                     f"{path}: ComfyUI makes {paged.key} of {', '.join(sorted(data.sources))} when it loads the file, so "
-                    f"that it cannot stream. {AS_STOCK}"
+                    f"that it cannot stream. {without_streaming(path)}"
                 )
     lacking = sorted(set(_named_in(net, missing)) | set(_bare(net)))
     if not is_known:

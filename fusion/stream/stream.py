@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -117,6 +118,11 @@ class Stream:
         yield from self.left
 
     @property
+    def path(self) -> Path:
+        """The model's file, of several the first."""
+        return self._source.files[0].path
+
+    @property
     def layers(self) -> tuple[Layer, ...]:
         """What the pager has, in its order."""
         return tuple(self._layers[i] for i in self.order.paged)
@@ -141,7 +147,8 @@ class Stream:
                 if self.order.place.keys() >= set(order):
                     return  # it may wait
                 raise NotWhileStreaming(
-                    f"{self.blocks[order[-1]].name} runs inside of another block, and has never run before."
+                    f"{self.blocks[order[-1]].name} runs inside of another block, and has never run before.",
+                    self.path,
                 )
             held = self.held
             self.unload()
@@ -227,7 +234,7 @@ class Stream:
             self.patching.factors.close()
 
     def __deepcopy__(self, memo: Any) -> Stream:
-        raise NotWhileStreaming("A streamed model cannot be copied weight by weight.")
+        raise NotWhileStreaming("A streamed model cannot be copied weight by weight.", self.path)
 
     def close(self) -> None:
         """The model is gone. Nothing can be loaded any more."""
@@ -479,7 +486,7 @@ class _Streamed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stream, i = self.__dict__[STREAMED]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            _refuse_gradients((*args, *kwargs.values()))
+            _refuse_gradients(stream, (*args, *kwargs.values()))
         before = _enter(stream, i)
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
@@ -487,10 +494,10 @@ class _Streamed:
             _leave(stream, i, before)
 
 
-def _refuse_gradients(values: Sequence[Any]) -> None:
+def _refuse_gradients(stream: Stream, values: Sequence[Any]) -> None:
     if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
         raise NotWhileStreaming(
-            "Training needs a model's weights once more on the way back, when streamed ones are gone."
+            "Training needs a model's weights once more on the way back, when streamed ones are gone.", stream.path
         )
 
 

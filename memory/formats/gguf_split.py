@@ -54,7 +54,7 @@ def parts(header: WeightFile) -> tuple[Path, ...]:
             f"{path}: is part {part.number + 1} of a model in {part.count} files, and its name must say so, as {wanted} does, for "
             "the others to be found. Give all of them their names back."
         )
-    files = tuple(path.with_name(_name(found["stem"], i, part.count, found["suffix"])) for i in range(part.count))
+    files = named_alike(path)
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -62,6 +62,16 @@ def parts(header: WeightFile) -> tuple[Path, ...]:
             f"{path}: is part {part.number + 1} of {part.count}, and beside it lacks {shown}. Download all parts."
         )
     return files
+
+
+def named_alike(path: Path) -> tuple[Path, ...]:
+    """The files that by its name are of one model with this one, in order, whether they are there or not; of any other name it
+    alone."""
+    found = NAME.fullmatch(path.name)
+    count = 0 if found is None else int(found["count"])
+    if found is None or not 1 <= count <= MOST:
+        return (path,)
+    return tuple(path.with_name(_name(found["stem"], i, count, found["suffix"])) for i in range(count))
 
 
 def check_together(headers: Sequence[WeightFile]) -> None:

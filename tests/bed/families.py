@@ -76,7 +76,9 @@ def everything() -> str:
         names = ", ".join(dict.fromkeys(CALLED.get(kind, kind) for kind in stocks(role)))
         if names:
             lines.append(f"| {names} ({role.words}s) | {STREAMS[role]} | {UNKNOWN[role]} | {SMALL} |")
-    lines.append("| every other that ComfyUI loads from one `.safetensors` file | as above | as above | no |")
+    lines.append(
+        "| every other that ComfyUI loads from one `.safetensors` file, or GGUF files of it | as above | as above | no |"
+    )
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from gguf_files import file_of as file_of_gguf
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion.family import Role
-from fusestream.nodes import files, queued
+from fusestream.nodes import doctor, files, queued
 from fusestream.nodes.loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
 
 LOADERS = {
@@ -266,3 +266,43 @@ def test_a_gguf_file_is_looked_at_before_it_is_queued(models: Path) -> None:
     assert files.fingerprint(Role.TEXT, path.name) != first
     answer = asked(Role.TEXT, "x.gguf")
     assert answer == "Value not in list: text_encoder_name: 'x.gguf' not in ['TEXT.safetensors', 't5.gguf']"
+
+
+@pytest.mark.parametrize("role", [Role.DIFFUSION, Role.TEXT])
+def test_a_gguf_file_is_not_queued_for_stock(models: Path, role: Role) -> None:
+    name = gguf(models / files.FOLDERS[role] / "x.gguf").name
+    loader, widget, _ = LOADERS[role]
+    for budget, refused in ((0.0, True), (0, True), (-1.0, False), (2.0, False), (["7", 0], False)):
+        entry = {"class_type": loader.GET_SCHEMA().node_id, "inputs": {widget: name, "vram_budget": budget}}
+        queued.note({"prompt": {"1": entry}})
+        answer = asked(role, name)
+        told = "x.gguf is a GGUF file, which ComfyUI does not read by itself"
+        assert (isinstance(answer, str) and answer.startswith(told)) == refused
+
+
+def part(path: Path, number: int, count: int) -> Path:
+    """One file of a model in several, with a tensor of its own."""
+    values = {"split.no": number, "split.count": count, "split.tensors.count": count}
+    return file_of_gguf(
+        path.with_name(f"m-{number + 1:05}-of-{count:05}.gguf"), values, [Tensor(f"a{number}", "Q8_0", (2, 32))]
+    )
+
+
+def test_a_model_in_several_files_is_another_one_when_a_part_changes(models: Path) -> None:
+    first, second, third = (part(models / "diffusion_models" / "x", number, 3) for number in range(3))
+    whole = files.fingerprint(Role.DIFFUSION, first.name)
+    assert len(whole) == 16 and files.fingerprint(Role.DIFFUSION, first.name) == whole
+    assert asked(Role.DIFFUSION, first.name) is True
+    os.utime(third, ns=(0, 10**18))
+    touched = files.fingerprint(Role.DIFFUSION, first.name)
+    second.unlink()
+    lacking = files.fingerprint(Role.DIFFUSION, first.name)
+    assert len({whole, touched, lacking}) == 3
+    answer = asked(Role.DIFFUSION, first.name)
+    assert isinstance(answer, str) and "beside it lacks m-00002-of-00003.gguf" in answer
+
+
+def test_the_disk_is_measured_by_the_largest_model_of_either_format(models: Path) -> None:
+    assert doctor.largest_model() == file_of(Role.DIFFUSION, models)
+    path = gguf(models / "diffusion_models" / "x.gguf")
+    assert doctor.largest_model() == path

@@ -14,12 +14,12 @@ import pytest
 import torch
 from comfy_extras import nodes_model_merging
 from family_scenes import inputs
+from packed_files import KIND, packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
-from sentencepiece import SentencePieceProcessor
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.errors import NotStreamable, NotWhileStreaming, WrongFile
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.t5 import llama_cpp
 from fusestream.fusion.family import Role
@@ -32,12 +32,6 @@ from fusestream.memory import Checkpoint, read_header
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 
 PROMPT = "a red fox (runs:1.3) through the snow"
-KIND = gguf.GGMLQuantizationType
-# Of the types that the package does not pack itself: where the halves lie that scale a block, and how large they are.
-SCALES = {
-    "Q2_K": ((80, 82), 1e-2), "Q3_K": ((108,), 1e-3), "Q4_K": ((0, 2), 2e-4), "Q5_K": ((0, 2), 1e-4), "Q6_K": ((208,), 1e-4),
-    "IQ4_NL": ((0,), 2e-3), "IQ4_XS": ((0,), 1e-4),
-}  # fmt: skip
 PROMPTS = [
     [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=torch.Generator().manual_seed(seed)), {}]] for seed in (0, 1)
 ]
@@ -81,77 +75,6 @@ def test_an_encoder_without_gates(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
-
-
-def quantised(tensor: torch.Tensor, kind: Any, seed: int) -> Any:
-    """A matrix in the package's packing; of types that it does not pack, other numbers of about that size."""
-    if kind.name not in SCALES:
-        return gguf.quants.quantize(tensor.float().numpy(), kind)
-    _, elements, size = gguf_files.TYPES[kind.name]
-    at, scale = SCALES[kind.name]
-    blocks = np.random.default_rng(seed).integers(0, 256, (tensor.numel() // elements, size), np.uint8)
-    for offset in at:
-        blocks[:, offset : offset + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
-    return blocks.reshape(*tensor.shape[:-1], -1)
-
-
-def packed_file(
-    path: Path,
-    tensors: dict[str, torch.Tensor],
-    kind: str,
-    names: dict[str, str] | None = None,
-    metadata: dict[str, str] | None = None,
-    tokenizer: bytes | None = None,
-) -> Path:
-    """These as a GGUF file: matrices of whole blocks packed, everything else in fp32 or fp16 as converters have it."""
-    writer = gguf.GGUFWriter(path, "test")
-    for key, text in (metadata or {}).items():
-        writer.add_string(key, text)
-    if tokenizer is not None:
-        add_tokenizer(writer, tokenizer)
-    for i, (name, tensor) in enumerate(tensors.items()):
-        wanted = (KIND.F32, KIND.F16, KIND.BF16)[i % 3]
-        if tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
-            wanted = KIND[kind] if tensor.shape[1] % gguf_files.TYPES[kind][1] == 0 else KIND.Q8_0
-        writer.add_tensor((names or {}).get(name, name), quantised(tensor, wanted, i), raw_dtype=wanted)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def add_tokenizer(writer: Any, model: bytes) -> None:
-    """A sentencepiece model as llama.cpp's converter writes it."""
-    pieces = SentencePieceProcessor(model_proto=model)
-    numbers = range(pieces.get_piece_size())
-    kinds = {
-        gguf.TokenType.UNKNOWN: pieces.is_unknown,
-        gguf.TokenType.CONTROL: pieces.is_control,
-        gguf.TokenType.BYTE: pieces.is_byte,
-    }
-    writer.add_tokenizer_model("t5")
-    writer.add_token_list([pieces.id_to_piece(i) for i in numbers])
-    writer.add_token_scores([pieces.get_score(i) for i in numbers])
-    writer.add_token_types(
-        [next((kind for kind, fits in kinds.items() if fits(i)), gguf.TokenType.NORMAL) for i in numbers]
-    )
-    writer.add_add_space_prefix(True)
-    writer.add_remove_extra_whitespaces(True)
-    writer.add_eos_token_id(pieces.eos_id())
-    writer.add_pad_token_id(pieces.pad_id())
-
-
-def unpacked(path: Path) -> dict[str, torch.Tensor]:
-    """A GGUF file's tensors by the package: fp16 of what is packed."""
-    found = {}
-    for tensor in gguf.GGUFReader(path).tensors:
-        array: Any = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        one = torch.from_numpy(array.copy()).reshape(*reversed(tensor.shape.tolist()))
-        found[tensor.name] = one.to(
-            {KIND.F32: torch.float32, KIND.BF16: torch.bfloat16}.get(tensor.tensor_type, torch.float16)
-        )
-    return found
 
 
 @pytest.mark.parametrize("kind", sorted(gguf_files.TYPES))
@@ -247,6 +170,21 @@ def test_stock_reads_none(umt5: Path, tmp_path: Path) -> None:
         WrongFile, match="is a T5 or UMT5 text encoder: choose it in the FuseStream Text Encoder Loader"
     ):
         fusion.load_diffusion_model(str(path), vram_budget=-1.0)
+
+
+def test_nobody_is_told_to_have_stock_load_it(tmp_path: Path) -> None:
+    """It could not. What cannot stream, and what cannot be done while weights stream, have another remedy than other files."""
+    path = gguf_files.file_of(tmp_path / "x.gguf", {}, [gguf_files.Tensor("a", "Q8_0", (2, 32))])
+    with pytest.raises(NotStreamable, match=r"is in no layout that can be streamed.* as a \.safetensors file\.$"):
+        fusion.load_diffusion_model(str(path), vram_budget=-1.0)
+    original = checkpoints.write("flux1", tmp_path, "fp16")
+    model = load_streamed_diffusion_model(str(packed_file(tmp_path / "y.gguf", load_file(original), "Q8_0")))
+    with pytest.raises(
+        NotWhileStreaming, match=r"For that get the model as a \.safetensors file, and set vram_budget to 0"
+    ):
+        model.clone(force_deepcopy=True)
+    with pytest.raises(NotWhileStreaming, match=r"\. Set vram_budget to 0 in its FuseStream loader for that\."):
+        load_streamed_diffusion_model(str(original)).clone(force_deepcopy=True)
 
 
 # ---------------------------------------------------------------------------------------------------- diffusion models

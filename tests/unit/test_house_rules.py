@@ -51,6 +51,7 @@ BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
         "mixing",
         "operands",
         "packed",
+        "packed_layout",
         "products",
         "spiece",
         "wide",

@@ -91,11 +91,16 @@ def test_every_such_card_falls_back(card: str) -> None:
     LEDGER.clear()
     device = torch.device(card)
     for _ in range(3):
-        assert other_cards.must_fall_back(device, -1.0)
+        assert other_cards.must_fall_back(device, -1.0, "a.safetensors")
     assert len(said()) == 1
-    assert not other_cards.must_fall_back(device, 0.0)
+    assert not other_cards.must_fall_back(device, 0.0, "a.safetensors")
     with pytest.raises(NotStreamable, match="Set vram_budget to -1 or 0"):
-        other_cards.must_fall_back(device, 1.0)
+        other_cards.must_fall_back(device, 1.0, "a.safetensors")
+    for budget in (-1.0, 1.0):
+        with pytest.raises(
+            NotStreamable, match=r"^a\.GGUF: .*ComfyUI reads no GGUF files.* as a \.safetensors file\.$"
+        ):
+            other_cards.must_fall_back(device, budget, "a.GGUF")
     assert other_cards.policy_for(device, KernelPolicy.of("auto", precision="fast")) == KernelPolicy("off", (), "fast")
     assert other_cards.policy_for(device, KernelPolicy.of("on")).default == "on"
 
@@ -108,7 +113,7 @@ def test_amds_cards_are_called_cuda_too(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_cpu_is_none_of_them() -> None:
     cpu = torch.device("cpu")
-    assert other_cards.lacks(cpu) is None and not other_cards.must_fall_back(cpu, -1.0)
+    assert other_cards.lacks(cpu) is None and not other_cards.must_fall_back(cpu, -1.0, "a.gguf")
     assert other_cards.policy_for(cpu, KernelPolicy()) == KernelPolicy()
 
 

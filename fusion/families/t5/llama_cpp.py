@@ -15,10 +15,10 @@ Of an encoder without gates `ffn_up` is `wi`. Matrices lie as transformers has t
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from ....memory import WeightFile
 from ...family import Rename
+from ...llama_cpp import Names
 
 OUTSIDE = {"token_embd": "shared", "enc.output_norm": "encoder.final_layer_norm"}
 INSIDE = {
@@ -30,8 +30,9 @@ INSIDE = {
     "ffn_up": "layer.1.DenseReluDense.wi_1",
     "ffn_down": "layer.1.DenseReluDense.wo",
 }
-UNGATED = {**INSIDE, "ffn_up": "layer.1.DenseReluDense.wi"}
-BLOCK = re.compile(r"enc\.blk\.(\d+)\.([^.]+)(\..*)?", re.DOTALL)
+BLOCKS = ("enc.blk", "encoder.block")
+GATED = Names(BLOCKS, INSIDE, OUTSIDE)
+UNGATED = Names(BLOCKS, {**INSIDE, "ffn_up": "layer.1.DenseReluDense.wi"}, OUTSIDE)
 # No other model of llama.cpp's has an encoder with a relative bias.
 LANDMARK = re.compile(r"enc\.blk\.0\.attn_rel_b\.weight")
 GATE = re.compile(r"enc\.blk\.\d+\.ffn_gate\.weight")
@@ -43,13 +44,4 @@ def is_llama_cpps(header: WeightFile) -> bool:
 
 def renaming(header: WeightFile) -> Rename:
     """From this file's names to stock's."""
-    return partial(_rename, INSIDE if any(GATE.fullmatch(name) for name in header.extents) else UNGATED)
-
-
-def _rename(inside: dict[str, str], name: str) -> str:
-    found = BLOCK.fullmatch(name)
-    if found is not None:
-        number, part, rest = found.groups()
-        return f"encoder.block.{number}.{inside[part]}{rest or ''}" if part in inside else name
-    outer, _, rest = name.rpartition(".")
-    return f"{OUTSIDE[outer]}.{rest}" if outer in OUTSIDE else name
+    return GATED if any(GATE.fullmatch(name) for name in header.extents) else UNGATED

@@ -1,0 +1,137 @@
+"""In what each tensor of a file is stored, by the file's kind: names, encodings, and what stands beside the weights.
+
+Files of GGUF are as their converters leave them: matrices of blocks packed, vectors and modulations in FP32, the rest in FP16.
+The mix of Q4_K_M is that of diffusion models: Q6_K where the errors of a matrix are felt most.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+import torch
+
+from ...checkpoints import spiece
+from ...checkpoints.weights import Spec, Table
+from ...fusion.families.t5 import gguf_tokenizer, llama_cpp
+from . import blocks
+from .containers import Entry
+from .storages import STORED
+
+TYPES = {"F32": torch.float32, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn}
+PLAIN = ("fp16", "fp8_e4m3fn")
+GROUP = 256  # of a rotation, and of a K block
+# What Q4_K_M files hold in Q6_K: of Wan, and of llama.cpp's encoders.
+FINER = re.compile(
+    r"blocks\.\d+\.(self|cross)_attn\.v\.weight|blocks\.\d+\.ffn\.2\.weight|.*\.(attn_v|ffn_down)\.weight"
+)
+BLOCKS = re.compile(r"(blocks\.\d+|enc\.blk\.\d+)\.|token_embd\.")
+UNPACKED = re.compile(r".*\.attn_rel_b\.weight")
+
+
+class Tensor(NamedTuple):
+    """One of the file: how its numbers are spread, or its bytes as they are."""
+
+    entry: Entry
+    spec: Spec
+    bytes: torch.Tensor | None = None
+
+
+def plain(rows: Table, storage: str) -> list[Tensor]:
+    """fp8 files hold the large weights in fp8 and the rest in fp16; larger types first, so that each tensor is aligned."""
+    if storage not in PLAIN:
+        raise ValueError(f"weights are written as {', '.join(STORED)}, not as {storage!r}")
+    found = []
+    for name, spec in rows.items():
+        kind = "F8_E4M3" if storage == "fp8_e4m3fn" and spec.fp8 else "F16"
+        found.append(Tensor(Entry(name, kind, spec.shape), spec))
+    return sorted(found, key=lambda tensor: (-TYPES[tensor.entry.kind].itemsize, tensor.entry.name))
+
+
+def in_bytes(rows: Table) -> list[Tensor]:
+    """As `int8_convrot` files have them: matrices of blocks in int8 with a scale for each row, and a note which are turned."""
+    scales, rest, matrices, notes = [], [], [], []
+    for name, spec in rows.items():
+        if not (is_matrix(spec) and BLOCKS.match(name)):
+            rest.append(Tensor(Entry(name, "F16", spec.shape), spec))
+            continue
+        layer, (out, into) = name.removesuffix(".weight"), spec.shape
+        matrices.append(Tensor(Entry(name, "I8", spec.shape), spec))
+        scale = Spec((out, 1), 0.0, mean=spec.std / blocks.BYTES)
+        scales.append(Tensor(Entry(f"{layer}.weight_scale", "F32", (out, 1)), scale))
+        turned = {"convrot": True, "convrot_groupsize": GROUP} if into % GROUP == 0 else {}
+        note = json.dumps({"format": "int8_tensorwise", **turned}).encode()
+        notes.append(as_is(f"{layer}.comfy_quant", torch.frombuffer(bytearray(note), dtype=torch.uint8)))
+    return [*scales, *rest, *matrices, *notes]
+
+
+def packed(rows: Table, storage: str) -> list[Tensor]:
+    """As the converters of GGUF files leave them: matrices of blocks packed, vectors and modulations in FP32, the rest in FP16."""
+    found = []
+    for stocks, spec in rows.items():
+        name = llama_cpps(stocks) if "shared.weight" in rows else stocks
+        kind = "F16"
+        if len(spec.shape) == 1 or name.endswith("modulation") or UNPACKED.match(name):
+            kind = "F32"
+        elif is_matrix(spec) and BLOCKS.match(name):
+            kind = packed_kind(name, spec.shape[-1], storage)
+        found.append(Tensor(Entry(name, kind, spec.shape), spec))
+    return found
+
+
+def packed_kind(name: str, width: int, storage: str) -> str:
+    """Rows that are no whole blocks of 256 fall back to blocks of 32, and others yet to FP16."""
+    if storage == "q4_k_m" and width % GROUP == 0:
+        return "Q6_K" if FINER.fullmatch(name) else "Q4_K"
+    return "F16" if width % 32 else "Q8_0"
+
+
+def is_matrix(spec: Spec) -> bool:
+    return len(spec.shape) == 2
+
+
+def llama_cpps(name: str) -> str:
+    """Stock's name of a tensor of UMT5 as llama.cpp has it."""
+    outside = {stocks: theirs for theirs, stocks in llama_cpp.OUTSIDE.items()}
+    inside = {stocks: theirs for theirs, stocks in llama_cpp.INSIDE.items()}
+    whole, _, end = name.rpartition(".")
+    if whole in outside:
+        return f"{outside[whole]}.{end}"
+    _, _, number, part = whole.split(".", 3)
+    return f"enc.blk.{number}.{inside[part]}.{end}"
+
+
+def gguf_values(rows: Table, storage: str) -> dict[str, Any]:
+    """The metadata that readers look at, and of a text encoder its tokenizer."""
+    is_text = "shared.weight" in rows
+    known = {
+        "general.architecture": "t5encoder" if is_text else "wan",
+        "general.quantization_version": 2,
+        "general.file_type": {"q8_0": 7, "q4_k_m": 15}[storage],
+    }
+    return known | (tokenizer_values() if is_text else {})
+
+
+def tokenizer_values() -> dict[str, Any]:
+    """The bench's sentencepiece model as llama.cpp's converter writes one."""
+    from sentencepiece import SentencePieceProcessor  # noqa: PLC0415 - needed for files of text encoders alone
+
+    pieces = SentencePieceProcessor(model_proto=spiece.spiece_model())
+    numbers = range(pieces.get_piece_size())
+    types = ((pieces.is_unknown, 2), (pieces.is_control, 3), (pieces.is_byte, 6))
+    found = {
+        "model": "t5",
+        "tokens": [pieces.id_to_piece(i) for i in numbers],
+        "scores": [float(pieces.get_score(i)) for i in numbers],
+        "token_type": [next((kind for fits, kind in types if fits(i)), 1) for i in numbers],
+        "add_space_prefix": True,
+        "remove_extra_whitespaces": True,
+        "eos_token_id": pieces.eos_id(),
+        "padding_token_id": pieces.pad_id(),
+    }
+    return {gguf_tokenizer.KEY + name: value for name, value in found.items()}
+
+
+def as_is(name: str, data: torch.Tensor) -> Tensor:
+    return Tensor(Entry(name, "U8", tuple(data.shape)), Spec(tuple(data.shape), 0.0), data)

@@ -1,0 +1,16 @@
+"""The ways in which files of the bench store their weights. Standard library only."""
+
+from __future__ import annotations
+
+# Bytes of a block's matrices, against FP16's. Of Q4_K_M: v and the feed-forward's second matrix of a Wan block are Q6_K.
+STORED = {"fp16": 1.0, "fp8_e4m3fn": 0.5, "int8_convrot": 0.5, "q8_0": 34 / 64, "q4_k_m": 0.326}
+GGUF = ("q8_0", "q4_k_m")
+SHOWN = {"q8_0": "Q8_0", "q4_k_m": "Q4_K_M"}  # as the files' names have it, where that differs
+
+
+def shown(storage: str) -> str:
+    return SHOWN.get(storage, storage)
+
+
+def file_name(model: str, storage: str) -> str:
+    return f"{model}_{storage}.{'gguf' if storage in GGUF else 'safetensors'}"

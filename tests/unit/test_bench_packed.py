@@ -1,0 +1,234 @@
+"""Packed files of the bench: what is drawn is what the `gguf` package and stock read, at the size that weights have; the pack
+beside which ours stand; Windows' limits."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import comfy.model_management
+import comfy.utils
+import gguf
+import pytest
+import torch
+from plain_device import PlainDevice
+
+from fusestream.bench import groups
+from fusestream.bench.end_to_end import blocks, bounds, containers, gguf_pack, packing, rows, storages, weights, windows
+from fusestream.bench.end_to_end.containers import Entry
+from fusestream.memory import CudaError, read_header
+
+MIB = 2**20
+
+
+# ----------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_drawn_blocks_are_numbers_of_the_spread_that_was_asked_for(kind: str) -> None:
+    drawn = blocks.draw(kind, 1 << 18, 0.02, "cpu", torch.Generator().manual_seed(3))
+    numbers = gguf.quants.dequantize(drawn.numpy(), gguf.GGMLQuantizationType[kind])
+    assert numbers.size == 1 << 18
+    assert numbers.std() == pytest.approx(0.02, rel=0.03) and abs(numbers.mean()) < 4e-4
+
+
+def test_nothing_else_is_drawn() -> None:
+    with pytest.raises(ValueError, match="no numbers are drawn in Q4_0"):
+        blocks.draw("Q4_0", 32, 1.0, "cpu", torch.Generator())
+
+
+@pytest.mark.parametrize("storage", storages.GGUF)
+@pytest.mark.parametrize("model", ["wan14", "t5"])
+def test_a_gguf_file_is_what_the_table_says(tmp_path: Path, model: str, storage: str) -> None:
+    table, path = weights.tiny_table(model), tmp_path / "x.gguf"
+    weights.write_table(path, table, storage, "cpu")
+    reader = gguf.GGUFReader(str(path))
+    known = {tensor.name: tensor for tensor in reader.tensors}
+    for stocks, spec in table.items():
+        tensor = known.pop(packing.llama_cpps(stocks) if model == "t5" else stocks)
+        assert tuple(int(size) for size in reversed(tensor.shape)) == spec.shape
+        if len(spec.shape) == 2 and tensor.data.size > 30_000:
+            numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            assert numbers.std() == pytest.approx(spec.std, rel=0.1), stocks
+    assert not known
+    assert read_header(path).extents.keys() == {tensor.name for tensor in reader.tensors}
+
+
+def test_the_mix_is_that_of_published_files() -> None:
+    kinds = {tensor.entry.name: tensor.entry.kind for tensor in packing.packed(weights.table("wan14"), "q4_k_m")}
+    block = {name.removeprefix("blocks.7."): kind for name, kind in kinds.items() if name.startswith("blocks.7.")}
+    assert block["self_attn.v.weight"] == block["cross_attn.v.weight"] == block["ffn.2.weight"] == "Q6_K"
+    assert block["self_attn.q.weight"] == block["ffn.0.weight"] == "Q4_K"
+    assert block["modulation"] == block["self_attn.q.bias"] == "F32"
+    assert kinds["time_projection.1.weight"] == kinds["patch_embedding.weight"] == "F16"
+    assert packing.packed_kind("blocks.0.ffn.2.weight", 640, "q4_k_m") == "Q8_0"
+    assert packing.packed_kind("blocks.0.ffn.2.weight", 24, "q8_0") == "F16"
+
+
+@pytest.mark.parametrize("storage", storages.STORED)
+def test_the_bus_is_reckoned_with_the_bytes_that_blocks_have(storage: str) -> None:
+    table = weights.table("wan14")
+    if storage in storages.GGUF:
+        tensors = packing.packed(table, storage)
+    else:
+        tensors = packing.in_bytes(table) if storage == "int8_convrot" else packing.plain(table, storage)
+    held = sum(t.entry.nbytes for t in tensors if t.entry.name.startswith("blocks.") and len(t.entry.shape) == 2)
+    row = rows.sampling("wan14", 480, 480, 17, 3, storage=storage)
+    assert held == pytest.approx(bounds.cost_of(row).weights * storages.STORED[storage], rel=0.01)
+
+
+def test_an_int8_file_is_stocks(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    weights.write_table(path, weights.tiny_table("wan14"), "int8_convrot", "cpu")
+    read = comfy.utils.load_torch_file(str(path))
+    layer = "blocks.1.self_attn.q"
+    assert read[f"{layer}.weight"].dtype == torch.int8 and read[f"{layer}.weight_scale"].shape == (256, 1)
+    note = json.loads(bytes(read[f"{layer}.comfy_quant"].tolist()))
+    assert note == {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}
+    assert "convrot" not in json.loads(bytes(read["blocks.1.ffn.2.comfy_quant"].tolist())), "640 is no whole group"
+    numbers = read[f"{layer}.weight"].float() * read[f"{layer}.weight_scale"]
+    assert numbers.std() == pytest.approx(1 / 16, rel=0.05)
+
+
+def test_a_header_tells_every_kind_of_value(tmp_path: Path) -> None:
+    values = {"a": "text", "b": 7, "c": 1.5, "d": True, "e": ["x", "y"], "f": [1.0, 2.0], "g": [3, 4]}
+    entries = [Entry("first", "Q8_0", (1, 32)), Entry("second", "F16", (2, 3))]
+    laid = containers.gguf(entries, values)
+    path = tmp_path / "x.gguf"
+    path.write_bytes(laid.header + bytes(laid.begins[1] + entries[1].nbytes - len(laid.header)))
+    found = read_header(path)
+    assert {name: (e.begin, e.shape) for name, e in found.extents.items()} == {
+        "first": (laid.begins[0], (1, 32)),
+        "second": (laid.begins[1], (2, 3)),
+    }
+    told = {name: found.values[name] for name in "abcd"}
+    assert told == {name: values[name] for name in "abcd"}
+    lists: dict[str, Any] = dict(found.values)
+    assert lists["e"].texts == ("x", "y") and lists["f"].numbers == (1.0, 2.0) and lists["g"].numbers == (3, 4)
+
+
+# ------------------------------------------------------------------------------------------------------------------ rows
+
+
+def test_packed_rows_are_held_against_each_other() -> None:
+    names = {row.name for row in rows.all_rows()}
+    packed = [row for row in rows.all_rows() if row.group in ("packed", "windows")]
+    assert {row.storage for row in packed} >= {*storages.GGUF, "int8_convrot"}
+    assert all(row.plain in names for row in packed)
+    turbo = next(row for row in packed if row.note.endswith("turbo, our kernels of sm_80"))
+    assert turbo.plain == turbo.name.replace("turbo", "precise")
+    lora = next(row for row in packed if row.lora)
+    assert lora.plain == "14B 480x480x17, Q4_K_M"
+
+
+def test_the_pack_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    row = next(row for row in rows.all_rows() if row.needs_pack)
+    monkeypatch.delenv(gguf_pack.VARIABLE, raising=False)
+    assert rows.quick(row).stock is None
+    with pytest.raises(RuntimeError, match=f"{gguf_pack.VARIABLE} names no copy of ComfyUI-GGUF"):
+        gguf_pack.load_diffusion_model("x.gguf")
+    monkeypatch.setenv(gguf_pack.VARIABLE, str(tmp_path))
+    assert rows.quick(row).stock == row.stock
+    with pytest.raises(RuntimeError, match="names no copy"):
+        gguf_pack.load_diffusion_model("x.gguf")
+
+
+def test_a_packed_row_tells_its_promises_and_its_ram() -> None:
+    row = next(row for row in rows.all_rows() if row.name == "14B 480x480x17, Q4_K_M")
+    side = {"s": 0.4, "first s": 1.0, "peak GiB": 6.0, "finite": True}
+    one = {
+        "asked": 1.5, "asked s": 0.46, "asked first": None, "asked first s": 1.2, "asked held GiB": 9.31,
+        "stock": {**side, "RAM held GiB": 12.0}, "ours": {**side, "RAM held GiB": 8.0}, "stock / ours": 2.0,
+    }  # fmt: skip
+    assert groups.promised(one) == "1.5x, < 0.46 s, first < 1.2 s, RAM < 9.31 GiB"
+    assert groups.notes(row, {row.name: one}) == [f"- {row.name}, RAM held: stock 12 GiB, FuseStream 8 GiB"]
+
+
+# --------------------------------------------------------------------------------------------------------------- Windows
+
+
+class Sent:
+    """What a bus was sent besides."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.streams: set[int | None] = set()
+
+    def __call__(self, nbytes: int, stream: int | None) -> None:
+        self.sizes.append(nbytes)
+        self.streams.add(stream)
+
+
+def test_a_quick_bus_is_as_full_as_a_slow_one() -> None:
+    sent = Sent()
+    bus = windows.Bus(4 * rows.WINDOWS_BUS, sent)
+    bus.passed(50 * MIB, 7)
+    assert sent.sizes == [64 * MIB, 64 * MIB, 22 * MIB] and sent.streams == {7}
+    slower = windows.Bus(rows.WINDOWS_BUS / 2, sent)
+    slower.passed(50 * MIB)
+    assert len(sent.sizes) == 3, "a bus that is no quicker is left alone"
+
+
+class Device(PlainDevice):
+    """As a card's, it asks for many copies in one go."""
+
+    def copy_all(self, room: int, pieces: Iterable[tuple[int, int, int]]) -> None:
+        for at, source, nbytes in pieces:
+            PlainDevice.copy_in(self, room + at, source, nbytes)
+
+
+def test_ours_copy_at_the_rate_and_pin_no_more_than_windows_lets_them() -> None:
+    sent = Sent()
+    device = windows.limited(Device, windows.Bus(2 * rows.WINDOWS_BUS, sent), windows.Pins(3 * MIB))()
+    device.stream = SimpleNamespace(cuda_stream=9)
+    try:
+        pinned = device.pin(2 * MIB)
+        with pytest.raises(CudaError, match="out of memory"):
+            device.pin(2 * MIB)
+        room = device.room(MIB)
+        device.copy_in(room.data_ptr(), pinned.address, 1000)
+        device.copy_all(room.data_ptr(), iter([(0, pinned.address, 10), (10, pinned.address, 20)]))
+        device.synchronize()
+        assert sent.sizes == [1000, 30] and sent.streams == {9}
+        with pytest.raises(CudaError, match="not supported"):
+            device.register(0, 4096)
+        assert device.is_managed_capable is False
+        device.unpin(pinned)
+        device.unpin(device.pin(3 * MIB))
+    finally:
+        device.stop()
+
+
+def test_stock_copies_at_the_rate_in_both_its_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    management: Any = comfy.model_management
+    for name in ("cast_to_gathered", "cast_to", "MAX_PINNED_MEMORY"):
+        monkeypatch.setattr(management, name, getattr(management, name))
+    sent = Sent()
+    windows.hold_stock(windows.Bus(2 * rows.WINDOWS_BUS, sent))
+    assert pytest.approx(0.4 * 32 * 2**30) == management.MAX_PINNED_MEMORY
+    here = torch.zeros(100)
+    management.cast_to(here, device=torch.device("cpu"), copy=True)
+    assert sent.sizes == []
+    assert management.cast_to(here, device=torch.device("meta")).device.type == "meta"
+    away = torch.empty(4096, dtype=torch.uint8, device="meta")
+    management.cast_to_gathered(iter([here, None]), away)
+    management.cast_to_gathered([here], torch.empty(4096, dtype=torch.uint8), r2=away)
+    assert sent.sizes == [400, 400, 400]
+
+
+def test_the_limits_are_given_to_what_opens_pagers(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, parcels, vram = (
+        importlib.import_module(f"fusestream.{name}")
+        for name in ("memory.opening", "memory.parcels", "fusion.stream.vram")
+    )
+    for home in (opening, parcels):
+        monkeypatch.setattr(home, "CudaDevice", home.CudaDevice)  # type: ignore[attr-defined]
+    monkeypatch.setattr(vram, "_ram", None)
+    plain = opening.CudaDevice  # type: ignore[attr-defined]
+    windows.hold_ours(windows.Bus(1.0, Sent()))
+    assert issubclass(opening.CudaDevice, plain) and opening.CudaDevice is parcels.CudaDevice  # type: ignore[attr-defined]
+    assert opening.CudaDevice is not plain and vram._ram.total == 20 * 2**30  # type: ignore[attr-defined]
