@@ -11,6 +11,7 @@ from typing import Any, Literal
 Who = Literal["stock", "peer", "precise", "fast", "turbo", "sparse"]
 OURS: tuple[Who, ...] = ("precise", "fast", "turbo", "sparse")
 WHO: tuple[Who, ...] = ("stock", "peer", *OURS)
+IN_INT8: tuple[Who, ...] = ("peer", "turbo", "sparse")  # who multiplies bytes, from a file of bytes
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ PEER = {
     False: {"attention": 0.7, "gemm": 0.7 * 2},
 }
 PEER_SLOW = {"attention": 41 / 57.4, "gemm": 70 * 53 / 87 / 57.4}
-PEER_STORED = 0.5  # bytes of its weights, against FP16's
+INT8_STORED = 0.5  # bytes of weights in an INT8 file, against FP16's
 
 ASSUMED = (
     f"cuBLAS reaches {CUBLAS:.0%} of the tensor cores' peak, as was measured on an RTX 4090, a plain read {REACHED:.0%} of the "
@@ -59,8 +60,8 @@ ASSUMED = (
     "torch's attention and all of ours: the share that bench/turing predicts from machine code, of sm_75 for Turing, of sm_86 for "
     "Ampere and Ada; of ours never less than torch's, which `auto` would take",
     "*turbo* multiplies in INT8, every product of the blocks, by the same model of `linear_int8`; rounding its five inputs of "
-    "width and the hidden one is a pass of its own, 3 bytes for each element. Weights cross the bus as FP16: from an INT8 file "
-    "it is half",
+    "width and the hidden one is a pass of its own, 3 bytes for each element. Its file is an INT8 one: weights of FP16 are twice "
+    "as many bytes on the bus, and rounded anew at each use",
     f"*turbo*, {VISITED:.0%}: a step in which FuseStream Sparse Attention visits that share of the key blocks of self attention, "
     f"by the kernels that read lists; {1 / BLOCK:.1%} of a block's work for each one left out, routing free. The first steps of a "
     "video are dense",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .card_rates import ASSUMED, CARDS, MODELS, PEER_STORED, VISITED, WHO, Card, Rates, Who, rates_on, shares
+from .card_rates import ASSUMED, CARDS, IN_INT8, INT8_STORED, MODELS, VISITED, WHO, Card, Rates, Who, rates_on, shares
 from .end_to_end.bounds import TEXT_TOKENS, WAN, cost_of, wan_tokens
 from .end_to_end.rows import Row, sampling
 
@@ -169,11 +169,11 @@ def predictions(results: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[Who
 
             def seconds(who: Who, slow: bool, card: Card = card, row: Row = row) -> float:
                 rates = rates_on(card, who, found[card.turing, slow], slow)
-                stored = PEER_STORED if who == "peer" else 1.0
+                stored = INT8_STORED if who in IN_INT8 else 1.0
                 return step_seconds(row, rates, passes[who], card.gib, stored)
 
             told = {who: Told(seconds(who, False)) for who in WHO}
-            for who in ("peer", "turbo", "sparse"):
+            for who in IN_INT8:
                 if (slow := seconds(who, True)) != told[who].seconds:
                     told[who] = replace(told[who], slow=slow)
             yield card.name, row.name, told

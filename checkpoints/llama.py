@@ -128,6 +128,19 @@ def model_options(path: Path) -> dict[str, dict[str, int]]:
     return {f"{name}_model_config": model_config(path)}
 
 
+def options_of(size: LlamaSize) -> dict[str, dict[str, int]]:
+    """The same for a file of Qwen3 of which the sizes are known."""
+    sizes = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.width,
+        "intermediate_size": size.ffn,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.key_heads,
+    }
+    return {"qwen3_4b_model_config": sizes}
+
+
 def _is_gemma(shape: dict[str, tuple[int, ...]]) -> bool:
     return "model.layers.0.post_feedforward_layernorm.weight" in shape
 

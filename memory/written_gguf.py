@@ -36,25 +36,31 @@ class GgufWriter(UnfinishedFile):
         tensors: Mapping[str, tuple[str, tuple[int, ...]]],
         values: Mapping[str, Entry],
     ) -> None:
-        entries = {ALIGNMENT: DEFAULT_ALIGNMENT, **values}
-        described, relative, at = [], {}, 0
-        for name, (encoding, shape) in tensors.items():
-            kind = ENCODINGS[encoding]
-            nbytes = kind.nbytes_of(shape)
-            if kind.ggml is None or nbytes is None or kind.row_bytes(shape) is None:
-                raise NotWritten(f"{path}: GGUF cannot hold {name}, of type {encoding} and shape {list(shape)}.")
-            if len(shape) > MOST_DIMENSIONS:
-                entries[ORIGINAL_SHAPE + name] = list(shape)
-            sizes = tuple(reversed(_folded(shape)))
-            described.append(_text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind.ggml, at))
-            relative[name] = at, at + nbytes
-            at = _aligned(at + nbytes)
-        head = MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(entries))
-        head += b"".join(_text(name) + _value(value) for name, value in entries.items()) + b"".join(described)
-        begin = _aligned(len(head))
-        head = head.ljust(begin, b"\0")
-        places = {name: (begin + start, begin + end) for name, (start, end) in relative.items()}
-        super().__init__(path, head, places, begin + at)
+        super().__init__(path, *laid_out(path, tensors, values))
+
+
+def laid_out(
+    path: str | os.PathLike[str], tensors: Mapping[str, tuple[str, tuple[int, ...]]], values: Mapping[str, Entry]
+) -> tuple[bytes, dict[str, tuple[int, int]], int]:
+    """What comes before the tensors in such a file, [begin, end) of each in it, and its bytes in all."""
+    entries = {ALIGNMENT: DEFAULT_ALIGNMENT, **values}
+    described, relative, at = [], {}, 0
+    for name, (encoding, shape) in tensors.items():
+        kind = ENCODINGS[encoding]
+        nbytes = kind.nbytes_of(shape)
+        if kind.ggml is None or nbytes is None or kind.row_bytes(shape) is None:
+            raise NotWritten(f"{path}: GGUF cannot hold {name}, of type {encoding} and shape {list(shape)}.")
+        if len(shape) > MOST_DIMENSIONS:
+            entries[ORIGINAL_SHAPE + name] = list(shape)
+        sizes = tuple(reversed(_folded(shape)))
+        described.append(_text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind.ggml, at))
+        relative[name] = at, at + nbytes
+        at = _aligned(at + nbytes)
+    head = MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(entries))
+    head += b"".join(_text(name) + _value(value) for name, value in entries.items()) + b"".join(described)
+    begin = _aligned(len(head))
+    places = {name: (begin + start, begin + end) for name, (start, end) in relative.items()}
+    return head.ljust(begin, b"\0"), places, begin + at
 
 
 def _folded(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .rows import Row
+from .rows import WINDOWS_BUS, Row
 from .storages import STORED
 
 TEXT_TOKENS = 512
@@ -35,6 +35,22 @@ class Sizes:
 
 WAN = {"wan13": Sizes(1536, 8960, 30), "wan14": Sizes(5120, 13824, 40)}
 UMT5 = Sizes(4096, 10240, 24)
+
+
+@dataclass(frozen=True)
+class Language:
+    """A language model's sizes; several queries share a key."""
+
+    width: int
+    ffn: int
+    heads: int
+    key_heads: int
+    head_width: int
+    layers: int
+    vocabulary: int
+
+
+QWEN3 = Language(width=2560, ffn=9728, heads=32, key_heads=8, head_width=128, layers=36, vocabulary=151936)
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,14 @@ def umt5_forward(size: Sizes, tokens: int = TEXT_TOKENS) -> Cost:
     return Cost(
         size.layers * 2.0 * tokens * weights, size.layers * 4.0 * tokens * tokens * d, size.layers * 2.0 * weights
     )
+
+
+def qwen3_forward(size: Language, tokens: int = TEXT_TOKENS) -> Cost:
+    """One prompt through the language model: of each token all before it are seen, and a product is done for the others too."""
+    queries, keys = size.heads * size.head_width, size.key_heads * size.head_width
+    weights = 2.0 * size.width * (queries + keys) + 3.0 * size.width * size.ffn
+    seen = 4.0 * tokens * tokens * queries
+    return Cost(size.layers * 2.0 * tokens * weights, size.layers * seen, size.layers * 2.0 * weights)
 
 
 def _cube(into: int, out: int, box: Box) -> float:
@@ -141,7 +165,7 @@ def cost_of(row: Row) -> Cost:
     if row.work == "sample":
         return wan_forward(WAN[row.model], wan_tokens(row))
     if row.work == "text":
-        return umt5_forward(UMT5)
+        return umt5_forward(UMT5) if row.model == "t5" else qwen3_forward(QWEN3)
     if row.work == "video":
         raise ValueError("a whole video has the bounds of its parts")
     return vae_decode(row) if row.work == "decode" else vae_encode(row)
@@ -157,7 +181,8 @@ def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
     stored = cost.weights * STORED[row.storage]
     moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)
-    bus = moved / rates.bus
+    as_on_windows = any(side.windows for _, side in row.sides)
+    bus = moved / (min(WINDOWS_BUS, rates.bus) if as_on_windows else rates.bus)
     return {"arithmetic": arithmetic, "bus": bus, "bound": max(arithmetic, bus)}
 
 

@@ -6,13 +6,13 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from ...memory import ENCODINGS
+from ...memory.written_gguf import Entry as Value
+from ...memory.written_gguf import laid_out
 
-ALIGNMENT = 32  # of GGUF's tensors
 PAGE = 4096
-TEXT, LIST = 8, 9  # kinds of values in GGUF
 
 
 @dataclass(frozen=True)
@@ -49,35 +49,6 @@ def safetensors(entries: Sequence[Entry]) -> Laid:
     return Laid(struct.pack("<Q", len(text)) + text, [8 + len(text) + begin for begin in ends[:-1]])
 
 
-def gguf(entries: Sequence[Entry], values: Mapping[str, Any]) -> Laid:
-    """values: metadata; texts, whole numbers, fractions, truths, and lists of one of these."""
-    out = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(values))]
-    for name, value in values.items():
-        kind, raw = _value(value)
-        out += [_text(name), struct.pack("<I", kind), raw]
-    begins, at = [], 0
-    for entry in entries:
-        sizes = entry.shape[::-1]
-        number = ENCODINGS[entry.kind].ggml
-        out += [_text(entry.name), struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, number, at)]
-        begins.append(at)
-        at += -(-entry.nbytes // ALIGNMENT) * ALIGNMENT
-    header = b"".join(out)
-    header += bytes(-len(header) % ALIGNMENT)
-    return Laid(header, [len(header) + begin for begin in begins])
-
-
-def _text(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _value(value: Any) -> tuple[int, bytes]:
-    """Its kind, and itself."""
-    if isinstance(value, str):
-        return TEXT, _text(value)
-    if isinstance(value, list):
-        kinds = [_value(one) for one in value]
-        return LIST, struct.pack("<IQ", kinds[0][0], len(kinds)) + b"".join(raw for _, raw in kinds)
-    kind, letter = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}[type(value)]
-    return kind, struct.pack(f"<{letter}", value)
+def gguf(path: Path, entries: Sequence[Entry], values: Mapping[str, Value]) -> Laid:
+    header, places, _ = laid_out(path, {entry.name: (entry.kind, entry.shape) for entry in entries}, values)
+    return Laid(header, [places[entry.name][0] for entry in entries])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ...checkpoints import spiece
+from ...checkpoints.quantise import t5
 from ...checkpoints.weights import Spec, Table
-from ...fusion.families.t5 import gguf_tokenizer, llama_cpp
+from ...memory.written_gguf import Entry as Value
 from . import blocks
 from .containers import Entry
 from .storages import STORED
@@ -26,7 +27,7 @@ GROUP = 256  # of a rotation, and of a K block
 FINER = re.compile(
     r"blocks\.\d+\.(self|cross)_attn\.v\.weight|blocks\.\d+\.ffn\.2\.weight|.*\.(attn_v|ffn_down)\.weight"
 )
-BLOCKS = re.compile(r"(blocks\.\d+|enc\.blk\.\d+)\.|token_embd\.")
+BLOCKS = re.compile(r"(blocks\.\d+|enc\.blk\.\d+|model\.layers\.\d+|model\.embed_tokens|token_embd)\.")
 UNPACKED = re.compile(r".*\.attn_rel_b\.weight")
 
 
@@ -69,8 +70,9 @@ def in_bytes(rows: Table) -> list[Tensor]:
 def packed(rows: Table, storage: str) -> list[Tensor]:
     """As the converters of GGUF files leave them: matrices of blocks packed, vectors and modulations in FP32, the rest in FP16."""
     found = []
+    rename = t5.renaming(rows)
     for stocks, spec in rows.items():
-        name = llama_cpps(stocks) if "shared.weight" in rows else stocks
+        name = rename(stocks)
         kind = "F16"
         if len(spec.shape) == 1 or name.endswith("modulation") or UNPACKED.match(name):
             kind = "F32"
@@ -91,46 +93,15 @@ def is_matrix(spec: Spec) -> bool:
     return len(spec.shape) == 2
 
 
-def llama_cpps(name: str) -> str:
-    """Stock's name of a tensor of UMT5 as llama.cpp has it."""
-    outside = {stocks: theirs for theirs, stocks in llama_cpp.OUTSIDE.items()}
-    inside = {stocks: theirs for theirs, stocks in llama_cpp.INSIDE.items()}
-    whole, _, end = name.rpartition(".")
-    if whole in outside:
-        return f"{outside[whole]}.{end}"
-    _, _, number, part = whole.split(".", 3)
-    return f"enc.blk.{number}.{inside[part]}.{end}"
-
-
-def gguf_values(rows: Table, storage: str) -> dict[str, Any]:
-    """The metadata that readers look at, and of a text encoder its tokenizer."""
-    is_text = "shared.weight" in rows
-    known = {
-        "general.architecture": "t5encoder" if is_text else "wan",
+def gguf_values(rows: Table, storage: str) -> dict[str, Value]:
+    """The metadata that readers look at, and of UMT5 its tokenizer."""
+    is_t5 = "shared.weight" in rows
+    known: dict[str, Value] = {
+        "general.architecture": "t5encoder" if is_t5 else "qwen3" if "model.norm.weight" in rows else "wan",
         "general.quantization_version": 2,
         "general.file_type": {"q8_0": 7, "q4_k_m": 15}[storage],
     }
-    return known | (tokenizer_values() if is_text else {})
-
-
-def tokenizer_values() -> dict[str, Any]:
-    """The bench's sentencepiece model as llama.cpp's converter writes one."""
-    from sentencepiece import SentencePieceProcessor  # noqa: PLC0415 - needed for files of text encoders alone
-
-    pieces = SentencePieceProcessor(model_proto=spiece.spiece_model())
-    numbers = range(pieces.get_piece_size())
-    types = ((pieces.is_unknown, 2), (pieces.is_control, 3), (pieces.is_byte, 6))
-    found = {
-        "model": "t5",
-        "tokens": [pieces.id_to_piece(i) for i in numbers],
-        "scores": [float(pieces.get_score(i)) for i in numbers],
-        "token_type": [next((kind for fits, kind in types if fits(i)), 1) for i in numbers],
-        "add_space_prefix": True,
-        "remove_extra_whitespaces": True,
-        "eos_token_id": pieces.eos_id(),
-        "padding_token_id": pieces.pad_id(),
-    }
-    return {gguf_tokenizer.KEY + name: value for name, value in found.items()}
+    return known | (t5.tokenizer_values(spiece.spiece_model()) if is_t5 else {})
 
 
 def as_is(name: str, data: torch.Tensor) -> Tensor:

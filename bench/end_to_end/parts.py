@@ -6,10 +6,10 @@ The cut depends on the rows alone, never on what was measured: part 3 of 6 is th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .bounds import Rates, bound
-from .rows import VIDEOS, WINDOWS_BUS, Row, Side
+from .rows import VIDEOS, Row, Side
 
 # What a user asks first comes first: whoever stops early has that.
 ORDER = (
@@ -24,11 +24,11 @@ SHARE = {"stock": 0.6, "ours": 0.83}
 HELD = {"stock": 0.33, "ours": 0.5}  # to mem-efficient attention, or to stock's operations
 VAE = {"stock": {480: 0.25, 720: 0.06}, "ours": {480: 0.38, 720: 0.42}}
 FIRST_S = {
-    "stock": {"wan13": 0.6, "wan14": 8.0, "t5": 3.2, "vae": 1.0},
-    "ours": {"wan13": 1.5, "wan14": 2.5, "t5": 1.5, "vae": 3.0},
+    "stock": {"wan13": 0.6, "wan14": 8.0, "t5": 3.2, "qwen3": 4.0, "vae": 1.0},
+    "ours": {"wan13": 1.5, "wan14": 2.5, "t5": 1.5, "qwen3": 1.5, "vae": 3.0},
 }
 OUT_OF_MEMORY_S = 12.0  # until stock finds out that it cannot
-WRITE_S = {"wan13": 2.0, "wan14": 15.0, "t5": 7.0, "vae": 1.0}
+WRITE_S = {"wan13": 2.0, "wan14": 15.0, "t5": 7.0, "qwen3": 5.0, "vae": 1.0}
 POOL_S = 8.0  # to fill managed memory with 14B
 
 
@@ -65,7 +65,7 @@ def turn_seconds(row: Row, who: str, side: Side) -> float:
             Row("vae", "decode", *size, VIDEOS),
         )
         return TURN_S + sum(turn_seconds(part, who, side) - TURN_S for part in parts)
-    reckoned = bound(row, replace(H200, bus=WINDOWS_BUS) if side.windows else H200)["bound"]
+    reckoned = bound(row, H200)["bound"]
     held = side.attention == "efficient" or side.kernels == "off" or exact
     share = HELD[who] if held else SHARE[who]
     if row.model == "vae":

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from . import gguf_pack
 from .storages import GGUF, shown
 
-Model = Literal["wan13", "wan14", "vae", "t5"]
+Model = Literal["wan13", "wan14", "vae", "t5", "qwen3"]
 Work = Literal["sample", "decode", "encode", "text", "video"]
-TITLES: dict[Model, str] = {"wan13": "1.3B", "wan14": "14B", "vae": "VAE", "t5": "UMT5-XXL"}
+TITLES: dict[Model, str] = {"wan13": "1.3B", "wan14": "14B", "vae": "VAE", "t5": "UMT5-XXL", "qwen3": "Qwen3-4B"}
 LATENT = 8  # pixels of a side per latent pixel
 TIME = 4  # frames per latent frame, after the first
 WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
@@ -262,9 +262,11 @@ def packed() -> list[Row]:
                 ours=side,
             )
         )
+    rows.append(Row("qwen3", "text", steps=4, group="packed"))
     for storage in GGUF:
         name = shown(storage)
-        rows.append(Row("t5", "text", steps=4, group="packed", note=name, storage=storage, stock=None))
+        text = Row("t5", "text", steps=4, group="packed", note=name, storage=storage, stock=None)
+        rows += [text, replace(text, model="qwen3")]
     windows = Side(windows=True)
     for storage, stock in (("fp16", windows), ("int8_convrot", windows), (mix, replace(BESIDE_PACK, windows=True))):
         note = "as on Windows" if storage == "fp16" else f"{shown(storage)}, as on Windows"

@@ -11,23 +11,24 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from ... import checkpoints
-from ...checkpoints import spiece, umt5, wan, wan_vae
+from ...checkpoints import llama, spiece, umt5, wan, wan_vae
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
-from .bounds import UMT5, WAN
+from .bounds import QWEN3, UMT5, WAN
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, in_bytes, packed, plain
 from .storages import GGUF, file_name
 
 WRITERS = 8
 PIECE = 64 << 20  # bytes
 VOCABULARY = 256384
-KINDS = {"wan13": "wan_t2v", "wan14": "wan_t2v", "vae": "wan_vae", "t5": "umt5"}
+KINDS = {"wan13": "wan_t2v", "wan14": "wan_t2v", "vae": "wan_vae", "t5": "umt5", "qwen3": "qwen3"}
 
 
 def table(model: str) -> Table:
@@ -38,6 +39,8 @@ def table(model: str) -> Table:
     if model == "t5":
         heads = UMT5.dim // 64
         return umt5.table(umt5.Umt5Size(UMT5.dim, heads, 64, UMT5.ffn, UMT5.layers, VOCABULARY))
+    if model == "qwen3":
+        return llama.table(llama.LlamaSize(**asdict(QWEN3)))
     return wan_vae.table_21(wan_vae.VaeSize(96, 96))
 
 
@@ -46,6 +49,8 @@ def tiny_table(model: str) -> Table:
     published width, so that nothing has to tell it."""
     if model == "t5":
         return umt5.table(umt5.Umt5Size(width=32))
+    if model == "qwen3":
+        return llama.table(llama.QWEN3)
     return wan.table(wan.WanSize(text=4096))
 
 
@@ -78,7 +83,7 @@ def write_table(path: Path, rows: Table, storage: str, device: str) -> None:
     """Draw and write every tensor of the table. The file gets its name when it is whole."""
     if storage in GGUF:
         tensors = packed(rows, storage)
-        laid = containers.gguf([tensor.entry for tensor in tensors], gguf_values(rows, storage))
+        laid = containers.gguf(path, [tensor.entry for tensor in tensors], gguf_values(rows, storage))
     else:
         tensors = in_bytes(rows) if storage == "int8_convrot" else plain(rows, storage)
         if "shared.weight" in rows:

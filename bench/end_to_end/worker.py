@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .bounds import TEXT_TOKENS
 from .rows import VIDEOS, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
@@ -266,22 +267,28 @@ class Run:
     # --------------------------------------------------------------------------------------------- text, frames, both
 
     def text(self) -> dict[str, Any]:
-        clip, loading = self.text_encoder()
+        clip, loading = self.text_encoder(self.row.model)
 
         def encode(number: int) -> Any:
-            return clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT.format(number)))[0][0]
+            if self.row.model == "qwen3":  # whose prompts are as long as they are; every vocabulary has these
+                tokens = {"qwen3_4b": [[((3 * i + number) % 200, 1.0) for i in range(TEXT_TOKENS)]]}
+            else:
+                tokens = clip.tokenize(PROMPT.format(number))
+            return clip.encode_from_tokens_scheduled(tokens)[0][0]
 
         return {"load s": loading, **self.repeated(encode)}
 
-    def text_encoder(self) -> tuple[Any, float]:
+    def text_encoder(self, model: str = "t5") -> tuple[Any, float]:
         import comfy.sd  # noqa: PLC0415
 
-        path = self.paths["t5"]
+        path, options = self.paths[model], self.tiny_text(model)
+        kind = {"t5": "wan", "qwen3": "lumina2"}[model]
         if self.ours:
-            clip, loading = self._load(self.fusion.load_text_encoder, path, [], **self._budget())
+            more = {} if model == "t5" else {"kind": kind, "options": options}
+            clip, loading = self._load(self.fusion.load_text_encoder, path, [], **self._budget(), **more)
         else:
-            kind = comfy.sd.CLIPType.WAN
-            clip, loading = self._load(comfy.sd.load_clip, [path], clip_type=kind, model_options=self.tiny_text())
+            clip_type = comfy.sd.CLIPType[kind.upper()]
+            clip, loading = self._load(comfy.sd.load_clip, [path], clip_type=clip_type, model_options=options)
         self.model = clip.patcher
         return clip, loading
 
@@ -312,13 +319,18 @@ class Run:
         self.model = model  # of the three the one to be asked
         return found
 
-    def tiny_text(self) -> dict[str, Any]:
+    def tiny_text(self, model: str) -> dict[str, Any]:
         """Stock has the sizes of the published encoder built in: a tiny one needs them told."""
         if not self.job["quick"]:
             return {}
         from ... import checkpoints  # noqa: PLC0415
 
-        options: dict[str, Any] = checkpoints.umt5.model_options(Path(self.paths["t5"]))
+        options: dict[str, Any]
+        if model == "qwen3":
+            options = checkpoints.llama.options_of(checkpoints.llama.QWEN3)
+        else:  # ours tell a packed one by its tensors
+            path = Path(self.paths[model])
+            options = {} if path.suffix == ".gguf" else checkpoints.umt5.model_options(path)
         return options
 
     def vae(self) -> tuple[Any, float]:

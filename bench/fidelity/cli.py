@@ -3,6 +3,7 @@
     python bench fidelity                60 prompts on the card; writes bench/results/<gpu>.json as it goes
     python bench fidelity --quick        6 prompts on the CPU: that it runs, and what fp8 files lose; nothing is written
     python bench fidelity --only fp8     ways to compute whose name contains this, beside the reference; nothing is written
+    python bench fidelity --only file --add   the same, put beside the rows that the file has of these weights
     python bench fidelity --dry          nothing is written
     python bench fidelity --model DIR    the model of a `checkpoints.train model --size large` there: longer videos, and what is for
                                          them; a section of its own
@@ -17,14 +18,15 @@ import hashlib
 import importlib
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import kitchen, single
+from ..end_to_end.results import read
 from .long import LONG_SECTION, Size, beside, sizes
 from .table import HEAD, SECTION, Rows, line, missed, verdict
-from .variants import BF16, LONG, LONG_STORAGES, STORAGES, VARIANTS, Variant, for_cpu
+from .variants import BF16, LONG, LONG_STORAGES, REFERENCE, STORAGES, VARIANTS, Variant, for_cpu
 
 if TYPE_CHECKING:
     from .pipeline import Files, Work
@@ -38,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--seeds", type=int, default=1, help="videos of each")
     cli.add_argument("--steps", type=int, help="of the sampler, instead of 20")
     cli.add_argument("--only", help="ways to compute whose name contains this; nothing is written")
+    cli.add_argument("--add", action="store_true", help="with --only: put these rows beside those that the file has")
     cli.add_argument("--results", type=Path, help="the file to write into; bench/results/<gpu>.json by default")
     cli.add_argument(
         "--model", type=Path, metavar="DIR", help="a large training: longer videos, turbo, sparse attention"
@@ -49,7 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     import torch  # noqa: PLC0415
 
     into = None
-    if not (options.quick or options.dry or options.only):
+    if options.add and (options.model or not options.only):
+        cli.error("--add goes with --only, and not with --model")
+    if not (options.quick or options.dry or options.only) or options.add:
         into = options.results or single.results_file()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         runs = long_rows(options, into, Path(folder)) if options.model else [usual_rows(options, into, Path(folder))]
@@ -69,7 +74,7 @@ def usual_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> 
 
     def keep(found: Rows) -> None:
         if into is not None:
-            single.leave(SECTION, {**about, "rows": found}, into)
+            single.leave(SECTION, {**about, "rows": among(found, about, into) if options.add else found}, into)
 
     rows = measured(files, work, chosen(VARIANTS, options.only), keep)
     print(f"\n{len(work.videos)} videos of {work.steps} steps; errors are medians, or the median and the worst")
@@ -77,6 +82,14 @@ def usual_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> 
         print("on the CPU, which computes in FP32 whatever the type: only what files hold makes a difference")
     print("\n".join([HEAD, *map(line, rows), verdict(rows)]))
     return rows
+
+
+def among(found: Rows, about: Mapping[str, Any], file: Path) -> Rows:
+    """These rows and the others that the file has of the same work with the same weights, in the table's order."""
+    before = read(file).get(SECTION, {})
+    kept = before["rows"] if all(before.get(name) == value for name, value in about.items()) else []
+    every = {row["name"]: row for row in (*kept, *found)}
+    return [every[name] for name in (REFERENCE.name, *(one.name for one in VARIANTS)) if name in every]
 
 
 def long_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> list[list[dict[str, Any]]]:

@@ -67,6 +67,7 @@ VARIANTS = (
     STOCK_FP16,
     OURS_PRECISE,
     OURS_FAST,
+    OURS_TURBO,
     Variant("FuseStream auto, precise", AUTO, promised=True),
     Variant("FuseStream precise, Turing's code", replace(PRECISE, isa="sm_75"), promised=True),
     Variant("FuseStream fast, Turing's code", replace(FAST, isa="sm_75")),

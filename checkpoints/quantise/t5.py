@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ...fusion.families.t5 import gguf_tokenizer as proto
-from ...fusion.families.t5.llama_cpp import INSIDE, OUTSIDE, UNGATED
+from ...fusion.families.t5.llama_cpp import GATED, UNGATED
 from ...fusion.spiece import TENSOR as TOKENIZER
 from ...memory import Checkpoint, Extent
 from ...memory.written_gguf import Entry
 from .errors import CannotQuantise
 
-__all__ = ["TOKENIZER", "renaming", "tokenizer"]
+__all__ = ["TOKENIZER", "renaming", "tokenizer", "tokenizer_values"]
 
 BLOCK = re.compile(r"encoder\.block\.(\d+)\.(.+)(\.[^.]+)", re.DOTALL)
 NORMAL = 1  # a piece that says nothing of its type
@@ -28,8 +28,9 @@ USUAL = {proto.EOS: "</s>", proto.PAD: "<pad>"}
 def renaming(names: Collection[str]) -> Callable[[str], str]:
     """From stock's names to llama.cpp's. Names that it does not know stay."""
     has_gates = any(name.endswith(".wi_0.weight") for name in names)
-    inside = {theirs: ours for ours, theirs in (INSIDE if has_gates else UNGATED).items()}
-    outside = {theirs: ours for ours, theirs in OUTSIDE.items()}
+    known = GATED if has_gates else UNGATED
+    inside = {theirs: ours for ours, theirs in known.inside.items()}
+    outside = {theirs: ours for ours, theirs in known.outside.items()}
 
     def rename(name: str) -> str:
         found = BLOCK.fullmatch(name)
@@ -46,14 +47,15 @@ def tokenizer(source: Checkpoint, extent: Extent | None) -> dict[str, Entry]:
     if extent is None:
         return {}
     try:
-        return _values(source.read(extent).numpy().tobytes())
+        return tokenizer_values(source.read(extent).numpy().tobytes())
     except (ValueError, IndexError, KeyError, struct.error) as error:
         raise CannotQuantise(
             f"{source.files[0].path}: the tokenizer in it is damaged ({error}). Download the file again."
         ) from error
 
 
-def _values(model: bytes) -> dict[str, Entry]:
+def tokenizer_values(model: bytes) -> dict[str, Entry]:
+    """The same of a sentencepiece model by itself."""
     fields = list(_fields(model))
     pieces = [dict(_fields(value)) for number, value in fields if number == proto.PIECE]
     training = dict(_fields(b"".join(value for number, value in fields if number == proto.TRAINING)))

@@ -369,6 +369,20 @@ def test_variants_have_names_of_their_own_and_readme_has_the_tiers() -> None:
     assert {one.storage for one in cpu} == {"fp16", *STORAGES}
 
 
+def test_rows_are_put_among_those_of_the_same_work(tmp_path: Path) -> None:
+    file, about = tmp_path / "card.json", {"weights": "a", "steps": 20}
+    before = [{"name": name, "old": True} for name in (REFERENCE.name, STOCK_FP16.name, OURS_FP8.name)]
+    file.write_text(json.dumps({"fidelity": {**about, "rows": before}}))
+    new = [{"name": name} for name in (REFERENCE.name, OURS_FP8.name, OURS_PRECISE.name)]
+    found = cli.among(new, about, file)
+    assert [row["name"] for row in found] == [REFERENCE.name, STOCK_FP16.name, OURS_PRECISE.name, OURS_FP8.name]
+    assert [row["name"] for row in found if "old" in row] == [STOCK_FP16.name]
+    assert cli.among(new, {**about, "weights": "b"}, file)[1]["name"] == OURS_PRECISE.name
+    for wrong in (["--add"], ["--add", "--only", "x", "--model", "y"]):
+        with pytest.raises(SystemExit):
+            cli.main(["--quick", *wrong])
+
+
 # ----------------------------------------------------------------------------------------------------------- the tooltips
 
 TIERS = (STOCK_FP16.name, OURS_PRECISE.name, OURS_FAST.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import comfy.ldm.wan.model
 import comfy.ldm.wan.vae
 import comfy.ops
+import comfy.text_encoders.llama
 import comfy.text_encoders.t5
 import comfy.utils
 import pytest
@@ -22,6 +23,7 @@ from fusestream.bench import models, report
 from fusestream.bench.end_to_end import bounds, results, rows, weights, worker
 from fusestream.bench.end_to_end.bounds import Rates
 from fusestream.bench.end_to_end.rows import Row
+from fusestream.checkpoints.llama import LlamaSize, options_of
 from fusestream.kernels_cuda import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +92,15 @@ def test_the_text_encoder_costs_what_stock_computes() -> None:
     assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
 
 
+def test_the_language_model_costs_what_stock_computes() -> None:
+    size = replace(bounds.QWEN3, width=256, ffn=512, layers=2)
+    config = options_of(LlamaSize(**asdict(size)))["qwen3_4b_model_config"]
+    net = comfy.text_encoders.llama.Qwen3_4B(config, torch.float32, "cpu", comfy.ops.manual_cast)
+    counted = operations(lambda: net(torch.zeros(1, 512, dtype=torch.long), attention_mask=None))
+    cost = bounds.qwen3_forward(size)
+    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
+
+
 @pytest.mark.parametrize("work", ["decode", "encode"])
 def test_the_vae_costs_what_stock_computes(work: str) -> None:
     row = Row("vae", work, 64, 64, 9)  # type: ignore[arg-type]
@@ -142,11 +153,13 @@ def test_every_matrix_of_the_blocks_gets_its_lora() -> None:
     assert lora["diffusion_model.blocks.1.ffn.0.lora_B.weight"].shape == (640, 4)
 
 
-@pytest.mark.parametrize("model", ["wan13", "wan14", "vae", "t5"])
+@pytest.mark.parametrize("model", ["wan13", "wan14", "vae", "t5", "qwen3"])
 def test_weights_have_the_names_and_shapes_of_stocks_model(model: str) -> None:
     made: torch.nn.Module
     if model == "vae":
         made = vae(96, "meta")
+    elif model == "qwen3":
+        made = comfy.text_encoders.llama.Qwen3_4B({}, HALF, "meta", comfy.ops.manual_cast)
     elif model == "t5":
         made = comfy.text_encoders.t5.T5(t5_config(), HALF, "meta", comfy.ops.manual_cast)
     else:

@@ -28,7 +28,7 @@ from sentencepiece import SentencePieceProcessor
 
 from bed.depth import examples
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints.quantise import KINDS, CannotQuantise, architectures, choice, quantise
+from fusestream.checkpoints.quantise import KINDS, CannotQuantise, architectures, choice, quantise, t5
 from fusestream.checkpoints.quantise.__main__ import main
 from fusestream.checkpoints.quantise.blocks import PACKERS, packed
 from fusestream.checkpoints.quantise.pieces import PIECE
@@ -638,3 +638,10 @@ def test_dev_py_hands_everything_over(monkeypatch: pytest.MonkeyPatch, tmp_path:
     dev.main()
     line = ("checkpoints/quantise", str(tmp_path / "a.safetensors"), str(tmp_path / "b" / "c.gguf"), "--to", "q8_0")
     assert calls == [line, (*line, "--architecture", "wan", "--force")]
+
+
+def test_an_encoder_without_gates_has_names_of_its_own() -> None:
+    up = "encoder.block.3.layer.1.DenseReluDense.wi.weight"
+    assert t5.renaming([up])(up) == "enc.blk.3.ffn_up.weight"
+    gated = up.replace("wi.", "wi_1.")
+    assert t5.renaming([gated.replace("wi_1", "wi_0"), gated])(gated) == "enc.blk.3.ffn_up.weight"
