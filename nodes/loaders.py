@@ -51,8 +51,8 @@ class DiffusionModelLoader(io.ComfyNode):
                     "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: by "
                     f"prediction attention {gains.FAST} as fast as with precise on an {gains.PREDICTED_FOR}. The video changes a "
                     f"little. turbo also multiplies in 8 bits: attention's queries by keys, {gains.TURBO} as fast, and "
-                    "all matrices. For long or large videos, which change more. precise adds in FP32. Error of one model call beside "
-                    f"FP32: {gains.ERRORS}.",
+                    "all matrices. For long or large videos, which change more. precise adds in FP32. Error of one model call "
+                    f"beside FP32: {gains.ERRORS}.",
                 ),
                 choices.vram_budget(
                     "-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "
