@@ -12,11 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..kernels_cuda import Int8Matrix, Int8Rows, KernelPolicy, linear, mlp, multiply, multiply_, rows_to_int8
+from ..kernels_cuda import Int8Rows, KernelPolicy, linear, mlp, multiply, multiply_, rows_to_int8
 from ..kernels_cuda.ops.linear import Activation
+from ..kernels_cuda.ops.mlp import most_rows, parts_of
 from .int8_weights import Int8Weights, int8_operands
 from .operands import Weights, operands, packed
 
+ROUNDED_BYTES = 64 * 2**20  # of x, while several products read it
 PACKED_ROWS = 4096  # above, cuBLAS needs the same time for three products as for one (H200, 14B)
 
 
@@ -50,17 +52,35 @@ def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequ
         if len(halves) == len(parts) and x.shape[:-1].numel() <= PACKED_ROWS and (one := packed(halves)) is not None:
             rows = [part.matrix.shape[0] for part in halves]
             return linear(x, one.matrix, one.bias, policy=policy).split_with_sizes(rows, dim=-1)
-        rounded: dict[int, Int8Rows] = {}  # by rotation
-        found = []
-        for part in parts:
-            rows_of_x: Tensor | Int8Rows = x
-            if isinstance(part.matrix, Int8Matrix):
-                turn = part.matrix.rotation
-                if turn not in rounded:
-                    rounded[turn] = rows_to_int8(x, rotation=turn, policy=policy)
-                rows_of_x = rounded[turn]
-            found.append(multiply(rows_of_x, part.matrix, part.bias, policy=policy))
-        return found
+        in_int8 = [part for part in parts if isinstance(part, Int8Weights)]
+        made = iter(_in_int8(x, in_int8, policy) if in_int8 else ())
+        return [
+            next(made) if isinstance(part, Int8Weights) else linear(x, part.matrix, part.bias, policy=policy)
+            for part in parts
+        ]
+
+
+def _in_int8(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> Sequence[Tensor]:
+    """The products of x [batch, ..., k] with each: a few tokens at a time, since what is rounded lies beside what it was made of
+    while all results are held, and long videos fill a card."""
+    tokens = x.shape[1] if x.ndim == 3 else 0
+    pieces = parts_of(x.shape[0], tokens, most_rows(x.shape[-1], 2 * ROUNDED_BYTES)) if tokens else ()
+    if len(pieces) <= 1:
+        rows = _rounded(x, parts, policy)
+        return [multiply(rows[part.matrix.rotation], part.matrix, part.bias, policy=policy) for part in parts]
+    found = [x.new_empty(*x.shape[:-1], part.matrix.shape[0]) for part in parts]
+    for piece in pieces:
+        rows = _rounded(x[piece], parts, policy)
+        for out, part in zip(found, parts, strict=True):
+            multiply_(out[piece], rows[part.matrix.rotation], part.matrix, part.bias, policy=policy)
+    return found
+
+
+def _rounded(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> dict[int, Int8Rows]:
+    """By rotation."""
+    return {
+        turn: rows_to_int8(x, rotation=turn, policy=policy) for turn in dict.fromkeys(p.matrix.rotation for p in parts)
+    }
 
 
 def feed_forward(

@@ -76,7 +76,7 @@ MODEL_SWITCHES = of_families(
     Switch(
         "conversions",
         CONVERSIONS,
-        f"Weights stored as fp8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.FP8} of stock's speed for scaled fp8.",
+        f"Weights stored as fp8, INT8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.FP8} of stock's speed for scaled fp8.",
     ),
 )
 TEXT_SWITCHES = of_families(
@@ -96,7 +96,7 @@ TEXT_SWITCHES = of_families(
     Switch(
         "conversions",
         CONVERSIONS,
-        f"Weights stored as fp8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.TO_HALF} of stock's speed for scaled fp8.",
+        f"Weights stored as fp8, INT8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.TO_HALF} of stock's speed for scaled fp8.",
     ),
 )
 VAE_SWITCHES = of_families(
@@ -144,7 +144,7 @@ FAST = (
     f"precise on an {MEASURED_ON}"
 )
 AS_FAST = "turbo: as fast"  # where attention is short, or of a head that has no kernel in 8 bits
-TURBO = "turbo also rounds attention's queries and keys to 8 bits, for long or large videos"
+TURBO = "turbo also multiplies in 8 bits, in attention and of matrices, for long or large videos"
 
 
 def first_inputs(off: str, fast: str = FAST, turbo: str = AS_FAST) -> list[Any]:

@@ -50,9 +50,9 @@ class DiffusionModelLoader(io.ComfyNode):
                 choices.precision(
                     "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: by "
                     f"prediction attention {gains.FAST} as fast as with precise on an {gains.PREDICTED_FOR}. The video changes a "
-                    f"little. turbo also rounds attention's queries and keys to 8 bits, {gains.TURBO} as fast: for long or large "
-                    "videos, which change more; and it multiplies the weights of INT8 files in INT8. precise adds in FP32. Error "
-                    f"of one model call beside FP32: {gains.ERRORS}.",
+                    f"little. turbo also multiplies in 8 bits: attention's queries by keys, {gains.TURBO} as fast, and "
+                    "all matrices. For long or large videos, which change more. precise adds in FP32. Error of one model call "
+                    f"beside FP32: {gains.ERRORS}.",
                 ),
                 choices.vram_budget(
                     "-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "

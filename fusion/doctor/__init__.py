@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from . import bus, card, comfyui, families, machine
+from . import bus, card, comfyui, families, machine, model_file
 from .findings import Finding, Probe, as_text, ask
 
 __all__ = ["Finding", "as_text", "examine", "probes"]
@@ -27,8 +27,8 @@ def probes(
 ) -> list[tuple[str, Probe]]:
     """Titles and probes, in the order of the report.
 
-    comfyui_folder: of a ComfyUI that does not run here. model: a file by which to measure the disk. measure: also the rates,
-    which takes seconds.
+    comfyui_folder: of a ComfyUI that does not run here. model: a file by which to measure the disk, and whose types are told.
+    measure: also the rates, which takes seconds.
     """
     rates: list[tuple[str, Probe]] = [("Pager and bus", bus.pager), ("Disk", partial(bus.disk, model))]
     return [
@@ -41,6 +41,7 @@ def probes(
         ("Prebuilt kernels", card.prebuilt),
         ("Kernels", card.kernels),
         ("Families", families.known),
+        ("Largest diffusion model", partial(model_file.stored, model)),
         *(rates if measure else []),
         ("ComfyUI", partial(comfyui.version, comfyui_folder)),
         ("ComfyUI's switches", comfyui.switches),

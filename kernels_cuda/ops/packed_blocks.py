@@ -16,6 +16,7 @@ The device's side is src/packed_blocks.cuh.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -67,7 +68,14 @@ def _signed(data: Tensor, offset: int = 0) -> Tensor:
 
 
 def _table(nibbles: Tensor) -> Tensor:
-    return torch.tensor(IQ4_VALUES, dtype=torch.float32, device=nibbles.device)[nibbles.long()]
+    return _iq4_values(nibbles.device)[nibbles.long()]
+
+
+@lru_cache(maxsize=16)
+def _iq4_values(device: torch.device) -> Tensor:
+    """Made once for a device: a graph that is being captured can copy nothing from the CPU."""
+    with torch.inference_mode(False):
+        return torch.tensor(IQ4_VALUES, dtype=torch.float32, device=device)
 
 
 def _q4_0(blocks: Tensor) -> Parts:

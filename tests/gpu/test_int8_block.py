@@ -109,6 +109,18 @@ def test_halves_are_rounded_as_they_are_used(isa: Any) -> None:
     assert 0.002 < distance(turbo, precise) < 0.04
 
 
+@pytest.mark.parametrize("isa", ["sm_75", "sm_80"])
+def test_a_long_x_is_rounded_in_pieces(monkeypatch: pytest.MonkeyPatch, isa: Any) -> None:
+    """Sums of whole numbers are exact: the same bits."""
+    from fusestream.fusion import products
+
+    block, inputs = block_of(weights("convrot")[0], quantised=True), Inputs()
+    policy = KernelPolicy.of("on", precision="turbo", isa=isa)
+    wanted = inputs.run(block, policy)
+    monkeypatch.setattr(products, "ROUNDED_BYTES", 768 * DIM)
+    assert torch.equal(inputs.run(block, policy), wanted)
+
+
 def test_auto_takes_what_the_rule_allows() -> None:
     """On a card that gains nothing, products stay in FP16, and only attention rounds."""
     from fusestream.kernels_cuda.arch import int8_pays

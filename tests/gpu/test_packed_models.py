@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,8 +65,20 @@ def pair(folder: Path, kind: str) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("backend", ["slots", "managed"])
 @pytest.mark.parametrize("kind", SCALES)
-def test_the_latents_are_those_of_the_unpacked_weights(folder, kind, backend):
+def test_the_latents_are_those_of_the_unpacked_weights(folder, kind, backend, monkeypatch):
     """With all kernels off but the one that unpacks: the same operations on the same numbers, no tolerance."""
+    from fusestream.fusion.stream import stream
+    from fusestream.memory.plan import least_budget
+
+    bounds = stream.bounds
+
+    def of_slots(layers, device):
+        return least_budget([layer.nbytes for layer in layers]), bounds(layers, device)[1]
+
+    if (
+        backend == "slots"
+    ):  # counted in pages of managed memory, the least would have room for all of this model's blocks
+        monkeypatch.setattr(stream, "bounds", of_slots)
     packed, twin = pair(folder, kind)
     ours = load(packed, backend=backend)
     latent = sample(ours)
@@ -136,5 +149,6 @@ def test_loras_on_them_are_as_near_to_fp32_as_stocks_on_the_unpacked_file(folder
     got, of_stock = (sum(those) for those in zip(*errors, strict=True))
     assert got <= 1.1 * of_stock
     assert torch.equal(sample(ours), plain)
-    copies = [entry.layer for entry in ours.stream.ledger.entries if entry.kind == "copy"]
-    assert window == "least" or len(copies) == len(set(copies)), "other patches bring nothing anew"
+    copies = Counter(entry.layer for entry in ours.stream.ledger.entries if entry.kind == "copy")
+    if window == "all":  # `lora_diff` wrote to biases of the first two, which are not packed
+        assert set(copies.values()) == {1, 2} and copies["blocks.2"] == copies["blocks.3"] == 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fusestream.fusion import doctor
-from fusestream.fusion.doctor import bus, card, comfyui, families, findings, machine
+from fusestream.fusion.doctor import bus, card, comfyui, families, findings, machine, model_file
 from fusestream.memory import rates
 from fusestream.nodes.doctor import Doctor, largest_model
 
@@ -216,3 +216,17 @@ def test_the_command_line_needs_no_comfyui() -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, cwd="/")
     assert done.returncode == 0, done.stderr
     assert "no ComfyUI here" in done.stdout and "Pager" not in done.stdout
+
+
+def test_the_types_of_a_model_file_are_told(tmp_path: Path) -> None:
+    from gguf_files import Tensor, file_of
+
+    shape = (1 << 14, 1 << 10)
+    path = file_of(tmp_path / "mine.gguf", {}, [Tensor("a", "Q4_K", shape), Tensor("b", "F16", shape)])
+    (line,) = model_file.stored(path)
+    assert line == "GGUF: F16 0.03 GiB, Q4_K 0.01 GiB", "and no name"
+    path.write_bytes(path.read_bytes()[:-40])
+    (line,) = model_file.stored(path)
+    assert line.startswith(findings.ADVICE) and "is cut short" in line
+    assert list(model_file.stored(None)) == ["no model file was found"]
+    assert "only ComfyUI reads" in next(iter(model_file.stored(tmp_path / "x.pth")))

@@ -164,15 +164,17 @@ def header(path: Path, architecture: str | None, names: list[str]) -> str:
     ],
 )
 def test_models_of_other_numbers_are_refused(tmp_path: Path, architecture: str | None, told: str) -> None:
-    path = header(tmp_path / "x.gguf", architecture, ["blk.0.attn_norm.weight", "blk.0.attn_q.weight"])
+    path = header(
+        tmp_path / "x.gguf", architecture, ["blk.0.attn_norm.weight", "blk.0.attn_q.weight", "token_embd.weight"]
+    )
     for role in (Role.TEXT, Role.DIFFUSION):
         with pytest.raises(WrongFile, match=rf"{told}.*reads Qwen2\.5, Qwen3, T5.*as a \.safetensors file"):
             fusion.inspect_file(path, role)
 
 
-@pytest.mark.parametrize(("architecture", "name"), [("clip", "mm.0.weight"), (None, "v.blk.0.attn_q.weight")])
+@pytest.mark.parametrize(("architecture", "name"), [("clip", "mm.2.weight"), (None, "v.blk.0.attn_q.weight")])
 def test_a_vision_part_is_refused(tmp_path: Path, architecture: str | None, name: str) -> None:
-    path = header(tmp_path / "mmproj.gguf", architecture, [name])
+    path = header(tmp_path / "mmproj.gguf", architecture, ["mm.0.weight", name])
     with pytest.raises(WrongFile, match=r"mmproj\.gguf is the vision part of a language model \(an mmproj file\)"):
         fusion.inspect_file(path, Role.TEXT)
 
@@ -193,6 +195,18 @@ def test_a_missing_block_is_told_by_stocks_name(tmp_path: Path) -> None:
     path = packed_file(tmp_path / "x.gguf", found, "Q8_0", llama_cpps(model), architecture="qwen3")
     with pytest.raises(WrongFile, match=r"lacks model\.layers\.1: its numbers go on to model\.layers\.3"):
         fusion.inspect_file(str(path), Role.TEXT)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "names", "lacks"),
+    [
+        ("qwen2vl", ["blk.0.attn_norm.weight"], True),
+        ("qwen2vl", ["blk.0.attn_norm.weight", "visual.merger.ln_q.weight"], False),  # whoever put it there
+        ("wan", ["blocks.0.norm3.weight"], False),
+    ],
+)
+def test_which_files_have_no_vision_part(tmp_path: Path, architecture: str, names: list[str], lacks: bool) -> None:
+    assert llama_cpp.has_no_vision(read_header(header(tmp_path / "x.gguf", architecture, names))) is lacks
 
 
 def test_a_picture_needs_the_vision_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

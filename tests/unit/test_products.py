@@ -183,6 +183,24 @@ def test_x_is_rounded_once_for_each_rotation(monkeypatch: pytest.MonkeyPatch) ->
     assert turns == [64, 0, 16] and all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("shape", [(2, 1600, K), (5, 300, K)], ids=str)
+def test_long_x_is_rounded_a_few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    """Of one of a batch, or several of them whole: the same numbers."""
+    several, x = [of_file(TURNED), of_halves(n=44), of_file(int8_files.Kind(False), seed=5)], half(*shape)
+    wanted = products.products(x, several, TURBO)
+    sizes: list[int] = []
+
+    def counted(x: Tensor, *, rotation: int, policy: KernelPolicy) -> Any:
+        sizes.append(x.shape[:-1].numel())
+        return rows_to_int8(x, rotation=rotation, policy=policy)
+
+    monkeypatch.setattr(products, "rows_to_int8", counted)
+    monkeypatch.setattr(products, "ROUNDED_BYTES", 768 * K)
+    found = products.products(x, several, TURBO)
+    assert all(torch.equal(a, b) and a.is_contiguous() for a, b in zip(found, wanted, strict=True))
+    assert max(sizes) <= 768 and sum(sizes) == 2 * x.shape[:-1].numel() and len(sizes) > 4
+
+
 def test_beside_one_in_8_bits_another_stays_in_fp16() -> None:
     """Each as it would alone: a weight of 44 rows is none that the kernels take."""
     some, x = [of_file(TURNED), of_halves(), of_file(TURNED, n=44)], half(7, K)
@@ -217,7 +235,7 @@ def test_halves_that_lie_together_are_one_product_for_few_rows(monkeypatch: pyte
     calls.clear()
     monkeypatch.setattr(products, "PACKED_ROWS", 9)
     apart = products.products(half(2, 5, K), several, PRECISE)
-    assert not calls and all(torch.equal(a, b) for a, b in zip(apart, found, strict=True))
+    assert calls == [N] * 3 and all(torch.equal(a, b) for a, b in zip(apart, found, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float8_e4m3fn])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -569,6 +570,7 @@ def test_other_refusals(tmp_path: Path) -> None:
     assert out.stat().st_size < before
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
 @pytest.mark.parametrize("kind", ["q4_k", "int8"])
 def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     source, out = plain_file(tmp_path), tmp_path / ("y.gguf" if kind in GGUF else "y.safetensors")
@@ -617,6 +619,25 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([str(source), str(out), "--to", "q4_k", "--force", "--quiet"]) == 0
     assert capsys.readouterr().out.count("\n") == 1
     assert read_header(out).extents["blocks.0.a.weight"].dtype == "Q4_K"
+
+
+def test_dev_py_hands_everything_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files as they are called from where the user is: the command itself runs in the repository."""
+    spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
+    assert spec is not None and spec.loader is not None
+    dev: Any = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec.loader.exec_module(dev)
+    calls: list[Any] = []
+    monkeypatch.setattr(dev, "set_up", lambda options, with_browser: (None, None))
+    monkeypatch.setattr(dev, "call", lambda bed, *line, env=None: calls.append(line) or 3)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dev.py", "quantise", "a.safetensors", "b/c.gguf", "--to", "q8_0"])
+    assert dev.main() == 3
+    sys.argv += ["--force", "--architecture", "wan"]
+    dev.main()
+    line = ("checkpoints/quantise", str(tmp_path / "a.safetensors"), str(tmp_path / "b" / "c.gguf"), "--to", "q8_0")
+    assert calls == [line, (*line, "--architecture", "wan", "--force")]
 
 
 def test_an_encoder_without_gates_has_names_of_its_own() -> None:

@@ -274,7 +274,7 @@ def test_weights_brought_through_one_buffer(precision: str, monkeypatch: pytest.
     model = build()
     want = model([tokens(30)])[0]
     monkeypatch.setattr(operands, "_lie_as_wanted", lambda *_: False)
-    monkeypatch.setattr(operands, "_is_here", lambda *_: False)
+    monkeypatch.setattr(operands, "is_here", lambda *_: False)
     monkeypatch.setattr(operands, "_brought", brought)
     t5.fuse(model, KernelPolicy.of(precision=precision), on_cpu=True)
     close(model([tokens(30)])[0], want, ALLOWED[precision])

@@ -10,9 +10,9 @@ Activations, in units of x [batch, tokens, dim] in fp16: x itself (the caller ha
 at once at the worst place; the ffn's hidden values never take more than 256 MiB. Stock's block needs about nine. All of
 them have the size of x, so that torch's allocator finds a place for each where another one was: packed, q k v would need
 three units in one piece, which at 720p is 2.2 GiB and no longer there. A few tokens are packed: they have no such trouble,
-and one product of them is faster than three. Under `turbo` what a product in 8 bits reads
-lies beside it once more, half a unit. x is never written to: VACE's side branch still wants the one that went into the first
-block.
+and one product of them is faster than three. Under `turbo` what q, k and v
+read in 8 bits lies beside x in pieces of 64 MiB. x is never written to: VACE's side branch still wants the one that went into the
+first block.
 
 What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on the
 attentions are called with the tensors they expect, and a block whose parts another node has replaced is stock's again. So
