@@ -89,14 +89,20 @@ def where_it_is(stream: Stream) -> str:
 
 
 def what_it_holds(stream: Stream) -> str:
-    """Where that is not what the file has."""
-    converted = [weight for layer in stream.layers for weight in layer.weights if weight.is_converted]
+    """Where that is not what the file has, or what is computed with is not what is held."""
+    converted: Counter[tuple[str, str]] = Counter()
+    packed: Counter[str] = Counter()
+    for weight in (weight for layer in stream.layers for weight in layer.weights):
+        if weight.is_converted:
+            converted[weight.extent.dtype, str(weight.device_dtype).removeprefix("torch.")] += weight.nbytes
+        elif weight.is_packed:
+            packed[weight.extent.dtype] += weight.nbytes
+    if packed.total() > converted.total():
+        kinds = ", ".join(name for name, _ in packed.most_common())
+        return f"Weights stay packed as the file has them ({kinds}), and are unpacked for each product."
     if not converted:
         return ""
-    pairs: Counter[tuple[str, str]] = Counter()
-    for weight in converted:
-        pairs[weight.extent.dtype, str(weight.device_dtype).removeprefix("torch.")] += weight.nbytes
-    (stored, held), _ = pairs.most_common(1)[0]
+    (stored, held), _ = converted.most_common(1)[0]
     return f"Weights that the file has as {stored} are held as {held}, converted as they arrive."
 
 

@@ -28,6 +28,7 @@ from fusestream.fusion.family import Role
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.packed import numbers
 from fusestream.fusion.packed_layout import is_held
+from fusestream.fusion.report.gathering import what_it_holds
 from fusestream.fusion.stream import lora
 from fusestream.memory import Checkpoint, Extent, read_header
 
@@ -123,7 +124,7 @@ def encode(clip: Any) -> torch.Tensor:
     return encoding
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1", "IQ4_NL", "Q4_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1", "IQ4_NL", "Q4_K", "Q6_K"])
 def test_a_umt5_encodes_as_its_dequantised_file(tmp_path: Path, umt5: Path, kind: str) -> None:
     """Its token embedding is packed too, and stays in the file."""
     plain = load_file(umt5)
@@ -229,10 +230,18 @@ def wan_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("wan")
 
 
-def test_its_matrices_are_packed_in_the_window(wan_folder: Path) -> None:
-    ours, stock = wan(wan_folder)
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_wan_samples_as_its_dequantised_file(wan_folder: Path, kind: str) -> None:
+    ours, stock = wan(wan_folder, kind)
     assert torch.equal(sample(ours, SCENE), sample(stock, SCENE))
+
+
+def test_its_matrices_are_packed_in_the_window(wan_folder: Path) -> None:
+    ours, _ = wan(wan_folder)
+    sample(ours, SCENE)
     stream = ours.stream
+    told = "Weights stay packed as the file has them (Q4_K, Q8_0), and are unpacked for each product."
+    assert what_it_holds(stream) == told
     matrices = [one for block in stream.blocks for one in block.paged if one.stand_in.ndim == 2]
     assert matrices and all(is_held(one.stand_in) and one.stand_in.dtype is torch.float16 for one in matrices)
     layer = stream.layers[0]
