@@ -39,9 +39,7 @@ class Predicted:
 
 
 # Of one call of a model with trained weights, beside FP32: `python3 dev.py bench fidelity`.
-ERRORS = (
-    "precise 0.099 %, fast 0.10 %, ComfyUI in FP16 0.10 %; in a video of 14040 tokens precise 0.066 %, turbo 0.086 %"
-)
+ERRORS = "precise 0.099 %, fast 0.10 %, turbo 0.55 %, ComfyUI in FP16 0.10 %"
 
 # Of one call of the larger trained model: `python3 dev.py bench fidelity --model DIR`.
 SPARSE_ERRORS = "0.5 changes one call of a small trained model by 2.9 %, 0.3 by 5.6 %, radial by 4.7 %"

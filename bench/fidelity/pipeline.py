@@ -146,7 +146,8 @@ def forget() -> None:
 def policy_of(computing: Computing, **ops: Mode) -> KernelPolicy:
     from ...kernels_cuda import KernelPolicy  # noqa: PLC0415
 
-    return KernelPolicy.of(computing.kernels, precision=computing.precision, isa=computing.isa, **ops)
+    modes: dict[str, Mode] = {**dict.fromkeys(computing.off, "off"), **ops}  # type: ignore[dict-item]
+    return KernelPolicy.of(computing.kernels, precision=computing.precision, isa=computing.isa, **modes)
 
 
 def on_card() -> bool:

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Computing:
-    """Who computes the three networks, and how: stock in a type, or ours under a policy."""
+    """Who computes the three networks, and how: stock in a type, or ours under a policy. off: what of it is switched off."""
 
     stock: str | None = None
     kernels: Mode = "on"
     precision: Precision = "precise"
     isa: IsaClass | None = None
+    off: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,14 @@ class Variant:
 FP32, FP16, BF16 = Computing(stock="float32"), Computing(stock="float16"), Computing(stock="bfloat16")
 PRECISE, FAST, TURBO = Computing(), Computing(precision="fast"), Computing(precision="turbo")
 AUTO = Computing(kernels="auto")
+HALVES = replace(TURBO, off=("linear_int8", "linear_int8_"))  # of `turbo` attention alone
 
 REFERENCE = Variant("ComfyUI FP32", FP32)
 STOCK_FP16 = Variant("ComfyUI FP16", FP16)
 OURS_PRECISE = Variant("FuseStream precise", PRECISE, promised=True)
 OURS_FAST = Variant("FuseStream fast", FAST)
 OURS_TURBO = Variant("FuseStream turbo", TURBO)
+OURS_HALVES = Variant("FuseStream turbo, matrices in FP16", HALVES)
 STOCK_FP8 = Variant("ComfyUI, fp8 file", FP16, "fp8_e4m3fn")
 OURS_FP8 = Variant("FuseStream, fp8 file", PRECISE, "fp8_e4m3fn")
 STOCK_INT8 = Variant("ComfyUI, int8_convrot file", FP16, "int8_convrot")
@@ -97,15 +100,16 @@ LONG = (
     OURS_PRECISE,
     OURS_FAST,
     OURS_TURBO,
-    Variant("FuseStream turbo, Turing's code", replace(TURBO, isa="sm_75")),
+    OURS_HALVES,
+    Variant("FuseStream turbo, matrices in FP16, Turing's code", replace(HALVES, isa="sm_75")),
     STOCK_INT8,
     TURBO_INT8,
     KITCHEN,
     STOCK_CACHED,
     OURS_HALF,
     Variant("FuseStream precise, 30% of the blocks", PRECISE, sparse=Sparse(share=0.3)),
-    Variant("FuseStream turbo, 50% of the blocks", TURBO, sparse=Sparse()),
-    Variant("FuseStream turbo, 30% of the blocks", TURBO, sparse=Sparse(share=0.3)),
+    Variant("FuseStream turbo, matrices in FP16, 50% of the blocks", HALVES, sparse=Sparse()),
+    Variant("FuseStream turbo, matrices in FP16, 30% of the blocks", HALVES, sparse=Sparse(share=0.3)),
     Variant("FuseStream precise, radial", PRECISE, sparse=Sparse("radial")),
 )
 # What `dev.py quantise` makes of the file, and what such files are called.
@@ -115,8 +119,8 @@ STORAGES, LONG_STORAGES = (
 )
 
 # What README shows.
-SHORT = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_FAST, STOCK_FP8, OURS_FP8))
-SHORT_LONG = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_TURBO, KITCHEN, STOCK_CACHED, OURS_HALF))
+SHORT = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_FAST, OURS_TURBO, STOCK_FP8, OURS_FP8))
+SHORT_LONG = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_HALVES, KITCHEN, STOCK_CACHED, OURS_HALF))
 
 
 def for_cpu(variants: Iterable[Variant]) -> list[Variant]:
