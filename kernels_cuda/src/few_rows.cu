@@ -34,11 +34,13 @@
 //   RTX 2060 Super           9.0    9.0    11     13     17     16    32
 //   H200                     4.7    4.7    5.7    6.9    8.9    8.4   17
 //
-// So bytes decide, on an H200 by little. Predicted: 80 % of the bandwidth there and more on cards with less of it; for
-// an RTX 2060 Super bench/turing has, of the 381 GB/s that reads reach, 330, 302, 320, 379 and 359 from Q4_0 to Q8_0 at
-// eight rows whose x always comes from L2. A matrix of less than about 20 MB does not fill an H200 for long enough. Of
-// Turing's tensor cores Q4_K with its mins takes 89 % of the time of its bytes up to 8 rows, and twice that up to 16:
-// there they decide, at 56 %.
+// So bytes should decide. Measured on an H200 (13824 x 5120, one row), of the 3.4 to 3.9 TB/s that copies reach: 1.45
+// from Q4_0, 1.5 Q4_K, 1.6 Q5_K, 1.35 Q6_K, 1.85 Q8_0, 2.25 I8, 2.8 F16: there the chain from load over shared memory
+// to product decides, at two blocks to a multiprocessor; four, with half the registers each, were slower. Cards with
+// less bandwidth for a multiprocessor wait less: for an RTX 2060 Super bench/turing has, of the 381 GB/s that reads
+// reach, 330, 302, 320, 379 and 359 from Q4_0 to Q8_0 at eight rows whose x always comes from L2. Of Turing's tensor
+// cores Q4_K with its mins takes 89 % of the time of its bytes up to 8 rows, and twice that up to 16: there they
+// decide, at 56 %.
 
 #include "mma.cuh"
 #include "packed_blocks.cuh"

@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import save_file
 from scenes import distance
 
+from bed.depth import is_thorough
 from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.override import model_under
 from fusestream.fusion.stream import lora
 from fusestream.kernels_cuda import KernelPolicy
 
+OFTEN = ("lora_ab", "lora_lokr", "lora_dora", "lora_diff")  # kinds that residents are tried with too
 LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base != "umt5"]
 
 
@@ -62,8 +64,14 @@ def sample(model: Any) -> torch.Tensor:
     return comfy.sample.sample(model, noise, 2, 1.0, "euler", "simple", words, words, latent, disable_pbar=True, seed=1)
 
 
-@pytest.mark.parametrize("window", ["least", "all"])
-@pytest.mark.parametrize("kind", LORAS)
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [
+        (kind, window)
+        for kind in LORAS
+        for window in (("least", "all") if is_thorough() or kind in OFTEN else ("least",))
+    ],
+)
 def test_the_latents_are_stocks(folder: Path, kind: str, window: str) -> None:
     ours, stock = load(folder, "fp32", checkpoints.LORA_BASES[kind], window)
     plain = sample(ours)
