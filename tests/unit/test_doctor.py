@@ -127,7 +127,8 @@ def test_the_class_of_a_card(name: str, capability: tuple[int, int], words: str)
 
 def test_the_families_are_told() -> None:
     lines = list(families.known())
-    assert any(line.startswith("Wan diffusion model: attention, linear") for line in lines)
+    (wan,) = (line for line in lines if line.startswith("Wan diffusion model: "))
+    assert {"attention", "linear", "linear_int8", "norm_modulate"} <= set(wan.partition(": ")[2].split(", "))
     assert "ComfyUI computes it" in lines[-1] and not any(line.startswith(findings.ADVICE) for line in lines)
 
 
