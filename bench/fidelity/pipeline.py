@@ -146,7 +146,7 @@ def forget() -> None:
 def policy_of(computing: Computing, **ops: Mode) -> KernelPolicy:
     from ...kernels_cuda import KernelPolicy  # noqa: PLC0415
 
-    modes: dict[str, Mode] = {**dict.fromkeys(computing.off, "off"), **ops}  # type: ignore[dict-item]
+    modes: dict[str, Mode] = {**dict.fromkeys(computing.off, "off"), **ops}
     return KernelPolicy.of(computing.kernels, precision=computing.precision, isa=computing.isa, **modes)
 
 
