@@ -64,6 +64,22 @@ def test_six_tensors_of_the_size_of_x_and_a_chunk_of_the_ffn() -> None:
     assert need(side, LATENT, torch.float16) == pytest.approx(1.05 * (9 * x + 2**28))
 
 
+def test_halves_that_are_made_of_a_files_weights_count() -> None:
+    """Of a feed-forward both at once; those of an fp16 file lie there anyway."""
+    x, weights = 32760 * 5120 * 2, 2 * 5120 * 13824
+
+    def of(kind: torch.dtype) -> Any:
+        first, second = (
+            torch.nn.Linear(*sides, bias=False, device="meta", dtype=kind) for sides in ((5120, 13824), (13824, 5120))
+        )
+        ffn = torch.nn.Sequential(first, torch.nn.GELU(), second)
+        return type("OfBlocks", (Net,), {"blocks": [type("Block", (), {"ffn": ffn})]})()
+
+    assert need(of(torch.float16), LATENT, torch.float16) == pytest.approx(1.05 * (6 * x + 2**28))
+    for kind in (torch.float8_e4m3fn, torch.bfloat16):
+        assert need(of(kind), LATENT, torch.float16) == pytest.approx(1.05 * (6 * x + 2**28 + 2 * weights))
+
+
 def test_14b_at_720p_leaves_room_for_its_window_in_7_gib() -> None:
     window, rest = 1.31 * GIB, 0.44 * GIB  # measured of the fp16 file
     assert need(Net(), (1, 16, 21, 90, 160), torch.float16) + window + rest < 7 * GIB

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ....kernels_cuda.ops.mlp import CHUNK_BYTES
+from ...stream.blocks import is_quantised
 
 UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
 SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
@@ -24,4 +25,13 @@ def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     )
     units = UNITS + (SIDE_UNITS if hasattr(net, "vace_blocks") else 0)
     size: int = units * tokens * net.dim * dtype.itemsize
-    return SLACK * (size + CHUNK_BYTES)
+    return SLACK * (size + CHUNK_BYTES + _made_half(net))
+
+
+def _made_half(net: Any) -> int:
+    """Bytes of a block's two largest matrices, those of its feed-forward, as the halves that are made for its products, where the
+    file has them in another type."""
+    block = next(iter(getattr(net, "blocks", ())), None)
+    weights = () if block is None else (block.ffn[0].weight, block.ffn[2].weight)
+    others = (weight for weight in weights if is_quantised(weight) or weight.dtype is not torch.float16)
+    return sum(weight.numel() * torch.float16.itemsize for weight in others)
