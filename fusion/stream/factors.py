@@ -27,10 +27,11 @@ LARGEST = 0.5
 
 
 class PatchRoute(NamedTuple):
-    """one_pass: whether plain LoRA may be added in one pass. is_ours: whether our code computes the block, which makes halves of
-    whatever its weights are."""
+    """one_pass: whether plain LoRA may be added in one pass. streams: whether the block comes anew for each use. is_ours: whether
+    our code computes it, which makes halves of whatever its weights are."""
 
     one_pass: bool
+    streams: bool = True
     is_ours: bool = True
 
 
@@ -151,7 +152,9 @@ def _changes(paged: Paged, patches: tuple[Any, ...], route: PatchRoute) -> Pairs
     halves = [half for pair in found or () if (half := halved(pair)) is not None]
     if found is not None and len(halves) == len(found):
         return Pairs(halves, on_the_way=on_the_way)
-    return Later(patches) if on_the_way and (route.one_pass or is_held(weight)) else patches
+    # What else there is takes stock's functions a while: residents that can be written to have it once, rounded as stock does.
+    once = not is_held(weight) and not (route.one_pass and route.streams)
+    return Later(patches) if on_the_way and not once else patches
 
 
 def _is_cast_for_each_product(paged: Paged, route: PatchRoute) -> bool:

@@ -290,7 +290,7 @@ class Stream:
     def _along(self, layer: int) -> Along | None:
         """A layer is about to be copied, and what its block's patches need goes with it."""
         i = self.order.paged[layer]
-        along: Along | None = self.patching.along(i, self._patch_route())
+        along: Along | None = self.patching.along(i, self._patch_route(i))
         return along
 
     # ----------------------------------------------------------------------------------------------------- patches
@@ -394,7 +394,7 @@ class Stream:
             made = self._made(pager, i, weights)
             block.hold(made.parameters)
             if made.adds:
-                self.patching.add_on_the_way(i, self._patch_route())
+                self.patching.add_on_the_way(i, self._patch_route(i))
             if self.patching:
                 self._ask_ahead(pager, i)
         except BaseException:
@@ -426,10 +426,10 @@ class Stream:
         for weight in self._layers[i].weights:
             weights[weight.name] = self._read(weight).to(self._device)
         self._lent.add(i)
-        made = self.patching.made(i, weights, self._patch_route(), self._device, in_place=True)
+        made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
         self.blocks[i].hold(made.parameters)
         if made.adds:
-            self.patching.add_on_the_way(i, self._patch_route())
+            self.patching.add_on_the_way(i, self._patch_route(i))
 
     def _read(self, weight: Weight) -> torch.Tensor:
         """One weight as the pager would bring it, on the CPU."""
@@ -452,10 +452,10 @@ class Stream:
         if i not in self.patching:
             return self.patching.made(i, weights, UNPATCHED, self._device, in_place=False)
         if not pager.is_writable:
-            return self.patching.made(i, weights, self._patch_route(), self._device, in_place=False)
+            return self.patching.made(i, weights, self._patch_route(i), self._device, in_place=False)
         arrival = pager.arrival(self.order.place[i])
         if arrival.made is None:
-            arrival.made = self.patching.made(i, weights, self._patch_route(), self._device, in_place=True)
+            arrival.made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
         made: Made = arrival.made
         return made
 
@@ -468,13 +468,18 @@ class Stream:
             if j in self.patching:
                 made: Made | None = pager.made(layer)
                 if made is None or made.adds:
-                    self.patching.ask(j, self._patch_route())
+                    self.patching.ask(j, self._patch_route(j))
                     return
 
-    def _patch_route(self) -> PatchRoute:
-        """In which way patches are applied."""
+    def _patch_route(self, i: int) -> PatchRoute:
+        """In which way block i's patches are applied."""
         one_pass = self.patching.one_pass and lora.serves(self._device)
-        return PatchRoute(one_pass, self.family is not None)
+        layer, is_ours = self.order.place.get(i), self.family is not None
+        if layer is None:
+            return PatchRoute(one_pass, streams=False, is_ours=is_ours)
+        assert self.pager is not None, "patches are applied to what is loaded"
+        streams = layer not in self.pager.plan.resident or not self.pager.is_writable
+        return PatchRoute(one_pass, streams, is_ours)
 
 
 UNPATCHED = PatchRoute(one_pass=False)

@@ -116,6 +116,7 @@ FP8 = torch.float8_e4m3fn
         (torch.float16, PatchRoute(one_pass=True), False),
         (torch.float16, PatchRoute(one_pass=False), None),
         (FP8, PatchRoute(one_pass=True), True),  # cast for each product anyway
+        (FP8, PatchRoute(one_pass=True, streams=False), True),
         (FP8, PatchRoute(one_pass=False), None),  # in stock's steps
         (torch.float32, PatchRoute(one_pass=True), None),
     ],

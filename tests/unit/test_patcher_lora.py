@@ -249,7 +249,8 @@ def test_with_kernels_off_the_sums_are_stocks(folder: Path) -> None:
 @pytest.mark.parametrize("window", ["least", "all"])
 @pytest.mark.parametrize("storage", ["fp8_e4m3fn", "fp8_scaled"])
 def test_fp8_weights_have_patches_added_on_the_way(folder: Path, storage: str, window: str) -> None:
-    """To what a product makes of them, whether they stay or stream: nothing is rounded to fp8 again, as stock does."""
+    """To what a product makes of them: plain LoRA whether they stay or stream, other kinds where they stream. Nothing of that is
+    rounded to fp8 again, as it is in stock."""
     options = {"dtype": torch.float8_e4m3fn} if storage == "fp8_e4m3fn" else {}
     ours, stock = load(folder, storage, window=window, **options)
     modules = [paged.module for block in ours.stream.blocks for paged in block.paged]
@@ -257,8 +258,8 @@ def test_fp8_weights_have_patches_added_on_the_way(folder: Path, storage: str, w
     exact = load(folder, storage, dtype=torch.float32)[1] if storage == "fp8_e4m3fn" else None
     for loras in ((("lora_ab", 1.0),), (("lora_ab", 0.3), ("lora_kohya", -1.0)), (("lora_dora", 1.0),), ()):
         got, stocks = (sample(with_loras(model, folder, *loras)) for model in (ours, stock))
-        if not loras:
-            assert torch.equal(got, stocks)
+        if not loras or (window == "all" and loras[0][0] == "lora_dora"):
+            assert torch.equal(got, stocks), loras
             continue
         assert 0 < distance(got, stocks) < 0.08, loras
         if exact is not None:
