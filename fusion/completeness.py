@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..memory import ENCODINGS, BadFile, Extent, WeightFile
+from ..memory import BadFile, Extent, WeightFile
 from .errors import WrongFile
 from .family import Expected, Shape
 from .notices import warn
@@ -32,16 +32,9 @@ BESIDE_A_WEIGHT = (
     "comfy_quant",
     "pre_quant_scale",
 )
-# Types in which a tensor has the shape that the network has. In others a file's writer packed several numbers into one.
-AS_SHAPED = {
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-    "F8_E4M3",
-    "F8_E5M2",
-    *(name for name, one in ENCODINGS.items() if one.is_packed),
-}
+# Types of torch's in which a tensor has the shape that the network has, as packed ones have it too. In others a file's writer
+# packed several numbers into one.
+AS_SHAPED = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 # A block has at least so many tensors. With fewer it may be an operation in a sequence, where others have none.
 RICH = 4
 SHOWN, LONGEST = 3, 120  # names in a message, characters of one
@@ -108,7 +101,7 @@ def require(header: WeightFile, expected: Expected) -> None:
 
 
 def _fits(extent: Extent, shape: Shape) -> bool:
-    if extent.dtype not in AS_SHAPED:
+    if extent.dtype not in AS_SHAPED and not extent.is_packed:
         return True
     return len(extent.shape) == len(shape) and all(
         wanted in (None, size) for size, wanted in zip(extent.shape, shape, strict=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kernels_cuda import STANDARD, KernelPolicy, dequantise
-from ..memory import ENCODINGS, Encoding, Extent
+from ..memory import Encoding, Extent
 from ..memory.layer import DTYPES
 
 UNPACKED = torch.float16
@@ -15,14 +15,9 @@ UNPACKED = torch.float16
 AT_ONCE = KernelPolicy.of("on")
 
 
-def is_packed(extent: Extent) -> bool:
-    encoding = ENCODINGS.get(extent.dtype)
-    return encoding is not None and encoding.is_packed
-
-
 def type_of(extent: Extent) -> torch.dtype | None:
     """Of the tensor that torch is to take it for; None: torch has no such type."""
-    return UNPACKED if is_packed(extent) else DTYPES.get(extent.dtype)
+    return UNPACKED if extent.is_packed else DTYPES.get(extent.dtype)
 
 
 def unpacked(stored: Tensor, encoding: str, out: Tensor | None = None) -> Tensor:
@@ -34,7 +29,7 @@ def numbers(stored: Tensor, extent: Extent) -> Tensor:
     """A tensor's bytes from its file, uint8 [bytes], as numbers in its shape. What is not packed is not copied."""
     kind = type_of(extent)
     assert kind is not None, f"{extent.name} is of type {extent.dtype}"
-    if is_packed(extent):
+    if extent.is_packed:
         return unpacked(stored, extent.dtype).view(extent.shape)
     return stored.view(kind).view(extent.shape)
 
@@ -43,7 +38,7 @@ def rows(stored: Tensor, extent: Extent) -> Tensor:
     """The same of some rows of a table: uint8 [bytes of these rows] becomes [rows, width]."""
     kind = type_of(extent)
     assert kind is not None, f"{extent.name} is of type {extent.dtype}"
-    found = unpacked(stored, extent.dtype) if is_packed(extent) else stored.view(kind)
+    found = unpacked(stored, extent.dtype) if extent.is_packed else stored.view(kind)
     return found.view(-1, extent.shape[-1])
 
 

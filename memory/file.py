@@ -45,6 +45,11 @@ class Extent:
     def encoding(self) -> Encoding:
         return ENCODINGS[self.dtype]
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is stored in ggml's blocks. What has no encoding that is known here is not."""
+        return self.dtype in ENCODINGS and self.encoding.is_packed
+
 
 @dataclass(frozen=True)
 class WeightFile:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 import torch
 
-from .encoding import ENCODINGS
 from .file import Extent
 
 # A weight starts at a multiple of this: what 16-byte loads need. Weights whose bytes are a multiple of it too, as real
@@ -50,9 +49,7 @@ class Weight:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it is stored in ggml's blocks."""
-        encoding = ENCODINGS.get(self.extent.dtype)
-        return encoding is not None and encoding.is_packed
+        return self.extent.is_packed
 
     @property
     def is_converted(self) -> bool:

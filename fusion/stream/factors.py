@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...memory import Along, Parcels
 from ..packed_layout import is_held
-from .blocks import FP8, INT8, Block, Paged, is_quantised
+from .blocks import FP8, INT8, Block, Paged, is_quantised, layout_of
 from .lora import Pair, halved, pairs_of
 from .patches import AGAIN, PatchSet
 
@@ -162,7 +162,7 @@ def _is_cast_for_each_product(paged: Paged, route: PatchRoute) -> bool:
     if is_held(weight):
         return True
     if is_quantised(weight):  # else this card multiplies them as they are
-        is_int8 = route.is_ours and weight._layout_cls == INT8
+        is_int8 = route.is_ours and layout_of(weight) == INT8
         return is_int8 or bool(getattr(paged.module, "_full_precision_mm", False))
     return weight.dtype in FP8
 

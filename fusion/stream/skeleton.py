@@ -30,7 +30,6 @@ from ..completeness import naming, odd_layers, refuse_lacking, refuse_misfits, s
 from ..errors import NotStreamable
 from ..llama_cpp import has_no_vision
 from ..mixing import mix
-from ..packed import is_packed
 from ..readers import without_streaming
 from . import no_vision, progress
 from .blocks import FP8, Block, Paged, blocks_of, found_in, is_quantised, operations, stored, weights_of
@@ -346,7 +345,7 @@ def _keep_packed(blocks: Named) -> None:
             weight: Any = operation._parameters.get("weight")
             if not isinstance(operation, nn.Linear) or not isinstance(weight, StandIn) or weight.dtype in FP8:
                 continue
-            if weight.extent is not None and is_packed(weight.extent):
+            if weight.extent is not None and weight.extent.is_packed:
                 kept = packed_layout.held(weight.as_stored(), weight.extent, weight.dtype)
                 operation._parameters["weight"] = nn.Parameter(kept, requires_grad=False)
 
