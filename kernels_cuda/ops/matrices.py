@@ -5,7 +5,7 @@ What is multiplied with it, and what is done to the result, is the same; so is w
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,31 +45,17 @@ def multiply(
 ) -> Tensor:
     """`linear`, or `linear_int8` where the weight is of 8-bit numbers. x may be rows that were rounded for it: turned as the
     weight's are."""
+    options: Any = {
+        "activation": activation,
+        "residual": residual,
+        "gate": gate,
+        "scale": scale,
+        "out_dtype": out_dtype,
+        "policy": policy,
+    }
     if isinstance(weight, Int8Matrix):
-        return linear_int8(
-            x,
-            weight.numbers,
-            weight.scales,
-            bias,
-            rotation=_left_to_turn(x, weight),
-            activation=activation,
-            residual=residual,
-            gate=gate,
-            scale=scale,
-            out_dtype=out_dtype,
-            policy=policy,
-        )
-    return linear(
-        _halves(x),
-        weight,
-        bias,
-        activation=activation,
-        residual=residual,
-        gate=gate,
-        scale=scale,
-        out_dtype=out_dtype,
-        policy=policy,
-    )
+        return linear_int8(x, weight.numbers, weight.scales, bias, rotation=_left_to_turn(x, weight), **options)
+    return linear(_halves(x), weight, bias, **options)
 
 
 def multiply_(
@@ -85,32 +71,11 @@ def multiply_(
     policy: KernelPolicy = STANDARD,
 ) -> None:
     """`multiply`, written to `out` as `linear_` does. The residual may be `out` itself."""
+    options: Any = {"activation": activation, "residual": residual, "gate": gate, "scale": scale, "policy": policy}
     if isinstance(weight, Int8Matrix):
-        linear_int8_(
-            out,
-            x,
-            weight.numbers,
-            weight.scales,
-            bias,
-            rotation=_left_to_turn(x, weight),
-            activation=activation,
-            residual=residual,
-            gate=gate,
-            scale=scale,
-            policy=policy,
-        )
-        return
-    linear_(
-        out,
-        _halves(x),
-        weight,
-        bias,
-        activation=activation,
-        residual=residual,
-        gate=gate,
-        scale=scale,
-        policy=policy,
-    )
+        linear_int8_(out, x, weight.numbers, weight.scales, bias, rotation=_left_to_turn(x, weight), **options)
+    else:
+        linear_(out, _halves(x), weight, bias, **options)
 
 
 def _left_to_turn(x: Tensor | Int8Rows, weight: Int8Matrix) -> int:
