@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,16 +10,13 @@ import torch
 
 from fusestream.kernels_cuda import KernelPolicy
 
-pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
+pytestmark = [
+    pytest.mark.usefixtures("as_comfyui_runs"),
+    pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI"),
+]
 
 DIM, HEADS, TOKENS = 512, 4, 1500  # more tokens than a weight must be rounded for, and no multiple of a tile
 KINDS = ("one scale", "rows", "convrot")
-
-
-@pytest.fixture(autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def block_of(tensors: dict[str, torch.Tensor], *, quantised: bool) -> Any:

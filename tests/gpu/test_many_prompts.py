@@ -17,19 +17,16 @@ import torch
 
 from fusestream.kernels_cuda import KernelPolicy
 
-pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
+pytestmark = [
+    pytest.mark.usefixtures("as_comfyui_runs"),
+    pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI"),
+]
 
 PROMPTS = 30
 TURNS = 4  # the LoRA is on one of them, and needs some more
 SETTLED = 3  # prompts after which nothing may grow: all three ways were gone once, the first of them twice
 MIB = 2**20
 FIRST = os.environ.get("FUSESTREAM_MANY", "wan13")
-
-
-@pytest.fixture(autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,24 +14,12 @@ from gpu.models import OFF, error, load, sample, stock, with_loras
 from fusestream import checkpoints
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
-pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
+pytestmark = [
+    pytest.mark.usefixtures("as_comfyui_runs"),
+    pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI"),
+]
 
 PLAIN = (("lora_ab", 0.8), ("lora_kohya", -0.5))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a stock model that has run: its first latent in a process is not quite its second."""
-    folder = tmp_path_factory.mktemp("wan")
-    if torch.cuda.is_available():
-        sample(stock(checkpoints.write("wan_t2v", folder)))
-    return folder
 
 
 def pair(folder: Path, kind: str) -> tuple[Path, Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,16 @@ from gpu.models import error, load, stock
 from fusestream import checkpoints
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
-pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
+pytestmark = [
+    pytest.mark.usefixtures("as_comfyui_runs"),
+    pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI"),
+]
 
 VIDEO = (1, 16, 9, 26, 30)  # 1755 tokens: 27 blocks of keys and 27 tokens, in tiles that are cut off on each side
 FRAMES_APART = (1, 16, 7, 32, 40)  # seven frames of 320 tokens, of which radial does not visit all
 STEPS = 4
 LAYERS = checkpoints.wan.SIZES["wan_t2v"].layers
 NOW: dict[str, Any] = {"share": 0.5, "dense_steps": 0.0, "dense_layers": 0, "least_tokens": 256}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

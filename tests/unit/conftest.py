@@ -57,6 +57,14 @@ def families_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
+def in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain LoRA is added as on a GPU. Torch's CPU multiplies fp16 matrices too."""
+    from fusestream.fusion.stream import lora
+
+    monkeypatch.setattr(lora, "serves", lambda _device: True)
+
+
+@pytest.fixture
 def small_ones_too() -> Iterator[None]:
     """Stock loads nets that are narrower than it expects."""
     import comfy

@@ -30,7 +30,6 @@ from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.packed import numbers
 from fusestream.fusion.packed_layout import is_held
 from fusestream.fusion.report.gathering import what_it_holds
-from fusestream.fusion.stream import lora
 from fusestream.memory import Checkpoint, Extent, read_header
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
@@ -224,12 +223,6 @@ def wan(folder: Path, kind: str = "Q4_K") -> tuple[Any, Any]:
     ours = load_streamed_diffusion_model(str(path), dtype=torch.float16)
     ours.stream.ceiling = ours.stream.least
     return ours, comfy.sd.load_diffusion_model(str(twin), model_options={"dtype": torch.float16})
-
-
-@pytest.fixture
-def in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain LoRA is added as on a GPU. Torch's CPU multiplies fp16 matrices too."""
-    monkeypatch.setattr(lora, "serves", lambda _device: True)
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ import comfy.utils
 import int8_files
 import pytest
 import torch
+import wan_in_halves
 from scenes import Scene, Studio, sample
+from wan_in_halves import distance, handed_back
 
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy, attention, int8_weights
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.int8_files import matrix_of
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream import lora
 from fusestream.fusion.stream.lora import Added, Pair
 from fusestream.kernels_cuda import LEDGER, rows_to_int8
 
@@ -33,22 +33,8 @@ def a_clean_ledger() -> None:
     LEDGER.clear()
 
 
-def load(path: Path, dtype: torch.dtype = HALF, default: Any = "auto", **policy: Any) -> Any:
-    """Streamed through the smallest window, computing in `dtype`, which stock does on a card and not on the CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        # Of quantised weights it is asked without a type: they have none to compute in.
-        patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
-        model = load_streamed_diffusion_model(str(path), policy=KernelPolicy.of(default, **policy), dtype=dtype)
-    model.stream.ceiling = model.stream.least
-    return model
-
-
-def handed_back() -> set[str]:
-    return {refusal.reason for refusal in LEDGER.refusals if refusal.op == "wan block"}
-
-
-def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one.double() - other).norm() / other.double().norm())
+def load(path: Path, default: Any = "auto", **policy: Any) -> Any:
+    return wan_in_halves.load(path, KernelPolicy.of(default, **policy))
 
 
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +88,10 @@ def test_products_in_8_bits_can_be_switched_off(studio: Studio, scenes: dict[str
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.usefixtures("in_one_pass")
 @pytest.mark.parametrize("kind", ["one scale", "convrot"])
-def test_a_lora_through_the_loader_is_one_on_the_halves(
-    studio: Studio, scenes: dict[str, Scene], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_lora_through_the_loader_is_one_on_the_halves(studio: Studio, scenes: dict[str, Scene], kind: str) -> None:
     """As on a GPU, where plain LoRA is added to what a product reads: the file's own numbers are not rounded again."""
-    monkeypatch.setattr(lora, "serves", lambda _device: True)
     weights = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", studio.folder)))
     scene = scenes["wan_t2v"]
 

@@ -26,12 +26,6 @@ LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base != "umt5"
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
-@pytest.fixture
-def in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain LoRA is added as on a GPU. Torch's CPU multiplies fp16 matrices too."""
-    monkeypatch.setattr(lora, "serves", lambda _device: True)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lora")

@@ -14,12 +14,12 @@ import family_scenes
 import pytest
 import torch
 from scenes import Scene, Studio, sample
+from wan_in_halves import distance, handed_back, load
 
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy, attention
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.fused import PARTS
-from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.operands import operands, packed
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
 
@@ -33,25 +33,6 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 @pytest.fixture(autouse=True)
 def a_clean_ledger() -> None:
     LEDGER.clear()
-
-
-def load(path: str, policy: KernelPolicy | None = None, dtype: torch.dtype = torch.float16) -> Any:
-    """Streamed through the smallest window, computing in `dtype`, which stock does on a card and not on the CPU.
-    policy None: auto."""
-    with pytest.MonkeyPatch.context() as patch:
-        # Of quantised weights it is asked without a type: they have none to compute in.
-        patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
-        model = load_streamed_diffusion_model(path, policy=policy or KernelPolicy(), dtype=dtype)
-    model.stream.ceiling = model.stream.least
-    return model
-
-
-def handed_back() -> set[str]:
-    return {refusal.reason for refusal in LEDGER.refusals if refusal.op == "wan block"}
-
-
-def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one.double() - other).norm() / other.double().norm())
 
 
 @pytest.fixture(scope="module")
