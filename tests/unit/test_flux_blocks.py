@@ -108,9 +108,10 @@ def test_a_batch_of_two(folder: Path) -> None:
 def test_each_kernel_can_be_switched_off(folder: Path, kind: str) -> None:
     path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
     fused = sample(load(path), scene)
-    for op in ("linear", "linear_", "linear_pair", "linear_pair_", "norm_modulate", "rms_rope_", "attention"):
+    own = {"flux2": ("linear_pair", "linear_pair_", "norm_modulate", "rms_rope_"), "flux1": ("linear",)}
+    for op in (*own[kind], "linear_"):
         without = sample(load(path, KernelPolicy.of(**{op: "off"})), scene)
-        assert op in FLUX.ops and op in OPS and distance(without, fused) < 0.01, op
+        assert op in FLUX.ops and op in OPS and 0 < distance(without, fused) < 0.01, op
     all_off = KernelPolicy.of("off", **dict.fromkeys(FLUX.ops, "off"))
     assert torch.equal(sample(load(path, all_off), scene), sample(load(path, OFF), scene)) and not handed_back()
 
@@ -122,8 +123,8 @@ def test_off_and_a_model_that_stock_has_loaded(folder: Path, kind: str, monkeypa
     monkeypatch.setattr(comfy.model_management, "unet_manual_cast", lambda *_: HALF)
     stocks = sample(comfy.sd.load_diffusion_model(str(path), model_options={"dtype": HALF}), scene)
     assert torch.equal(sample(load(path, OFF), scene), stocks)
-    whole = load_diffusion_model(str(path), vram_budget=0)
-    assert not hasattr(whole, "stream") and not handed_back()
+    whole = load_diffusion_model(str(path), policy=OFF, vram_budget=0)
+    assert not hasattr(whole, "stream") and torch.equal(sample(whole, scene), stocks) and not handed_back()
 
 
 def lora_for(net: Any) -> dict[str, torch.Tensor]:
@@ -168,11 +169,10 @@ def test_loras(folder: Path, kind: str, where: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("precision", ["fast", "turbo"])
 def test_other_tiers(folder: Path, precision: Any) -> None:
-    """On the CPU `fast` is precise; `turbo` would round matrices for no fewer than 1024 tokens, and is told to."""
+    """On the CPU `fast` is precise. `turbo` rounds what a prompt's two times 512 tokens are multiplied with, and them."""
     path, scene = checkpoints.write("flux2", folder), family_scenes.inputs("flux2")
-    fused = sample(load(path), scene)
-    found = sample(load(path, KernelPolicy.of("auto", precision=precision)), scene)
-    assert not handed_back() and torch.equal(found, fused)
+    off = distance(sample(load(path, KernelPolicy.of("auto", precision=precision)), scene), sample(load(path), scene))
+    assert not handed_back() and (off == 0 if precision == "fast" else 1e-3 < off < 0.05)
 
 
 @pytest.mark.parametrize("kind", ["flux2", "flux1"])
