@@ -54,7 +54,7 @@ def unserved(x: Tensor, mods: Sequence[Any], segments: Segments | None) -> str |
 def _cover(segments: Segments, tokens: int) -> bool:
     """Whether each token is in one segment."""
     at = 0
-    for first, last, _ in sorted(segments):
+    for first, last, _ in sorted(map(tuple, segments)):
         if first != at or last < first:
             return False
         at = last
