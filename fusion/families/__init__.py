@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FOLDERS = (
     "wan",
     "flux2",
+    "z_image",
     "t5",
 )
 

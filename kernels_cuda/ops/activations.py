@@ -178,12 +178,16 @@ def gated_fake(gate: Tensor, up: Tensor | None, *rest: Any) -> Tensor:
     return gate.new_empty(shape, dtype=rest[-1] or gate.dtype)
 
 
-def written_reference(out: Tensor, *given: Any) -> None:
-    out.copy_(gated_reference(*given, out.dtype))
+def written_reference(
+    out: Tensor, gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool
+) -> None:
+    out.copy_(gated_reference(gate, up, kind, layout, scale, saturate, out.dtype))
 
 
-def written_stock(out: Tensor, *given: Any) -> None:
-    out.copy_(gated_stock(*given, out.dtype))
+def written_stock(
+    out: Tensor, gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool
+) -> None:
+    out.copy_(gated_stock(gate, up, kind, layout, scale, saturate, out.dtype))
 
 
 def written_fake(*_: Any) -> None:

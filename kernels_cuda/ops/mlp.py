@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..policy import STANDARD, KernelPolicy
+from .activations import silu_mul
 from .linear import Activation, linear_pair
 from .matrices import Int8Matrix, Matrix, multiply, multiply_, multiply_pair
 from .rows import frames_of, tokens_per_frame
@@ -26,7 +27,7 @@ def mlp(
     b_in: Tensor | None = None,
     b_out: Tensor | None = None,
     *,
-    up: Tensor | None = None,
+    up: Matrix | None = None,
     gated: bool = False,
     activation: Activation = "gelu_tanh",
     residual: Tensor | None = None,
@@ -42,7 +43,7 @@ def mlp(
     x @ up^T. With `gated`, w_in is both, and the activation is SiLU.
 
     x             [batch, ..., k] fp16
-    w_in, up      [hidden, k] fp16; b_in [hidden]. A pair has no b_in. Without `up`, w_in may be of 8-bit numbers
+    w_in, up      [hidden, k] fp16 or of 8-bit numbers; b_in [hidden]. A pair has no b_in, and of 8-bit numbers it is SiLU's
     gated         w_in is [2 * hidden, k], the rows of the gate first, fp16 or of 8-bit numbers
     w_out         [n, hidden] fp16, or of 8-bit numbers, whatever w_in is; b_out [n]
     residual, gate, out_dtype   of the second `linear`
@@ -61,16 +62,22 @@ def mlp(
         raise ValueError("mlp: gated, and up is given: w_in has both, or neither")
     if (up is not None or gated) and b_in is not None:
         raise ValueError(f"mlp: b_in: {list(b_in.shape)}, and a pair has no bias")
-    if up is not None and isinstance(w_in, Int8Matrix):
-        raise TypeError("mlp: w_in is of 8-bit numbers, and a pair is multiplied in fp16")
+    in_int8 = isinstance(w_in, Int8Matrix) or isinstance(up, Int8Matrix)
+    if up is not None and in_int8 and (activation != "silu" or hidden_scale != 1):
+        raise ValueError(f"mlp: a pair of 8-bit numbers has activation silu and no hidden_scale, not {activation}")
     batches = x.shape[0] if x.ndim > 2 else 1
     shape = (*x.shape[:-1], w_out.shape[0])
 
     def hidden(part: Tensor) -> Tensor:
         if gated:
             return multiply_pair(part, w_in, saturate=saturate, policy=policy)
-        if up is not None and isinstance(w_in, Tensor):
-            return linear_pair(part, w_in, up, activation=activation, scale=hidden_scale, policy=policy)
+        if isinstance(up, Tensor) and isinstance(w_in, Tensor):
+            return linear_pair(
+                part, w_in, up, activation=activation, scale=hidden_scale, saturate=saturate, policy=policy
+            )
+        if up is not None:
+            both = (multiply(part, weight, policy=policy) for weight in (w_in, up))
+            return silu_mul(*both, saturate=saturate, policy=policy)
         return multiply(part, w_in, b_in, activation=activation, policy=policy)
 
     tokens = x.shape[:-1].numel() // max(batches, 1)
