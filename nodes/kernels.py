@@ -75,7 +75,7 @@ MODEL_SWITCHES = of_families(
     ),
     Switch(
         "norms",
-        ("norm_modulate",),
+        ("norm_modulate", "gated_residual", "gated_residual_"),
         f"LayerNorm and modulation in one pass. {MEASURED_ON}: {gains.NORMS} of stock's speed.",
     ),
     Switch(

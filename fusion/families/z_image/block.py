@@ -177,7 +177,7 @@ def self_attention(
         normed = factored(x[:, run.tokens], module.attention_norm1, run.scale, policy)
         product(normed, attn.qkv, policy, out=qkv[:, run.tokens])
         del normed
-    q, k, v = qkv.view(batch, tokens, -1, size).split((heads, key_heads, key_heads), dim=2)
+    q, k, v = qkv.view(batch, tokens, -1, size).split_with_sizes((heads, key_heads, key_heads), dim=2)
     eps = EPS if attn.q_norm.eps is None else attn.q_norm.eps
     with operands(qkv, policy, attn.q_norm, attn.k_norm) as [of_q, of_k]:
         rms_rope_(q, k, of_q.weight, of_k.weight, freqs, eps=eps, norm="head", policy=policy)
