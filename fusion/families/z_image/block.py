@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import comfy.ldm.lumina.model as stock
 import torch
+from comfy.cli_args import args
 from comfy.ldm.modules.attention import optimized_attention_masked
 from torch import Tensor, nn
 
@@ -31,6 +32,8 @@ from ...operands import operands
 from ...products import gated_feed_forward, product
 
 HALF = torch.float16
+# Of the stream. Who has started ComfyUI to compute in fp32 gets that.
+TYPES = (HALF,) if args.force_fp32 or args.fp32_unet else (HALF, torch.float32)
 # Where stock's norms of q and k say none, it takes this.
 EPS = torch.finfo(torch.float32).eps
 Segments = Sequence[Sequence[int]]
@@ -60,7 +63,7 @@ class _Fused(FusedBlock):
     """What a block's class is mixed with: stock's signature."""
 
     fusestream_hand_back = HandBack("z-image block")
-    fusestream_types = (torch.float16, torch.float32)
+    fusestream_types = TYPES
 
     def forward(
         self,
