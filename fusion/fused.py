@@ -9,7 +9,7 @@ policy says `on` it is an error (`HandBack`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import comfy.model_management
@@ -79,16 +79,16 @@ class HandBack:
 # ---------------------------------------------------------------------------------------------------------------- blocks
 
 
-def wrong_type(x: Tensor) -> str | None:
-    """Why our kernels do not compute in x's type, in words a user understands."""
-    if x.dtype is torch.float16:
+def wrong_type(x: Tensor, types: Container[torch.dtype] = (torch.float16,)) -> str | None:
+    """Why our kernels do not compute in x's type, in words a user understands. types: of what a block takes."""
+    if x.dtype in types:
         return None
     return f"the model computes in {str(x.dtype).removeprefix('torch.')}, the kernels in float16"
 
 
-def unserved(x: Tensor) -> str | None:
-    """Why no fused block serves an input like x, in words a user understands."""
-    if (reason := wrong_type(x)) is not None:
+def unserved(x: Tensor, types: Container[torch.dtype] = (torch.float16,)) -> str | None:
+    """Why no fused block serves an input like x, in words a user understands. types: of what it takes."""
+    if (reason := wrong_type(x, types)) is not None:
         return reason
     if torch.is_grad_enabled() and x.requires_grad:
         return "gradients are wanted"
@@ -143,6 +143,9 @@ class FusedBlock:
     """What a block's class is mixed with, by way of a family's subclass."""
 
     fusestream_hand_back: HandBack
+    fusestream_types: Container[torch.dtype] = (
+        torch.float16,
+    )  # of its input: fp32 of one whose products alone are fp16
 
     def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:
         """The policy under which this block is ours to compute for x, by its transformer_options; None: it is stock's. Raises
@@ -151,7 +154,7 @@ class FusedBlock:
         if policy is None or policy.is_off:
             return None
         module: Any = self
-        reason = unserved(x) or module.__dict__[PARTS].obstacle(module, x)
+        reason = unserved(x, self.fusestream_types) or module.__dict__[PARTS].obstacle(module, x)
         if reason is None:
             comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
             return policy

@@ -64,7 +64,9 @@ def _stock_diffusion_model(path: str, policy: KernelPolicy) -> Any:
         model = comfy.sd.load_diffusion_model(path)
     refuse_misfits(path, odd_layers(model.model.diffusion_model))
     if family is not None:
-        require_all_weights(path, names, model.model.diffusion_model, CHECKPOINT_PREFIX)
+        # Stock calls some of them otherwise than the file does; what they hold, it is not asked.
+        renamed = model.model.model_config.process_unet_state_dict(dict.fromkeys(names, torch.empty(0, device="meta")))
+        require_all_weights(path, renamed.keys(), model.model.diffusion_model, CHECKPOINT_PREFIX)
     attention.install(model, policy)
     before_sampling.attach(model, path, family)
     return model

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from ..kernels_cuda import Int8Rows, KernelPolicy, linear, mlp, multiply, multiply_, rows_to_int8
+from ..kernels_cuda import (
+    Int8Rows,
+    KernelPolicy,
+    linear,
+    mlp,
+    multiply,
+    multiply_,
+    multiply_pair_,
+    rows_of,
+    rows_to_int8,
+)
 from ..kernels_cuda.ops.linear import Activation
-from ..kernels_cuda.ops.mlp import most_rows, parts_of
+from ..kernels_cuda.ops.mlp import CHUNK_BYTES, most_rows, parts_of
 from .int8_weights import Int8Weights, int8_operands
 from .operands import Weights, operands, packed
 
@@ -31,16 +42,19 @@ def product(
     residual: Tensor | None = None,
     gate: Tensor | None = None,
     out: Tensor | None = None,
+    saturate: bool = False,
 ) -> Tensor:
     """residual + gate * activation(operation(x)), each part optional, for one of stock's Linears.
 
-    x    [batch, ..., k] fp16
-    out  [batch, ..., n], where to write instead of into a new tensor; may be the residual itself
+    x         [batch, ..., k] fp16
+    out       [batch, ..., n], where to write instead of into a new tensor; may be the residual itself
+    saturate  what overflows fp16 becomes +-65504 instead of infinity
     """
+    done: dict[str, Any] = {"activation": activation, "residual": residual, "gate": gate, "saturate": saturate}
     with _weights(x, policy, operation) as [own]:
         if out is None:
-            return multiply(x, own.matrix, own.bias, activation=activation, residual=residual, gate=gate, policy=policy)
-        multiply_(out, x, own.matrix, own.bias, activation=activation, residual=residual, gate=gate, policy=policy)
+            return multiply(x, own.matrix, own.bias, **done, policy=policy)
+        multiply_(out, x, own.matrix, own.bias, **done, policy=policy)
         return out
 
 
@@ -58,6 +72,44 @@ def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequ
             next(made) if isinstance(part, Int8Weights) else linear(x, part.matrix, part.bias, policy=policy)
             for part in parts
         ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What becomes of some rows of a Linear.
+
+    out         [batch, tokens, columns], where to write: rows anywhere
+    activation  of the product
+    gated       the rows are a pair, twice as many as columns: silu(first half) * second half, saturated
+    """
+
+    out: Tensor
+    activation: Activation = "none"
+    gated: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.out.shape[-1] * (2 if self.gated else 1)
+
+
+def product_in_parts(x: Tensor, operation: Any, policy: KernelPolicy, parts: Sequence[Part]) -> None:
+    """What one of stock's Linears makes of x [batch, tokens, k] fp16, each part of its rows where it is wanted. The weight is taken
+    once, and in 8 bits x is rounded once. Some tokens at a time: what a pair multiplies may lie beside it meanwhile."""
+    with _weights(x, policy, operation) as [own]:
+        widest = max(part.rows for part in parts)
+        for piece in parts_of(x.shape[0], x.shape[1], most_rows(widest, CHUNK_BYTES)):
+            given: Tensor | Int8Rows = x[piece]
+            if isinstance(own, Int8Weights):
+                given = rows_to_int8(x[piece], rotation=own.matrix.rotation, policy=policy)
+            first = 0
+            for part in parts:
+                last = first + part.rows
+                matrix, bias = rows_of(own.matrix, first, last), None if own.bias is None else own.bias[first:last]
+                first = last
+                if part.gated:
+                    multiply_pair_(part.out[piece], given, matrix, saturate=True, policy=policy)
+                else:
+                    multiply_(part.out[piece], given, matrix, bias, activation=part.activation, policy=policy)
 
 
 def _in_int8(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> Sequence[Tensor]:
@@ -90,15 +142,20 @@ def feed_forward(
     policy: KernelPolicy,
     *,
     activation: Activation = "gelu_tanh",
+    gated: bool = False,
     residual: Tensor | None = None,
     gate: Tensor | None = None,
     out: Tensor | None = None,
+    saturate: bool = False,
 ) -> Tensor:
     """residual + gate * second(activation(first(x))), for two of stock's Linears: a few tokens at a time, since what lies between
     them is wide.
 
-    x    [batch, ..., k] fp16
-    out  [batch, ..., n], contiguous, where to write instead of into a new tensor; may be the residual itself
+    x         [batch, ..., k] fp16
+    gated     first makes a pair, and second gets silu(its first half) * its second half
+    out       [batch, ..., n], contiguous or [batch, tokens, n], where to write instead of into a new tensor; may be the residual
+              itself
+    saturate  what overflows fp16 becomes +-65504 instead of infinity
     """
     with _weights(x, policy, first, second) as [one, other]:
         return mlp(
@@ -107,10 +164,32 @@ def feed_forward(
             other.matrix,
             one.bias,
             other.bias,
+            gated=gated,
             activation=activation,
             residual=residual,
             gate=gate,
+            saturate=saturate,
             out=out,
+            policy=policy,
+        )
+
+
+def gated_feed_forward(
+    x: Tensor, gate: Any, up: Any, down: Any, policy: KernelPolicy, *, saturate: bool = False
+) -> Tensor:
+    """down(silu(gate(x)) * up(x)), for three of stock's Linears without biases: a few tokens at a time.
+
+    x         [batch, ..., k] fp16
+    saturate  what overflows fp16, on the way too, becomes +-65504 instead of infinity
+    """
+    with _weights(x, policy, gate, up, down) as [first, second, last]:
+        return mlp(
+            x,
+            first.matrix,
+            last.matrix,
+            up=second.matrix,
+            activation="silu",
+            saturate=saturate,
             policy=policy,
         )
 

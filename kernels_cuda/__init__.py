@@ -9,7 +9,7 @@ README.md says how an op is added. Importing this package touches no GPU.
 from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
 from .launcher import obstacle, preload, unpack_soon
 from .ledger import LEDGER
-from .ops.activations import gelu, gelu_mul, silu, silu_mul
+from .ops.activations import gelu, gelu_mul, silu, silu_mul, silu_mul_
 from .ops.attention import attention
 from .ops.attention_operands import BlockList, Tail
 from .ops.channel_rms_silu import channel_rms_silu
@@ -21,10 +21,10 @@ from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_norm_silu, instance_norm
 from .ops.int8_rule import best_rotation, multiplies_in_int8
 from .ops.int8_to_half import int8_to_half
-from .ops.linear import linear, linear_, linear_pair
+from .ops.linear import linear, linear_, linear_pair, linear_pair_
 from .ops.linear_attention import linear_attention
 from .ops.linear_int8 import linear_int8, linear_int8_
-from .ops.matrices import Int8Matrix, Matrix, multiply, multiply_
+from .ops.matrices import Int8Matrix, Matrix, multiply, multiply_, multiply_pair, multiply_pair_, rows_of
 from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_rope import rms_rope_
@@ -77,18 +77,23 @@ __all__ = [
     "linear_int8",
     "linear_int8_",
     "linear_pair",
+    "linear_pair_",
     "mlp",
     "multiplies_in_int8",
     "multiply",
     "multiply_",
+    "multiply_pair",
+    "multiply_pair_",
     "norm_modulate",
     "obstacle",
     "preload",
     "residual_gate_norm_modulate",
     "rms_rope_",
+    "rows_of",
     "rows_to_int8",
     "silu",
     "silu_mul",
+    "silu_mul_",
     "to_half",
     "unpack_soon",
     "upsample_conv2d",

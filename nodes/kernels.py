@@ -37,7 +37,17 @@ class Switch:
         )
 
 
-PRODUCTS = ("linear", "linear_", "linear_pair", "linear_int8", "linear_int8_", "rows_to_int8")
+PRODUCTS = (
+    "linear",
+    "linear_",
+    "linear_pair",
+    "linear_pair_",
+    "silu_mul",
+    "silu_mul_",
+    "linear_int8",
+    "linear_int8_",
+    "rows_to_int8",
+)
 CONVERSIONS = ("to_half", "int8_to_half")
 
 
@@ -65,7 +75,7 @@ MODEL_SWITCHES = of_families(
     ),
     Switch(
         "norms",
-        ("norm_modulate",),
+        ("norm_modulate", "gated_residual", "gated_residual_"),
         f"LayerNorm and modulation in one pass. {MEASURED_ON}: {gains.NORMS} of stock's speed.",
     ),
     Switch(

@@ -22,6 +22,7 @@ class Kind(NamedTuple):
     rotation: int = 0
 
 
+BLOCKS = ("blocks.", "double_blocks.", "single_blocks.", "layers.")
 KINDS = {"one scale": Kind(False), "rows": Kind(True), "convrot": Kind(True, 256)}
 
 
@@ -63,7 +64,8 @@ def state_dict(weight: Any, name: str) -> dict[str, Tensor]:
 
 
 def write(source: Path, folder: Path, kind: str) -> tuple[Path, Path]:
-    """The fp16 file of a Wan with its blocks' matrices in 8 bits, and the same with what those stand for in fp16."""
+    """The fp16 file of a Wan, Flux or Z-Image with its blocks' matrices in 8 bits, and the same with what those stand for in fp16.
+    Modulations stay, which stock multiplies."""
     of_int8, of_halves = (folder / f"{source.stem} {kind} {form}.safetensors" for form in ("int8", "halves"))
     if of_int8.exists():
         return of_int8, of_halves
@@ -71,7 +73,7 @@ def write(source: Path, folder: Path, kind: str) -> tuple[Path, Path]:
         tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
     stored, halves = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
-        if name.startswith("blocks.") and name.endswith(".weight") and tensor.ndim == 2:
+        if name.startswith(BLOCKS) and name.endswith(".weight") and tensor.ndim == 2 and "mod" not in name.lower():
             one = quantised(tensor, KINDS[kind])
             stored |= state_dict(one, name.removesuffix(".weight"))
             halves[name] = numbers(one)

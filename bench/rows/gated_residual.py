@@ -26,11 +26,11 @@ def moved(tensors: Tensors, _: tuple[Tensor, ...]) -> int:
 
 
 ROWS = [
-    Row("gated_residual", "Wan 1.3B 480x832x81: 32760x1536", lambda: gated(1, 32760, 1536), (), stock),
-    Row("gated_residual", "Wan 14B 480x832x81: 32760x5120", lambda: gated(1, 32760, 5120), (), stock),
-    Row("gated_residual_", "Wan 1.3B 480x832x81: 32760x1536", lambda: gated(1, 32760, 1536), (), stock, moved),
-    Row("gated_residual_", "Wan 14B 480x832x81: 32760x5120", lambda: gated(1, 32760, 5120), (), stock, moved),
-    Row("gated_residual_", "Wan 14B 720x1280x81: 75600x5120", lambda: gated(1, 75600, 5120), (), stock, moved),
+    Row("gated_residual", "Wan 1.3B 480x832x81: 32760x1536", lambda: gated(1, 32760, 1536), (False,), stock),
+    Row("gated_residual", "Wan 14B 480x832x81: 32760x5120", lambda: gated(1, 32760, 5120), (False,), stock),
+    Row("gated_residual_", "Wan 1.3B 480x832x81: 32760x1536", lambda: gated(1, 32760, 1536), (False,), stock, moved),
+    Row("gated_residual_", "Wan 14B 480x832x81: 32760x5120", lambda: gated(1, 32760, 5120), (False,), stock, moved),
+    Row("gated_residual_", "Wan 14B 720x1280x81: 75600x5120", lambda: gated(1, 75600, 5120), (False,), stock, moved),
     Row(
         "gated_residual_",
         "Wan 1.3B, fp32 gate: 32760x1536",
@@ -55,8 +55,8 @@ ROWS = [
         stock,
         moved,
     ),
-    Row("gated_residual_", "Flux 1024x1024: 4608x3072", lambda: gated(1, 4608, 3072), (), stock, moved),
-    Row("gated_residual_", "Wan 1.3B one latent frame: 1560x1536", lambda: gated(1, 1560, 1536), (), stock, moved),
+    Row("gated_residual_", "Flux 1024x1024: 4608x3072", lambda: gated(1, 4608, 3072), (False,), stock, moved),
+    Row("gated_residual_", "Wan 1.3B one latent frame: 1560x1536", lambda: gated(1, 1560, 1536), (False,), stock, moved),
     Row(
         "gated_residual_",
         "UMT5, fp32 stream: 4096x4096",

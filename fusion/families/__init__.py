@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 # In the order in which they are asked whether a file is theirs, and in which a user reads their names.
 FOLDERS = (
     "wan",
+    "flux2",
+    "z_image",
     "t5",
 )
 

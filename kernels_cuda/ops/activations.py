@@ -1,4 +1,4 @@
-"""silu, gelu, silu_mul and gelu_mul.
+"""silu, gelu, silu_mul, silu_mul_ and gelu_mul.
 
 The maths, the layout, the scale for T5 and the access pattern stand at the head of src/activations.cu.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ..call import Call, Plan
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
-from .checks import check_one_of, check_shape, word, wrong_dtype
+from .checks import check_one_of, check_shape, check_written, word, wrong_dtype
 from .rows import row_class
 from .tiles import Tiles, known, packed, place_fields, tiles
 
@@ -65,6 +65,20 @@ def silu_mul(
     """
     out: Tensor = SILU_MUL((gate, up), ("silu", layout, scale, saturate, out_dtype), policy)
     return out
+
+
+def silu_mul_(
+    out: Tensor,
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    layout: Layout = "split",
+    scale: float = 1.0,
+    saturate: bool = False,
+    policy: KernelPolicy = STANDARD,
+) -> None:
+    """`silu_mul`, written to `out`, fp16 or fp32 of the result's shape with rows anywhere: a part of a wider buffer."""
+    SILU_MUL_((out, gate, up), ("silu", layout, scale, saturate), policy)
 
 
 def gelu_mul(
@@ -164,6 +178,22 @@ def gated_fake(gate: Tensor, up: Tensor | None, *rest: Any) -> Tensor:
     return gate.new_empty(shape, dtype=rest[-1] or gate.dtype)
 
 
+def written_reference(
+    out: Tensor, gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool
+) -> None:
+    out.copy_(gated_reference(gate, up, kind, layout, scale, saturate, out.dtype))
+
+
+def written_stock(
+    out: Tensor, gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool
+) -> None:
+    out.copy_(gated_stock(gate, up, kind, layout, scale, saturate, out.dtype))
+
+
+def written_fake(*_: Any) -> None:
+    return None
+
+
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 
@@ -177,40 +207,60 @@ ActivationParams = parameter_struct(
 )
 
 
-def _out_dtype(call: Call) -> torch.dtype:
-    wanted: torch.dtype | None = call.options[-1]
-    first = call.tensors[0]
-    assert first is not None
-    return wanted or first.dtype
+class _Given(NamedTuple):
+    """The tensors of a call of any of these ops. out: where the result goes, if the caller says so."""
 
+    out: Tensor | None
+    gate: Tensor
+    up: Tensor | None
+    multiplies: bool
 
-def _views(call: Call) -> tuple[Tensor, Tensor]:
-    """gate and up as views; twice x where nothing is multiplied."""
-    gate = call.tensors[0]
-    assert gate is not None
-    if len(call.tensors) == 1:
-        return gate, gate
-    return _halves(gate, call.tensors[1], *call.options[:3])
+    @staticmethod
+    def of(call: Call) -> _Given:
+        out, *rest = call.tensors if call.op == SILU_MUL_.name else (None, *call.tensors)
+        gate = rest[0]
+        assert gate is not None
+        return _Given(out, gate, rest[1] if len(rest) > 1 else None, len(rest) > 1)
+
+    def views(self, call: Call) -> tuple[Tensor, Tensor]:
+        """gate and up as views; twice x where nothing is multiplied."""
+        if not self.multiplies:
+            return self.gate, self.gate
+        return _halves(self.gate, self.up, *call.options[:3])
+
+    def out_dtype(self, call: Call) -> torch.dtype:
+        if self.out is not None:
+            return self.out.dtype
+        wanted: torch.dtype | None = call.options[-1]
+        return wanted or self.gate.dtype
 
 
 def _tiles(call: Call) -> Tiles | str:
-    gate, up = _views(call)
-    return tiles(gate.shape, gate.stride(), up.stride(), packed(gate.shape))
+    given = _Given.of(call)
+    gate, up = given.views(call)
+    return tiles(
+        gate.shape, gate.stride(), up.stride(), packed(gate.shape) if given.out is None else given.out.stride()
+    )
 
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
     _check_kind(call.options[0])
-    _views(call)
+    given = _Given.of(call)
+    gate, up = given.views(call)
+    if given.out is not None:
+        check_shape("out", given.out, gate, "the result")
+        check_written({"out": given.out}, {"gate": gate, "up": up})
 
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    gate, up = _views(call)
-    names = ("x",) if len(call.tensors) == 1 else ("gate", "up")
+    given = _Given.of(call)
+    gate, up = given.views(call)
+    names = ("gate", "up") if given.multiplies else ("x",)
     yield from wrong_dtype(TYPES, **dict(zip(names, (gate, up), strict=False)))
-    if _out_dtype(call) not in TYPES:
-        yield f"the output is {word(_out_dtype(call))}, the kernels write float16 and float32"
+    if given.out_dtype(call) not in TYPES:
+        yield f"the output is {word(given.out_dtype(call))}, the kernels write float16 and float32"
     if gate.numel():
         view = _tiles(call)
         if isinstance(view, str):
@@ -219,43 +269,49 @@ def obstacles(call: Call) -> Iterator[str]:
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
-    gate, up = _views(call)
-    new_out = output(gate.shape, _out_dtype(call), card.index)
+    given = _Given.of(call)
+    gate, up = given.views(call)
+    out_dtype = given.out_dtype(call)
+    new_out = output(gate.shape, out_dtype, card.index)
     if not gate.numel():
-        return lambda *_: new_out()
-    gated = len(call.tensors) == 2
-    kind, scale, saturate = call.options[0], *(call.options[2:4] if gated else (1.0, False))
+        return (lambda *_: new_out()) if given.out is None else (lambda *_: None)
+    kind, scale, saturate = call.options[0], *(call.options[2:4] if given.multiplies else (1.0, False))
     view = known(_tiles(call))
     params = ActivationParams(
         scale=scale,
-        saturate=saturate and _out_dtype(call) is torch.float16,
+        saturate=saturate and out_dtype is torch.float16,
         kind=KINDS.index(kind),
         gate_is_float=gate.dtype is torch.float32,
         up_is_float=up.dtype is torch.float32,
-        out_is_float=_out_dtype(call) is torch.float32,
+        out_is_float=out_dtype is torch.float32,
     )
     view.fill(params, "gate", "up", "out")
-    is_packed = gated and call.tensors[1] is None
+    is_packed = given.multiplies and given.up is None
     between = (int(up.storage_offset()) - int(gate.storage_offset())) * gate.element_size() if is_packed else 0
     # Of halves of one tensor the second starts where the width puts it; alternating ones are one operand.
     alternating = is_packed and call.options[1] == "interleaved"
-    half = all(dtype is torch.float16 for dtype in (gate.dtype, up.dtype, _out_dtype(call)))
+    half = all(dtype is torch.float16 for dtype in (gate.dtype, up.dtype, out_dtype))
     if alternating:
         columns = tuple(column for _, _, column in view.places)
         wide = view.wide((1, 2)) and columns == (2, 2, 1)
     else:
         wide = view.wide() and between % 16 == 0
     wide = wide and half and call.aligned
-    name = f"{kind}{'_mul' if gated else ''}{'_interleaved' if alternating else ''}" if wide else "activation_any"
+    ending = f"{'_mul' if given.multiplies else ''}{'_interleaved' if alternating else ''}"
+    name = f"{kind}{ending}" if wide else "activation_any"
     grid, threads = view.grid(wide)
     launch = card.kernel("activations", name).prepare(params, grid=grid, block=threads, shape=call.describe())
 
-    def run(gate: Tensor, up: Tensor | None = None) -> Tensor:
-        out, at = new_out(), gate.data_ptr()
+    def into(out: Tensor, gate: Tensor, up: Tensor | None = None) -> None:
+        at = gate.data_ptr()
         launch(at, up.data_ptr() if up is not None else at + between if is_packed else 0, out.data_ptr())
+
+    def run(gate: Tensor, up: Tensor | None = None) -> Tensor:
+        out = new_out()
+        into(out, gate, up)
         return out
 
-    return run
+    return run if given.out is None else into
 
 
 def shape_class(call: Call) -> str:
@@ -295,3 +351,17 @@ SILU = _op("silu", KINDS[:1])
 GELU = _op("gelu", KINDS[1:])
 SILU_MUL = _op("silu_mul", KINDS[:1])
 GELU_MUL = _op("gelu_mul", KINDS[1:])
+
+SILU_MUL_ = Op(
+    name="silu_mul_",
+    schema=(
+        "(Tensor(a!) out, Tensor gate, Tensor? up, str kind, str layout, float scale, bool saturate, str policy) -> ()"
+    ),
+    reference=written_reference,
+    fake=written_fake,
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(written_stock)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels={"activations": ("activation_any", "silu_mul", "silu_mul_interleaved")},
+    mutates=(0,),
+)

@@ -23,64 +23,77 @@ from .rows import SharedRow, frames_of, row_class, row_view, rows, shared_row, s
 from .tiles import Tiles, known, packed, place_fields, tiles
 
 TYPES = {torch.float16: "f16", torch.float32: "f32"}
+LARGEST = 65504.0
 
 
-def gated_residual(x: Tensor, y: Tensor, gate: Tensor | None = None, *, policy: KernelPolicy = STANDARD) -> Tensor:
+def gated_residual(
+    x: Tensor, y: Tensor, gate: Tensor | None = None, *, saturate: bool = False, policy: KernelPolicy = STANDARD
+) -> Tensor:
     """x + gate * y.
 
     x, y   [batch, ..., d] of one shape, fp16 or fp32; rows may be anywhere
     gate   fp16 or fp32: [d], [1 or batch, 1, d], [.., frames, d] or [.., frames, 1, d], spread over the tokens as stock
            does; one per token is Wan 2.2 5B's way. None: 1
+    saturate  what overflows an fp16 stream becomes +-65504 instead of infinity; NaN stays
     Returns a contiguous tensor of x's shape and dtype. Arithmetic is fp32, rounded once.
     """
-    out: Tensor = GATED((x, y, gate), (), policy)
+    out: Tensor = GATED((x, y, gate), (saturate,), policy)
     return out
 
 
-def gated_residual_(x: Tensor, y: Tensor, gate: Tensor | None = None, *, policy: KernelPolicy = STANDARD) -> None:
+def gated_residual_(
+    x: Tensor, y: Tensor, gate: Tensor | None = None, *, saturate: bool = False, policy: KernelPolicy = STANDARD
+) -> None:
     """x += gate * y, where x lies. y must not overlap x unless it is x."""
-    GATED_((x, y, gate), (), policy)
+    GATED_((x, y, gate), (saturate,), policy)
 
 
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def reference(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+def reference(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
     if gate is None:
-        return (x.to(wide) + y.to(wide)).to(x.dtype).contiguous()
+        return _kept(x.to(wide) + y.to(wide), x, saturate).to(x.dtype).contiguous()
     flat, added = (t.to(wide).reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
     by = spread(gate.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "gate")
-    return (flat + by * added).reshape(x.shape).to(x.dtype)
+    return _kept(flat + by * added, x, saturate).reshape(x.shape).to(x.dtype)
 
 
-def stock(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+def stock(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tensor:
     """What stock runs (WanAttentionBlock.forward): addcmul, with the gate repeated over the tokens."""
     if gate is None:
-        return (x + y).to(x.dtype).contiguous()
+        return _kept((x + y).to(x.dtype), x, saturate).contiguous()
     flat, added = (t.reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
     by = spread(gate, flat.shape[1], flat.shape[0], flat.shape[2], "gate")
-    return torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype).contiguous()
+    return _kept(torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype), x, saturate).contiguous()
+
+
+def _kept(value: Tensor, x: Tensor, saturate: bool) -> Tensor:
+    """The new stream, within what an fp16 stream holds if that is asked."""
+    return value.clamp(-LARGEST, LARGEST) if saturate and x.dtype is torch.float16 else value
 
 
 def fake(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def reference_(x: Tensor, y: Tensor, gate: Tensor | None) -> None:
-    x.copy_(reference(x, y, gate))
+def reference_(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> None:
+    x.copy_(reference(x, y, gate, saturate))
 
 
-def stock_(x: Tensor, y: Tensor, gate: Tensor | None) -> None:
+def stock_(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> None:
     """In place wherever torch can."""
     if gate is None:
         x.add_(y)
-        return
-    b, s, d = _batches(x), _tokens(x), x.shape[-1]
-    by = spread(gate, s, b, d, "gate")
-    by = by.view(*by.shape[:1], *[1] * (x.ndim - 2), d) if by.shape[1] == 1 else by.expand(b, s, d).reshape(x.shape)
-    x.addcmul_(y, by if x.ndim > 2 else by.reshape(-1, d))
+    else:
+        b, s, d = _batches(x), _tokens(x), x.shape[-1]
+        by = spread(gate, s, b, d, "gate")
+        by = by.view(*by.shape[:1], *[1] * (x.ndim - 2), d) if by.shape[1] == 1 else by.expand(b, s, d).reshape(x.shape)
+        x.addcmul_(y, by if x.ndim > 2 else by.reshape(-1, d))
+    if saturate and x.dtype is torch.float16:
+        x.clamp_(-LARGEST, LARGEST)
 
 
 def fake_(*_: Any) -> None:
@@ -104,7 +117,7 @@ GatedResidualParams = parameter_struct(
     (Pointer, "x y gate out"),
     (c_int64, place_fields("x", "y", "gate", "out")),
     (c_int64, "tokens_per_frame"),
-    (c_int, "x_is_float y_is_float gate_is_float"),
+    (c_int, "x_is_float y_is_float gate_is_float saturate"),
 )
 
 
@@ -196,6 +209,7 @@ def _prepare(call: Call, card: Card) -> Launch:
         x_is_float=x.dtype is torch.float32,
         y_is_float=y.dtype is torch.float32,
         gate_is_float=gate is not None and gate.dtype is torch.float32,
+        saturate=call.options[0] and x.dtype is torch.float16,
     )
     view.fill(params, "x", "y", "gate", "out")
     columns = [column for _, _, column in view.places]
@@ -222,7 +236,7 @@ _KERNELS = ("gated_residual_any", *(f"gated_residual_{x}_{m}" for x in TYPES.val
 
 GATED = Op(
     name="gated_residual",
-    schema="(Tensor x, Tensor y, Tensor? gate, str policy) -> Tensor",
+    schema="(Tensor x, Tensor y, Tensor? gate, bool saturate, str policy) -> Tensor",
     reference=reference,
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
@@ -233,7 +247,7 @@ GATED = Op(
 
 GATED_ = Op(
     name="gated_residual_",
-    schema="(Tensor(a!) x, Tensor y, Tensor? gate, str policy) -> ()",
+    schema="(Tensor(a!) x, Tensor y, Tensor? gate, bool saturate, str policy) -> ()",
     reference=reference_,
     fake=fake_,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_)),

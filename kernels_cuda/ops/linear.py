@@ -1,4 +1,4 @@
-"""linear, linear_ and linear_pair: a matrix product and everything that is done to its result, in one kernel.
+"""linear, linear_, linear_pair and linear_pair_: a matrix product and everything that is done to its result, in one kernel.
 
 The maths, the layout, the access pattern and the range of the half sums stand at the head of src/linear.cu; the operands
 and what stock runs in linear_operands.py, what cuBLAS can fuse in linear_torch.py.
@@ -21,7 +21,7 @@ from ..policy import STANDARD, IsaClass, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import bias_obstacles, word, wrong_dtype
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_compute, validate
-from .linear_torch import CublasEpilogue, CublasFused
+from .linear_torch import CublasEpilogue, CublasFused, CublasPair
 from .rows import Rows, SharedRow, row_class, row_view, rows, shared_row
 from .sampling import LEAST, first_tokens
 
@@ -149,6 +149,21 @@ def linear_pair(
     """
     out: Tensor = LINEAR_PAIR((x, weight, up), (activation, scale, saturate, out_dtype), policy)
     return out
+
+
+def linear_pair_(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    up: Tensor | None = None,
+    *,
+    activation: Activation = "silu",
+    scale: float = 1.0,
+    saturate: bool = False,
+    policy: KernelPolicy = STANDARD,
+) -> None:
+    """`linear_pair`, written to `out`, [batch, ..., n] fp16 or fp32 with rows anywhere: a part of a wider buffer."""
+    LINEAR_PAIR_((out, x, weight, up), (activation, scale, saturate), policy)
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
@@ -288,11 +303,17 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     second = 0 if o.up is None else o.up.data_ptr() - o.weight.data_ptr()  # of halves of one tensor
 
     def pair(x: Tensor, weight: Tensor, up: Tensor | None) -> Tensor:
-        out, at = new_out(), weight.data_ptr()
-        launch(x.data_ptr(), at, at + second if up is None else up.data_ptr(), 0, 0, 0, out.data_ptr())
+        out = new_out()
+        pair_into(out, x, weight, up)
         return out
 
-    return pair if o.paired else single if o.out is None else into
+    def pair_into(out: Tensor, x: Tensor, weight: Tensor, up: Tensor | None) -> None:
+        at = weight.data_ptr()
+        launch(x.data_ptr(), at, at + second if up is None else up.data_ptr(), 0, 0, 0, out.data_ptr())
+
+    if o.paired:
+        return pair if o.out is None else pair_into
+    return single if o.out is None else into
 
 
 def parameters(o: Operands, x: Rows, weight: Rows) -> dict[str, Any]:
@@ -385,6 +406,26 @@ def stock_plan(call: Call) -> Plan | None:
     return lambda x, weight, bias, *_: functional.linear(x, weight, bias).contiguous()
 
 
+def stock_plan_(call: Call) -> Plan | None:
+    """The same into rows that follow each other: torch's product has a place for its result."""
+    o = Operands.of_call(call)
+    assert o.out is not None
+    types = {t.dtype for t in (o.x, o.weight, o.bias, o.out) if t is not None}
+    shifted = o.residual is not None or o.gate is not None or o.activation != "none" or o.scale != 1 or o.saturate
+    if len(types) > 1 or shifted or not o.out.is_contiguous():
+        return None
+    k, n = o.k, o.n
+
+    def run(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> None:
+        flat, rows_out = x.reshape(-1, k), out.view(-1, n)
+        if bias is None:
+            torch.mm(flat, weight.t(), out=rows_out)
+        else:
+            torch.addmm(bias, flat, weight.t(), out=rows_out)
+
+    return run
+
+
 def fake(*arguments: Any) -> Tensor:
     return _empty(Operands.of("linear", arguments[:5], arguments[5:]))
 
@@ -407,6 +448,14 @@ def pair_reference(*arguments: Any) -> Tensor:
 
 def pair_stock(*arguments: Any) -> Tensor:
     return stock_compute(Operands.of("linear_pair", arguments[:3], arguments[3:]))
+
+
+def pair_reference_(out: Tensor, *arguments: Any) -> None:
+    out.copy_(compute(Operands.of("linear_pair_", (out, *arguments[:3]), arguments[3:])))
+
+
+def pair_stock_(out: Tensor, *arguments: Any) -> None:
+    out.copy_(stock_compute(Operands.of("linear_pair_", (out, *arguments[:3]), arguments[3:])))
 
 
 def pair_fake(*arguments: Any) -> Tensor:
@@ -450,7 +499,7 @@ LINEAR_ = Op(
     schema=f"(Tensor(a!) out, {_TENSORS}, {_OPTIONS}, str policy) -> ()",
     reference=reference_,
     fake=fake_,
-    candidates=(_OURS, StockCandidate(stock_), CublasEpilogue(), CublasFused()),
+    candidates=(_OURS, StockCandidate(stock_, plan=stock_plan_), CublasEpilogue(), CublasFused()),
     shape_class=shape_class,
     sample=lambda call: first_tokens(call.tensors, (1, 0, 4), (5,), _width(call, 2), LEAST),
     validate=validate,
@@ -463,9 +512,22 @@ LINEAR_PAIR = Op(
     schema=f"(Tensor x, Tensor weight, Tensor? up, {_OPTIONS}, ScalarType? out_dtype, str policy) -> Tensor",
     reference=pair_reference,
     fake=pair_fake,
-    candidates=(_OURS, StockCandidate(pair_stock)),
+    candidates=(_OURS, StockCandidate(pair_stock), CublasPair()),
     shape_class=shape_class,
     sample=lambda call: first_tokens(call.tensors, (0,), (), _width(call, 1), LEAST),
     validate=validate,
     kernels=_kernels(True),
+)
+
+LINEAR_PAIR_ = Op(
+    name="linear_pair_",
+    schema=f"(Tensor(a!) out, Tensor x, Tensor weight, Tensor? up, {_OPTIONS}, str policy) -> ()",
+    reference=pair_reference_,
+    fake=fake_,
+    candidates=(_OURS, StockCandidate(pair_stock_), CublasPair()),
+    shape_class=shape_class,
+    sample=lambda call: first_tokens(call.tensors, (1, 0), (), _width(call, 2), LEAST),
+    validate=validate,
+    kernels=_kernels(True),
+    mutates=(0,),
 )

@@ -15,6 +15,8 @@ from .rows import frames_of, spread, tokens_per_frame
 
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "silu", "relu")  # enum Activation
 LARGEST = 65504.0
+PAIRS = ("linear_pair", "linear_pair_")
+WRITTEN = ("linear_", "linear_pair_")  # whose first tensor is where the result goes
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,14 @@ class Operands:
 
     @staticmethod
     def of(op: str, tensors: Tensors, options: Options) -> Operands:
-        out = tensors[0] if op == "linear_" else None
-        x, weight, *rest = tensors[1:] if op == "linear_" else tensors
+        out = tensors[0] if op in WRITTEN else None
+        x, weight, *rest = tensors[1:] if op in WRITTEN else tensors
         assert x is not None and weight is not None
-        if op == "linear_pair":
-            activation, scale, saturate, wanted = options
-            gate_weight, up = halves(weight, rest[0])
-            return Operands(
-                x, gate_weight, up, None, None, None, activation, scale, saturate, wanted or x.dtype, None, True
-            )
         activation, scale, saturate = options[:3]
+        if op in PAIRS:
+            gate_weight, up = halves(weight, rest[0])
+            dtype = out.dtype if out is not None else options[3] or x.dtype
+            return Operands(x, gate_weight, up, None, None, None, activation, scale, saturate, dtype, out, True)
         bias, residual, gate = rest
         natural = (x if residual is None else residual).dtype
         dtype = out.dtype if out is not None else options[3] or natural
@@ -117,7 +117,7 @@ def check_operands(o: Operands) -> None:
     if not (math.isfinite(o.scale) and o.scale != 0):
         raise ValueError(f"scale is {o.scale}, expected a finite number that is not zero")
     if o.out is not None:
-        read = {"x": o.x, "weight": o.weight, "bias": o.bias, "residual": o.residual, "gate": o.gate}
+        read = {"x": o.x, "weight": o.weight, "up": o.up, "bias": o.bias, "residual": o.residual, "gate": o.gate}
         check_written({"out": o.out}, read, itself=("residual",))
 
 

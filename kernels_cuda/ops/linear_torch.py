@@ -6,6 +6,7 @@ fused pass of ours over the product is still fewer bytes than stock's operations
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ from torch.nn import functional
 from ..call import Call, Plan, place
 from ..policy import KernelPolicy
 from ..registry import OneWay
-from .activations import gelu, silu
+from .activations import gelu, silu, silu_mul, silu_mul_
+from .checks import word
 from .gated_residual import gated_residual, gated_residual_
 from .linear_operands import Operands
 
@@ -33,15 +35,13 @@ PASSES: dict[str, Callable[[Tensor, KernelPolicy], Tensor]] = {
 
 
 def _unlike_torch(call: Call, o: Operands) -> str | None:
-    """What neither candidate here serves."""
+    """What no candidate here serves."""
     if call.device.type != "cuda":
         return f"tensor is on the {call.device.type.upper()}"
     if o.x.dtype is not torch.float16 or o.weight.dtype is not o.x.dtype:
         return "x and weight are not float16"
     if o.bias is not None and o.bias.dtype is not o.x.dtype:
         return "bias is not float16"
-    if o.saturate or o.scale != 1:
-        return "the sums are to be scaled or saturated"
     if not o.x.numel() or not o.weight.numel():
         return "there is nothing to compute"
     return None
@@ -59,6 +59,8 @@ class CublasEpilogue(OneWay):
         reason = _unlike_torch(call, o)
         if reason is not None:
             return reason
+        if o.saturate or o.scale != 1:
+            return "the sums are to be scaled or saturated"
         if o.gate is not None:
             return "cuBLAS has no gate"
         if o.out_dtype is not torch.float16:
@@ -98,6 +100,8 @@ class CublasFused(OneWay):
         reason = _unlike_torch(call, o)
         if reason is not None:
             return reason
+        if o.scale != 1 or (o.saturate and o.residual is None):
+            return "the sums are to be scaled or saturated"
         if o.gate is not None and o.residual is None:
             return "no fused pass multiplies by a gate alone"
         if o.out_dtype is not (torch.float16 if o.residual is None else o.residual.dtype):
@@ -108,17 +112,55 @@ class CublasFused(OneWay):
 
     def prepare(self, call: Call) -> Plan:
         o = Operands.of_call(call)
-        policy, activated = KernelPolicy.of("on", isa=call.policy.isa), PASSES[o.activation]
+        policy, activated, saturate = KernelPolicy.of("on", isa=call.policy.isa), PASSES[o.activation], o.saturate
 
         def run(x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, gate: Maybe) -> Tensor:
             value = activated(functional.linear(x, weight, bias), policy)
-            return value if residual is None else gated_residual(residual, value, gate, policy=policy)
+            if residual is None:
+                return value
+            return gated_residual(residual, value, gate, saturate=saturate, policy=policy)
 
         def into(out: Tensor, x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, gate: Maybe) -> None:
             if residual is None or place(out) != place(residual):
                 _copy(out, run(x, weight, bias, residual, gate))
             else:
-                gated_residual_(out, activated(functional.linear(x, weight, bias), policy), gate, policy=policy)
+                value = activated(functional.linear(x, weight, bias), policy)
+                gated_residual_(out, value, gate, saturate=saturate, policy=policy)
+
+        return run if o.out is None else into
+
+
+@dataclass(frozen=True)
+class CublasPair(OneWay):
+    """torch's Linear for both products of a pair, and our fused pass. Both are rounded in between, as stock's are."""
+
+    name: str = "cublas + fused pass"
+    ours: bool = False
+
+    def refuse(self, call: Call) -> str | None:
+        o = Operands.of_call(call)
+        reason = _unlike_torch(call, o)
+        if reason is not None:
+            return reason
+        if o.out_dtype not in (torch.float16, torch.float32):
+            return f"the output is {word(o.out_dtype)}, the fused pass writes float16 and float32"
+        if o.activation != "silu":
+            return f"no fused pass has activation {o.activation} and the product"
+        return None if math.frexp(o.scale)[0] == 0.5 else "the fused pass scales by powers of two"
+
+    def prepare(self, call: Call) -> Plan:
+        o = Operands.of_call(call)
+        policy = KernelPolicy.of("on", isa=call.policy.isa)
+        scale, saturate, dtype = o.scale, o.saturate, o.out_dtype
+
+        def products(x: Tensor, weight: Tensor, up: Maybe) -> tuple[Tensor, Maybe]:
+            return functional.linear(x, weight), None if up is None else functional.linear(x, up)
+
+        def run(x: Tensor, weight: Tensor, up: Maybe) -> Tensor:
+            return silu_mul(*products(x, weight, up), scale=scale, saturate=saturate, out_dtype=dtype, policy=policy)
+
+        def into(out: Tensor, x: Tensor, weight: Tensor, up: Maybe) -> None:
+            silu_mul_(out, *products(x, weight, up), scale=scale, saturate=saturate, policy=policy)
 
         return run if o.out is None else into
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..policy import STANDARD, KernelPolicy
-from .linear import Activation, linear, linear_
+from .activations import silu_mul, silu_mul_
+from .linear import Activation, linear, linear_, linear_pair, linear_pair_
 from .linear_int8 import linear_int8, linear_int8_
 from .rows_to_int8 import Int8Rows
 
@@ -31,6 +32,14 @@ class Int8Matrix(NamedTuple):
 Matrix = Tensor | Int8Matrix  # [n, k]
 
 
+def rows_of(weight: Matrix, first: int, last: int) -> Matrix:
+    """Rows first to last of a weight: a view, so that the product of each part can have a place and an epilogue of its own."""
+    if isinstance(weight, Int8Matrix):
+        scales = weight.scales if weight.scales.numel() == 1 else weight.scales[first:last]
+        return Int8Matrix(weight.numbers[first:last], scales, weight.rotation)
+    return weight[first:last]
+
+
 def multiply(
     x: Tensor | Int8Rows,
     weight: Matrix,
@@ -40,6 +49,7 @@ def multiply(
     residual: Tensor | None = None,
     gate: Tensor | None = None,
     scale: float = 1.0,
+    saturate: bool = False,
     out_dtype: torch.dtype | None = None,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
@@ -50,6 +60,7 @@ def multiply(
         "residual": residual,
         "gate": gate,
         "scale": scale,
+        "saturate": saturate,
         "out_dtype": out_dtype,
         "policy": policy,
     }
@@ -68,14 +79,42 @@ def multiply_(
     residual: Tensor | None = None,
     gate: Tensor | None = None,
     scale: float = 1.0,
+    saturate: bool = False,
     policy: KernelPolicy = STANDARD,
 ) -> None:
     """`multiply`, written to `out` as `linear_` does. The residual may be `out` itself."""
-    options: Any = {"activation": activation, "residual": residual, "gate": gate, "scale": scale, "policy": policy}
+    options: Any = {
+        "activation": activation,
+        "residual": residual,
+        "gate": gate,
+        "scale": scale,
+        "saturate": saturate,
+        "policy": policy,
+    }
     if isinstance(weight, Int8Matrix):
         linear_int8_(out, x, weight.numbers, weight.scales, bias, rotation=_left_to_turn(x, weight), **options)
     else:
         linear_(out, _halves(x), weight, bias, **options)
+
+
+def multiply_pair(
+    x: Tensor | Int8Rows, weight: Matrix, *, saturate: bool = False, policy: KernelPolicy = STANDARD
+) -> Tensor:
+    """`linear_pair` of one weight [2 n, k], the gate's rows first: silu(x @ gate^T) * (x @ up^T). Of 8-bit numbers both products
+    are one, which is rounded to fp16, and what follows is a pass of its own."""
+    if isinstance(weight, Int8Matrix):
+        return silu_mul(multiply(x, weight, policy=policy), saturate=saturate, policy=policy)
+    return linear_pair(_halves(x), weight, saturate=saturate, policy=policy)
+
+
+def multiply_pair_(
+    out: Tensor, x: Tensor | Int8Rows, weight: Matrix, *, saturate: bool = False, policy: KernelPolicy = STANDARD
+) -> None:
+    """`multiply_pair`, written to `out`, [batch, ..., n] with rows anywhere."""
+    if isinstance(weight, Int8Matrix):
+        silu_mul_(out, multiply(x, weight, policy=policy), saturate=saturate, policy=policy)
+    else:
+        linear_pair_(out, _halves(x), weight, saturate=saturate, policy=policy)
 
 
 def _left_to_turn(x: Tensor | Int8Rows, weight: Int8Matrix) -> int:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..policy import STANDARD, KernelPolicy
+from .activations import silu_mul
 from .linear import Activation, linear_pair
-from .matrices import Int8Matrix, Matrix, multiply, multiply_
+from .matrices import Int8Matrix, Matrix, multiply, multiply_, multiply_pair
 from .rows import frames_of, tokens_per_frame
 
 CHUNK_BYTES = 256 * 2**20
@@ -26,25 +27,30 @@ def mlp(
     b_in: Tensor | None = None,
     b_out: Tensor | None = None,
     *,
-    up: Tensor | None = None,
+    up: Matrix | None = None,
+    gated: bool = False,
     activation: Activation = "gelu_tanh",
     residual: Tensor | None = None,
     gate: Tensor | None = None,
     hidden_scale: float = 1.0,
+    saturate: bool = False,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
     """residual + gate * (activation(x @ w_in^T + b_in) @ w_out^T + b_out); with `up`, the activation is multiplied by
-    x @ up^T.
+    x @ up^T. With `gated`, w_in is both, and the activation is SiLU.
 
     x             [batch, ..., k] fp16
-    w_in, up      [hidden, k] fp16; b_in [hidden]. A pair has no b_in. Without `up`, w_in may be of 8-bit numbers
+    w_in, up      [hidden, k] fp16 or of 8-bit numbers; b_in [hidden]. A pair has no b_in, and of 8-bit numbers it is SiLU's
+    gated         w_in is [2 * hidden, k], the rows of the gate first, fp16 or of 8-bit numbers
     w_out         [n, hidden] fp16, or of 8-bit numbers, whatever w_in is; b_out [n]
     residual, gate, out_dtype   of the second `linear`
     hidden_scale  of a pair: its product is stored multiplied by this, a power of two, and the second product divided by it
-    out           [batch, ..., n], contiguous, where to write instead of into a new tensor; may be the residual itself
+    saturate      what overflows the fp16 result, or of a gated one what lies between, becomes +-65504 instead of infinity
+    out           [batch, ..., n], contiguous, where to write instead of into a new tensor; may be the residual itself. Of
+                  [batch, tokens, n] rows may be anywhere
     chunk_bytes   about the most the hidden activation may take
     Returns a contiguous [batch, ..., n]. Where our kernels compute it, the chunks do not change the result: every row is
     summed in the same order wherever it stands. (With half sums, a row that shares a tile with one whose half sums
@@ -52,16 +58,26 @@ def mlp(
     """
     if hidden_scale != 1 and up is None:
         raise ValueError(f"mlp: hidden_scale is {hidden_scale}, and only the product of a pair can be scaled")
-    if up is not None and b_in is not None:
+    if up is not None and gated:
+        raise ValueError("mlp: gated, and up is given: w_in has both, or neither")
+    if (up is not None or gated) and b_in is not None:
         raise ValueError(f"mlp: b_in: {list(b_in.shape)}, and a pair has no bias")
-    if up is not None and isinstance(w_in, Int8Matrix):
-        raise TypeError("mlp: w_in is of 8-bit numbers, and a pair is multiplied in fp16")
+    in_int8 = isinstance(w_in, Int8Matrix) or isinstance(up, Int8Matrix)
+    if up is not None and in_int8 and (activation != "silu" or hidden_scale != 1):
+        raise ValueError(f"mlp: a pair of 8-bit numbers has activation silu and no hidden_scale, not {activation}")
     batches = x.shape[0] if x.ndim > 2 else 1
     shape = (*x.shape[:-1], w_out.shape[0])
 
     def hidden(part: Tensor) -> Tensor:
-        if up is not None and isinstance(w_in, Tensor):
-            return linear_pair(part, w_in, up, activation=activation, scale=hidden_scale, policy=policy)
+        if gated:
+            return multiply_pair(part, w_in, saturate=saturate, policy=policy)
+        if isinstance(up, Tensor) and isinstance(w_in, Tensor):
+            return linear_pair(
+                part, w_in, up, activation=activation, scale=hidden_scale, saturate=saturate, policy=policy
+            )
+        if up is not None:
+            both = (multiply(part, weight, policy=policy) for weight in (w_in, up))
+            return silu_mul(*both, saturate=saturate, policy=policy)
         return multiply(part, w_in, b_in, activation=activation, policy=policy)
 
     tokens = x.shape[:-1].numel() // max(batches, 1)
@@ -74,16 +90,27 @@ def mlp(
             residual=residual,
             gate=gate,
             scale=1 / hidden_scale,
+            saturate=saturate,
             out_dtype=out_dtype,
             policy=policy,
         )
     dtype = out_dtype or (x if residual is None else residual).dtype
     if out is None:
         out = torch.empty(batches, tokens, shape[-1], dtype=dtype, device=x.device)
-    elif out.shape != shape or out.dtype is not dtype or not out.is_contiguous():
+    elif out.shape != shape or out.dtype is not dtype or not (out.ndim == 3 or out.is_contiguous()):
         raise ValueError(f"mlp: out is {out.dtype}{list(out.shape)}, and a contiguous {dtype}{list(shape)} is written")
     if len(parts) <= 1:
-        multiply_(out, hidden(x), w_out, b_out, residual=residual, gate=gate, scale=1 / hidden_scale, policy=policy)
+        multiply_(
+            out,
+            hidden(x),
+            w_out,
+            b_out,
+            residual=residual,
+            gate=gate,
+            scale=1 / hidden_scale,
+            saturate=saturate,
+            policy=policy,
+        )
         return out
     out = out.view(batches, tokens, shape[-1])
     x = x.reshape(batches, tokens, x.shape[-1])
@@ -97,6 +124,7 @@ def mlp(
             residual=None if added is None else added[part],
             gate=gate_of(gate, batches, tokens, shape[-1], part),
             scale=1 / hidden_scale,
+            saturate=saturate,
             policy=policy,
         )
     return out.reshape(shape)

@@ -2,6 +2,8 @@
 //
 //   out = x + gate * y          one fused multiply-add per element, as torch.addcmul computes it; without a gate x + y
 //
+// With `saturate` what an fp16 stream does not hold becomes +-65504; a NaN stays.
+//
 // Layout. x and y: [batch, token, d], rows anywhere. out: contiguous, or x itself (a thread writes what it has read).
 // The gate is a row of d that a batch, a run of `tokens_per_frame` tokens, or a single token has for itself, as in
 // norm_modulate.cu.
@@ -26,6 +28,7 @@ struct GatedResidualParams {
     Extent extent;
     i64 tokens_per_frame;
     int x_is_float, y_is_float, gate_is_float;  // `any` only
+    int saturate;
 
     // The usual cases need no division: one gate for all tokens, or one each. Tokens that share gates fit 32 bits.
     __device__ i64 gate_at(i64 batch, i64 token) const {
@@ -38,6 +41,11 @@ struct GatedResidualParams {
         return gate_place.at(batch, frame);
     }
 };
+
+__device__ inline float kept(const GatedResidualParams& p, float value) {
+    if (!p.saturate) return value;
+    return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;
+}
 
 template <typename X, typename M>
 __device__ void gated_residual_rows(const GatedResidualParams& p) {
@@ -60,7 +68,7 @@ __device__ void gated_residual_rows(const GatedResidualParams& p) {
             unpack(added[v], b);
             unpack(by[v], c);
 #pragma unroll
-            for (int i = 0; i < kPack; i++) a[i] = fmaf(p.gate != nullptr ? c[i] : 1.0f, b[i], a[i]);
+            for (int i = 0; i < kPack; i++) a[i] = kept(p, fmaf(p.gate != nullptr ? c[i] : 1.0f, b[i], a[i]));
             Pack<X> result;
             pack(a, result);
             chunk.store(out, v, result);
@@ -88,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, 1)
         for (int i = 0; i < kTileElements; i++) {
             const i64 column = element_column(i);
             if (column >= p.extent.width) continue;
-            store_element(p.out, out_at + column * p.out_place.column, p.x_is_float, fmaf(gate[i], y[i], x[i]));
+            store_element(p.out, out_at + column * p.out_place.column, p.x_is_float, kept(p, fmaf(gate[i], y[i], x[i])));
         }
     });
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_mul
+from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_mul, silu_mul_
 from fusestream.kernels_cuda.ops.activations import reference
 
 OFF = KernelPolicy.of("off")
@@ -112,6 +112,19 @@ def test_layouts(isa, layout):
         assert_rounded_once(flat(silu(gate, policy=on(isa))), flat(exact(gate, "silu")), what=layout)
         got = silu_mul(gate, up, policy=on(isa))
         assert_rounded_once(flat(got), flat(exact(gate, "silu") * up.double()), what=layout)
+
+
+@pytest.mark.parametrize("start", [8, 3])
+@pytest.mark.parametrize("layout", ["split", "interleaved"])
+def test_into_a_part_of_a_buffer(isa, layout, start):
+    """By either kernel: a part that begins at a multiple of 16 bytes, and one that does not. The rest stays as it was."""
+    both = randn(2, 6, 128)
+    room = torch.full((2, 6, 96), 7.0, device="cuda", dtype=torch.float16)
+    out = room[..., start : start + 64]
+    silu_mul_(out, both, layout=layout, saturate=True, policy=on(isa))
+    assert torch.equal(out, silu_mul(both, layout=layout, saturate=True, policy=on(isa)))
+    out.fill_(7)
+    assert (room == 7).all()
 
 
 @pytest.mark.parametrize("types", ["hhf", "fhh", "hfh", "fff"])

@@ -27,7 +27,7 @@ def inputs(b, s, d, form, dtype=torch.float16, x_dtype=torch.float16, y_dtype=to
 
 
 def exact(x, y, gate):
-    return reference(*(None if t is None else t.double() for t in (x, y, gate)))
+    return reference(*(None if t is None else t.double() for t in (x, y, gate)), False)
 
 
 @pytest.mark.sanitize
@@ -95,6 +95,19 @@ def test_special_values(isa, d):
     y[0, 7], x[0, 7] = 60000, 60000
     assert_same_special(gated_residual(x, y, gate, policy=on(isa)), gated_residual(x, y, gate, policy=OFF))
     assert_same_special(gated_residual(x, y, policy=on(isa)), x + y)
+
+
+@pytest.mark.parametrize("d", [65, 1536])
+def test_a_saturating_stream_stays_finite(isa, d):
+    """By either kernel: rows of 1536 move 16 bytes at a time, those of 65 an element."""
+    x, y, gate = inputs(1, 12, d, "batch")
+    x[0, 0, :3], y[0, 0, :3], gate[..., :3] = torch.tensor([60000, -60000, 60000]), torch.tensor([60000, -60000, 1]), 1
+    x[0, 1, 0] = torch.nan
+    got = gated_residual(x, y, gate, saturate=True, policy=on(isa))
+    assert got[0, 0, :3].tolist() == [65504, -65504, 60000] and got[0, 1, 0].isnan()
+    assert torch.equal(got[0, 2:], gated_residual(x, y, gate, policy=on(isa))[0, 2:])
+    gated_residual_(x, y, gate, saturate=True, policy=on(isa))
+    assert_same_special(x, got)
 
 
 def test_many_rows(isa):

@@ -17,12 +17,14 @@ from fusestream.kernels_cuda import (
     linear,
     linear_,
     linear_pair,
+    linear_pair_,
     mlp,
 )
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
 from fusestream.kernels_cuda.ops import linear as op
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.linear_torch import CublasFused, CublasPair
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
 # What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.
@@ -283,6 +285,41 @@ def test_in_place(isa, precision):
     assert (room == 7).all()
     linear_(stream, x, weight, residual=stream, gate=gate, activation="silu", policy=policy(isa, precision))
     assert torch.equal(stream, want)
+
+
+def test_a_pair_into_a_part_of_a_buffer(isa, precision):
+    """Flux.2: beside the room for what attention sees. The rest stays as it was."""
+    x, both = half(2, 150, 64), half(2 * 72, 64)
+    want = linear_pair(x, both, saturate=True, policy=policy(isa, precision))
+    room = torch.full((2, 150, 96), 7.0, device="cuda", dtype=torch.float16)
+    for weights in ((both, None), (both[:72], both[72:])):
+        out = room[..., 24:]
+        linear_pair_(out, x, *weights, saturate=True, policy=policy(isa, precision))
+        assert torch.equal(out, want)
+        out.fill_(7)
+        assert (room == 7).all()
+
+
+def test_what_cublas_makes_of_a_pair(isa):
+    """Its two products, and our pass behind them."""
+    x, both = half(2, 150, 64), half(2 * 72, 64)
+    room = torch.zeros(2, 150, 96, device="cuda", dtype=torch.float16)
+    asked = Call("linear_pair_", (room[..., 24:], x, both, None), ("silu", 0.5, True), policy(isa))
+    assert CublasPair().refuse(asked) is None
+    CublasPair().prepare(asked)(*asked.tensors)
+    want = linear_pair(x, both, scale=0.5, saturate=True, policy=policy(isa))
+    torch.testing.assert_close(room[..., 24:], want, rtol=4e-3, atol=4e-3)
+    assert not room[..., :24].any()
+
+
+def test_a_saturating_stream_behind_cublas(isa):
+    """The product fits fp16, and times its gate it does not."""
+    x, weight, stream, gate = half(150, 64), half(72, 64) * 1000, half(150, 72) * 1000, half(72) + 3
+    asked = Call("linear_", (stream, x, weight, None, stream, gate), ("none", 1.0, True), policy(isa))
+    want = linear(x, weight, residual=stream, gate=gate, saturate=True, policy=policy(isa))
+    assert CublasFused().refuse(asked) is None and (want.abs() == 65504).any()
+    CublasFused().prepare(asked)(*asked.tensors)
+    torch.testing.assert_close(stream, want, rtol=4e-3, atol=128)
 
 
 def test_umt5(isa, precision):

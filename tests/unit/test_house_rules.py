@@ -66,7 +66,6 @@ KEPT = {
     "group_norm_silu": "the VAEs of pictures and U-Nets",
     "instance_norm": "networks that carry a style over",
     "residual_gate_norm_modulate": "modules: a residual and the norm behind it",
-    "silu_mul": "the SwiGLU of Flux.2 and Qwen3",
 }
 
 TESTS = {"tests", *(path.stem for path in (ROOT / "tests").iterdir())}

@@ -1,4 +1,4 @@
-"""silu, gelu, silu_mul and gelu_mul without a GPU: references against the formulas in float64."""
+"""silu, gelu, silu_mul, silu_mul_ and gelu_mul without a GPU: references against the formulas in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bed.depth import examples
-from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_mul
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_mul, silu_mul_
+from fusestream.kernels_cuda.call import Call
+from fusestream.kernels_cuda.ops import activations
 from fusestream.kernels_cuda.ops.tiles import Tiles, packed, tiles
 
 OFF = KernelPolicy.of("off")
@@ -80,6 +82,34 @@ def test_scale_keeps_what_would_overflow():
     assert small[1] * 16 == gelu_mul(gate, up)[1]
     nan = torch.tensor([math.nan]).half()
     assert silu_mul(nan, nan, saturate=True).isnan().all()
+
+
+@pytest.mark.parametrize("layout", ["pair", "split", "interleaved"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_into_a_part_of_a_buffer(layout, dtype):
+    gate, up = torch.randn(2, 5, 8).half(), torch.randn(2, 5, 8).half()
+    both = {
+        "pair": (gate, up),
+        "split": (torch.cat((gate, up), -1), None),
+        "interleaved": (torch.stack((gate, up), -1).flatten(-2), None),
+    }[layout]
+    options = {"layout": "split" if layout == "pair" else layout, "scale": 0.5, "saturate": True}
+    for policy in (KernelPolicy(), OFF):
+        room = torch.zeros(2, 7, 20, dtype=dtype)
+        silu_mul_(room[:, 1:6, 8:16], *both, **options, policy=policy)
+        assert torch.equal(room[:, 1:6, 8:16], silu_mul(*both, **options, out_dtype=dtype, policy=policy))
+        assert int((room != 0).sum()) == 2 * 5 * 8
+    call = Call("silu_mul_", (room[:, 1:6, 8:16], *both), ("silu", options["layout"], 0.5, True))
+    assert next(activations.obstacles(call), None) is None
+
+
+def test_a_place_of_its_own():
+    x = torch.zeros(2, 6, 8).half()
+    OPS["silu_mul_"].forget()
+    with pytest.raises(ValueError, match=r"silu_mul_: out: \[2, 6, 4\] is written, and overlaps gate"):
+        silu_mul_(x[..., :4], x)
+    with pytest.raises(ValueError, match=r"silu_mul_: out: \[2, 6, 8\] is not the result's shape \[2, 6, 4\]"):
+        silu_mul_(x.clone(), x)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -200,10 +230,11 @@ def test_compile_keeps_the_ops_whole():
         ("gelu", ("gelu_erf", torch.float32)),
         ("silu_mul", ("silu", "split", 0.5, True, None)),
         ("gelu_mul", ("gelu_tanh", "interleaved", 1.0, False, None)),
+        ("silu_mul_", ("silu", "split", 1.0, True)),
     ],
 )
 def test_registration_is_sound(name, arguments):
     """torch's own checks of the schema and the fake."""
     x = torch.randn(3, 16).half()
-    tensors = {"silu_mul": (x, x), "gelu_mul": (x, None)}.get(name, (x,))
+    tensors = {"silu_mul": (x, x), "gelu_mul": (x, None), "silu_mul_": (x[:, :8].clone(), x, None)}.get(name, (x,))
     torch.library.opcheck(OPS[name].traced, (*tensors, *arguments, KernelPolicy().token))

@@ -176,6 +176,21 @@ def test_special_values_and_empty():
     assert gated_residual(x[:0], y[:0], torch.ones(5).half()).shape == (0, 5)
 
 
+def test_a_saturating_stream_stays_finite():
+    """Flux in fp16: what its blocks add does not always fit. A NaN is no large number, and an fp32 stream holds all of it."""
+    x = torch.tensor([[60000, -60000, 60000, 1.0, torch.nan, 60000]]).half()
+    y = torch.tensor([[60000, -60000, torch.inf, 1.0, 1.0, -60000]]).half()
+    want = torch.tensor([[65504, -65504, 65504, 2.0, torch.nan, 0.0]]).half()
+    for policy in (KernelPolicy(), OFF):
+        for gate in (None, torch.ones(6).half()):
+            got = gated_residual(x, y, gate, saturate=True, policy=policy)
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+            there = x.clone()
+            gated_residual_(there, y, gate, saturate=True, policy=policy)
+            torch.testing.assert_close(there, want, rtol=0, atol=0, equal_nan=True)
+        assert gated_residual(x.float(), y.float(), saturate=True, policy=policy)[0, 0] == 120000
+
+
 def test_modes_and_compile():
     def block(x, y, gate):
         z = gated_residual(x, y, gate)
@@ -194,4 +209,4 @@ def test_modes_and_compile():
 def test_registration_is_sound(name):
     """torch's own checks of the schema and the fake."""
     x = torch.randn(2, 5, 16).half()
-    torch.library.opcheck(OPS[name].traced, (x, x.clone(), x[:, :1].clone(), KernelPolicy().token))
+    torch.library.opcheck(OPS[name].traced, (x, x.clone(), x[:, :1].clone(), True, KernelPolicy().token))

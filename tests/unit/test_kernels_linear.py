@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bed.depth import examples
-from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, linear, linear_, linear_pair, mlp
+from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, linear, linear_, linear_pair, linear_pair_, mlp
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import linear as op
 from fusestream.kernels_cuda.ops import mlp as mlp_file
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
-from fusestream.kernels_cuda.ops.linear_torch import CublasEpilogue, CublasFused
+from fusestream.kernels_cuda.ops.linear_torch import CublasEpilogue, CublasFused, CublasPair
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")
@@ -73,6 +73,33 @@ def test_a_pair_is_two_products(kind):
         got = linear_pair(x, *given_, activation=kind, scale=0.5)
         torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(linear_pair(x, *given_, activation=kind, scale=0.5, policy=OFF), got)
+
+
+def test_a_pair_into_a_part_of_a_buffer():
+    x, weight = torch.randn(2, 5, 8), torch.randn(12, 8)
+    for policy in (KernelPolicy(), OFF):
+        room = torch.zeros(2, 9, 10)
+        linear_pair_(room[:, 2:7, 4:], x, weight, scale=0.5, policy=policy)
+        torch.testing.assert_close(room[:, 2:7, 4:], linear_pair(x, weight, scale=0.5, policy=policy))
+        assert not room[:, :2].any() and not room[:, 7:].any() and not room[..., :4].any()
+        with pytest.raises(ValueError, match=r"linear_pair_: out: \[2, 5, 8\] is not the result's shape \[2, 5, 6\]"):
+            linear_pair_(torch.zeros(2, 5, 8), x, weight, policy=policy)
+    OPS["linear_pair_"].forget()
+    with pytest.raises(ValueError, match=r"linear_pair_: out: .* overlaps up"):
+        linear_pair_(weight[6:].view(6, 8)[:2, :6], x[0, :2], weight[:6], weight[6:])
+
+
+def test_a_product_into_rows_that_follow_each_other_is_torchs():
+    """With a bias and without, into part of a buffer whose rows follow each other, and into one whose rows do not."""
+    x, weight, bias = torch.randn(1, 5, 8), torch.randn(6, 8), torch.randn(6)
+    for added in (None, bias):
+        room, apart = torch.zeros(1, 9, 6), torch.zeros(1, 5, 10)
+        linear_(room[:, 2:7], x, weight, added, policy=OFF)
+        linear_(apart[..., 2:8], x, weight, added, policy=OFF)
+        want = torch.nn.functional.linear(x, weight, added)
+        torch.testing.assert_close(room[:, 2:7], want)
+        torch.testing.assert_close(apart[..., 2:8], want)
+        assert not room[:, :2].any() and not room[:, 7:].any() and not apart[..., :2].any()
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
@@ -295,6 +322,10 @@ def test_what_cublas_is_asked(monkeypatch):
     assert all(CublasEpilogue().refuse(each) is None for each in serves)
     for each, words in refuses:
         assert words in (CublasEpilogue().refuse(each) or "served"), words
+    saturated = ("none", 1.0, True, None)
+    assert CublasFused().refuse(call(residual=stream, options=saturated)) is None
+    assert "scaled or saturated" in (CublasFused().refuse(call(bias=bias, options=saturated)) or "")
+    assert "scaled or saturated" in (CublasEpilogue().refuse(call(residual=stream, options=saturated)) or "")
     assert CublasFused().refuse(call(options=options["gelu"])) is None
     assert CublasFused().refuse(call(residual=stream.float(), gate=bias)) is None
     assert "nothing to fuse" in (CublasFused().refuse(call()) or "")
@@ -302,9 +333,46 @@ def test_what_cublas_is_asked(monkeypatch):
     assert "changes the type" in (CublasFused().refuse(call(options=("gelu", 1.0, False, torch.float32))) or "")
 
 
+def test_which_pairs_cublas_is_asked_for(monkeypatch):
+    monkeypatch.setattr(Call, "device", property(lambda _: torch.device("cuda", 0)))
+    x, weight = halves(4, 32), halves(32, 32)
+
+    def pair(activation="silu", scale=1.0, saturate=False, dtype=None, weight=weight, up=None):
+        return Call("linear_pair", (x, weight, up), (activation, scale, saturate, dtype))
+
+    for fine in (pair(), pair(saturate=True), pair(scale=0.25), pair(dtype=torch.float32), pair(up=weight)):
+        assert CublasPair().refuse(fine) is None
+    assert CublasPair().refuse(Call("linear_pair_", (halves(4, 16), x, weight, None), ("silu", 1.0, True))) is None
+    for other, words in (
+        (pair("gelu_tanh"), "activation gelu_tanh"),
+        (pair(scale=3.0), "powers of two"),
+        (pair(dtype=torch.bfloat16), "the output is bfloat16"),
+        (pair(weight=weight.float()), "are not float16"),
+    ):
+        assert words in (CublasPair().refuse(other) or "served"), words
+
+
+@pytest.mark.parametrize("up_apart", [True, False])
+@pytest.mark.parametrize("written", [True, False])
+def test_what_cublas_makes_of_a_pair(up_apart, written, monkeypatch):
+    """Its plan, with the passes' references in place of their kernels."""
+    monkeypatch.setattr(KernelPolicy, "mode", lambda *_: "auto")
+    x, weight = torch.randn(2, 5, 16).half(), torch.randn(24, 16).half()
+    both = (weight[:12], weight[12:]) if up_apart else (weight, None)
+    out = torch.zeros(2, 5, 20).half()
+    given_ = (out[..., 8:], x, *both) if written else (x, *both)
+    asked = Call(
+        "linear_pair_" if written else "linear_pair", given_, ("silu", 0.5, True, *(() if written else (None,)))
+    )
+    found = CublasPair().prepare(asked)(*given_)
+    found = out[..., 8:] if written else found
+    torch.testing.assert_close(found, linear_pair(x, weight, scale=0.5, saturate=True), rtol=4e-3, atol=4e-3)
+
+
 def test_off_is_stock():
     """`off` takes the first candidate that is not ours."""
-    for name, rest in (("linear", ["cublas epilogue", "cublas + fused pass"]), ("linear_pair", [])):
+    fused = "cublas + fused pass"
+    for name, rest in (("linear", ["cublas epilogue", fused]), ("linear_pair", [fused]), ("linear_pair_", [fused])):
         assert [c.name for c in OPS[name].candidates] == ["cuda", "stock", *rest]
 
 
@@ -361,6 +429,39 @@ def test_mlp_says_what_it_cannot():
         mlp(x, w, w, hidden_scale=0.5)
     with pytest.raises(ValueError, match=r"mlp: b_in: \[8\]"):
         mlp(x, w, w, torch.randn(8), up=w)
+    with pytest.raises(ValueError, match=r"mlp: b_in: \[8\]"):
+        mlp(x, w, w, torch.randn(8), gated=True)
+    with pytest.raises(ValueError, match=r"mlp: gated, and up is given"):
+        mlp(x, w, w, up=w, gated=True)
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.sampled_from([1, 768, 1700])),
+    chunk=st.sampled_from([1, 2**30]),
+    strided=st.booleans(),
+)
+@settings(max_examples=examples(12), deadline=None)
+def test_a_gated_mlp_has_both_halves_in_one_weight(sizes, chunk, strided):
+    b, s = sizes
+    x, w_in, w_out = torch.randn(b, s, 16).double(), torch.randn(24, 16).double(), torch.randn(8, 12).double()
+    stream, gate = torch.randn(b, s, 8).double(), torch.randn(b, 1, 8).double()
+    want = linear(linear_pair(x, w_in), w_out, residual=stream, gate=gate)
+    torch.testing.assert_close(mlp(x, w_in, w_out, gated=True, residual=stream, gate=gate, chunk_bytes=chunk), want)
+    room = torch.zeros(b, s + 3, 8).double()
+    out = room[:, 1 : s + 1] if strided else torch.empty(b, s, 8).double()
+    out.copy_(stream)
+    mlp(x, w_in, w_out, gated=True, residual=out, gate=gate, out=out, chunk_bytes=chunk)
+    torch.testing.assert_close(out, want)
+    assert not room[:, 0].any() and not room[:, s + 1 :].any()
+
+
+def test_a_saturating_mlp_stays_finite():
+    """Both what lies between, and what comes out."""
+    x, w = torch.full((1, 2, 16), 30.0).half(), torch.full((32, 16), 30.0).half()
+    w_out = torch.full((8, 16), 30.0).half()
+    plain, kept = (mlp(x, w, w_out, gated=True, residual=x[..., :8], saturate=kept) for kept in (False, True))
+    assert plain.isinf().all() and (kept == 65504).all()
+    assert (mlp(x, w, -w_out, gated=True, residual=x[..., :8], saturate=True) == -65504).all()
 
 
 def test_chunks_are_whole_tiles():

@@ -19,7 +19,11 @@ from fusestream.kernels_cuda import (
     multiplies_in_int8,
     multiply,
     multiply_,
+    multiply_pair,
+    multiply_pair_,
+    rows_of,
     rows_to_int8,
+    silu_mul,
 )
 from fusestream.kernels_cuda.arch import int8_pays
 from fusestream.kernels_cuda.ops import int8_rule
@@ -81,11 +85,30 @@ def test_either_matrix_of_a_feed_forward_may_be_of_8_bits(first: bool, second: b
             assert torch.equal(found, wanted) and (out is None or found.data_ptr() == out.data_ptr())
 
 
-def test_a_pair_is_of_halves() -> None:
-    with pytest.raises(TypeError, match="w_in is of 8-bit numbers"):
-        mlp(half(2, 32), in_int8(half(16, 32)), half(8, 16), up=half(16, 32))
-    found = mlp(half(2, 32), half(16, 32), in_int8(half(8, 16)), up=half(16, 32, seed=1), activation="silu")
-    assert found.shape == (2, 8), "its second product may be in 8 bits"
+def test_a_pair_may_be_of_8_bits_too() -> None:
+    """Either half of it, or both as one weight; in chunks or not, and what follows it. Of no other activation than SiLU."""
+    x, gate, up, last = half(2, 1600, 32), half(48, 32, seed=1), half(48, 32, seed=2), half(16, 48, seed=3)
+    for one, other in ((in_int8(gate), in_int8(up)), (in_int8(gate), up), (gate, in_int8(up))):
+        wanted = multiply(silu_mul(multiply(x, one), multiply(x, other)), in_int8(last))
+        for chunk_bytes in (1 << 28, 1):
+            assert torch.equal(mlp(x, one, in_int8(last), up=other, activation="silu", chunk_bytes=chunk_bytes), wanted)
+    both = in_int8(torch.cat((gate, up)))
+    hidden = silu_mul(multiply(x, both))
+    assert torch.equal(multiply_pair(x, both), hidden)
+    room = torch.zeros(2, 1600, 60).half()
+    multiply_pair_(room[..., 12:], rows_to_int8(x, rotation=both.rotation), both)
+    assert torch.equal(room[..., 12:], hidden) and not room[..., :12].any()
+    assert torch.equal(mlp(x, both, last, gated=True), multiply(hidden, last))
+    with pytest.raises(ValueError, match="a pair of 8-bit numbers has activation silu"):
+        mlp(x, in_int8(gate), last, up=up)
+
+
+def test_rows_of_a_weight() -> None:
+    """The product of some rows is a part of the product of all, whatever the numbers."""
+    x, weight = half(3, 32), half(48, 32, seed=1)
+    for matrix in (weight, in_int8(weight)):
+        whole = multiply(x, matrix)
+        assert torch.equal(torch.cat([multiply(x, rows_of(matrix, *at)) for at in ((0, 16), (16, 48))], -1), whole)
 
 
 # ------------------------------------------------------------------------------------------------------------- the rule

@@ -118,11 +118,11 @@ def test_two_branches_of_one_model(folder: Path, streamed: bool) -> None:
     path = str(checkpoints.write("wan_t2v", folder))
     load = load_streamed_diffusion_model if streamed else fusion.load_diffusion_model
     model = load(path, policy=AUTO)
-    branch = out_of(ModelKernels.execute(model, "auto", norms="off"))
+    branch = out_of(ModelKernels.execute(model, "auto", rope="off"))
     again = out_of(ModelKernels.execute(branch, "off"))
     assert type(branch) is type(model) and branch.model is model.model and branch is not model
     policies = [policy_of(one.model_options["transformer_options"]) for one in (model, branch, again)]
-    assert policies == [AUTO, fusion.KernelPolicy.of("auto", norm_modulate="off"), OFF]
+    assert policies == [AUTO, fusion.KernelPolicy.of("auto", rms_rope_="off"), OFF]
     hooks = [one.model_options["transformer_options"][attention.HOOK].policy for one in (model, branch, again)]
     assert hooks == policies
 

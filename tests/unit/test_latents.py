@@ -68,7 +68,10 @@ def test_what_does_not_tell_is_not_guessed(tmp_path: Path) -> None:
         ("wan22_i2v", "wan22_vae", "wan_2.1_vae.safetensors"),
         ("wan22_5b", "wan_vae", "wan2.2_vae.safetensors"),
         ("wan_t2v", "sd_vae", "wan_2.1_vae.safetensors"),
-        ("flux1", "wan22_vae", None),  # of a model that nobody knows nothing is said
+        ("flux1", "wan22_vae", "ae.safetensors"),
+        ("flux2", "flux_vae", "flux2-vae.safetensors"),
+        ("chroma", "flux_vae", None),
+        ("sd3", "wan22_vae", None),  # of a model that nobody knows nothing is said
         ("wan_t2v", "umt5", None),
     ],
 )

@@ -1,0 +1,68 @@
+"""Flux.2, Flux.1 and Chroma: two streams of tokens that attend jointly, then one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...family import Family, Role
+
+if TYPE_CHECKING:
+    import torch
+
+    from ....kernels_cuda import KernelPolicy
+    from ....memory import WeightFile
+
+# Of the transformer in a whole checkpoint, or nothing. Any block will do: a file that lacks its first one is a Flux all the same.
+NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.norm\.(key|query)_norm\.(scale|weight)")
+# What relatives with such blocks do not have: HunyuanVideo refines its text, ControlNets end without a last layer.
+BESIDE = ("txt_in.weight", "final_layer.linear.weight")
+# By the channels of the latents: Flux.2 has four pixels of its VAE's latents in one.
+VAES = {16: "ae.safetensors", 128: "flux2-vae.safetensors"}
+
+
+def _is_flux(header: WeightFile) -> bool:
+    names = header.extents.keys()
+    prefixes = {match[1] for name in names if (match := NORM.fullmatch(name)) is not None}
+    return any(prefix + name in names for prefix in prefixes for name in BESIDE)
+
+
+def _fuse(net: Any, _policy: KernelPolicy) -> int:
+    from .fused import fuse  # noqa: PLC0415
+
+    return fuse(net)
+
+
+def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
+    from .need import need  # noqa: PLC0415
+
+    return need(net, shape, dtype)
+
+
+FLUX = Family(
+    name="Flux",
+    role=Role.DIFFUSION,
+    covers="Flux.2 (klein 4B and 9B, dev), Flux.1 (dev, schnell, Kontext, Fill and their like), LongCat-Image and Chroma "
+    "(Ovis-Image and Chroma Radiance stream as all others do)",
+    recognises=_is_flux,
+    fuse=_fuse,
+    ops=(
+        "attention",
+        "int8_to_half",
+        "linear",
+        "linear_",
+        "linear_int8",
+        "linear_int8_",
+        "linear_pair",
+        "linear_pair_",
+        "norm_modulate",
+        "rms_rope_",
+        "rows_to_int8",
+        "silu_mul",
+        "silu_mul_",
+        "to_half",
+    ),
+    need=_need,
+    vaes=VAES,
+)

@@ -1,0 +1,131 @@
+"""A double block over our kernels: text and picture, each with weights of its own, meet in the attention alone.
+
+    text    ─ norm, modulate ─┐                                                   ┌─ proj, gate, + ─ ffn ─ text
+                              ├─ q k v of all ─ RMSNorm, RoPE ─ attention of all ─┤
+    picture ─ norm, modulate ─┘                   (in place)                      └─ proj, gate, + ─ ffn ─ picture
+
+    ffn: norm, modulate ─ in, GELU or silu x up ─ out, gate, +
+
+Both streams' products write into one [batch, text and picture, 3 * dim], which is never put together from parts; both streams are
+added to where they lie, as stock does. What is added leaves the sums in fp32 and saturates where an fp16 stream would overflow:
+stock looks at all of a stream for that, in a pass of its own, and by then an overflow within the block has made NaNs. What
+comes before needs no such care, since it is made of normalised numbers.
+
+Activations, in units of both streams: the streams, q, k and v, what attention sees: five. The ffn takes a few tokens at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import comfy.ldm.flux.layers as stock
+from torch import Tensor, nn
+
+from ....kernels_cuda import KernelPolicy, norm_modulate
+from ...products import feed_forward, product
+from .joint import attend
+from .modulation import Run, Segments, runs
+
+
+class Stream(NamedTuple):
+    """x [batch, tokens, dim] fp16 and stock's ModulationOut for its attention and its feed-forward."""
+
+    x: Tensor
+    before_attention: Any
+    before_ffn: Any
+    segments: Segments | None
+
+
+class _Half(NamedTuple):
+    """A stream and the modules that are its own."""
+
+    x: Tensor
+    attention_runs: list[Run]
+    ffn_runs: list[Run]
+    attn: Any
+    norm1: Any
+    norm2: Any
+    mlp: Any
+    first: int  # of its tokens, among all
+
+
+def obstacle(block: Any) -> str | None:
+    """Why a block cannot be ours, in words a user understands."""
+    for mlp in (block.img_mlp, block.txt_mlp):
+        if not isinstance(mlp, nn.Sequential) or len(mlp) != 3:
+            return "its feed-forward is of a kind without fused kernels"
+        if _is_gated(mlp) and mlp[0].bias is not None:
+            return "its gated feed-forward has a bias"
+        if not _is_gated(mlp) and not isinstance(mlp[1], nn.GELU):
+            return "its feed-forward is of a kind without fused kernels"
+    return None
+
+
+def modulation(module: Any, vec: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Of picture and text: stock's ModulationOut before the attention and before the feed-forward."""
+    if module.modulation:
+        return module.img_mod(vec), module.txt_mod(vec)
+    given: tuple[tuple[Any, Any], tuple[Any, Any]] = vec
+    return given
+
+
+def block(
+    module: Any,
+    policy: KernelPolicy,
+    picture: Stream,
+    text: Stream,
+    pe: Tensor | None,
+    mask: Tensor | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """Stock's DoubleStreamBlock. Returns the picture's and the text's stream, both written where they lie."""
+    halves = (
+        _half(text, 0, module.txt_attn, module.txt_norm1, module.txt_norm2, module.txt_mlp),
+        _half(picture, text.x.shape[1], module.img_attn, module.img_norm1, module.img_norm2, module.img_mlp),
+    )
+    (batch, text_tokens, dim), tokens = text.x.shape, text.x.shape[1] + picture.x.shape[1]
+    qkv = picture.x.new_empty(batch, tokens, 3 * dim)
+    for half in halves:
+        for run in half.attention_runs:
+            normed = norm_modulate(half.x[:, run.tokens], run.scale, run.shift, eps=half.norm1.eps, policy=policy)
+            product(normed, half.attn.qkv, policy, out=qkv[:, _among_all(half, run)])
+            del normed
+    norms = [(half.attn.norm, slice(half.first, half.first + half.x.shape[1])) for half in halves]
+    extra = {**options, "img_slice": [text_tokens, tokens]}
+    attended = attend(qkv, module.num_heads, norms, policy, pe, mask, options, extra)
+    del qkv
+    for half in halves:
+        for run in half.attention_runs:
+            x, seen = half.x[:, run.tokens], attended[:, _among_all(half, run)]
+            product(seen, half.attn.proj, policy, residual=x, gate=run.gate, out=x, saturate=True)
+    del attended, seen
+    for half in halves:
+        for run in half.ffn_runs:
+            x = half.x[:, run.tokens]
+            normed = norm_modulate(x, run.scale, run.shift, eps=half.norm2.eps, policy=policy)
+            feed_forward(
+                normed,
+                half.mlp[0],
+                half.mlp[2],
+                policy,
+                gated=_is_gated(half.mlp),
+                residual=x,
+                gate=run.gate,
+                out=x,
+                saturate=True,
+            )
+    return halves[1].x, halves[0].x
+
+
+def _half(stream: Stream, first: int, attn: Any, norm1: Any, norm2: Any, mlp: Any) -> _Half:
+    x = stream.x.contiguous()
+    before, behind = (runs(mod, stream.segments, x.shape[1]) for mod in (stream.before_attention, stream.before_ffn))
+    return _Half(x, before, behind, attn, norm1, norm2, mlp, first)
+
+
+def _among_all(half: _Half, run: Run) -> slice:
+    return slice(half.first + run.tokens.start, half.first + run.tokens.stop)
+
+
+def _is_gated(mlp: Any) -> bool:
+    return isinstance(mlp[1], stock.SiLUActivation)

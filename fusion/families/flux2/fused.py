@@ -1,0 +1,105 @@
+"""Which of stock's Flux blocks are ours: the same modules, with a forward that computes all of a block through our ops.
+
+What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on it are called
+with the tensors they expect, masks, references and modulation by segments of tokens are computed. A block whose parts another node
+has replaced is stock's again, and so is one of another kind (Ovis-Image's feed-forward), or one that does not compute in fp16. The
+ledger has the reason. Blocks that a node replaces as a whole (`patches_replace`), and what a ControlNet adds between them, are
+business of stock's network, which calls ours as it would call its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import comfy.ldm.flux.layers as stock
+from torch import Tensor, nn
+
+from ...fused import FusedBlock, HandBack, fuse_block
+from . import double, single
+from .modulation import Segments, unserved
+
+HAND_BACK = HandBack("flux block")
+Options = dict[str, Any]
+
+
+def fuse(net: nn.Module) -> int:
+    """Let the blocks of stock's Flux and Chroma compute through our ops, under the policy that comes with each call. In place, and
+    before they are streamed. Returns how many blocks that are."""
+    fused = 0
+    for module in list(net.modules()):
+        kind: Any = type(module)
+        if kind is stock.DoubleStreamBlock:
+            fuse_block(module, _FusedDouble, _obstacle((module.img_attn, module.txt_attn), double.obstacle(module)))
+        elif kind is stock.SingleStreamBlock:
+            fuse_block(module, _FusedSingle, _obstacle((module,), single.obstacle(module)))
+        else:
+            continue
+        fused += 1
+    return fused
+
+
+def _obstacle(attentions: Iterable[Any], other: str | None) -> str | None:
+    """Why a block cannot be ours for good, in words a user understands. other: what is wrong with its feed-forward."""
+    if any(type(attention.norm) is not stock.QKNorm for attention in attentions):
+        return "its attention is of a kind without fused kernels"
+    return other
+
+
+class _FusedDouble(FusedBlock):
+    """What a double block's class is mixed with: stock's signature."""
+
+    fusestream_hand_back = HAND_BACK
+
+    def forward(
+        self,
+        img: Tensor,
+        txt: Tensor,
+        vec: Any,
+        pe: Tensor,
+        attn_mask: Tensor | None = None,
+        modulation_dims_img: Segments | None = None,
+        modulation_dims_txt: Segments | None = None,
+        transformer_options: Options | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        options = {} if transformer_options is None else transformer_options
+        policy = self.policy_for(img, options)
+        if policy is not None:
+            of_img, of_txt = double.modulation(self, vec)
+            parts = ((img, of_img, modulation_dims_img), (txt, of_txt, modulation_dims_txt))
+            reason = next((why for x, mods, dims in parts if (why := unserved(x, mods, dims)) is not None), None)
+            if reason is None:
+                picture = double.Stream(img, *of_img, modulation_dims_img)
+                text = double.Stream(txt, *of_txt, modulation_dims_txt)
+                return double.block(self, policy, picture, text, pe, attn_mask, options)
+            self.fusestream_hand_back(reason, img, forced=policy.default == "on")
+        out: tuple[Tensor, Tensor] = super().forward(  # type: ignore[misc]
+            img, txt, vec, pe, attn_mask, modulation_dims_img, modulation_dims_txt, transformer_options=options
+        )
+        return out
+
+
+class _FusedSingle(FusedBlock):
+    """The same for a block of the one stream that both become."""
+
+    fusestream_hand_back = HAND_BACK
+
+    def forward(
+        self,
+        x: Tensor,
+        vec: Any,
+        pe: Tensor,
+        attn_mask: Tensor | None = None,
+        modulation_dims: Segments | None = None,
+        transformer_options: Options | None = None,
+    ) -> Tensor:
+        options = {} if transformer_options is None else transformer_options
+        policy = self.policy_for(x, options)
+        if policy is not None:
+            mod = single.modulation(self, vec)
+            reason = unserved(x, (mod,), modulation_dims)
+            if reason is None:
+                return single.block(self, policy, x, mod, modulation_dims, pe, attn_mask, options)
+            self.fusestream_hand_back(reason, x, forced=policy.default == "on")
+        out: Tensor = super().forward(x, vec, pe, attn_mask, modulation_dims, transformer_options=options)  # type: ignore[misc]
+        return out

@@ -1,0 +1,82 @@
+"""What Flux's blocks do to q, k and v of all tokens, text first: RMS norm of each head, RoPE over the axes, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from comfy.ldm.flux.math import attention as stock_attention
+from comfy.ldm.modules.attention import optimized_attention
+from torch import Tensor
+
+from ....kernels_cuda import KernelPolicy, rms_rope_
+from ...operands import operands
+
+# Stock's norms say none, which torch takes for the smallest step of the numbers that it sums in.
+EPS = torch.finfo(torch.float32).eps
+OnTokens = tuple[Any, slice]  # stock's QKNorm, and whose heads it is for
+
+
+def attend(
+    qkv: Tensor,
+    heads: int,
+    norms: Sequence[OnTokens],
+    policy: KernelPolicy,
+    pe: Tensor | None,
+    mask: Tensor | None,
+    options: dict[str, Any],
+    extra: dict[str, Any],
+) -> Tensor:
+    """What the tokens see of each other: [batch, tokens, dim].
+
+    qkv    [batch, tokens, 3 * dim] fp16: of each token q, k and v. Overwritten
+    norms  with the tokens that each is for: text and picture have their own
+    pe     rotations [1 or batch, 1, tokens, head / 2, 2, 2]
+    extra  what patches on the attention are told
+    """
+    q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).unbind(2)
+    patches = options.get("patches", {})
+    changed = patches.get("attn1_patch", ())
+    for norm, tokens in norms:
+        # A patch sees q and k before they are turned.
+        turn = None if pe is None or changed else pe[:, :, tokens]
+        with operands(qkv, policy, norm.query_norm, norm.key_norm) as [of_q, of_k]:
+            rms_rope_(
+                q[:, tokens], k[:, tokens], of_q.weight, of_k.weight, turn, eps=_eps(norm), norm="head", policy=policy
+            )
+    attended = _seen(q, k, v, pe, mask, options, extra, changed)
+    for patch in patches.get("attn1_output_patch", ()):
+        attended = patch(attended, extra)
+    return attended
+
+
+def _eps(norm: Any) -> float:
+    given: float | None = norm.query_norm.eps
+    return EPS if given is None else given
+
+
+def _seen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pe: Tensor | None,
+    mask: Tensor | None,
+    options: dict[str, Any],
+    extra: dict[str, Any],
+    changed: Sequence[Any],
+) -> Tensor:
+    """By stock's function: it asks the overrides, of which ours is one."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    if not changed:
+        out: Tensor = optimized_attention(
+            q, k, v, q.shape[1], skip_reshape=True, mask=mask, transformer_options=options
+        )
+        return out
+    q, k, v = (t.contiguous() for t in (q, k, v))
+    for patch in changed:
+        given = patch(q, k, v, pe=pe, attn_mask=mask, extra_options=extra)
+        q, k, v = given.get("q", q), given.get("k", k), given.get("v", v)
+        pe, mask = given.get("pe", pe), given.get("attn_mask", mask)
+    turned: Tensor = stock_attention(q, k, v, pe=pe, mask=mask, transformer_options=options)
+    return turned

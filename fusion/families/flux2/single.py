@@ -1,0 +1,78 @@
+"""A single block over our kernels: attention and feed-forward side by side, over text and picture as one stream.
+
+    x ─ norm, modulate ─┬─ q k v ─ RMSNorm, RoPE ─ attention ─┐
+                        │      (in place)                     ├─ one product of both, gate, + x ─ x
+                        └─ ffn in, GELU or silu x up ─────────┘
+
+One weight makes all that is left of the line in the middle, and it is taken once; but q, k and v go to one place, and the
+feed-forward through its activation to another: beside the room for the attention, so that the last product reads both without
+anybody putting them together. The stream is added to where it lies, as stock does, and saturates (`double.py`).
+
+Activations, in units of x: x, q k v, the normed x or what attention sees, and attention beside the feed-forward, which is 1 and 3
+(Flux.2) or 1 and 4 (Flux.1): nine or ten, where stock has some fifteen. None is larger than the last, and the next block finds
+each where this one left it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.ldm.flux.layers as stock
+from torch import Tensor, nn
+
+from ....kernels_cuda import KernelPolicy, norm_modulate
+from ...products import Part, product, product_in_parts
+from .joint import attend
+from .modulation import Segments, runs
+
+
+def obstacle(block: Any) -> str | None:
+    """Why a block cannot be ours, in words a user understands."""
+    if block.yak_mlp or not isinstance(block.mlp_act, (nn.GELU, stock.SiLUActivation)):
+        return "its feed-forward is of a kind without fused kernels"
+    if _is_gated(block) and block.linear1.bias is not None:
+        return "its gated feed-forward has a bias"
+    return None
+
+
+def modulation(module: Any, vec: Any) -> Any:
+    """Stock's ModulationOut."""
+    return module.modulation(vec)[0] if module.modulation else vec
+
+
+def block(
+    module: Any,
+    policy: KernelPolicy,
+    x: Tensor,
+    mod: Any,
+    segments: Segments | None,
+    pe: Tensor | None,
+    mask: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:
+    """Stock's SingleStreamBlock of x [batch, tokens, dim] fp16, text first. Written where it lies."""
+    x = x.contiguous()
+    batch, tokens, dim = x.shape
+    qkv = x.new_empty(batch, tokens, 3 * dim)
+    both = x.new_empty(batch, tokens, dim + module.mlp_hidden_dim)
+    among = runs(mod, segments, tokens)
+    for run in among:
+        normed = norm_modulate(x[:, run.tokens], run.scale, run.shift, eps=module.pre_norm.eps, policy=policy)
+        hidden = both[:, run.tokens, dim:]
+        parts = (
+            Part(qkv[:, run.tokens]),
+            Part(hidden, gated=True) if _is_gated(module) else Part(hidden, "gelu_tanh"),
+        )
+        product_in_parts(normed, module.linear1, policy, parts)
+        del normed
+    all_tokens = [(module.norm, slice(0, tokens))]
+    both[..., :dim] = attend(qkv, module.num_heads, all_tokens, policy, pe, mask, options, dict(options))
+    del qkv, parts
+    for run in among:
+        at = x[:, run.tokens]
+        product(both[:, run.tokens], module.linear2, policy, residual=at, gate=run.gate, out=at, saturate=True)
+    return x
+
+
+def _is_gated(block: Any) -> bool:
+    return isinstance(block.mlp_act, stock.SiLUActivation)

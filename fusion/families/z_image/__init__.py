@@ -1,0 +1,66 @@
+"""Z-Image and Lumina Image 2: prompt and picture refined apart, then one stream of both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...family import Family, Role
+
+if TYPE_CHECKING:
+    import torch
+
+    from ....kernels_cuda import KernelPolicy
+    from ....memory import WeightFile
+
+# Of the transformer in a whole checkpoint, or nothing. Any block will do.
+NORM = re.compile(
+    r"(model\.diffusion_model\.|)(layers|noise_refiner|context_refiner)\.\d+\.attention\.(q|k)_norm\.weight"
+)
+BESIDE = ("cap_embedder.1.weight", "final_layer.linear.weight")
+
+
+def _is_z_image(header: WeightFile) -> bool:
+    names = header.extents.keys()
+    prefixes = {match[1] for name in names if (match := NORM.fullmatch(name)) is not None}
+    return any(prefix + name in names for prefix in prefixes for name in BESIDE)
+
+
+def _fuse(net: Any, _policy: KernelPolicy) -> int:
+    from .block import fuse  # noqa: PLC0415
+
+    return fuse(net)
+
+
+def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
+    from .need import need  # noqa: PLC0415
+
+    return need(net, shape, dtype)
+
+
+Z_IMAGE = Family(
+    name="Z-Image",
+    role=Role.DIFFUSION,
+    covers="Z-Image (Turbo, Base, Edit) and Lumina Image 2",
+    recognises=_is_z_image,
+    fuse=_fuse,
+    ops=(
+        "attention",
+        "gated_residual",
+        "gated_residual_",
+        "int8_to_half",
+        "linear",
+        "linear_",
+        "linear_int8",
+        "linear_int8_",
+        "linear_pair",
+        "norm_modulate",
+        "rms_rope_",
+        "rows_to_int8",
+        "silu_mul",
+        "to_half",
+    ),
+    need=_need,
+    vaes={16: "ae.safetensors"},
+)

@@ -1,0 +1,192 @@
+"""A Z-Image block over our kernels: stock's own module, whose forward computes the whole block through our ops.
+
+    x ─ RMS, x (1 + scale) ─ q k v as one product ─ RMSNorm and RoPE in place ─ attention ─ out ─ RMS, x tanh(gate), + x ─┐
+    ┌─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+    └─ RMS, x (1 + scale) ─ silu(w1) x w3 in the product, a few tokens at a time ─ w2 ─ RMS, x tanh(gate), + x, in place ─ x
+
+The gain of a norm and what modulates its result are one factor for each channel, made once per block: the kernels read one row.
+Refiner blocks of the prompt have gains alone.
+
+The stream may be fp32: Lumina Image 2, and Z-Image files that stock does not trust in fp16, compute so on cards without bf16.
+Products are fp16 around it, what goes into them being normalised, and what comes out is normalised before it is added; what stock
+clamps in between, in passes of its own, saturates in the products. In fp16 the stream itself saturates, too.
+
+x is never written to: patches between the blocks still want the one that went in. What other nodes do is honoured as in Wan's
+blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import comfy.ldm.lumina.model as stock
+import torch
+from comfy.cli_args import args
+from comfy.ldm.modules.attention import optimized_attention_masked
+from torch import Tensor, nn
+
+from ....kernels_cuda import KernelPolicy, gated_residual, gated_residual_, norm_modulate, rms_rope_
+from ...fused import FusedBlock, HandBack, fuse_block
+from ...operands import operands
+from ...products import gated_feed_forward, product
+
+HALF = torch.float16
+# Of the stream. Who has started ComfyUI to compute in fp32 gets that.
+TYPES = (HALF,) if args.force_fp32 or args.fp32_unet else (HALF, torch.float32)
+# Where stock's norms of q and k say none, it takes this.
+EPS = torch.finfo(torch.float32).eps
+Segments = Sequence[Sequence[int]]
+Options = dict[str, Any]
+
+
+def fuse(net: nn.Module) -> int:
+    """Let the blocks of stock's NextDiT compute through our ops, under the policy that comes with each call. In place, and before
+    they are streamed. Returns how many blocks that are."""
+    blocks = [module for module in net.modules() if type(module) is stock.JointTransformerBlock]
+    for module in blocks:
+        fuse_block(module, _Fused, obstacle(module))
+    return len(blocks)
+
+
+def obstacle(block: Any) -> str | None:
+    """Why a block cannot be ours, in words a user understands."""
+    attention = block.attention
+    if type(attention) is not stock.JointAttention or not attention.qk_norm:
+        return "its attention is of a kind without fused kernels"
+    if type(block.feed_forward) is not stock.FeedForward:
+        return "its feed-forward is of a kind without fused kernels"
+    return None
+
+
+class _Fused(FusedBlock):
+    """What a block's class is mixed with: stock's signature."""
+
+    fusestream_hand_back = HandBack("z-image block")
+    fusestream_types = TYPES
+
+    def forward(
+        self,
+        x: Tensor,
+        x_mask: Tensor | None,
+        freqs_cis: Tensor,
+        adaln_input: Tensor | None = None,
+        timestep_zero_index: Segments | None = None,
+        transformer_options: Options | None = None,
+    ) -> Tensor:
+        options = {} if transformer_options is None else transformer_options
+        policy = self.policy_for(x, options)
+        if policy is None:
+            out: Tensor = super().forward(  # type: ignore[misc]
+                x, x_mask, freqs_cis, adaln_input, timestep_zero_index, transformer_options=options
+            )
+            return out
+        return block(self, policy, x, x_mask, freqs_cis, adaln_input, timestep_zero_index, options)
+
+
+class Run(NamedTuple):
+    """Tokens that share scales and gates: [batch, dim] each, or None where a block has none."""
+
+    tokens: slice
+    scale: Tensor | None
+    gate: Tensor | None
+    ffn_scale: Tensor | None
+    ffn_gate: Tensor | None
+
+
+def block(
+    module: Any,
+    policy: KernelPolicy,
+    x: Tensor,
+    mask: Tensor | None,
+    freqs: Tensor,
+    adaln: Tensor | None,
+    zero: Segments | None,
+    options: Options,
+) -> Tensor:
+    """Stock's JointTransformerBlock.
+
+    x      [batch, tokens, dim] fp16 or fp32
+    freqs  rotations [1 or batch, tokens, 1, head_dim / 2, 2, 2]
+    adaln  what scales and gates are made of: [batch, width], or twice the batch, the second half for the segments `zero`
+    Returns a new [batch, tokens, dim].
+    """
+    x = x.contiguous()
+    among = list(runs(module, adaln, zero, x.shape))
+    attended = self_attention(module, policy, x, among, mask, freqs, options)
+    branch = product(attended, module.attention.out, policy, saturate=True)
+    del attended
+    out = torch.empty_like(x) if len(among) > 1 else None
+    for run in among:
+        added = factored(branch[:, run.tokens], module.attention_norm2, run.gate, policy, is_gate=True)
+        if out is None:
+            x = gated_residual(x, added, saturate=True, policy=policy)
+        else:
+            out[:, run.tokens] = gated_residual(x[:, run.tokens], added, saturate=True, policy=policy)
+    del branch, added
+    x = x if out is None else out
+    ffn = module.feed_forward
+    for run in among:
+        here = x[:, run.tokens]
+        normed = factored(here, module.ffn_norm1, run.ffn_scale, policy)
+        branch = gated_feed_forward(normed, ffn.w1, ffn.w3, ffn.w2, policy, saturate=True)
+        del normed
+        added = factored(branch, module.ffn_norm2, run.ffn_gate, policy, is_gate=True)
+        gated_residual_(here, added, saturate=True, policy=policy)
+    return x
+
+
+def runs(module: Any, adaln: Tensor | None, zero: Segments | None, shape: Sequence[int]) -> Iterator[Run]:
+    """Of all tokens: those of the segments `zero`, and the others."""
+    everything = slice(0, shape[1])
+    if not module.modulation:
+        yield Run(everything, None, None, None, None)
+        return
+    parts = module.adaLN_modulation(adaln).chunk(4, dim=1)
+    if zero is None:
+        yield Run(everything, *parts)
+        return
+    for half, segments in enumerate((stock.invert_slices(zero, shape[1]), zero)):
+        own = [part.chunk(2)[half] for part in parts]
+        for first, last in segments:
+            yield Run(slice(first, last), *own)
+
+
+def factored(x: Tensor, norm: Any, modulation: Tensor | None, policy: KernelPolicy, *, is_gate: bool = False) -> Tensor:
+    """RMS norm of x [batch, tokens, dim], fp16: times its gain, and times 1 + a scale or the tanh of a gate, [batch, dim]."""
+    with operands(x.new_empty(0, dtype=HALF), policy, norm) as [own]:
+        if modulation is None:
+            return norm_modulate(x, weight=own.weight, eps=norm.eps, kind="rms", out_dtype=HALF, policy=policy)
+        by = torch.tanh(modulation.float()) if is_gate else 1 + modulation.float()
+        # The op adds one to a scale. Its kernels read fp32 factors beside fp16 rows, and fp16 ones beside fp32 rows.
+        scale = (by * own.matrix.float() - 1)[:, None].to(torch.float32 if x.dtype is HALF else HALF)
+    return norm_modulate(x, scale, eps=norm.eps, kind="rms", out_dtype=HALF, policy=policy)
+
+
+def self_attention(
+    module: Any,
+    policy: KernelPolicy,
+    x: Tensor,
+    among: Sequence[Run],
+    mask: Tensor | None,
+    freqs: Tensor,
+    options: Options,
+) -> Tensor:
+    """[batch, tokens, dim] fp16 of x: what its tokens see of each other, before the last product."""
+    attn, (batch, tokens, _) = module.attention, x.shape
+    heads, key_heads, size = attn.n_local_heads, attn.n_local_kv_heads, attn.head_dim
+    qkv = x.new_empty(batch, tokens, (heads + 2 * key_heads) * size, dtype=HALF)
+    for run in among:
+        normed = factored(x[:, run.tokens], module.attention_norm1, run.scale, policy)
+        product(normed, attn.qkv, policy, out=qkv[:, run.tokens])
+        del normed
+    q, k, v = qkv.view(batch, tokens, -1, size).split_with_sizes((heads, key_heads, key_heads), dim=2)
+    eps = EPS if attn.q_norm.eps is None else attn.q_norm.eps
+    with operands(qkv, policy, attn.q_norm, attn.k_norm) as [of_q, of_k]:
+        rms_rope_(q, k, of_q.weight, of_k.weight, freqs, eps=eps, norm="head", policy=policy)
+    if heads > key_heads:  # whatever another node puts in the attention's place is given as many of each
+        k, v = (t.repeat_interleave(heads // key_heads, 2) for t in (k, v))
+    out: Tensor = optimized_attention_masked(
+        *(t.movedim(1, 2) for t in (q, k, v)), heads, mask, skip_reshape=True, transformer_options=options
+    )
+    return out

@@ -1,0 +1,201 @@
+"""A Z-Image whose blocks compute through our ops samples what stock's does, as near as fp16 is; and says when it does not."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import comfy.ldm.lumina.model as stock
+import comfy.model_management
+import comfy.ops
+import family_scenes
+import int8_files
+import pytest
+import torch
+from packed_files import packed_file, unpacked
+from safetensors.torch import load_file, save_file
+from scenes import distance, sample
+
+from fusestream import checkpoints
+from fusestream.fusion import KernelPolicy, attention
+from fusestream.fusion.families import family_of
+from fusestream.fusion.families.z_image import Z_IMAGE
+from fusestream.fusion.families.z_image import block as z_image
+from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.kernels_cuda import LEDGER, OPS
+from fusestream.kernels_cuda.registry import Op
+from fusestream.memory import Checkpoint
+
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
+OFF = KernelPolicy.of("off")
+HALF = torch.float16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("z_image")
+
+
+@pytest.fixture(autouse=True)
+def a_clean_ledger() -> None:
+    LEDGER.clear()
+
+
+def painted(path: Path, policy: KernelPolicy | None = None, dtype: torch.dtype = HALF) -> Any:
+    """Streamed through the smallest window, computed in `dtype`, which stock chooses by the card. policy None: auto."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
+        model = load_streamed_diffusion_model(str(path), policy=policy or KernelPolicy(), dtype=dtype)
+    model.stream.ceiling = model.stream.least
+    return sample(model, family_scenes.inputs("z_image"))
+
+
+def handed_back() -> set[str]:
+    return {refusal.reason for refusal in LEDGER.refusals if refusal.op == "z-image block"}
+
+
+@pytest.mark.parametrize(("kind", "known"), [("z_image", True), ("flux2", False), ("qwen_image", False)])
+def test_the_file_is_recognised(folder: Path, kind: str, known: bool) -> None:
+    with Checkpoint.open(checkpoints.write(kind, folder)) as source:
+        assert (family_of(source.files[0]) is Z_IMAGE) == known
+
+
+@pytest.mark.parametrize("storage", ["fp16", "bf16"])
+def test_the_latents_are_as_near_as_fp16_is(folder: Path, storage: str) -> None:
+    path = checkpoints.write("z_image", folder, storage)
+    fused, theirs, exact = (painted(path, *given) for given in ((), (OFF,), (OFF, torch.float32)))
+    assert not handed_back() and not torch.equal(fused, theirs)
+    assert distance(fused, exact) <= max(1.1 * distance(theirs, exact), 1e-3)
+
+
+def test_a_stream_in_fp32_has_products_in_fp16(folder: Path) -> None:
+    """Nearer than all in fp16."""
+    path = checkpoints.write("z_image", folder)
+    wide, theirs, exact = (painted(path, *given) for given in ((None, torch.float32), (OFF,), (OFF, torch.float32)))
+    assert not handed_back() and 0 < distance(wide, exact) <= distance(theirs, exact)
+
+
+def test_each_kernel_can_be_switched_off(folder: Path) -> None:
+    path = checkpoints.write("z_image", folder)
+    fused = painted(path)
+    for op in ("linear", "linear_", "linear_pair", "norm_modulate", "rms_rope_", "gated_residual", "gated_residual_"):
+        off = distance(painted(path, KernelPolicy.of(**{op: "off"})), fused)
+        is_a_sum = op.startswith("gated")  # which torch rounds as the op does
+        assert op in Z_IMAGE.ops and op in OPS and (off == 0 if is_a_sum else 0 < off < 0.01), op
+
+
+def test_int8_files_under_turbo(folder: Path) -> None:
+    """Both products of the pair are in 8 bits, and the one behind it."""
+    of_int8, of_halves = int8_files.write(checkpoints.write("z_image", folder, "fp16"), folder, "convrot")
+    precise, turbo = painted(of_int8), painted(of_int8, KernelPolicy.of("auto", precision="turbo"))
+    assert torch.equal(precise, painted(of_halves)) and not handed_back()
+    assert 1e-3 < distance(turbo, precise) < 1.25 * distance(painted(of_int8, OFF), precise)
+
+
+def test_a_packed_file_is_the_file_of_its_halves(folder: Path) -> None:
+    packed, plain = folder / "x.gguf", folder / "plain.safetensors"
+    save_file(unpacked(packed_file(packed, load_file(checkpoints.write("z_image", folder, "fp16")), "Q8_0")), plain)
+    assert torch.equal(painted(packed), painted(plain)) and not handed_back()
+
+
+def test_no_kernel_refuses_what_the_blocks_hand_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By types, sizes and strides, which can be asked without a card."""
+    refused, resolve = [], Op.resolve
+
+    def asked(op: Op, call: Any) -> Any:
+        ours: Any = op.candidates[0]
+        refused.extend((op.name, reason) for reason in ours.obstacles(call))
+        return resolve(op, call)
+
+    monkeypatch.setattr(Op, "resolve", asked)
+    for op in OPS.values():
+        op.forget()
+    for dtype in (HALF, torch.float32):
+        painted(checkpoints.write("z_image", folder), dtype=dtype)
+    assert not [one for one in refused if one[0] != "attention"]
+
+
+class Case:
+    """A block with its weights, for a batch of two: as Z-Image has them, or grouped keys and more as Lumina 2."""
+
+    def __init__(self, dtype: torch.dtype = HALF, *, modulation: bool = True, lumina: bool = False) -> None:
+        dim, heads = 256, 2
+        settings = {"operations": comfy.ops.disable_weight_init, "device": "cpu", "dtype": dtype}
+        self.module: Any = stock.JointTransformerBlock(
+            0, dim, heads, 1 if lumina else heads, 64, 8 / 3, 1e-5, True, modulation,
+            z_image_modulation=not lumina, operation_settings=settings,
+        )  # fmt: skip
+        for parameter in self.module.parameters():
+            scale = parameter.shape[-1] ** -0.5 if parameter.ndim == 2 else 0.2
+            parameter.data.copy_(torch.randn(parameter.shape) * scale + (0 if parameter.ndim == 2 else 0.5))
+        self.stock = copy.deepcopy(self.module)
+        z_image.fuse(torch.nn.ModuleList([self.module]))
+        self.x = torch.randn(2, 60, dim, dtype=dtype)
+        angle = torch.randn(1, 60, 1, dim // heads // 2)
+        self.freqs = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), -1).unflatten(-1, (2, 2))
+        self.adaln = torch.randn(2, 256, dtype=dtype) if modulation else None
+
+    @staticmethod
+    def options(policy: KernelPolicy | None = None, **others: Any) -> dict[str, Any]:
+        model: Any = type("Model", (), {"model_options": {"transformer_options": dict(others)}})
+        attention.install(model, policy or KernelPolicy())
+        found: dict[str, Any] = model.model_options["transformer_options"]
+        return found
+
+    def run(self, module: Any, options: dict[str, Any], mask: Any = None, zero: Any = None) -> torch.Tensor:
+        found: torch.Tensor = module(self.x, mask, self.freqs, self.adaln, zero, transformer_options=options)
+        return found
+
+    def error(self, options: dict[str, Any], *more: Any) -> float:
+        return distance(self.run(self.module, options, *more).double(), self.run(self.stock, {}, *more).double())
+
+
+@pytest.mark.parametrize("lumina", [False, True], ids=["z-image", "lumina"])
+@pytest.mark.parametrize("modulation", [True, False], ids=["modulated", "gains alone"])
+def test_a_block(lumina: bool, modulation: bool) -> None:
+    case = Case(modulation=modulation, lumina=lumina)
+    before = case.x.clone()
+    assert 0 < case.error(case.options()) < 3e-3 and not handed_back()
+    assert torch.equal(case.x, before), "patches between the blocks still want it"
+
+
+def test_masks_and_segments_at_timestep_zero() -> None:
+    case = Case()
+    seen = torch.rand(60, 60) < 0.6
+    assert case.error(case.options(), seen | torch.eye(60, dtype=torch.bool)) < 3e-3
+    case.adaln = torch.randn(4, 256, dtype=HALF)
+    assert case.error(case.options(), None, [(40, 60)]) < 3e-3
+    assert case.error(case.options(), None, [(10, 20), (30, 45)]) < 3e-3 and not handed_back()
+
+
+def test_an_override_of_another_node_computes_the_attention() -> None:
+    case, calls = Case(lumina=True), []
+
+    def override(_stock: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(([t.shape for t in args[:3]], args[3], kwargs["skip_reshape"]))
+        return args[2].transpose(1, 2).flatten(2)
+
+    ours = case.run(case.module, case.options() | {attention.HOOK: override})
+    assert distance(ours.double(), case.run(case.stock, {attention.HOOK: override}).double()) < 3e-3
+    assert calls[0] == calls[1] and len(calls) == 2 and not handed_back()
+
+
+def test_what_overflows_is_the_largest_number() -> None:
+    """Within the feed-forward, and what comes out of either product: a norm follows, and what is added is small again."""
+    case = Case()
+    for part in ("attention.out", "feed_forward.w1", "feed_forward.w2"):
+        case.module.get_submodule(part).weight.data[:4] = 60000
+    assert bool(case.run(case.module, case.options()).isfinite().all()) and not handed_back()
+
+
+def test_a_block_with_replaced_parts_is_stocks() -> None:
+    case = Case()
+    case.module.feed_forward.w3.forward = case.module.feed_forward.w3.forward
+    assert case.error(case.options()) == 0 and handed_back() == {"another node has replaced feed_forward.w3"}
+
+
+def test_bf16_is_stocks() -> None:
+    case = Case(torch.bfloat16)
+    assert case.error(case.options()) == 0
+    assert handed_back() == {"the model computes in bfloat16, the kernels in float16"}
