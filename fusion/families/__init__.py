@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FOLDERS = (
     "wan",
     "t5",
+    "qwen3",
 )
 
 FAMILIES: tuple[Family, ...] = tuple(

@@ -54,6 +54,7 @@ BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
         "packed_layout",
         "products",
         "spiece",
+        "text_stack",
         "wide",
     )
 ]
@@ -66,7 +67,7 @@ KEPT = {
     "group_norm_silu": "the VAEs of pictures and U-Nets",
     "instance_norm": "networks that carry a style over",
     "residual_gate_norm_modulate": "modules: a residual and the norm behind it",
-    "silu_mul": "the SwiGLU of Flux.2 and Qwen3",
+    "silu_mul": "the SwiGLU of Flux.2",
 }
 
 TESTS = {"tests", *(path.stem for path in (ROOT / "tests").iterdir())}
