@@ -99,10 +99,14 @@ class Wide:
                 return [made(one.matrix) for one in weights]
             return made(whole.matrix).split_with_sizes([one.matrix.shape[0] for one in weights], -1)
 
-    def add(self, x: Tensor, h: Tensor, module: Any) -> None:
-        """x += module(h), for h [batch, tokens, k] fp16 and one of stock's Linears without bias."""
-        with operands(h, self.ops, module) as [own]:
-            linear_(x, h, own.matrix, residual=x, saturate=True, policy=self.ops)
+    def add(self, x: Tensor, parts: Sequence[Tensor], module: Any) -> None:
+        """x += module(h), for one of stock's Linears without bias and the sum h of these parts, [batch, tokens, k] fp16."""
+        with operands(parts[0], self.ops, module) as [own]:
+            self._add(x, parts, own.matrix)
+
+    def _add(self, x: Tensor, parts: Sequence[Tensor], weight: Tensor, scale: float = 1.0) -> None:
+        for part in parts:
+            linear_(x, part, weight, residual=x, scale=scale, saturate=True, policy=self.ops)
 
     def feed_forward(self, x: Tensor, weight: Tensor, eps: float, inner: Sequence[Any], outer: Any, gate: Gate) -> None:
         """x += outer(gate(first(n)) * second(n)) with n = rms(x), or without the second one: all of them stock's Linears without
@@ -117,10 +121,7 @@ class Wide:
             hidden = [self._hidden(self.operand(rows, weight, eps), matrices, gate) for rows in chunks]
         with operands(like, self.ops, outer) as [own]:
             for rows, parts in zip(chunks, hidden, strict=True):
-                for part in parts:
-                    linear_(
-                        rows, part, own.matrix, residual=rows, scale=1 / HIDDEN_SCALE, saturate=True, policy=self.ops
-                    )
+                self._add(rows, parts, own.matrix, 1 / HIDDEN_SCALE)
 
     def _hidden(self, h: Tensor, matrices: Sequence[Tensor], gate: Gate) -> tuple[Tensor, ...]:
         """What the last product is given, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], or two parts that add up to it."""

@@ -92,7 +92,7 @@ def run_layers(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     attend, layers = qwen3.attend, list(model.transformer.model.layers)
 
     def seen(layer: Any, *rest: Any) -> None:
-        found.append(next(i for i, one in enumerate(layers) if one is layer))
+        found.extend(i for i, one in enumerate(layers) if one is layer)
         attend(layer, *rest)
 
     monkeypatch.setattr(qwen3, "attend", seen)
@@ -131,12 +131,12 @@ def test_the_error_is_that_of_fp16_weights(precision: str, factor: float) -> Non
 
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize(
-    "layer", [[0], [0, 3], [4, 2, 2], [LAYERS], [1, LAYERS, 99], 0, 3, -1, -2, -LAYERS, "all", "last"], ids=str
+    "layer", [[0], [0, 3], [4, 2, 2], [LAYERS], [1, LAYERS, 99], 0, 3, -1, -2, 1 - LAYERS, "all", "last"], ids=str
 )
 def test_whatever_is_tapped(layer: Any, norm: bool) -> None:
     options = {"layer": "hidden", "layer_idx": layer} if isinstance(layer, int) else {"layer": layer}
     got, wanted = both(build(**options, layer_norm_hidden_state=norm), [tokens(30)])
-    if layer == [0] and not norm:
+    if layer == [0]:
         assert torch.equal(got[0], wanted[0]), "what goes in"
     else:
         close(got[0], wanted[0], ALLOWED["precise"])
@@ -240,7 +240,7 @@ def test_no_mask_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(qwen3, "attention", noted)
     both(build(), [tokens(70), tokens(10)])
-    assert len(asked) == LAYERS
+    assert len(asked) == 2 * LAYERS, "of v there are two parts"
     for mask, causal, lengths, heads, key_heads in asked:
         assert mask is None and causal and lengths.tolist() == [70, 10] and (heads, key_heads) == (HEADS, KEY_HEADS)
 
@@ -356,7 +356,7 @@ def test_all_that_stock_builds_as_qwen3(kind: Any) -> None:
     model.set_clip_options({"execution_device": torch.device("cpu")})
     wanted = model([tokens(9)])[0]
     assert qwen3.fuse(model, on_cpu=True) == 2
-    close(model([tokens(9)])[0], wanted, ALLOWED["precise"])
+    close(model([tokens(9)])[0], wanted, 2 * ALLOWED["precise"])
 
 
 def test_text_is_written_by_stock() -> None:

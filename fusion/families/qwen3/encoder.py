@@ -7,7 +7,7 @@ halves that saturate. In each layer:
     x += down(silu(gate(n)) * up(n))                               n = rms(x)
 
 Attention is causal within the kernel, and padded keys do not exist for it: no mask of all pairs of tokens is made. With precision
-`precise` q and k are normalised and turned in FP32, and rounded once.
+`precise` q and k are normalised and turned in FP32 and rounded once, and of v attention is given what rounding took from it too.
 
 Layers that nothing reads are not computed. Flux.2 klein takes what goes into layers 9, 18 and 27 of 36, Z-Image what comes out of
 the last but one. Stock's stack does not know that its own end is not read, so the encoder around it tells (`TellsWhatIsRead`). Of a
@@ -40,7 +40,7 @@ from ...fused import POLICY, all_off
 from ...mixing import mix
 from ...stream.stream import STREAMED
 from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
-from ...wide import TORCHS, Gate, Wide, saturated
+from ...wide import LARGEST, TORCHS, Gate, Wide, saturated
 
 OPS = ("norm_modulate", "rms_rope_", "linear", "linear_", "linear_pair", "attention")
 READS_LAST = "fusestream_reads_last"  # where a fused stack has whether its last output is read
@@ -310,16 +310,14 @@ def attend(layer: Any, x: Tensor, prompt: Prompt) -> None:
     parts = wide.projections(h, (module.q_proj, module.k_proj, module.v_proj), halves=False)
     q, k, v = (part.unflatten(-1, (-1, module.head_dim)) for part in parts)
     turn(q, k, module, prompt)
-    out = attention(
-        saturated(q),
-        saturated(k),
-        saturated(v),
-        keys.mask,
-        causal=x.shape[1] > 1,
-        key_lengths=keys.lengths,
-        policy=wide.ops,
-    )
-    wide.add(x, out.flatten(2), module.o_proj)
+    q, k = saturated(q), saturated(k)
+    causal = x.shape[1] > 1
+    values = (v,) if v.dtype is torch.float16 else wide.split(v.clamp_(-LARGEST, LARGEST))
+    parts = [
+        attention(q, k, part, keys.mask, causal=causal, key_lengths=keys.lengths, policy=wide.ops).flatten(2)
+        for part in values
+    ]
+    wide.add(x, parts, module.o_proj)
 
 
 def turn(q: Tensor, k: Tensor, module: Any, prompt: Prompt) -> None:

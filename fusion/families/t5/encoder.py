@@ -217,7 +217,7 @@ def attend(layer: Any, x: Tensor, prompt: Prompt, bias: Tensor | None) -> Tensor
     q, k, v = (part.view(*part.shape[:2], module.num_heads, -1) for part in parts)
     mask, lengths = prompt.seen.mask, prompt.seen.lengths
     out = attention(q, k, v, mask, scale=1.0, key_lengths=lengths, distance_bias=bias, policy=wide.ops)
-    wide.add(x, out.flatten(2), module.o)
+    wide.add(x, [out.flatten(2)], module.o)
     return bias
 
 
