@@ -172,8 +172,8 @@ def test_a_batch_of_prompts(folder: Path, use: str) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_weights_of_words_and_vectors_among_them(folder: Path) -> None:
-    """As `(fox:1.3)` and `embedding:name` arrive. Where words have weights, stock encodes a prompt of padding along with them, which
-    is its own to compute."""
+    """As `(fox:1.3)` and `embedding:name` arrive. Where words have weights, stock encodes a prompt of padding along with them,
+    which is its own to compute."""
     path = checkpoints.write("qwen3", folder)
     ours, stock = load(path, "z_image"), stocks(path, "z_image")
     for one in (ours, stock):
