@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,32 @@ def test_a_file_that_is_not_whole_is_told_from_its_header(folder: Path, tmp_path
     save_file(whole, path)
     with pytest.raises(WrongFile, match=r"lacks 352 of the model's weights: model\.layers\.10\.input_layernorm"):
         fusion.inspect_file(str(path), Role.TEXT)
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0])
+def test_a_file_without_the_words_matrix_encodes(tmp_path: Path, budget: float) -> None:
+    """As one for Flux.2 klein 9B may be: an 8B has a matrix of its own for words, which no encoding needs."""
+    size = replace(llama.QWEN3, width=4096, layers=4, vocabulary=64)
+    source = torch.Generator().manual_seed(1)
+    tensors = {
+        name: (torch.randn(spec.shape, generator=source) * spec.std + spec.mean).half()
+        for name, spec in llama.table(size).items()
+    }
+    save_file(tensors, path := tmp_path / "x.safetensors")
+    options = {
+        "qwen3_8b_model_config": llama.options_of(size)["qwen3_4b_model_config"],
+        "qwen3_8b_class": partial(comfy.text_encoders.flux.Qwen3_8BModel, layer=[0, 1, 2]),
+    }
+    tokens = {"qwen3_8b": [[(token, 1.0) for token in (5, 7, 9)]]}
+    wanted = comfy.sd.load_clip([str(path)], clip_type=T.FLUX2, model_options=options).encode_from_tokens(tokens)
+    clip = fusion.load_text_encoder(str(path), [], vram_budget=budget, kind="flux2", options=options)
+    assert torch.equal(clip.encode_from_tokens(tokens), wanted)
+    if budget:
+        with pytest.raises(WrongFile, match=r"x\.safetensors lacks the matrix that words come from"):
+            clip.generate(tokens, max_length=2, seed=1)
+        save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path)
+        whole = fusion.load_text_encoder(str(path), [], vram_budget=budget, kind="flux2", options=options)
+        assert len(whole.generate(tokens, max_length=2, seed=1)) == 2
 
 
 def test_it_is_told_in_the_wrong_loader(folder: Path) -> None:

@@ -126,6 +126,7 @@ class TellsWhatIsRead:
 
     transformer: Any
     layer: Any
+    layer_idx: Any
 
     def forward(self, tokens: Any) -> Any:
         """Stock's, which reads of its stack either the last output or what it tapped."""
@@ -153,8 +154,7 @@ def idle(model: nn.Module, device: torch.device) -> int:
     found = list(encoders(model))
     if len(found) != 1:
         return 0
-    owner, net = found[0]
-    stack = net.model
+    owner, stack = found[0][0], found[0][1].model
     ours = isinstance(stack, FusedStack) and (device.type != "cpu" or stack.fusestream_on_cpu)
     if not ours or not isinstance(owner, TellsWhatIsRead):
         return 0
@@ -308,7 +308,7 @@ def attend(layer: Any, x: Tensor, prompt: Prompt) -> None:
     module, wide, norm, keys = layer.self_attn, prompt.wide, layer.input_layernorm, prompt.seen
     h = wide.operand(x, norm.weight, norm.eps)
     parts = wide.projections(h, (module.q_proj, module.k_proj, module.v_proj), halves=False)
-    q, k, v = (part.unflatten(-1, (-1, module.head_dim)) for part in parts)
+    q, k, v = (part.view(*part.shape[:2], -1, module.head_dim) for part in parts)
     turn(q, k, module, prompt)
     q, k = saturated(q), saturated(k)
     causal = x.shape[1] > 1
@@ -324,9 +324,17 @@ def turn(q: Tensor, k: Tensor, module: Any, prompt: Prompt) -> None:
     """RMS of each head and its position, in place. Our kernel does it to fp16; of fp32, where nothing is to be rounded before,
     torch's own serves."""
     policy = prompt.wide.ops if q.dtype is torch.float16 else TORCHS
-    weights = (weight_of(norm, q) for norm in (module.q_norm, module.k_norm))
     rms_rope_(
-        q, k, *weights, prompt.cos, prompt.sin, eps=module.q_norm.eps, norm="head", interleaved=False, policy=policy
+        q,
+        k,
+        weight_of(module.q_norm, q),
+        weight_of(module.k_norm, k),
+        prompt.cos,
+        prompt.sin,
+        eps=module.q_norm.eps,
+        norm="head",
+        interleaved=False,
+        policy=policy,
     )
 
 
