@@ -61,7 +61,7 @@ def models() -> dict[torch.dtype, Any]:
 
 def prompt(words: int, batch: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Embeddings [batch, 512, width] and the mask of prompts of so many tokens, each next a third as long."""
-    x = torch.randn(batch, TOKENS, WIDTH, device="cuda")
+    x = torch.randn(batch, TOKENS, WIDTH, device="cuda", generator=torch.Generator(device="cuda").manual_seed(words))
     mask = torch.zeros(batch, TOKENS, dtype=torch.long, device="cuda")
     for row in range(batch):
         mask[row, : max(1, words // 3**row)] = 1
