@@ -187,21 +187,37 @@ def test_weights_of_words_and_vectors_among_them(folder: Path) -> None:
     assert torch.equal(encode(ours, weighted), wanted) and not torch.allclose(wanted, encode(stock, equal))
 
 
+def for_every_matrix(clip: Any) -> dict[str, LoRAAdapter]:
+    """A LoRA of rank 2 for each matrix of each layer, by stock's names."""
+    found, generator = {}, torch.Generator().manual_seed(3)
+    for key, value in clip.patcher.model_state_dict().items():
+        if key.endswith("proj.weight"):
+            up = torch.randn(value.shape[0], 2, generator=generator) * 0.1
+            down = torch.randn(2, value.shape[1], generator=generator) * value.shape[1] ** -0.5
+            found[key] = LoRAAdapter(set(), (up, down, 2.0, None, None, None))
+    return found
+
+
+@pytest.mark.usefixtures("here")
+def test_a_lora_is_in_layers_that_come_later(folder: Path) -> None:
+    path = checkpoints.write("qwen3", folder)
+    pair = ours, stock = load(path, "z_image"), stocks(path, "z_image")
+    patches = for_every_matrix(stock)
+    for clip in pair:
+        clip.add_patches(patches, 0.7)
+    near(encode(ours), encode(stock), 2 * ALLOWED["fast"])
+    for clip in pair:
+        clip.clip_layer(-1)
+    near(encode(ours), encode(stock), 2 * ALLOWED["fast"])
+
+
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("storage", ["fp16", "fp8_scaled"])
 @pytest.mark.parametrize("precision", ALLOWED)
 def test_loras(folder: Path, storage: str, precision: str) -> None:
     path = checkpoints.write("qwen3", folder, storage)
     ours, stock = load(path, "klein", precision=precision), stocks(path, "klein")
-    before, generator = encode(stock), torch.Generator().manual_seed(3)
-    shapes = {
-        key: value.shape for key, value in stock.patcher.model_state_dict().items() if key.endswith("proj.weight")
-    }
-    patches = {}
-    for key, (rows, columns) in shapes.items():
-        up = torch.randn(rows, 2, generator=generator) * 0.1
-        down = torch.randn(2, columns, generator=generator) * columns**-0.5
-        patches[key] = LoRAAdapter(set(), (up, down, 2.0, None, None, None))
+    before, patches = encode(stock), for_every_matrix(stock)
     for clip in (ours, stock):
         assert len(clip.add_patches(patches, 0.7)) == len(patches) == 4 * 7
     got, wanted = encode(ours), encode(stock)
