@@ -72,6 +72,8 @@ class Family:
     borrows     what stock wants and a file lacks, out of others that the user has, by name. It gets the file's header and the
                 paths of the others, and raises `WrongFile` where none has it
     vaes        of a diffusion model, the published VAE by the channels of the latents that it goes with
+    idle        of a text encoder that is fused, how many of its last blocks no encoding calls on a device, as the model is asked by
+                default. They stream from their first call on
     doubts      of a diffusion model, what of the prompts it will not use, or lacks: of (stock's model, its patches' keys, the
                 prompts as stock's dictionaries), in a sentence that goes on after the file's name; None: nothing
     """
@@ -90,6 +92,7 @@ class Family:
     renames: Callable[[WeightFile], Rename | None] | None = None
     borrows: Callable[[WeightFile, Sequence[str]], Mapping[str, torch.Tensor]] | None = None
     vaes: Mapping[int, str] | None = None
+    idle: Callable[[Any, torch.device], int] | None = None
     doubts: Callable[[Any, Container[str], Sequence[Mapping[str, Any]]], str | None] | None = None
 
     @property

@@ -175,6 +175,7 @@ def load_streamed_text_encoder(
             parts.left,
             Role.TEXT.loader,
             spare=len(parts.heads),
+            idle=family.idle(parts.model, device) if fused and family is not None and family.idle is not None else 0,
         )
     except BaseException:
         source.close()

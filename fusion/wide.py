@@ -7,19 +7,36 @@ Rounding. With precision `precise`, what goes into a product is kept as two FP16
 and multiplied twice: against FP32, the error is that of the weights. With the other tiers there is one FP16 number: half the
 arithmetic, at about a quarter more error (T5, measured). Sums are FP32 all the same; half sums were measured on the GPU at 1.5 of
 stock's error, and 1.7 with Turing's instructions. Attention is `precise` throughout: prompts are short.
+
+Overflow. The hidden values of a gated feed-forward are stored times 2^-6, which the second product takes back from its sums. They
+overflow at 4 million then, not at 65504, and saturate there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import KernelPolicy, linear, norm_modulate
+from ..kernels_cuda import KernelPolicy, linear, linear_, linear_pair, norm_modulate
+from ..kernels_cuda.ops.linear import Activation
+from .operands import operands, packed
 
 LARGEST = 65504.0
 TORCHS = KernelPolicy.of("off")
+HIDDEN_SCALE = 2.0**-6  # of a feed-forward's hidden values
+CHUNK_ROWS = 1024  # of a feed-forward: 250 MB of fp32 between its products, for UMT5-XXL
+TILE = 64  # tokens are computed in multiples of this: a tile's time either way, and few shapes
+
+
+class Gate(NamedTuple):
+    """The activation of a feed-forward: as our ops call it, and as torch computes it."""
+
+    name: Activation
+    function: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,57 @@ class Wide:
             return linear(h, weight, saturate=True, policy=self.ops)
         out = linear(h, weight, saturate=True, out_dtype=torch.float32, policy=self.ops)
         return out[0].add_(out[1])
+
+    def projections(self, h: Tensor, modules: Sequence[Any], *, halves: bool = True) -> Sequence[Tensor]:
+        """What several of stock's Linears without bias make of an `operand`, [batch, tokens, n] each; of one product where their
+        weights lie together.
+
+        halves: as fp16 that saturates, and not as `product` has it
+        """
+
+        def made(weight: Tensor) -> Tensor:
+            out = self.product(h, weight)
+            return saturated(out) if halves else out
+
+        with operands(h, self.ops, *modules) as weights:
+            whole = packed(weights)
+            if whole is None:
+                return [made(one.matrix) for one in weights]
+            return made(whole.matrix).split_with_sizes([one.matrix.shape[0] for one in weights], -1)
+
+    def add(self, x: Tensor, parts: Sequence[Tensor], module: Any) -> None:
+        """x += module(h), for one of stock's Linears without bias and the sum h of these parts, [batch, tokens, k] fp16."""
+        with operands(parts[0], self.ops, module) as [own]:
+            self._add(x, parts, own.matrix)
+
+    def _add(self, x: Tensor, parts: Sequence[Tensor], weight: Tensor, scale: float = 1.0) -> None:
+        for part in parts:
+            linear_(x, part, weight, residual=x, scale=scale, saturate=True, policy=self.ops)
+
+    def feed_forward(self, x: Tensor, weight: Tensor, eps: float, inner: Sequence[Any], outer: Any, gate: Gate) -> None:
+        """x += outer(gate(first(n)) * second(n)) with n = rms(x), or without the second one: all of them stock's Linears without
+        bias. A chunk of tokens at a time: the hidden values are wide.
+
+        weight, eps  of the norm
+        """
+        chunks = torch.split(x, max(TILE, CHUNK_ROWS // max(x.shape[0], 1)), 1)
+        like = x.new_empty(0, dtype=torch.float16)
+        with operands(like, self.ops, *inner) as weights:
+            matrices = [one.matrix for one in weights]
+            hidden = [self._hidden(self.operand(rows, weight, eps), matrices, gate) for rows in chunks]
+        with operands(like, self.ops, outer) as [own]:
+            for rows, parts in zip(chunks, hidden, strict=True):
+                self._add(rows, parts, own.matrix, 1 / HIDDEN_SCALE)
+
+    def _hidden(self, h: Tensor, matrices: Sequence[Tensor], gate: Gate) -> tuple[Tensor, ...]:
+        """What the last product is given, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], or two parts that add up to it."""
+        if len(matrices) == 2 and not self.splits:
+            options: Any = {"activation": gate.name, "scale": HIDDEN_SCALE, "saturate": True}
+            return (linear_pair(h, *matrices, **options, policy=self.ops),)
+        hidden = gate.function(self.product(h, matrices[0]).float())
+        if len(matrices) == 2:
+            hidden *= self.product(h, matrices[1])
+        return self.split(hidden.mul_(HIDDEN_SCALE).clamp_(-LARGEST, LARGEST))
 
 
 def saturated(x: Tensor) -> Tensor:

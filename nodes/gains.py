@@ -56,6 +56,7 @@ NORMS = Gain("norm_modulate", "Wan 14B 480x832x81: 32760x5120", OURS, 3.6)
 ROPE = Gain("rms_rope_", "Wan 14B 480x832x81: 32760x40x128 packed", OURS, 6.1)
 TEXT_ATTENTION = Gain("attention", "UMT5, relative bias: 1x64x512x512x64 precise", OURS, 1.1)
 TEXT_PRODUCTS_ON = Gain("linear", "UMT5, q: 512x4096x4096 precise", OURS, 0.5)
+TEXT_ROPE = Gain("rms_rope_", "Qwen3 8B, halves: 512x(32+8)x128 packed", OURS, 13.2)
 FP8 = Gain("to_half", "Wan 14B ffn, e4m3 scaled: 13824x5120", OURS, 6.5)
 TO_HALF = Gain("to_half", "UMT5 ffn, e4m3 scaled: 10240x4096", OURS, 6.4)
 CONV = Gain("conv", "3x3x3, 96 to 96, 4x480x832 precise", OURS, 2.7)
@@ -64,6 +65,6 @@ VAE_NORMS = Gain("channel_rms_silu", "480p: 96x4x480x832 channels-last", OURS, 8
 VAE_ATTENTION = Gain("attention", "Wan VAE 480x832: 4x1x6240x6240x384 precise", OURS, 1.9)
 
 ALL = (
-    ATTENTION, PRODUCTS, PRODUCTS_ON, NORMS, ROPE, FP8, TEXT_ATTENTION, TEXT_PRODUCTS_ON, TO_HALF, CONV, UPSAMPLE, VAE_NORMS,
-    VAE_ATTENTION,
+    ATTENTION, PRODUCTS, PRODUCTS_ON, NORMS, ROPE, FP8, TEXT_ATTENTION, TEXT_PRODUCTS_ON, TEXT_ROPE, TO_HALF, CONV, UPSAMPLE,
+    VAE_NORMS, VAE_ATTENTION,
 )  # fmt: skip

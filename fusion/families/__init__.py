@@ -16,6 +16,7 @@ FOLDERS = (
     "flux2",
     "z_image",
     "t5",
+    "qwen3",
 )
 
 FAMILIES: tuple[Family, ...] = tuple(

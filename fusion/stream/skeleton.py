@@ -31,7 +31,7 @@ from ..errors import NotStreamable
 from ..llama_cpp import has_no_vision
 from ..mixing import mix
 from ..readers import without_streaming
-from . import no_vision, progress
+from . import no_head, no_vision, progress
 from .blocks import FP8, Block, Paged, blocks_of, found_in, is_quantised, operations, stored, weights_of
 from .embedding import FileEmbedding
 from .stand_in import META, StandIn, tensors_of
@@ -43,8 +43,9 @@ FindBlocks = Callable[[nn.Module], Named]
 KEPT = (
     1 << 16
 )  # bytes of a new module's parameter that it keeps: some are never in the file, and start as what they are
-# What stock too does without, and starts as what it is: of CLIP, the scale of its training and the identity.
-MAY_LACK = (".logit_scale", "logit_scale", "text_projection.weight")
+# What stock too does without: of CLIP, the scale of its training and the identity, which start as what they are; of a language
+# model that writes nothing, the words' matrix.
+MAY_LACK = (".logit_scale", "logit_scale", "text_projection.weight", no_head.WEIGHT)
 NETWORK = "transformer."  # of a text encoder model: where its network is
 
 
@@ -190,6 +191,7 @@ def text_encoder(
             missing, unexpected = model.load_sd(given[0])
         if is_blind:
             no_vision.take_out(model, path)
+        no_head.take_out(model, missing, path)
         if unexpected:
             logging.debug("clip unexpected: %s", unexpected)  # in stock's words
         if is_known:

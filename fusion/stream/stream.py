@@ -71,14 +71,16 @@ class Stream:
         left: Sequence[Paged] = (),
         loader: str = vram.LOADER,
         spare: int = 0,
+        idle: int = 0,
     ) -> None:
         """device: where the model will run, until it is loaded elsewhere. ceiling: bytes of it that the weights may hold;
         None: as many as there are. left: weights of which nothing is loaded ever, because their modules read the file. loader:
         the node, for messages. spare: so many of the last blocks are nothing that is called; they are paged from the first time on
-        that somebody holds them (`bound`). The source is closed with the stream."""
+        that somebody holds them (`bound`). idle: of those before them, so many of the last are not called as a rule; they are paged
+        from their first call on. The source is closed with the stream."""
         self.ledger = Ledger()
         self.blocks = tuple(blocks)
-        self.order = Order(len(self.blocks), spare)
+        self.order = Order(len(self.blocks), spare, idle)
         self.patching = Patching(self.blocks, left)
         self.ceiling = ceiling
         self.left = tuple(left)
@@ -108,8 +110,8 @@ class Stream:
                 f"The weights need at least {self.least / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
                 f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )
-        for i in self.order.paged:
-            mix(self.blocks[i].module, _Streamed, **{STREAMED: (self, i)})
+        for i, block in enumerate(self.blocks[: len(self.blocks) - spare]):
+            mix(block.module, _Streamed, **{STREAMED: (self, i)})
 
     def without_bytes(self) -> Iterator[Paged]:
         """What the modules hold stand-ins of: weights that are paged, or left in the file."""

@@ -183,7 +183,7 @@ def test_it_is_told_from_other_models(tmp_path: Path) -> None:
     model = MODELS["Qwen3 4B"]
     path = str(packed_file(tmp_path / "x.gguf", tensors(model), "Q8_0", llama_cpps(model), architecture="qwen3"))
     fusion.inspect_file(path, Role.TEXT)
-    with pytest.raises(WrongFile, match="is a text encoder: choose it in the FuseStream Text Encoder Loader"):
+    with pytest.raises(WrongFile, match="is a Qwen3 text encoder: choose it in the FuseStream Text Encoder Loader"):
         fusion.inspect_file(path, Role.DIFFUSION)
     with pytest.raises(WrongFile, match=r"serves several models.*choose a type \(lumina2 for Z-Image, flux2 for"):
         fusion.load_text_encoder(path, [], OFF, -1.0)

@@ -54,6 +54,7 @@ BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
         "packed_layout",
         "products",
         "spiece",
+        "text_stack",
         "wide",
     )
 ]

@@ -68,6 +68,19 @@ def test_a_pass_without_blocks_says_nothing() -> None:
     assert ran(order, 0, 2) == (0, 2), "the first that ran: 1 is not paged"
 
 
+def test_idle_blocks_come_together_when_one_of_them_is_called() -> None:
+    order = Order(8, spare=1, idle=3)
+    assert order.paged == (0, 1, 2, 3)
+    assert ran(order, 0, 1, 2, 3) is None, "it ran as expected"
+    order.begin()
+    for block in range(4):
+        order.runs(block)
+    assert order.with_block(4) == tuple(range(7)), "without the spare one"
+    assert order.with_block(5) == (0, 1, 2, 3, 5, 6), "those before it may have been passed over"
+    order.become(order.with_block(4))
+    assert order.with_block(7) == (0, 1, 2, 3, 7, 4, 5, 6)
+
+
 def test_a_block_that_comes_unexpected_is_paged_behind_the_one_before_it() -> None:
     order = Order(5, spare=2)
     assert order.with_block(3) == (3, 0, 1, 2), "before all, where none has run"

@@ -16,9 +16,10 @@ import comfy.utils
 import pytest
 import torch
 
-from fusestream.fusion import operands
+from fusestream.fusion import operands, wide
 from fusestream.fusion.families.t5 import encoder as t5
 from fusestream.fusion.stream.stream import STREAMED
+from fusestream.fusion.text_stack import FusedEmbedding, gather
 from fusestream.fusion.wide import Wide
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 
@@ -102,9 +103,9 @@ def test_weights_of_every_type(dtype: torch.dtype, precision: str) -> None:
 @pytest.mark.parametrize("kind", ["umt5", "t5"])
 def test_the_error_is_that_of_fp16_weights(kind: str, precision: str, factor: float) -> None:
     """Against fp32 weights: stock's with the fp16 file, which computes in FP32, and ours with the same file."""
-    wide, half = build(kind, torch.float32), build(kind)
+    full, half = build(kind, torch.float32), build(kind)
     prompts = [tokens(words, seed=words) for words in (90, 70, 50, 30)]
-    exact = wide(prompts)[0]
+    exact = full(prompts)[0]
     got, stocks = both(half, prompts, precision)
     ours, theirs = (float((encoding[0] - exact).norm()) for encoding in (got, stocks))
     print(f"{ours / theirs:.3f}")
@@ -113,7 +114,7 @@ def test_the_error_is_that_of_fp16_weights(kind: str, precision: str, factor: fl
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_long_prompts_pass_in_chunks(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(t5, "CHUNK_ROWS", 256)
+    monkeypatch.setattr(wide, "CHUNK_ROWS", 256)
     got, wanted = both(build(), [tokens(300, 330), tokens(7, 330)], precision)
     close(got[0], wanted[0], ALLOWED[precision])
 
@@ -200,7 +201,7 @@ def test_each_kernel_may_be_off(op: str) -> None:
 def test_all_off_is_stock() -> None:
     model = build()
     t5.fuse(model, KernelPolicy.of("off"), on_cpu=True)
-    assert not any(isinstance(module, (t5.FusedStack, t5.FusedBlock, t5.FusedEmbedding)) for module in model.modules())
+    assert not any(isinstance(module, (t5.FusedStack, t5.FusedBlock, FusedEmbedding)) for module in model.modules())
 
 
 def test_blocks_move_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +286,7 @@ def test_the_embedding_is_gathered_as_stock_does() -> None:
         model = build(dtype=dtype)
         ids = torch.tensor([tokens(30)])
         wanted = model.transformer.shared(ids, out_dtype=torch.float32)
-        assert torch.equal(t5.gather(model.transformer.shared.weight, ids, torch.float32), wanted)
+        assert torch.equal(gather(model.transformer.shared.weight, ids, torch.float32), wanted)
 
 
 def test_a_dropped_encoder_goes_without_a_garbage_collection() -> None:
@@ -318,7 +319,7 @@ def test_packed_weights_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None
     shapes: list[Any] = []
     product = Wide.product
     monkeypatch.setattr(
-        Wide, "product", lambda wide, h, weight: shapes.append(weight.shape[0]) or product(wide, h, weight)
+        Wide, "product", lambda own, h, weight: shapes.append(weight.shape[0]) or product(own, h, weight)
     )
     for block in model.transformer.encoder.block:
         parts = [getattr(block.layer[0].SelfAttention, name) for name in "qkv"]

@@ -4,8 +4,7 @@ Stock computes them in FP32, because T5 in FP16 is known to overflow: it upcasts
 are FP16 with FP32 sums (`wide.py`), and what is too large for FP16 is never stored in it:
 
     stream     FP32
-    hidden     of the gated feed-forward: stored times 2^-6, which the second product takes back from its sums. It overflows
-               at 4 million then, not at 65504, and saturates there
+    hidden     of the gated feed-forward: stored times 2^-6, which the second product takes back from its sums
     q, k, v    come from normalised rows; they saturate
     scores     FP32 in the attention kernel, which also adds the relative bias: it is never made for every pair of tokens
 
@@ -25,7 +24,7 @@ neither streamed nor on the card: ComfyUI brings them through buffers of its own
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,21 +34,21 @@ import comfy.utils
 import torch
 from torch import Tensor, nn
 
-from ....kernels_cuda import STANDARD, KernelPolicy, attention, linear_, linear_pair
-from ....kernels_cuda.registry import GRADIENT
-from ...fused import POLICY, HandBack, all_off
+from ....kernels_cuda import STANDARD, KernelPolicy, attention
+from ....kernels_cuda.ops.linear import Activation
+from ... import text_stack
+from ...fused import POLICY, all_off
 from ...mixing import mix
-from ...operands import operands, packed
-from ...stream.blocks import is_quantised
+from ...operands import operands
 from ...stream.stream import STREAMED
-from ...wide import LARGEST, Wide, saturated
+from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
+from ...wide import Gate, Wide
 
 OPS = ("norm_modulate", "linear", "linear_", "linear_pair", "attention")
-ACTIVATIONS = {id(stock.activations["gelu_pytorch_tanh"]): "gelu_tanh", id(stock.activations["relu"]): "relu"}
-HIDDEN_SCALE = 2.0**-6  # of the feed-forward's hidden values
-CHUNK_ROWS = 1024  # of the feed-forward: 250 MB of fp32 between its products, for UMT5-XXL
-HAND_BACK = HandBack("text encoder", "fused", "this text encoder", "serve it", "stock's computation")
-TILE = 64  # tokens are computed in multiples of this: a tile's time either way, and few shapes
+ACTIVATIONS: dict[int, Activation] = {
+    id(stock.activations["gelu_pytorch_tanh"]): "gelu_tanh",
+    id(stock.activations["relu"]): "relu",
+}
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,12 @@ class Prompt:
     """What every block of one call shares.
 
     wide     how to compute
-    tokens   how many are computed
-    lengths  [batch] int32: keys from there on are not seen. None: all are, or `mask` says it
-    mask     [batch, 1, 1, tokens] bool, where the keys that are seen do not come first
+    seen     which tokens are computed and seen
     buckets  [2 tokens - 1]: of the relative bias, for each distance of a key from a query
     """
 
     wide: Wide
-    tokens: int
-    lengths: Tensor | None
-    mask: Tensor | None
+    seen: Seen
     buckets: Tensor
 
 
@@ -144,7 +139,7 @@ def encode(
     if intermediate_output is not None and intermediate_output < 0:
         intermediate_output += len(stack.block)
     all_tokens = x.shape[1]
-    x, intermediate, bias = x[:, : prompt.tokens].clone(memory_format=torch.contiguous_format), None, None
+    x, intermediate, bias = x[:, : prompt.seen.tokens].clone(memory_format=torch.contiguous_format), None, None
     bar: Any = comfy.utils.ProgressBar
     # A stream's blocks are counted already.
     progress = None if STREAMED in stack.block[0].__dict__ else bar(len(stack.block))
@@ -158,77 +153,35 @@ def encode(
     if intermediate is not None:
         if final_layer_norm_intermediate:
             intermediate = prompt.wide.rms(intermediate, last.weight, last.variance_epsilon, torch.float32)
-        intermediate = _padded(intermediate, all_tokens)
+        intermediate = padded(intermediate, all_tokens)
     x = prompt.wide.rms(x, last.weight, last.variance_epsilon, torch.float32)
-    return _padded(x, all_tokens), intermediate
-
-
-def _padded(x: Tensor, tokens: int) -> Tensor:
-    """With zeros for the tokens that were not computed."""
-    return x if x.shape[1] == tokens else nn.functional.pad(x, (0, 0, 0, tokens - x.shape[1]))
+    return padded(x, all_tokens), intermediate
 
 
 def obstacle(stack: Any, x: Tensor, attention_mask: Tensor | None) -> str | None:
     """Why stock must compute this call, in words a user understands; None if we may."""
-    if not (x.is_cuda or (stack.fusestream_on_cpu and x.device.type == "cpu")):
-        return f"the text encoder runs on the {x.device.type.upper()}"
-    if x.dtype is not torch.float32:
-        return f"the embeddings are {str(x.dtype).removeprefix('torch.')}, not float32"
-    if torch.is_grad_enabled() and x.requires_grad:
-        return GRADIENT
-    if attention_mask is not None and attention_mask.shape != x.shape[:2]:
-        return (
-            f"the attention mask {list(attention_mask.shape)} is not one value for each of {list(x.shape[:2])} tokens"
-        )
-    for block in stack.block:
-        if stack.fusestream_policy.default != "on" and not is_at_hand(block, x.device):
-            return (
-                "its weights are in ComfyUI's own memory management; give its loader a vram_budget, -1 for what is free"
-            )
-        for module in block.modules():
-            hooks = module._forward_hooks or module._forward_pre_hooks
-            if "forward" in module.__dict__ or (hooks and module is not block):  # a block is called as ever
-                return f"another node has changed how a {type(module).__name__} of the text encoder computes"
-            if getattr(module, "pre_quant_scale", None) is not None:
-                return "the weights are quantised in a way (AWQ) that only ComfyUI computes"
-        act = getattr(block.layer[-1].DenseReluDense, "act", None)
-        if id(act) not in ACTIVATIONS:
-            return "the feed-forward has an activation that is not known here"
-    return None
-
-
-def is_at_hand(block: Any, device: torch.device) -> bool:
-    """Whether a block's weights are on the device when it runs: because they stream, or because they stay there."""
-    if STREAMED in block.__dict__:
-        return True
-    return all(weight.device == device for weight in block.parameters() if weight.ndim > 1)
+    reason = text_stack.obstacle(
+        stack.block, x, attention_mask, stack.fusestream_policy, on_cpu=stack.fusestream_on_cpu
+    )
+    if reason is None and any(
+        id(getattr(block.layer[-1].DenseReluDense, "act", None)) not in ACTIVATIONS for block in stack.block
+    ):
+        return "the feed-forward has an activation that is not known here"
+    return reason
 
 
 def prompt_of(stack: Any, wide: Wide, x: Tensor, attention_mask: Tensor | None) -> Prompt | None:
     """What the blocks share. None where a prompt has no token to see, and its row counts: stock then averages over all."""
-    tokens, lengths, mask, trims = x.shape[1], None, None, stack.fusestream_trims
-    if attention_mask is not None:
-        # As stock reads it. The device has nothing to do yet that this would wait for.
-        visible = (attention_mask == 1).cpu()
-        counts = visible.sum(1)
-        if not trims and not bool(counts.all()):
-            return None
-        if trims:
-            last = int((visible * torch.arange(1, tokens + 1)).amax()) if visible.numel() else 0
-            tokens = min(tokens, -(-max(last, 1) // TILE) * TILE)
-            visible = visible[:, :tokens]
-        if not bool(visible.all()):
-            if torch.equal(visible, torch.arange(tokens) < counts[:, None]):
-                lengths = counts.to(x.device, torch.int32)
-            else:
-                mask = visible.to(x.device)[:, None, None]
+    found = seen(x, attention_mask, trims=stack.fusestream_trims)
+    if found.visible is not None and not stack.fusestream_trims and not bool(found.visible.any(1).all()):
+        return None
     first = stack.block[0].layer[0].SelfAttention
     buckets = first._relative_position_bucket(
-        torch.arange(1 - tokens, tokens, device=x.device),
+        torch.arange(1 - found.tokens, found.tokens, device=x.device),
         num_buckets=first.relative_attention_num_buckets,
         max_distance=first.relative_attention_max_distance,
     )
-    return Prompt(wide, tokens, lengths, mask, buckets)
+    return Prompt(wide, found, buckets)
 
 
 # ---------------------------------------------------------------------------------------------------------- the block
@@ -260,71 +213,17 @@ def attend(layer: Any, x: Tensor, prompt: Prompt, bias: Tensor | None) -> Tensor
         with operands(x, wide.ops, module.relative_attention_bias) as [table]:
             bias = table.matrix[prompt.buckets].t().contiguous()
     h = wide.operand(x, layer.layer_norm.weight, layer.layer_norm.variance_epsilon)
-    with operands(h, wide.ops, module.q, module.k, module.v) as weights:
-        whole = packed(weights)
-        if whole is not None:
-            parts = saturated(wide.product(h, whole.matrix)).chunk(3, -1)
-        else:
-            parts = tuple(saturated(wide.product(h, one.matrix)) for one in weights)
+    parts = wide.projections(h, (module.q, module.k, module.v))
     q, k, v = (part.view(*part.shape[:2], module.num_heads, -1) for part in parts)
-    out = attention(
-        q, k, v, prompt.mask, scale=1.0, key_lengths=prompt.lengths, distance_bias=bias, policy=wide.ops
-    ).flatten(2)
-    with operands(h, wide.ops, module.o) as [o]:
-        linear_(x, out, o.matrix, residual=x, saturate=True, policy=wide.ops)
+    mask, lengths = prompt.seen.mask, prompt.seen.lengths
+    out = attention(q, k, v, mask, scale=1.0, key_lengths=lengths, distance_bias=bias, policy=wide.ops)
+    wide.add(x, [out.flatten(2)], module.o)
     return bias
 
 
 def feed_forward(layer: Any, x: Tensor, wide: Wide) -> None:
-    """x += wo(act(wi_0(norm(x))) * wi_1(norm(x))), or T5's first form wo(act(wi(norm(x)))). A chunk of tokens at a time: the
-    hidden values are wide."""
+    """x += wo(act(wi_0(norm(x))) * wi_1(norm(x))), or T5's first form wo(act(wi(norm(x))))."""
     dense, norm = layer.DenseReluDense, layer.layer_norm
     inner = (dense.wi_0, dense.wi_1) if hasattr(dense, "wi_0") else (dense.wi,)
-    chunks = torch.split(x, max(TILE, CHUNK_ROWS // max(x.shape[0], 1)), 1)
-    like = x.new_empty(0, dtype=torch.float16)
-    with operands(like, wide.ops, *inner) as weights:
-        matrices = [one.matrix for one in weights]
-        hidden = [
-            hidden_values(wide.operand(rows, norm.weight, norm.variance_epsilon), matrices, dense.act, wide)
-            for rows in chunks
-        ]
-    with operands(like, wide.ops, dense.wo) as [wo]:
-        for rows, parts in zip(chunks, hidden, strict=True):
-            for part in parts:
-                linear_(rows, part, wo.matrix, residual=rows, scale=1 / HIDDEN_SCALE, saturate=True, policy=wide.ops)
-
-
-def hidden_values(h: Tensor, weights: Sequence[Tensor], act: Any, wide: Wide) -> tuple[Tensor, ...]:
-    """What `wo` is given, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], or two parts that add up to it."""
-    if len(weights) == 2 and not wide.splits:
-        options: Any = {"activation": ACTIVATIONS[id(act)], "scale": HIDDEN_SCALE, "saturate": True}
-        return (linear_pair(h, *weights, **options, policy=wide.ops),)
-    hidden = act(wide.product(h, weights[0]).float())
-    if len(weights) == 2:
-        hidden *= wide.product(h, weights[1])
-    return wide.split(hidden.mul_(HIDDEN_SCALE).clamp_(-LARGEST, LARGEST))
-
-
-# ------------------------------------------------------------------------------------------------------ the embedding
-
-
-class FusedEmbedding:
-    """What the class of a fused encoder's token embedding is mixed with."""
-
-    fusestream_policy: KernelPolicy
-
-    def forward(self, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        """Stock's Embedding, of rows that are picked where the table is: ids [...] -> [..., width]."""
-        module: Any = self
-        patched = module.weight_function or getattr(module, "weight_lowvram_function", None) is not None
-        forced = self.fusestream_policy.default == "on"
-        if module.weight.device == ids.device or is_quantised(module.weight) or patched or not forced:
-            found: Tensor = super().forward(ids, out_dtype=out_dtype)  # type: ignore[misc]
-            return found
-        return gather(module.weight, ids, out_dtype)
-
-
-def gather(table: Tensor, ids: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    """Rows of a table that is on another device than the ids."""
-    rows = table[ids.to(table.device)].to(ids.device)
-    return rows if out_dtype is None else rows.to(out_dtype)
+    gate = Gate(ACTIVATIONS[id(dense.act)], dense.act)
+    wide.feed_forward(x, norm.weight, norm.variance_epsilon, inner, dense.wo, gate)

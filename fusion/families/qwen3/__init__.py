@@ -1,0 +1,44 @@
+"""Qwen3 text encoders: FP16 products around an FP32 stream, up to the last layer that is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...family import Expected, Family, Role
+from .layout import is_qwen3
+
+if TYPE_CHECKING:
+    import torch
+
+    from ....kernels_cuda import KernelPolicy
+    from ....memory import WeightFile
+
+
+def _expects(header: WeightFile) -> Expected:
+    from .layout import expected  # noqa: PLC0415
+
+    return expected(header)
+
+
+def _fuse(model: Any, policy: KernelPolicy) -> int:
+    from .encoder import fuse  # noqa: PLC0415
+
+    return fuse(model, policy)
+
+
+def _idle(model: Any, device: torch.device) -> int:
+    from .encoder import idle  # noqa: PLC0415
+
+    return idle(model, device)
+
+
+QWEN3 = Family(
+    name="Qwen3",
+    role=Role.TEXT,
+    covers="Qwen3 0.6B to 8B (Flux.2 klein, Z-Image): FP16 products around an FP32 stream, no layers that nothing reads",
+    recognises=is_qwen3,
+    fuse=_fuse,
+    ops=("attention", "int8_to_half", "linear", "linear_", "linear_pair", "norm_modulate", "rms_rope_", "to_half"),
+    expects=_expects,
+    idle=_idle,
+)

@@ -1,0 +1,345 @@
+"""Qwen3 as a text encoder over our kernels: stock's own modules, computing in FP16 around an FP32 residual stream.
+
+Stock computes it in FP32 and widens every weight at every use. Here products are FP16 with FP32 sums (`wide.py`); q, k and v are
+halves that saturate. In each layer:
+
+    x += o(attention(rope(rms(q(n))), rope(rms(k(n))), v(n)))      n = rms(x); rms of each head; each of 8 key heads for several
+    x += down(silu(gate(n)) * up(n))                               n = rms(x)
+
+Attention is causal within the kernel, and padded keys do not exist for it: no mask of all pairs of tokens is made. With precision
+`precise` q and k are normalised and turned in FP32 and rounded once, and of v attention is given what rounding took from it too.
+
+Layers that nothing reads are not computed. Flux.2 klein takes what goes into layers 9, 18 and 27 of 36, Z-Image what comes out of
+the last but one. Stock's stack does not know that its own end is not read, so the encoder around it tells (`TellsWhatIsRead`). Of a
+streamed encoder those layers are not brought either, before one of them is called (`idle`).
+
+Padding. Tokens behind the end are seen by nobody before them, but they see: what comes out for them is as much a part of the
+encoding as the rest (Flux.2 klein pads a prompt to 512 tokens, and its model looks at all of them), so they are computed, unless
+the caller zeroes them (`zero_out_masked`: Ovis). Of padding before the prompt stock makes an average over tokens that are not to
+be seen; that is left to stock, where it counts.
+
+Text is written by stock's computation: `generate` has a cache of keys, which this has not. So are pictures' positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import comfy.sd1_clip
+import comfy.utils
+import torch
+from comfy.text_encoders import llama as stock
+from torch import Tensor, nn
+
+from ....kernels_cuda import STANDARD, KernelPolicy, attention, rms_rope_
+from ... import text_stack
+from ...fused import POLICY, all_off
+from ...mixing import mix
+from ...stream.stream import STREAMED
+from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
+from ...wide import LARGEST, TORCHS, Gate, Wide, saturated
+
+OPS = ("norm_modulate", "rms_rope_", "linear", "linear_", "linear_pair", "attention")
+READS_LAST = "fusestream_reads_last"  # where a fused stack has whether its last output is read
+SILU = Gate("silu", nn.functional.silu)
+# What a stack may be called with, and what of that changes nothing here.
+UNUSED = frozenset(("num_tokens", "dtype", "embeds_info", "input_ids"))
+WRITES = "past_key_values"
+
+Taps = int | list[int] | str | None  # stock's `intermediate_output`
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What every layer of one call shares.
+
+    wide      how to compute
+    seen      which tokens are computed and seen
+    cos, sin  [1, 1, tokens, head / 2] fp32
+    """
+
+    wide: Wide
+    seen: Seen
+    cos: Tensor
+    sin: Tensor
+
+
+def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
+    """Let every Qwen3 in a stock text encoder model compute through our ops from now on. In place. Returns how many layers: none
+    where all is left to stock.
+
+    on_cpu: on the CPU too, where the ops run their references: slower than stock's computation there, for tests.
+    """
+    fused = 0
+    for owner, net in () if all_off(policy, OPS) else encoders(model):
+        mix(
+            net.model,
+            FusedStack,
+            **{POLICY: policy, READS_LAST: True},
+            fusestream_trims=bool(getattr(owner, "zero_out_masked", False)),
+            fusestream_on_cpu=on_cpu,
+        )
+        if reads_as_stock(owner):
+            mix(owner, TellsWhatIsRead)
+        for layer in net.model.layers:
+            mix(layer, FusedLayer)
+            fused += 1
+        table = net.model.embed_tokens
+        if not table.weight.is_meta:  # a streamed encoder's table stays in the file
+            mix(table, FusedEmbedding, **{POLICY: policy})
+    return fused
+
+
+def encoders(model: nn.Module) -> Iterator[tuple[Any, Any]]:
+    """Each Qwen3 of a text encoder model, and before it stock's encoder around it."""
+    for owner in model.modules():
+        net = getattr(owner, "transformer", None)
+        stack = getattr(net, "model", None)
+        if isinstance(stack, stock.Llama2_) and is_qwen3(stack.config):
+            yield owner, net
+
+
+def is_qwen3(config: Any) -> bool:
+    """Of the language models that stock builds from this class: norms of each head, SwiGLU, positions in one dimension."""
+    wanted = {
+        "transformer_type": "llama", "q_norm": "gemma3", "k_norm": "gemma3", "mlp_activation": "silu", "qkv_bias": False,
+        "rms_norm_add": False, "rope_scale": None, "rope_dims": None,
+    }  # fmt: skip
+    same = all(getattr(config, name) == value for name, value in wanted.items())
+    return same and not isinstance(config.rope_theta, list)
+
+
+# ------------------------------------------------------------------------------------------------------------ what is read
+
+
+def reads_as_stock(owner: Any) -> bool:
+    """Whether an encoder reads of its stack what stock's class does."""
+    forward = next(vars(kind)["forward"] for kind in type(owner).__mro__ if "forward" in vars(kind))
+    return forward in (comfy.sd1_clip.SDClipModel.forward, TellsWhatIsRead.forward)
+
+
+class TellsWhatIsRead:
+    """What the class of stock's encoder around a fused stack is mixed with."""
+
+    transformer: Any
+    layer: Any
+    layer_idx: Any
+
+    def forward(self, tokens: Any) -> Any:
+        """Stock's, which reads of its stack either the last output or what it tapped."""
+        told = self.transformer.model.__dict__
+        told[READS_LAST] = self.layer == "last"
+        try:
+            return super().forward(tokens)  # type: ignore[misc]
+        finally:
+            told[READS_LAST] = True
+
+
+def needed(count: int, taps: Taps, *, reads_last: bool) -> int:
+    """How many of so many layers have to run. What is tapped at i is what goes into layer i, or with a single number what comes out
+    of it."""
+    if reads_last or taps is None or isinstance(taps, str):
+        return count
+    if isinstance(taps, list):
+        return max((i for i in taps if 0 <= i <= count), default=0)
+    at = taps + count if taps < 0 else taps
+    return at + 1 if 0 <= at < count else count
+
+
+def idle(model: nn.Module, device: torch.device) -> int:
+    """How many of the last layers no encoding runs, as the model is asked by default, on this device."""
+    found = list(encoders(model))
+    if len(found) != 1:
+        return 0
+    owner, stack = found[0][0], found[0][1].model
+    ours = isinstance(stack, FusedStack) and (device.type != "cpu" or stack.fusestream_on_cpu)
+    if not ours or not isinstance(owner, TellsWhatIsRead):
+        return 0
+    taps: Taps = owner.layer if isinstance(owner.layer, list) or owner.layer == "all" else owner.layer_idx
+    count = len(stack.layers)
+    return count - needed(count, taps, reads_last=owner.layer == "last")
+
+
+# --------------------------------------------------------------------------------------------------------------- the stack
+
+
+class FusedStack:
+    """What the class of a fused stack, stock's `Llama2_`, is mixed with.
+
+    fusestream_trims        masked tokens are zeroed by the caller
+    fusestream_on_cpu       computes there too, over the references
+    fusestream_reads_last   the caller reads the last output
+    """
+
+    fusestream_policy: KernelPolicy
+    fusestream_trims: bool
+    fusestream_on_cpu: bool
+    fusestream_reads_last: bool
+
+    def forward(
+        self,
+        x: Tensor | None,
+        attention_mask: Tensor | None = None,
+        embeds: Tensor | None = None,
+        intermediate_output: Taps = None,
+        final_layer_norm_intermediate: bool = True,
+        **others: Any,
+    ) -> Any:
+        """Stock's Llama2_, of embeds [batch, tokens, width] fp32 under a mask [batch, tokens]. Returns the encoding, None where
+        nobody reads it, and what was tapped: of one layer, or [batch, taps, tokens, width]."""
+        policy = self.fusestream_policy
+        if not all_off(policy, OPS):
+            found = prompt_of(self, embeds, attention_mask, intermediate_output, others)
+            if isinstance(found, Prompt):
+                assert embeds is not None, "or it is stock's"
+                return encode(self, found, embeds, intermediate_output, final_layer_norm_intermediate)
+            like = embeds if embeds is not None else torch.as_tensor(x)
+            HAND_BACK(found, like, forced=policy.default == "on", quietly=not like.is_cuda)
+        return super().forward(  # type: ignore[misc]
+            x,
+            attention_mask=attention_mask,
+            embeds=embeds,
+            intermediate_output=intermediate_output,
+            final_layer_norm_intermediate=final_layer_norm_intermediate,
+            **others,
+        )
+
+
+def prompt_of(
+    stack: Any, x: Tensor | None, attention_mask: Tensor | None, taps: Taps, others: Mapping[str, Any]
+) -> Prompt | str:
+    """What the layers share, or why stock must compute this call, in words a user understands."""
+    asked = sorted(name for name, value in others.items() if value is not None and name not in UNUSED)
+    if WRITES in asked:
+        return "it writes text, word by word"
+    if asked:
+        return f"ComfyUI asks for {', '.join(asked)}, which only its own computation knows"
+    if x is None:
+        return "it is called with tokens, not with their embeddings"
+    policy, count = stack.fusestream_policy, len(stack.layers)
+    runs = needed(count, taps, reads_last=stack.fusestream_reads_last)
+    reason = text_stack.obstacle(stack.layers, x, attention_mask, policy, on_cpu=stack.fusestream_on_cpu, runs=runs)
+    if reason is not None:
+        return reason
+    # A token alone sees itself, masked or not: an empty prompt.
+    found = seen(x, attention_mask if x.shape[1] > 1 else None, trims=stack.fusestream_trims)
+    if found.visible is not None and not stack.fusestream_trims and not bool(found.visible[:, :1].all()):
+        return "a prompt begins with padding"
+    cos, sin, _ = stack.compute_freqs_cis(torch.arange(found.tokens, device=x.device)[None], x.device)
+    return Prompt(Wide(policy), found, cos[..., : sin.shape[-1]], sin)
+
+
+def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The layers, one after the other, over a stream of their own, as far as they are read."""
+    count, all_tokens, norm = len(stack.layers), x.shape[1], stack.norm
+    runs = needed(count, taps, reads_last=stack.fusestream_reads_last)
+    before, behind = places(count, taps)
+    tapped: list[Tensor] = []
+    x = x[:, : prompt.seen.tokens].clone(memory_format=torch.contiguous_format)
+    bar: Any = comfy.utils.ProgressBar
+    # A stream's blocks are counted already.
+    progress = None if STREAMED in stack.layers[0].__dict__ else bar(runs)
+    for i in range(runs):
+        if i in before:
+            tapped.append(x.clone())
+        x, _ = stack.layers[i](x=x, attention_mask=prompt)
+        if progress is not None:
+            progress.update(1)
+        if i == behind:
+            tapped.append(x.clone())
+    if runs == count and norm is not None:
+        x = normed(prompt.wide, x, norm)
+    if runs in before:
+        tapped.append(x)
+    found = None
+    if behind is not None:
+        found = tapped[0]
+    elif before:
+        found = torch.stack(tapped, 1)
+    if found is not None:
+        if norms_taps and norm is not None:
+            found = normed(prompt.wide, found, norm)
+        found = padded(found, all_tokens)
+    return (padded(x, all_tokens) if stack.fusestream_reads_last else None), found
+
+
+def places(count: int, taps: Taps) -> tuple[Sequence[int], int | None]:
+    """Before which layers the stream is tapped, of which `count` is behind the last norm, or behind which one."""
+    if taps is None:
+        return (), None
+    if isinstance(taps, str):
+        return range(count + 1), None
+    if isinstance(taps, list):
+        return sorted({i for i in taps if 0 <= i <= count}), None
+    at = taps + count if taps < 0 else taps
+    return (), at if 0 <= at < count else None
+
+
+def normed(wide: Wide, x: Tensor, norm: Any) -> Tensor:
+    """The last norm of a stream [..., tokens, width] fp32."""
+    return wide.rms(x.flatten(0, -3), norm.weight, norm.eps, torch.float32).view(x.shape)
+
+
+# --------------------------------------------------------------------------------------------------------------- a layer
+
+
+class FusedLayer:
+    """What the class of a fused layer, stock's TransformerBlock, is mixed with."""
+
+    def forward(self, x: Tensor, attention_mask: Any = None, *more: Any, **others: Any) -> Any:
+        """Stock's TransformerBlock. Where the stack is ours, `attention_mask` is its `Prompt`, and x [batch, tokens, width] is its
+        own fp32 stream and is added to in place; else it is stock's call."""
+        if not isinstance(attention_mask, Prompt):
+            return super().forward(x, attention_mask, *more, **others)  # type: ignore[misc]
+        comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
+        layer: Any = self
+        attend(layer, x, attention_mask)
+        norm, mlp = layer.post_attention_layernorm, layer.mlp
+        inner = (mlp.gate_proj, mlp.up_proj)
+        attention_mask.wide.feed_forward(x, norm.weight, norm.eps, inner, mlp.down_proj, SILU)
+        return x, None
+
+
+def attend(layer: Any, x: Tensor, prompt: Prompt) -> None:
+    """x += o(attention(...)) of the normalised x."""
+    module, wide, norm, keys = layer.self_attn, prompt.wide, layer.input_layernorm, prompt.seen
+    h = wide.operand(x, norm.weight, norm.eps)
+    parts = wide.projections(h, (module.q_proj, module.k_proj, module.v_proj), halves=False)
+    q, k, v = (part.view(*part.shape[:2], -1, module.head_dim) for part in parts)
+    turn(q, k, module, prompt)
+    q, k = saturated(q), saturated(k)
+    causal = x.shape[1] > 1
+    values = (v,) if v.dtype is torch.float16 else wide.split(v.clamp_(-LARGEST, LARGEST))
+    parts = [
+        attention(q, k, part, keys.mask, causal=causal, key_lengths=keys.lengths, policy=wide.ops).flatten(2)
+        for part in values
+    ]
+    wide.add(x, parts, module.o_proj)
+
+
+def turn(q: Tensor, k: Tensor, module: Any, prompt: Prompt) -> None:
+    """RMS of each head and its position, in place. Our kernel does it to fp16; of fp32, where nothing is to be rounded before,
+    torch's own serves."""
+    policy = prompt.wide.ops if q.dtype is torch.float16 else TORCHS
+    rms_rope_(
+        q,
+        k,
+        weight_of(module.q_norm, q),
+        weight_of(module.k_norm, k),
+        prompt.cos,
+        prompt.sin,
+        eps=module.q_norm.eps,
+        norm="head",
+        interleaved=False,
+        policy=policy,
+    )
+
+
+def weight_of(norm: Any, x: Tensor) -> Tensor:
+    """A norm's weight, on x's device and of a type that the op takes."""
+    weight: Tensor = norm.weight
+    kept = weight.dtype in (torch.float16, torch.float32)
+    return weight.to(x.device, weight.dtype if kept else torch.float32)

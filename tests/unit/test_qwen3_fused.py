@@ -1,0 +1,517 @@
+"""Qwen3 encoders over our ops, with the references on the CPU: what they make of prompts, beside stock's FP32."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import comfy.model_management
+import comfy.sd1_clip
+import comfy.utils
+import pytest
+import torch
+from comfy.text_encoders import llama
+
+from fusestream.fusion import wide
+from fusestream.fusion.families.qwen3 import encoder as qwen3
+from fusestream.fusion.stream.stream import STREAMED
+from fusestream.fusion.text_stack import FusedEmbedding
+from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
+from fusestream.kernels_cuda.registry import Op
+
+WIDTH, HEADS, KEY_HEADS, HEAD, FFN, LAYERS = 128, 4, 2, 128, 192, 5
+PAD = 49  # of the vocabulary the last
+PRECISIONS = ("precise", "fast", "turbo")
+# Relative error of the encoding beside stock's, which computes the same fp16 weights in FP32.
+ALLOWED = {"precise": 4e-4, "fast": 1.5e-3, "turbo": 1.5e-3}
+# How stock's models ask for it.
+KLEIN = {"layer": [1, 2, 4]}
+Z_IMAGE = {"layer": "hidden", "layer_idx": -2}
+OVIS = {"layer": "last", "zero_out_masked": True}
+ANIMA = {"layer": "last"}
+USES = {"klein": KLEIN, "z_image": Z_IMAGE, "ovis": OVIS, "anima": ANIMA, "all": {"layer": "all"}}
+
+
+@pytest.fixture(autouse=True)
+def as_comfyui_runs() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def build(dtype: torch.dtype = torch.float16, **options: Any) -> Any:
+    """Stock's text encoder model around a small Qwen3, as stock's Qwen3_4BModel makes it."""
+    config = {
+        "vocab_size": 50, "hidden_size": WIDTH, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS,
+    }  # fmt: skip
+    model = comfy.sd1_clip.SDClipModel(
+        textmodel_json_config=config,
+        dtype=dtype,
+        special_tokens={"pad": PAD},
+        model_class=llama.Qwen3_4B,
+        **{"layer_norm_hidden_state": False, "enable_attention_masks": True, "return_attention_masks": True, **options},
+    )
+    generator = torch.Generator().manual_seed(3)
+    for name, weight in model.transformer.named_parameters():
+        fresh = torch.randn(weight.shape, generator=generator)
+        if "norm" in name:
+            fresh = 1 + 0.1 * fresh
+        elif "embed" not in name:
+            fresh *= weight.shape[1] ** -0.5
+        weight.copy_(fresh)
+    model.set_clip_options({"execution_device": torch.device("cpu")})
+    return model
+
+
+def tokens(words: int, length: int = 96, seed: int = 0) -> list[int]:
+    """A prompt of so many tokens, padded behind."""
+    drawn = torch.randint(0, PAD, (words,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return [*drawn, *[PAD] * (length - words)]
+
+
+def both(model: Any, prompts: list[list[Any]], precision: str = "precise", **policy: Any) -> tuple[Any, Any]:
+    """(ours, stock's)."""
+    wanted = model(prompts)
+    assert qwen3.fuse(model, KernelPolicy.of(precision=precision, **policy), on_cpu=True) == LAYERS
+    assert isinstance(model.transformer.model, qwen3.FusedStack)
+    return model(prompts), wanted
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor, allowed: float) -> None:
+    assert got.dtype is wanted.dtype is torch.float32 and got.shape == wanted.shape
+    assert torch.equal(got == 0, wanted == 0)
+    assert 0 < (got - wanted).norm() <= allowed * wanted.norm()
+    assert (got - wanted).abs().max() <= 5 * allowed * wanted.abs().max()
+
+
+def run_layers(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the layers that compute from now on."""
+    found: list[int] = []
+    attend, layers = qwen3.attend, list(model.transformer.model.layers)
+
+    def seen(layer: Any, *rest: Any) -> None:
+        found.extend(i for i, one in enumerate(layers) if one is layer)
+        attend(layer, *rest)
+
+    monkeypatch.setattr(qwen3, "attend", seen)
+    return found
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("lengths", [[1], [40], [64], [65], [96], [40, 1], [3, 90, 17]], ids=str)
+def test_prompts_encode_as_stocks(use: str, lengths: list[int], precision: str) -> None:
+    """All tokens, also what comes out for the padding, which models look at. Except where stock zeroes it."""
+    got, wanted = both(build(**USES[use]), [tokens(words, seed=i) for i, words in enumerate(lengths)], precision)
+    close(got[0], wanted[0], ALLOWED[precision])
+    assert torch.equal(got[2]["attention_mask"], wanted[2]["attention_mask"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weights_of_every_type(dtype: torch.dtype, precision: str) -> None:
+    """What fp16 cannot hold of fp32 weights is lost; of the others it holds all."""
+    got, wanted = both(build(dtype), [tokens(20)], precision)
+    close(got[0], wanted[0], 1e-3 if dtype is torch.float32 else ALLOWED[precision])
+
+
+@pytest.mark.parametrize(("precision", "factor"), [("precise", 1.05), ("fast", 1.5), ("turbo", 1.5)])
+def test_the_error_is_that_of_fp16_weights(precision: str, factor: float) -> None:
+    """Against fp32 weights: stock's with the fp16 file, which computes in FP32, and ours with the same file."""
+    full, half = build(torch.float32), build()
+    prompts = [tokens(words, seed=words) for words in (90, 70, 50, 30)]
+    exact = full(prompts)[0]
+    got, stocks = both(half, prompts, precision)
+    ours, theirs = (float((encoding[0] - exact).norm()) for encoding in (got, stocks))
+    print(f"{ours / theirs:.3f}")
+    assert 0 < ours <= factor * theirs
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(
+    "layer", [[0], [0, 3], [4, 2, 2], [LAYERS], [1, LAYERS, 99], 0, 3, -1, -2, 1 - LAYERS, "all", "last"], ids=str
+)
+def test_whatever_is_tapped(layer: Any, norm: bool) -> None:
+    options = {"layer": "hidden", "layer_idx": layer} if isinstance(layer, int) else {"layer": layer}
+    got, wanted = both(build(**options, layer_norm_hidden_state=norm), [tokens(30)])
+    if layer == [0]:
+        assert torch.equal(got[0], wanted[0]), "what goes in"
+    else:
+        close(got[0], wanted[0], ALLOWED["precise"])
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (KLEIN, 4),
+        (Z_IMAGE, LAYERS - 1),
+        (OVIS, LAYERS),
+        ({"layer": [0]}, 0),
+        ({"layer": [LAYERS]}, LAYERS),
+        ({"layer": "all"}, LAYERS),
+    ],
+    ids=str,
+)
+def test_layers_that_nothing_reads_are_not_computed(options: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(**options)
+    device = torch.device("cpu")
+    assert qwen3.idle(model, device) == 0, "stock runs all"
+    qwen3.fuse(model)
+    assert qwen3.idle(model, device) == 0 and qwen3.idle(model, torch.device("cuda")) == LAYERS - count
+    qwen3.fuse(model, on_cpu=True)
+    assert qwen3.idle(model, device) == LAYERS - count
+    ran = run_layers(model, monkeypatch)
+    model([tokens(9)])
+    assert ran == list(range(count))
+
+
+def test_another_last_layer_is_computed_up_to_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLIP Set Last Layer: within the network, and beyond it, where stock takes the last output."""
+    model, twin = build(**Z_IMAGE), build(**Z_IMAGE)
+    qwen3.fuse(model, on_cpu=True)
+    ran = run_layers(model, monkeypatch)
+    for layer, count in ((-1, LAYERS), (-4, 2), (-LAYERS - 3, LAYERS), (None, LAYERS - 1)):
+        for one in (model, twin):
+            one.reset_clip_options()
+            one.set_clip_options({"execution_device": torch.device("cpu")})
+            if layer is not None:
+                one.set_clip_options({"layer": layer})
+        ran.clear()
+        close(model([tokens(9)])[0], twin([tokens(9)])[0], ALLOWED["precise"])
+        assert ran == list(range(count)), layer
+
+
+def test_who_reads_otherwise_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an encoder with a reading of its own nobody knows what it reads; nor of who calls the network itself."""
+    model, twin = build(**Z_IMAGE), build(**Z_IMAGE)
+
+    class Other(type(model)):  # type: ignore[misc]
+        def forward(self, prompts: Any) -> Any:
+            return super().forward(prompts)
+
+    model.__class__ = Other
+    qwen3.fuse(model, on_cpu=True)
+    ran = run_layers(model, monkeypatch)
+    model([tokens(9)])
+    assert ran == list(range(LAYERS)) and qwen3.idle(model, torch.device("cuda")) == 0
+    x = torch.randn(1, 7, WIDTH)
+    for taps in (-2, [1, 2], None):
+        got, wanted = (one.transformer(None, None, embeds=x, intermediate_output=taps) for one in (model, twin))
+        close(got[0], wanted[0], ALLOWED["precise"])
+        assert (got[1] is None) == (taps is None)
+    model = build(**Z_IMAGE)
+    qwen3.fuse(model, on_cpu=True)
+    model([tokens(9)])
+    assert model.transformer(None, None, embeds=x, intermediate_output=-2)[0] is not None, "told for that call alone"
+
+
+def test_what_nobody_reads_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than wrong."""
+    model, found = build(**KLEIN), []
+    qwen3.fuse(model, on_cpu=True)
+    encode = qwen3.encode
+    monkeypatch.setattr(qwen3, "encode", lambda *given: found.append(encode(*given)) or found[-1])
+    model([tokens(9)])
+    assert found[0][0] is None and found[0][1].shape == (1, 3, 96, WIDTH)
+
+
+@pytest.mark.parametrize(("options", "computed"), [(OVIS, 128), (KLEIN, 300)], ids=str)
+def test_masked_tokens_are_computed_where_they_are_read(
+    options: Any, computed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    attend = qwen3.attend
+    monkeypatch.setattr(qwen3, "attend", lambda layer, x, *rest: seen.append(x.shape[1]) or attend(layer, x, *rest))
+    got, wanted = both(build(**options), [tokens(70, 300), tokens(10, 300)])
+    assert set(seen) == {computed}
+    close(got[0], wanted[0], ALLOWED["precise"])
+
+
+def test_no_mask_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding behind is a length, whatever the batch."""
+    asked: list[Any] = []
+    attention = qwen3.attention
+
+    def noted(q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
+        asked.append((mask, options["causal"], options["key_lengths"], q.shape[2], k.shape[2]))
+        return attention(q, k, v, mask, **options)
+
+    monkeypatch.setattr(qwen3, "attention", noted)
+    both(build(), [tokens(70), tokens(10)])
+    assert len(asked) == 2 * LAYERS, "of v there are two parts"
+    for mask, causal, lengths, heads, key_heads in asked:
+        assert mask is None and causal and lengths.tolist() == [70, 10] and (heads, key_heads) == (HEADS, KEY_HEADS)
+
+
+def test_embeddings_and_scattered_padding() -> None:
+    """`embedding:name` puts vectors among the tokens; behind the end they are seen, though padding before them is not."""
+    vectors = torch.randn(3, WIDTH)
+    inside = [*tokens(9)[:4], vectors, *tokens(9)[4:80]]
+    behind = [*tokens(9)[:30], vectors, *tokens(9)[30:80]]
+    for prompt in (inside, behind):
+        got, wanted = both(build(), [prompt])
+        close(got[0], wanted[0], ALLOWED["precise"])
+
+
+@pytest.mark.parametrize("prompt", [[PAD, PAD, *tokens(20, 40)], [PAD] * 30], ids=["before", "alone"])
+def test_padding_before_a_prompt(prompt: list[int]) -> None:
+    """Left to stock where it counts; where it is zeroed it is ours."""
+    got, wanted = both(build(), [prompt])
+    assert torch.equal(got[0], wanted[0])
+    model = build(**OVIS)
+    got, wanted = both(model, [prompt])
+    assert got[0].isfinite().all() and torch.equal(got[0] == 0, wanted[0] == 0)
+    if (wanted[0] != 0).any():
+        close(got[0], wanted[0], ALLOWED["precise"])
+    forced = build()
+    qwen3.fuse(forced, KernelPolicy.of("on"), on_cpu=True)
+    with pytest.raises(KernelRefused, match=r"'on' for this text encoder.*a prompt begins with padding.*'auto'"):
+        forced([prompt])
+
+
+def test_an_empty_prompt() -> None:
+    """Stock makes one token of padding of it, which sees itself."""
+    got, wanted = both(build(), [[PAD]])
+    close(got[0], wanted[0], ALLOWED["precise"])
+
+
+def test_without_masks() -> None:
+    got, wanted = both(build(enable_attention_masks=False), [tokens(20), tokens(70)])
+    close(got[0], wanted[0], ALLOWED["precise"])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_long_prompts_pass_in_chunks(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "CHUNK_ROWS", 256)
+    got, wanted = both(build(), [tokens(300, 330), tokens(7, 330)], precision)
+    close(got[0], wanted[0], ALLOWED[precision])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_outliers_do_not_overflow(precision: str) -> None:
+    """A stream with numbers of a hundred thousand, feed-forwards that add as much, hidden values beyond fp16: as Qwen3 has them."""
+    model = build()
+    stack = model.transformer.model
+    stack.embed_tokens.weight[5, 7] = 6e4
+    for layer in stack.layers[:2]:
+        layer.mlp.gate_proj.weight[:2] *= 300
+        layer.mlp.up_proj.weight[:2] *= 300
+        layer.mlp.down_proj.weight[3] *= 2000
+        layer.self_attn.o_proj.weight[9] *= 60000
+    stream: list[float] = []
+    stack.layers[-1].register_forward_pre_hook(
+        lambda _, __, named: stream.append(float(named["x"].abs().max())), with_kwargs=True
+    )
+    prompts = [[5, 9, 5, 30, *tokens(20)]]
+    in_half = stack(None, embeds=stack.embed_tokens(torch.tensor(prompts), out_dtype=torch.float16))[0]
+    assert not in_half.isfinite().all(), "nothing would overflow"
+    wanted = model(prompts)[0]
+    qwen3.fuse(model, KernelPolicy.of(precision=precision), on_cpu=True)
+    got = model(prompts)[0]
+    assert got.isfinite().all() and min(stream[1:]) > 1e5
+    assert (got - wanted).norm() <= 2e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("op", [*qwen3.OPS, "to_half"])
+def test_each_kernel_may_be_off(op: str) -> None:
+    """On the CPU `off` is torch's own fp16 computation, else the reference."""
+    for precision in PRECISIONS:
+        got, wanted = both(build(torch.bfloat16), [tokens(30)], precision, **{op: "off"})
+        close(got[0], wanted[0], 3e-3)
+
+
+def test_all_off_is_stock() -> None:
+    model = build()
+    wanted = model([tokens(30)])[0]
+    assert qwen3.fuse(model, KernelPolicy.of("off"), on_cpu=True) == 0
+    kinds = (qwen3.FusedStack, qwen3.FusedLayer, qwen3.TellsWhatIsRead, FusedEmbedding)
+    assert not any(isinstance(module, kinds) for module in model.modules())
+    qwen3.fuse(model, on_cpu=True)
+    model.transformer.model.fusestream_policy = KernelPolicy.of("off")
+    assert torch.equal(model([tokens(30)])[0], wanted), "as the Kernels node switches it"
+
+
+def test_other_language_models_are_left_alone() -> None:
+    kinds: tuple[Any, ...] = (llama.Qwen25_3B, llama.Gemma2_2B, llama.Llama2, llama.Gemma3_4B)
+    small = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    for kind in kinds:
+        model = comfy.sd1_clip.SDClipModel(
+            textmodel_json_config=dict(small), special_tokens={"pad": PAD}, model_class=kind
+        )
+        assert qwen3.fuse(model, on_cpu=True) == 0
+
+
+@pytest.mark.parametrize(
+    "kind", [llama.Qwen3_06B, llama.Qwen3_06B_ACE15, llama.Qwen3_4B_ACE15_lm, llama.Qwen3_8B, llama.Ovis25_2B]
+)
+def test_all_that_stock_builds_as_qwen3(kind: Any) -> None:
+    small = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    model = comfy.sd1_clip.SDClipModel(
+        textmodel_json_config=small, dtype=torch.float16, special_tokens={"pad": PAD}, model_class=kind
+    )
+    for name, weight in model.transformer.named_parameters():
+        weight.normal_(1 if "norm" in name else 0, 0.1)
+    model.set_clip_options({"execution_device": torch.device("cpu")})
+    wanted = model([tokens(9)])[0]
+    assert qwen3.fuse(model, on_cpu=True) == 2
+    close(model([tokens(9)])[0], wanted, 2 * ALLOWED["precise"])
+
+
+def test_text_is_written_by_stock() -> None:
+    """With a cache of keys; and what was encoded before and after is ours."""
+    model, twin = build(), build()
+    qwen3.fuse(model, on_cpu=True)
+    options = {"do_sample": False, "max_length": 5, "temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
+    prompt = [[(token, 1.0) for token in tokens(9, 9)]]
+    texts = [one.generate(prompt, repetition_penalty=1.0, seed=0, **options) for one in (model, twin)]
+    assert texts[0] == texts[1] and len(texts[0]) == 5
+    qwen3.fuse(model, KernelPolicy.of("on"), on_cpu=True)
+    with pytest.raises(KernelRefused, match="it writes text, word by word"):
+        model.generate(prompt, repetition_penalty=1.0, seed=0, **options)
+
+
+def test_what_only_stock_knows_is_handed_back() -> None:
+    model, twin = build(), build()
+    qwen3.fuse(model, on_cpu=True)
+    x = torch.randn(1, 6, WIDTH)
+    for given in (
+        {"position_ids": torch.arange(3, 9)[None]},
+        {"attention_mask": torch.ones(1, 6, 6)},
+        {"visual_pos_masks": torch.ones(1, 6, dtype=torch.bool), "deepstack_embeds": [torch.ones(6, WIDTH)]},
+    ):
+        got, wanted = (one.transformer(None, embeds=x.clone(), **given)[0] for one in (model, twin))
+        assert torch.equal(got, wanted)
+    ids = torch.tensor([tokens(6, 6)])
+    got, wanted = (one.transformer(ids, dtype=torch.float32)[0] for one in (model, twin))
+    assert torch.equal(got, wanted)
+
+
+def test_blocks_move_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", lambda value, total, *_, **__: seen.append((value, total)))
+    model = build(**KLEIN)
+    qwen3.fuse(model, on_cpu=True)
+    model([tokens(6)])
+    assert seen[-1] == (4, 4)
+
+
+def test_on_the_cpu_stock_computes() -> None:
+    model = build(**KLEIN)
+    wanted = model([tokens(30)])[0]
+    qwen3.fuse(model)
+    assert torch.equal(model([tokens(30)])[0], wanted)
+    qwen3.fuse(model, KernelPolicy.of("on"))
+    with pytest.raises(KernelRefused, match=r"kernels is 'on' for this text encoder.*runs on the CPU.*Choose 'auto'"):
+        model([tokens(30)])
+
+
+def test_weights_that_are_elsewhere_are_stocks() -> None:
+    """Neither streamed nor on the card: ComfyUI brings them. `on` takes them from it. Of layers that do not run nobody asks."""
+    model = build(**KLEIN)
+    qwen3.fuse(model, on_cpu=True)
+    stack = model.transformer.model
+    stack.__dict__[qwen3.READS_LAST] = False
+    x, mask = torch.zeros(1, 8, WIDTH), torch.ones(1, 8)
+
+    def found(mode: Any = "auto") -> Any:
+        stack.__dict__["fusestream_policy"] = KernelPolicy.of(mode)
+        return qwen3.prompt_of(stack, x, mask, [1, 2, 4], {})
+
+    stack.layers[4].mlp.to("meta")
+    assert isinstance(found(), qwen3.Prompt)
+    stack.layers[2].mlp.to("meta")
+    assert "give its loader a vram_budget" in found() and isinstance(found("on"), qwen3.Prompt)
+    stack.layers[2].__dict__[STREAMED] = None
+    assert isinstance(found(), qwen3.Prompt)
+
+
+def test_what_others_did_to_a_layer_is_honoured() -> None:
+    """A LoRA in bypass mode replaces the forward of Linears: stock computes then."""
+    model = build(**KLEIN)
+    part = model.transformer.model.layers[1].self_attn.v_proj
+    plain = part.forward
+    part.forward = lambda x: plain(x) * 1.5
+    got, wanted = both(model, [tokens(30)])
+    assert torch.equal(got[0], wanted[0])
+
+
+@pytest.mark.parametrize(("at", "ours"), [(0, True), (LAYERS - 1, False)])
+def test_who_listens_to_a_layer_hears_it(at: int, ours: bool) -> None:
+    """Of one that we would not call stock computes it."""
+    model, heard = build(**KLEIN), []
+    model.transformer.model.layers[at].register_forward_hook(lambda *_: heard.append(1))
+    got, wanted = both(model, [tokens(30)])
+    assert len(heard) == 2 and torch.equal(got[0], wanted[0]) != ours
+
+
+def test_weights_patched_on_their_way() -> None:
+    """Functions of other nodes see the weight in FP32, as in stock's."""
+    model, kinds = build(), []
+    for part in model.transformer.model.layers[1].modules():
+        if isinstance(part, torch.nn.Linear):
+            part.weight_function = [lambda weight: kinds.append(weight.dtype) or weight * 1.25]
+    got, wanted = both(model, [tokens(30)])
+    assert set(kinds) == {torch.float32} and len(kinds) == 14
+    close(got[0], wanted[0], 1e-3)
+
+
+def test_packed_weights_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q, k and v that lie one behind the other, as in a streamed block."""
+    model = build()
+    shapes: list[Any] = []
+    product = wide.Wide.product
+    monkeypatch.setattr(
+        wide.Wide, "product", lambda own, h, weight: shapes.append(weight.shape[0]) or product(own, h, weight)
+    )
+    rows = [HEADS * HEAD, KEY_HEADS * HEAD, KEY_HEADS * HEAD]
+    for layer in model.transformer.model.layers:
+        parts = [getattr(layer.self_attn, f"{name}_proj") for name in "qkv"]
+        room = torch.cat([part.weight for part in parts])
+        for part, weight in zip(parts, room.split(rows), strict=True):
+            part.weight = torch.nn.Parameter(weight, requires_grad=False)
+    got, wanted = both(model, [tokens(30)])
+    close(got[0], wanted[0], ALLOWED["precise"])
+    assert shapes == [sum(rows), FFN, FFN] * LAYERS
+
+
+def test_a_dropped_encoder_goes_without_a_garbage_collection() -> None:
+    model = build()
+    both(model, [tokens(5)])
+    stack = model.transformer.model
+    parts = [weakref.ref(part) for part in (model, stack, stack.embed_tokens, stack.layers[0])]
+    gc.disable()
+    try:
+        del model, stack
+        assert [part() for part in parts] == [None] * 4
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_is_heard() -> None:
+    model = build()
+    qwen3.fuse(model, on_cpu=True)
+    comfy.model_management.interrupt_current_processing()
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
+        model([tokens(30)])
+    model([tokens(30)])
+
+
+def test_no_kernel_refuses_what_a_layer_hands_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By types, sizes and strides, which can be asked without a card."""
+    refused, resolve = [], Op.resolve
+
+    def asked(op: Op, call: Any) -> Any:
+        ours: Any = op.candidates[0]
+        if not call.policy.is_off:  # where torch's own is wanted
+            refused.extend(ours.obstacles(call))
+        return resolve(op, call)
+
+    monkeypatch.setattr(Op, "resolve", asked)
+    for op in OPS.values():
+        op.forget()  # a choice is made once for each kind of call
+    LEDGER.clear()
+    for precision in PRECISIONS:
+        both(build(**KLEIN), [tokens(70), tokens(10)], precision)
+    assert not refused
