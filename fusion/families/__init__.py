@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FOLDERS = (
     "wan",
     "t5",
+    "image_vae",
 )
 
 FAMILIES: tuple[Family, ...] = tuple(

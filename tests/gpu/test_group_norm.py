@@ -21,7 +21,7 @@ def inputs(layout, b, c, *image, dtype=torch.float16):
 
 def exact(x, groups, weight=None, bias=None, act="none"):
     wide = [None if t is None else t.double() for t in (x, weight, bias)]
-    return reference(*wide, groups, EPS, act)
+    return reference(*wide, None, groups, EPS, act)
 
 
 def flat(t):
