@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ...family import Family, Role
@@ -31,6 +32,12 @@ def _is_image_vae(header: WeightFile) -> bool:
     )
 
 
+def _spelling(names: Collection[str]) -> Collection[str]:
+    from .names import stocks  # noqa: PLC0415
+
+    return stocks(names)
+
+
 def _fuse(vae: Any, policy: KernelPolicy) -> int:
     from .fused import install  # noqa: PLC0415
 
@@ -45,4 +52,5 @@ IMAGE_VAE = Family(
     recognises=_is_image_vae,
     fuse=_fuse,
     ops=("attention", "conv", "group_moments", "group_norm_silu", "linear", "upsample_conv2d"),
+    spelling=_spelling,
 )

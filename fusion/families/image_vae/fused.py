@@ -82,7 +82,11 @@ class Order:
     into: Tensor | None = None
 
     def layers(self, keeps: bool) -> Layers:
-        return Layers(self.policy, keeps, tidies=keeps and self.alone and self.device.type == "cuda")
+        return Layers(self.policy, keeps, tidies=self.alone and self.device.type == "cuda")
+
+    def spare(self, need: int) -> int:
+        """Bytes that torch's allocator may hold unused before something that needs so many."""
+        return max(0, self.room - int(HELD * need))
 
 
 class FusedDecoder:
@@ -122,8 +126,10 @@ def decode(
     layers = order.layers(keeps=False)
     # In boxes that are emptied: a reference that outlives its use is, for a large picture, hundreds of megabytes.
     box = [layers.first(half.conv_in, channels_last(z))]
+    layers.tidy(order.spare(found.middle))
     box.append(layers.middle(half.mid, box.pop()))
-    for stage in found.whole:
+    for stage, need in zip(found.whole, found.needs, strict=True):
+        layers.tidy(order.spare(need))
         box.append(through(layers, stage, box.pop()))
 
     def put(first: int, last: int, pixels: Tensor) -> None:
@@ -136,8 +142,6 @@ def decode(
         progress.add(1)
         return
     layers = order.layers(keeps=True)
-    if layers.tidies:
-        torch.cuda.empty_cache()
     end = half.norm_out, half.conv_out
     Passage(layers, found.banded, found.way, plan, partial(_rows, box.pop()), end, progress).run(put)
 
@@ -179,19 +183,17 @@ def encode(half: Any, order: Order, x: Tensor, found: Journey, plan: Plan | None
     box: list[Tensor] = []
     if found.way is not None and plan is not None:
         banded = order.layers(keeps=True)
-        if banded.tidies:
-            torch.cuda.empty_cache()
         made = Passage(banded, found.banded, found.way, plan, pixels, None, progress).run()
         assert made is not None
         box.append(made)
         del made
-        if banded.tidies:
-            torch.cuda.empty_cache()
     else:
         box.append(pixels(0, x.shape[2]))
         progress.add(1)
-    for stage in found.whole:
+    for stage, need in zip(found.whole, found.needs, strict=True):
+        layers.tidy(order.spare(need))
         box.append(through(layers, stage, box.pop()))
+    layers.tidy(order.spare(found.middle))
     box.append(layers.middle(half.mid, box.pop()))
     box.append(layers.norm(half.norm_out, box.pop()))
     return layers.last(half.conv_out, box.pop())

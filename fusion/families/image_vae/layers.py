@@ -48,6 +48,11 @@ class Layers:
     def forget(self) -> None:
         self._kept.clear()
 
+    def tidy(self, most: int = 0) -> None:
+        """Give back to the card what torch's allocator holds and nobody has, where it is more than so many bytes."""
+        if self.tidies and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
+            torch.cuda.empty_cache()
+
     # ----------------------------------------------------------------------------------------------------- convolutions
 
     def first(self, module: Any, x: Tensor, above: bool = True, below: bool = True) -> Tensor:

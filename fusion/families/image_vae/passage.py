@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import comfy.model_management
@@ -67,8 +67,7 @@ class Passage:
         number, p = each.number, self._way.pictures[each.number]
         moments, counts = [], []
         late: tuple[int, int, Tensor] | None = None
-        for first, last in parts(p.height, each.rows):
-            comfy.model_management.throw_exception_if_processing_interrupted()
+        for first, last in self._bands(p.height, each):
             made = self._made(number, first, last, fills=each.fills)
             if each.gathers:
                 moments.append(self._layers.moments(self._norm(number), made))
@@ -79,7 +78,6 @@ class Passage:
             if each.keeps and not each.lags:
                 self._write(number, first, last, made)
             del made
-            self._progress.add(1)
         if late is not None:
             self._write(number, *late)
         if each.gathers:
@@ -89,12 +87,20 @@ class Passage:
         last_one = self._way.pictures[-1]
         assert self._end is not None
         norm, conv = self._end
-        for first, last in parts(last_one.height, each.rows):
-            comfy.model_management.throw_exception_if_processing_interrupted()
+        for first, last in self._bands(last_one.height, each):
             low, high = rows_above("inner", first, last, last_one.height)
             box = [self._had(self._way.last, low, high)]
             box.append(self._layers.norm(norm, box.pop(), self._moments[self._way.last]))
             leave(first, last, self._layers.last(conv, box.pop(), low == first, high == last))
+
+    def _bands(self, height: int, each: Pass) -> Iterator[tuple[int, int]]:
+        """From which row to which, with what is to be done around each band."""
+        for number, band in enumerate(parts(height, each.rows)):
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            # Another pass, and at the picture's edge a band has fewer rows around it: what they left fits nothing that comes.
+            if number < 2:
+                self._layers.tidy(each.spare)
+            yield band
             self._progress.add(1)
 
     # --------------------------------------------------------------------------------------------------- what is kept
@@ -119,10 +125,8 @@ class Passage:
     def _free(self, number: int) -> None:
         if number == 0:
             self._given = _gone
-        elif self._kept.pop(number, None) is None:
-            return
-        if self._layers.tidies:  # what it leaves fits none of what comes
-            torch.cuda.empty_cache()
+        else:
+            self._kept.pop(number, None)
 
     # ----------------------------------------------------------------------------------------------------- what is made
 

@@ -30,7 +30,7 @@ from ...images import HELD
 Kind = Literal["given", "enter", "up", "down", "inner", "block"]
 
 LEAST_ROWS = 8  # of a band: below, what is made again for the rows around it is most of the work
-MIDDLE = 8  # pictures as large as the latent, of the middle's width, that its attention needs at a time
+MIDDLE = 7  # pictures as large as the latent, of the middle's width, that its attention needs at a time: in fp32, torch's sums
 PACK = 8  # channels of a pixel that the kernels read at a time
 
 
@@ -92,6 +92,7 @@ class Pass:
     lags     whether a band is written only when the next one was made: its place is the source's, whose rows are still needed
     fills    whether the block's shortcut of it goes straight to where the block's result will be kept
     frees    the pictures that nobody needs after it
+    spare    bytes of the room that it leaves
     """
 
     number: int
@@ -102,6 +103,7 @@ class Pass:
     lags: bool
     fills: bool
     frees: tuple[int, ...]
+    spare: int
 
 
 @dataclass(frozen=True)
@@ -390,6 +392,7 @@ def planned(outline: Outline, room: int) -> Plan:
                 lags=lags,
                 fills=k + 1 in outline.filled,
                 frees=frees,
+                spare=max(0, room - alive - int(HELD * transient)),
             )
         )
     return Plan(tuple(passes), outline.kept, outline.in_place, outline.filled, peak, products)

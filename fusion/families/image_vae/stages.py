@@ -85,13 +85,18 @@ class Journey:
 
     whole  the stages that it passes as a whole: a decoder's first, an encoder's last
     way    of the others, which it passes in bands; None: there are none
-    most   bytes that what passes whole needs at a time
+    middle, needs  bytes that the middle, and each of the whole stages, need at a time
     """
 
     whole: tuple[Stage, ...]
     banded: tuple[Stage, ...]
     way: Way | None
-    most: int
+    middle: int
+    needs: tuple[int, ...]
+
+    @property
+    def most(self) -> int:
+        return max([self.middle, *self.needs])
 
 
 def journey(half: Any, height: int, width: int, item: int, room: int) -> Journey:
@@ -129,7 +134,7 @@ def journey(half: Any, height: int, width: int, item: int, room: int) -> Journey
         way = _way(banded, sizes[max(0, split - 1) :], half.conv_out.out_channels, item)
     elif banded:
         way = _way(banded, [sizes[0], *sizes], 0, item, pixels=half.conv_in.in_channels)
-    return Journey(tuple(whole), tuple(banded), way, max([middle, *seen]))
+    return Journey(tuple(whole), tuple(banded), way, middle, tuple(seen))
 
 
 def _made_of(all_stages: Sequence[Stage], k: int) -> int:
