@@ -26,7 +26,8 @@ from .plan import Plan, best
 from .stages import Journey, Stage, journey, obstacle
 
 GRAIN = 1 << 26  # bytes: rooms that differ by less have one plan
-SMALL = 48 << 20  # bytes beside the pictures: weights laid out for the kernels, what allocators round up
+WEIGHTS = 40 << 20  # bytes of those that are laid out for the kernels and kept from band to band
+SMALL = WEIGHTS + (24 << 20)  # bytes beside the pictures: and what allocators round up
 
 
 # --------------------------------------------------------------------------------------------------------- the bounds
@@ -81,7 +82,7 @@ class Order:
     alone: bool
     into: Tensor | None = None
 
-    def layers(self, keeps: bool) -> Layers:
+    def layers(self, keeps: int = 0) -> Layers:
         return Layers(self.policy, keeps, tidies=self.alone and self.device.type == "cuda")
 
     def spare(self, need: int) -> int:
@@ -123,7 +124,7 @@ def decode(
     progress: Progress,
 ) -> None:
     """One sample."""
-    layers = order.layers(keeps=False)
+    layers = order.layers()
     # In boxes that are emptied: a reference that outlives its use is, for a large picture, hundreds of megabytes.
     box = [layers.first(half.conv_in, channels_last(z))]
     layers.tidy(order.spare(found.middle))
@@ -141,7 +142,7 @@ def decode(
         put(0, pixels.shape[2], pixels)
         progress.add(1)
         return
-    layers = order.layers(keeps=True)
+    layers = order.layers(keeps=WEIGHTS)
     end = half.norm_out, half.conv_out
     Passage(layers, found.banded, found.way, plan, partial(_rows, box.pop()), end, progress).run(put)
 
@@ -179,10 +180,10 @@ def encode(half: Any, order: Order, x: Tensor, found: Journey, plan: Plan | None
     def pixels(first: int, last: int) -> Tensor:
         return channels_last(x[:, :, first:last].to(order.device))
 
-    layers = order.layers(keeps=False)
+    layers = order.layers()
     box: list[Tensor] = []
     if found.way is not None and plan is not None:
-        banded = order.layers(keeps=True)
+        banded = order.layers(keeps=WEIGHTS)
         made = Passage(banded, found.banded, found.way, plan, pixels, None, progress).run()
         assert made is not None
         box.append(made)

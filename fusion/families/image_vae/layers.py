@@ -31,22 +31,43 @@ from ...images import weights
 from ...operands import operands
 
 SCALE = 2.0**-5
+ALIGNED = 64  # elements: where a weight starts
 Weights = tuple[Tensor, Tensor | None]
 
 
 class Layers:
     """Stock's modules as functions of pictures [1, c, rows, width].
 
-    keeps   whether weights that were laid out for the kernels are kept until `forget`, for the next band
+    keeps   bytes of weights, laid out for the kernels, that are kept until `forget`, for the next band. They have a place of their
+            own: amid what passes they would lie where torch's allocator could give none of it back
     tidies  whether memory that is free goes back from torch's allocator to the card
     """
 
-    def __init__(self, policy: KernelPolicy, keeps: bool = False, tidies: bool = False) -> None:
+    def __init__(self, policy: KernelPolicy, keeps: int = 0, tidies: bool = False) -> None:
         self.policy, self.tidies, self._keeps = policy, tidies, keeps
         self._kept: dict[nn.Module, tuple[Tensor, ...]] = {}
+        self._place: Tensor | None = None
+        self._taken = 0
 
     def forget(self) -> None:
         self._kept.clear()
+        self._taken = 0
+
+    def _keep(self, module: nn.Module, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What was made of a module's weights, in its place if there is room."""
+        size = sum(-(-t.numel() // ALIGNED) * ALIGNED for t in made)
+        item = made[0].element_size()
+        if (self._taken + size) * item > self._keeps:
+            return made
+        if self._place is None:
+            self._place = made[0].new_empty(self._keeps // item)
+        kept = []
+        for t in made:
+            lies = self._place[self._taken : self._taken + t.numel()].as_strided(t.shape, t.stride())
+            kept.append(lies.copy_(t))
+            self._taken += -(-t.numel() // ALIGNED) * ALIGNED
+        self._kept[module] = tuple(kept)
+        return self._kept[module]
 
     def tidy(self, most: int = 0) -> None:
         """Give back to the card what torch's allocator holds and nobody has, where it is more than so many bytes."""
@@ -85,14 +106,11 @@ class Layers:
 
     def up(self, module: Any, x: Tensor) -> Tensor:
         """[1, c, rows, width] -> [1, c, 2 rows, 2 width]; with zeros around x."""
+        weight, bias = self._weights(module.conv, x, 1, SCALE)
         found = self._kept.get(module)
         if found is None:
-            weight, bias = self._weights(module.conv, x, 1, SCALE)
-            found = (weight, fold_upsample(weight)) + (() if bias is None else (bias,))
-            if self._keeps:
-                self._kept[module] = found
-        weight, folded, *bias = found
-        return upsample_conv2d(x, weight, bias[0] if bias else None, folded=folded, policy=self.policy)
+            found = self._keep(module, (fold_upsample(weight),))
+        return upsample_conv2d(x, weight, bias, folded=found[0], policy=self.policy)
 
     def _weights(self, module: Any, x: Tensor, scale: float, bias_scale: float) -> Weights:
         found = self._kept.get(module)
@@ -100,8 +118,7 @@ class Layers:
             with weights(module, self.policy, x) as (weight, bias):
                 # Copies in any case: what lies there may have been brought for the time of the `with`.
                 found = (weight * scale,) if bias is None else (weight * scale, bias * bias_scale)
-            if self._keeps:
-                self._kept[module] = found
+            found = self._keep(module, found)
         return found[0], found[1] if len(found) > 1 else None
 
     # ------------------------------------------------------------------------------------------------------------ norms

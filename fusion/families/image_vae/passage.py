@@ -41,7 +41,6 @@ class Passage:
         self._modules, self._progress = modules(banded), progress
         self._kept: dict[int, Tensor] = {}
         self._moments: dict[int, Tensor] = {}
-        self._home: dict[int, int] = {}
 
     def run(self, leave: Leave | None = None) -> Tensor | None:
         """All passes. leave: gets the rows that leave, from which to which; None: the last picture is returned, whole."""
