@@ -157,7 +157,8 @@ class FusedEncoder:
             made: Tensor = super().forward(given)  # type: ignore[misc]
             return made
         x, order = given.x, given.order
-        found, plan = planned(half, *x.shape[2:], x.element_size(), order.room)
+        height, width = x.shape[2:]
+        found, plan = planned(half, height, width, x.element_size(), order.room)
         progress = Progress(len(x) * (1 if plan is None else plan.bands), shown=order.alone)
         latents = []
         for sample in range(len(x)):
