@@ -37,6 +37,7 @@ THREADS = 256  # kThreads
 MERGE_THREADS = 1024  # kMergeThreads
 HELD = 4  # kHeld
 HELD_FIRST = 8  # kHeldFirst
+HELD_LAST = 8  # kHeldLast
 WIDEST = 32  # packs of channels across a block, channels-last
 
 
@@ -330,9 +331,9 @@ def column_shape(view: Planes, multiprocessors: int) -> tuple[int, int, int, int
     column_blocks = -(-packs // WIDEST)
     lanes = -(-packs // column_blocks)
     rows = THREADS // lanes
-    turns = -(-view.pixels // (rows * HELD))
+    turns = -(-view.pixels // (rows * HELD_LAST))
     wanted = max(1, 6 * multiprocessors // (view.batches * column_blocks))
-    return lanes, column_blocks, lanes * rows, rows * HELD * max(1, -(-turns // wanted))
+    return lanes, column_blocks, lanes * rows, rows * HELD_LAST * max(1, -(-turns // wanted))
 
 
 def _whole(x: Tensor, view: Planes, out: Planes) -> bool:

@@ -24,7 +24,7 @@
 // *_apply.
 //
 // Access. Channels-first: a chunk is 2048 packs of 8 pixels, eight per thread, that run on over the channels of the
-// group. Channels-last: a block is `lanes` packs of channels wide and walks down the pixels, four at a time in flight;
+// group. Channels-last: a block is `lanes` packs of channels wide and walks down the pixels, eight at a time in flight;
 // a thread keeps to its eight channels. `*_any`: any alignment, any size; the packs are gathered element by element.
 
 #include "activation.cuh"
@@ -58,6 +58,10 @@ constexpr int kThreads = 256;
 constexpr int kMergeThreads = 1024;
 constexpr int kHeld = 4;       // packs a thread has in flight
 constexpr int kHeldFirst = 8;  // the same, for the statistics of channels-first
+// The same, for channels-last, whose loops wait at each turn for all that they asked for: with four packs a multiprocessor
+// asks for 49 KB at a time and has nothing under way while it computes. What is gathered element by element would spill.
+template <bool kWhole>
+constexpr int kHeldLast = kWhole ? 8 : kHeld;
 
 // Count, mean and M2 of some numbers.
 struct Moments {
@@ -238,12 +242,12 @@ __device__ void last_stats(const GroupNormParams& p) {
     const __half* x = static_cast<const __half*>(p.x) + c.batch * p.x_batch + c.channel;
 
     float n = 0, mean[kPack] = {}, m2[kPack] = {};
-    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeld * c.rows) {
-        Pack<__half> held[kHeld];
-        bool there[kHeld];
+    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeldLast<kWhole> * c.rows) {
+        Pack<__half> held[kHeldLast<kWhole>];
+        bool there[kHeldLast<kWhole>];
         float fresh = 0;
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             const i64 at = pixel + static_cast<i64>(v) * c.rows;
             there[v] = at < c.last;
             load<kWhole>(held[v], x + at * p.x_step, there[v] ? c.count : 0);
@@ -252,7 +256,7 @@ __device__ void last_stats(const GroupNormParams& p) {
         const float inverse = 1.0f / fresh, share = fresh / (n + fresh), weight = n * share;
         float sum[kPack] = {};
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             float a[kPack];
             unpack(held[v], a);
 #pragma unroll
@@ -261,7 +265,7 @@ __device__ void last_stats(const GroupNormParams& p) {
 #pragma unroll
         for (int i = 0; i < kPack; i++) sum[i] *= inverse;
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             float a[kPack];
             unpack(held[v], a);
 #pragma unroll
@@ -309,15 +313,15 @@ __device__ void last_apply(const GroupNormParams& p) {
     }
     const __half* x = static_cast<const __half*>(p.x) + c.batch * p.x_batch + c.channel;
     __half* out = static_cast<__half*>(p.out) + c.batch * p.out_batch + c.channel;
-    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeld * c.rows) {
-        Pack<__half> held[kHeld];
+    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeldLast<kWhole> * c.rows) {
+        Pack<__half> held[kHeldLast<kWhole>];
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             const i64 at = pixel + static_cast<i64>(v) * c.rows;
             load<kWhole>(held[v], x + at * p.x_step, at < c.last ? c.count : 0);
         }
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             const i64 at = pixel + static_cast<i64>(v) * c.rows;
             if (at >= c.last) break;
             float a[kPack];
@@ -397,11 +401,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) group_norm_given(const __
     write_coefficients(p, batch, group, moments.x, moments.y);
 }
 
-// With three blocks in mind Blackwell's statistics would spill.
+// With three blocks in mind Blackwell's would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kLastStatsBlocks = 2;
+constexpr int kLastBlocks = 2;
 #else
-constexpr int kLastStatsBlocks = 3;
+constexpr int kLastBlocks = 3;
 #endif
 
 // BLOCKS: that many are to fit a multiprocessor.
@@ -416,5 +420,5 @@ constexpr int kLastStatsBlocks = 3;
     }
 GROUP_NORM(first_stats, 3)
 GROUP_NORM(first_apply, 3)
-GROUP_NORM(last_stats, kLastStatsBlocks)
-GROUP_NORM(last_apply, 3)
+GROUP_NORM(last_stats, kLastBlocks)
+GROUP_NORM(last_apply, kLastBlocks)

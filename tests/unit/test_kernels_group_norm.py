@@ -113,7 +113,7 @@ def test_columns_cover_everything(channels, pixels):
     assert lanes <= 32
     assert threads % lanes == 0
     assert threads <= 256
-    assert chunk % (threads // lanes * 4) == 0
+    assert chunk % (threads // lanes * 8) == 0
     assert -(-pixels // chunk) * blocks * 2 <= 16 * 68 + 2 * blocks
 
 
