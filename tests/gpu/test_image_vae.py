@@ -59,8 +59,7 @@ def test_as_near_to_fp32_as_stock(net, isa, way):
     theirs = error(getattr(in_half(net), way)(x.half()), exact)
     for precision in ("precise", "fast"):
         LEDGER.clear()
-        # The one head of 512 is torch's: no kernel of ours is that wide.
-        half = in_half(net, KernelPolicy.of("on", isa=isa, precision=precision, attention="auto"))
+        half = in_half(net, KernelPolicy.of("on", isa=isa, precision=precision))
         ours = error(getattr(half, way)(x.half()), exact)
         print(f"{way} {isa or 'native'} {precision}: error {ours:.3g}, stock's fp16 {theirs:.3g}")
         assert not [refusal for refusal in LEDGER.refusals if refusal.candidate == "cuda" and refusal.op != "attention"]
@@ -71,7 +70,7 @@ def test_as_near_to_fp32_as_stock(net, isa, way):
 @pytest.mark.parametrize("way", ["decode", "encode"])
 def test_bands_make_what_the_whole_makes(net, isa, way):
     """From and to the host, as ComfyUI asks, with less and less room."""
-    half = in_half(net, KernelPolicy.of("on", isa=isa, attention="auto"))
+    half = in_half(net, KernelPolicy.of("on", isa=isa))
     z, x = torch.randn(1, 16, 64, 24, device="cuda").half(), torch.randn(1, 3, 512, 192).half()
     whole = half.decode(z) if way == "decode" else half.encode(x.cuda())
     for room in (128 << 20, 48 << 20, 16 << 20):

@@ -181,6 +181,12 @@ def test_each_op_can_be_switched_off(nets):
         assert (other - whole).norm() < 0.02 * whole.norm()
 
 
+def test_where_kernels_are_on_the_attention_that_none_serves_is_torchs():
+    found = image_layers.Layers(KernelPolicy.of("on", precision="fast")).attention_policy
+    assert found == KernelPolicy.of("on", precision="fast", attention="auto")
+    assert image_layers.Layers(OFF).attention_policy == OFF
+
+
 def test_the_two_policies_of_one_file_do_not_meet(nets, monkeypatch):
     one, other = ours(nets["sd_vae"], OFF), ours(nets["sd_vae"], KernelPolicy.of("auto"))
     seen, conv2d = [], image_layers.conv2d

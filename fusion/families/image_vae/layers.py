@@ -12,6 +12,7 @@ weights, and what leaves the VAE is as large as ever.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class Layers:
 
     def __init__(self, policy: KernelPolicy, keeps: int = 0, tidies: bool = False) -> None:
         self.policy, self.tidies, self._keeps = policy, tidies, keeps
+        self.attention_policy = _for_wide_heads(policy)
         self._kept: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._place: Tensor | None = None
         self._taken = 0
@@ -163,7 +165,7 @@ class Layers:
         del seen, weight
         q, k, v = qkv.reshape(1, h * w, 3, 1, c).unbind(2)
         del qkv
-        mixed = attention(q, k, v, policy=self.policy).reshape(1, h * w, c)
+        mixed = attention(q, k, v, policy=self.attention_policy).reshape(1, h * w, c)
         del q, k, v
         skip = x.movedim(1, -1).reshape(1, h * w, c)
         with operands(x, self.policy, module.proj_out) as [own]:
@@ -174,3 +176,9 @@ class Layers:
 
     def middle(self, module: Any, x: Tensor) -> Tensor:
         return self.block(module.block_2, self.attend(module.attn_1, self.block(module.block_1, x)))
+
+
+def _for_wide_heads(policy: KernelPolicy) -> KernelPolicy:
+    """No kernel of ours has heads of 512. Where kernels are "on" all else is to be ours all the same, and torch's attention is taken:
+    the ledger says why."""
+    return replace(policy, ops=(*policy.ops, ("attention", "auto"))) if policy.mode("attention") == "on" else policy
