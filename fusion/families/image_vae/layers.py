@@ -179,6 +179,6 @@ class Layers:
 
 
 def _for_wide_heads(policy: KernelPolicy) -> KernelPolicy:
-    """No kernel of ours has heads of 512. Where kernels are "on" all else is ours all the same, and attention is torch's: the ledger
-    says why."""
+    """No kernel of ours has heads of 512. Where kernels are "on", all else is ours all the same, and attention is torch's: the
+    ledger says why."""
     return replace(policy, ops=(*policy.ops, ("attention", "auto"))) if policy.mode("attention") == "on" else policy
