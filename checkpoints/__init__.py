@@ -141,7 +141,9 @@ def _other_families() -> dict[str, Kind]:
 KINDS: Mapping[str, Kind] = _catalogue()
 
 # The kinds that stock loads only while `narrow.opened(comfy)` is open.
-NARROW = frozenset(("chroma", "qwen_image", "sd15", "sdxl", "wan_animate", "wan_humo", "z_image", "flux_vae", "sd_vae"))
+NARROW = frozenset(
+    ("chroma", "qwen_image", "sd15", "sdxl", "wan_animate", "wan_humo", "z_image", "flux2_vae", "flux_vae", "sd_vae")
+)
 
 # Which kind of checkpoint a LoRA is for.
 LORA_BASES: Mapping[str, str] = {name: one.base for name, one in lora.LORAS.items()}

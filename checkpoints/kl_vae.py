@@ -1,4 +1,4 @@
-"""The VAEs of SD 1.5 and Flux, with CompVis' tensor names.
+"""The VAEs of SD 1.5, Flux and Flux.2, with CompVis' tensor names.
 
     encoder   conv_in (3 -> c); down.{0..3}, c * (1, 2, 4, 4) wide, with block.{0,1} and, but for the last, downsample.conv
               (stride 2); mid.block_1, mid.attn_1, mid.block_2; norm_out, conv_out -> mean and log variance
@@ -8,7 +8,8 @@
     attn_1    .norm, .q, .k, .v, .proj_out (1x1), one head
 
 Norms are GroupNorms of 32 groups. SD 1.5 has 4 latent channels, and quant_conv and post_quant_conv (1x1) between either half and
-the latents; Flux has 16, and neither.
+the latents; Flux has 16, and neither. Flux.2 has 32 and both, named as parts of its halves, and folds 2x2 of its latents into
+channels, with a batch norm of them: bn.running_mean, .running_var.
 
 Stock reads the decoder's width from the file, but fixes the encoder's c at 128, which makes 68 MB: these load while `narrow` is
 open.
@@ -19,12 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .storage import PLAIN, Cast, Storage
-from .weights import Table, conv, layer_norm
+from .weights import Table, conv, layer_norm, scale
 
 MULTIPLIERS = (1, 2, 4, 4)
 STAGES = len(MULTIPLIERS)
 SQUARE = (3, 3)
 ONE = (1, 1)
+FOLDED = 4  # latents in one, where they are folded
 
 # As in Wan's VAEs: pixels are expected in [-1, 1], and SiLU halves what the last norm makes.
 PIXEL_GAIN = 0.5
@@ -37,10 +39,15 @@ class KlSize:
 
     latent: int
     quantised: bool
+    folded: bool = False
     width: int = 32
 
 
-SIZES = {"sd_vae": KlSize(latent=4, quantised=True), "flux_vae": KlSize(latent=16, quantised=False)}
+SIZES = {
+    "sd_vae": KlSize(latent=4, quantised=True),
+    "flux_vae": KlSize(latent=16, quantised=False),
+    "flux2_vae": KlSize(latent=32, quantised=True, folded=True),
+}
 
 
 def table(size: KlSize) -> Table:
@@ -56,8 +63,11 @@ def table(size: KlSize) -> Table:
     out |= _middle("encoder.mid", last) | layer_norm("encoder.norm_out", last)
     out |= conv("encoder.conv_out", 2 * size.latent, last, SQUARE, gain=LATENT_GAIN)
     if size.quantised:
-        out |= conv("quant_conv", 2 * size.latent, 2 * size.latent, ONE)
-        out |= conv("post_quant_conv", size.latent, size.latent, ONE)
+        encoder, decoder = ("encoder.", "decoder.") if size.folded else ("", "")
+        out |= conv(f"{encoder}quant_conv", 2 * size.latent, 2 * size.latent, ONE)
+        out |= conv(f"{decoder}post_quant_conv", size.latent, size.latent, ONE)
+    if size.folded:
+        out |= scale("bn.running_mean", FOLDED * size.latent, mean=0.5) | scale("bn.running_var", FOLDED * size.latent)
     out |= conv("decoder.conv_in", last, size.latent, SQUARE) | _middle("decoder.mid", last)
     into = last
     for stage in reversed(range(STAGES)):

@@ -7,7 +7,7 @@ needs torch's kernels or ComfyUI's classes is imported in the functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,7 @@ class Family:
     kind        of a text encoder's file, the name of stock's CLIPType that it is for, where the file tells
     expects     what must be in a file, told from its header; None: that shows when stock has built the model
     renames     of a file in a layout that stock does not know: from its names to stock's; it returns None for other files
+    spelling    of a VAE's file in another layout that stock knows too: what stock calls its tensors, of their names
     borrows     what stock wants and a file lacks, out of others that the user has, by name. It gets the file's header and the
                 paths of the others, and raises `WrongFile` where none has it
     vaes        of a diffusion model, the published VAE by the channels of the latents that it goes with
@@ -90,6 +91,7 @@ class Family:
     kind: Callable[[WeightFile], str | None] | None = None
     expects: Callable[[WeightFile], Expected] | None = None
     renames: Callable[[WeightFile], Rename | None] | None = None
+    spelling: Callable[[Collection[str]], Collection[str]] | None = None
     borrows: Callable[[WeightFile, Sequence[str]], Mapping[str, torch.Tensor]] | None = None
     vaes: Mapping[int, str] | None = None
     idle: Callable[[Any, torch.device], int] | None = None

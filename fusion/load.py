@@ -7,6 +7,7 @@ missing weight and runs on with whatever was in memory; the picture is then nois
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import comfy.model_management
@@ -14,7 +15,7 @@ import comfy.sd
 import comfy.utils
 import torch
 
-from ..kernels_cuda import STANDARD, KernelPolicy, obstacle
+from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
 from . import attention, before_sampling, inspection, other_cards, recognise
 from .completeness import naming, odd_layers, refuse_misfits
 from .families import family_of
@@ -127,6 +128,7 @@ def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
     # As stock's loader node does: a second GPU makes its own copy of the VAE with this.
     vae.patcher.cached_patcher_init = (load_vae_patcher, (path, metadata, policy))
     if family is not None:
+        names = names if family.spelling is None else family.spelling(names)
         require_all_weights(path, names, vae.first_stage_model)
     return vae
 
@@ -145,8 +147,10 @@ def _fused_vae(path: str, weights: Any, metadata: Any, policy: KernelPolicy, dev
     with naming(path):
         vae = comfy.sd.VAE(sd=weights, metadata=metadata, device=device, dtype=vae_dtype(device) if known else None)
     vae.throw_exception_if_invalid()
-    if known and family is not None:
-        family.fuse(vae, policy)
+    if known and family is not None and not family.fuse(vae, policy):
+        # A header of the family's and a network that is not: stock's, in the type that stock chooses for it.
+        LEDGER.say_once(f"{path}: this VAE is of a kind without fused kernels: ComfyUI computes it.", logging.INFO)
+        vae = comfy.sd.VAE(sd=weights, metadata=metadata, device=device)
     return vae
 
 

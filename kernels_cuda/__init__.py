@@ -18,7 +18,7 @@ from .ops.dequantise import dequantise, dequantise_rows
 from .ops.diffusion_step import diffusion_step
 from .ops.few_rows import few_rows, few_rows_serves
 from .ops.gated_residual import gated_residual, gated_residual_
-from .ops.group_norm import group_norm_silu, instance_norm
+from .ops.group_norm import group_moments, group_norm_silu, instance_norm, join_moments
 from .ops.int8_rule import best_rotation, multiplies_in_int8
 from .ops.int8_to_half import int8_to_half
 from .ops.linear import linear, linear_, linear_pair, linear_pair_
@@ -68,9 +68,11 @@ __all__ = [
     "gated_residual_",
     "gelu",
     "gelu_mul",
+    "group_moments",
     "group_norm_silu",
     "instance_norm",
     "int8_to_half",
+    "join_moments",
     "linear",
     "linear_",
     "linear_attention",

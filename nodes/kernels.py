@@ -129,7 +129,9 @@ VAE_SWITCHES = of_families(
         f"Upsampling and convolution in one. {MEASURED_ON}: up to {gains.UPSAMPLE} of stock's speed.",
     ),
     Switch(
-        "norms", ("channel_rms_silu",), f"Norm and SiLU in one pass. {MEASURED_ON}: {gains.VAE_NORMS} of stock's speed."
+        "norms",
+        ("channel_rms_silu", "group_moments", "group_norm_silu"),
+        f"Norm and SiLU in one pass. {MEASURED_ON}: {gains.VAE_NORMS} of stock's speed for Wan's.",
     ),
     Switch(
         "attention", ("attention",), f"Attention within a frame. {MEASURED_ON}: {gains.VAE_ATTENTION} of stock's speed."

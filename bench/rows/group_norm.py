@@ -22,7 +22,7 @@ def image(last: bool, *shape: int) -> Callable[[], tuple[Tensor | None, ...]]:
         b, c, *rest = shape
         x = torch.randn((b, *rest, c) if last else shape, device="cuda", dtype=torch.float16)
         weight, bias = (torch.randn(c, device="cuda").half() for _ in range(2))
-        return x.movedim(-1, 1) if last else x, weight, bias
+        return x.movedim(-1, 1) if last else x, weight, bias, None
 
     return make
 

@@ -17,6 +17,7 @@ FOLDERS = (
     "z_image",
     "t5",
     "qwen3",
+    "image_vae",
 )
 
 FAMILIES: tuple[Family, ...] = tuple(

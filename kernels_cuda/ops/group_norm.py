@@ -1,21 +1,25 @@
-"""group_norm_silu and instance_norm: normalisation over all pixels of a group of channels, and what follows it.
+"""group_norm_silu and instance_norm: normalisation over all pixels of a group of channels, and what follows it; group_moments:
+what it normalises by, for pictures that pass in parts.
 
 The maths, the layouts and the access patterns stand at the head of src/group_norm.cu.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int, c_int64
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..call import Call, Plan
-from ..launcher import Card, Pointer, output, parameter_struct
+from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
-from .checks import check_eps, check_one_of
+from .checks import check_eps, check_one_of, wrong_dtype
 from .planes import (
     ACTIVATIONS,
     Planes,
@@ -33,6 +37,7 @@ THREADS = 256  # kThreads
 MERGE_THREADS = 1024  # kMergeThreads
 HELD = 4  # kHeld
 HELD_FIRST = 8  # kHeldFirst
+HELD_LAST = 8  # kHeldLast
 WIDEST = 32  # packs of channels across a block, channels-last
 
 
@@ -44,6 +49,7 @@ def group_norm_silu(
     *,
     eps: float,
     silu: bool = True,
+    moments: Tensor | None = None,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
     """GroupNorm over `groups` groups of channels, with weight and bias per channel, then SiLU.
@@ -52,10 +58,32 @@ def group_norm_silu(
                   outermost image dimension
     weight, bias  [c], fp16 or fp32, each optional
     silu          False leaves the SiLU out
+    moments       [batch, groups, 2] fp32: mean and variance of each group, where x is a part of what they were taken of (see
+                  `group_moments`). None: x's own
     Returns x's shape and dtype in x's memory format. Statistics are fp32 and the same bits at every run.
     """
-    out: Tensor = GROUP_NORM_SILU((x, weight, bias), (groups, eps, "silu" if silu else "none"), policy)
+    out: Tensor = GROUP_NORM_SILU((x, weight, bias, moments), (groups, eps, "silu" if silu else "none"), policy)
     return out
+
+
+def group_moments(x: Tensor, groups: int, *, policy: KernelPolicy = STANDARD) -> Tensor:
+    """Mean and variance of each group of channels: [batch, groups, 2] fp32, the same bits at every run.
+
+    x  [batch, c, ...] fp16, as group_norm_silu takes it; with no pixel too few
+    """
+    out: Tensor = GROUP_MOMENTS((x,), (groups,), policy)
+    return out
+
+
+def join_moments(parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """Of the moments of parts, those of the whole. parts: [batch, groups, 2] fp32 each; counts: elements of a group in each."""
+    if len(parts) == 1:
+        return parts[0]
+    mean, variance = torch.stack([part.double() for part in parts], -1).unbind(-2)
+    share = torch.tensor(counts, dtype=torch.float64, device=mean.device) / sum(counts)
+    whole = (mean * share).sum(-1)
+    spread = ((variance + (mean - whole[..., None]).square()) * share).sum(-1)
+    return torch.stack((whole, spread), -1).float()
 
 
 def instance_norm(
@@ -69,22 +97,25 @@ def instance_norm(
 ) -> Tensor:
     """InstanceNorm: each channel of each batch by its own mean and variance, then ReLU if asked; as group_norm_silu."""
     groups = max(x.shape[1], 1) if x.ndim > 1 else 1  # of a tensor without them `validate` speaks
-    out: Tensor = INSTANCE_NORM((x, weight, bias), (groups, eps, "relu" if relu else "none"), policy)
+    out: Tensor = INSTANCE_NORM((x, weight, bias, None), (groups, eps, "relu" if relu else "none"), policy)
     return out
 
 
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, act: str) -> Tensor:
+def reference(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Tensor | None, groups: int, eps: float, act: str
+) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.numel() == 0:
         return torch.empty_like(x)
     grouped = x.to(wide).reshape(x.shape[0], groups, -1)
-    value = grouped - grouped.mean(-1, keepdim=True)
-    value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
-    value = value.reshape(x.shape)
+    mean = grouped.mean(-1, keepdim=True) if moments is None else moments[..., :1].to(wide)
+    value = grouped - mean
+    variance = value.square().mean(-1, keepdim=True) if moments is None else moments[..., 1:].to(wide)
+    value = (value * torch.rsqrt(variance + eps)).reshape(x.shape)
     if weight is not None:
         value = value * per_channel(weight, x, "weight").to(wide)
     if bias is not None:
@@ -92,8 +123,12 @@ def reference(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int
     return in_format(activation(value, act).to(x.dtype), x)
 
 
-def stock(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, act: str) -> Tensor:
-    """What stock runs: nn.GroupNorm or nn.InstanceNorm2d, then the activation."""
+def stock(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Tensor | None, groups: int, eps: float, act: str
+) -> Tensor:
+    """What stock runs: nn.GroupNorm or nn.InstanceNorm2d, then the activation. With moments of a whole it has none."""
+    if moments is not None:
+        return reference(x, weight, bias, moments, groups, eps, act)
     weight, bias = (
         None if t is None else per_channel(t, x, name).flatten().to(x.dtype)
         for t, name in ((weight, "weight"), (bias, "bias"))
@@ -128,7 +163,7 @@ def in_format(value: Tensor, x: Tensor) -> Tensor:
 
 GroupNormParams = parameter_struct(
     "GroupNormParams",
-    (Pointer, "x weight bias parts coefficients out"),
+    (Pointer, "x weight bias parts coefficients out given"),
     (c_int64, "x_batch x_step out_batch out_step batches pixels packs_per_plane chunks pixels_per_chunk"),
     (c_int, "channels groups channels_per_group lanes column_blocks is_last"),
     (c_float, "eps"),
@@ -138,73 +173,58 @@ GroupNormParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    x, weight, bias = call.tensors
+    x, weight, bias, moments = call.tensors
     assert x is not None
     groups, eps, act = call.options
     check_planes(x, weight, bias)
-    if groups < 1 or x.shape[1] % groups:
-        raise ValueError(f"x: {list(x.shape)} cannot be split into {groups} groups of channels")
+    check_groups(x, groups)
+    if moments is not None and moments.shape != (x.shape[0], groups, 2):
+        raise ValueError(f"moments: {list(moments.shape)} is not {[x.shape[0], groups, 2]}")
     check_eps(eps)
     check_one_of("act", act, ACTIVATIONS)
 
 
+def check_groups(x: Tensor, groups: int) -> None:
+    if groups < 1 or x.shape[1] % groups:
+        raise ValueError(f"x: {list(x.shape)} cannot be split into {groups} groups of channels")
+
+
+def norm_obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call."""
+    yield from obstacles(call)
+    moments = call.tensors[3]
+    yield from wrong_dtype((torch.float32,), moments=moments)
+    if moments is not None and not moments.is_contiguous():
+        yield "moments are not contiguous"
+
+
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
-    """Fix layout, chunks and grids of the three launches; what remains per call is memory and pointers."""
-    x, weight, bias = call.tensors
+    """Fix layout, chunks and grids of the launches; what remains per call is memory and pointers."""
+    x, weight, bias, moments = call.tensors
     assert x is not None
     groups, eps, act = call.options
     new_out = output_like(x, card)
     if x.numel() == 0:
         return lambda *_: new_out()
-    view, out = plane_view(x.shape, x.stride()), plane_view(x.shape, strides_like(x))
-    is_last = view.layout == "last"
-    packs_per_plane = -(-view.pixels // PACK)
-    lanes, column_blocks, threads, per_chunk = column_shape(view, card.multiprocessors)
-    if is_last:
-        chunks = -(-view.pixels // per_chunk)
-        stats_blocks = apply_blocks = view.batches * chunks * column_blocks
-        parts = view.batches * chunks * view.channels
-    else:
-        threads = THREADS
-        chunks = -(-packs_per_plane * (view.channels // groups) // (THREADS * HELD_FIRST))
-        stats_blocks = parts = view.batches * groups * chunks
-        apply_blocks = -(-view.batches * view.channels * packs_per_plane // (THREADS * HELD))
-    params = {
-        "x_batch": view.batch_stride,
-        "x_step": view.step,
-        "out_batch": out.batch_stride,
-        "out_step": out.step,
-        "batches": view.batches,
-        "pixels": view.pixels,
-        "packs_per_plane": packs_per_plane,
-        "chunks": chunks,
-        "pixels_per_chunk": per_chunk,
-        "channels": view.channels,
-        "groups": groups,
-        "channels_per_group": view.channels // groups,
-        "lanes": lanes,
-        "column_blocks": column_blocks,
-        "is_last": is_last,
+    cut = Cut.of(x, groups, card.multiprocessors)
+    params = cut.params | {
         "eps": eps,
         "weight_is_float": weight is not None and weight.dtype is torch.float32,
         "bias_is_float": bias is not None and bias.dtype is torch.float32,
         "activation": ACTIVATIONS[act],
     }
-    end = "" if _whole(x, view, out) else "_any"
-    stats, merge, apply = (
-        card.kernel("group_norm", f"group_norm_{name}").prepare(
-            GroupNormParams(**params), grid=(blocks, 1, 1), block=block, shape=call.describe()
-        )
-        for name, blocks, block in (
-            (f"{view.layout}_stats{end}", stats_blocks, threads),
-            ("merge", view.batches * groups, MERGE_THREADS),
-            (f"{view.layout}_apply{end}", apply_blocks, threads),
-        )
+    by_group = (
+        (cut.view.batches * groups, THREADS) if moments is not None else (cut.view.batches * groups, MERGE_THREADS)
     )
+    kernels = {"given" if moments is not None else "merge": by_group, f"{cut.view.layout}_apply{cut.end}": cut.apply}
+    if moments is None:
+        kernels = {f"{cut.view.layout}_stats{cut.end}": cut.stats} | kernels
+    launches = [_prepared(call, card, name, params, *size) for name, size in kernels.items()]
     # Two floats each: for every part, and behind them for every channel of every batch.
-    new_workspace = output((2 * (parts + view.batches * view.channels),), torch.float32, card.index)
+    parts = cut.parts if moments is None else 0
+    new_workspace = output((2 * (parts + cut.view.batches * cut.view.channels),), torch.float32, card.index)
 
-    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Tensor | None) -> Tensor:
         out, workspace = new_out(), new_workspace()
         room = workspace.data_ptr()
         pointers = (
@@ -214,13 +234,92 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
             room,
             room + 8 * parts,
             out.data_ptr(),
+            0 if moments is None else moments.data_ptr(),
         )
-        stats(*pointers)
-        merge(*pointers)
-        apply(*pointers)
+        for launch in launches:
+            launch(*pointers)
         return out
 
     return run
+
+
+def plan_moments(call: Call, card: Card, _tactic: object) -> Plan:
+    """As `plan`, of the statistics alone."""
+    x = call.tensors[0]
+    assert x is not None
+    groups = call.options[0]
+    cut = Cut.of(x, groups, card.multiprocessors)
+    new_out = output((cut.view.batches, groups, 2), torch.float32, card.index)
+    stats = _prepared(call, card, f"{cut.view.layout}_stats{cut.end}", cut.params, *cut.stats)
+    join = _prepared(call, card, "moments", cut.params, cut.view.batches * groups, MERGE_THREADS)
+    new_workspace = output((2 * cut.parts,), torch.float32, card.index)
+
+    def run(x: Tensor) -> Tensor:
+        out, workspace = new_out(), new_workspace()
+        pointers = x.data_ptr(), 0, 0, workspace.data_ptr(), 0, out.data_ptr(), 0
+        stats(*pointers)
+        join(*pointers)
+        return out
+
+    return run
+
+
+def _prepared(call: Call, card: Card, name: str, params: dict[str, Any], blocks: int, threads: int) -> Launch:
+    kernel = card.kernel("group_norm", f"group_norm_{name}")
+    return kernel.prepare(GroupNormParams(**params), grid=(blocks, 1, 1), block=threads, shape=call.describe())
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How x is dealt to blocks.
+
+    params  of all launches, as far as they follow from x
+    stats   blocks and threads of the statistics; apply: of what comes behind them
+    parts   whose moments are written
+    end     which of the kernels: those for whole packs or for any
+    """
+
+    view: Planes
+    params: dict[str, Any]
+    stats: tuple[int, int]
+    apply: tuple[int, int]
+    parts: int
+    end: str
+
+    @staticmethod
+    def of(x: Tensor, groups: int, multiprocessors: int) -> Cut:
+        view, out = plane_view(x.shape, x.stride()), plane_view(x.shape, strides_like(x))
+        is_last = view.layout == "last"
+        packs_per_plane = -(-view.pixels // PACK)
+        lanes, column_blocks, threads, per_chunk = column_shape(view, multiprocessors)
+        if is_last:
+            chunks = -(-view.pixels // per_chunk)
+            stats_blocks = apply_blocks = view.batches * chunks * column_blocks
+            parts = view.batches * chunks * view.channels
+        else:
+            threads = THREADS
+            chunks = -(-packs_per_plane * (view.channels // groups) // (THREADS * HELD_FIRST))
+            stats_blocks = parts = view.batches * groups * chunks
+            apply_blocks = -(-view.batches * view.channels * packs_per_plane // (THREADS * HELD))
+        params = {
+            "x_batch": view.batch_stride,
+            "x_step": view.step,
+            "out_batch": out.batch_stride,
+            "out_step": out.step,
+            "batches": view.batches,
+            "pixels": view.pixels,
+            "packs_per_plane": packs_per_plane,
+            "chunks": chunks,
+            "pixels_per_chunk": per_chunk,
+            "channels": view.channels,
+            "groups": groups,
+            "channels_per_group": view.channels // groups,
+            "lanes": lanes,
+            "column_blocks": column_blocks,
+            "is_last": is_last,
+        }
+        end = "" if _whole(x, view, out) else "_any"
+        return Cut(view, params, (stats_blocks, threads), (apply_blocks, threads), parts, end)
 
 
 def column_shape(view: Planes, multiprocessors: int) -> tuple[int, int, int, int]:
@@ -232,9 +331,9 @@ def column_shape(view: Planes, multiprocessors: int) -> tuple[int, int, int, int
     column_blocks = -(-packs // WIDEST)
     lanes = -(-packs // column_blocks)
     rows = THREADS // lanes
-    turns = -(-view.pixels // (rows * HELD))
+    turns = -(-view.pixels // (rows * HELD_LAST))
     wanted = max(1, 6 * multiprocessors // (view.batches * column_blocks))
-    return lanes, column_blocks, lanes * rows, rows * HELD * max(1, -(-turns // wanted))
+    return lanes, column_blocks, lanes * rows, rows * HELD_LAST * max(1, -(-turns // wanted))
 
 
 def _whole(x: Tensor, view: Planes, out: Planes) -> bool:
@@ -245,26 +344,31 @@ def _whole(x: Tensor, view: Planes, out: Planes) -> bool:
 
 
 def shape_class(call: Call) -> str:
-    x, weight, bias = call.tensors
+    x, weight, bias, moments = call.tensors
     assert x is not None
     groups, _, act = call.options
-    return f"{plane_class(x)} groups={groups} {act} affine={weight is not None}{bias is not None}"
+    known = "" if moments is None else " moments"
+    return f"{plane_class(x)} groups={groups} {act} affine={weight is not None}{bias is not None}{known}"
 
 
 KERNELS = (
     "group_norm_merge",
+    "group_norm_given",
     *(f"group_norm_{a}_{b}{c}" for a in ("first", "last") for b in ("stats", "apply") for c in ("", "_any")),
 )
+STATISTICS = ("group_norm_moments", *(name for name in KERNELS if "stats" in name))
 
 
 def _op(name: str) -> Op:
     """Both ops are one computation: they differ in what a model may switch, and in what is remembered."""
     return Op(
         name=name,
-        schema="(Tensor x, Tensor? weight, Tensor? bias, int groups, float eps, str act, str policy) -> Tensor",
+        schema=(
+            "(Tensor x, Tensor? weight, Tensor? bias, Tensor? moments, int groups, float eps, str act, str policy) -> Tensor"
+        ),
         reference=reference,
         fake=fake,
-        candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
+        candidates=(CudaCandidate("cuda", norm_obstacles, plan), StockCandidate(stock)),
         shape_class=shape_class,
         validate=validate,
         kernels={"group_norm": KERNELS},
@@ -272,3 +376,38 @@ def _op(name: str) -> Op:
 
 
 GROUP_NORM_SILU, INSTANCE_NORM = _op("group_norm_silu"), _op("instance_norm")
+
+
+# -------------------------------------------------------------------------------------------------- the moments alone
+
+
+def moments_of(x: Tensor, groups: int) -> Tensor:
+    """The oracle, and what stock's torch runs, in fp32 or, for float64 inputs, in float64."""
+    grouped = x.to(torch.promote_types(x.dtype, torch.float32)).reshape(x.shape[0], groups, -1)
+    variance, mean = torch.var_mean(grouped, -1, correction=0)
+    return torch.stack((mean, variance), -1)
+
+
+def fake_moments(x: Tensor, groups: int) -> Tensor:
+    return x.new_empty(x.shape[0], groups, 2, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def validate_moments(call: Call) -> None:
+    x = call.tensors[0]
+    assert x is not None
+    check_planes(x, None, None)
+    check_groups(x, call.options[0])
+    if x.numel() == 0:
+        raise ValueError(f"x: {list(x.shape)} has no elements to take moments of")
+
+
+GROUP_MOMENTS = Op(
+    name="group_moments",
+    schema="(Tensor x, int groups, str policy) -> Tensor",
+    reference=moments_of,
+    fake=fake_moments,
+    candidates=(CudaCandidate("cuda", obstacles, plan_moments), StockCandidate(moments_of)),
+    shape_class=lambda call: f"{plane_class(call.tensors[0])} groups={call.options[0]}",  # type: ignore[arg-type]
+    validate=validate_moments,
+    kernels={"group_norm": STATISTICS},
+)

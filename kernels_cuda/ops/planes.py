@@ -119,8 +119,8 @@ def plane_class(x: Tensor) -> str:
 
 
 def obstacles(call: Call) -> Iterator[str]:
-    """What keeps the kernels of these ops from serving a call on (x, weight, bias)."""
-    x, weight, bias = call.tensors
+    """What keeps the kernels of these ops from serving a call on x, and on a weight and a bias where it has them."""
+    x, weight, bias, *_ = (*call.tensors, None, None)
     assert x is not None
     yield from wrong_dtype(TYPES, x=x)
     yield from wrong_dtype(WEIGHT_TYPES, weight=weight, bias=bias)

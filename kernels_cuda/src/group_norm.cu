@@ -19,8 +19,12 @@
 //             rsqrt(var + eps) * weight
 //   *_apply   the result
 //
+// A picture that passes in parts takes two calls per part: *_stats and `moments`, which joins like merge but leaves the
+// group's mean and variance; then, with those of all parts together, `given`, which makes coefficients of them, and
+// *_apply.
+//
 // Access. Channels-first: a chunk is 2048 packs of 8 pixels, eight per thread, that run on over the channels of the
-// group. Channels-last: a block is `lanes` packs of channels wide and walks down the pixels, four at a time in flight;
+// group. Channels-last: a block is `lanes` packs of channels wide and walks down the pixels, eight at a time in flight;
 // a thread keeps to its eight channels. `*_any`: any alignment, any size; the packs are gathered element by element.
 
 #include "activation.cuh"
@@ -34,7 +38,8 @@ struct GroupNormParams {
     const void* bias;
     float2* parts;         // mean and M2 of each chunk: [batch, group, chunk], or channels-last [batch, chunk, C]
     float2* coefficients;  // mean and factor: [batch, C]
-    void* out;
+    void* out;             // `moments`: floats, mean and variance, [batch, group, 2]
+    const float2* given;   // mean and variance of each group, [batch, group]; for `given` alone
     i64 x_batch, x_step;  // strides, in elements; the step is from channel to channel, or from pixel to pixel
     i64 out_batch, out_step;
     i64 batches, pixels;
@@ -53,6 +58,10 @@ constexpr int kThreads = 256;
 constexpr int kMergeThreads = 1024;
 constexpr int kHeld = 4;       // packs a thread has in flight
 constexpr int kHeldFirst = 8;  // the same, for the statistics of channels-first
+// The same, for channels-last, whose loops wait at each turn for all that they asked for: with four packs a multiprocessor
+// asks for 49 KB at a time and has nothing under way while it computes. What is gathered element by element would spill.
+template <bool kWhole>
+constexpr int kHeldLast = kWhole ? 8 : kHeld;
 
 // Count, mean and M2 of some numbers.
 struct Moments {
@@ -233,12 +242,12 @@ __device__ void last_stats(const GroupNormParams& p) {
     const __half* x = static_cast<const __half*>(p.x) + c.batch * p.x_batch + c.channel;
 
     float n = 0, mean[kPack] = {}, m2[kPack] = {};
-    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeld * c.rows) {
-        Pack<__half> held[kHeld];
-        bool there[kHeld];
+    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeldLast<kWhole> * c.rows) {
+        Pack<__half> held[kHeldLast<kWhole>];
+        bool there[kHeldLast<kWhole>];
         float fresh = 0;
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             const i64 at = pixel + static_cast<i64>(v) * c.rows;
             there[v] = at < c.last;
             load<kWhole>(held[v], x + at * p.x_step, there[v] ? c.count : 0);
@@ -247,7 +256,7 @@ __device__ void last_stats(const GroupNormParams& p) {
         const float inverse = 1.0f / fresh, share = fresh / (n + fresh), weight = n * share;
         float sum[kPack] = {};
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             float a[kPack];
             unpack(held[v], a);
 #pragma unroll
@@ -256,7 +265,7 @@ __device__ void last_stats(const GroupNormParams& p) {
 #pragma unroll
         for (int i = 0; i < kPack; i++) sum[i] *= inverse;
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             float a[kPack];
             unpack(held[v], a);
 #pragma unroll
@@ -304,15 +313,15 @@ __device__ void last_apply(const GroupNormParams& p) {
     }
     const __half* x = static_cast<const __half*>(p.x) + c.batch * p.x_batch + c.channel;
     __half* out = static_cast<__half*>(p.out) + c.batch * p.out_batch + c.channel;
-    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeld * c.rows) {
-        Pack<__half> held[kHeld];
+    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeldLast<kWhole> * c.rows) {
+        Pack<__half> held[kHeldLast<kWhole>];
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             const i64 at = pixel + static_cast<i64>(v) * c.rows;
             load<kWhole>(held[v], x + at * p.x_step, at < c.last ? c.count : 0);
         }
 #pragma unroll
-        for (int v = 0; v < kHeld; v++) {
+        for (int v = 0; v < kHeldLast<kWhole>; v++) {
             const i64 at = pixel + static_cast<i64>(v) * c.rows;
             if (at >= c.last) break;
             float a[kPack];
@@ -329,11 +338,9 @@ __device__ void last_apply(const GroupNormParams& p) {
 
 // ---------------------------------------------------------------------------------------------------------------- both
 
-// One block per (batch, group). Thread t joins parts t, t + 1024, ..., then halves join halves.
-extern "C" __global__ void __launch_bounds__(kMergeThreads)
-    group_norm_merge(const __grid_constant__ GroupNormParams p) {
-    __shared__ Moments moments[kMergeThreads];
-    const i64 batch = quotient(blockIdx.x, p.groups), group = blockIdx.x - batch * p.groups;
+// The moments of this block's (batch, group), to its first thread. Thread t joins parts t, t + 1024, ..., then halves join
+// halves.
+__device__ inline Moments joined(const GroupNormParams& p, Moments (&moments)[kMergeThreads], i64 batch, i64 group) {
     const i64 parts = p.is_last ? p.chunks * p.channels_per_group : p.chunks;
     Moments mine{0, 0, 0};
     for (i64 i = threadIdx.x; i < parts; i += kMergeThreads) {
@@ -358,20 +365,47 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
         }
     }
     __syncthreads();
-    const Moments all = moments[0];
-    const float inverse = rsqrtf(all.m2 / all.n + p.eps);
-    for (int i = threadIdx.x; i < p.channels_per_group; i += kMergeThreads) {
+    return moments[0];
+}
+
+// What *_apply takes for each channel of a group.
+__device__ inline void write_coefficients(const GroupNormParams& p, i64 batch, i64 group, float mean, float variance) {
+    const float inverse = rsqrtf(variance + p.eps);
+    for (int i = threadIdx.x; i < p.channels_per_group; i += blockDim.x) {
         const i64 channel = group * p.channels_per_group + i;
         const float weight = p.weight ? load_element(p.weight, channel, p.weight_is_float) : 1.0f;
-        p.coefficients[batch * p.channels + channel] = make_float2(all.mean, inverse * weight);
+        p.coefficients[batch * p.channels + channel] = make_float2(mean, inverse * weight);
     }
 }
 
-// With three blocks in mind Blackwell's statistics would spill.
+// One block per (batch, group).
+extern "C" __global__ void __launch_bounds__(kMergeThreads)
+    group_norm_merge(const __grid_constant__ GroupNormParams p) {
+    __shared__ Moments moments[kMergeThreads];
+    const i64 batch = quotient(blockIdx.x, p.groups), group = blockIdx.x - batch * p.groups;
+    const Moments all = joined(p, moments, batch, group);
+    write_coefficients(p, batch, group, all.mean, all.m2 / all.n);
+}
+
+extern "C" __global__ void __launch_bounds__(kMergeThreads)
+    group_norm_moments(const __grid_constant__ GroupNormParams p) {
+    __shared__ Moments moments[kMergeThreads];
+    const i64 batch = quotient(blockIdx.x, p.groups), group = blockIdx.x - batch * p.groups;
+    const Moments all = joined(p, moments, batch, group);
+    if (threadIdx.x == 0) static_cast<float2*>(p.out)[blockIdx.x] = make_float2(all.mean, all.m2 / all.n);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) group_norm_given(const __grid_constant__ GroupNormParams p) {
+    const i64 batch = quotient(blockIdx.x, p.groups), group = blockIdx.x - batch * p.groups;
+    const float2 moments = p.given[blockIdx.x];
+    write_coefficients(p, batch, group, moments.x, moments.y);
+}
+
+// With three blocks in mind Blackwell's would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kLastStatsBlocks = 2;
+constexpr int kLastBlocks = 2;
 #else
-constexpr int kLastStatsBlocks = 3;
+constexpr int kLastBlocks = 3;
 #endif
 
 // BLOCKS: that many are to fit a multiprocessor.
@@ -386,5 +420,5 @@ constexpr int kLastStatsBlocks = 3;
     }
 GROUP_NORM(first_stats, 3)
 GROUP_NORM(first_apply, 3)
-GROUP_NORM(last_stats, kLastStatsBlocks)
-GROUP_NORM(last_apply, 3)
+GROUP_NORM(last_stats, kLastBlocks)
+GROUP_NORM(last_apply, kLastBlocks)

@@ -51,6 +51,7 @@ CALLED = {
     "clip_l": "CLIP-L",
     "sd_vae": "Stable Diffusion's",
     "flux_vae": "Flux'",
+    "flux2_vae": "Flux.2's",
 }
 SMALL = "small files"  # of random weights and true names, on the CPU
 # By name and role: what ran on a card beside stock. The bench has its rows.

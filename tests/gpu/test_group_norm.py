@@ -6,7 +6,14 @@ import pytest
 import torch
 from gpu.support import LAYOUTS, assert_no_worse_than, assert_rounded_once, assert_same_special, laid_out, on, shifted
 
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, group_norm_silu, instance_norm
+from fusestream.kernels_cuda import (
+    KernelPolicy,
+    KernelRefused,
+    group_moments,
+    group_norm_silu,
+    instance_norm,
+    join_moments,
+)
 from fusestream.kernels_cuda.ops.group_norm import reference
 
 EPS = 1e-5
@@ -21,7 +28,7 @@ def inputs(layout, b, c, *image, dtype=torch.float16):
 
 def exact(x, groups, weight=None, bias=None, act="none"):
     wide = [None if t is None else t.double() for t in (x, weight, bias)]
-    return reference(*wide, groups, EPS, act)
+    return reference(*wide, None, groups, EPS, act)
 
 
 def flat(t):
@@ -100,6 +107,27 @@ def test_long_groups_far_from_zero(isa, layout):
     x = laid_out((1000 + torch.randn(1, 16, 700, 999, device="cuda") * 4).half(), layout)
     check(x, 2, None, None, "silu", isa, slack=1e-4)
     check(x, 16, None, None, "none", isa, slack=1e-4)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("c", "groups"), [(13, 1), (32, 32), (128, 32), (512, 32)])
+def test_a_picture_in_parts(isa, c, groups, layout):
+    """Bands of unequal height, as slices of the whole, with a mean that is far from zero."""
+    x, weight, bias = inputs(layout, 1, c, 37, 24)
+    x = laid_out(x + 20, layout)
+    parts = x.split((16, 1, 20), 2)
+    if layout == "first":  # a band of such a picture does not fold into one plane
+        parts = tuple(part.contiguous() for part in parts)
+    found = [group_moments(part, groups, policy=on(isa)) for part in parts]
+    again = [group_moments(part, groups, policy=on(isa)) for part in parts]
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+    joined = join_moments(found, [part.shape[2] for part in parts])
+    variance, mean = torch.var_mean(x.double().reshape(1, groups, -1), -1, correction=0)
+    torch.testing.assert_close(joined.double(), torch.stack((mean, variance), -1), rtol=1e-5, atol=1e-5)
+    got = [group_norm_silu(part, groups, weight, bias, eps=EPS, moments=joined, policy=on(isa)) for part in parts]
+    want = exact(x, groups, weight, bias, "silu")
+    assert_rounded_once(flat(torch.cat(got, 2)), flat(want), slack=1e-5, what=f"{c}/{groups} {layout}")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

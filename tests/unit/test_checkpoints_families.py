@@ -308,9 +308,20 @@ def test_vae_tables_are_the_real_models(kind: str) -> None:
     sizes = {"ch": 128, "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "z_channels": size.latent, "double_z": True}
     sizes |= {"in_channels": 3, "out_ch": 3, "resolution": 256, "attn_resolutions": [], "dropout": 0.0}
     with torch.device("meta"):
+        sizes["batch_norm_latent"] = size.folded
         net = comfy.ldm.models.autoencoder.AutoencoderKL(ddconfig=sizes, embed_dim=size.latent)
     wanted = {name: shape for name, shape in shapes_of(net).items() if size.quantised or "quant_conv" not in name}
-    assert shapes(kl_vae.table(kl_vae.KlSize(size.latent, size.quantised, width=128))) == wanted
+    if size.folded:  # within its halves in the file; stock takes them out
+        inside = {"quant_conv": "encoder.quant_conv", "post_quant_conv": "decoder.post_quant_conv"}
+        wanted = {
+            ".".join((inside.get(part, part), *rest)): s
+            for name, s in wanted.items()
+            for part, *rest in [name.split(".")]
+        }
+        wanted |= {f"bn.{name}": tuple(getattr(net.bn, name).shape) for name in ("running_mean", "running_var")}
+        wanted.pop("bn.num_batches_tracked", None)
+    full = kl_vae.KlSize(size.latent, size.quantised, size.folded, width=128)
+    assert shapes(kl_vae.table(full)) == {name: tuple(shape) for name, shape in wanted.items()}
 
 
 # --------------------------------------------------------------------------------------------------- text encoders and VAEs
@@ -392,7 +403,9 @@ def test_vae_loads_whole_and_paints(families_folder: Path, caplog: pytest.LogCap
         vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path)))
         assert complaints(caplog) == []
         made[storage] = latents, picture = vae.encode(pixels), vae.decode(vae.encode(pixels))
-        assert latents.shape == (1, kl_vae.SIZES[kind].latent, 8, 8) and picture.shape == pixels.shape
+        size = kl_vae.SIZES[kind]
+        folded = (1, kl_vae.FOLDED * size.latent, 4, 4)
+        assert latents.shape == (folded if size.folded else (1, size.latent, 8, 8)) and picture.shape == pixels.shape
         for one, other in zip(made[storage], made["fp32"], strict=True):
             assert one.isfinite().all()
             assert distance(one, other) <= TOLERANCE.get(storage, 0)

@@ -64,7 +64,6 @@ KEPT = {
     "dequantise_rows": "packed embeddings",
     "diffusion_step": "live video: steps of milliseconds, where the sampler's own passes count",
     "gelu_mul": "the GEGLU of U-Nets, whose gate and value are one product",
-    "group_norm_silu": "the VAEs of pictures and U-Nets",
     "instance_norm": "networks that carry a style over",
     "residual_gate_norm_modulate": "modules: a residual and the norm behind it",
 }

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bed.depth import examples
-from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, group_norm_silu, instance_norm
+from fusestream.kernels_cuda import (
+    LEDGER,
+    OPS,
+    KernelPolicy,
+    KernelRefused,
+    group_moments,
+    group_norm_silu,
+    instance_norm,
+    join_moments,
+)
 from fusestream.kernels_cuda.ops.group_norm import column_shape
 from fusestream.kernels_cuda.ops.planes import Planes
 
@@ -70,6 +79,32 @@ def test_stock_and_reference_agree(last):
         torch.testing.assert_close(run(KernelPolicy()), theirs, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.parametrize("policy", [KernelPolicy(), OFF], ids=["reference", "stock"])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_picture_in_parts_is_normed_as_the_whole(last, policy):
+    """Of parts of unequal height, far from zero; and the whole's own moments change nothing."""
+    x = laid_out((torch.randn(2, 12, 9, 4) * 3 + 40).half(), last)
+    weight, bias = torch.randn(12), torch.randn(12)
+    whole = group_norm_silu(x, 3, weight, bias, eps=EPS)
+    parts = x.split((4, 1, 4), 2)
+    joined = join_moments([group_moments(part, 3, policy=policy) for part in parts], [part.shape[2] for part in parts])
+    torch.testing.assert_close(joined, group_moments(x, 3), rtol=1e-5, atol=1e-5)
+    variance, mean = torch.var_mean(x.double().reshape(2, 3, -1), -1, correction=0)
+    torch.testing.assert_close(joined.double(), torch.stack((mean, variance), -1), rtol=1e-5, atol=1e-5)
+    got = [group_norm_silu(part, 3, weight, bias, eps=EPS, moments=joined, policy=policy) for part in parts]
+    torch.testing.assert_close(torch.cat(got, 2), whole, rtol=2e-3, atol=2e-3)
+
+
+def test_wrong_moments_are_named():
+    x = torch.ones(2, 6, 3).half()
+    with pytest.raises(ValueError, match=r"^group_norm_silu: moments\b"):
+        group_norm_silu(x, 3, eps=EPS, moments=torch.ones(2, 6, 2))
+    with pytest.raises(ValueError, match=r"^group_moments: x\b"):
+        group_moments(x[..., :0], 3)
+    with pytest.raises(ValueError, match=r"^group_moments: x\b"):
+        group_moments(x, 4)
+
+
 @pytest.mark.parametrize("channels", [1, 8, 96, 128, 320, 1000, 5000])
 @pytest.mark.parametrize("pixels", [1, 100, 10**6])
 def test_columns_cover_everything(channels, pixels):
@@ -78,7 +113,7 @@ def test_columns_cover_everything(channels, pixels):
     assert lanes <= 32
     assert threads % lanes == 0
     assert threads <= 256
-    assert chunk % (threads // lanes * 4) == 0
+    assert chunk % (threads // lanes * 8) == 0
     assert -(-pixels // chunk) * blocks * 2 <= 16 * 68 + 2 * blocks
 
 
@@ -159,4 +194,5 @@ def test_compile_and_registration(last):
 
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")(x, weight)
     torch.testing.assert_close(compiled, block(x, weight), rtol=0, atol=0)
-    torch.library.opcheck(OPS["group_norm_silu"].traced, (x, weight, None, 2, EPS, "silu", KernelPolicy().token))
+    torch.library.opcheck(OPS["group_norm_silu"].traced, (x, weight, None, None, 2, EPS, "silu", KernelPolicy().token))
+    torch.library.opcheck(OPS["group_moments"].traced, (x, 2, KernelPolicy().token))

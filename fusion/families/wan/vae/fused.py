@@ -21,18 +21,12 @@ from torch import Tensor, nn
 
 from .....kernels_cuda import STANDARD, KernelPolicy
 from ....errors import WrongFile
+from ....images import HELD, LIMIT, Progress, weight_bytes
+from ....outbox import Outbox
 from .. import VAES
 from .bands import Band, Work
-from .outbox import Outbox
-from .passage import KEPT, Passage, Progress
+from .passage import KEPT, Passage
 from .stages import stages
-
-# Bytes of VRAM for the weights and all else, out of the promised 3 GiB. The rest is for torch's own libraries, and for the
-# one time that a kernel is measured beside stock's, which needs a workspace.
-LIMIT = int(2.8 * 2**30)
-# What torch's allocator holds for each byte in use: tensors of one size lie in what was left by those of another, and it
-# gives back whole pieces only. Measured 1.28 to 1.31 times; tests/torch_allocator.py says the same, and so for other sizes.
-HELD = 1.4
 
 FRAMES_PER_LATENT = 4
 
@@ -59,10 +53,6 @@ def work(vae: Any, decodes: bool, shape: torch.Size | tuple[int, ...], item: int
 def kept(job: Work) -> int:
     """Bytes of features that stay on the card, where there are several bands."""
     return job.features() if job.features() <= KEPT else 0
-
-
-def weight_bytes(module: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def in_use(vae: Any, limit: int) -> int:

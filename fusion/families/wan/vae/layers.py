@@ -11,8 +11,6 @@ in the ledger.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,26 +26,12 @@ from .....kernels_cuda import (
     linear,
     upsample_conv2d,
 )
-from .....kernels_cuda.ops.conv_operands import last_format
-from ....operands import operands
+from ....images import channels_last, weights
 
 CACHED_FRAMES = 2
 
 # The last frames that each causal convolution has seen. None: nothing comes before, and nothing will come after.
 Caches = dict[nn.Module, Tensor] | None
-
-
-@contextlib.contextmanager
-def weights(module: nn.Module, policy: KernelPolicy, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """A layer's weight and bias where x is and as x is, the weight channels-last."""
-    with operands(x, policy, module) as [own]:
-        # Laid out anew each time: what were kept would lie amid what passes, and the allocator could give none of it back.
-        yield own.matrix.contiguous(memory_format=last_format(own.matrix)), own.bias
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """x, copied where its channels do not lie side by side."""
-    return x if x.stride(1) == 1 else x.contiguous(memory_format=last_format(x))
 
 
 # ------------------------------------------------------------------------------------------------------ convolutions

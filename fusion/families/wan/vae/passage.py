@@ -12,31 +12,19 @@ from typing import Any, TypeVar
 
 import comfy.ldm.wan.vae2_2
 import comfy.model_management
-import comfy.utils
 import torch
 from torch import Tensor
 
 from .....kernels_cuda import KernelPolicy
+from ....images import Progress, channels_last
+from ....outbox import Outbox, Place
 from .bands import WHOLE, Band, Work
-from .layers import causal_conv, channels_last
-from .outbox import Outbox, Place
+from .layers import causal_conv
 from .stages import Pieces, before_stages, behind_stages, gathered, in_pairs, stages, through
 
 Item = TypeVar("Item")
 
 KEPT = 1 << 28  # bytes of features that stay on the card; where all frames have more, they wait on the host
-
-
-class Progress:
-    """A bar over frames, where someone looks at it: tiles do not each show theirs."""
-
-    def __init__(self, total: int, shown: bool) -> None:
-        bar: Any = comfy.utils.ProgressBar
-        self._bar = bar(total) if shown else None
-
-    def add(self, frames: int) -> None:
-        if self._bar is not None:
-            self._bar.update(frames)
 
 
 @dataclass(frozen=True)

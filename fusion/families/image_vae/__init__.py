@@ -1,0 +1,56 @@
+"""The VAEs of pictures: Stable Diffusion's, SDXL's, Flux' and Flux.2's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from ...family import Family, Role
+
+if TYPE_CHECKING:
+    from ....kernels_cuda import KernelPolicy
+    from ....memory import WeightFile
+
+FIRST = "decoder.conv_in.weight"
+# A block of the decoder's middle, in the original spelling and in diffusers'.
+BLOCKS = "decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"
+# One of its stages, likewise: others than these VAEs have such a middle too.
+STAGES = "decoder.up.0.block.0.norm1.weight", "decoder.up_blocks.0.resnets.0.norm1.weight"
+ENCODERS = "encoder.mid.block_1.conv1.weight", "encoder.mid_block.resnets.0.conv1.weight"
+OVER_TIME = "decoder.mid.block_1.mix_factor"  # of a decoder that mixes frames
+DEEPER = 64  # channels of the latents of a VAE whose first tensor has the same name
+
+
+def _is_image_vae(header: WeightFile) -> bool:
+    extents = header.extents
+    first = extents.get(FIRST)
+    if first is None or len(first.shape) != 4 or first.shape[1] == DEEPER or OVER_TIME in extents:
+        return False
+    return any(
+        block in extents and len(extents[block].shape) == 4 and {stage, encoder} <= extents.keys()
+        for block, stage, encoder in zip(BLOCKS, STAGES, ENCODERS, strict=True)
+    )
+
+
+def _spelling(names: Collection[str]) -> Collection[str]:
+    from .names import stocks  # noqa: PLC0415
+
+    return stocks(names)
+
+
+def _fuse(vae: Any, policy: KernelPolicy) -> int:
+    from .fused import install  # noqa: PLC0415
+
+    return install(vae, policy)
+
+
+IMAGE_VAE = Family(
+    name="Stable Diffusion or Flux",
+    role=Role.VAE,
+    covers="Stable Diffusion's, SDXL's, Flux' and Flux.2's: encoding and decoding within 3 GiB up to 4096x4096, in bands without "
+    "seams, in fp16",
+    recognises=_is_image_vae,
+    fuse=_fuse,
+    ops=("attention", "conv", "group_moments", "group_norm_silu", "linear", "upsample_conv2d"),
+    spelling=_spelling,
+)

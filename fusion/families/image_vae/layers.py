@@ -1,0 +1,184 @@
+"""The layers of stock's image VAEs, over our ops. Stock's modules hold their weights.
+
+Everything is channels-last, one sample at a time. A norm and its SiLU are one pass, a block's skip is added by its last
+convolution, an upsampled picture is never stored.
+
+**What passes between norms is kept 32 times smaller than stock has it.** SDXL's VAE makes numbers beyond fp16's range there,
+which is why ComfyUI computes these VAEs in bf16, and where a card has none, in fp32. A group norm does not see how large its
+input is, if only eps is scaled along. So the convolutions in front of norms make 1/32 of what they would: their weights, where
+their input was normed, and their biases are multiplied by it. It is a power of two, so nothing is rounded but the smallest
+weights, and what leaves the VAE is as large as ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....kernels_cuda import (
+    KernelPolicy,
+    attention,
+    conv2d,
+    fold_upsample,
+    group_moments,
+    group_norm_silu,
+    linear,
+    upsample_conv2d,
+)
+from ...images import weights
+from ...operands import operands
+
+SCALE = 2.0**-5
+ALIGNED = 64  # elements: where a weight starts
+Weights = tuple[Tensor, Tensor | None]
+
+
+class Layers:
+    """Stock's modules as functions of pictures [1, c, rows, width].
+
+    keeps   bytes of weights, laid out for the kernels, that are kept until `forget`, for the next band. They have a place of their
+            own: amid what passes they would lie where torch's allocator could give none of it back
+    tidies  whether memory that is free goes back from torch's allocator to the card
+    """
+
+    def __init__(self, policy: KernelPolicy, keeps: int = 0, tidies: bool = False) -> None:
+        self.policy, self.tidies, self._keeps = policy, tidies, keeps
+        self.attention_policy = _for_wide_heads(policy)
+        self._kept: dict[nn.Module, tuple[Tensor, ...]] = {}
+        self._place: Tensor | None = None
+        self._taken = 0
+
+    def forget(self) -> None:
+        self._kept.clear()
+        self._taken = 0
+
+    def _keep(self, module: nn.Module, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What was made of a module's weights, in its place if there is room."""
+        size = sum(-(-t.numel() // ALIGNED) * ALIGNED for t in made)
+        item = made[0].element_size()
+        if (self._taken + size) * item > self._keeps:
+            return made
+        if self._place is None:
+            self._place = made[0].new_empty(self._keeps // item)
+        kept = []
+        for t in made:
+            lies = self._place[self._taken : self._taken + t.numel()].as_strided(t.shape, t.stride())
+            kept.append(lies.copy_(t))
+            self._taken += -(-t.numel() // ALIGNED) * ALIGNED
+        self._kept[module] = tuple(kept)
+        return self._kept[module]
+
+    def tidy(self, most: int = 0) -> None:
+        """Give back to the card what torch's allocator holds and nobody has, where it is more than so many bytes."""
+        if self.tidies and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
+            torch.cuda.empty_cache()
+
+    # ----------------------------------------------------------------------------------------------------- convolutions
+
+    def first(self, module: Any, x: Tensor, above: bool = True, below: bool = True) -> Tensor:
+        """A 3x3 convolution of what was normed, or of pixels or latents: its result is scaled. above, below: whether the picture
+        ends there, and zeros follow."""
+        weight, bias = self._weights(module, x, SCALE, SCALE)
+        return conv2d(x, weight, bias, padding=(1, 1, int(above), int(below)), policy=self.policy)
+
+    def second(self, module: Any, x: Tensor, skip: Tensor, above: bool = True, below: bool = True) -> Tensor:
+        """The same, and on top of it a block's skip."""
+        weight, bias = self._weights(module, x, SCALE, SCALE)
+        padding = (1, 1, int(above), int(below))
+        return conv2d(x, weight, bias, padding=padding, residual=skip, policy=self.policy)
+
+    def last(self, module: Any, x: Tensor, above: bool = True, below: bool = True) -> Tensor:
+        """The convolution behind the last norm, whose result leaves."""
+        weight, bias = self._weights(module, x, 1, 1)
+        return conv2d(x, weight, bias, padding=(1, 1, int(above), int(below)), policy=self.policy)
+
+    def shortcut(self, block: Any, x: Tensor) -> Tensor:
+        """What a block adds to its own result."""
+        if block.in_channels == block.out_channels:
+            return x
+        weight, bias = self._weights(block.nin_shortcut, x, 1, SCALE)
+        return conv2d(x, weight, bias, policy=self.policy)
+
+    def down(self, module: Any, x: Tensor, below: bool = True) -> Tensor:
+        weight, bias = self._weights(module.conv, x, 1, SCALE)
+        return conv2d(x, weight, bias, stride=2, padding=(0, 1, 0, int(below)), policy=self.policy)
+
+    def up(self, module: Any, x: Tensor) -> Tensor:
+        """[1, c, rows, width] -> [1, c, 2 rows, 2 width]; with zeros around x."""
+        weight, bias = self._weights(module.conv, x, 1, SCALE)
+        found = self._kept.get(module)
+        if found is None:
+            found = self._keep(module, (fold_upsample(weight),))
+        return upsample_conv2d(x, weight, bias, folded=found[0], policy=self.policy)
+
+    def _weights(self, module: Any, x: Tensor, scale: float, bias_scale: float) -> Weights:
+        found = self._kept.get(module)
+        if found is None:
+            with weights(module, self.policy, x) as (weight, bias):
+                # Copies in any case: what lies there may have been brought for the time of the `with`.
+                found = (weight * scale,) if bias is None else (weight * scale, bias * bias_scale)
+            found = self._keep(module, found)
+        return found[0], found[1] if len(found) > 1 else None
+
+    # ------------------------------------------------------------------------------------------------------------ norms
+
+    def norm(self, module: Any, x: Tensor, moments: Tensor | None = None, *, silu: bool = True) -> Tensor:
+        """Stock's GroupNorm of a scaled picture, or of a part of one with the whole's moments, and SiLU behind it."""
+        with operands(x, self.policy, module) as [own]:
+            return group_norm_silu(
+                x,
+                module.num_groups,
+                own.weight,
+                own.bias,
+                eps=module.eps * SCALE**2,
+                silu=silu,
+                moments=moments,
+                policy=self.policy,
+            )
+
+    def moments(self, module: Any, x: Tensor) -> Tensor:
+        """What that norm would need of this part of a picture."""
+        return group_moments(x, module.num_groups, policy=self.policy)
+
+    # ----------------------------------------------------------------------------------------------------------- blocks
+
+    def block(self, module: Any, x: Tensor) -> Tensor:
+        """Stock's ResnetBlock: norm, SiLU, convolution, twice, and the skip."""
+        between = self.first(module.conv1, self.norm(module.norm1, x))
+        seen = self.norm(module.norm2, between)
+        del between
+        skip = self.shortcut(module, x)
+        del x
+        return self.second(module.conv2, seen, skip)
+
+    def attend(self, module: Any, x: Tensor) -> Tensor:
+        """Stock's AttnBlock: one head over all pixels, between two products of pixels."""
+        _, c, h, w = x.shape
+        seen = self.norm(module.norm, x, silu=False).movedim(1, -1).reshape(1, h * w, c)
+        with operands(x, self.policy, module.q, module.k, module.v) as parts:
+            weight = torch.cat([part.matrix for part in parts]).reshape(3 * c, c)
+            biases = [part.bias for part in parts if part.bias is not None]
+            qkv = linear(seen, weight, torch.cat(biases) if biases else None, policy=self.policy)
+        del seen, weight
+        q, k, v = qkv.reshape(1, h * w, 3, 1, c).unbind(2)
+        del qkv
+        mixed = attention(q, k, v, policy=self.attention_policy).reshape(1, h * w, c)
+        del q, k, v
+        skip = x.movedim(1, -1).reshape(1, h * w, c)
+        with operands(x, self.policy, module.proj_out) as [own]:
+            bias = None if own.bias is None else own.bias * SCALE
+            matrix = own.matrix.reshape(c, c)
+            out = linear(mixed, matrix, bias, scale=SCALE, residual=skip, policy=self.policy)
+        return out.reshape(1, h, w, c).movedim(-1, 1)
+
+    def middle(self, module: Any, x: Tensor) -> Tensor:
+        return self.block(module.block_2, self.attend(module.attn_1, self.block(module.block_1, x)))
+
+
+def _for_wide_heads(policy: KernelPolicy) -> KernelPolicy:
+    """No kernel of ours has heads of 512. Where kernels are "on", all else is ours all the same, and attention is torch's: the
+    ledger says why."""
+    return replace(policy, ops=(*policy.ops, ("attention", "auto"))) if policy.mode("attention") == "on" else policy

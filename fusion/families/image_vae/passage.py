@@ -1,0 +1,204 @@
+"""A picture on its way through a VAE in bands: plan.py says what is kept and what is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import comfy.model_management
+import torch
+from torch import Tensor
+
+from ....kernels_cuda import join_moments
+from ...images import Progress, channels_last
+from .layers import Layers
+from .plan import Pass, Plan, Way, parts, rows_above
+from .stages import Stage, modules
+
+Leave = Callable[[int, int, Tensor], None]
+Rows = Callable[[int, int], Tensor]
+
+
+class Passage:
+    """One sample's.
+
+    banded  the stages that it passes in bands
+    given   rows of what the bands begin with: pixels that come piece by piece, or what lies on the card
+    end     the last norm and convolution of a decoder
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        banded: tuple[Stage, ...],
+        way: Way,
+        plan: Plan,
+        given: Rows,
+        end: tuple[Any, Any] | None,
+        progress: Progress,
+    ) -> None:
+        self._layers, self._way, self._plan, self._given, self._end = layers, way, plan, given, end
+        self._modules, self._progress = modules(banded), progress
+        self._kept: dict[int, Tensor] = {}
+        self._moments: dict[int, Tensor] = {}
+
+    def run(self, leave: Leave | None = None) -> Tensor | None:
+        """All passes. leave: gets the rows that leave, from which to which; None: the last picture is returned, whole."""
+        way = self._way
+        if way.pictures[0].normed:
+            self._moments[0] = self._layers.moments(self._norm(0), self._given(0, way.pictures[0].height))
+        for each in self._plan.passes:
+            if each.number == len(way.pictures):
+                assert leave is not None
+                self._leave(each, leave)
+            else:
+                self._make(each)
+            self._layers.forget()
+            for number in each.frees:
+                self._free(number)
+        kept = self._kept.get(self._place(way.last))
+        self._kept.clear()
+        return kept
+
+    # ----------------------------------------------------------------------------------------------------------- passes
+
+    def _make(self, each: Pass) -> None:
+        number, p = each.number, self._way.pictures[each.number]
+        moments, counts = [], []
+        late: tuple[int, int, Tensor] | None = None
+        for first, last in self._bands(p.height, each):
+            made = self._made(number, first, last, fills=each.fills)
+            if each.gathers:
+                moments.append(self._layers.moments(self._norm(number), made))
+                counts.append(made.shape[2])
+            if late is not None:
+                self._write(number, *late)
+            late = (first, last, made) if each.lags else None
+            if each.keeps and not each.lags:
+                self._write(number, first, last, made)
+            del made
+        if late is not None:
+            self._write(number, *late)
+        if each.gathers:
+            self._moments[number] = join_moments(moments, counts)
+
+    def _leave(self, each: Pass, leave: Leave) -> None:
+        last_one = self._way.pictures[-1]
+        assert self._end is not None
+        norm, conv = self._end
+        for first, last in self._bands(last_one.height, each):
+            low, high = rows_above("inner", first, last, last_one.height)
+            box = [self._had(self._way.last, low, high)]
+            box.append(self._layers.norm(norm, box.pop(), self._moments[self._way.last]))
+            leave(first, last, self._layers.last(conv, box.pop(), low == first, high == last))
+
+    def _bands(self, height: int, each: Pass) -> Iterator[tuple[int, int]]:
+        """From which row to which, with what is to be done around each band."""
+        for number, band in enumerate(parts(height, each.rows)):
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            # Another pass, and at the picture's edge a band has fewer rows around it: what they left fits nothing that comes.
+            if number < 2:
+                self._layers.tidy(each.spare)
+            yield band
+            self._progress.add(1)
+
+    # --------------------------------------------------------------------------------------------------- what is kept
+
+    def _place(self, number: int) -> int:
+        """The picture in whose place it is kept."""
+        while number in self._plan.in_place:
+            number = self._way.pictures[number].source
+        return number
+
+    def _room(self, number: int, like: Tensor) -> Tensor:
+        home = self._place(number)
+        if home not in self._kept:
+            p = self._way.pictures[number]
+            shape, last = (1, p.channels, p.height, p.width), torch.channels_last
+            self._kept[home] = torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=last)
+        return self._kept[home]
+
+    def _write(self, number: int, first: int, last: int, rows: Tensor) -> None:
+        self._room(number, rows)[:, :, first:last].copy_(rows)
+
+    def _free(self, number: int) -> None:
+        if number == 0:
+            self._given = _gone
+        else:
+            self._kept.pop(number, None)
+
+    # ----------------------------------------------------------------------------------------------------- what is made
+
+    def _norm(self, number: int) -> Any:
+        """The norm that looks at a picture: of the block that begins with it, of the block that it lies in, or the last."""
+        p = self._way.pictures[number]
+        if p.kind == "inner":
+            return self._modules[number].norm2
+        if number < self._way.last:
+            return self._modules[number + 1].norm1
+        assert self._end is not None
+        return self._end[0]
+
+    def _had(self, number: int, first: int, last: int) -> Tensor:
+        """Rows of a picture: of one that is kept, or made."""
+        if number == 0:
+            return self._given(first, last)
+        kept = self._kept.get(self._place(number)) if self._is_kept(number) else None
+        return self._made(number, first, last) if kept is None else kept[:, :, first:last]
+
+    def _is_kept(self, number: int) -> bool:
+        return number in self._plan.kept
+
+    def _made(self, number: int, first: int, last: int, fills: bool = False) -> Tensor:
+        p, module = self._way.pictures[number], self._modules[number]
+        if p.kind == "inner":
+            return self._between(number, first, last, fills)
+        if p.kind == "block":
+            return self._block(number, first, last)
+        height = self._way.pictures[p.source].height
+        low, high = rows_above(p.kind, first, last, height)
+        box = [channels_last(self._had(p.source, low, high))]
+        if p.kind == "enter":
+            return self._layers.first(module, box.pop(), low == first, high == last)
+        if p.kind == "down":
+            return self._layers.down(module, box.pop(), high < 2 * last + 1)
+        return self._layers.up(module, box.pop())[:, :, first - 2 * low : last - 2 * low]
+
+    def _between(self, number: int, first: int, last: int, fills: bool) -> Tensor:
+        """Rows of what lies between a block's convolutions; on the way, what its shortcut makes of them."""
+        p, block = self._way.pictures[number], self._modules[number]
+        low, high = rows_above("inner", first, last, p.height)
+        box = [self._had(p.source, low, high)]
+        if fills:
+            self._write(number + 1, first, last, self._layers.shortcut(block, box[0][:, :, first - low : last - low]))
+        return self._first_half(block, p.source, box, low == first, high == last)
+
+    def _first_half(self, block: Any, source: int, box: list[Tensor], above: bool, below: bool) -> Tensor:
+        """A block's first norm and convolution, of rows that the box gives away."""
+        box.append(self._layers.norm(block.norm1, box.pop(), self._moments[source]))
+        return self._layers.first(block.conv1, box.pop(), above, below)
+
+    def _block(self, number: int, first: int, last: int) -> Tensor:
+        p, block, layers = self._way.pictures[number], self._modules[number], self._layers
+        low, high = rows_above("inner", first, last, p.height)
+        above, below = low == first, high == last
+        inner = self._moments[number - 1]
+        if number in self._plan.filled:
+            seen = layers.norm(block.norm2, self._had(number - 1, low, high), inner)
+            return layers.second(block.conv2, seen, self._room(number, seen)[:, :, first:last], above, below)
+        if self._is_kept(number - 1):
+            skip = layers.shortcut(block, self._had(p.source, first, last))
+            seen = layers.norm(block.norm2, self._had(number - 1, low, high), inner)
+            return layers.second(block.conv2, seen, skip, above, below)
+        far_low, far_high = rows_above("inner", low, high, p.height)
+        x = self._had(p.source, far_low, far_high)
+        between = self._first_half(block, p.source, [x], far_low == low, far_high == high)
+        seen = layers.norm(block.norm2, between, inner)
+        del between
+        skip = layers.shortcut(block, x[:, :, first - far_low : last - far_low])
+        del x
+        return layers.second(block.conv2, seen, skip, above, below)
+
+
+def _gone(_first: int, _last: int) -> Tensor:
+    raise AssertionError("the plan reads what it has freed")

@@ -1,0 +1,435 @@
+"""How a large picture passes through a VAE in bands without seams: what is kept of it on the way, and what is made again.
+
+A convolution looks at the rows beside a band's, which can be had. A group norm looks at the whole picture: no row can be
+normed before the last row of what is normed was made. So the work goes from norm to norm, in passes. A pass makes one
+picture of the way (a block's input, or what lies between its convolutions) band by band, from pictures that are kept, and
+gathers the moments of its groups; with them the next pass can norm it.
+
+    kept        both pictures of a block      each convolution runs once
+    made again  whatever is not kept, in each pass that needs it, from the last that was, with the rows around a band
+
+At 2048x2048 in fp16 a picture of 128 channels has 1.07 GB, and the decoder's last stage has seven norms. Two such pictures
+and the 256 channels at half the size that they are made of fit 3 GiB: kept are all but the upsampled one, which is made
+twice. At 4096x4096 not one of them fits, and the last stage is made anew for each of its norms, 5.5 times its work. So for
+each stage one of a few ways is chosen, such that all fit and the products are fewest (`best`). Stages that fit as they are
+pass whole, before the bands of a decoder and behind those of an encoder; so does the middle, whose attention sees all.
+
+Bands are rows, because rows of a channels-last picture lie together whatever its width.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from ...images import HELD
+
+Kind = Literal["given", "enter", "up", "down", "inner", "block"]
+
+LEAST_ROWS = 8  # of a band: below, what is made again for the rows around it is most of the work
+MIDDLE = 7  # pictures as large as the latent, of the middle's width, that its attention needs at a time: in fp32, torch's sums
+PACK = 8  # channels of a pixel that the kernels read at a time
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One of those that follow each other on the way.
+
+    kind    given   what the bands begin with
+            enter   of the first convolution, up, down: of a resampling
+            inner   between the two convolutions of a block, block: its result
+    source  the number of the picture it is made of; a block's result: the block's input, and the one before it
+    stage   its number among those that pass in bands
+    widens  whether the block's shortcut is a convolution
+    normed  whether a norm looks at it
+    """
+
+    kind: Kind
+    channels: int
+    height: int
+    width: int
+    source: int
+    stage: int
+    widens: bool = False
+    normed: bool = True
+
+    def bytes(self, rows: int, item: int) -> int:
+        return rows * self.width * self.channels * item
+
+
+@dataclass(frozen=True)
+class Way:
+    """The pictures that pass in bands, and how the way ends.
+
+    exits  the channels of what the last norm and convolution make, band by band; 0: the last picture is wanted whole
+    """
+
+    pictures: tuple[Picture, ...]
+    exits: int
+    item: int = 2
+
+    @property
+    def begins_kept(self) -> bool:
+        """Whether what the bands begin with lies on the card: pixels come piece by piece."""
+        return bool(self.exits)
+
+    @property
+    def last(self) -> int:
+        return len(self.pictures) - 1
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Making one picture of the way in bands.
+
+    number   of the picture; one beyond the last: what leaves
+    rows     of a band; bands: how many there are
+    gathers  whether the moments of its groups are wanted
+    keeps    whether it is kept
+    lags     whether a band is written only when the next one was made: its place is the source's, whose rows are still needed
+    fills    whether the block's shortcut of it goes straight to where the block's result will be kept
+    frees    the pictures that nobody needs after it
+    spare    bytes of the room that it leaves
+    """
+
+    number: int
+    rows: int
+    bands: int
+    gathers: bool
+    keeps: bool
+    lags: bool
+    fills: bool
+    frees: tuple[int, ...]
+    spare: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    passes    in order
+    kept      the pictures that are kept
+    in_place  those of them that take the place of their sources
+    filled    blocks' results whose shortcuts are there before the rest of them
+    peak      bytes at most
+    products  how many are computed
+    """
+
+    passes: tuple[Pass, ...]
+    kept: frozenset[int]
+    in_place: frozenset[int]
+    filled: frozenset[int]
+    peak: int
+    products: int
+
+    @property
+    def bands(self) -> int:
+        return sum(each.bands for each in self.passes)
+
+
+# ------------------------------------------------------------------------------------------- what a band takes of others
+
+
+def rows_above(kind: Kind, first: int, last: int, height: int) -> tuple[int, int]:
+    """Of the source, which has so many rows, those that the rows [first, last) are made of. Blocks: of what lies within."""
+    if kind == "up":
+        return max(0, (first - 1) // 2), min(height, (last + 2) // 2)
+    if kind == "down":
+        return 2 * first, min(height, 2 * last + 1)
+    return max(0, first - 1), min(height, last + 1)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What it takes to have some rows of a picture: bytes at most and in the end, and products."""
+
+    peak: int
+    size: int
+    products: int
+
+
+class _Reckoning:
+    """What bands take, by an outline."""
+
+    def __init__(self, outline: Outline) -> None:
+        self.way, self.kept, self.filled = outline.way, outline.kept, outline.filled
+
+    def had(self, number: int, rows: int) -> Made:
+        if number in self.kept:
+            return Made(0, 0, 0)
+        return self.made(number, rows)
+
+    def made(self, number: int, rows: int) -> Made:
+        way = self.way
+        p = way.pictures[number]
+        size = p.bytes(rows, way.item)
+        if p.kind == "given":  # pixels, that come in another type and format
+            size = rows * p.width * PACK * (way.item + 4)
+            return Made(size, size, 0)
+        source = way.pictures[p.source]
+        if p.kind == "inner":
+            x = self.had(p.source, rows + 2)
+            normed = source.bytes(rows + 2, way.item)
+            peak = max(x.peak, x.size + normed, normed + size)
+            if number + 1 in self.filled:
+                peak = max(peak, x.size + size)
+            return Made(peak, size, x.products + 9 * rows * p.width * source.channels * p.channels)
+        if p.kind == "block":
+            return self._block(number, p, source, rows, size)
+        if p.kind == "up":
+            x = self.had(p.source, rows // 2 + 2)
+            size = p.bytes(rows + 4, way.item)
+            products = 4 * (rows + 4) * p.width * source.channels * p.channels
+        elif p.kind == "down":
+            x = self.had(p.source, 2 * rows + 1)
+            products = 9 * rows * p.width * source.channels * p.channels
+        else:
+            x = self.had(p.source, rows + 2)
+            products = 9 * rows * p.width * source.channels * p.channels
+        return Made(max(x.peak, x.size + size), size, x.products + products)
+
+    def _block(self, number: int, p: Picture, source: Picture, rows: int, size: int) -> Made:
+        item = self.way.item
+        products = 9 * rows * p.width * p.channels * p.channels
+        normed = p.bytes(rows + 2, item)
+        if number in self.filled:
+            return Made(normed + size, size, products)
+        widening = rows * p.width * source.channels * p.channels if p.widens else 0
+        if number - 1 in self.kept:
+            x = self.had(p.source, rows)
+            skip = size if p.widens else x.size
+            peak = max(x.peak, x.size + skip if p.widens else 0, skip + normed + size)
+            return Made(peak, size, x.products + products + widening)
+        x = self.had(p.source, rows + 4)
+        first, between = source.bytes(rows + 4, item), p.bytes(rows + 2, item)
+        products += 9 * (rows + 2) * p.width * source.channels * p.channels + widening
+        peak = max(x.peak, x.size + first + between, x.size + between + normed)
+        peak = max(peak, x.size + normed + size, 2 * size + normed if p.widens else 0)
+        return Made(peak, size, x.products + products)
+
+    def leaving(self, rows: int) -> Made:
+        """The last norm and convolution, and the way to the host."""
+        way = self.way
+        last = way.pictures[-1]
+        x = self.had(way.last, rows + 2)
+        normed, out = last.bytes(rows + 2, way.item), rows * last.width * way.exits
+        peak = max(x.peak, x.size + normed, normed + out * way.item, out * (way.item + 8))
+        return Made(peak, out * way.item, x.products + 9 * out * last.channels)
+
+
+# ------------------------------------------------------------------------------------------------------------- choosing
+
+# Which pictures of a stage are kept: its first, those within blocks, the blocks' results but for the last, the last.
+Keeps = tuple[bool, bool, bool, bool]
+DECODING: tuple[Keeps, ...] = (
+    (True, True, True, True),
+    (False, True, True, True),
+    (True, False, True, True),
+    (False, False, True, True),
+    (False, False, False, True),
+    (False, False, False, False),
+)
+# What a stage ends with is only looked at once, by the convolution that makes it smaller.
+ENCODING: tuple[Keeps, ...] = (
+    (True, True, True, False),
+    (False, True, True, False),
+    (True, False, True, False),
+    (False, False, True, False),
+    (True, False, False, False),
+    (False, False, False, False),
+)
+
+
+TRIED = 12  # plans, of those with the fewest products: what small bands cost is found out for so many
+
+
+@lru_cache(maxsize=64)
+def best(way: Way, room: int) -> Plan:
+    """The plan with the fewest products among those that keep within so many bytes; where none does, the one that needs least."""
+    stages = 1 + max(p.stage for p in way.pictures)
+    choices = itertools.product(DECODING if way.exits else ENCODING, repeat=stages)
+    outlines = sorted(
+        (Outline(way, _kept(way, keeps)) for keeps in choices), key=lambda each: (each.products, each.most)
+    )
+    fits: list[Plan] = []
+    for outline in outlines:
+        if outline.most < room and (plan := planned(outline, room)).peak <= room:
+            fits.append(plan)
+            if len(fits) == TRIED:
+                break
+    if fits:
+        return min(fits, key=lambda plan: (plan.products, plan.peak))
+    least = sorted(outlines, key=lambda each: each.most)[:TRIED]
+    return min((planned(outline, room) for outline in least), key=lambda plan: plan.peak)
+
+
+def _kept(way: Way, keeps: Sequence[Keeps]) -> frozenset[int]:
+    kept = {0} if way.begins_kept else set()
+    for number, p in enumerate(way.pictures):
+        entry, inner, blocks, last = keeps[p.stage]
+        is_last = number == way.last or way.pictures[number + 1].stage != p.stage
+        if p.kind == "inner":
+            wanted = inner
+        elif p.kind == "block":
+            wanted = last if is_last else blocks
+        else:
+            wanted = entry and p.kind != "given"
+        if wanted or (is_last and number == way.last and not way.exits):
+            kept.add(number)
+    return frozenset(kept)
+
+
+class Outline:
+    """What follows from which pictures are kept, whatever the bands.
+
+    numbers   of the passes, in order
+    filled    blocks' results whose shortcuts are made with the pictures before them: their inputs are not there any more later
+    in_place  those that take the place of their sources
+    alive     bytes that are kept during each pass; most: the most of them
+    frees     the places that nobody needs after a pass
+    products  as many as there are without rows that bands have in common
+    """
+
+    def __init__(self, way: Way, kept: frozenset[int]) -> None:
+        self.way, self.kept = way, kept
+        pictures = way.pictures
+        blocks = [k for k in kept if pictures[k].kind == "block"]
+        self.filled = frozenset(
+            k for k in blocks if pictures[k].widens and k - 1 in kept and pictures[k].source not in kept
+        )
+        # What the bands begin with is not ours to write to.
+        self.in_place = frozenset(
+            k for k in blocks if pictures[k].source in kept and not pictures[k].widens and pictures[k].source != 0
+        )
+        self.numbers = [k for k, p in enumerate(pictures) if k and (p.normed or k in kept)]
+        reads, products = self._followed()
+        if way.exits:
+            self.numbers.append(len(pictures))
+        self.products = sum(products[k] for k in self.numbers)
+        self._live(reads)
+
+    def _followed(self) -> tuple[list[frozenset[int]], list[int]]:
+        """For each picture, and for what leaves: the kept ones that it is made of, and the products."""
+        reads: list[frozenset[int]] = []
+        products: list[int] = []
+
+        def had(number: int) -> tuple[frozenset[int], int]:
+            return (frozenset((number,)), 0) if number in self.kept else (reads[number], products[number])
+
+        for k, p in enumerate(self.way.pictures):
+            own = _products(self.way, k)
+            if p.kind == "given":
+                seen: tuple[frozenset[int], int] = frozenset(), 0
+            elif k in self.filled:
+                seen = frozenset((k - 1, k)), 0
+            elif p.kind == "block" and k - 1 in self.kept:
+                read, before = had(p.source)
+                seen = read | {k - 1}, before
+            elif p.kind == "block":
+                seen = reads[k - 1], products[k - 1]
+            else:
+                seen = had(p.source)
+            reads.append(seen[0])
+            products.append(seen[1] + own)
+        read, before = had(self.way.last)
+        reads.append(read)
+        products.append(before)
+        return reads, products
+
+    def _live(self, reads: Sequence[frozenset[int]]) -> None:
+        pictures = self.way.pictures
+        home = {k: k for k in self.kept}
+        for k in sorted(self.in_place):
+            home[k] = home[pictures[k].source]
+        begins = {k: k - (k in self.filled) for k in self.kept}
+        until = {home[k]: begins[home[k]] for k in self.kept}
+        for k in self.kept:
+            until[home[k]] = max(until[home[k]], begins[k])
+        for k in self.numbers:
+            for each in reads[k]:
+                until[home[each]] = max(until[home[each]], k)
+        if not self.way.exits:  # it is what is wanted
+            until[home[self.way.last]] = len(pictures)
+        sizes = {k: pictures[k].bytes(pictures[k].height, self.way.item) for k in until}
+        self.alive = [sum(sizes[k] for k, end in until.items() if begins[k] <= now <= end) for now in self.numbers]
+        self.most = max(self.alive)
+        self.frees = [tuple(sorted(k for k, end in until.items() if end == now)) for now in self.numbers]
+
+
+@lru_cache(maxsize=1024)
+def _products(way: Way, number: int) -> int:
+    """Of one of a way's pictures, made of the one before it."""
+    p = way.pictures[number]
+    area, into = p.height * p.width, way.pictures[p.source].channels
+    if p.kind == "given":
+        return 0
+    if p.kind == "block":
+        return area * p.channels * (9 * p.channels + (into if p.widens else 0))
+    return area * into * p.channels * (4 if p.kind == "up" else 9)
+
+
+def planned(outline: Outline, room: int) -> Plan:
+    """The plan of an outline, its bands as large as the room allows."""
+    way, reckoning = outline.way, _Reckoning(outline)
+    peak = products = 0
+    passes = []
+    for k, alive, frees in zip(outline.numbers, outline.alive, outline.frees, strict=True):
+        height = way.pictures[min(k, way.last)].height
+        lags = k in outline.in_place and k - 1 not in outline.kept
+        rows, transient = _rows(reckoning, k, lags, height, room - alive)
+        count = -(-height // rows)
+        peak = max(peak, alive + int(HELD * transient))
+        products += count * _at(reckoning, k, rows).products
+        passes.append(
+            Pass(
+                number=k,
+                rows=rows,
+                bands=count,
+                gathers=k < len(way.pictures) and way.pictures[k].normed,
+                keeps=k in outline.kept,
+                lags=lags,
+                fills=k + 1 in outline.filled,
+                frees=frees,
+                spare=max(0, room - alive - int(HELD * transient)),
+            )
+        )
+    return Plan(tuple(passes), outline.kept, outline.in_place, outline.filled, peak, products)
+
+
+def _at(reckoning: _Reckoning, number: int, rows: int) -> Made:
+    return reckoning.leaving(rows) if number == len(reckoning.way.pictures) else reckoning.made(number, rows)
+
+
+def _rows(reckoning: _Reckoning, number: int, lags: bool, height: int, room: int) -> tuple[int, int]:
+    """Rows of a band, as many as there is room for, and the bytes that they take. Bytes grow as rows do, and not less than in
+    proportion to them, so what lies between two sizes takes no more than a straight line says."""
+
+    def taken(rows: int) -> int:
+        made = _at(reckoning, number, rows)
+        return made.peak + (made.size if lags else 0)
+
+    low, high = min(LEAST_ROWS, height), height
+    small, large = taken(low), taken(high)
+    if HELD * large <= room or high == low:
+        return high, large
+    per_row = max(1.0, (large - small) / (high - low))
+    rows = low + max(0, int((room / HELD - small) / per_row))
+    rows = -(-height // -(-height // min(rows, high)))  # bands of about equal size
+    return rows, taken(rows)
+
+
+# ------------------------------------------------------------------------------------------------------ what passes whole
+
+
+def whole_stage(channels_in: int, channels: int, blocks: int, pixels: int, item: int) -> int:
+    """Bytes that a stage takes at a time where its pictures are whole: so many blocks, the first of which may widen."""
+    widths = [(channels_in, channels), *[(channels, channels)] * (blocks - 1)]
+    return max(max(2 * a + b, a + 2 * b, 3 * b if a != b else 0) for a, b in widths) * pixels * item
+
+
+def parts(height: int, rows: int) -> Iterator[tuple[int, int]]:
+    """The bands of a picture."""
+    for first in range(0, height, rows):
+        yield first, min(first + rows, height)

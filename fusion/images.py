@@ -1,0 +1,53 @@
+"""What the families of VAEs have in common: how much memory they may take, how a convolution's weights are taken, progress.
+
+Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import comfy.utils
+from torch import Tensor, nn
+
+from ..kernels_cuda import KernelPolicy
+from ..kernels_cuda.ops.conv_operands import last_format
+from .operands import operands
+
+# Bytes of VRAM for the weights and all else, out of the promised 3 GiB. The rest is for torch's own libraries, and for the
+# one time that a kernel is measured beside stock's, which needs a workspace.
+LIMIT = int(2.8 * 2**30)
+# What torch's allocator holds for each byte in use: tensors of one size lie in what was left by those of another, and it
+# gives back whole pieces only. Measured 1.28 to 1.31 times; tests/torch_allocator.py says the same, and so for other sizes.
+HELD = 1.4
+
+
+def weight_bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+@contextlib.contextmanager
+def weights(module: nn.Module, policy: KernelPolicy, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """A convolution's weight and bias where x is and as x is, the weight channels-last."""
+    with operands(x, policy, module) as [own]:
+        # Laid out anew each time: what were kept would lie amid what passes, and the allocator could give none of it back.
+        yield own.matrix.contiguous(memory_format=last_format(own.matrix)), own.bias
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """x, copied where its channels do not lie side by side."""
+    return x if x.stride(1) == 1 else x.contiguous(memory_format=last_format(x))
+
+
+class Progress:
+    """A bar over frames or bands, where someone looks at it: tiles do not each show theirs."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        bar: Any = comfy.utils.ProgressBar
+        self._bar = bar(total) if shown else None
+
+    def add(self, count: int) -> None:
+        if self._bar is not None:
+            self._bar.update(count)

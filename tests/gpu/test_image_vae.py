@@ -1,0 +1,136 @@
+"""Stock's VAE of pictures, at its real size with random weights, over our kernels: against itself in fp32. Needs a ComfyUI."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
+
+pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
+
+
+@pytest.fixture(scope="module")
+def net() -> Any:
+    """Flux' in fp32, with weights that keep the size of what passes through."""
+    from comfy.ldm.models.autoencoder import AutoencodingEngine
+
+    sizes = {"double_z": True, "z_channels": 16, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128}
+    sizes |= {"ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0}
+    model = "comfy.ldm.modules.diffusionmodules.model"
+    vae = AutoencodingEngine(
+        regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
+        encoder_config={"target": f"{model}.Encoder", "params": sizes},
+        decoder_config={"target": f"{model}.Decoder", "params": sizes},
+    )
+    vae = vae.cuda().eval()
+    generator = torch.Generator(device="cuda").manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in vae.named_parameters():
+            parameter.normal_(std=max(1, parameter[0].numel()) ** -0.5, generator=generator)
+            if "norm" in name:
+                parameter.fill_(float(name.endswith("weight")))
+    return vae
+
+
+def in_half(net: Any, policy: KernelPolicy | None = None) -> Any:
+    from fusestream.fusion.families.image_vae import fused
+
+    half = copy.deepcopy(net).half()
+    if policy is not None:
+        fused.fuse(half, policy)
+    return half
+
+
+def error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    assert got.isfinite().all()
+    return float((got.double() - exact.double()).norm() / exact.double().norm())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["decode", "encode"])
+def test_as_near_to_fp32_as_stock(net, isa, way):
+    x = torch.randn((1, 16, 40, 56) if way == "decode" else (1, 3, 320, 448), device="cuda")
+    exact = getattr(net, way)(x)
+    theirs = error(getattr(in_half(net), way)(x.half()), exact)
+    for precision in ("precise", "fast"):
+        LEDGER.clear()
+        half = in_half(net, KernelPolicy.of("on", isa=isa, precision=precision))
+        ours = error(getattr(half, way)(x.half()), exact)
+        print(f"{way} {isa or 'native'} {precision}: error {ours:.3g}, stock's fp16 {theirs:.3g}")
+        assert not [refusal for refusal in LEDGER.refusals if refusal.candidate == "cuda" and refusal.op != "attention"]
+        assert ours <= theirs * (1.05 if precision == "precise" else 2.0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["decode", "encode"])
+def test_bands_make_what_the_whole_makes(net, isa, way):
+    """From and to the host, as ComfyUI asks, with less and less room."""
+    half = in_half(net, KernelPolicy.of("on", isa=isa))
+    z, x = torch.randn(1, 16, 64, 24, device="cuda").half(), torch.randn(1, 3, 512, 192).half()
+    whole = half.decode(z) if way == "decode" else half.encode(x.cuda())
+    for room in (128 << 20, 48 << 20, 16 << 20):
+        if way == "decode":
+            parts = torch.empty(half.decode_output_shape(z.shape))
+            half.decode(z, output_buffer=parts, room=room)
+        else:
+            parts = half.encode(x, device=whole.device, room=room)
+        difference = error(parts.to(whole), whole)
+        print(f"{way} in {room >> 20} MiB: {difference:.3g} from the whole")
+        assert difference < 2e-3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [(1024, 1024), (2048, 2048)], ids=["1024", "2048"])
+@pytest.mark.parametrize("way", ["decode", "encode"])
+def test_faster_than_stock_and_within_3_gib(net, way, size):
+    """Seconds beside stock's once each is warm, and what the allocator holds, weights included."""
+    h, w = size
+    given = torch.randn((1, 16, h // 8, w // 8) if way == "decode" else (1, 3, h, w)).half()
+    found = {}
+    for name, half in (("stock", in_half(net)), ("ours", in_half(net, KernelPolicy.of("auto")))):
+        out = torch.empty(half.decode_output_shape(given.shape)) if name == "ours" and way == "decode" else None
+
+        def run(half=half, name=name, out=out):
+            if name == "stock":
+                return getattr(half, way)(given.cuda()).cpu()
+            if way == "decode":
+                return half.decode(given.cuda(), output_buffer=out)
+            return half.encode(given, device=torch.device("cuda"))
+
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        weights = sum(p.numel() * 2 for p in half.parameters())
+        others = torch.cuda.memory_reserved() - weights
+        torch.cuda.reset_peak_memory_stats()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        found[name] = start.elapsed_time(end) / 1e3, (torch.cuda.max_memory_reserved() - others) / 2**30
+        torch.cuda.empty_cache()
+    print(f"{way} {h}x{w}, seconds and GiB: {found}")
+    assert found["ours"][0] < found["stock"][0]
+    assert found["ours"][1] <= 3.0
+
+
+@torch.inference_mode()
+def test_the_largest_picture_within_3_gib(net):
+    half = in_half(net, KernelPolicy.of("auto"))
+    z = torch.randn(1, 16, 512, 512, device="cuda").half()
+    out = torch.empty(half.decode_output_shape(z.shape), dtype=torch.float16)
+    torch.cuda.empty_cache()
+    weights = sum(p.numel() * 2 for p in half.parameters())
+    others = torch.cuda.memory_reserved() - weights
+    torch.cuda.reset_peak_memory_stats()
+    half.decode(z, output_buffer=out)
+    held = (torch.cuda.max_memory_reserved() - others) / 2**30
+    print(f"decode 4096x4096: {held:.2f} GiB held, weights included")
+    assert out.isfinite().all()
+    assert held <= 3.0
