@@ -56,7 +56,9 @@ ROWS = [
         moved,
     ),
     Row("gated_residual_", "Flux 1024x1024: 4608x3072", lambda: gated(1, 4608, 3072), (False,), stock, moved),
-    Row("gated_residual_", "Wan 1.3B one latent frame: 1560x1536", lambda: gated(1, 1560, 1536), (False,), stock, moved),
+    Row(
+        "gated_residual_", "Wan 1.3B one latent frame: 1560x1536", lambda: gated(1, 1560, 1536), (False,), stock, moved
+    ),
     Row(
         "gated_residual_",
         "UMT5, fp32 stream: 4096x4096",

@@ -96,7 +96,8 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, 1)
         for (int i = 0; i < kTileElements; i++) {
             const i64 column = element_column(i);
             if (column >= p.extent.width) continue;
-            store_element(p.out, out_at + column * p.out_place.column, p.x_is_float, kept(p, fmaf(gate[i], y[i], x[i])));
+            store_element(p.out, out_at + column * p.out_place.column, p.x_is_float,
+                          kept(p, fmaf(gate[i], y[i], x[i])));
         }
     });
 }

@@ -40,7 +40,7 @@ struct GroupNormParams {
     float2* coefficients;  // mean and factor: [batch, C]
     void* out;             // `moments`: floats, mean and variance, [batch, group, 2]
     const float2* given;   // mean and variance of each group, [batch, group]; for `given` alone
-    i64 x_batch, x_step;  // strides, in elements; the step is from channel to channel, or from pixel to pixel
+    i64 x_batch, x_step;   // strides, in elements; the step is from channel to channel, or from pixel to pixel
     i64 out_batch, out_step;
     i64 batches, pixels;
     i64 packs_per_plane;   // channels-first: packs of pixels in one channel
@@ -58,8 +58,9 @@ constexpr int kThreads = 256;
 constexpr int kMergeThreads = 1024;
 constexpr int kHeld = 4;       // packs a thread has in flight
 constexpr int kHeldFirst = 8;  // the same, for the statistics of channels-first
-// The same, for channels-last, whose loops wait at each turn for all that they asked for: with four packs a multiprocessor
-// asks for 49 KB at a time and has nothing under way while it computes. What is gathered element by element would spill.
+// The same, for channels-last, whose loops wait at each turn for all that they asked for: with four packs a
+// multiprocessor asks for 49 KB at a time and has nothing under way while it computes. What is gathered element by
+// element would spill.
 template <bool kWhole>
 constexpr int kHeldLast = kWhole ? 8 : kHeld;
 
@@ -338,8 +339,8 @@ __device__ void last_apply(const GroupNormParams& p) {
 
 // ---------------------------------------------------------------------------------------------------------------- both
 
-// The moments of this block's (batch, group), to its first thread. Thread t joins parts t, t + 1024, ..., then halves join
-// halves.
+// The moments of this block's (batch, group), to its first thread. Thread t joins parts t, t + 1024, ..., then halves
+// join halves.
 __device__ inline Moments joined(const GroupNormParams& p, Moments (&moments)[kMergeThreads], i64 batch, i64 group) {
     const i64 parts = p.is_last ? p.chunks * p.channels_per_group : p.chunks;
     Moments mine{0, 0, 0};
