@@ -25,7 +25,8 @@ CLAIMS = ROOT / "docs" / "how-it-works.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(
-    r"(<!-- (kernels|matrix|tiers|pager|host|saving|fidelity|models|plot|plots|groups|claims):begin -->\n).*?(<!-- \2:end -->)",
+    r"(<!-- (kernels|matrix|tiers|pager|host|saving|pair|fidelity|models|plot|plots|groups|claims):begin -->\n)"
+    r".*?(<!-- \2:end -->)",
     re.DOTALL,
 )
 
@@ -130,6 +131,18 @@ def saving_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def pair_table(results: dict[str, Any]) -> str:
+    """A Markdown table of two models that take turns in little RAM."""
+    lines = [
+        "| Files, model, turn | First step | from the disk | Later steps | from the disk |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in results["pair"]["rows"]:
+        times = f"{row['first s']:.2f} s | {row['first GB']:.1f} GB | {row['s']:.3f} s | {row['later GB']:.2f} GB"
+        lines.append(f"| {row['label']} | {times} |")
+    return "\n".join(lines)
+
+
 def models_table(results: dict[str, Any]) -> str:
     """A Markdown table of the whole models that say most to a user, misses included; bench/README has all of them."""
     lines = ["| Work | Stock | FuseStream | Faster | Peak, stock / ours |", "| --- | --- | --- | --- | --- |"]
@@ -150,7 +163,7 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
     """Versions and date of a table's first row."""
     if part == "models":
         return next((row["environment"] for row in models_rows(results)), {"torch": "-", "date": "-"})
-    if part in ("pager", "host", "saving", fidelity.SECTION):
+    if part in ("pager", "host", "saving", "pair", fidelity.SECTION):
         found: dict[str, str] = results[part]["environment"]
         return found
     needed = "auto us" if part == "matrix" else "ours us"
@@ -202,6 +215,7 @@ TABLES = {
     "pager": pager_table,
     "host": host_table,
     "saving": saving_table,
+    "pair": pair_table,
     fidelity.SECTION: fidelity_tables,
 }
 SECTION = {"matrix": "kernels", "tiers": "kernels"}  # of the results, where it has not the part's own name

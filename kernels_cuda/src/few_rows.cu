@@ -20,27 +20,27 @@
 // residual, out: [m, n], contiguous. k is a multiple of a step: 256 elements, of F16 128.
 //
 // Access. A block has 16 rows of w, which are 16 rows of a tensor core's tile; x is its 8 columns, or two times 8. The
-// eight warps share k: each takes every eighth step. Two lanes bring a row's bytes of a step, 16 at a time, to the
-// warp's own place in shared memory; those of the next step are on their way in registers meanwhile. No barrier but
-// among the lanes of a warp, until the eight add up what they have, in fixed order. A lane then makes 8 adjacent
-// elements of two rows (packed_blocks.cuh) and has the same 8 of a row of x: which of a tile's k they are is as good as
-// any other. x is read from the caches.
+// eight warps share k: each takes every eighth step. A warp's lanes bring the rows' bytes of a step 16 at a time,
+// adjacent lanes what is adjacent, to the warp's own place in shared memory; those of the next step are on their way in
+// registers meanwhile. No barrier but among the lanes of a warp, until the eight add up what they have, in fixed order.
+// A lane then makes 8 adjacent elements of two rows (packed_blocks.cuh) and has the same 8 of a row of x: which of a
+// tile's k they are is as good as any other. x is read from the caches.
 //
 // Bound. A row of x more costs nothing up to 8. Lane instructions for a weight, counted in the machine code (sm_75, up
 // to 8 rows of x), and how many a card can issue in the time that the weight's bytes take:
 //
 //                            Q4_0   Q4_K   Q5_K   Q6_K   Q8_0   I8    F16
-//   needed                   3.6    3.6    4.2    6.1    3.9    2.5   2.3
+//   needed                   3.8    3.5    4.1    7.9    4.1    3.0   3.3
 //   RTX 2060 Super           9.0    9.0    11     13     17     16    32
 //   H200                     4.7    4.7    5.7    6.9    8.9    8.4   17
 //
-// So bytes should decide. Measured on an H200 (13824 x 5120, one row), of the 3.4 to 3.9 TB/s that copies reach: 1.45
-// from Q4_0, 1.5 Q4_K, 1.6 Q5_K, 1.35 Q6_K, 1.85 Q8_0, 2.25 I8, 2.8 F16: there the chain from load over shared memory
-// to product decides, at two blocks to a multiprocessor; four, with half the registers each, were slower. Cards with
-// less bandwidth for a multiprocessor wait less: for an RTX 2060 Super bench/turing has, of the 381 GB/s that reads
-// reach, 330, 302, 320, 379 and 359 from Q4_0 to Q8_0 at eight rows whose x always comes from L2. Of Turing's tensor
-// cores Q4_K with its mins takes 89 % of the time of its bytes up to 8 rows, and twice that up to 16: there they
-// decide, at 56 %.
+// So bytes should decide on the cards this is for; an H200 cannot issue fast enough for 80 % of them from four bits.
+// Measured there (13824 x 5120, one row), of the 3.4 to 3.9 TB/s that copies reach: 3.75
+// of F16, 2.95 I8, 2.4 Q8_0, 1.7 Q6_K, 2.1 Q5_K, 1.8 Q4_K and Q4_0. Two lanes to a row each, instead of adjacent ones,
+// asked for parts of sectors: 2.8 of F16, 2.25 I8, 1.5 Q4_K. Four blocks to a multiprocessor, with half the registers
+// each, were slower. For an RTX 2060 Super bench/turing has, of the 381 GB/s that reads reach, 316, 305, 322, 374 and
+// 339 from Q4_0 to Q8_0 at eight rows whose x always comes from L2. Of Turing's tensor cores Q4_K with its mins takes
+// 89 % of the time of its bytes up to 8 rows, and twice that up to 16: there they decide, at 56 %.
 
 #include "mma.cuh"
 #include "packed_blocks.cuh"
@@ -208,7 +208,7 @@ template <typename Weight, int kTiles>
 struct FewRows {
     static constexpr bool kBetween = Weight::kBytes % 16 != 0;  // steps do not start at multiples of 16
     static constexpr int kUnits = (Weight::kBytes + 15 + (kBetween ? 14 : 0)) / 16;
-    static constexpr int kUnitsOfLane = (kUnits + 1) / 2;
+    static constexpr int kUnitsOfLane = (kRows * kUnits + 31) / 32;
     static constexpr int kColumns = 8 * kTiles;
     static constexpr int kTogether = kTiles > 1 && Weight::kScaled == 32 ? 4 : 8;  // as many as registers suffice for
     static constexpr int kPlaces = kWarps * kRows * Weight::kPitch;
@@ -217,8 +217,15 @@ struct FewRows {
 
     const FewRowsParams& p;
     unsigned held[kUnitsOfLane][4];
+    unsigned begins[kUnitsOfLane];  // of the row of each of the lane's units, from the block's first row on
 
-    __device__ explicit FewRows(const FewRowsParams& params) : p(params) {}
+    __device__ FewRows(const FewRowsParams& params, int lane) : p(params) {
+#pragma unroll
+        for (int i = 0; i < kUnitsOfLane; i++) {
+            begins[i] =
+                static_cast<unsigned>(row(row_of(i * 32 + lane)) - row(0)) + (kBetween ? 0 : at_of(i * 32 + lane));
+        }
+    }
 
     // Rows behind the last are the last again; nobody asks for them.
     __device__ Bytes row(int of_block) const {
@@ -227,32 +234,45 @@ struct FewRows {
     __device__ static int before(Bytes from) {
         return kBetween ? static_cast<int>(reinterpret_cast<size_t>(from) & 15) : 0;
     }
+    __device__ static constexpr int row_of(int unit) { return unit / kUnits; }
+    __device__ static constexpr int at_of(int unit) { return unit % kUnits * 16; }
 
-    // Unit 2 i + (lane & 1) of the step of row lane / 2.
+    // The lane's units, 16 bytes each, of the step's bytes of all rows, one row behind the other: adjacent lanes read
+    // what is adjacent in memory, whole sectors but at a row's ends. `from` is the step's place in the block's first
+    // row.
     __device__ void fetch(Bytes from, int lane) {
-        const int skipped = before(from), end = skipped + Weight::kBytes;
-        const Bytes base = from - skipped;
 #pragma unroll
         for (int i = 0; i < kUnitsOfLane; i++) {
-            const int at = (2 * i + (lane & 1)) * 16;
-            if (at >= end) continue;
-            if (kBetween && at + 16 > end && base + at + 16 > p.weight + p.n * p.row_bytes) {  // behind the last weight
-                const unsigned short* pairs = reinterpret_cast<const unsigned short*>(base + at);
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    const unsigned pair = at + 2 * j < end ? pairs[j] : 0;
-                    held[i][j / 2] = j % 2 ? held[i][j / 2] | pair << 16 : pair;
-                }
+            const int unit = i * 32 + lane;
+            if (unit >= kRows * kUnits) continue;
+            if (kBetween) {
+                fetch_between(held[i], from + begins[i], at_of(unit));
             } else {
-                load_words<Reading::kStreaming>(held[i], base + at);
+                load_words<Reading::kStreaming>(held[i], from + begins[i]);
             }
+        }
+    }
+    // 16 bytes of a step that starts at any even address, counted from the multiple of 16 before it.
+    __device__ void fetch_between(unsigned (&word)[4], Bytes from, int at) const {
+        const int skipped = before(from), end = skipped + Weight::kBytes;
+        if (at >= end) return;
+        const Bytes base = from - skipped;
+        if (at + 16 > end && base + at + 16 > p.weight + p.n * p.row_bytes) {  // behind the last weight
+            const unsigned short* pairs = reinterpret_cast<const unsigned short*>(base + at);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const unsigned pair = at + 2 * j < end ? pairs[j] : 0;
+                word[j / 2] = j % 2 ? word[j / 2] | pair << 16 : pair;
+            }
+        } else {
+            load_words<Reading::kStreaming>(word, base + at);
         }
     }
     __device__ void put(unsigned char* place, int lane) const {
 #pragma unroll
         for (int i = 0; i < kUnitsOfLane; i++) {
-            const int unit = 2 * i + (lane & 1);
-            if (unit < kUnits) store_words(place + lane / 2 * Weight::kPitch + unit * 16, held[i]);
+            const int unit = i * 32 + lane;
+            if (unit < kRows * kUnits) store_words(place + row_of(unit) * Weight::kPitch + at_of(unit), held[i]);
         }
     }
 
@@ -314,13 +334,13 @@ struct FewRows {
         __shared__ __align__(16) unsigned char memory[kPlaces > kSums ? kPlaces : kSums];
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         unsigned char* place = memory + warp * kRows * Weight::kPitch;
-        const Bytes brought = row(lane / 2), lower = row(g), upper = row(g + 8);
+        const Bytes first = row(0), lower = row(g), upper = row(g + 8);
         float sum[kTiles][4] = {};
-        if (warp < p.steps) fetch(brought + warp * static_cast<i64>(Weight::kBytes), lane);
+        if (warp < p.steps) fetch(first + warp * static_cast<i64>(Weight::kBytes), lane);
         for (int step = warp; step < p.steps; step += kWarps) {
             put(place, lane);
             __syncwarp();
-            if (step + kWarps < p.steps) fetch(brought + (step + kWarps) * static_cast<i64>(Weight::kBytes), lane);
+            if (step + kWarps < p.steps) fetch(first + (step + kWarps) * static_cast<i64>(Weight::kBytes), lane);
             const __half* x[kTiles];
 #pragma unroll
             for (int tile = 0; tile < kTiles; tile++) {
@@ -365,7 +385,7 @@ struct FewRows {
 #define FEW_ROWS(TYPE, TILES, COLUMNS)                                         \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                  \
         few_rows_##TYPE##_##COLUMNS(const __grid_constant__ FewRowsParams p) { \
-        FewRows<Weight##TYPE, TILES>(p).run();                                 \
+        FewRows<Weight##TYPE, TILES>(p, threadIdx.x % 32).run();               \
     }
 #define FEW_ROWS_OF(TYPE) FEW_ROWS(TYPE, 1, 8) FEW_ROWS(TYPE, 2, 16)
 
