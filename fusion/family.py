@@ -62,6 +62,7 @@ class Family:
     fuse        let stock's modules compute through our ops, in place; returns how many blocks do. It gets the network of a
                 diffusion model, the model of a text encoder, stock's object of a VAE
     ops         what the Kernels nodes can switch of it
+    types       of a diffusion model, the types in which its blocks can be ours, by torch's names
     blocks      of a network, by name, in the order in which they run; None: found by themselves
     need        bytes that a step's activations take, of (network, shape of the latent, its type), or None where
                 stock's reckoning is to hold; None: always stock's
@@ -85,6 +86,7 @@ class Family:
     recognises: Callable[[WeightFile], bool]
     fuse: Callable[[Any, KernelPolicy], int]
     ops: tuple[str, ...]
+    types: tuple[str, ...] = ("float16",)
     blocks: Callable[[Any], Sequence[tuple[str, Any]]] | None = None
     need: Callable[[Any, Sequence[int], torch.dtype], float | None] | None = None
     options: Callable[[WeightFile], Mapping[str, Any]] | None = None

@@ -19,7 +19,8 @@ from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
 from . import attention, before_sampling, inspection, other_cards, recognise
 from .completeness import naming, odd_layers, refuse_misfits
 from .families import family_of
-from .family import Role
+from .family import Family, Role
+from .fused import all_off
 from .loading import (
     checked,
     in_bytes,
@@ -92,13 +93,19 @@ def load_streamed_diffusion_model(
         inspection.say_doubts(source.files[0], family)
         prepare(policy)
         find = found_in if family is None or family.blocks is None else family.blocks
-        parts = skeleton.diffusion_model(source, dtype, find, is_known=family is not None)
-        fused = 0 if family is None else family.fuse(parts.model.diffusion_model, policy)
         device = comfy.model_management.get_torch_device()
+        types = None if family is None else types_of(family, policy, device)
+        parts = skeleton.diffusion_model(source, dtype, find, is_known=family is not None, types=types)
+        fused = 0 if family is None else family.fuse(parts.model.diffusion_model, policy)
         stream = Stream(source, parts.blocks, parts.layers, device, in_bytes(vram_budget))
     except BaseException:
         source.close()
         raise
+    if parts.stocks_type is not None:
+        stream.ledger.note(
+            "computes in",
+            f"{_name(parts.model.get_dtype_inference())}, as the kernels do; ComfyUI would in {_name(parts.stocks_type)}",
+        )
     let_stream(parts.model, stream, path, family, fused)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype))
@@ -110,6 +117,18 @@ def load_streamed_diffusion_model(
     attention.install(model, policy)
     before_sampling.attach(model, path, family)
     return model
+
+
+def types_of(family: Family, policy: KernelPolicy, device: torch.device) -> tuple[torch.dtype, ...] | None:
+    """In which types a diffusion model should compute on a device, for its blocks to be ours; None: as stock chooses. On cards that
+    have bf16 stock prefers it for some families, which they do in fp16, too."""
+    if device.type != "cuda" or all_off(policy, family.ops):
+        return None
+    return tuple(getattr(torch, name) for name in family.types)
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 # ------------------------------------------------------------------------------------------------------------------ VAE

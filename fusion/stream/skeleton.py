@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -56,6 +56,7 @@ class Skeleton:
     blocks, layers  the same things, to the model and to the pager
     left            what stays in the file
     heads           networks that can write, and the number of the block that their words come from. These come last
+    stocks_type     of a diffusion model that computes in another type than stock would have it, stock's
     """
 
     model: Any
@@ -63,17 +64,24 @@ class Skeleton:
     layers: tuple[Layer, ...]
     left: tuple[Paged, ...] = ()
     heads: tuple[tuple[nn.Module, int], ...] = ()
+    stocks_type: torch.dtype | None = None
 
 
 # ------------------------------------------------------------------------------------------------------ diffusion model
 
 
 def diffusion_model(
-    source: Checkpoint, dtype: torch.dtype | None = None, find: FindBlocks = found_in, *, is_known: bool = False
+    source: Checkpoint,
+    dtype: torch.dtype | None = None,
+    find: FindBlocks = found_in,
+    *,
+    is_known: bool = False,
+    types: Container[torch.dtype] | None = None,
 ) -> Skeleton:
     """The diffusion model in `source`, as `comfy.sd.load_diffusion_model` would make it.
 
     dtype     in which to hold its weights; None: as stock chooses
+    types     in which it should compute, where stock knows it to be sound in one of them; None: as stock chooses
     find      its blocks
     is_known  whether every weight of such a model is in a sound file
     """
@@ -81,7 +89,7 @@ def diffusion_model(
     with _naming(source):
         with naming(path):
             tensors, metadata = _plain(tensors_of(source), dict(source.files[0].metadata))
-            config, tensors = _configured(tensors, metadata, dtype, source)
+            config, tensors, stocks_type = _configured(tensors, metadata, dtype, source, types)
             with _dropping_bytes():
                 model = config.get_model(tensors, "")
             model.device = comfy.model_management.unet_offload_device()
@@ -105,7 +113,7 @@ def diffusion_model(
         blocks = tuple(dataclasses.replace(block, paged=_emptied(block.paged)) for block in blocks)
         _read_rest(net, (one for block in blocks for one in block.paged))
         net.requires_grad_(False)
-    return Skeleton(model, blocks, layers)
+    return Skeleton(model, blocks, layers, stocks_type=stocks_type)
 
 
 def _plain(tensors: Tensors, metadata: Any) -> tuple[Tensors, Any]:
@@ -118,8 +126,14 @@ def _plain(tensors: Tensors, metadata: Any) -> tuple[Tensors, Any]:
     return tensors, metadata
 
 
-def _configured(tensors: Tensors, metadata: Any, dtype: torch.dtype | None, source: Checkpoint) -> tuple[Any, Tensors]:
-    """Stock's configuration of the model, and its tensors under stock's own names."""
+def _configured(
+    tensors: Tensors,
+    metadata: Any,
+    dtype: torch.dtype | None,
+    source: Checkpoint,
+    types: Container[torch.dtype] | None,
+) -> tuple[Any, Tensors, torch.dtype | None]:
+    """Stock's configuration of the model, its tensors under stock's own names, and `Skeleton.stocks_type`."""
     parameters, kind = comfy.utils.calculate_parameters(tensors), comfy.utils.weight_dtype(tensors)
     detection = comfy.model_detection
     config = detection.model_config_from_unet(tensors, "", metadata=metadata)
@@ -135,15 +149,28 @@ def _configured(tensors: Tensors, metadata: Any, dtype: torch.dtype | None, sour
             f"{source.files[0].path} is in no layout that can be streamed: of no diffusion model that ComfyUI knows. "
             + without_streaming(source.files[0].path)
         )
-    mm, known = comfy.model_management, list(config.supported_inference_dtypes)
-    device = mm.get_torch_device()
+    known: list[torch.dtype] = list(config.supported_inference_dtypes)
+    own = [one for one in known if types is None or one in types]
     quantised = config.quant_config is not None
-    held = dtype or mm.unet_dtype(
+    held, computed = _chosen(own or known, parameters, kind, dtype, quantised=quantised)
+    stocks = _computing(*_chosen(known, parameters, kind, dtype, quantised=quantised))
+    config.set_inference_dtype(held, computed, device=comfy.model_management.get_torch_device())
+    return config, tensors, None if stocks is _computing(held, computed) else stocks
+
+
+def _chosen(
+    known: list[torch.dtype], parameters: int, kind: torch.dtype | None, dtype: torch.dtype | None, *, quantised: bool
+) -> tuple[torch.dtype, torch.dtype | None]:
+    """Stock's choice among these types: to hold weights in, and to compute in if that is another."""
+    mm = comfy.model_management
+    held: torch.dtype = dtype or mm.unet_dtype(
         model_params=parameters, supported_dtypes=known, weight_dtype=None if quantised else kind
     )
-    computed = mm.unet_manual_cast(None if quantised else held, device, known)
-    config.set_inference_dtype(held, computed, device=device)
-    return config, tensors
+    return held, mm.unet_manual_cast(None if quantised else held, mm.get_torch_device(), known)
+
+
+def _computing(held: torch.dtype, computed: torch.dtype | None) -> torch.dtype:
+    return held if computed is None else computed
 
 
 # --------------------------------------------------------------------------------------------------------- text encoder

@@ -61,6 +61,7 @@ Z_IMAGE = Family(
         "silu_mul",
         "to_half",
     ),
+    types=("float16", "float32"),
     need=_need,
     vaes={16: "ae.safetensors"},
 )

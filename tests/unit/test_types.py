@@ -1,0 +1,79 @@
+"""In which type a diffusion model computes: where kernels are, one that they serve, if stock knows the model to be sound in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import comfy.sd
+import pytest
+import torch
+
+from fusestream import checkpoints
+from fusestream.fusion.families import FAMILIES
+from fusestream.fusion.load import load_streamed_diffusion_model, types_of
+from fusestream.kernels_cuda import KernelPolicy
+
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
+BY_NAME = {family.name: family for family in FAMILIES}
+CARD, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.fixture
+def card_with_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock asks these what a card can do."""
+    for name in ("should_use_bf16", "should_use_fp16"):
+        monkeypatch.setattr(comfy.model_management, name, lambda *_, **__: True)
+
+
+def loaded(path: Path, monkeypatch: pytest.MonkeyPatch, types: Any) -> Any:
+    monkeypatch.setattr("fusestream.fusion.load.types_of", lambda *_: types)
+    return load_streamed_diffusion_model(str(path))
+
+
+@pytest.mark.parametrize("storage", ["fp16", "bf16", "fp8_e4m3fn"])
+@pytest.mark.usefixtures("card_with_bf16")
+def test_flux_computes_in_fp16_where_stock_would_in_bf16(
+    families_folder: Path, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoints.write("flux2", families_folder, storage)
+    stocks = comfy.sd.load_diffusion_model(str(path)).model.get_dtype_inference()
+    model = loaded(path, monkeypatch, types_of(BY_NAME["Flux"], KernelPolicy.of("auto"), CARD))
+    assert model.model.get_dtype_inference() is torch.float16
+    told = model.stream.ledger.summary()["notes"]
+    if stocks is torch.float16:  # fp16 files
+        assert "computes in" not in told
+    else:
+        assert stocks is torch.bfloat16 and told["computes in"].startswith("float16,")
+        assert "bfloat16" in told["computes in"]
+    assert loaded(path, monkeypatch, None).model.get_dtype_inference() is stocks
+
+
+@pytest.mark.usefixtures("card_with_bf16")
+def test_z_image_that_stock_does_not_trust_in_fp16_computes_in_fp32(
+    families_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoints.write("z_image", families_folder, "bf16")
+    model = loaded(path, monkeypatch, types_of(BY_NAME["Z-Image"], KernelPolicy.of("auto"), CARD))
+    known = model.model.model_config.supported_inference_dtypes
+    wanted = torch.float16 if torch.float16 in known else torch.float32
+    assert model.model.get_dtype_inference() is wanted
+    assert "bfloat16" in model.stream.ledger.summary()["notes"]["computes in"]
+
+
+@pytest.mark.usefixtures("card_with_bf16")
+def test_a_type_that_the_user_asked_for_is_kept(families_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from comfy.cli_args import args  # noqa: PLC0415
+
+    path = checkpoints.write("flux2", families_folder, "bf16")
+    monkeypatch.setattr(args, "bf16_unet", True)
+    model = loaded(path, monkeypatch, types_of(BY_NAME["Flux"], KernelPolicy.of("auto"), CARD))
+    assert model.model.get_dtype_inference() is torch.bfloat16
+
+
+def test_stock_chooses_where_no_kernel_will_run() -> None:
+    flux = BY_NAME["Flux"]
+    assert types_of(flux, KernelPolicy.of("off"), CARD) is None
+    assert types_of(flux, KernelPolicy.of("auto"), CPU) is None
+    assert types_of(flux, KernelPolicy.of("auto"), CARD) == (torch.float16,)
