@@ -15,7 +15,7 @@ import torch
 from ...kernels_cuda import LEDGER, KernelPolicy
 from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
-from .. import other_cards
+from .. import other_cards, saturation
 from ..fused import policy_of_model
 from ..sparse.model import sparse_of
 from ..stream import vram
@@ -45,6 +45,9 @@ def gather(model: Any = None) -> Report:
         report = replace(report, streams=True, state=state_of(stream))
         with noting(gaps, "streaming"):
             report = replace(report, **streaming(stream, model))
+        with noting(gaps, "saturation"):
+            told = saturation.words(model.model.diffusion_model)
+            report = replace(report, state=" ".join(filter(None, (report.state, told))))
     with noting(gaps, "advice"):
         report = replace(report, advice=advise(report))
     return replace(report, gaps=tuple(gaps))

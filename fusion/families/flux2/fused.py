@@ -15,6 +15,7 @@ from typing import Any
 import comfy.ldm.flux.layers as stock
 from torch import Tensor, nn
 
+from ... import saturation
 from ...fused import FusedBlock, HandBack, fuse_block
 from . import double, single
 from .modulation import Segments, unserved
@@ -26,7 +27,7 @@ Options = dict[str, Any]
 def fuse(net: nn.Module) -> int:
     """Let the blocks of stock's Flux and Chroma compute through our ops, under the policy that comes with each call. In place, and
     before they are streamed. Returns how many blocks that are."""
-    fused = 0
+    fused: list[nn.Module] = []
     for module in list(net.modules()):
         kind: Any = type(module)
         if kind is stock.DoubleStreamBlock:
@@ -35,8 +36,9 @@ def fuse(net: nn.Module) -> int:
             fuse_block(module, _FusedSingle, _obstacle((module,), single.obstacle(module)))
         else:
             continue
-        fused += 1
-    return fused
+        fused.append(module)
+    saturation.watch(fused)
+    return len(fused)
 
 
 def _obstacle(attentions: Iterable[Any], other: str | None) -> str | None:
@@ -71,7 +73,9 @@ class _FusedDouble(FusedBlock):
             if reason is None:
                 picture = double.Stream(img, *of_img, modulation_dims_img)
                 text = double.Stream(txt, *of_txt, modulation_dims_txt)
-                return double.block(self, policy, picture, text, pe, attn_mask, options)
+                found = double.block(self, policy, picture, text, pe, attn_mask, options)
+                saturation.look(self, found[0])
+                return found
             self.fusestream_hand_back(reason, img, forced=policy.default == "on")
         out: tuple[Tensor, Tensor] = super().forward(  # type: ignore[misc]
             img, txt, vec, pe, attn_mask, modulation_dims_img, modulation_dims_txt, transformer_options=options
@@ -99,7 +103,8 @@ class _FusedSingle(FusedBlock):
             mod = single.modulation(self, vec)
             reason = unserved(x, (mod,), modulation_dims)
             if reason is None:
-                return single.block(self, policy, x, mod, modulation_dims, pe, attn_mask, options)
+                out = single.block(self, policy, x, mod, modulation_dims, pe, attn_mask, options)
+                return saturation.look(self, out)
             self.fusestream_hand_back(reason, x, forced=policy.default == "on")
-        out: Tensor = super().forward(x, vec, pe, attn_mask, modulation_dims, transformer_options=options)  # type: ignore[misc]
-        return out
+        stocks: Tensor = super().forward(x, vec, pe, attn_mask, modulation_dims, transformer_options=options)  # type: ignore[misc]
+        return stocks

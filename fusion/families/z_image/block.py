@@ -27,6 +27,7 @@ from comfy.ldm.modules.attention import optimized_attention_masked
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, gated_residual, gated_residual_, norm_modulate, rms_rope_
+from ... import saturation
 from ...fused import FusedBlock, HandBack, fuse_block
 from ...operands import operands
 from ...products import gated_feed_forward, product
@@ -46,6 +47,7 @@ def fuse(net: nn.Module) -> int:
     blocks = [module for module in net.modules() if type(module) is stock.JointTransformerBlock]
     for module in blocks:
         fuse_block(module, _Fused, obstacle(module))
+    saturation.watch(blocks)
     return len(blocks)
 
 
@@ -81,7 +83,8 @@ class _Fused(FusedBlock):
                 x, x_mask, freqs_cis, adaln_input, timestep_zero_index, transformer_options=options
             )
             return out
-        return block(self, policy, x, x_mask, freqs_cis, adaln_input, timestep_zero_index, options)
+        found = block(self, policy, x, x_mask, freqs_cis, adaln_input, timestep_zero_index, options)
+        return saturation.look(self, found)
 
 
 class Run(NamedTuple):
