@@ -24,12 +24,13 @@ HEADINGS = {
     "packed": "GGUF and INT8 files",
     "windows": "As on Windows, with a bus of 12 GB/s",
     "cold": "A cold file",
+    "pictures": "Pictures",
 }
 HEAD = (
     "| Work | Stock | FuseStream | Faster | Over the plain row | First, stock / ours | Peak, stock / ours | Share of the bound |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
-PROMISED = ("table", "packed")  # the groups of which some rows are promised something
+PROMISED = ("table", "packed", "pictures")  # the groups of which some rows are promised something
 PROMISED_HEAD = HEAD.replace("Faster |", "Faster | Promised |").replace("--- |", "--- | --- |", 1)
 Rows = Mapping[str, Mapping[str, Any]]  # results by name
 TELLS_RAM = ("packed", "windows")
@@ -93,6 +94,7 @@ def promised(one: Mapping[str, Any]) -> str:
     told += [f"first {one['asked first']:g}x"] if one.get("asked first") else []
     told += [f"first < {one['asked first s']:g} s"] if one.get("asked first s") else []
     told += [f"RAM < {one['asked held GiB']:.3g} GiB"] if one.get("asked held GiB") else []
+    told += [f"peak < {one['asked peak GiB']:g} GiB"] if one.get("asked peak GiB") else []
     return ", ".join(told) or "-"
 
 
