@@ -2,7 +2,7 @@
 
     python bench models --free 8                     every row that is promised something; about 9 minutes on an H200
     python bench models --free 8 --only "14B 480"    the rows whose name has this; merged into the same file
-    python bench models --group budget               other rows: growth, budget, backend, switches, stock, storage, all
+    python bench models --group budget               other rows: growth, budget, pictures, packed, ... or all
     python bench models --accuracy --only "1.3B"     also an fp32 run of stock, and both sides' error against it
     python bench models --real DIR                   a folder's own checkpoints instead of random weights
     python bench models --quick                      tiny checkpoints on the CPU: that it runs, not how fast
