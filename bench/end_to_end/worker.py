@@ -361,7 +361,7 @@ class Run:
 
         options: dict[str, Any]
         if model == "qwen3":
-            options = checkpoints.llama.options_of(checkpoints.llama.QWEN3)
+            options = dict(checkpoints.llama.options_of(checkpoints.llama.QWEN3))
             if self.row.kind == "flux2":  # which reads layers that the tiny one does not have
                 reading: Any = importlib.import_module("comfy.text_encoders.flux").Qwen3_4BModel
                 options["qwen3_4b_class"] = partial(reading, layer=[0, 1, 2])
