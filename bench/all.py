@@ -1,7 +1,7 @@
 """Measure everything, in parts that each fit into a call of nine minutes and merge into one result.
 
     python bench all --list                  the parts, their rows, and what each should take on an H200
-    python bench all --free 8                every part in turn; about 23 minutes on an H200
+    python bench all --free 8                every part in turn; about 32 minutes on an H200
     python bench all --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
     python bench all --part left             rows for which the parts so far had no time
     python bench all --missing               only rows of whole models that the file does not have yet
@@ -29,7 +29,7 @@ from typing import Any
 from .end_to_end.machine import card_results
 from .end_to_end.parts import Part, parts_of, row_seconds
 from .end_to_end.results import HEAD, line, merge_file, note_left, read, rows_left
-from .end_to_end.rows import Row, all_rows, quick
+from .end_to_end.rows import TINY, Row, all_rows, quick
 from .end_to_end.runner import Bench, add_options, results_file
 
 HERE = Path(__file__).resolve().parent
@@ -46,7 +46,7 @@ def planned(is_quick: bool) -> list[Part]:
         kinds: dict[Any, Row] = {}  # rows that differ in a number alone try the same
         for row in all_rows():
             sides = [(side.comfy, side.attention, side.backend, side.ram_budget is None) for _, side in row.sides]
-            kinds.setdefault((row.group, row.work, row.storage, *sides), quick(row))
+            kinds.setdefault((row.group, TINY[row.model], row.work, row.storage, row.kind, *sides), quick(row))
         return [Part("models", tuple({row.name: row for row in kinds.values()}.values()))]
     return [*parts_of(all_rows()), *OTHERS]
 

@@ -24,12 +24,13 @@ HEADINGS = {
     "packed": "GGUF and INT8 files",
     "windows": "As on Windows, with a bus of 12 GB/s",
     "cold": "A cold file",
+    "pictures": "Pictures",
 }
 HEAD = (
     "| Work | Stock | FuseStream | Faster | Over the plain row | First, stock / ours | Peak, stock / ours | Share of the bound |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
-PROMISED = ("table", "packed")  # the groups of which some rows are promised something
+PROMISED = ("table", "packed", "pictures")  # the groups of which some rows are promised something
 PROMISED_HEAD = HEAD.replace("Faster |", "Faster | Promised |").replace("--- |", "--- | --- |", 1)
 Rows = Mapping[str, Mapping[str, Any]]  # results by name
 TELLS_RAM = ("packed", "windows")
@@ -93,6 +94,7 @@ def promised(one: Mapping[str, Any]) -> str:
     told += [f"first {one['asked first']:g}x"] if one.get("asked first") else []
     told += [f"first < {one['asked first s']:g} s"] if one.get("asked first s") else []
     told += [f"RAM < {one['asked held GiB']:.3g} GiB"] if one.get("asked held GiB") else []
+    told += [f"peak < {one['asked peak GiB']:g} GiB"] if one.get("asked peak GiB") else []
     return ", ".join(told) or "-"
 
 
@@ -106,7 +108,8 @@ def line(row: Row, found: Rows) -> str:
 
 
 def notes(row: Row, found: Rows) -> list[str]:
-    """What a whole video's time went to, the first in a process and the next; and errors against fp32, where it was run."""
+    """What a whole video's or picture's time went to, the first in a process and a later one; and errors against fp32, where
+    stock was run so."""
     one = found[row.name]
     sides = {called: one[who] for who, called in WHO.items() if who in one}
     lines = [f"- {row.name}, {called}: {parts(side)}" for called, side in sides.items() if "parts s" in side]
@@ -125,10 +128,10 @@ def notes(row: Row, found: Rows) -> list[str]:
 
 
 def parts(side: Mapping[str, Any]) -> str:
-    """Of the first video and of the next."""
+    """Of the first video or picture and of a later one."""
     told = [
         f"{which} " + ", ".join(f"{part} {s:.3g} s" for part, s in took.items())
-        for which, took in zip(("first", "next"), side["parts s"], strict=True)
+        for which, took in zip(("first", "later"), side["parts s"], strict=True)
     ]
     if tuned := side.get("kernels measured s"):
         told.append(f"{tuned:.3g} s of the first for comparing kernels that no earlier row had compared")

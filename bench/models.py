@@ -2,7 +2,7 @@
 
     python bench models --free 8                     every row that is promised something; about 9 minutes on an H200
     python bench models --free 8 --only "14B 480"    the rows whose name has this; merged into the same file
-    python bench models --group budget               other rows: growth, budget, backend, switches, stock, storage, all
+    python bench models --group budget               other rows: growth, budget, pictures, packed, ... or all
     python bench models --accuracy --only "1.3B"     also an fp32 run of stock, and both sides' error against it
     python bench models --real DIR                   a folder's own checkpoints instead of random weights
     python bench models --quick                      tiny checkpoints on the CPU: that it runs, not how fast
@@ -23,7 +23,7 @@ from typing import Any
 
 from .end_to_end.parts import by_file
 from .end_to_end.results import HEAD, line, refresh_bounds
-from .end_to_end.rows import Row, all_rows, quick
+from .end_to_end.rows import Row, all_rows, quick, unpromised
 from .end_to_end.runner import Bench, add_options
 
 
@@ -37,7 +37,7 @@ def chosen_rows(options: argparse.Namespace) -> list[Row]:
     changes |= {name: getattr(options, name) for name in ("frames", "steps") if getattr(options, name)}
     rows = [replace(row, **changes) if row.work != "text" else row for row in rows]
     if changes.keys() & {"height", "width", "frames"}:  # what is asked is asked of the row as it was
-        rows = [replace(row, asked=None, asked_first=None, seconds=None, group="own size") for row in rows]
+        rows = [replace(unpromised(row), group="own size") for row in rows]
         rows = list({row.name: row for row in rows}.values())
     given = {"vram_budget": options.budget, "precision": options.precision, "kernels": options.kernels}
     given = {name: value for name, value in given.items() if value is not None}

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from . import pictures
+from .cost import Cost
 from .rows import WINDOWS_BUS, Row
 from .storages import STORED
 
@@ -51,15 +53,7 @@ class Language:
 
 
 QWEN3 = Language(width=2560, ffn=9728, heads=32, key_heads=8, head_width=128, layers=36, vocabulary=151936)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Operations in matrix products (or convolutions) and in attention, and bytes of weights in blocks."""
-
-    gemm: float
-    attention: float
-    weights: float = 0.0
+READ = {"flux2": 27}  # layers of it that somebody reads; all where it is not said
 
 
 @dataclass(frozen=True)
@@ -161,23 +155,40 @@ def vae_encode(row: Row, width: int = 96) -> Cost:
 
 
 def cost_of(row: Row) -> Cost:
-    """One forward of a row's work, for one prompt or one video."""
+    """One forward of a row's work, for one prompt, one video or one picture."""
+    if row.is_whole:
+        raise ValueError("a whole video or picture has the bounds of its parts")
+    if row.work == "text":
+        return umt5_forward(UMT5) if row.model == "t5" else qwen3_forward(language(row))
+    if row.is_picture:
+        return picture_cost(row)
     if row.work == "sample":
         return wan_forward(WAN[row.model], wan_tokens(row))
-    if row.work == "text":
-        return umt5_forward(UMT5) if row.model == "t5" else qwen3_forward(QWEN3)
-    if row.work == "video":
-        raise ValueError("a whole video has the bounds of its parts")
     return vae_decode(row) if row.work == "decode" else vae_encode(row)
 
 
+def language(row: Row) -> Language:
+    """A language model, as far as it is read."""
+    return replace(QWEN3, layers=READ.get(row.kind, QWEN3.layers))
+
+
+def picture_cost(row: Row) -> Cost:
+    if row.work == "sample":
+        _, height, width = row.latent_shape
+        if row.model in pictures.KLEIN:
+            return pictures.klein_forward(pictures.KLEIN[row.model], height * width)
+        return pictures.z_image_forward(pictures.Z_IMAGE, height * width)
+    through = pictures.decode_image if row.work == "decode" else pictures.encode_image
+    return through(pictures.IMAGE_VAES[row.model], row.height * row.width)
+
+
 def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
-    """Seconds of one step (two prompts, one forward: guidance), or of one run of the work.
+    """Seconds of one step (two prompts, one forward: guidance; of pictures one prompt), or of one run of the work.
 
     first: every weight still has to come; later, those that found room stay.
     """
     cost = cost_of(row)
-    prompts = 2 if row.work == "sample" else 1
+    prompts = 2 if row.work == "sample" and not row.is_picture else 1
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
     stored = cost.weights * STORED[row.storage]
     moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)

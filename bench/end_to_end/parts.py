@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .bounds import Rates, bound
-from .rows import VIDEOS, Row, Side
+from .rows import TAKES, VAES, WHOLE, Row, Side
 
 # What a user asks first comes first: whoever stops early has that.
 ORDER = (
     "table", "backend", "budget", "lora", "video", "growth", "switches", "stock", "storage", "ram", "packed", "windows", "cold",
+    "pictures",
 )  # fmt: skip
 PART_S = 300.0  # a part's reckoned seconds; calls may take 540
 START_S = 13.0  # many processes that start beside each other
@@ -23,12 +24,22 @@ H200 = Rates(700e12, 700e12, 55e9)
 SHARE = {"stock": 0.6, "ours": 0.83}
 HELD = {"stock": 0.33, "ours": 0.5}  # to mem-efficient attention, or to stock's operations
 VAE = {"stock": {480: 0.25, 720: 0.06}, "ours": {480: 0.38, 720: 0.42}}
+PICTURE_VAE = {"stock": 0.1, "ours": 0.25}
 FIRST_S = {
-    "stock": {"wan13": 0.6, "wan14": 8.0, "t5": 3.2, "qwen3": 4.0, "vae": 1.0},
-    "ours": {"wan13": 1.5, "wan14": 2.5, "t5": 1.5, "qwen3": 1.5, "vae": 3.0},
-}
+    "stock": {
+        "wan13": 0.6, "wan14": 8.0, "t5": 3.2, "qwen3": 4.0, "vae": 1.0,
+        "klein4": 5.8, "klein9": 12.0, "z_image": 9.0, "flux2_vae": 1.0, "flux_vae": 1.0,
+    },
+    "ours": {
+        "wan13": 1.5, "wan14": 2.5, "t5": 1.5, "qwen3": 1.5, "vae": 3.0,
+        "klein4": 2.0, "klein9": 3.0, "z_image": 3.0, "flux2_vae": 3.0, "flux_vae": 3.0,
+    },
+}  # fmt: skip
 OUT_OF_MEMORY_S = 12.0  # until stock finds out that it cannot
-WRITE_S = {"wan13": 2.0, "wan14": 15.0, "t5": 7.0, "qwen3": 5.0, "vae": 1.0}
+WRITE_S = {
+    "wan13": 2.0, "wan14": 15.0, "t5": 7.0, "qwen3": 5.0, "vae": 1.0,
+    "klein4": 5.0, "klein9": 10.0, "z_image": 7.0, "flux2_vae": 1.0, "flux_vae": 1.0,
+}  # fmt: skip
 POOL_S = 8.0  # to fill managed memory with 14B
 
 
@@ -57,19 +68,21 @@ def turn_seconds(row: Row, who: str, side: Side) -> float:
     who = "stock" if exact else who
     if who == "stock" and row.seconds:
         return OUT_OF_MEMORY_S
-    if row.work == "video":
-        size = (row.height, row.width, row.frames)
+    if row.is_whole:
+        size, takes = (row.height, row.width, row.frames), TAKES[row.work]
+        encoder, decoder = WHOLE[row.work]
         parts = (
-            Row("t5", "text", steps=2 * VIDEOS),
-            Row(row.model, "sample", *size, VIDEOS * row.steps),
-            Row("vae", "decode", *size, VIDEOS),
+            Row(encoder, "text", steps=takes * (1 if row.is_picture else 2), kind=row.kind),
+            Row(row.model, "sample", *size, takes * row.steps),
+            Row(decoder, "decode", *size, takes),
         )
         return TURN_S + sum(turn_seconds(part, who, side) - TURN_S for part in parts)
     reckoned = bound(row, H200)["bound"]
     held = side.attention == "efficient" or side.kernels == "off" or exact
     share = HELD[who] if held else SHARE[who]
-    if row.model == "vae":
-        share = VAE["stock" if held else who][480 if row.height <= 480 else 720]
+    if row.model in VAES:
+        of_whom = "stock" if held else who
+        share = PICTURE_VAE[of_whom] if row.is_picture else VAE[of_whom][480 if row.height <= 480 else 720]
     if row.lora and who == "stock":
         share /= 2  # it patches every weight anew
     if side.pack:

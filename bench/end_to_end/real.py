@@ -18,8 +18,9 @@ PUBLISHED: dict[Model, tuple[str, ...]] = {
     "wan13": ("wan2.1_t2v_1.3B",),
     "wan14": ("wan2.1_t2v_14B",),
     "t5": ("umt5_xxl",),
-    "qwen3": (),  # none is looked for
     "vae": ("wan_2.1_vae",),
+    # none of these is looked for
+    **dict.fromkeys(("qwen3", "klein4", "klein9", "z_image", "flux2_vae", "flux_vae"), ()),
 }
 STORAGES = {"F16": "fp16", "BF16": "bf16", "F32": "fp32", "F8_E4M3": "fp8_e4m3fn"}
 UMT5_TABLE = (256384, 4096)

@@ -64,6 +64,7 @@ def row_result(
     """sides: runs by `stock`, `ours` and `exact`. results: the card's file, for the rates that bounds are made of."""
     found: dict[str, Any] = {"name": row.name, "group": row.group, "asked": row.asked, "asked s": row.seconds}
     found |= {"asked first": row.asked_first, "asked first s": row.first_seconds, "asked held GiB": row.held}
+    found |= {"asked peak GiB": row.peak} if row.peak else {}
     found |= {"free GiB": free, "storage": row.storage, "steps": row.steps}
     if quick:
         found["quick"] = True
@@ -87,7 +88,7 @@ def row_result(
 
 def set_bounds(found: dict[str, Any], row: Row, rates: Rates) -> None:
     """What the card would need at the least, and which share of that each side reached."""
-    if row.work == "video":
+    if row.is_whole:
         return
     found["bounds s"] = bound(row, rates)
     found["bounds first s"] = bound(row, rates, first=True)
@@ -121,7 +122,7 @@ def met(found: Mapping[str, Any]) -> bool | None:
         return False
     if not ours or (found.get("asked") and "stock / ours" not in found):
         return None
-    checks = [ours["finite"], ours["peak GiB"] < LIMIT_GIB]
+    checks = [ours["finite"], ours["peak GiB"] < found.get("asked peak GiB", LIMIT_GIB)]
     checks += [found["stock / ours"] >= found["asked"]] if found["asked"] else []
     checks += [found["stock first / ours first"] >= found["asked first"]] if found["asked first"] else []
     for what, most in (("s", "asked s"), ("first s", "asked first s"), ("RAM held GiB", "asked held GiB")):

@@ -9,15 +9,44 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import gguf_pack
+from .pictures import LATENTS
 from .storages import GGUF, shown
 
-Model = Literal["wan13", "wan14", "vae", "t5", "qwen3"]
-Work = Literal["sample", "decode", "encode", "text", "video"]
-TITLES: dict[Model, str] = {"wan13": "1.3B", "wan14": "14B", "vae": "VAE", "t5": "UMT5-XXL", "qwen3": "Qwen3-4B"}
+Model = Literal["wan13", "wan14", "vae", "t5", "qwen3", "klein4", "klein9", "z_image", "flux2_vae", "flux_vae"]
+Work = Literal["sample", "decode", "encode", "text", "video", "picture"]
+TITLES: dict[Model, str] = {
+    "wan13": "1.3B",
+    "wan14": "14B",
+    "vae": "VAE",
+    "t5": "UMT5-XXL",
+    "qwen3": "Qwen3-4B",
+    "klein4": "klein 4B",
+    "klein9": "klein 9B",
+    "z_image": "Z-Image",
+    "flux2_vae": "Flux.2 VAE",
+    "flux_vae": "Flux VAE",
+}
+# The tiny checkpoints that stand in for them where there is no card.
+TINY: dict[Model, str] = {
+    "wan13": "wan_t2v",
+    "wan14": "wan_t2v",
+    "vae": "wan_vae",
+    "t5": "umt5",
+    "qwen3": "qwen3",
+    "klein4": "flux2",
+    "klein9": "flux2",
+    "z_image": "z_image",
+    "flux2_vae": "flux2_vae",
+    "flux_vae": "flux_vae",
+}
+VAES: tuple[Model, ...] = ("vae", "flux2_vae", "flux_vae")
+# Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
+WHOLE: dict[Work, tuple[Model, Model]] = {"video": ("t5", "vae"), "picture": ("qwen3", "flux2_vae")}
 LATENT = 8  # pixels of a side per latent pixel
 TIME = 4  # frames per latent frame, after the first
 WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
-VIDEOS = 2  # of a row of whole videos, each of two prompts
+TAKES: dict[Work, int] = {"video": 2, "picture": 4}  # of a row of whole ones; the first is apart
+CHANNELS = 16  # of a video's latents
 
 
 @dataclass(frozen=True)
@@ -59,10 +88,12 @@ class Row:
     asked    how many times faster than stock it has to be; `asked_first` is for the first time
     seconds  or how long it may take, where stock cannot do it; `first_seconds` is for the first time
     held     and how many GiB of RAM it may hold
+    peak     and of the card, where that is less than is promised everywhere
     group    `--group` chooses by it
     note     what sets it apart from the plain row of the same size; part of its name
     over     the note of the row that it is held against instead
     storage  of the weights
+    kind     stock's type of the text encoder, where it is not the first of its model's
     lora     rank of a LoRA on every matrix of the blocks; 0: none
     cold     the file is dropped from the page cache first
     """
@@ -78,10 +109,12 @@ class Row:
     seconds: float | None = None
     first_seconds: float | None = None
     held: float | None = None
+    peak: float | None = None
     group: str = "table"
     note: str = ""
     over: str = ""
     storage: str = "fp16"
+    kind: str = ""
     lora: int = 0
     cold: bool = False
     stock: Side | None = field(default=STOCK)
@@ -98,15 +131,29 @@ class Row:
         return self._called(self.over) if self.note else None
 
     def _called(self, note: str) -> str:
-        size = "512 tokens" if self.work == "text" else f"{self.height}x{self.width}x{self.frames}"
-        verb = f" {self.work}" if self.model == "vae" or self.work == "video" else ""
+        size = f"{self.height}x{self.width}" + (f"x{self.frames}" if self.frames else "")
+        size = "512 tokens" if self.work == "text" else size
+        verb = f" {self.work}" if self.model in VAES or self.is_whole else ""
         return ", ".join(part for part in (f"{TITLES[self.model]}{verb} {size}", note) if part)
 
     @property
     def files(self) -> tuple[tuple[Model, str], ...]:
         """Which models it needs, and in which storage."""
         own = (self.model, self.storage)
-        return (("t5", "fp16"), own, ("vae", "fp16")) if self.work == "video" else (own,)
+        if not self.is_whole:
+            return (own,)
+        encoder, decoder = WHOLE[self.work]
+        return (encoder, "fp16"), own, (decoder, "fp16")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the work, from a prompt to what is looked at."""
+        return self.work in WHOLE
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether its own model makes pictures: one prompt, no frames."""
+        return self.model in LATENTS
 
     @property
     def sides(self) -> tuple[tuple[str, Side], ...]:
@@ -120,8 +167,16 @@ class Row:
 
     @property
     def latent(self) -> tuple[int, int, int]:
-        """Frames, height and width of the latent."""
+        """Frames, height and width of a video's latent."""
         return (self.frames - 1) // TIME + 1, self.height // LATENT, self.width // LATENT
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Of one latent: channels, frames, height and width; a picture has no frames."""
+        if not self.is_picture:
+            return CHANNELS, *self.latent
+        latent = LATENTS[self.model]
+        return latent.channels, self.height // latent.side, self.width // latent.side
 
 
 def sampling(model: Model, height: int, width: int, frames: int, steps: int, **others: object) -> Row:
@@ -289,8 +344,37 @@ def packed() -> list[Row]:
     return rows
 
 
+def pictures() -> list[Row]:
+    """Flux.2 klein and Z-Image, the text encoder and the VAEs around them; a step is of one prompt, as they were distilled to."""
+
+    def row(model: Model, work: Work, side: int, steps: int, **others: object) -> Row:
+        return replace(Row(model, work, side, side, steps=steps, group="pictures"), **others)  # type: ignore[arg-type]
+
+    held = {"note": "held to Turing", **TURING}
+    rows = [
+        row("klein4", "sample", 1024, 6, seconds=0.065, first_seconds=0.8),
+        row("klein4", "sample", 1024, 6, asked=1.5, **held),
+        row("klein4", "sample", 2048, 3, asked=1.0),  # which asks for the peak
+        row("klein4", "picture", 1024, 4, asked=1.8, kind="flux2"),
+        row("klein9", "sample", 1024, 6, asked=1.25, asked_first=5.0),
+        row("z_image", "sample", 1024, 6, asked=1.4, asked_first=5.0),
+        row("z_image", "sample", 1024, 6, asked=1.5, **held),
+        Row(
+            "qwen3", "text", steps=5, seconds=0.03, first_seconds=0.4, kind="flux2", note="for klein", group="pictures"
+        ),
+    ]
+    for vae in ("flux2_vae", "flux_vae"):
+        works: tuple[tuple[Work, int, float], ...] = (
+            ("decode", 1024, 2.2),
+            ("decode", 2048, 2.5),
+            ("encode", 1024, 2.0),
+        )
+        rows += [row(vae, work, side, 4, asked=ratio, peak=3.0) for work, side, ratio in works]
+    return rows
+
+
 def all_rows() -> list[Row]:
-    rows = table() + more() + packed()
+    rows = table() + more() + packed() + pictures()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows
@@ -298,10 +382,13 @@ def all_rows() -> list[Row]:
 
 def quick(row: Row) -> Row:
     """The same row at a size for two CPU cores. The figures mean nothing; that it runs does."""
-    small: dict[str, Any] = {} if row.work == "text" else {"height": 64, "width": 64, "frames": 5}
+    small: dict[str, Any] = {} if row.work == "text" else {"height": 64, "width": 64, "frames": 5 if row.frames else 0}
     small["steps"] = 2 if row.work == "sample" else 1
     if row.needs_pack and gguf_pack.folder() is None:
         small["stock"] = None
-    return replace(
-        row, **small, note=row.note or "tiny", asked=None, asked_first=None, seconds=None, first_seconds=None, held=None
-    )
+    return replace(unpromised(row), **small, note=row.note or "tiny")
+
+
+def unpromised(row: Row) -> Row:
+    """The same row, of which nothing is asked."""
+    return replace(row, asked=None, asked_first=None, seconds=None, first_seconds=None, held=None, peak=None)

@@ -17,21 +17,22 @@ from pathlib import Path
 import torch
 
 from ... import checkpoints
-from ...checkpoints import llama, spiece, umt5, wan, wan_vae
+from ...checkpoints import flux, kl_vae, llama, spiece, umt5, wan, wan_vae, z_image
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
 from .bounds import QWEN3, UMT5, WAN
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, in_bytes, packed, plain
+from .pictures import IMAGE_VAES, KLEIN, Z_IMAGE
+from .rows import TINY, Model
 from .storages import GGUF, file_name
 
 WRITERS = 8
 PIECE = 64 << 20  # bytes
 VOCABULARY = 256384
-KINDS = {"wan13": "wan_t2v", "wan14": "wan_t2v", "vae": "wan_vae", "t5": "umt5", "qwen3": "qwen3"}
 
 
-def table(model: str) -> Table:
+def table(model: Model) -> Table:
     """Every tensor of the published file."""
     if model in WAN:
         size = WAN[model]
@@ -41,6 +42,14 @@ def table(model: str) -> Table:
         return umt5.table(umt5.Umt5Size(UMT5.dim, heads, 64, UMT5.ffn, UMT5.layers, VOCABULARY))
     if model == "qwen3":
         return llama.table(llama.LlamaSize(**asdict(QWEN3)))
+    if model in KLEIN:
+        klein = KLEIN[model]
+        return flux.table(flux.FluxSize(klein.dim, klein.double, klein.single, klein.text, klein.channels, shared=True))
+    if model == "z_image":
+        return z_image.table(z_image.ZImageSize(Z_IMAGE.dim, Z_IMAGE.layers, Z_IMAGE.text))
+    if model in IMAGE_VAES:
+        vae = IMAGE_VAES[model]
+        return kl_vae.table(kl_vae.KlSize(vae.channels, vae.folded, vae.folded, vae.width))
     return wan_vae.table_21(wan_vae.VaeSize(96, 96))
 
 
@@ -58,7 +67,7 @@ def path_of(folder: Path, model: str, storage: str) -> Path:
     return folder / file_name(model, storage)
 
 
-def write(model: str, folder: Path, storage: str, device: str) -> dict[str, object]:
+def write(model: Model, folder: Path, storage: str, device: str) -> dict[str, object]:
     """Make sure the file is there. Returns its path, size and how long it took."""
     path = path_of(folder, model, storage)
     start = time.perf_counter()
@@ -68,11 +77,11 @@ def write(model: str, folder: Path, storage: str, device: str) -> dict[str, obje
     return {"path": str(path), "bytes": path.stat().st_size, "seconds": time.perf_counter() - start}
 
 
-def write_tiny(model: str, folder: Path, storage: str) -> dict[str, object]:
+def write_tiny(model: Model, folder: Path, storage: str) -> dict[str, object]:
     """The tiny checkpoint that stands in for it where there is no card. What ours alone differs in, fp8, is left out."""
     start = time.perf_counter()
     if storage in PLAIN:
-        path = checkpoints.write(KINDS[model], folder)
+        path = checkpoints.write(TINY[model], folder)
     else:
         path = path_of(folder, model, storage)
         write_table(path, tiny_table(model), storage, "cpu")

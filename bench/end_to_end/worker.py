@@ -15,17 +15,20 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from . import pictures
 from .bounds import TEXT_TOKENS
-from .rows import VIDEOS, Row, Side
+from .rows import TAKES, WHOLE, Model, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
 GUIDANCE = 6.0
+KINDS = {"t5": "wan", "qwen3": "lumina2"}  # stock's types of text encoders, where a row names none
 
 
 def row_of(job: dict[str, Any]) -> Row:
@@ -90,7 +93,8 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
 
     run.paths = paths
     result: dict[str, Any] = {}
-    with Card(run.job["free"] if run.side.ballast and run.cuda else None) as card, torch.inference_mode():
+    ballast = run.job["free"] if run.side.ballast and run.cuda else None
+    with Card(ballast) as card, torch.inference_mode(), small_files_too(run.job):
         result["free GiB"] = card.start / 2**30
         try:
             result |= run()
@@ -100,6 +104,19 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
         result["peak GiB"] = card.peak
     result |= run.told()
     return result | host_memory(run.ram_before, result.get("pager", {})) | {"environment": describe()}
+
+
+@contextmanager
+def small_files_too(job: dict[str, Any]) -> Iterator[None]:
+    """Of tiny checkpoints stock takes some only while it reads all sizes from the file."""
+    if not job["quick"]:
+        yield
+        return
+    from ... import checkpoints  # noqa: PLC0415
+
+    importlib.import_module("comfy.sd")
+    with checkpoints.narrow.opened(importlib.import_module("comfy")):
+        yield
 
 
 def session(job: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +185,8 @@ class Run:
         if self.row.cold:
             drop_from_cache(self.paths[self.row.model])
         works = {
-            "sample": self.sample, "text": self.text, "decode": self.decode, "encode": self.encode, "video": self.video,
+            "sample": self.sample, "text": self.text, "decode": self.decode, "encode": self.encode, "video": self.whole,
+            "picture": self.whole,
         }  # fmt: skip
         return works[self.row.work]()
 
@@ -242,8 +260,9 @@ class Run:
         import torch  # noqa: PLC0415
 
         generator = torch.Generator().manual_seed(1)
-        width = model.model.diffusion_model.text_embedding[0].in_features
-        positive, negative = ([[torch.randn(1, 512, width, generator=generator), {}]] for _ in range(2))
+        tokens, entry = prompt_shape(self.row.model, model.model.diffusion_model)
+        shape = (1, tokens, entry.in_features)
+        positive, negative = ([[torch.randn(shape, generator=generator), {}]] for _ in range(2))
         return positive, negative
 
     def sampled(self, model: Any, positive: Any, negative: Any) -> tuple[Any, list[float]]:
@@ -251,7 +270,8 @@ class Run:
         import comfy.sample  # noqa: PLC0415
         import torch  # noqa: PLC0415
 
-        noise = torch.randn(1, 16, *self.row.latent, generator=torch.Generator().manual_seed(0))
+        noise = torch.randn(1, *self.row.latent_shape, generator=torch.Generator().manual_seed(0))
+        guidance = 1.0 if self.row.is_picture else GUIDANCE  # these were distilled: there is no second prompt
         ticks = [self.clock()]
 
         def tick(*_: Any) -> None:
@@ -259,7 +279,7 @@ class Run:
             self._first_is_over()
 
         out = comfy.sample.sample(
-            model, noise, self.row.steps, GUIDANCE, "euler", "simple", positive, negative, torch.zeros_like(noise),
+            model, noise, self.row.steps, guidance, "euler", "simple", positive, negative, torch.zeros_like(noise),
             seed=0, disable_pbar=True, callback=tick,
         )  # fmt: skip
         return out, [after - before for before, after in itertools.pairwise(ticks)]
@@ -270,19 +290,17 @@ class Run:
         clip, loading = self.text_encoder(self.row.model)
 
         def encode(number: int) -> Any:
-            if self.row.model == "qwen3":  # whose prompts are as long as they are; every vocabulary has these
-                tokens = {"qwen3_4b": [[((3 * i + number) % 200, 1.0) for i in range(TEXT_TOKENS)]]}
-            else:
-                tokens = clip.tokenize(PROMPT.format(number))
+            is_qwen3 = self.row.model == "qwen3"  # whose prompts are as long as they are
+            tokens = qwen3_tokens(number) if is_qwen3 else clip.tokenize(PROMPT.format(number))
             return clip.encode_from_tokens_scheduled(tokens)[0][0]
 
         return {"load s": loading, **self.repeated(encode)}
 
-    def text_encoder(self, model: str = "t5") -> tuple[Any, float]:
+    def text_encoder(self, model: Model) -> tuple[Any, float]:
         import comfy.sd  # noqa: PLC0415
 
         path, options = self.paths[model], self.tiny_text(model)
-        kind = {"t5": "wan", "qwen3": "lumina2"}[model]
+        kind = self.row.kind or KINDS[model]
         if self.ours:
             more = {} if model == "t5" else {"kind": kind, "options": options}
             clip, loading = self._load(self.fusion.load_text_encoder, path, [], **self._budget(), **more)
@@ -292,17 +310,18 @@ class Run:
         self.model = clip.patcher
         return clip, loading
 
-    def video(self) -> dict[str, Any]:
-        """Two prompts to frames, as a workflow does it, and then two others: the first time everything is loaded, and kernels
-        are compared. The parts are apart."""
+    def whole(self) -> dict[str, Any]:
+        """Prompts to frames or to a picture, as a workflow does it, and again with others: the first time everything is loaded,
+        and kernels are compared. The parts are apart, of the first and of the last."""
+        encoder, decoder = WHOLE[self.row.work]
         begun = self.clock()
-        clip, loading = self.text_encoder()
+        clip, loading = self.text_encoder(encoder)
         model, more = self.diffusion_model()
-        vae, most = self.vae()
-        found: dict[str, Any] = {"load s": loading + more + most, "s": [], "parts s": []}
-        for take in range(VIDEOS):
-            words = (clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT.format(2 * take + i))) for i in range(2))
-            positive, negative = words
+        vae, most = self.vae(decoder)
+        found: dict[str, Any] = {"load s": loading + more + most, "s": []}
+        parts = []
+        for take in range(TAKES[self.row.work]):
+            positive, negative = self.prompts(clip, take)
             ticks = [begun, self.clock()]
             latent, found["steps s"] = self.sampled(model, positive, negative)
             ticks.append(self.clock())
@@ -310,14 +329,29 @@ class Run:
             ticks.append(self.clock())
             found["s"].append(ticks[-1] - begun)
             lengths = (after - before for before, after in itertools.pairwise(ticks))
-            found["parts s"].append(dict(zip(("text", "sampling", "frames"), lengths, strict=True)))
+            last = "picture" if self.row.is_picture else "frames"
+            parts.append(dict(zip(("text", "sampling", last), lengths, strict=True)))
             if take == 0:
                 found |= self.judged(frames)
                 self.tuning_in_first = self.tuning
             del latent, frames
             begun = self.clock()
         self.model = model  # of the three the one to be asked
-        return found
+        return found | {"parts s": [parts[0], parts[-1]]}
+
+    def prompts(self, clip: Any, take: int) -> tuple[Any, Any]:
+        """What is wanted, and what is not: of a picture nothing, since it was distilled to that."""
+        import torch  # noqa: PLC0415
+
+        if self.row.is_picture:
+            # A tiny encoder has none of the words that stock's tokenizer knows.
+            tokens = qwen3_tokens(take) if self.job["quick"] else clip.tokenize(PROMPT.format(take))
+            positive = clip.encode_from_tokens_scheduled(tokens)
+            return positive, [[torch.zeros_like(states), dict(more)] for states, more in positive]
+        wanted, unwanted = (
+            clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT.format(2 * take + i))) for i in range(2)
+        )
+        return wanted, unwanted
 
     def tiny_text(self, model: str) -> dict[str, Any]:
         """Stock has the sizes of the published encoder built in: a tiny one needs them told."""
@@ -327,35 +361,38 @@ class Run:
 
         options: dict[str, Any]
         if model == "qwen3":
-            options = checkpoints.llama.options_of(checkpoints.llama.QWEN3)
+            options = dict(checkpoints.llama.options_of(checkpoints.llama.QWEN3))
+            if self.row.kind == "flux2":  # which reads layers that the tiny one does not have
+                reading: Any = importlib.import_module("comfy.text_encoders.flux").Qwen3_4BModel
+                options["qwen3_4b_class"] = partial(reading, layer=[0, 1, 2])
         else:  # ours tell a packed one by its tensors
             path = Path(self.paths[model])
             options = {} if path.suffix == ".gguf" else checkpoints.umt5.model_options(path)
         return options
 
-    def vae(self) -> tuple[Any, float]:
+    def vae(self, model: Model) -> tuple[Any, float]:
         import comfy.sd  # noqa: PLC0415
         import comfy.utils  # noqa: PLC0415
 
         if self.ours:
-            vae, loading = self._load(self.fusion.load_vae, self.paths["vae"], **self._budget())
+            vae, loading = self._load(self.fusion.load_vae, self.paths[model], **self._budget())
         else:
-            vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.paths["vae"])))
+            vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.paths[model])))
         self.model = vae.patcher
         return vae, loading
 
     def decode(self) -> dict[str, Any]:
         import torch  # noqa: PLC0415
 
-        vae, loading = self.vae()
-        latent = torch.randn(1, 16, *self.row.latent, generator=torch.Generator().manual_seed(0))
+        vae, loading = self.vae(self.row.model)
+        latent = torch.randn(1, *self.row.latent_shape, generator=torch.Generator().manual_seed(0))
         return {"load s": loading, "computes in": str(vae.vae_dtype)[6:], **self.repeated(lambda _: vae.decode(latent))}
 
     def encode(self) -> dict[str, Any]:
         import torch  # noqa: PLC0415
 
-        vae, loading = self.vae()
-        shape = (self.row.frames, self.row.height, self.row.width, 3)
+        vae, loading = self.vae(self.row.model)
+        shape = (max(1, self.row.frames), self.row.height, self.row.width, 3)
         pixels = torch.rand(shape, generator=torch.Generator().manual_seed(0))
         return {"load s": loading, "computes in": str(vae.vae_dtype)[6:], **self.repeated(lambda _: vae.encode(pixels))}
 
@@ -404,6 +441,20 @@ class Run:
                 "peak GiB": {name: round(n / 2**30, 3) for name, n in told["peak bytes"].items()},
             }
         return result
+
+
+def prompt_shape(model: Model, net: Any) -> tuple[int, Any]:
+    """Tokens of a made-up prompt, and the first Linear that it meets."""
+    if model in pictures.KLEIN:
+        return pictures.KLEIN[model].tokens, net.txt_in
+    if model == "z_image":
+        return pictures.Z_IMAGE.tokens, net.cap_embedder[1]
+    return TEXT_TOKENS, net.text_embedding[0]
+
+
+def qwen3_tokens(number: int) -> dict[str, Any]:
+    """A prompt of ids that every vocabulary has."""
+    return {"qwen3_4b": [[((3 * i + number) % 200, 1.0) for i in range(TEXT_TOKENS)]]}
 
 
 def count_forwards(net: Any) -> list[int]:

@@ -30,7 +30,7 @@ def test_every_row_is_in_one_part_and_every_part_fits_into_a_call() -> None:
     names = [row.name for part in cut for row in part.rows]
     assert sorted(names) == sorted(row.name for row in rows.all_rows())
     assert all(part.seconds < 8.8 * 60 for part in cut), "minutes of a part"
-    assert sum(part.seconds for part in cut) <= 29 * 60, "minutes of the whole"
+    assert sum(part.seconds for part in cut) <= 33 * 60, "minutes of the whole"
     assert [part.kind for part in cut[-2:]] == ["kernels", "pager"]
 
 
@@ -53,6 +53,8 @@ def test_a_row_costs_more_with_more_of_everything() -> None:
     off = rows.Side(kernels="off")
     assert parts.turn_seconds(large, "ours", off) > parts.turn_seconds(large, "ours", rows.OURS)
     assert parts.turn_seconds(large, "exact", rows.Side()) > parts.turn_seconds(large, "stock", rows.STOCK)
+    picture = Row("klein4", "picture", 1024, 1024, steps=4, kind="flux2")
+    assert parts.row_seconds(picture) > parts.row_seconds(Row("klein4", "sample", 1024, 1024, steps=4))
     video = Row("wan13", "video", 480, 832, 81, 10)
     assert parts.row_seconds(video) > parts.row_seconds(rows.sampling("wan13", 480, 832, 81, 10))
 
@@ -400,10 +402,12 @@ def test_every_group_runs_on_the_cpu(tmp_path: Path) -> None:
             assert "error" not in side and side["finite"] and side["s"] > 0 and side["spread"] > 0, (row.name, who)
             if who == "stock":
                 assert "pager" not in side
-            elif row.model.startswith("wan"):
+            elif row.model.startswith(("wan", "klein", "z_image")):
                 assert side["pager"]["backend"].startswith("host"), row.name
         if len(row.sides) == 2:
-            assert found[row.name]["accuracy"]["ours against stock"] < 1e-5, row.name
+            # A stream in fp32, as stock has it here, Z-Image surrounds by products in fp16.
+            allowed = 1e-3 if row.model == "z_image" else 1e-5
+            assert found[row.name]["accuracy"]["ours against stock"] < allowed, row.name
     assert "these figures mean nothing" in done.stdout and not list(tmp_path.glob("*.safetensors"))
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from array import array
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import comfy.ldm.flux.model
+import comfy.ldm.lumina.model
+import comfy.ldm.models.autoencoder
 import comfy.ldm.wan.model
 import comfy.ldm.wan.vae
+import comfy.model_detection
 import comfy.ops
+import comfy.sd
 import comfy.text_encoders.llama
 import comfy.text_encoders.t5
 import comfy.utils
@@ -19,11 +26,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusestream.bench import models, report
-from fusestream.bench.end_to_end import bounds, results, rows, weights, worker
+from fusestream import checkpoints
+from fusestream.bench import groups, models, report
+from fusestream.bench.end_to_end import bounds, pictures, results, rows, weights, worker
 from fusestream.bench.end_to_end.bounds import Rates
 from fusestream.bench.end_to_end.rows import Row
 from fusestream.checkpoints.llama import LlamaSize, options_of
+from fusestream.checkpoints.weights import Table
 from fusestream.kernels_cuda import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +53,34 @@ def wan(size: bounds.Sizes, dtype: torch.dtype, device: str) -> torch.nn.Module:
 def vae(width: int, device: str) -> Any:
     with torch.device(device):
         return comfy.ldm.wan.vae.WanVAE(dim=width, z_dim=16, temperal_downsample=[False, True, True])
+
+
+def painter(table: Table, device: str) -> torch.nn.Module:
+    """Stock's transformer for a file of these names and shapes."""
+    meta = {name: torch.empty(spec.shape, dtype=HALF, device="meta") for name, spec in table.items()}
+    config = comfy.model_detection.model_config_from_unet(meta, "")
+    kinds = {"flux2": comfy.ldm.flux.model.Flux, "lumina2": comfy.ldm.lumina.model.NextDiT}
+    kind = kinds[config.unet_config["image_model"]]
+    unused = ("allow_fp16",)  # which is about types
+    known = {name: value for name, value in config.unet_config.items() if name not in unused}
+    made: torch.nn.Module = kind(**known, device=device, dtype=torch.float32, operations=comfy.ops.manual_cast)
+    return made
+
+
+def image_vae(size: pictures.ImageVae, device: str) -> Any:
+    sizes = {
+        "double_z": True, "z_channels": size.channels, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": size.width,
+        "ch_mult": list(pictures.MULTIPLIERS), "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
+    }  # fmt: skip
+    with torch.device(device):
+        if size.folded:
+            folded = sizes | {"batch_norm_latent": True}
+            return comfy.ldm.models.autoencoder.AutoencoderKL(ddconfig=folded, embed_dim=size.channels)
+        return comfy.ldm.models.autoencoder.AutoencodingEngine(
+            regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
+            encoder_config={"target": "comfy.ldm.modules.diffusionmodules.model.Encoder", "params": sizes},
+            decoder_config={"target": "comfy.ldm.modules.diffusionmodules.model.Decoder", "params": sizes},
+        )
 
 
 def t5_config() -> dict[str, Any]:
@@ -114,6 +151,61 @@ def test_the_vae_costs_what_stock_computes(work: str) -> None:
     assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.06)  # few frames: zeros that stock computes with
 
 
+def test_a_klein_costs_what_stock_computes() -> None:
+    size = pictures.Klein(dim=512, double=2, single=3, text=96)
+    table = checkpoints.flux.table(checkpoints.flux.FluxSize(512, 2, 3, size.text, size.channels, shared=True))
+    net = painter(table, "cpu")
+    x, text = torch.zeros(1, size.channels, 16, 24), torch.zeros(1, size.tokens, size.text)
+    counted = operations(lambda: net(x, torch.zeros(1), text))
+    cost = pictures.klein_forward(size, 16 * 24)
+    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
+    weights_of_blocks = sum(math.prod(spec.shape) for name, spec in table.items() if "_blocks." in name)
+    assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
+
+
+def test_a_z_image_costs_what_stock_computes() -> None:
+    size = replace(pictures.Z_IMAGE, dim=384, layers=3, text=96, ffn=1024)
+    table = checkpoints.z_image.table(checkpoints.z_image.ZImageSize(384, 3, 96))
+    with checkpoints.narrow.opened(comfy):
+        net = painter(table, "cpu")
+    x, text = torch.zeros(1, size.channels, 32, 48), torch.zeros(1, size.tokens, size.text)
+    counted = operations(lambda: net(x, torch.zeros(1), text, num_tokens=size.tokens))
+    cost = pictures.z_image_forward(size, 32 * 48)
+    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
+    blocks = ("layers.", "noise_refiner.", "context_refiner.")
+    weights_of_blocks = sum(math.prod(spec.shape) for name, spec in table.items() if name.startswith(blocks))
+    assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
+
+
+@pytest.mark.parametrize("model", pictures.IMAGE_VAES)
+def test_a_vae_of_pictures_costs_what_stock_computes(model: str) -> None:
+    size = replace(pictures.IMAGE_VAES[model], width=32)
+    net, (channels, side) = image_vae(size, "cpu"), (size.channels, 8)
+    if size.folded:
+        channels, side = 4 * channels, 2 * side
+    decoded = operations(lambda: net.decode(torch.zeros(1, channels, 128 // side, 64 // side)))
+    encoded = operations(lambda: net.encode(torch.zeros(1, 3, 128, 64)))
+    for counted, cost in (
+        (decoded, pictures.decode_image(size, 128 * 64)),
+        (encoded, pictures.encode_image(size, 128 * 64)),
+    ):
+        assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
+
+
+def test_a_row_of_pictures_has_the_bound_of_its_own_work() -> None:
+    """And nothing is promised that the card could not do."""
+    every = {row.name: row for row in rows.pictures()}
+    for row in every.values():
+        for is_first, promised in ((False, row.seconds), (True, row.first_seconds)):
+            assert not promised or bounds.bound(row, FIELD, first=is_first)["bound"] < promised, row.name
+    assert bounds.bound(every["klein 4B 1024x1024"], FIELD)["bus"] == 0, "what fits is not brought again"
+    assert bounds.bound(every["klein 9B 1024x1024"], FIELD)["bus"] > 0
+    whole, read = bounds.cost_of(Row("qwen3", "text")), bounds.cost_of(every["Qwen3-4B 512 tokens, for klein"])
+    assert read.gemm == pytest.approx(0.75 * whole.gemm), "27 of 36 layers"
+    with pytest.raises(ValueError, match="bounds of its parts"):
+        bounds.cost_of(every["klein 4B picture 1024x1024"])
+
+
 def test_fp8_halves_the_bus_and_the_first_time_moves_all() -> None:
     row = rows.sampling("wan14", 480, 480, 17, 3)
     first = bounds.bound(row, FIELD, first=True)["bus"]
@@ -166,6 +258,43 @@ def test_weights_have_the_names_and_shapes_of_stocks_model(model: str) -> None:
         made = wan(bounds.WAN[model], HALF, "meta")
     wanted = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
     assert {name: spec.shape for name, spec in weights.table(model).items()} == wanted
+
+
+@pytest.mark.parametrize(("model", "gb"), [("klein4", 7.8), ("klein9", 18.2), ("z_image", 12.3)])
+def test_weights_of_pictures_have_the_names_and_shapes_of_stocks_model(model: rows.Model, gb: float) -> None:
+    """Which stock builds by the names and shapes alone: it is of the published size, and lacks nothing."""
+    table = weights.table(model)
+    wanted = {name: tuple(tensor.shape) for name, tensor in painter(table, "meta").state_dict().items()}
+    assert {name.replace(".scale", ".weight"): spec.shape for name, spec in table.items()} == wanted
+    assert 2e-9 * sum(math.prod(spec.shape) for spec in table.values()) == pytest.approx(gb, rel=0.01)
+
+
+@pytest.mark.parametrize("model", pictures.IMAGE_VAES)
+def test_weights_of_vaes_of_pictures_have_the_names_and_shapes_of_stocks(model: rows.Model) -> None:
+    held = image_vae(pictures.IMAGE_VAES[model], "meta").state_dict()
+    wanted = {name: tuple(t.shape) for name, t in held.items() if not name.endswith("num_batches_tracked")}
+    stocks = re.compile(r"(encoder|decoder)\.(?=(post_)?quant_conv\.)")  # it moves these two as it loads
+    assert {stocks.sub("", name): spec.shape for name, spec in weights.table(model).items()} == wanted
+
+
+def test_a_picture_is_promised_as_the_work_was_asked_for() -> None:
+    """And where the peak is what is asked, a higher one is a miss."""
+    row = next(row for row in rows.pictures() if row.name == "Flux.2 VAE decode 2048x2048")
+    for peak, is_met in ((2.9, True), (3.1, False)):
+        ours = run(1.0, 0.2, **{"peak GiB": peak})
+        found = results.row_result(row, {"stock": [run(1.0, 0.6)], "ours": [ours]}, {}, 8.0, quick=False)
+        assert found["met"] is is_met and groups.promised(found) == "2.5x, peak < 3 GiB"
+    assert all(row.asked or row.seconds for row in rows.pictures())
+    assert all(rows.quick(row).peak is None for row in rows.pictures())
+
+
+def test_a_picture_is_drawn_without_frames() -> None:
+    shapes = {row.name: row.latent_shape for row in rows.pictures() if row.work == "sample"}
+    assert shapes["klein 4B 2048x2048"] == (128, 128, 128) and shapes["Z-Image 1024x1024"] == (16, 128, 128)
+    video = rows.sampling("wan13", 480, 832, 81, 3)
+    assert video.latent_shape == (16, 21, 60, 104)
+    whole = next(row for row in rows.pictures() if row.work == "picture")
+    assert whole.files == (("qwen3", "fp16"), ("klein4", "fp16"), ("flux2_vae", "fp16"))
 
 
 @pytest.mark.parametrize("storage", ["fp16", "fp8_e4m3fn"])

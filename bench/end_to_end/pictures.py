@@ -1,0 +1,142 @@
+"""The models of pictures that rows are for: their sizes, and what a step, a decoded and an encoded picture cost. Standard library
+only: rows and bounds read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .cost import Cost
+
+HALF = 2.0  # bytes
+MULTIPLIERS = (1, 2, 4, 4)  # of a VAE's width, from pixels down
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Channels of a latent pixel, and pixels of a side that it stands for."""
+
+    channels: int
+    side: int
+
+
+LATENTS = {
+    "klein4": Latent(128, 16),
+    "klein9": Latent(128, 16),
+    "z_image": Latent(16, 8),
+    "flux2_vae": Latent(128, 16),
+    "flux_vae": Latent(16, 8),
+}
+
+
+@dataclass(frozen=True)
+class Klein:
+    """A Flux.2's sizes. text: width of the prompt, three layers of a language model one beside the other."""
+
+    dim: int
+    double: int
+    single: int
+    text: int
+    tokens: int = 512  # stock fills a prompt up to them
+    channels: int = 128
+
+
+@dataclass(frozen=True)
+class ZImage:
+    """A Z-Image's sizes. refiners: blocks before the others, as many for the picture as for the prompt."""
+
+    dim: int
+    layers: int
+    text: int
+    ffn: int
+    refiners: int = 2
+    tokens: int = 256  # of a long prompt: stock fills none up
+    channels: int = 16
+    patch: int = 2
+    modulation: int = 256
+
+
+@dataclass(frozen=True)
+class ImageVae:
+    """A picture VAE's sizes. channels: of its own latents, of which some fold 2x2 into one."""
+
+    channels: int
+    folded: bool
+    width: int = 128
+
+
+KLEIN = {"klein4": Klein(3072, 5, 20, 3 * 2560), "klein9": Klein(4096, 8, 24, 3 * 4096)}
+Z_IMAGE = ZImage(dim=3840, layers=30, text=2560, ffn=10240)
+IMAGE_VAES = {"flux2_vae": ImageVae(channels=32, folded=True), "flux_vae": ImageVae(channels=16, folded=False)}
+
+
+def klein_forward(size: Klein, pixels: int) -> Cost:
+    """One forward. pixels: of the latent, a token each. A double block has the matrices of a block for either stream."""
+    d, tokens = size.dim, pixels + size.tokens
+    block = 13.0 * d * d  # q, k, v and the projection; both halves of the MLP's way in, and its way out
+    ends = 2.0 * d * (2 * pixels * size.channels + size.tokens * size.text)
+    count = size.double + size.single
+    return Cost(
+        gemm=count * 2 * tokens * block + ends,
+        attention=count * 4.0 * tokens * tokens * d,
+        weights=HALF * block * (2 * size.double + size.single),
+    )
+
+
+def z_image_forward(size: ZImage, pixels: int) -> Cost:
+    """One forward. pixels: of the latent, four in a token. The pixels, the prompt and both pass blocks of their own number."""
+    d, picture, text = size.dim, pixels // size.patch**2, size.tokens
+    block = 4.0 * d * d + 3.0 * d * size.ffn
+    passes = [(size.layers, picture + text), (size.refiners, picture), (size.refiners, text)]
+    ends = 2.0 * d * (2 * picture * size.channels * size.patch**2 + text * size.text)
+    modulated = 4.0 * d * size.modulation  # the prompt's own blocks are not
+    return Cost(
+        gemm=sum(2 * count * tokens * block for count, tokens in passes) + ends,
+        attention=sum(4.0 * count * tokens * tokens * d for count, tokens in passes),
+        weights=HALF * (sum(count for count, _ in passes) * block + (size.layers + size.refiners) * modulated),
+    )
+
+
+def _square(into: int, out: int, pixels: float) -> float:
+    """A 3x3 convolution."""
+    return 18.0 * pixels * into * out
+
+
+def _residual(into: int, out: int, pixels: float) -> float:
+    """Two 3x3 convolutions, and one of 1x1 where the width changes."""
+    return _square(into, out, pixels) + _square(out, out, pixels) + (2.0 * pixels * into * out if into != out else 0.0)
+
+
+def _middle(width: int, pixels: float) -> Cost:
+    """Two residual blocks, and attention of one head between them."""
+    return Cost(2 * _residual(width, width, pixels) + 8.0 * pixels * width * width, 4.0 * pixels * pixels * width)
+
+
+def decode_image(vae: ImageVae, pixels: float) -> Cost:
+    """Latents to pixels. pixels: of the picture."""
+    pixels /= 4 ** (len(MULTIPLIERS) - 1)
+    into = vae.width * MULTIPLIERS[-1]
+    middle = _middle(into, pixels)
+    gemm = middle.gemm + _square(vae.channels, into, pixels)
+    for stage in reversed(range(len(MULTIPLIERS))):
+        out = vae.width * MULTIPLIERS[stage]
+        gemm += _residual(into, out, pixels) + 2 * _residual(out, out, pixels)
+        if stage:
+            pixels *= 4
+            gemm += _square(out, out, pixels)
+        into = out
+    return Cost(gemm + _square(into, 3, pixels), middle.attention)
+
+
+def encode_image(vae: ImageVae, pixels: float) -> Cost:
+    """Pixels to latents: means and log variances."""
+    gemm, into = _square(3, vae.width, pixels), vae.width
+    for stage, multiplier in enumerate(MULTIPLIERS):
+        out = vae.width * multiplier
+        gemm += _residual(into, out, pixels) + _residual(out, out, pixels)
+        if stage < len(MULTIPLIERS) - 1:
+            pixels /= 4
+            gemm += _square(out, out, pixels)
+        into = out
+    middle = _middle(into, pixels)
+    return Cost(gemm + middle.gemm + _square(into, 2 * vae.channels, pixels), middle.attention)
