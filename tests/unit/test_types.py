@@ -64,7 +64,7 @@ def test_z_image_that_stock_does_not_trust_in_fp16_computes_in_fp32(
 
 @pytest.mark.usefixtures("card_with_bf16")
 def test_a_type_that_the_user_asked_for_is_kept(families_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from comfy.cli_args import args  # noqa: PLC0415
+    from comfy.cli_args import args
 
     path = checkpoints.write("flux2", families_folder, "bf16")
     monkeypatch.setattr(args, "bf16_unet", True)
