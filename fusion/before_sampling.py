@@ -1,20 +1,25 @@
 """What is looked at once, when a sampling begins and before the model is loaded for it: whether model, latents and prompts go
-together. It stands around each sampling with a MODEL of our loader and with its clones, streamed or not.
+together, and how many prompts there are. It stands around each sampling with a MODEL of our loader and with its clones, streamed or
+not.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import comfy.patcher_extension
+import comfy.samplers
 import torch
 
 from . import notices
 from .errors import WrongFile
 from .family import Family
 from .latents import vae_for
+from .stream.step import RECKONING
 
 WRAPPER = "fusestream_before_sampling"  # our key among the wrappers of a model
 
@@ -40,7 +45,21 @@ def _look(
         doubt = family.doubts(model, guider.model_patcher.patches, prompts)
         if doubt is not None:
             notices.warn(f"{name} {doubt}")
+    reckoning = getattr(model, RECKONING, None)
+    if reckoning is not None:
+        reckoning.is_alone = is_one_prompt(guider)
     return executor(noise, latents, *args, **kwargs)
+
+
+def is_one_prompt(guider: Any) -> bool:
+    """Whether each step computes one prompt: stock leaves out the negative one where its guidance is 1."""
+    conds: Mapping[str, Any] = guider.conds
+    if sum(map(len, conds.values())) == 1:
+        return True
+    is_left_out = math.isclose(getattr(guider, "cfg", math.nan), 1.0) and not guider.model_options.get(
+        "disable_cfg1_optimization", False
+    )
+    return is_left_out and type(guider) is comfy.samplers.CFGGuider and len(conds.get("positive", ())) == 1
 
 
 def _wrong_latents(name: str, family: Family, wanted: Any, latents: torch.Tensor) -> str | None:

@@ -82,13 +82,13 @@ class Studio:
         return Scene(*referred, scene.latent)
 
 
-def sample(model: Any, scene: Scene) -> torch.Tensor:
-    """Latents after two Euler steps, guidance 3, from seed 1."""
+def sample(model: Any, scene: Scene, cfg: float = 3.0) -> torch.Tensor:
+    """Latents after two Euler steps, from seed 1."""
     latent = scene.latent["samples"]
     run = ("euler", "simple", scene.positive, scene.negative, latent)
     mask = scene.latent.get("noise_mask")
     noise = comfy.sample.prepare_noise(latent, 1)
-    return comfy.sample.sample(model, noise, 2, 3.0, *run, noise_mask=mask, disable_pbar=True, seed=1)
+    return comfy.sample.sample(model, noise, 2, cfg, *run, noise_mask=mask, disable_pbar=True, seed=1)
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:

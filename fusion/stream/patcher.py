@@ -24,6 +24,7 @@ from ..fused import policy_of_model
 from ..packed_layout import is_held
 from .blocks import is_quantised, stored
 from .patches import with_hooked
+from .step import RECKONING
 from .stream import STREAM, Stream
 
 ALL = 1e32  # stock's word for as much as there is
@@ -130,7 +131,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def _room(self, room: float) -> float:
         """Bytes for the blocks' weights, of the `room` that stock has for them: see `Reckoning.room`."""
-        reckoning = getattr(self.model, "fusestream_reckoning", None)
+        reckoning = getattr(self.model, RECKONING, None)
         if reckoning is None:
             return room
         free = self.get_free_memory(self.load_device) + self.loaded_size() - self._rest_size()

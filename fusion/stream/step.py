@@ -28,6 +28,7 @@ from .model_call import ModelCall, wrap
 from .stream import Stream
 
 WRAPPER = "fusestream"  # our key among the wrappers of a model
+RECKONING = "fusestream_reckoning"  # where a model has its own
 RESERVE = 19 * 2**26  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
 TRYING = 11 * 2**24  # what kernels take that are compared in a first step, beside the tensors that are there
 BATCHED_WHERE = 1.51  # stock batches prompts where so many times what they need is free, 1.5
@@ -45,6 +46,7 @@ class Reckoning:
         self.need = need  # the family's: bytes for a latent of this shape and type; None: stock's blocks will compute
         self.ratio = 1.0  # measured over reckoned; never less than 1
         self.asked: deque[int] = deque([0], maxlen=2)  # before it loads, stock asks for all prompts and then for one
+        self.is_alone = False  # whether the sampling at hand computes one prompt: stock asks for a batch all the same
         self.tight = math.inf  # a latent of so many elements has run out of VRAM while the reserve was left alone
 
     def measured(self, nbytes: int, reckoned: float) -> None:
@@ -67,7 +69,7 @@ class Reckoning:
         one, batch = GAP * min(self.asked), GAP * max(self.asked)
         left = max(RESERVE + TRYING, comfy.model_management.minimum_inference_memory())
         room = min(room, free - one - left)
-        if room >= most:
+        if room >= most or self.is_alone:
             return room
         beside = free - max(BATCHED_WHERE * max(self.asked), batch + left)
         return beside if least <= beside < room else room
@@ -96,7 +98,7 @@ def own_need(model: Any, shape: Sequence[int], stock: float, bare: float) -> flo
 def attach(patcher: Any, need: Need | None = None) -> None:
     """Let the model of this streaming patcher, and of its clones, be reckoned with, measured and retried. need: its family's."""
     model = patcher.model
-    mix(model, _Reckoned, fusestream_reckoning=Reckoning(need))
+    mix(model, _Reckoned, **{RECKONING: Reckoning(need)})
     wrap(patcher, WRAPPER, step)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import comfy.ldm.wan.vae2_2
+import comfy.samplers
 import pytest
 import torch
 from comfy.patcher_extension import WrappersMP
@@ -201,3 +202,33 @@ def test_a_vae_names_the_one_that_would_decode(studio: Studio, kind: str, channe
     with pytest.raises(WrongFile, match=f"have {channels} channels") as caught:
         vae.decode(torch.randn(1, channels, 2, 4, 4))
     assert right in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------ how many prompts
+
+
+@pytest.mark.parametrize(
+    ("cfg", "options", "conds", "one"),
+    [
+        (1.0, {}, {"positive": [1], "negative": [1]}, True),
+        (1.0, {"disable_cfg1_optimization": True}, {"positive": [1], "negative": [1]}, False),
+        (4.0, {}, {"positive": [1], "negative": [1]}, False),
+        (4.0, {}, {"positive": [1]}, True),
+        (1.0, {}, {"positive": [1, 2], "negative": [1]}, False),
+    ],
+)
+def test_one_prompt_is_told_from_a_batch(
+    cfg: float, options: dict[str, Any], conds: dict[str, list[Any]], one: bool
+) -> None:
+    guider = comfy.samplers.CFGGuider.__new__(comfy.samplers.CFGGuider)
+    guider.cfg, guider.conds, guider.model_options = cfg, conds, options
+    assert before_sampling.is_one_prompt(guider) == one
+
+
+def test_a_sampling_notes_it(scenes: dict[str, Scene], loaded: Callable[..., Any]) -> None:
+    model = loaded("wan_t2v")
+    for cfg, alone in ((1.0, True), (5.0, False)):
+        ended = model.clone()
+        ended.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "ends here", lambda _executor, noise, *_, **__: noise)
+        sample_whole(ended, scenes["wan_t2v"], cfg=cfg)
+        assert model.model.fusestream_reckoning.is_alone == alone

@@ -138,6 +138,14 @@ def test_the_weights_leave_room_for_the_step_and_the_reserve(
     assert model._room(room * GIB) == pytest.approx(wanted * GIB, rel=1e-6)
 
 
+def test_nothing_is_left_for_a_batch_where_there_is_one_prompt(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reckoning: Reckoning = model.model.fusestream_reckoning
+    reckoning.asked.extend((int(1.2 * GIB), int(0.6 * GIB)))
+    monkeypatch.setattr(reckoning, "is_alone", True)
+    monkeypatch.setattr(comfy.model_management, "minimum_inference_memory", lambda: 1.2 * GIB)
+    assert reckoning.room(7 * GIB, 8 * GIB, GIB, 28 * GIB) == pytest.approx((8 - 0.7 - LEFT) * GIB, rel=1e-6)
+
+
 def test_what_was_asked_for_the_last_video_is_forgotten(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.model, "get_dtype_inference", lambda: torch.float16)
     reckoning: Reckoning = model.model.fusestream_reckoning
