@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -47,12 +48,12 @@ class Wide:
 
     policy: KernelPolicy
 
-    @property
+    @cached_property
     def splits(self) -> bool:
         """Whether what goes into a product is two FP16 numbers."""
         return self.policy.precision == "precise"
 
-    @property
+    @cached_property
     def ops(self) -> KernelPolicy:
         """Of every op: its sums are FP32."""
         p = self.policy

@@ -122,7 +122,7 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     # Parts lie 16 bytes apart too, those of the result where its width is a multiple of a pack.
     wide = call.aligned and view.wide() and not any(step % 4 for step in between)
     grid, threads = view.grid(wide)
-    launch = card.kernel("join_sums", f"join_sums{'' if wide else '_any'}").prepare(
+    launch = card.kernel("join_sums", f"join_sums_{activation if wide else 'any'}").prepare(
         params, grid=grid, block=threads, shape=call.describe()
     )
 
@@ -151,5 +151,5 @@ JOIN_SUMS = Op(
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(reference)),
     shape_class=shape_class,
     validate=validate,
-    kernels={"join_sums": ("join_sums", "join_sums_any")},
+    kernels={"join_sums": ("join_sums_any", *(f"join_sums_{kind}" for kind in ACTIVATIONS))},
 )

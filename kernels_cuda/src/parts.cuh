@@ -1,4 +1,5 @@
-// A float as two halves that add up to it: its value, and what rounding took from that. 22 significant digits of the 24.
+// A float as two halves that add up to it: its value, and what rounding took from that. 22 significant digits of
+// the 24.
 #pragma once
 
 #include "packs.cuh"

@@ -3,14 +3,14 @@
 //   n   = x * rsqrt(mean(x^2) + eps) * weight
 //   out = (half(n), half(n - half(n)))        n saturates at +-65504; NaN stays
 //
-// Layout. x: [batch, token, d] float, rows anywhere, elements of a row adjacent. out: [2, batch, token, d], contiguous: two
-// parts that one product takes as twice the rows. weight: [d].
+// Layout. x: [batch, token, d] float, rows anywhere, elements of a row adjacent. out: [2, batch, token, d], contiguous:
+// two parts that one product takes as twice the rows. weight: [d].
 //
 // Bytes per element: 4 read + 4 written.
 //
-// Access. A block has a row in registers, kPacks packs of 8 elements for each thread. The weight comes from L2; it is asked for
-// before the sum is, and waited for behind it. `rms_parts_any` serves any d and any address, element by element, and walks its
-// row twice.
+// Access. A block has a row in registers, kPacks packs of 8 elements for each thread. The weight comes from L2; it is
+// asked for before the sum is, and waited for behind it. `rms_parts_any` serves any d and any address, element by
+// element, and walks its row twice.
 
 #include "parts.cuh"
 #include "reduce.cuh"

@@ -6,13 +6,13 @@
 //
 // Nothing is rounded before the end, which rms_rope.cu cannot say of a q that is half when it comes.
 //
-// Layout. q, k: [2, batch, token, head, d] float, elements adjacent, views of one product; k may have fewer heads. cosines and
-// sines: [batch or 1, token, d/2] float. Outputs: [batch, token, head, d] half, contiguous.
+// Layout. q, k: [2, batch, token, head, d] float, elements adjacent, views of one product; k may have fewer heads.
+// cosines and sines: [batch or 1, token, d/2] float. Outputs: [batch, token, head, d] half, contiguous.
 //
 // Bytes per element: 8 read, 2 written. The tables come from L2, once for each head.
 //
-// Access. A warp has a head of q or k in registers: each thread two neighbours of its lower half and the two that turn with them,
-// and the same again for heads above 128.
+// Access. A warp has a head of q or k in registers: each thread two neighbours of its lower half and the two that turn
+// with them, and the same again for heads above 128.
 
 #include "parts.cuh"
 #include "reduce.cuh"
@@ -53,8 +53,7 @@ __device__ inline void store_two(__half* p, float low, float high) {
     *reinterpret_cast<unsigned*>(p) = to_halves(saturated(low), saturated(high));
 }
 
-extern "C" __global__ void __launch_bounds__(kWarps * 32)
-    rms_rope_sums(const __grid_constant__ RmsRopeSumsParams p) {
+extern "C" __global__ void __launch_bounds__(kWarps * 32) rms_rope_sums(const __grid_constant__ RmsRopeSumsParams p) {
     const int lane = threadIdx.x % 32, half = p.d / 2, all_heads = p.heads[0] + p.heads[1];
     const i64 index = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / 32;
     const i64 token_of_all = quotient(index, all_heads);
