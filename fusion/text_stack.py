@@ -4,7 +4,7 @@ table of tokens is looked up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def obstacle(
             return (
                 "its weights are in ComfyUI's own memory management; give its loader a vram_budget, -1 for what is free"
             )
-        for module in block.modules():
+        for module in modules_of(block):
             hooks = module._forward_hooks or module._forward_pre_hooks
             if is_called and module is block:
                 hooks = None  # it is called as ever
@@ -70,7 +70,21 @@ def is_at_hand(block: Any, device: torch.device) -> bool:
     """Whether a block's weights are on the device when it runs: because they stream, or because they stay there."""
     if STREAMED in block.__dict__:
         return True
-    return all(weight.device == device for weight in block.parameters() if weight.ndim > 1)
+    return all(
+        weight.device == device
+        for module in modules_of(block)
+        for weight in module._parameters.values()
+        if weight is not None and weight.ndim > 1
+    )
+
+
+def modules_of(block: Any) -> Iterator[Any]:
+    """The block, and all within it. As `modules`, which also makes a name for each: every call asks this of every block."""
+    waiting = [block]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        waiting += [one for one in module._modules.values() if one is not None]
 
 
 # ------------------------------------------------------------------------------------------------------------- its tokens

@@ -4,7 +4,9 @@ What a block adds to the stream leaves a product's FP32 sums without being round
 instead of overflowing.
 
 Rounding. With precision `precise`, what goes into a product is kept as two FP16 numbers, the value and what rounding took from it,
-and multiplied twice: against FP32, the error is that of the weights. With the other tiers there is one FP16 number: half the
+and multiplied twice: against FP32, the error is that of the weights. Both lie one behind the other, [2, batch, tokens, k], so that
+one product reads the weight once and leaves two sums, fp32 [2, batch, tokens, n], which whatever comes next adds up as it reads
+them. What is added to the stream is added by two products. With the other tiers there is one FP16 number: half the
 arithmetic, at about a quarter more error (T5, measured). Sums are FP32 all the same; half sums were measured on the GPU at 1.5 of
 stock's error, and 1.7 with Turing's instructions. Attention is `precise` throughout: prompts are short.
 
@@ -16,19 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import KernelPolicy, linear, linear_, linear_pair, norm_modulate
+from ..kernels_cuda import KernelPolicy, join_sums, linear, linear_, linear_pair, norm_modulate, rms_parts
 from ..kernels_cuda.ops.linear import Activation
-from .operands import operands, packed
+from .operands import Weights, operands, packed
 
 LARGEST = 65504.0
 TORCHS = KernelPolicy.of("off")
 HIDDEN_SCALE = 2.0**-6  # of a feed-forward's hidden values
-CHUNK_ROWS = 1024  # of a feed-forward: 250 MB of fp32 between its products, for UMT5-XXL
+CHUNK_ROWS = 1024  # of a feed-forward: 200 MB of fp32 between its products, for Qwen3 8B
 TILE = 64  # tokens are computed in multiples of this: a tile's time either way, and few shapes
 
 
@@ -45,12 +48,12 @@ class Wide:
 
     policy: KernelPolicy
 
-    @property
+    @cached_property
     def splits(self) -> bool:
         """Whether what goes into a product is two FP16 numbers."""
         return self.policy.precision == "precise"
 
-    @property
+    @cached_property
     def ops(self) -> KernelPolicy:
         """Of every op: its sums are FP32."""
         p = self.policy
@@ -58,40 +61,30 @@ class Wide:
 
     def rms(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         """RMS norm without bias of x [..., width] fp32. Our kernel writes fp16; where fp32 is wanted torch's own serves."""
-        if weight.device != x.device or weight.dtype not in (torch.float16, torch.float32):
-            weight = weight.to(x.device, torch.float32)
         policy = self.ops if dtype is torch.float16 else TORCHS
-        return norm_modulate(x, weight=weight, eps=eps, kind="rms", out_dtype=dtype, policy=policy)
-
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """fp32 numbers as fp16: the value, and what rounding took from it if that counts."""
-        value = x.half()
-        return (value, (x - value).half()) if self.splits else (value,)
+        return norm_modulate(x, weight=norm_weight(weight, x), eps=eps, kind="rms", out_dtype=dtype, policy=policy)
 
     def operand(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """What goes into a product, normalised: [batch, tokens, width] fp16, or both parts, [2, batch, tokens, width]."""
         if not self.splits:
             return self.rms(x, weight, eps, torch.float16)
-        return torch.stack(self.split(self.rms(x, weight, eps, torch.float32)))
+        return rms_parts(x, norm_weight(weight, x), eps=eps, policy=self.ops)
 
     def product(self, h: Tensor, weight: Tensor) -> Tensor:
-        """An `operand` times a weight [n, width]: [batch, tokens, n], fp16, or fp32 where it had two parts. The weight is read
-        once."""
-        if not self.splits:
-            return linear(h, weight, saturate=True, policy=self.ops)
-        out = linear(h, weight, saturate=True, out_dtype=torch.float32, policy=self.ops)
-        return out[0].add_(out[1])
+        """An `operand` times a weight [n, width]: [batch, tokens, n] fp16, or fp32 sums in two parts, [2, batch, tokens, n]."""
+        dtype = torch.float32 if self.splits else torch.float16
+        return linear(h, weight, saturate=True, out_dtype=dtype, policy=self.ops)
 
     def projections(self, h: Tensor, modules: Sequence[Any], *, halves: bool = True) -> Sequence[Tensor]:
-        """What several of stock's Linears without bias make of an `operand`, [batch, tokens, n] each; of one product where their
-        weights lie together.
+        """What several of stock's Linears without bias make of an `operand`, [..., batch, tokens, n] each; of one product where
+        their weights lie together.
 
         halves: as fp16 that saturates, and not as `product` has it
         """
 
         def made(weight: Tensor) -> Tensor:
             out = self.product(h, weight)
-            return saturated(out) if halves else out
+            return join_sums(out, parts=False, policy=self.ops) if halves and self.splits else out
 
         with operands(h, self.ops, *modules) as weights:
             whole = packed(weights)
@@ -118,22 +111,31 @@ class Wide:
         like = x.new_empty(0, dtype=torch.float16)
         with operands(like, self.ops, *inner) as weights:
             matrices = [one.matrix for one in weights]
-            hidden = [self._hidden(self.operand(rows, weight, eps), matrices, gate) for rows in chunks]
+            whole = packed(weights) if self.splits else None
+            hidden = [self._hidden(self.operand(rows, weight, eps), matrices, whole, gate) for rows in chunks]
         with operands(like, self.ops, outer) as [own]:
             for rows, parts in zip(chunks, hidden, strict=True):
                 self._add(rows, parts, own.matrix, 1 / HIDDEN_SCALE)
 
-    def _hidden(self, h: Tensor, matrices: Sequence[Tensor], gate: Gate) -> tuple[Tensor, ...]:
-        """What the last product is given, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], or two parts that add up to it."""
-        if len(matrices) == 2 and not self.splits:
-            options: Any = {"activation": gate.name, "scale": HIDDEN_SCALE, "saturate": True}
+    def _hidden(self, h: Tensor, matrices: Sequence[Tensor], whole: Weights | None, gate: Gate) -> Sequence[Tensor]:
+        """What the last product is given, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], or two parts that add up to it.
+
+        whole: the matrices as one, where they lie together and that serves
+        """
+        if self.splits:
+            found = [self.product(h, matrix) for matrix in ([whole.matrix] if whole else matrices)]
+            sums = found[0].split_with_sizes([m.shape[0] for m in matrices], -1) if whole else found
+            options: Any = {"activation": gate.name, "scale": HIDDEN_SCALE}
+            return join_sums(*sums, **options, policy=self.ops).unbind()
+        if len(matrices) == 2:
+            options = {"activation": gate.name, "scale": HIDDEN_SCALE, "saturate": True}
             return (linear_pair(h, *matrices, **options, policy=self.ops),)
         hidden = gate.function(self.product(h, matrices[0]).float())
-        if len(matrices) == 2:
-            hidden *= self.product(h, matrices[1])
-        return self.split(hidden.mul_(HIDDEN_SCALE).clamp_(-LARGEST, LARGEST))
+        return (hidden.mul_(HIDDEN_SCALE).clamp_(-LARGEST, LARGEST).half(),)
 
 
-def saturated(x: Tensor) -> Tensor:
-    """As fp16; what is too large for it is the largest that is not."""
-    return x if x.dtype is torch.float16 else x.clamp_(-LARGEST, LARGEST).half()
+def norm_weight(weight: Tensor, x: Tensor) -> Tensor:
+    """A norm's weight on x's device, of a type that the ops take."""
+    if weight.device == x.device and weight.dtype in (torch.float16, torch.float32):
+        return weight
+    return weight.to(x.device, torch.float32)

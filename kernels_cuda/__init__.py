@@ -21,13 +21,16 @@ from .ops.gated_residual import gated_residual, gated_residual_
 from .ops.group_norm import group_moments, group_norm_silu, instance_norm, join_moments
 from .ops.int8_rule import best_rotation, multiplies_in_int8
 from .ops.int8_to_half import int8_to_half
+from .ops.join_sums import join_sums
 from .ops.linear import linear, linear_, linear_pair, linear_pair_
 from .ops.linear_attention import linear_attention
 from .ops.linear_int8 import linear_int8, linear_int8_
 from .ops.matrices import Int8Matrix, Matrix, multiply, multiply_, multiply_pair, multiply_pair_, rows_of
 from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
+from .ops.rms_parts import rms_parts
 from .ops.rms_rope import rms_rope_
+from .ops.rms_rope_sums import rms_rope_sums
 from .ops.rows_to_int8 import Int8Rows, rows_to_int8
 from .ops.sparse_routing import choose_blocks
 from .ops.to_half import to_half
@@ -73,6 +76,7 @@ __all__ = [
     "instance_norm",
     "int8_to_half",
     "join_moments",
+    "join_sums",
     "linear",
     "linear_",
     "linear_attention",
@@ -90,7 +94,9 @@ __all__ = [
     "obstacle",
     "preload",
     "residual_gate_norm_modulate",
+    "rms_parts",
     "rms_rope_",
+    "rms_rope_sums",
     "rows_of",
     "rows_to_int8",
     "silu",

@@ -47,6 +47,7 @@ PRODUCTS = (
     "linear_int8",
     "linear_int8_",
     "rows_to_int8",
+    "join_sums",
 )
 CONVERSIONS = ("to_half", "int8_to_half")
 
@@ -102,7 +103,11 @@ TEXT_SWITCHES = of_families(
         f"FP16 matrix products that keep FP32 sums. {MEASURED_ON}: auto took cuBLAS; on is {gains.TEXT_PRODUCTS_ON} of its "
         "speed there.",
     ),
-    Switch("norms", ("norm_modulate",), "RMSNorm of the FP32 stream, written as FP16. Not measured by itself yet."),
+    Switch(
+        "norms",
+        ("norm_modulate", "rms_parts"),
+        "RMSNorm of the FP32 stream, written as FP16. Not measured by itself yet.",
+    ),
     Switch(
         "conversions",
         CONVERSIONS,
@@ -110,9 +115,8 @@ TEXT_SWITCHES = of_families(
     ),
     Switch(
         "rope",
-        ("rms_rope_",),
-        f"RMSNorm of each head and RoPE, in place, of Qwen3 with precision fast. {MEASURED_ON}: {gains.TEXT_ROPE} of stock's "
-        "speed.",
+        ("rms_rope_", "rms_rope_sums"),
+        f"RMSNorm of each head and RoPE, of Qwen3. {MEASURED_ON}, precision fast: {gains.TEXT_ROPE} of stock's speed.",
     ),
 )
 VAE_SWITCHES = of_families(

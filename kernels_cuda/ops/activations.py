@@ -18,7 +18,7 @@ from ..call import Call, Plan
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
-from .checks import check_one_of, check_shape, check_written, word, wrong_dtype
+from .checks import check_one_of, check_scale, check_shape, check_written, word, wrong_dtype
 from .rows import row_class
 from .tiles import Tiles, known, packed, place_fields, tiles
 
@@ -28,7 +28,6 @@ Layout = Literal["split", "interleaved"]
 KINDS = ("silu", "gelu_tanh", "gelu_erf", "gelu_quick")  # enum Kind
 TYPES = (torch.float16, torch.float32)
 LARGEST = 65504.0
-SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # what the struct holds as a normal float
 
 
 def silu(x: Tensor, *, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD) -> Tensor:
@@ -137,8 +136,7 @@ def _halves(gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: floa
     """gate and up as two views. Raises ValueError for what does not belong together."""
     _check_kind(kind)
     check_one_of("layout", layout, ("split", "interleaved"))
-    if math.frexp(scale)[0] != 0.5 or not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
-        raise ValueError(f"scale is {scale}, expected a power of two that fp32 holds")
+    check_scale(scale)
     check_shape("up", up, gate, "gate")
     if up is not None:
         return gate, up

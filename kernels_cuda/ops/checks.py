@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # what a parameter struct holds as a normal float
 MOST_STEPS = 10_000  # of the search for a shared byte: views of real buffers take some dozens
 
 
@@ -53,6 +54,12 @@ def check_one_of(name: str, value: object, known: Collection[str]) -> None:
 def check_eps(eps: float) -> None:
     if not (math.isfinite(eps) and eps >= 0):
         raise ValueError(f"eps is {eps}, expected a finite number that is not negative")
+
+
+def check_scale(scale: float) -> None:
+    """A factor that takes no digits."""
+    if math.frexp(scale)[0] != 0.5 or not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+        raise ValueError(f"scale is {scale}, expected a power of two that fp32 holds")
 
 
 def check_written(

@@ -102,6 +102,8 @@ class CublasFused(OneWay):
             return reason
         if o.scale != 1 or (o.saturate and o.residual is None):
             return "the sums are to be scaled or saturated"
+        if o.saturate and o.out_dtype is torch.float32:
+            return "an fp16 product on its way to fp32 could overflow"
         if o.gate is not None and o.residual is None:
             return "no fused pass multiplies by a gate alone"
         if o.out_dtype is not (torch.float16 if o.residual is None else o.residual.dtype):

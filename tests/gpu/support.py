@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
 import torch
 from torch import Tensor
 
-from fusestream.kernels_cuda import KernelPolicy
+from fusestream.kernels_cuda import OPS, KernelPolicy
 
 LAYOUTS = ("first", "last")  # of images: pixels of a channel adjacent, or channels of a pixel
 HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative
 SMALLEST = 2.0**-25  # half of fp16's smallest step, absolute
+ROUNDS = 15  # of what is timed
 
 
 def on(isa: str | None) -> KernelPolicy:
@@ -73,3 +79,42 @@ def padded_rows(t: Tensor, extra: int) -> Tensor:
     room = torch.full((*t.shape[:-1], t.shape[-1] + extra), torch.nan, dtype=t.dtype, device=t.device)
     view = room[..., : t.shape[-1]]
     return view.copy_(t)
+
+
+def in_turns(**runs: Callable[[], object]) -> dict[str, list[float]]:
+    """Milliseconds of each, from the host's first word to the card's last, round after round: what runs beside meets all alike."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    with pytest.MonkeyPatch.context() as patch:
+        # What tests are run with, three launches more for every output, is not what is measured.
+        patch.delenv("FUSESTREAM_POISON", raising=False)
+        _forget_plans()
+        for done in range(ROUNDS + 2):  # the first two choose kernels and warm up
+            for name, run in runs.items():
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                run()
+                torch.cuda.synchronize()
+                if done >= 2:
+                    found[name].append((time.perf_counter() - started) * 1e3)
+    _forget_plans()
+    return found
+
+
+def _forget_plans() -> None:
+    """They are made with poison or without."""
+    for op in OPS.values():
+        op.forget()
+
+
+def ratio(found: Mapping[str, Sequence[float]]) -> float:
+    """Of `in_turns`, how long the last takes beside the first: the median of the rounds, each of which compares neighbours."""
+    first, *_, last = found.values()
+    return statistics.median(b / a for a, b in zip(first, last, strict=True))
+
+
+def compared(found: Mapping[str, Sequence[float]], among: int) -> str:
+    """The same in words, the times divided among so many."""
+    times = [
+        f"{name} {statistics.median(each) / among:.3f} (least {min(each) / among:.3f})" for name, each in found.items()
+    ]
+    return f"{', '.join(times)}: {ratio(found):.2f}"

@@ -322,6 +322,16 @@ def test_a_saturating_stream_behind_cublas(isa):
     torch.testing.assert_close(stream, want, rtol=4e-3, atol=128)
 
 
+def test_what_is_added_to_a_wide_stream_is_not_rounded(isa):
+    """Whoever computes it: neither is the product stored in fp16, where it would overflow, nor does it lose digits."""
+    x, weight = half(150, 64) * 100, half(72, 64) * 1000
+    stream = torch.zeros(150, 72, device="cuda")
+    exact = x.double() @ weight.double().t()
+    assert exact.abs().max() > 65504
+    linear_(stream, x, weight, residual=stream, saturate=True, policy=KernelPolicy.of("auto", isa=isa))
+    torch.testing.assert_close(stream.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))
+
+
 def test_umt5(isa, precision):
     """Its feed-forward: the hidden product reaches 10^5, the residual stream is fp32."""
     x, both, w_out, stream = half(300, 256) * 8, half(2 * 640, 256) * 4, half(256, 640), half(300, 256).float()

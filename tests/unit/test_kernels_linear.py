@@ -328,6 +328,7 @@ def test_what_cublas_is_asked(monkeypatch):
     assert "scaled or saturated" in (CublasEpilogue().refuse(call(residual=stream, options=saturated)) or "")
     assert CublasFused().refuse(call(options=options["gelu"])) is None
     assert CublasFused().refuse(call(residual=stream.float(), gate=bias)) is None
+    assert "could overflow" in (CublasFused().refuse(call(residual=stream.float(), options=saturated)) or "")
     assert "nothing to fuse" in (CublasFused().refuse(call()) or "")
     assert "gate alone" in (CublasFused().refuse(call(gate=bias)) or "")
     assert "changes the type" in (CublasFused().refuse(call(options=("gelu", 1.0, False, torch.float32))) or "")

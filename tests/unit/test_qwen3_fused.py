@@ -245,6 +245,44 @@ def test_no_mask_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
         assert mask is None and causal and lengths.tolist() == [70, 10] and (heads, key_heads) == (HEADS, KEY_HEADS)
 
 
+def test_both_parts_of_one_prompts_values_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two prompts of the same length: what comes out is what two calls make."""
+    lengths: list[Any] = []
+    attention = qwen3.attention
+
+    def noted(q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
+        lengths.append((q.shape[0], options["key_lengths"].tolist()))
+        return attention(q, k, v, mask, **options)
+
+    monkeypatch.setattr(qwen3, "attention", noted)
+    model = build()
+    alone, wanted = both(model, [tokens(70)])
+    assert lengths == [(2, [70, 70])] * LAYERS
+    close(alone[0], wanted[0], ALLOWED["precise"])
+    beside = model([tokens(70), tokens(10)])
+    assert torch.allclose(beside[0][:1], alone[0], rtol=0, atol=1e-5 * float(alone[0].abs().max()))
+
+
+@pytest.mark.parametrize(("precision", "apart", "together"), [("precise", 15, 12), ("fast", 10, 8)])
+def test_a_layer_is_few_calls(precision: str, apart: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short prompts take the time that the host takes: of the ops, with weights that lie apart, and together as they stream."""
+    ran: list[str] = []
+    run = Op.run
+    monkeypatch.setattr(Op, "run", lambda own, *given: ran.append(own.name) or run(own, *given))
+    model = build(**KLEIN)
+    both(model, [tokens(30)], precision)
+    assert len(ran) == apart * 4, ran[:apart]
+    for layer in model.transformer.model.layers:
+        attend, mlp = layer.self_attn, layer.mlp
+        for group in ((attend.q_proj, attend.k_proj, attend.v_proj), (mlp.gate_proj, mlp.up_proj)):
+            room = torch.cat([module.weight for module in group])
+            for module, weight in zip(group, room.split([len(module.weight) for module in group]), strict=True):
+                module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    ran.clear()
+    model([tokens(30)])
+    assert len(ran) == together * 4, ran[:together]
+
+
 def test_embeddings_and_scattered_padding() -> None:
     """`embedding:name` puts vectors among the tokens; behind the end they are seen, though padding before them is not."""
     vectors = torch.randn(3, WIDTH)

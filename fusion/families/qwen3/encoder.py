@@ -34,15 +34,17 @@ import torch
 from comfy.text_encoders import llama as stock
 from torch import Tensor, nn
 
-from ....kernels_cuda import STANDARD, KernelPolicy, attention, rms_rope_
+from ....kernels_cuda import STANDARD, KernelPolicy, attention, join_sums, rms_rope_, rms_rope_sums
 from ... import text_stack
 from ...fused import POLICY, all_off
 from ...mixing import mix
 from ...stream.stream import STREAMED
 from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
-from ...wide import LARGEST, TORCHS, Gate, Wide, saturated
+from ...wide import Gate, Wide, norm_weight
 
-OPS = ("norm_modulate", "rms_rope_", "linear", "linear_", "linear_pair", "attention")
+OPS = (
+    "norm_modulate", "rms_parts", "rms_rope_", "rms_rope_sums", "linear", "linear_", "linear_pair", "join_sums", "attention",
+)  # fmt: skip
 READS_LAST = "fusestream_reads_last"  # where a fused stack has whether its last output is read
 SILU = Gate("silu", nn.functional.silu)
 # What a stack may be called with, and what of that changes nothing here.
@@ -56,13 +58,15 @@ Taps = int | list[int] | str | None  # stock's `intermediate_output`
 class Prompt:
     """What every layer of one call shares.
 
-    wide      how to compute
-    seen      which tokens are computed and seen
-    cos, sin  [1, 1, tokens, head / 2] fp32
+    wide              how to compute
+    seen              which tokens are computed and seen
+    lengths_of_parts  [2] int32: of a single prompt `seen.lengths`, for both parts of its values
+    cos, sin          [1, 1, tokens, head / 2] fp32
     """
 
     wide: Wide
     seen: Seen
+    lengths_of_parts: Tensor | None
     cos: Tensor
     sin: Tensor
 
@@ -229,7 +233,8 @@ def prompt_of(
     if found.visible is not None and not stack.fusestream_trims and not bool(found.visible[:, :1].all()):
         return "a prompt begins with padding"
     cos, sin, _ = stack.compute_freqs_cis(torch.arange(found.tokens, device=x.device)[None], x.device)
-    return Prompt(Wide(policy), found, cos[..., : sin.shape[-1]], sin)
+    twice = None if found.lengths is None or len(x) > 1 else found.lengths.repeat(2)
+    return Prompt(Wide(policy), found, twice, cos[..., : sin.shape[-1]], sin)
 
 
 def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -305,41 +310,28 @@ class FusedLayer:
 
 def attend(layer: Any, x: Tensor, prompt: Prompt) -> None:
     """x += o(attention(...)) of the normalised x."""
-    module, wide, norm, keys = layer.self_attn, prompt.wide, layer.input_layernorm, prompt.seen
+    module, wide, norm = layer.self_attn, prompt.wide, layer.input_layernorm
     h = wide.operand(x, norm.weight, norm.eps)
-    parts = wide.projections(h, (module.q_proj, module.k_proj, module.v_proj), halves=False)
-    q, k, v = (part.view(*part.shape[:2], -1, module.head_dim) for part in parts)
-    turn(q, k, module, prompt)
-    q, k = saturated(q), saturated(k)
-    causal = x.shape[1] > 1
-    values = (v,) if v.dtype is torch.float16 else wide.split(v.clamp_(-LARGEST, LARGEST))
-    parts = [
-        attention(q, k, part, keys.mask, causal=causal, key_lengths=keys.lengths, policy=wide.ops).flatten(2)
-        for part in values
-    ]
-    wide.add(x, parts, module.o_proj)
+    found = wide.projections(h, (module.q_proj, module.k_proj, module.v_proj), halves=False)
+    q, k, v = (part.view(*part.shape[:-1], -1, module.head_dim) for part in found)
+    weights = norm_weight(module.q_norm.weight, x), norm_weight(module.k_norm.weight, x)
+    table, eps = (prompt.cos, prompt.sin), module.q_norm.eps
+    if wide.splits:
+        q, k = rms_rope_sums(q, k, *weights, *table, eps=eps, policy=wide.ops)
+        values = join_sums(v, policy=wide.ops)
+    else:
+        rms_rope_(q, k, *weights, *table, eps=eps, norm="head", interleaved=False, policy=wide.ops)
+        values = v[None]
+    wide.add(x, seen_values(q, k, values, prompt), module.o_proj)
 
 
-def turn(q: Tensor, k: Tensor, module: Any, prompt: Prompt) -> None:
-    """RMS of each head and its position, in place. Our kernel does it to fp16; of fp32, where nothing is to be rounded before,
-    torch's own serves."""
-    policy = prompt.wide.ops if q.dtype is torch.float16 else TORCHS
-    rms_rope_(
-        q,
-        k,
-        weight_of(module.q_norm, q),
-        weight_of(module.k_norm, k),
-        prompt.cos,
-        prompt.sin,
-        eps=module.q_norm.eps,
-        norm="head",
-        interleaved=False,
-        policy=policy,
-    )
-
-
-def weight_of(norm: Any, x: Tensor) -> Tensor:
-    """A norm's weight, on x's device and of a type that the op takes."""
-    weight: Tensor = norm.weight
-    kept = weight.dtype in (torch.float16, torch.float32)
-    return weight.to(x.device, weight.dtype if kept else torch.float32)
+def seen_values(q: Tensor, k: Tensor, values: Tensor, prompt: Prompt) -> Sequence[Tensor]:
+    """Attention over each part of the values [parts, batch, tokens, key heads, d]: as many of [batch, tokens, heads * d]. Both
+    parts of a single prompt are one call, as if they were two prompts."""
+    seen, causal, parts = prompt.seen, q.shape[1] > 1, values.shape[0]
+    if parts > 1 and q.shape[0] == 1:
+        q, k = (t.expand(parts, -1, -1, -1) for t in (q, k))
+        options: Any = {"causal": causal, "key_lengths": prompt.lengths_of_parts, "policy": prompt.wide.ops}
+        return attention(q, k, values[:, 0], seen.mask, **options).flatten(2)[:, None].unbind()
+    options = {"causal": causal, "key_lengths": seen.lengths, "policy": prompt.wide.ops}
+    return [attention(q, k, part, seen.mask, **options).flatten(2) for part in values]

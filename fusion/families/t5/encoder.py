@@ -44,7 +44,7 @@ from ...stream.stream import STREAMED
 from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
 from ...wide import Gate, Wide
 
-OPS = ("norm_modulate", "linear", "linear_", "linear_pair", "attention")
+OPS = ("norm_modulate", "rms_parts", "linear", "linear_", "linear_pair", "join_sums", "attention")
 ACTIVATIONS: dict[int, Activation] = {
     id(stock.activations["gelu_pytorch_tanh"]): "gelu_tanh",
     id(stock.activations["relu"]): "relu",
