@@ -95,7 +95,7 @@ def load_streamed_diffusion_model(
         find = found_in if family is None or family.blocks is None else family.blocks
         device = comfy.model_management.get_torch_device()
         types = None if family is None else types_of(family, policy, device)
-        parts = skeleton.diffusion_model(source, dtype, find, is_known=family is not None, types=types)
+        parts = skeleton.diffusion_model(source, dtype, find, is_known=family is not None, preferred=types)
         fused = 0 if family is None else family.fuse(parts.model.diffusion_model, policy)
         stream = Stream(source, parts.blocks, parts.layers, device, in_bytes(vram_budget))
     except BaseException:

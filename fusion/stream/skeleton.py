@@ -76,20 +76,20 @@ def diffusion_model(
     find: FindBlocks = found_in,
     *,
     is_known: bool = False,
-    types: Container[torch.dtype] | None = None,
+    preferred: Container[torch.dtype] | None = None,
 ) -> Skeleton:
     """The diffusion model in `source`, as `comfy.sd.load_diffusion_model` would make it.
 
     dtype     in which to hold its weights; None: as stock chooses
-    types     in which it should compute, where stock knows it to be sound in one of them; None: as stock chooses
     find      its blocks
     is_known  whether every weight of such a model is in a sound file
+    preferred types in which it should compute, where stock knows it to be sound in one; None: as stock chooses
     """
     path = source.files[0].path
     with _naming(source):
         with naming(path):
             tensors, metadata = _plain(tensors_of(source), dict(source.files[0].metadata))
-            config, tensors, stocks_type = _configured(tensors, metadata, dtype, source, types)
+            config, tensors, stocks_type = _configured(tensors, metadata, dtype, source, preferred)
             with _dropping_bytes():
                 model = config.get_model(tensors, "")
             model.device = comfy.model_management.unet_offload_device()
@@ -131,7 +131,7 @@ def _configured(
     metadata: Any,
     dtype: torch.dtype | None,
     source: Checkpoint,
-    types: Container[torch.dtype] | None,
+    preferred: Container[torch.dtype] | None,
 ) -> tuple[Any, Tensors, torch.dtype | None]:
     """Stock's configuration of the model, its tensors under stock's own names, and `Skeleton.stocks_type`."""
     parameters, kind = comfy.utils.calculate_parameters(tensors), comfy.utils.weight_dtype(tensors)
@@ -150,7 +150,7 @@ def _configured(
             + without_streaming(source.files[0].path)
         )
     known: list[torch.dtype] = list(config.supported_inference_dtypes)
-    own = [one for one in known if types is None or one in types]
+    own = [one for one in known if preferred is None or one in preferred]
     quantised = config.quant_config is not None
     held, computed = _chosen(own or known, parameters, kind, dtype, quantised=quantised)
     stocks = _computing(*_chosen(known, parameters, kind, dtype, quantised=quantised))
