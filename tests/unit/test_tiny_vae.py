@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 
 import comfy.sd
 import comfy.taesd.taesd
 import comfy.utils
+import folder_paths
 import pytest
 import torch
 from first_use import measuring
@@ -15,13 +17,17 @@ from safetensors.torch import save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_allocator import Allocator, HeldBytes
 
+import nodes
 from fusestream import fusion
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.image_vae import TINY_VAE, tiny
+from fusestream.fusion.family import Role
 from fusestream.fusion.images import LIMIT
 from fusestream.kernels_cuda import KernelPolicy
 from fusestream.kernels_cuda.registry import Op
 from fusestream.memory import Checkpoint
+from fusestream.nodes import files, small_vaes
+from fusestream.nodes.loaders import VAELoader
 
 OFF = KernelPolicy.of("off")
 KINDS = {"taesd": 4, "taef1": 16, "taef2": 128}  # channels of the latents
@@ -196,3 +202,39 @@ def test_files_are_known_and_may_lack_the_scale(nets, path, tmp_path):
     save_file(bare, tmp_path / "cut.safetensors")
     with pytest.raises(fusion.WrongFile, match=r"taesd_decoder\.3\.conv\.2\.weight"):
         fusion.load_vae(str(tmp_path / "cut.safetensors"))
+
+
+@pytest.fixture
+def in_parts(nets, tmp_path, monkeypatch):
+    """The folder where stock has them, with both halves of two and one of a third."""
+    for kind in ("taesd", "taef2"):
+        for half in small_vaes.HALVES:
+            weights = getattr(nets[kind], f"taesd_{half}").state_dict()
+            save_file({name: t.contiguous() for name, t in weights.items()}, tmp_path / f"{kind}_{half}.safetensors")
+    (tmp_path / "taef1_decoder.safetensors").touch()
+    known = {small_vaes.FOLDER: ([str(tmp_path)], folder_paths.supported_pt_extensions)}
+    monkeypatch.setattr(folder_paths, "folder_names_and_paths", {**folder_paths.folder_names_and_paths, **known})
+    monkeypatch.setattr(folder_paths, "filename_list_cache", {})
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["taesd", "taef2"])
+def test_the_loader_takes_them_by_stocks_names(in_parts, kind):
+    assert [name for name in files.listed(Role.VAE) if name in KINDS] == ["taesd", "taef2"]
+    assert asyncio.run(VAELoader.validate_inputs(vae_name=kind)) is True
+    mine, stock = VAELoader.execute(kind).result[0], nodes.VAELoader().load_vae(kind)[0]
+    assert isinstance(mine.first_stage_model, tiny.FusedTiny)
+    z = torch.randn(1, KINDS[kind], 4, 6)
+    want = stock.first_stage_model.decode(z.to(stock.vae_dtype))
+    close(mine.first_stage_model.decode(z.to(mine.vae_dtype)), want)
+
+
+def test_another_half_is_another_fingerprint(in_parts):
+    before = VAELoader.fingerprint_inputs("taesd")
+    assert before and before != VAELoader.fingerprint_inputs("taef2")
+    (in_parts / "taesd_decoder.safetensors").touch()
+    assert VAELoader.fingerprint_inputs("taesd") != before
+    (in_parts / "taesd_encoder.safetensors").unlink()
+    folder_paths.filename_list_cache.clear()
+    assert VAELoader.fingerprint_inputs("taesd") == ""
+    assert "not in list" in asyncio.run(VAELoader.validate_inputs(vae_name="taesd"))

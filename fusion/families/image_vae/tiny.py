@@ -312,7 +312,8 @@ class FusedTiny:
         latent = torch.cat(latents)
         if fold(vae) > 1:
             latent = torch.pixel_unshuffle(latent, fold(vae))
-        return latent / vae.vae_scale + vae.vae_shift
+        scaled: Tensor = latent / vae.vae_scale + vae.vae_shift
+        return scaled
 
     def _count(self, decodes: bool, height: int, width: int, x: Tensor, device: torch.device, room: int | None) -> int:
         found = room_for(self, self.fusestream_limit, device) if room is None else room
