@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .errors import WrongFile
     from .fused import all_off
     from .inspection import inspect_file
-    from .load import load_diffusion_model, load_vae
+    from .load import load_diffusion_model, load_vae, load_vae_in_parts
     from .load_text import load_text_encoder
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "load_diffusion_model",
     "load_text_encoder",
     "load_vae",
+    "load_vae_in_parts",
 ]
 
 HOMES = {
@@ -39,6 +40,7 @@ HOMES = {
     "load_diffusion_model": ".load",
     "load_text_encoder": ".load_text",
     "load_vae": ".load",
+    "load_vae_in_parts": ".load",
 }
 
 

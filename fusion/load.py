@@ -152,6 +152,17 @@ def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
     return vae
 
 
+def load_vae_in_parts(name: str, weights: Any, metadata: Any = None, policy: KernelPolicy = STANDARD) -> Any:
+    """As `load_vae`, of weights that stock has put together out of several files: a TAESD. name: of it, for messages."""
+    policy = other_cards.policy_for(comfy.model_management.vae_device(), policy)
+    prepare(policy)
+    family, names = family_of(recognise.header_of(weights)), tuple(weights)
+    vae = _fused_vae(name, weights, metadata, policy)
+    if family is not None:
+        require_all_weights(name, names if family.spelling is None else family.spelling(names), vae.first_stage_model)
+    return vae
+
+
 def load_vae_patcher(
     path: str, metadata: Any = None, policy: KernelPolicy = STANDARD, device: Any = None, **_others: Any
 ) -> Any:

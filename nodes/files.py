@@ -16,7 +16,7 @@ import folder_paths
 
 from ..fusion.family import Role
 from ..memory.formats import gguf_split
-from . import choices, queued
+from . import choices, queued, small_vaes
 
 FOLDERS = {Role.DIFFUSION: "diffusion_models", Role.TEXT: "text_encoders", Role.VAE: "vae"}
 # What packs for GGUF files call theirs: stock's folders, and others that a user has named so.
@@ -29,9 +29,11 @@ MOST_LISTED = 20  # names in a message
 
 def listed(role: Role) -> list[str]:
     """The names that a loader offers: stock's, and the GGUF files in the same folders and in those of packs for them. Of a model in
-    several files the first."""
+    several files the first. Of VAEs also the small ones out of two files."""
     names = folder_paths.get_filename_list(FOLDERS[role])
-    return sorted({*names, *_ggufs(role)}) if role in GGUF_FOLDERS else names
+    if role is Role.VAE:
+        return [*names, *small_vaes.listed()]
+    return sorted({*names, *_ggufs(role)})
 
 
 def path_of(role: Role, name: str) -> str:
@@ -59,6 +61,8 @@ def fingerprint(role: Role, name: str | None) -> str:
     """Of the file: another one once it was replaced, written to or touched, so that ComfyUI does not hand out what it loaded
     before. Short, and tells nothing: it is saved with every picture. A name that comes by a link is not known yet."""
     path = where(role, name)
+    if path is None and role is Role.VAE and (halves := small_vaes.files_of(name)) is not None:
+        return "".join(_state(half) for half in halves)
     return "" if path is None else _state(path)
 
 
@@ -69,6 +73,8 @@ async def fault(role: Role, widget: str, name: str | None) -> str | None:
     if (unlisted := _not_in_list(role, widget, name)) is not None:
         return unlisted
     path = where(role, name)
+    if path is None and role is Role.VAE and small_vaes.files_of(name) is not None:
+        return None
     if path is None:
         return f"{name} is not in models/{FOLDERS[role]} any more. Press R, and choose a file that is there."
     return await asyncio.to_thread(_header_fault, path, _state(path), role)

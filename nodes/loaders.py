@@ -14,7 +14,7 @@ from comfy_api.latest import io
 
 from ..fusion.budgets import AUTO
 from ..fusion.family import Role
-from . import activity, choices, files, gains, meter
+from . import activity, choices, files, gains, meter, small_vaes
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
@@ -178,9 +178,9 @@ class VAELoader(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "vae_name",
-                    options=folder_paths.get_filename_list("vae"),
+                    options=files.listed(Role.VAE),
                     tooltip="A VAE from models/vae: wan_2.1_vae.safetensors (0.25 GB) for Wan 2.1 and the Wan 2.2 14B pair, "
-                    "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B.",
+                    "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B. taesd, taef1 and the like: out of models/vae_approx.",
                 ),
                 choices.kernels(
                     "Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (measured at "
@@ -202,8 +202,11 @@ class VAELoader(io.ComfyNode):
         from .. import fusion  # noqa: PLC0415
 
         activity.attach()
+        policy = fusion.KernelPolicy.of(kernels, precision=precision)
+        if files.where(Role.VAE, vae_name) is None and small_vaes.files_of(vae_name) is not None:
+            return io.NodeOutput(fusion.load_vae_in_parts(vae_name, *small_vaes.read(vae_name), policy))
         path = folder_paths.get_full_path_or_raise("vae", vae_name)
-        return io.NodeOutput(fusion.load_vae(path, fusion.KernelPolicy.of(kernels, precision=precision)))
+        return io.NodeOutput(fusion.load_vae(path, policy))
 
     @classmethod
     def fingerprint_inputs(cls, vae_name: str | None = None, **_others: Any) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..call import Call, Plan
+from ..call import Call, Plan, Tensors
 from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
@@ -31,6 +31,7 @@ from .planes import (
     plane_view,
     strides_like,
 )
+from .sampling import ENOUGH, first_rows
 
 PACK = 8  # kPack
 THREADS = 256  # kThreads
@@ -108,9 +109,22 @@ def reference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Tensor | None, groups: int, eps: float, act: str
 ) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-    wide = torch.promote_types(x.dtype, torch.float32)
     if x.numel() == 0:
         return torch.empty_like(x)
+    if moments is None or x.ndim < 3:
+        return _normed(x, weight, bias, moments, groups, eps, act)
+    # Each row for itself: torch's passes over all of a large picture would hold several of it, twice as wide.
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device).as_strided(x.shape, strides_like(x))
+    rows = max(1, ENOUGH * x.shape[2] // x.numel())
+    for part, own in zip(torch.split(x, rows, 2), torch.split(out, rows, 2), strict=True):
+        own.copy_(_normed(part, weight, bias, moments, groups, eps, act))
+    return out
+
+
+def _normed(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Tensor | None, groups: int, eps: float, act: str
+) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
     grouped = x.to(wide).reshape(x.shape[0], groups, -1)
     mean = grouped.mean(-1, keepdim=True) if moments is None else moments[..., :1].to(wide)
     value = grouped - mean
@@ -126,9 +140,8 @@ def reference(
 def stock(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Tensor | None, groups: int, eps: float, act: str
 ) -> Tensor:
-    """What stock runs: nn.GroupNorm or nn.InstanceNorm2d, then the activation. With moments of a whole it has none."""
-    if moments is not None:
-        return reference(x, weight, bias, moments, groups, eps, act)
+    """What stock runs: nn.GroupNorm or nn.InstanceNorm2d, then the activation."""
+    assert moments is None  # `_Stock` refuses them
     weight, bias = (
         None if t is None else per_channel(t, x, name).flatten().to(x.dtype)
         for t, name in ((weight, "weight"), (bias, "bias"))
@@ -140,6 +153,19 @@ def stock(
     else:
         value = torch.group_norm(x, groups, weight, bias, eps)
     return in_format(activation(value, act), x)
+
+
+@dataclass(frozen=True)
+class _Stock(StockCandidate):
+    def refuse(self, call: Call) -> str | None:
+        return None if call.tensors[3] is None else "stock has no group norm by the moments of a whole"
+
+
+def sample(call: Call) -> Tensors:
+    """Fewer rows of a large channels-last picture, where it is normed by its own moments."""
+    x, weight, bias, moments = call.tensors
+    assert x is not None
+    return call.tensors if moments is not None or x.ndim < 3 else (first_rows(x, 2), weight, bias, None)
 
 
 def fake(x: Tensor, *_: object) -> Tensor:
@@ -368,8 +394,9 @@ def _op(name: str) -> Op:
         ),
         reference=reference,
         fake=fake,
-        candidates=(CudaCandidate("cuda", norm_obstacles, plan), StockCandidate(stock)),
+        candidates=(CudaCandidate("cuda", norm_obstacles, plan), _Stock(stock)),
         shape_class=shape_class,
+        sample=sample,
         validate=validate,
         kernels={"group_norm": KERNELS},
     )
@@ -382,10 +409,11 @@ GROUP_NORM_SILU, INSTANCE_NORM = _op("group_norm_silu"), _op("instance_norm")
 
 
 def moments_of(x: Tensor, groups: int) -> Tensor:
-    """The oracle, and what stock's torch runs, in fp32 or, for float64 inputs, in float64."""
-    grouped = x.to(torch.promote_types(x.dtype, torch.float32)).reshape(x.shape[0], groups, -1)
-    variance, mean = torch.var_mean(grouped, -1, correction=0)
-    return torch.stack((mean, variance), -1)
+    """The oracle, in fp32 or, for float64 inputs, in float64. A group at a time: all of a large picture, as wide as that and
+    in another order, would be four of it."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    found = [torch.var_mean(part.to(wide).flatten(1), -1, correction=0) for part in x.chunk(groups, 1)]
+    return torch.stack([torch.stack((mean, variance), -1) for variance, mean in found], 1)
 
 
 def fake_moments(x: Tensor, groups: int) -> Tensor:
@@ -406,7 +434,8 @@ GROUP_MOMENTS = Op(
     schema="(Tensor x, int groups, str policy) -> Tensor",
     reference=moments_of,
     fake=fake_moments,
-    candidates=(CudaCandidate("cuda", obstacles, plan_moments), StockCandidate(moments_of)),
+    # Stock has none: where ours serves, there is nothing to measure it against.
+    candidates=(CudaCandidate("cuda", obstacles, plan_moments),),
     shape_class=lambda call: f"{plane_class(call.tensors[0])} groups={call.options[0]}",  # type: ignore[arg-type]
     validate=validate_moments,
     kernels={"group_norm": STATISTICS},

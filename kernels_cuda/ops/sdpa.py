@@ -7,7 +7,7 @@ dense mask first, as stock ComfyUI would hand it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 SERVING = {name: backend for name, backend in BACKENDS.items() if backend is not SDPBackend.MATH}
+MOST_SCORES = 2**25  # held at a time by torch's math: 128 MB in fp32, and as much again for their softmax
 # Whether torch may use a backend, and to say so.
 _SWITCHES: dict[SDPBackend, tuple[Callable[[], bool], Callable[[bool], None]]] = {
     SDPBackend.FLASH_ATTENTION: (switches.flash_sdp_enabled, switches.enable_flash_sdp),
@@ -76,6 +77,40 @@ def run_sdpa(o: Operands, backends: Iterable[SDPBackend]) -> Tensor:
     return out.transpose(1, 2).contiguous()
 
 
+def run_stock(o: Operands) -> Tensor:
+    """torch's attention as stock runs it: flash before cuDNN before mem-efficient before math."""
+    return run_math(o) if _only_math(o) else run_sdpa(o, BACKENDS.values())
+
+
+def run_math(o: Operands) -> Tensor:
+    """torch's attention without a kernel of its own, which holds the scores of all pairs: of some queries at a time where they
+    are many. The softmax goes along keys, so it is the same."""
+    b, tokens, heads, _ = o.q.shape
+    some = max(1, MOST_SCORES // max(1, b * heads * o.k.shape[1]))
+    if tokens <= some or not o.plain or o.key_lengths is not None:
+        return run_sdpa(o, (SDPBackend.MATH,))
+    out = torch.empty(o.q.shape, dtype=o.q.dtype, device=o.q.device)
+    for q, place in zip(torch.split(o.q, some, 1), torch.split(out, some, 1), strict=True):
+        place.copy_(run_sdpa(replace(o, q=q), (SDPBackend.MATH,)))
+    return out
+
+
+def _only_math(o: Operands) -> bool:
+    """Whether none of torch's kernels serves. On the CPU its flash does, whatever the size of heads."""
+    if o.q.device.type != "cuda" or o.q.numel() == 0 or o.k.shape[1] == 0:
+        return False
+    asked = _asked(o)
+    return not any(able(asked, False) for able in _ABLE.values())
+
+
+def _asked(o: Operands) -> torch.backends.cuda.SDPAParams:
+    """A call as torch's own checks want it."""
+    a = sdpa_arguments(o)
+    return torch.backends.cuda.SDPAParams(
+        a["query"], a["key"], a["value"], a["attn_mask"], 0.0, a["is_causal"], a["enable_gqa"]
+    )
+
+
 class alone:
     """As `sdpa_kernel` of one backend, in a tenth of its time: a block does this twice."""
 
@@ -111,11 +146,7 @@ class TorchBackend(OneWay):
         o = Operands.of(call.tensors, call.options)
         if o.q.numel() == 0 or o.k.shape[1] == 0:
             return "there is nothing to compute"
-        a = sdpa_arguments(o)
-        asked = torch.backends.cuda.SDPAParams(
-            a["query"], a["key"], a["value"], a["attn_mask"], 0.0, a["is_causal"], a["enable_gqa"]
-        )
-        return None if _ABLE[self.backend](asked, False) else "torch says that this backend cannot serve the call"
+        return None if _ABLE[self.backend](_asked(o), False) else "torch says that this backend cannot serve the call"
 
     def prepare(self, call: Call) -> Plan:
         options, backend = call.options, self.backend

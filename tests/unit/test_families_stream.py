@@ -259,15 +259,14 @@ def test_a_file_that_serves_several_models_asks_for_the_type(families_folder: Pa
 
 @pytest.mark.parametrize("kind", ["sd_vae", "taesd"])
 def test_any_vae_is_loaded(families_folder: Path, kind: str) -> None:
-    """As stock has it where kernels are off, and where no family knows it."""
+    """As stock has it where kernels are off."""
     if kind == "taesd":
         make, path = torch.Generator().manual_seed(0), str(families_folder / "taesd.safetensors")
         empty = comfy.taesd.taesd.TAESD().half().state_dict()
         save_file({name: 0.05 * torch.randn(t.shape, generator=make).half() for name, t in empty.items()}, path)
-        ours = fusion.load_vae(path)
     else:
         path = str(checkpoints.write(kind, families_folder, "fp16"))
-        ours = fusion.load_vae(path, fusion.KernelPolicy.of("off"))
+    ours = fusion.load_vae(path, fusion.KernelPolicy.of("off"))
     stock = comfy.sd.VAE(sd=comfy.utils.load_torch_file(path))
     pixels = torch.rand(1, 64, 64, 3)
     latents = stock.encode(pixels)

@@ -17,8 +17,8 @@ from bed.depth import examples
 from fusestream.kernels_cuda import OPS, STANDARD, BlockList, KernelPolicy, KernelRefused, Tail, attention
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import attention as op
-from fusestream.kernels_cuda.ops import int8_heads
-from fusestream.kernels_cuda.ops.attention_operands import arguments, of_heads
+from fusestream.kernels_cuda.ops import int8_heads, sdpa
+from fusestream.kernels_cuda.ops.attention_operands import Operands, arguments, of_heads
 from fusestream.kernels_cuda.ops.sdpa import _SWITCHES, BACKENDS, alone
 
 OFF = KernelPolicy.of("off")
@@ -331,3 +331,38 @@ def test_one_backend_alone_and_all_as_before(backend: SDPBackend) -> None:
         assert not _SWITCHES[backend][0]()
     finally:
         _SWITCHES[backend][1](True)
+
+
+# ------------------------------------------------------------------------------------------ where torch has no kernel for it
+
+
+def of_wide_heads(tokens, **options):
+    tensors, settings = arguments(*inputs(1, tokens, tokens, 1, 1, 512), **options)
+    return Operands.of(tensors, settings)
+
+
+def test_torchs_math_goes_by_some_queries_at_a_time(monkeypatch):
+    """The same numbers, and never the scores of all pairs."""
+    o, lengths, run = of_wide_heads(83), [], sdpa.run_sdpa
+    whole = run(o, (SDPBackend.MATH,))
+    monkeypatch.setattr(sdpa, "MOST_SCORES", 20 * 83)
+    monkeypatch.setattr(sdpa, "run_sdpa", lambda o, *a: lengths.append(o.q.shape[1]) or run(o, *a))
+    torch.testing.assert_close(sdpa.run_math(o), whole, atol=1e-6, rtol=1e-5)
+    assert lengths == [20, 20, 20, 20, 3]
+
+
+def test_what_masks_look_at_stays_whole(monkeypatch):
+    monkeypatch.setattr(sdpa, "MOST_SCORES", 1)
+    o = of_wide_heads(9, causal=True)
+    torch.testing.assert_close(sdpa.run_math(o), sdpa.run_sdpa(o, (SDPBackend.MATH,)), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["math alone", "a kernel"])
+def test_math_is_bounded_where_torch_has_no_kernel(monkeypatch, kernels):
+    called = []
+    monkeypatch.setattr(sdpa, "_only_math", lambda _: not kernels)
+    for name in ("run_math", "run_sdpa"):
+        monkeypatch.setattr(sdpa, name, lambda *_, name=name: called.append(name))
+    tensors, settings = arguments(*inputs(1, 3, 3, 1, 1, 8))
+    op.stock(*tensors, *settings)
+    assert called == ["run_sdpa" if kernels else "run_math"]

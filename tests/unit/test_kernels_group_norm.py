@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_memory import LiveBytes
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bed.depth import examples
 from fusestream.kernels_cuda import (
@@ -18,6 +20,8 @@ from fusestream.kernels_cuda import (
     instance_norm,
     join_moments,
 )
+from fusestream.kernels_cuda.call import Call
+from fusestream.kernels_cuda.ops import group_norm, sampling
 from fusestream.kernels_cuda.ops.group_norm import column_shape
 from fusestream.kernels_cuda.ops.planes import Planes
 
@@ -93,6 +97,50 @@ def test_a_picture_in_parts_is_normed_as_the_whole(last, policy):
     torch.testing.assert_close(joined.double(), torch.stack((mean, variance), -1), rtol=1e-5, atol=1e-5)
     got = [group_norm_silu(part, 3, weight, bias, eps=EPS, moments=joined, policy=policy) for part in parts]
     torch.testing.assert_close(torch.cat(got, 2), whole, rtol=2e-3, atol=2e-3)
+
+
+def test_what_stock_has_not_is_not_measured():
+    """Moments, and a norm by given ones: torch's passes for them would hold several of a picture in fp32."""
+    x, moments = torch.ones(1, 6, 3).half(), torch.ones(1, 3, 2)
+    assert all(candidate.ours for candidate in OPS["group_moments"].candidates)
+    theirs = [candidate for candidate in OPS["group_norm_silu"].candidates if not candidate.ours]
+    for of_whole, serves in ((None, True), (moments, False)):
+        call = Call("group_norm_silu", (x, None, None, of_whole), (3, EPS, "silu"), KernelPolicy())
+        assert [candidate.refuse(call) is None for candidate in theirs] == [serves]
+
+
+def test_the_moments_of_a_large_picture_hold_little():
+    """And so does what is normed by them, where our kernels do not serve."""
+    with FakeTensorMode():
+        x = torch.empty(1, 128, 1024, 2048, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+        size = x.numel() * x.element_size()
+        with LiveBytes(x) as live:
+            moments = group_norm.moments_of(x, 32)
+        assert live.most < size / 4
+        with LiveBytes(x, moments) as live:
+            group_norm.reference(x, None, None, moments, 32, EPS, "silu")
+        assert live.most <= size + 16 * sampling.ENOUGH < 3 * size
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_rows_normed_by_themselves_are_those_of_all(monkeypatch, last):
+    x = laid_out(torch.randn(2, 12, 9, 4).half(), last)
+    weight, moments = torch.randn(12), group_moments(x, 3)
+    whole = group_norm_silu(x, 3, weight, eps=EPS, moments=moments)
+    monkeypatch.setattr(group_norm, "ENOUGH", x.numel() // 4)
+    part = group_norm.reference(x, weight, None, moments, 3, EPS, "silu")
+    assert torch.equal(part, whole)
+    assert part.stride() == x.stride()
+
+
+def test_a_large_picture_is_measured_by_some_of_its_rows():
+    x = torch.empty(1, 128, 2048, 2048, dtype=torch.float16, device="meta").contiguous(
+        memory_format=torch.channels_last
+    )
+    call = Call("group_norm_silu", (x, None, None, None), (32, EPS, "silu"), KernelPolicy())
+    part = group_norm.sample(call)[0]
+    assert part.numel() == sampling.ENOUGH
+    assert part.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_wrong_moments_are_named():

@@ -1,4 +1,4 @@
-"""The VAEs of pictures: Stable Diffusion's, SDXL's, Flux' and Flux.2's."""
+"""The VAEs of pictures: Stable Diffusion's, SDXL's, Flux' and Flux.2's, and the small ones for previews of the same latents."""
 
 from __future__ import annotations
 
@@ -53,4 +53,36 @@ IMAGE_VAE = Family(
     fuse=_fuse,
     ops=("attention", "conv", "group_moments", "group_norm_silu", "linear", "upsample_conv2d"),
     spelling=_spelling,
+)
+
+
+# ------------------------------------------------------------------------------------------------------- the small ones
+
+TINY = "taesd_decoder.1.weight", "taesd_encoder.0.weight"
+UNSAID = frozenset({"vae_scale", "vae_shift"})  # which files may lack: 1 and 0
+
+
+def _is_tiny(header: WeightFile) -> bool:
+    return all(name in header.extents and len(header.extents[name].shape) == 4 for name in TINY)
+
+
+def _with_unsaid(names: Collection[str]) -> Collection[str]:
+    return UNSAID.union(names)
+
+
+def _fuse_tiny(vae: Any, policy: KernelPolicy) -> int:
+    from .tiny import install  # noqa: PLC0415
+
+    return install(vae, policy)
+
+
+TINY_VAE = Family(
+    name="TAESD",
+    role=Role.VAE,
+    covers="TAESD's for Stable Diffusion, SDXL, SD 3, Flux and Flux.2: encoding and decoding within 3 GiB up to 4096x4096, in "
+    "bands without seams, in fp16",
+    recognises=_is_tiny,
+    fuse=_fuse_tiny,
+    ops=("conv", "group_norm_silu", "upsample_conv2d"),
+    spelling=_with_unsaid,
 )

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import comfy.model_management
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from ....kernels_cuda import (
 )
 from ...images import weights
 from ...operands import operands
+from .plan import QUERIES
 
 SCALE = 2.0**-5
 ALIGNED = 64  # elements: where a weight starts
@@ -62,6 +64,7 @@ class Layers:
         if (self._taken + size) * item > self._keeps:
             return made
         if self._place is None:
+            self.tidy()  # or it lies in what a picture left, and holds all of that
             self._place = made[0].new_empty(self._keeps // item)
         kept = []
         for t in made:
@@ -165,7 +168,7 @@ class Layers:
         del seen, weight
         q, k, v = qkv.reshape(1, h * w, 3, 1, c).unbind(2)
         del qkv
-        mixed = attention(q, k, v, policy=self.attention_policy).reshape(1, h * w, c)
+        mixed = self._mixed(q, k, v)
         del q, k, v
         skip = x.movedim(1, -1).reshape(1, h * w, c)
         with operands(x, self.policy, module.proj_out) as [own]:
@@ -173,6 +176,15 @@ class Layers:
             matrix = own.matrix.reshape(c, c)
             out = linear(mixed, matrix, bias, scale=SCALE, residual=skip, policy=self.policy)
         return out.reshape(1, h, w, c).movedim(-1, 1)
+
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of [1, tokens, 1, c], without the dimension of heads. Some queries at a time: torch's kernel for heads this
+        wide adds up in a tensor in fp32, and for a large picture takes seconds, in which nobody could interrupt."""
+        mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for some, place in zip(torch.split(q, QUERIES, 1), torch.split(mixed, QUERIES, 1), strict=True):
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            place.copy_(attention(some, k, v, policy=self.attention_policy))
+        return mixed.flatten(2)
 
     def middle(self, module: Any, x: Tensor) -> Tensor:
         return self.block(module.block_2, self.attend(module.attn_1, self.block(module.block_1, x)))

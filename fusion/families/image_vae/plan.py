@@ -30,7 +30,10 @@ from ...images import HELD
 Kind = Literal["given", "enter", "up", "down", "inner", "block"]
 
 LEAST_ROWS = 8  # of a band: below, what is made again for the rows around it is most of the work
-MIDDLE = 7  # pictures as large as the latent, of the middle's width, that its attention needs at a time: in fp32, torch's sums
+MIDDLE = 5  # pictures as large as the latent, of the middle's width, that its attention needs at a time
+QUERIES = (
+    8192  # of the attention at a time: whole rounds of blocks on every card, a fraction of a second on the slowest
+)
 PACK = 8  # channels of a pixel that the kernels read at a time
 
 
@@ -421,6 +424,12 @@ def _rows(reckoning: _Reckoning, number: int, lags: bool, height: int, room: int
 
 
 # ------------------------------------------------------------------------------------------------------ what passes whole
+
+
+def middle(channels: int, pixels: int, item: int) -> int:
+    """Bytes that the middle takes at a time: what the attention adds to, its queries, keys and values, and what it has mixed;
+    of some queries also the sums in fp32, and what becomes of them."""
+    return channels * (MIDDLE * pixels * item + min(pixels, QUERIES) * (item + 4))
 
 
 def whole_stage(channels_in: int, channels: int, blocks: int, pixels: int, item: int) -> int:

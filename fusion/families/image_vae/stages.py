@@ -9,7 +9,7 @@ from typing import Any
 from comfy.ldm.modules.diffusionmodules.model import AttnBlock, Decoder, Downsample, Encoder, ResnetBlock, Upsample
 from torch import nn
 
-from .plan import MIDDLE, Kind, Picture, Way, whole_stage
+from .plan import Kind, Picture, Way, middle, whole_stage
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def journey(half: Any, height: int, width: int, item: int, room: int) -> Journey
             needs[-1], (2 * all_stages[-1].channels * item + half.conv_out.out_channels * (item + 8)) * areas[-1]
         )
     inner = all_stages[0].into if decodes else all_stages[-1].channels
-    middle = MIDDLE * inner * areas[0 if decodes else -1] * item
+    within = middle(inner, areas[0 if decodes else -1], item)
     fits = [need <= room for need in needs]
     count = len(fits)
     if decodes:
@@ -134,7 +134,7 @@ def journey(half: Any, height: int, width: int, item: int, room: int) -> Journey
         way = _way(banded, sizes[max(0, split - 1) :], half.conv_out.out_channels, item)
     elif banded:
         way = _way(banded, [sizes[0], *sizes], 0, item, pixels=half.conv_in.in_channels)
-    return Journey(tuple(whole), tuple(banded), way, middle, tuple(seen))
+    return Journey(tuple(whole), tuple(banded), way, within, tuple(seen))
 
 
 def _made_of(all_stages: Sequence[Stage], k: int) -> int:
