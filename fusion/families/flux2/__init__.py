@@ -20,6 +20,14 @@ NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.nor
 BESIDE = ("txt_in.weight", "final_layer.linear.weight")
 # By the channels of the latents: Flux.2 has four pixels of its VAE's latents in one.
 VAES = {16: "ae.safetensors", 128: "flux2-vae.safetensors"}
+# By the width of a prompt's tokens: Flux.2 reads three layers of a language model, one beside the other.
+ENCODERS = {
+    7680: "qwen_3_4b.safetensors, type flux2,",
+    12288: "qwen_3_8b_fp8mixed.safetensors, type flux2,",
+    15360: "mistral_3_small_flux2_fp8.safetensors, type flux2,",
+    4096: "t5xxl_fp16.safetensors (for Flux.1 with clip_l.safetensors beside it, by DualCLIPLoader; for Chroma type chroma)",
+    3584: "qwen_2.5_vl_7b.safetensors, type longcat_image,",
+}
 
 
 def _is_flux(header: WeightFile) -> bool:
@@ -38,6 +46,11 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     from .need import need  # noqa: PLC0415
 
     return need(net, shape, dtype)
+
+
+def _reads(net: Any) -> tuple[int, str] | None:
+    width = getattr(net.txt_in, "in_features", None)
+    return None if width is None else (width, ENCODERS.get(width, "the text encoder that was published with it"))
 
 
 FLUX = Family(
@@ -65,4 +78,5 @@ FLUX = Family(
     ),
     need=_need,
     vaes=VAES,
+    reads=_reads,
 )

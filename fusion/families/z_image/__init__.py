@@ -19,6 +19,11 @@ NORM = re.compile(
     r"(model\.diffusion_model\.|)(layers|noise_refiner|context_refiner)\.\d+\.attention\.(q|k)_norm\.weight"
 )
 BESIDE = ("cap_embedder.1.weight", "final_layer.linear.weight")
+# By the width of a prompt's tokens.
+ENCODERS = {
+    2560: "qwen_3_4b.safetensors, type lumina2,",
+    2304: "gemma_2_2b_fp16.safetensors, type lumina2,",
+}
 
 
 def _is_z_image(header: WeightFile) -> bool:
@@ -37,6 +42,11 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     from .need import need  # noqa: PLC0415
 
     return need(net, shape, dtype)
+
+
+def _reads(net: Any) -> tuple[int, str] | None:
+    width = getattr(net.cap_embedder[-1], "in_features", None)
+    return None if width is None else (width, ENCODERS.get(width, "the text encoder that was published with it"))
 
 
 Z_IMAGE = Family(
@@ -63,4 +73,5 @@ Z_IMAGE = Family(
     ),
     need=_need,
     vaes={16: "ae.safetensors"},
+    reads=_reads,
 )
