@@ -288,7 +288,7 @@ def side_by_side(graph: Graph) -> None:
 
 
 def klein(graph: Graph) -> None:
-    columns = _columns(340, 330, 300, 290, 420)
+    columns = _columns(300, 310, 270, 260, 320)
     work = Work(prediction.KLEIN, 1024, 1024, 1, 4, prompts=1)
     model, encoder, vae = _loaders(graph, columns[0], files.KLEIN, files.FLUX2_VAE, files.QWEN3, "flux2")
     prompt = graph.add(columns[1], "CLIPTextEncode", "What to show", 150, GREEN, clip=encoder[0], text=PORTRAIT)
@@ -302,12 +302,12 @@ def klein(graph: Graph) -> None:
         "Text to picture in 4 steps with Flux.2 klein 4B. It is distilled: there is no guidance, and so nothing to avoid. The text "
         "encoder's **type** is *flux2*."
     )
-    _note(graph, columns[1:3], "Flux.2 klein, 4B", about, work, f"{STREAMS} {KLEIN_FILES} {FP16}", tall=390)
+    _note(graph, columns[1:3], "Flux.2 klein, 4B", about, work, f"{STREAMS} {KLEIN_FILES} {FP16}", tall=380)
 
 
 def klein_edit(graph: Graph) -> None:
     """The reference is brought to a megapixel, in sides of which tokens come out whole; the picture gets its size."""
-    columns = _columns(310, 290, 300, 290, 290, 360)
+    columns = _columns(300, 270, 290, 270, 310)
     work = Work(prediction.KLEIN, 1024, 1024, 1, 4, prompts=1, references=1)
     model, encoder, vae = _loaders(graph, columns[0], files.KLEIN, files.FLUX2_VAE, files.QWEN3, "flux2")
     image = graph.add(columns[1], "LoadImage", "Picture to change", tall=314, image=PICTURE, upload="image")
@@ -325,10 +325,10 @@ def klein_edit(graph: Graph) -> None:
     referred = graph.add(columns[2], "ReferenceLatent", conditioning=prompt[0], latent=encoded[0])
     size = graph.add(columns[2], "GetImageSize", image=scaled[0])
     sampled = _sample_klein(graph, columns[3:5], model[0], referred[0], size[0], size[1], work)
-    _save_picture(graph, columns[4], sampled[0], vae[0], columns[5])
+    _save_picture(graph, columns[4], sampled[0], vae[0], columns[4], tall=260)
     about = (
         "A picture changed by words, in 4 steps. Choose yours in **Picture to change**; it is scaled to about a megapixel, and the "
-        "result has its shape. For a second reference put another *VAE Encode* and *ReferenceLatent* behind the first: "
+        "result has its shape. For a second reference put another *VAE Encode* and *Set Reference Latent* behind the first: "
         "each adds as many tokens as the picture has."
     )
     advice = f"{STREAMS} {KLEIN_FILES} {FP16}"
@@ -352,8 +352,8 @@ def z_image(graph: Graph) -> None:
     )
     advice = (
         f"{STREAMS} Smaller: **z_image_turbo_int8_convrot.safetensors** (6.2 GB) and {SMALLER_ENCODER} of the same release, and "
-        "GGUF files. On RTX 20, where ComfyUI computes this model in FP32, FuseStream multiplies in FP16 and adds in FP32. From RTX "
-        "30 on ComfyUI's own operations compute it, in bf16."
+        "GGUF files. On RTX 20, where ComfyUI computes this model in FP32, FuseStream multiplies in FP16 and adds in FP32. From "
+        "RTX 30 on ComfyUI's own operations compute it, in bf16."
     )
     _note(graph, columns[1:3], "Z-Image Turbo", about, work, advice, tall=360)
 
@@ -478,10 +478,10 @@ def _sample_klein(
     return graph.add(second, "SamplerCustomAdvanced", **{name: node[0] for name, node in inputs.items()})
 
 
-def _save_picture(graph: Graph, column: Column, latent: Output, vae: Output, last: Column) -> None:
+def _save_picture(graph: Graph, column: Column, latent: Output, vae: Output, last: Column, tall: int = 480) -> None:
     """Decode in `column`, save in `last`."""
     images = graph.add(column, "VAEDecode", samples=latent, vae=vae)
-    graph.add(last, "SaveImage", tall=480, images=images[0], filename_prefix="FuseStream")
+    graph.add(last, "SaveImage", tall=tall, images=images[0], filename_prefix="FuseStream")
 
 
 def _save(
