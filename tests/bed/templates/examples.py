@@ -288,7 +288,7 @@ def side_by_side(graph: Graph) -> None:
 
 
 def klein(graph: Graph) -> None:
-    columns = _columns(300, 310, 270, 260, 320)
+    columns = _columns(330, 310, 270, 260, 320)
     work = Work(prediction.KLEIN, 1024, 1024, 1, 4, prompts=1)
     model, encoder, vae = _loaders(graph, columns[0], files.KLEIN, files.FLUX2_VAE, files.QWEN3, "flux2")
     prompt = graph.add(columns[1], "CLIPTextEncode", "What to show", 150, GREEN, clip=encoder[0], text=PORTRAIT)
@@ -307,7 +307,7 @@ def klein(graph: Graph) -> None:
 
 def klein_edit(graph: Graph) -> None:
     """The reference is brought to a megapixel, in sides of which tokens come out whole; the picture gets its size."""
-    columns = _columns(300, 270, 290, 270, 310)
+    columns = _columns(330, 280, 290, 270, 310)
     work = Work(prediction.KLEIN, 1024, 1024, 1, 4, prompts=1, references=1)
     model, encoder, vae = _loaders(graph, columns[0], files.KLEIN, files.FLUX2_VAE, files.QWEN3, "flux2")
     image = graph.add(columns[1], "LoadImage", "Picture to change", tall=314, image=PICTURE, upload="image")
