@@ -342,7 +342,7 @@ def z_image(graph: Graph) -> None:
     shifted = graph.add(columns[1], "ModelSamplingAuraFlow", model=model[0], shift=3.0)
     prompt = graph.add(columns[1], "CLIPTextEncode", "What to show", 170, GREEN, clip=encoder[0], text=PORTRAIT)
     nothing = graph.add(columns[1], "ConditioningZeroOut", conditioning=prompt[0])
-    size = {"width": work.width, "height": work.height, "batch_size": 1}
+    size: dict[str, Any] = {"width": work.width, "height": work.height, "batch_size": 1}
     latent = graph.add(columns[2], "EmptySD3LatentImage", "Size", **size)
     sampled = _sample(graph, columns[2], shifted[0], prompt[0], nothing[0], latent[0], work, 1.0, "res_multistep")
     _save_picture(graph, columns[3], sampled[0], vae[0], columns[3])
@@ -399,7 +399,7 @@ def _model_loader(graph: Graph, column: Column, file: File, title: str | None = 
 
 
 def _encoder_loader(graph: Graph, column: Column, file: File = files.UMT5, type_: str = "auto") -> Node:
-    values = {"text_encoder_name": file.name, "vram_budget": AUTOMATIC, "type": type_}
+    values: dict[str, Any] = {"text_encoder_name": file.name, "vram_budget": AUTOMATIC, "type": type_}
     loader = graph.add(column, "FuseStreamTextEncoderLoader", files=(file,), **values)
     column.y += METER
     return loader
@@ -468,14 +468,15 @@ def _sample_klein(
 ) -> Node:
     """In two columns. With Flux.2's own schedule, which goes by the size."""
     first, second = columns
-    size = {"width": width, "height": height}
+    size: dict[str, Any] = {"width": width, "height": height}
     latent = graph.add(first, "EmptyFlux2LatentImage", batch_size=1, **size)
     noise = graph.add(first, "RandomNoise", noise_seed=42, control_after_generate="randomize")
     sampler = graph.add(first, "KSamplerSelect", sampler_name="euler")
     sigmas = graph.add(second, "Flux2Scheduler", steps=work.steps, **size)
     guider = graph.add(second, "BasicGuider", model=model, conditioning=prompt)
     inputs = {"noise": noise, "guider": guider, "sampler": sampler, "sigmas": sigmas, "latent_image": latent}
-    return graph.add(second, "SamplerCustomAdvanced", **{name: node[0] for name, node in inputs.items()})
+    links: dict[str, Any] = {name: node[0] for name, node in inputs.items()}
+    return graph.add(second, "SamplerCustomAdvanced", **links)
 
 
 def _save_picture(graph: Graph, column: Column, latent: Output, vae: Output, last: Column, tall: int = 480) -> None:
