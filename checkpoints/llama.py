@@ -27,6 +27,7 @@ Qwen3 and at 256 for Gemma.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +110,11 @@ def gemma_spiece_tensor() -> torch.Tensor:
 
 def model_config(path: Path) -> dict[str, int]:
     """The sizes of a file under the names of its JSON configuration, read from the shapes in its header."""
-    shape = shapes(path)
+    return config_of(shapes(path))
+
+
+def config_of(shape: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The same of the shapes themselves."""
     head_width = 256 if _is_gemma(shape) else shape["model.layers.0.self_attn.q_norm.weight"][0]
     vocabulary, width = shape["model.embed_tokens.weight"]
     return {
@@ -141,7 +146,7 @@ def options_of(size: LlamaSize) -> dict[str, dict[str, int]]:
     return {"qwen3_4b_model_config": sizes}
 
 
-def _is_gemma(shape: dict[str, tuple[int, ...]]) -> bool:
+def _is_gemma(shape: Mapping[str, tuple[int, ...]]) -> bool:
     return "model.layers.0.post_feedforward_layernorm.weight" in shape
 
 

@@ -11,6 +11,7 @@
     Qwen-Image      24 heads, the prompt's width of 3584
     HuMo, Animate   the layers of audio_proj; those of motion_encoder and face_encoder
     VAEs (KL)       the encoder's base width of 128
+    Qwen3 4B        its layers, the three of them that klein reads, and its vocabulary: a token beyond it stands for one in it
 
 A full-size file loads as ever: at published sizes each rule gives the number that stock has.
 """
@@ -23,6 +24,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from .flux import HEAD
+from .llama import QWEN3, config_of
 
 Tensors = Mapping[str, Any]
 Config = dict[str, Any]
@@ -37,7 +39,7 @@ FIXED_PARTS = {"humo": ("audio_proj.",), "animate": ("motion_encoder.", "face_en
 def opened(comfy: Any) -> Iterator[None]:
     """While open, stock takes the sizes above from the file. Can be open twice."""
     with ExitStack() as stack:
-        for change in (_read_sizes, _match_loosely, _make_parts_to_measure, _read_encoder_width):
+        for change in (_read_sizes, _match_loosely, _make_parts_to_measure, _read_encoder_width, _read_qwen3):
             stack.enter_context(change(comfy))
         yield
 
@@ -163,3 +165,60 @@ def _read_encoder_width(comfy: Any) -> Iterator[None]:
 
     with _replaced(comfy.sd.VAE, "__init__", construct):
         yield
+
+
+QWEN3_TABLE = "model.embed_tokens.weight"
+QWEN3_MARK = "model.layers.0.self_attn.q_norm.weight"
+QWEN3_LAYERS = 36
+MADE_HERE = "made_narrow"  # among stock's model options
+
+
+@contextmanager
+def _read_qwen3(comfy: Any) -> Iterator[None]:
+    """Of a Qwen3 4B of fewer layers than the published one, where nobody hands over its sizes."""
+    stock = comfy.sd.load_text_encoder_state_dicts
+
+    def load(state_dicts: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        given = dict(model_options or {})
+        shape = {name: tuple(tensor.shape) for name, tensor in state_dicts[0].items()}
+        if QWEN3_MARK in shape and shape[QWEN3_TABLE][1] == QWEN3.width and "qwen3_4b_model_config" not in given:
+            config = config_of(shape)
+            if config["num_hidden_layers"] < QWEN3_LAYERS:
+                given |= {"qwen3_4b_model_config": config, MADE_HERE: True}
+        return stock(state_dicts, *args, model_options=given, **options)
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(comfy.sd, "load_text_encoder_state_dicts", load))
+        for module, read in ((comfy.text_encoders.flux, 3), (comfy.text_encoders.z_image, 0)):
+            kind = module.Qwen3_4BModel
+            stack.enter_context(_replaced(kind, "__init__", _of_few_layers(kind.__init__, read)))
+        yield
+
+
+def _of_few_layers(stock: Callable[..., None], read: int) -> Callable[..., None]:
+    """A constructor of an encoder around a Qwen3. Of the tokens that the small vocabulary lacks, padding stays padding.
+    read: how many layers it taps by number; here the last ones."""
+
+    def construct(self: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> None:
+        given = dict(model_options or {})
+        if MADE_HERE not in given:
+            stock(self, *args, model_options=given, **options)
+            return
+        config = given["qwen3_4b_model_config"]
+        if read:
+            count = config["num_hidden_layers"]
+            options.setdefault("layer", list(range(count - read, count)))
+        stock(self, *args, model_options=given, **options)
+        pad, last = self.special_tokens["pad"], config["vocab_size"] - 1
+        process = self.process_tokens
+
+        def folded(token: Any) -> Any:
+            return (last if token == pad else token % last) if isinstance(token, int) and token > last else token
+
+        def process_folded(tokens: Any, device: Any) -> Any:
+            return process([[folded(token) for token in prompt] for prompt in tokens], device)
+
+        self.special_tokens = {**self.special_tokens, "pad": last}
+        self.process_tokens = process_folded
+
+    return construct

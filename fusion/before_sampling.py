@@ -6,7 +6,7 @@ not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from . import notices
 from .errors import WrongFile
-from .family import Family
+from .family import Family, Role
 from .latents import vae_for
 from .stream.step import RECKONING
 
@@ -38,10 +38,11 @@ def _look(
     guider = executor.class_obj
     model = guider.model_patcher.model
     fault = _wrong_latents(name, family, model.latent_format, latents)
+    prompts = [prompt for several in guider.conds.values() for prompt in several]
+    fault = fault or _wrong_prompts(name, family, model.diffusion_model, prompts)
     if fault is not None:
         raise WrongFile(fault)
     if family.doubts is not None:
-        prompts = [prompt for several in guider.conds.values() for prompt in several]
         doubt = family.doubts(model, guider.model_patcher.patches, prompts)
         if doubt is not None:
             notices.warn(f"{name} {doubt}")
@@ -70,4 +71,20 @@ def _wrong_latents(name: str, family: Family, wanted: Any, latents: torch.Tensor
     return (
         f"{name} samples latents of {channels} channels, and those it is given to begin with have {latents.shape[1]}: they come "
         f"from another VAE or model. Encode them with {vae_for(family, channels)}."
+    )
+
+
+def _wrong_prompts(name: str, family: Family, net: Any, prompts: Sequence[Mapping[str, Any]]) -> str | None:
+    """Stock would say so in the network, in shapes."""
+    read = None if family.reads is None else family.reads(net)
+    if read is None:
+        return None
+    wanted, encoder = read
+    given = (prompt.get("cross_attn") for prompt in prompts)
+    odd = next((tokens.shape[-1] for tokens in given if tokens is not None and tokens.shape[-1] != wanted), None)
+    if odd is None:
+        return None
+    return (
+        f"{name} reads prompts whose tokens are {wanted} numbers wide, and those it is given are {odd} wide: they come from "
+        f"another text encoder, or from one that was loaded as another type. Choose {encoder} in the {Role.TEXT.loader}."
     )

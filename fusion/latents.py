@@ -1,4 +1,4 @@
-"""How many channels a model's latents have, told by files' headers: of a diffusion model and of a VAE, before either is loaded.
+"""What latents a model and a VAE have, told by files' headers, before either is loaded: channels, and of pictures or videos.
 
 A video that was sampled for another VAE cannot be decoded, and stock says so when it tries to, in shapes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import NamedTuple
 
 import comfy.model_detection
 
@@ -18,11 +19,22 @@ from .stream.stand_in import tensors_of
 
 # The first tensor of a decoder that takes the latents, in Wan's VAEs and in those of pictures.
 WAN_FIRST, PICTURE_FIRST = "decoder.conv1.weight", "decoder.conv_in.weight"
-PICTURE_PART = "decoder.mid.block_1.norm1.weight"
+# In the original spelling and in diffusers'.
+PICTURE_PARTS = "decoder.mid.block_1.norm1.weight", "decoder.mid_block.resnets.0.norm1.weight"
 FOLDED = "bn.running_mean"  # in a VAE of pictures that folds 2x2 latents into channels
 
 
-def of_model(source: Checkpoint) -> int | None:
+class Latents(NamedTuple):
+    """channels; dimensions: 2 of pictures, 3 of videos."""
+
+    channels: int
+    dimensions: int
+
+    def __str__(self) -> str:
+        return f"{self.channels} channels of {'videos' if self.dimensions == 3 else 'pictures'}"
+
+
+def of_model(source: Checkpoint) -> Latents | None:
     """As stock has it for the kind of model that this is, or None."""
     tensors = tensors_of(source, text=False)
     found = recognise.stocks_kind(tensors)
@@ -32,21 +44,20 @@ def of_model(source: Checkpoint) -> int | None:
     # Stock takes what it looks for to be whole, and fails in all ways where it is not.
     with contextlib.suppress(Exception):
         kind = comfy.model_detection.model_config_from_unet_config(config, tensors, prefix)
-        channels: int = kind.latent_format.latent_channels
-        return channels
+        return Latents(kind.latent_format.latent_channels, kind.latent_format.latent_dimensions)
     return None
 
 
-def of_vae(source: Checkpoint) -> int | None:
+def of_vae(source: Checkpoint) -> Latents | None:
     """Of the VAEs whose headers tell; None for every other."""
     extents = source.extents
     family = family_of(source.files[0])
     if family is not None and family.role is Role.VAE and WAN_FIRST in extents:
-        return extents[WAN_FIRST].shape[1]
+        return Latents(extents[WAN_FIRST].shape[1], 3)
     first = extents.get(PICTURE_FIRST)
-    if first is None or PICTURE_PART not in extents or len(first.shape) != 4:
+    if first is None or extents.keys().isdisjoint(PICTURE_PARTS) or len(first.shape) != 4:
         return None
-    return first.shape[1] * (4 if FOLDED in extents else 1)
+    return Latents(first.shape[1] * (4 if FOLDED in extents else 1), 2)
 
 
 def mismatch(model: str, vae: str) -> str | None:
@@ -64,8 +75,8 @@ def mismatch(model: str, vae: str) -> str | None:
     if family is None or made is None or taken is None or made == taken:
         return None
     return (
-        f"{Path(vae).name} is not the VAE for {Path(model).name}: the model's latents have {made} channels, those of this VAE "
-        f"{taken}. Choose {vae_for(family, made)} in the VAE loader."
+        f"{Path(vae).name} is not the VAE for {Path(model).name}: the model's latents have {made}, those of this VAE {taken}. "
+        f"Choose {vae_for(family, made.channels)} in the VAE loader."
     )
 
 

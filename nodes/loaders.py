@@ -107,8 +107,8 @@ class TextEncoderLoader(io.ComfyNode):
                     "text_encoder_name",
                     options=files.listed(Role.TEXT),
                     tooltip="A file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors (6.7 GB) or "
-                    "umt5_xxl_fp16.safetensors (11.4 GB) for Wan. GGUF files too: T5, UMT5, Qwen2.5 and Qwen3 as llama.cpp "
-                    "has them.",
+                    "umt5_xxl_fp16.safetensors (11.4 GB) for Wan, qwen_3_4b.safetensors (8 GB) for Flux.2 klein 4B and Z-Image. "
+                    "GGUF files too: T5, UMT5, Qwen2.5 and Qwen3 as llama.cpp has them.",
                 ),
                 choices.kernels(
                     "auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
@@ -127,7 +127,8 @@ class TextEncoderLoader(io.ComfyNode):
                 ),
                 choices.text_encoder_type(
                     "Which model the prompts are for, as in Load CLIP. auto: what the file tells. Where one file serves several "
-                    "models, such as T5-XXL or Qwen3 4B, an error names the types to choose from.",
+                    "models, such as T5-XXL or Qwen3 4B (flux2 for klein, lumina2 for Z-Image), an error names the types to choose "
+                    "from.",
                 ),
             ],
             outputs=[io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders.")],
@@ -180,7 +181,8 @@ class VAELoader(io.ComfyNode):
                     "vae_name",
                     options=files.listed(Role.VAE),
                     tooltip="A VAE from models/vae: wan_2.1_vae.safetensors (0.25 GB) for Wan 2.1 and the Wan 2.2 14B pair, "
-                    "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B. taesd, taef1 and the like: out of models/vae_approx.",
+                    "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B, flux2-vae.safetensors for Flux.2, ae.safetensors for Flux.1 "
+                    "and Z-Image (0.34 GB each). taesd, taef1 and the like: out of models/vae_approx.",
                 ),
                 choices.kernels(
                     "Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (measured at "

@@ -54,11 +54,15 @@ CALLED = {
     "flux2_vae": "Flux.2's",
 }
 SMALL = "small files"  # of random weights and true names, on the CPU
-# By name and role: what ran on a card beside stock. The bench has its rows.
+# By name and role: what ran on a card beside stock, in the bench or, where it is told by its blocks, in `tests/gpu`.
 ON_A_CARD = {
     ("Wan", Role.DIFFUSION): "text to video on an H200",
     ("T5 or UMT5", Role.TEXT): "UMT5-XXL on an H200",
     ("Wan", Role.VAE): "Wan 2.1's on an H200",
+    ("Flux", Role.DIFFUSION): "blocks of klein's and Flux.1's sizes on an H200",
+    ("Z-Image", Role.DIFFUSION): "blocks of its size on an H200",
+    ("Qwen3", Role.TEXT): "layers of the 4B's size on an H200",
+    ("Stable Diffusion or Flux", Role.VAE): "Flux' on an H200",
 }
 STREAMS = {Role.DIFFUSION: "yes", Role.TEXT: "yes", Role.VAE: "no, it is small"}
 # What is fused of a file that no family knows: attention has a hook of stock's.

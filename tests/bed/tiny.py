@@ -72,7 +72,8 @@ def shrink(workflow: Workflow, **sizes: int) -> None:
     for node in workflow.values():
         inputs = node["inputs"]
         before = inputs.get("steps")
-        inputs.update({key: value for key, value in {**SIZE, **sizes}.items() if key in inputs})
+        given = {**SIZE, **sizes}
+        inputs.update({key: value for key, value in given.items() if not isinstance(inputs.get(key, []), list)})
         for key in ("start_at_step", "end_at_step"):
             if inputs.get(key, 0) in range(1, before or 0):
                 inputs[key] = max(1, inputs[key] * inputs["steps"] // before)

@@ -8,6 +8,7 @@ from typing import Any
 
 import comfy.ldm.wan.vae2_2
 import comfy.samplers
+import family_scenes
 import pytest
 import torch
 from comfy.patcher_extension import WrappersMP
@@ -19,7 +20,7 @@ from fusestream import checkpoints, fusion
 from fusestream.fusion import before_sampling, notices
 from fusestream.fusion.errors import WrongFile
 
-STREAMED, STOCK = 0.008, 0.0  # GiB of VRAM for the blocks; 0: stock's own memory management
+STREAMED, STOCK = 0.016, 0.0  # GiB of VRAM for the blocks; 0: stock's own memory management
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 
@@ -50,7 +51,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
     """One whose prompts, VAEs and CLIP vision nobody has trained or loaded: no model looks at them here."""
     made = Studio.__new__(Studio)
     made.folder = tmp_path_factory.mktemp("models")
-    made.fox, made.cats, made.bad = ([[torch.rand(1, 4, 8), {}]] for _ in range(3))
+    made.fox, made.cats, made.bad = ([[torch.rand(1, 4, checkpoints.umt5.WIDTH), {}]] for _ in range(3))
     made.vae, made.vae22 = AnyVae(16, 8), AnyVae(48, 16)
     made.first, made.last, made.control = (torch.rand(count, SIDE, SIDE, 3) for count in (1, 1, FRAMES))
     made.seen_first = made.seen_last = SimpleNamespace(penultimate_hidden_states=torch.rand(1, 4, 8))
@@ -174,6 +175,36 @@ def test_latents_of_another_vae_are_refused_by_name(
         sample(loaded(kind, budget), Scene(text.positive, text.negative, encoded))
     message = str(caught.value)
     assert name(kind, studio) in message and str(channels) in message and right in message
+
+
+@pytest.mark.usefixtures("small_ones_too")
+@pytest.mark.parametrize("budget", [STREAMED, STOCK])
+@pytest.mark.parametrize(
+    ("kind", "width", "right"),
+    [
+        ("flux2", checkpoints.llama.QWEN3.width, "qwen_3_4b.safetensors, type flux2"),  # encoded for Z-Image
+        ("z_image", 3 * checkpoints.llama.QWEN3.width, "qwen_3_4b.safetensors, type lumina2"),  # for klein
+        ("z_image", 4096, "qwen_3_4b.safetensors, type lumina2"),  # by a T5
+        ("wan_t2v", checkpoints.llama.QWEN3.width, "umt5_xxl"),
+    ],
+)
+def test_prompts_of_another_text_encoder_are_refused_by_name(
+    studio: Studio,
+    scenes: dict[str, Scene],
+    loaded: Callable[..., Any],
+    said: list[str],
+    kind: str,
+    width: int,
+    right: str,
+    budget: float,
+) -> None:
+    scene = scenes[kind] if kind in scenes else family_scenes.inputs(kind)
+    sample(loaded(kind, budget), scene)
+    with pytest.raises(WrongFile) as caught:
+        sample(loaded(kind, budget), Scene(scene.positive, [[torch.rand(1, 4, width), {}]], scene.latent))
+    message = str(caught.value)
+    assert name(kind, studio) in message and f"are {width} wide" in message and right in message
+    assert "Text Encoder Loader" in message and said == []
 
 
 def test_a_model_that_nobody_knows_is_left_alone() -> None:

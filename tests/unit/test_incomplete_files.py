@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints import hollow, wan
+from fusestream.checkpoints import flux, hollow, wan, z_image
 from fusestream.fusion import inspection, notices
 from fusestream.fusion.completeness import refuse_gaps, require
 from fusestream.fusion.errors import WrongFile
@@ -123,7 +123,13 @@ LACKING = {
     "an encoder's table": ("umt5", without("shared."), ": shared.weight."),
     "an encoder's last norm": ("umt5", without("encoder.final"), ": encoder.final_layer_norm.weight."),
     "a T5's block": ("t5xxl", without(f"{BLOCK}.3."), f" lacks {BLOCK}.3: its numbers go on to {BLOCK}.23."),
-    "a block of what no family knows": ("flux1", without("double_blocks.1."), " lacks double_blocks.1: its numbers go on to"),
+    "a block of what no family knows": ("sd3", without("joint_blocks.1."), " lacks joint_blocks.1: its numbers go on to"),
+    "a Flux's block": ("flux1", without("double_blocks.1."), " lacks double_blocks.1: its numbers go on to"),
+    "a part of a Flux's block": ("flux2", without("single_blocks.2.linear2"), ": single_blocks.2.linear2.weight."),
+    "a Chroma's norm": ("chroma", without("double_blocks.0.img_attn.norm.key_norm"), "_blocks.0.img_attn.norm.key_norm.scale."),
+    "a Flux's way in": ("flux2", without("txt_in."), " lacks 1 of the model's weights: txt_in.weight."),
+    "a part of a Z-Image's block": ("z_image", without("layers.3.feed_forward.w2"), ": layers.3.feed_forward.w2.weight."),
+    "a Z-Image's bias": ("z_image", without("layers.1.adaLN_modulation.0.bias"), ": layers.1.adaLN_modulation.0.bias."),
     "a language model's": ("qwen3", without("model.layers.2."), " lacks model.layers.2: its numbers go on to"),
     "what stock asks for its size": ("sd3", without("x_embedder.proj.weight"), " lacks x_embedder.proj.weight, without"),
 }  # fmt: skip
@@ -167,9 +173,17 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+PICTURES = {
+    "klein 4B": flux.table(flux.FluxSize(3072, 5, 20, 7680, 128, shared=True)),
+    "klein 9B": flux.table(flux.FluxSize(4096, 8, 24, 12288, 128, shared=True)),
+    "Flux.1": flux.table(flux.FluxSize(3072, 19, 38, 4096, pooled=768, guidance=True)),
+    "Z-Image": z_image.table(z_image.ZImageSize(3840, 30, 2560)),
+}
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *PICTURES])
 def test_published_sizes_are_whole_and_beyond_doubt(name: str) -> None:
-    found = header(wan.table(PUBLISHED[name]))
+    found = header(wan.table(PUBLISHED[name]) if name in PUBLISHED else PICTURES[name])
     family = family_of(found)
     assert family is not None and family.expects is not None
     expected = family.expects(found)
@@ -261,12 +275,16 @@ def test_a_side_branch_that_is_too_short_is_an_error(name: str, gone: str, words
             tuple(f"vace_blocks.{i}." for i in (5, 6, 7)),
             "has 5 vace_blocks; the published models of 40 blocks have 8",
         ),
+        ("klein 4B", ("single_blocks.19.",), "has 19 single_blocks; the published model of its width has 20"),
+        ("klein 9B", ("double_blocks.7.",), "has 7 double_blocks; the published model of its width has 8"),
+        ("Z-Image", ("layers.29.",), "has 29 layers; the published model of its width has 30"),
     ],
 )
 def test_a_count_that_nobody_published_is_a_warning(
     name: str, gone: tuple[str, ...], words: str, warned: list[str]
 ) -> None:
-    found = header({key: spec for key, spec in wan.table(PUBLISHED[name]).items() if not key.startswith(gone)})
+    table = wan.table(PUBLISHED[name]) if name in PUBLISHED else PICTURES[name]
+    found = header({key: spec for key, spec in table.items() if not key.startswith(gone)})
     family = family_of(found)
     inspection.require_whole(found, Role.DIFFUSION, family)
     inspection.say_doubts(found, family)

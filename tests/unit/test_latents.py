@@ -25,12 +25,13 @@ def write(kind: str, folder: Path) -> Path:
     return checkpoints.write(kind, folder, next(iter(checkpoints.KINDS[kind].storages)))
 
 
-@pytest.mark.parametrize("kind", [*checkpoints.wan.SIZES, "flux1", "sd3"])
+@pytest.mark.parametrize("kind", [*checkpoints.wan.SIZES, "flux1", "flux2", "z_image", "sd3"])
 def test_of_a_model_as_stock_has_it(tmp_path: Path, kind: str) -> None:
     path = write(kind, tmp_path)
     with Checkpoint.open(path) as source:
         found = latents.of_model(source)
-    assert found == comfy.sd.load_diffusion_model(str(path)).model.latent_format.latent_channels
+    stock = comfy.sd.load_diffusion_model(str(path)).model.latent_format
+    assert found == (stock.latent_channels, stock.latent_dimensions)
 
 
 def test_of_a_whole_checkpoints_model(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_of_a_whole_checkpoints_model(tmp_path: Path) -> None:
     whole = tmp_path / "whole.safetensors"
     save_file({f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}, whole)
     with Checkpoint.open(whole) as source:
-        assert latents.of_model(source) == 48
+        assert latents.of_model(source) == (48, 3)
 
 
 @pytest.mark.parametrize("kind", VAES)
@@ -48,7 +49,8 @@ def test_of_a_vae_as_stock_has_it(tmp_path: Path, kind: str) -> None:
         found = latents.of_vae(source)
     fixed = checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, path) if kind == "wan22_vae" else None
     with fixed or contextlib.nullcontext():
-        assert found == comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path))).latent_channels
+        vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path)))
+    assert found == (vae.latent_channels, vae.latent_dim)
 
 
 def test_what_does_not_tell_is_not_guessed(tmp_path: Path) -> None:
@@ -70,6 +72,12 @@ def test_what_does_not_tell_is_not_guessed(tmp_path: Path) -> None:
         ("wan_t2v", "sd_vae", "wan_2.1_vae.safetensors"),
         ("flux1", "wan22_vae", "ae.safetensors"),
         ("flux2", "flux_vae", "flux2-vae.safetensors"),
+        ("flux2", "wan_vae", "flux2-vae.safetensors"),
+        ("flux2", "flux2_vae", None),
+        ("z_image", "flux_vae", None),
+        ("z_image", "flux2_vae", "ae.safetensors"),
+        ("z_image", "wan_vae", "ae.safetensors"),  # of as many channels
+        ("wan_t2v", "flux_vae", "wan_2.1_vae.safetensors"),
         ("chroma", "flux_vae", None),
         ("sd3", "wan22_vae", None),  # of a model that nobody knows nothing is said
         ("wan_t2v", "umt5", None),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...family import Family, Role
+from ...family import Expected, Family, Role
 
 if TYPE_CHECKING:
     import torch
@@ -18,14 +18,41 @@ if TYPE_CHECKING:
 NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.norm\.(key|query)_norm\.(scale|weight)")
 # What relatives with such blocks do not have: HunyuanVideo refines its text, ControlNets end without a last layer.
 BESIDE = ("txt_in.weight", "final_layer.linear.weight")
+LISTS = "double_blocks", "single_blocks"
+END = "txt_in.weight"
+SHARED = "single_stream_modulation.lin.weight"  # Flux.2's alone
+# Its blocks by width: klein 4B and 9B, dev. Of Flux.1 there are many that were shortened.
+PUBLISHED = {3072: (5, 20), 4096: (8, 24), 6144: (8, 48)}
 # By the channels of the latents: Flux.2 has four pixels of its VAE's latents in one.
 VAES = {16: "ae.safetensors", 128: "flux2-vae.safetensors"}
+# By the width of a prompt's tokens: Flux.2 reads three layers of a language model, one beside the other.
+ENCODERS = {
+    7680: "qwen_3_4b.safetensors, type flux2,",
+    12288: "qwen_3_8b_fp8mixed.safetensors, type flux2,",
+    15360: "mistral_3_small_flux2_fp8.safetensors, type flux2,",
+    4096: "t5xxl_fp16.safetensors (for Flux.1 with clip_l.safetensors beside it, by DualCLIPLoader; for Chroma type chroma)",
+    3584: "qwen_2.5_vl_7b.safetensors, type longcat_image,",
+}
+
+
+def _prefix(header: WeightFile) -> str | None:
+    """Of the transformer's names; None: the file has none."""
+    names = header.extents.keys()
+    prefixes = sorted({match[1] for name in names if (match := NORM.fullmatch(name)) is not None})
+    return next((prefix for prefix in prefixes if any(prefix + name in names for name in BESIDE)), None)
 
 
 def _is_flux(header: WeightFile) -> bool:
-    names = header.extents.keys()
-    prefixes = {match[1] for name in names if (match := NORM.fullmatch(name)) is not None}
-    return any(prefix + name in names for prefix in prefixes for name in BESIDE)
+    return _prefix(header) is not None
+
+
+def _expects(header: WeightFile) -> Expected:
+    from ...alike import expected  # noqa: PLC0415
+
+    prefix = _prefix(header) or ""
+    shared, end = (header.extents.get(prefix + name) for name in (SHARED, END))
+    counts = PUBLISHED.get(end.shape[0], ()) if shared is not None and end is not None and end.shape else ()
+    return expected(header, prefix, LISTS, (END,), dict(zip(LISTS, counts, strict=False)))
 
 
 def _fuse(net: Any, _policy: KernelPolicy) -> int:
@@ -38,6 +65,11 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     from .need import need  # noqa: PLC0415
 
     return need(net, shape, dtype)
+
+
+def _reads(net: Any) -> tuple[int, str] | None:
+    width = getattr(net.txt_in, "in_features", None)
+    return None if width is None else (width, ENCODERS.get(width, "the text encoder that was published with it"))
 
 
 FLUX = Family(
@@ -64,5 +96,7 @@ FLUX = Family(
         "to_half",
     ),
     need=_need,
+    expects=_expects,
     vaes=VAES,
+    reads=_reads,
 )

@@ -56,6 +56,11 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     return need(net, shape, dtype)
 
 
+def _reads(net: Any) -> tuple[int, str] | None:
+    width = getattr(net.text_embedding[0], "in_features", None)
+    return None if width is None else (width, "umt5_xxl_fp8_e4m3fn_scaled.safetensors")
+
+
 def _doubts(model: Any, patched: Container[str], prompts: Sequence[Mapping[str, Any]]) -> str | None:
     from .images import doubts  # noqa: PLC0415
 
@@ -85,6 +90,7 @@ WAN = Family(
     need=_need,
     expects=_expects,
     vaes=VAES,
+    reads=_reads,
     doubts=_doubts,
 )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...family import Family, Role
+from ...family import Expected, Family, Role
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +19,34 @@ NORM = re.compile(
     r"(model\.diffusion_model\.|)(layers|noise_refiner|context_refiner)\.\d+\.attention\.(q|k)_norm\.weight"
 )
 BESIDE = ("cap_embedder.1.weight", "final_layer.linear.weight")
+LISTS = "layers", "noise_refiner", "context_refiner"
+ENDS = "cap_embedder.0.weight", "cap_embedder.1.weight", "x_embedder.weight"
+PUBLISHED = {3840: (30, 2, 2), 2304: (26, 2, 2)}  # their blocks, by width: Z-Image, Lumina Image 2
+# By the width of a prompt's tokens.
+ENCODERS = {
+    2560: "qwen_3_4b.safetensors, type lumina2,",
+    2304: "gemma_2_2b_fp16.safetensors, type lumina2,",
+}
+
+
+def _prefix(header: WeightFile) -> str | None:
+    """Of the transformer's names; None: the file has none."""
+    names = header.extents.keys()
+    prefixes = sorted({match[1] for name in names if (match := NORM.fullmatch(name)) is not None})
+    return next((prefix for prefix in prefixes if any(prefix + name in names for name in BESIDE)), None)
 
 
 def _is_z_image(header: WeightFile) -> bool:
-    names = header.extents.keys()
-    prefixes = {match[1] for name in names if (match := NORM.fullmatch(name)) is not None}
-    return any(prefix + name in names for prefix in prefixes for name in BESIDE)
+    return _prefix(header) is not None
+
+
+def _expects(header: WeightFile) -> Expected:
+    from ...alike import expected  # noqa: PLC0415
+
+    prefix = _prefix(header) or ""
+    end = header.extents.get(f"{prefix}{BESIDE[0]}")
+    counts = PUBLISHED.get(end.shape[0], ()) if end is not None and end.shape else ()
+    return expected(header, prefix, LISTS, ENDS, dict(zip(LISTS, counts, strict=False)))
 
 
 def _fuse(net: Any, _policy: KernelPolicy) -> int:
@@ -37,6 +59,11 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     from .need import need  # noqa: PLC0415
 
     return need(net, shape, dtype)
+
+
+def _reads(net: Any) -> tuple[int, str] | None:
+    width = getattr(net.cap_embedder[-1], "in_features", None)
+    return None if width is None else (width, ENCODERS.get(width, "the text encoder that was published with it"))
 
 
 Z_IMAGE = Family(
@@ -63,5 +90,7 @@ Z_IMAGE = Family(
     ),
     types=("float16", "float32"),
     need=_need,
+    expects=_expects,
     vaes={16: "ae.safetensors"},
+    reads=_reads,
 )

@@ -16,11 +16,21 @@ AVOID = (
     "static, blurred details, overexposed, subtitles, watermark, low quality, JPEG artifacts, deformed limbs, "
     "cluttered background"
 )
+PORTRAIT = (
+    "a red fox sits in a snowy pine forest and looks into the camera, morning light, sharp fur, shallow depth of field"
+)
 MOVE = "the scene comes alive: a gentle wind, slow natural movement, the camera moves in a little"
 # Streams what does not fit through what is free: right on any card, so every example says it.
 AUTOMATIC = -1
 STREAMS = "The weights stream through the VRAM that is free (**vram_budget** -1)."
 LONGER = "The model was trained on 81 frames: set **length** to 81 once the first video works."
+# What the notes on klein have in common: which files are smaller, and how FuseStream's kernels come to compute it.
+SMALLER_ENCODER = "**qwen_3_4b_fp8_mixed.safetensors** (5.6 GB)"
+KLEIN_FILES = (
+    "Smaller: **flux-2-klein-4b-fp8.safetensors** (4.1 GB, in *black-forest-labs/FLUX.2-klein-4b-fp8*), "
+    f"{SMALLER_ENCODER}, and GGUF files of both. **flux-2-klein-9b** works here too, with **qwen_3_8b** as its text encoder."
+)
+FP16 = "From RTX 30 on start ComfyUI with *--fp16-unet*: else its own operations compute this model, in bf16."
 PICTURE = "example.png"
 METER = 68  # more room below a loader that streams: its live meter is drawn there
 
@@ -33,6 +43,7 @@ class Example:
     headline: str
     subline: str
     build: Callable[[Graph], None]
+    is_picture: bool = False
 
     def graph(self) -> Graph:
         graph = Graph(self.name)
@@ -276,6 +287,77 @@ def side_by_side(graph: Graph) -> None:
     _write(graph, columns[3], images[0], work, columns[4], "FuseStream-A-B", "Left A, right B", 320)
 
 
+def klein(graph: Graph) -> None:
+    columns = _columns(330, 310, 270, 260, 320)
+    work = Work(prediction.KLEIN, 1024, 1024, 1, 4, prompts=1)
+    model, encoder, vae = _loaders(graph, columns[0], files.KLEIN, files.FLUX2_VAE, files.QWEN3, "flux2")
+    prompt = graph.add(columns[1], "CLIPTextEncode", "What to show", 150, GREEN, clip=encoder[0], text=PORTRAIT)
+    width, height = (
+        graph.add(columns[1], "PrimitiveInt", title, value=value, control_after_generate="fixed")
+        for title, value in (("Width", work.width), ("Height", work.height))
+    )
+    sampled = _sample_klein(graph, columns[2:4], model[0], prompt[0], width[0], height[0], work)
+    _save_picture(graph, columns[3], sampled[0], vae[0], columns[4])
+    about = (
+        "Text to picture in 4 steps with Flux.2 klein 4B. It is distilled: there is no guidance, and so nothing to avoid. The text "
+        "encoder's **type** is *flux2*."
+    )
+    _note(graph, columns[1:3], "Flux.2 klein, 4B", about, work, f"{STREAMS} {KLEIN_FILES} {FP16}", tall=380)
+
+
+def klein_edit(graph: Graph) -> None:
+    """The reference is brought to a megapixel, in sides of which tokens come out whole; the picture gets its size."""
+    columns = _columns(330, 280, 290, 270, 310)
+    work = Work(prediction.KLEIN, 1024, 1024, 1, 4, prompts=1, references=1)
+    model, encoder, vae = _loaders(graph, columns[0], files.KLEIN, files.FLUX2_VAE, files.QWEN3, "flux2")
+    image = graph.add(columns[1], "LoadImage", "Picture to change", tall=314, image=PICTURE, upload="image")
+    scaled = graph.add(
+        columns[1],
+        "ImageScaleToTotalPixels",
+        image=image[0],
+        upscale_method="lanczos",
+        megapixels=1.0,
+        resolution_steps=prediction.SIDE,
+    )
+    text = "the same picture as a watercolour painting"
+    prompt = graph.add(columns[2], "CLIPTextEncode", "What to change", 150, GREEN, clip=encoder[0], text=text)
+    encoded = graph.add(columns[2], "VAEEncode", pixels=scaled[0], vae=vae[0])
+    referred = graph.add(columns[2], "ReferenceLatent", conditioning=prompt[0], latent=encoded[0])
+    size = graph.add(columns[2], "GetImageSize", image=scaled[0])
+    sampled = _sample_klein(graph, columns[3:5], model[0], referred[0], size[0], size[1], work)
+    _save_picture(graph, columns[4], sampled[0], vae[0], columns[4], tall=260)
+    about = (
+        "A picture changed by words, in 4 steps. Choose yours in **Picture to change**; it is scaled to about a megapixel, and the "
+        "result has its shape. For a second reference put another *VAE Encode* and *Set Reference Latent* behind the first: "
+        "each adds as many tokens as the picture has."
+    )
+    advice = f"{STREAMS} {KLEIN_FILES} {FP16}"
+    _note(graph, columns[1:4], "Flux.2 klein, 4B: change a picture", about, work, advice, tall=310)
+
+
+def z_image(graph: Graph) -> None:
+    columns = _columns(340, 360, 320, 460)
+    work = Work(prediction.Z_IMAGE, 1024, 1024, 1, 8, prompts=1)
+    model, encoder, vae = _loaders(graph, columns[0], files.Z_IMAGE, files.FLUX_VAE, files.QWEN3, "lumina2")
+    shifted = graph.add(columns[1], "ModelSamplingAuraFlow", model=model[0], shift=3.0)
+    prompt = graph.add(columns[1], "CLIPTextEncode", "What to show", 170, GREEN, clip=encoder[0], text=PORTRAIT)
+    nothing = graph.add(columns[1], "ConditioningZeroOut", conditioning=prompt[0])
+    size: dict[str, Any] = {"width": work.width, "height": work.height, "batch_size": 1}
+    latent = graph.add(columns[2], "EmptySD3LatentImage", "Size", **size)
+    sampled = _sample(graph, columns[2], shifted[0], prompt[0], nothing[0], latent[0], work, 1.0, "res_multistep")
+    _save_picture(graph, columns[3], sampled[0], vae[0], columns[3])
+    about = (
+        "Text to picture in 8 steps with Z-Image Turbo. It is distilled: **cfg** stays at 1, and so there is nothing to avoid. The "
+        "text encoder's **type** is *lumina2*."
+    )
+    advice = (
+        f"{STREAMS} Smaller: **z_image_turbo_int8_convrot.safetensors** (6.2 GB) and {SMALLER_ENCODER} of the same release, and "
+        "GGUF files. On RTX 20, where ComfyUI computes this model in FP32, FuseStream multiplies in FP16 and adds in FP32. From "
+        "RTX 30 on ComfyUI's own operations compute it, in bf16."
+    )
+    _note(graph, columns[1:3], "Z-Image Turbo", about, work, advice, tall=360)
+
+
 def _columns(*widths: int) -> list[Column]:
     gap, x, out = 30, 40, []
     for width in widths:
@@ -296,8 +378,16 @@ def _text_to_video(graph: Graph, file: File, work: Work, cfg: float, about: str)
     _note(graph, columns[1:3], f"Wan 2.1 text to video, {size}", about, work, f"{STREAMS} {LONGER}")
 
 
-def _loaders(graph: Graph, column: Column, model: File, vae: File = files.VAE21) -> tuple[Node, Node, Node]:
-    return _model_loader(graph, column, model), _encoder_loader(graph, column), _vae_loader(graph, column, vae)
+def _loaders(
+    graph: Graph,
+    column: Column,
+    model: File,
+    vae: File = files.VAE21,
+    encoder: File = files.UMT5,
+    type_: str = "auto",
+) -> tuple[Node, Node, Node]:
+    loaders = _model_loader(graph, column, model), _encoder_loader(graph, column, encoder, type_)
+    return *loaders, _vae_loader(graph, column, vae)
 
 
 def _model_loader(graph: Graph, column: Column, file: File, title: str | None = None, **more: Any) -> Node:
@@ -308,9 +398,9 @@ def _model_loader(graph: Graph, column: Column, file: File, title: str | None = 
     return loader
 
 
-def _encoder_loader(graph: Graph, column: Column) -> Node:
-    type_, file = "FuseStreamTextEncoderLoader", files.UMT5
-    loader = graph.add(column, type_, text_encoder_name=file.name, vram_budget=AUTOMATIC, files=(file,))
+def _encoder_loader(graph: Graph, column: Column, file: File = files.UMT5, type_: str = "auto") -> Node:
+    values: dict[str, Any] = {"text_encoder_name": file.name, "vram_budget": AUTOMATIC, "type": type_}
+    loader = graph.add(column, "FuseStreamTextEncoderLoader", files=(file,), **values)
     column.y += METER
     return loader
 
@@ -373,6 +463,28 @@ def _sample(
     )
 
 
+def _sample_klein(
+    graph: Graph, columns: Sequence[Column], model: Output, prompt: Output, width: Output, height: Output, work: Work
+) -> Node:
+    """In two columns. With Flux.2's own schedule, which goes by the size."""
+    first, second = columns
+    size: dict[str, Any] = {"width": width, "height": height}
+    latent = graph.add(first, "EmptyFlux2LatentImage", batch_size=1, **size)
+    noise = graph.add(first, "RandomNoise", noise_seed=42, control_after_generate="randomize")
+    sampler = graph.add(first, "KSamplerSelect", sampler_name="euler")
+    sigmas = graph.add(second, "Flux2Scheduler", steps=work.steps, **size)
+    guider = graph.add(second, "BasicGuider", model=model, conditioning=prompt)
+    inputs = {"noise": noise, "guider": guider, "sampler": sampler, "sigmas": sigmas, "latent_image": latent}
+    links: dict[str, Any] = {name: node[0] for name, node in inputs.items()}
+    return graph.add(second, "SamplerCustomAdvanced", **links)
+
+
+def _save_picture(graph: Graph, column: Column, latent: Output, vae: Output, last: Column, tall: int = 480) -> None:
+    """Decode in `column`, save in `last`."""
+    images = graph.add(column, "VAEDecode", samples=latent, vae=vae)
+    graph.add(last, "SaveImage", tall=tall, images=images[0], filename_prefix="FuseStream")
+
+
 def _save(
     graph: Graph,
     column: Column,
@@ -417,5 +529,8 @@ EXAMPLES = (
     Example("wan2.1_vace_1.3B", "Reference to video", "Wan 2.1 VACE, 1.3B", vace),
     Example("wan2.2_t2v_14B", "Text to video", "Wan 2.2, the 14B pair", pair),
     Example("wan2.2_ti2v_5B", "Text or image to video", "Wan 2.2, 5B", five),
+    Example("flux2_klein_4B", "Text to picture", "Flux.2 klein 4B, 4 steps", klein, is_picture=True),
+    Example("flux2_klein_edit", "Change a picture", "Flux.2 klein 4B, 4 steps", klein_edit, is_picture=True),
+    Example("z_image_turbo", "Text to picture", "Z-Image Turbo, 8 steps", z_image, is_picture=True),
     Example("with_and_without", "A and B", "with and without our kernels", side_by_side),
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 WAN21 = "Comfy-Org/Wan_2.1_ComfyUI_repackaged"
 WAN22 = "Comfy-Org/Wan_2.2_ComfyUI_Repackaged"
+Z_IMAGE_RELEASE = "Comfy-Org/z_image_turbo"
 
 
 @dataclass(frozen=True)
@@ -54,4 +55,13 @@ FOUR_STEPS = File(
     inside="Lightx2v",
 )
 
-FILES = (T2V_SMALL, T2V, I2V, FLF2V, VACE, HIGH, LOW, TI2V, UMT5, VAE21, VAE22, VISION, FOUR_STEPS)
+KLEIN = _model("flux-2-klein-4b.safetensors", 7.8, "Comfy-Org/flux2-klein", "flux2", "bf16")
+Z_IMAGE = _model("z_image_turbo_bf16.safetensors", 12.3, Z_IMAGE_RELEASE, "z_image", "bf16")
+QWEN3 = File("qwen_3_4b.safetensors", 8.0, "text_encoders", Z_IMAGE_RELEASE, "qwen3", "bf16")
+FLUX2_VAE = File("flux2-vae.safetensors", 0.34, "vae", "Comfy-Org/flux2-dev", "flux2_vae")
+FLUX_VAE = File("ae.safetensors", 0.34, "vae", Z_IMAGE_RELEASE, "flux_vae")
+
+FILES = (
+    *(T2V_SMALL, T2V, I2V, FLF2V, VACE, HIGH, LOW, TI2V, UMT5, VAE21, VAE22, VISION, FOUR_STEPS),
+    *(KLEIN, Z_IMAGE, QWEN3, FLUX2_VAE, FLUX_VAE),
+)

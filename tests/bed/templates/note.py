@@ -7,20 +7,22 @@ from dataclasses import dataclass
 
 from ..paths import ROOT
 from .files import File
-from .prediction import LARGE, SMALL, Model, seconds_a_step
+from .prediction import LARGE, SMALL, Joint, Model, seconds_a_step
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the example asks of its model: the size of the video, the steps, and the prompts of a step."""
+    """What the example asks of its model: the size of the video or picture, the steps, the prompts of a step, and pictures beside
+    the one that is made."""
 
-    model: Model
+    model: Model | Joint
     width: int
     height: int
     length: int
     steps: int
     prompts: int = 2
     fps: int = 16
+    references: int = 0
 
 
 def note(title: str, about: str, files: list[File], work: Work, advice: str) -> str:
@@ -51,21 +53,24 @@ def note(title: str, about: str, files: list[File], work: Work, advice: str) -> 
 
 def expectation(work: Work) -> str:
     """What to expect, with the status of each figure: a card of 8 GB has not been measured, a larger one made as small has."""
-    each = seconds_a_step(work.model, work.width, work.height, work.length, work.prompts)
+    each = seconds_a_step(work.model, work.width, work.height, work.length, work.prompts, work.references)
+    size, others = f"{work.width}x{work.height}", ""
+    if isinstance(work.model, Model):
+        size += f", {work.length} frames ({(work.length - 1) / work.fps:.1f} s of video)"
+        others = " The README predicts other cards."
     return (
         f"No such card was measured yet. Predicted for an RTX 2060 Super, arithmetic of the diffusion model alone: "
-        f"{_rounded(each)} s a step, {_minutes(each * work.steps)} for these {work.steps} steps of "
-        f"{work.width}x{work.height}, {work.length} frames ({(work.length - 1) / work.fps:.1f} s of video); the rest comes "
-        f"on top. The README predicts other cards.{_measured(work.model)}"
+        f"{_rounded(each)} s a step, {_minutes(each * work.steps)} for these {work.steps} steps of {size}; the rest comes on top."
+        f"{others}{_measured(work.model)}"
     )
 
 
-def _measured(model: Model) -> str:
+def _measured(model: Model | Joint) -> str:
     """The bench's row for text to video with this model at 480p, if there is one."""
-    name = {SMALL: "1.3B 480x832x81", LARGE: "14B 480x832x81"}.get(model)
+    names: dict[Model | Joint, str] = {SMALL: "1.3B 480x832x81", LARGE: "14B 480x832x81"}
     rows = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))["models"]["rows"]
     for row in rows:
-        if row["name"] == name:
+        if row["name"] == names.get(model):
             return (
                 f" Measured on an H200 with {row['free GiB']:g} GiB free, text to video in fp16, 832x480, 81 frames: "
                 f"{row['ours']['s']:.3g} s a step with guidance, {row['stock']['s']:.3g} s in stock ComfyUI."

@@ -44,19 +44,28 @@ def _stock(sockets: str, widgets: str, outputs: str) -> Signature:
 
 _VIDEO = "positive:CONDITIONING negative:CONDITIONING vae:VAE"
 _SIZES = "width height length batch_size"
+_PICTURES = "width height batch_size"
 _CONDITIONED = "positive:CONDITIONING negative:CONDITIONING latent:LATENT"
 _SAMPLER = "model:MODEL positive:CONDITIONING negative:CONDITIONING latent_image:LATENT"
 
 STOCK = {
+    "BasicGuider": _stock("model:MODEL conditioning:CONDITIONING", "", "GUIDER"),
     "CLIPTextEncode": _stock("clip:CLIP", "text", "CONDITIONING"),
     "CLIPVisionEncode": _stock("clip_vision:CLIP_VISION image:IMAGE", "crop", "CLIP_VISION_OUTPUT"),
     "CLIPVisionLoader": _stock("", "clip_name", "CLIP_VISION"),
+    "ConditioningZeroOut": _stock("conditioning:CONDITIONING", "", "CONDITIONING"),
     "CreateVideo": _stock("images:IMAGE audio:?AUDIO", "fps bit_depth", "VIDEO"),
+    "EmptyFlux2LatentImage": _stock("", _PICTURES, "LATENT"),
     "EmptyHunyuanLatentVideo": _stock("", _SIZES, "LATENT"),
+    "EmptySD3LatentImage": _stock("", _PICTURES, "LATENT"),
+    "Flux2Scheduler": _stock("", "steps width height", "SIGMAS"),
+    "GetImageSize": _stock("image:IMAGE", "", "width:INT height:INT batch_size:INT"),
+    "ImageScaleToTotalPixels": _stock("image:IMAGE", "upscale_method megapixels resolution_steps", "IMAGE"),
     "ImageStitch": _stock(
         "image1:IMAGE image2:?IMAGE", "direction match_image_size spacing_width spacing_color", "IMAGE"
     ),
     "KSampler": _stock(_SAMPLER, "seed +control_after_generate steps cfg sampler_name scheduler denoise", "LATENT"),
+    "KSamplerSelect": _stock("", "sampler_name", "SAMPLER"),
     "KSamplerAdvanced": _stock(
         _SAMPLER,
         "add_noise noise_seed +control_after_generate steps cfg sampler_name scheduler start_at_step end_at_step "
@@ -66,10 +75,21 @@ STOCK = {
     "LoadImage": _stock("", "image +upload", "IMAGE MASK"),
     "LoraLoaderModelOnly": _stock("model:MODEL", "lora_name strength_model", "MODEL"),
     "MarkdownNote": _stock("", "text", ""),
+    "ModelSamplingAuraFlow": _stock("model:MODEL", "shift", "MODEL"),
     "ModelSamplingSD3": _stock("model:MODEL", "shift", "MODEL"),
+    "PrimitiveInt": _stock("", "value +control_after_generate", "INT"),
+    "RandomNoise": _stock("", "noise_seed +control_after_generate", "NOISE"),
+    "ReferenceLatent": _stock("conditioning:CONDITIONING latent:?LATENT", "", "CONDITIONING"),
+    "SamplerCustomAdvanced": _stock(
+        "noise:NOISE guider:GUIDER sampler:SAMPLER sigmas:SIGMAS latent_image:LATENT",
+        "",
+        "output:LATENT denoised_output:LATENT",
+    ),
+    "SaveImage": _stock("images:IMAGE", "filename_prefix", "images:IMAGE"),
     "SaveVideo": _stock("video:VIDEO", "filename_prefix format codec", "video:VIDEO"),
     "TrimVideoLatent": _stock("samples:LATENT", "trim_amount", "LATENT"),
     "VAEDecode": _stock("samples:LATENT vae:VAE", "", "IMAGE"),
+    "VAEEncode": _stock("pixels:IMAGE vae:VAE", "", "LATENT"),
     "Wan22ImageToVideoLatent": _stock("vae:VAE start_image:?IMAGE", _SIZES, "LATENT"),
     "WanFirstLastFrameToVideo": _stock(
         f"{_VIDEO} clip_vision_start_image:?CLIP_VISION_OUTPUT clip_vision_end_image:?CLIP_VISION_OUTPUT "

@@ -1,0 +1,119 @@
+"""The examples that make pictures, as shipped, on stand-ins under the published names: small, but the whole graph; and what they
+make is what stock's loaders in the same graph make."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bed import opened, tiny
+from bed.client import Client, Run, Workflow
+from bed.paths import ROOT
+from bed.server import Server
+from bed.templates import EXAMPLES
+from bed.templates.examples import PICTURE
+
+SIDE = 64
+NAMES = [example.name for example in EXAMPLES if example.is_picture]
+FILES = {file.name for example in EXAMPLES if example.is_picture for file in example.graph().files()}
+STOCK = {
+    "FuseStreamDiffusionModelLoader": ("UNETLoader", {"unet_name": "model_name"}, {"weight_dtype": "default"}),
+    "FuseStreamTextEncoderLoader": ("CLIPLoader", {"clip_name": "text_encoder_name", "type": "type"}, {}),
+    "FuseStreamVAELoader": ("VAELoader", {"vae_name": "vae_name"}, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One in which stock takes smaller files, with one under every name that these examples have, and a picture."""
+    base = tmp_path_factory.mktemp("comfyui")
+    opened.install(base)
+    tiny.write_published(base / "models", FILES)
+    (base / "input").mkdir()
+    Image.radial_gradient("L").convert("RGB").resize((2 * SIDE, SIDE)).save(base / "input" / PICTURE)
+    with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), base) as server:
+        yield server
+
+
+def twin(name: str) -> Workflow:
+    """At a size for two CPU cores."""
+    workflow: Workflow = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text(encoding="utf-8"))
+    tiny.shrink(workflow, width=SIDE, height=SIDE, steps=2)
+    for node in workflow.values():
+        if node["class_type"] == "PrimitiveInt":
+            node["inputs"]["value"] = SIDE
+        if node["class_type"] == "ImageScaleToTotalPixels":
+            node["inputs"]["megapixels"] = 0.01
+    return workflow
+
+
+def with_stocks_loaders(workflow: Workflow) -> Workflow:
+    out = copy.deepcopy(workflow)
+    for node in out.values():
+        if node["class_type"] in STOCK:
+            class_type, names, values = STOCK[node["class_type"]]
+            inputs = {theirs: node["inputs"][ours] for theirs, ours in names.items()}
+            node.update(class_type=class_type, inputs={**inputs, **values})
+    return out
+
+
+def picture(server: Server, workflow: Workflow) -> tuple[Run, np.ndarray]:
+    """Run the graph; 8-bit [height, width, 3]."""
+    client = Client(server.url)
+    run = client.run(workflow, timeout=240)
+    assert not run.interrupted and run.error is None, run.error and run.error["exception_message"][:2000]
+    (save,) = (name for name, node in workflow.items() if node["class_type"] == "SaveImage")
+    with Image.open(io.BytesIO(client.fetch(run.outputs[save]["images"][0]))) as image:
+        return run, np.asarray(image.convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_makes_the_picture_that_stocks_loaders_make(stocked: Server, name: str) -> None:
+    workflow = twin(name)
+    run, ours = picture(stocked, workflow)
+    # A node that is not on the way to the picture would not have been executed.
+    assert {*run.executed, *run.cached} == set(workflow)
+    assert ours.std() > 5, "a picture, not one grey"
+    _, stocks = picture(stocked, with_stocks_loaders(workflow))
+    assert ours.shape == stocks.shape
+    assert ours.shape == ((80, 144, 3) if name == "flux2_klein_edit" else (SIDE, SIDE, 3))
+    assert np.abs(ours - stocks).mean() < 0.5  # of 255
+    assert np.abs(ours - stocks).max() <= 8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_part_of_the_graph_shows_in_the_picture(stocked: Server, name: str) -> None:
+    """The words, and what is to be changed."""
+    before = picture(stocked, twin(name))[1]
+    workflow = twin(name)
+    tiny.node_of(workflow, "CLIPTextEncode")["inputs"]["text"] = "a blue teapot"
+    assert np.abs(picture(stocked, workflow)[1] - before).max() > 4
+    if name == "flux2_klein_edit":
+        Image.linear_gradient("L").convert("RGB").resize((2 * SIDE, SIDE)).save(stocked.base / "input" / "other.png")
+        workflow = twin(name)
+        tiny.node_of(workflow, "LoadImage")["inputs"]["image"] = "other.png"
+        assert np.abs(picture(stocked, workflow)[1] - before).max() > 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("type_", ["auto", "the other"])
+def test_the_wrong_type_of_the_text_encoder_is_told_with_the_right_one(stocked: Server, name: str, type_: str) -> None:
+    workflow = twin(name)
+    inputs = tiny.node_of(workflow, "FuseStreamTextEncoderLoader")["inputs"]
+    right = inputs["type"]
+    inputs["type"] = {"flux2": "lumina2", "lumina2": "flux2"}[right] if type_ == "the other" else type_
+    run = Client(stocked.url).run(workflow, timeout=240)
+    assert run.error is not None
+    message = run.error["exception_message"]
+    assert right in message and "qwen_3_4b.safetensors" in message
+    failed = workflow[run.error["node_id"]]["class_type"]
+    assert (failed == "FuseStreamTextEncoderLoader") == (type_ == "auto")
