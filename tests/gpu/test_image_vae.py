@@ -158,6 +158,8 @@ def small() -> Any:
     for parameter in vae.parameters():
         if parameter.ndim == 4:
             parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
+        elif parameter.ndim == 1:
+            parameter.normal_(std=0.1, generator=generator)
     return vae
 
 
