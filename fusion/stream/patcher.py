@@ -28,6 +28,7 @@ from .step import RECKONING
 from .stream import STREAM, Stream
 
 ALL = 1e32  # stock's word for as much as there is
+REST = "fusestream_rest"  # where a model has the places of what does not stream
 
 
 def attach(model: Any, stream: Stream) -> None:
@@ -90,12 +91,22 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def _rest_size(self) -> int:
         """Of everything but the blocks' weights."""
-        return sum(stored(tensor).nbytes for _, tensor in self._rest())
+        return sum(stored(tensor).nbytes for tensor in self._rest())
 
-    def _rest(self) -> list[tuple[str, torch.Tensor]]:
-        streamed = self.stream.keys
-        named = (*self.model.named_parameters(), *self.model.named_buffers())
-        return [(name, tensor) for name, tensor in named if name not in streamed]
+    def _rest(self) -> list[torch.Tensor]:
+        """Parameters and buffers that do not stream, each once. Stock asks ten times for each encoding, so where they are is looked
+        up once; but not while another node has put other modules in their places."""
+        places: list[tuple[dict[str, Any], str]] | None = self.model.__dict__.get(REST)
+        if places is None or self.object_patches_backup:
+            streamed, places = self.stream.keys, []
+            for prefix, module in self.model.named_modules():
+                for held in (module._parameters, module._buffers):
+                    names = (name for name in held if f"{prefix}.{name}".lstrip(".") not in streamed)
+                    places.extend((held, name) for name in names)
+            if not self.object_patches_backup:
+                self.model.__dict__[REST] = places
+        found = (held.get(name) for held, name in places)
+        return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 
     # ------------------------------------------------------------------------------------------- loading, unloading
 
@@ -189,7 +200,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def _move_rest(self, device: torch.device) -> None:
         """What stock moves only with the whole model: parameters of modules that have modules inside, and of operations
         that stream."""
-        for _, tensor in self._rest():
+        for tensor in self._rest():
             if not is_quantised(tensor) and tensor.device != device:
                 tensor.data = tensor.data.to(device)
 
