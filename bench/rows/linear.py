@@ -1,4 +1,5 @@
-"""linear and linear_pair: every matrix product of Wan and UMT5, in both ways to accumulate."""
+"""linear, linear_ and linear_pair: every matrix product of Wan and UMT5, in both ways to accumulate, and Qwen3's around its fp32
+stream."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.linear import pair_stock, stock
+from ...kernels_cuda.ops.linear import pair_stock, stock, stock_
+from ..measure import sum_bytes
 from ..row import Row, Tensors
 
 PLAIN = ("none", 1.0, False, None)
@@ -16,6 +18,9 @@ GELU = ("gelu_tanh", 1.0, False, None)
 # UMT5's feed-forward: the product of the pair is kept small, and given back to an fp32 stream.
 PAIR = ("gelu_tanh", 2.0**-6, False, None)
 STREAM = ("none", 2.0**6, False, None)
+# Qwen3 with two parts of each operand: sums that stay fp32, and what is added to the stream where it lies.
+SUMS = ("none", 1.0, True, torch.float32)
+ADDED, ADDED_HIDDEN = ("none", 1.0, True), ("none", 2.0**6, True)
 
 
 def half(*shape: int) -> Tensor:
@@ -52,6 +57,35 @@ def rows(
     return [
         Row(op, f"{name} {precision}", make, options, run, precision=precision, flops=flops)
         for precision in ("precise", "fast")
+    ]
+
+
+def in_place(m: int, n: int, k: int) -> Tensors:
+    """The stream is what is written, and the residual."""
+    stream = torch.randn(1, m, n, device="cuda")
+    return stream, half(1, m, k), half(n, k) * k**-0.5, None, stream, None
+
+
+def moved(tensors: Tensors, _: tuple[Tensor, ...]) -> int:
+    """In place: the stream is read and written, so it counts twice."""
+    return sum_bytes(*tensors)
+
+
+def qwen(model: str, tokens: int, d: int, heads: int, ffn: int) -> list[Row]:
+    """A layer's products: both parts of an input at once, and each part by itself where it is added to the stream."""
+
+    def wide(what: str, n: int, k: int) -> Row:
+        label, flops = f"{model}, {what}: {2 * tokens}x{n}x{k} precise", 4.0 * tokens * n * k
+        return Row("linear", label, lambda: operands(2 * tokens, n, k, bias=False), SUMS, stock, flops=flops)
+
+    def added(what: str, rows_: int, k: int, options: tuple[Any, ...]) -> Row:
+        label, flops = f"{model}, {what} into the fp32 stream: {rows_}x{d}x{k} precise", 2.0 * rows_ * d * k
+        return Row("linear_", label, lambda: in_place(rows_, d, k), options, stock_, moved, flops=flops)
+
+    return [
+        wide("gate and up", 2 * ffn, d),
+        *(added("down", m, ffn, ADDED_HIDDEN) for m in (tokens, 2 * tokens)),
+        *(added("o", m, heads, ADDED) for m in (tokens, 2 * tokens)),
     ]
 
 
@@ -94,4 +128,5 @@ ROWS = [
         lambda: operands(512, 4096, 10240, bias=False, residual=torch.float32),
         STREAM,
     ),
+    *qwen("Qwen3 4B, 512 tokens", 512, 2560, 4096, 9728),
 ]

@@ -21,8 +21,8 @@ from ..policy import STANDARD, IsaClass, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import bias_obstacles, word, wrong_dtype
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_compute, validate
-from .linear_torch import CublasEpilogue, CublasFused, CublasPair
-from .rows import Rows, SharedRow, row_class, row_view, rows, shared_row
+from .linear_torch import CublasEpilogue, CublasFused, CublasPair, CublasWide
+from .rows import Rows, SharedRow, folded, row_class, row_view, rows, shared_row
 from .sampling import LEAST, first_tokens
 
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "relu"]
@@ -178,15 +178,6 @@ FIELDS = (
     (c_int, "saturate bias_is_float residual_is_float gate_is_float out_is_float"),
 )
 LinearParams = parameter_struct("LinearParams", (Pointer, POINTERS), *FIELDS)
-
-
-def folded(view: Rows) -> Rows:
-    """All rows as one batch, where they are equally far apart."""
-    if view.tokens == 1:
-        return Rows(1, view.batches, view.d, 0, view.batch_stride)
-    if view.batches == 1 or view.batch_stride == view.tokens * view.row_stride:
-        return Rows(1, view.batches * view.tokens, view.d, 0, view.row_stride)
-    return view
 
 
 def obstacles(call: Call) -> Iterator[str]:
@@ -380,7 +371,7 @@ def class_of(o: Operands, *more: str) -> str:
         parts.append(f"gate {row_class(o.gate)}")
     if o.scale != 1 or o.saturate:
         parts.append("scaled")
-    strided = any(t is not None and not t.is_contiguous() for t in (o.x, o.weight))
+    strided = any(t is not None and not t.is_contiguous() for t in (o.x, o.weight, o.out))
     return " ".join([*parts, "strided"] if strided else parts)
 
 
@@ -474,6 +465,7 @@ def _kernels(paired: bool) -> dict[str, tuple[str, ...]]:
 _TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? gate"
 _OPTIONS = "str activation, float scale, bool saturate"
 _OURS = CudaCandidate("cuda", obstacles, plan, ways)
+_CUBLAS = (CublasEpilogue(), CublasFused(), CublasWide())
 
 
 def _width(call: Call, weight: int) -> int:
@@ -487,7 +479,7 @@ LINEAR = Op(
     schema=f"({_TENSORS}, {_OPTIONS}, ScalarType? out_dtype, str policy) -> Tensor",
     reference=reference,
     fake=fake,
-    candidates=(_OURS, StockCandidate(stock, plan=stock_plan), CublasEpilogue(), CublasFused()),
+    candidates=(_OURS, StockCandidate(stock, plan=stock_plan), *_CUBLAS),
     shape_class=shape_class,
     sample=lambda call: first_tokens(call.tensors, (0, 3), (4,), _width(call, 1), LEAST),
     validate=validate,
@@ -499,7 +491,7 @@ LINEAR_ = Op(
     schema=f"(Tensor(a!) out, {_TENSORS}, {_OPTIONS}, str policy) -> ()",
     reference=reference_,
     fake=fake_,
-    candidates=(_OURS, StockCandidate(stock_, plan=stock_plan_), CublasEpilogue(), CublasFused()),
+    candidates=(_OURS, StockCandidate(stock_, plan=stock_plan_), *_CUBLAS),
     shape_class=shape_class,
     sample=lambda call: first_tokens(call.tensors, (1, 0, 4), (5,), _width(call, 2), LEAST),
     validate=validate,

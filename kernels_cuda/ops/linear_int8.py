@@ -19,10 +19,10 @@ from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, IsaClass, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import word, wrong_dtype
-from .linear import FIELDS, MOST, POINTERS, TYPES, Activation, Cut, class_of, folded, parameters, places
+from .linear import FIELDS, MOST, POINTERS, TYPES, Activation, Cut, class_of, parameters, places
 from .linear_int8_operands import Int8Operands, KitchenLinear, compute, stock_compute, validate
 from .linear_operands import Operands
-from .rows import Rows, row_view
+from .rows import Rows, folded, row_view
 from .rows_to_int8 import Int8Rows, prepare, row_obstacles
 from .sampling import LEAST, first_tokens
 

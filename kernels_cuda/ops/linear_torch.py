@@ -1,7 +1,7 @@
 """What torch's own matrix products can do of `linear`, beside plain stock.
 
-cuBLAS has epilogues of its own: bias with GELU or ReLU, and adding what is there already. Where they do not reach, one
-fused pass of ours over the product is still fewer bytes than stock's operations.
+cuBLAS has epilogues of its own: bias with GELU or ReLU, and adding what is there already, in fp32 if that is the result's type.
+Where they do not reach, one fused pass of ours over the product is still fewer bytes than stock's operations.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from .activations import gelu, silu, silu_mul, silu_mul_
 from .checks import word
 from .gated_residual import gated_residual, gated_residual_
 from .linear_operands import Operands
+from .rows import folded, rows
 
 Maybe = Tensor | None
 # Which GELU: torch computes the tanh form, on every device and by either library.
@@ -32,6 +34,10 @@ PASSES: dict[str, Callable[[Tensor, KernelPolicy], Tensor]] = {
     "relu": lambda y, _: y.relu_(),
     "none": lambda y, _: y,
 }
+
+
+# torch multiplies halves into floats from 2.8 on.
+WRITES_FLOATS = hasattr(torch.ops.aten.baddbmm, "dtype_out")
 
 
 def _unlike_torch(call: Call, o: Operands) -> str | None:
@@ -130,6 +136,90 @@ class CublasFused(OneWay):
                 gated_residual_(out, value, gate, saturate=saturate, policy=policy)
 
         return run if o.out is None else into
+
+
+@dataclass(frozen=True)
+class CublasWide(OneWay):
+    """One call of cuBLAS whose result stays fp32: sums times a scale, or added to a residual where it lies. To saturate means
+    nothing for it."""
+
+    name: str = "cublas fp32"
+    ours: bool = False
+
+    def refuse(self, call: Call) -> str | None:
+        o = Operands.of_call(call)
+        reason = _unlike_torch(call, o)
+        if reason is not None:
+            return reason
+        if o.out_dtype is not torch.float32:
+            return "the output is not float32"
+        if o.bias is not None or o.gate is not None or o.activation != "none":
+            return "cuBLAS adds a residual to a plain product only"
+        if not WRITES_FLOATS:
+            return f"torch {torch.__version__} has no product of float16 into float32"
+        if o.out is not None and not o.out.is_contiguous():
+            return "the output's rows do not follow each other"
+        for name, t in (("x", o.x), ("weight", o.weight)):
+            step = row_step(t)
+            if isinstance(step, str):
+                return f"{name}: {step}"
+        return None
+
+    def prepare(self, call: Call) -> Plan:
+        o = Operands.of_call(call)
+        shape, m, n, scale = o.shape, o.m, o.n, o.scale
+        of_x, of_weight = _as_one(o.x, m), _as_one(o.weight, n)
+
+        def into(out: Tensor, x: Tensor, weight: Tensor, _bias: None, residual: Maybe, _gate: None) -> None:
+            if residual is not None and place(residual) != place(out):
+                out.copy_(residual)
+            operands = x.as_strided(*of_x), weight.as_strided(*of_weight)
+            _multiply(out.view(1, m, n), *operands, scale, added=residual is not None)
+
+        def run(x: Tensor, *tensors: Any) -> Tensor:
+            out = torch.empty(shape, dtype=torch.float32, device=x.device)
+            into(out, x, *tensors)
+            return out
+
+        return run if o.out is None else into
+
+
+def row_step(t: Tensor) -> int | str:
+    """How far apart the rows of [..., k] lie, as one matrix; or why torch would have to copy it."""
+    view = rows(t)
+    if isinstance(view, str):
+        return view
+    view = folded(view)
+    if view.batches > 1:
+        return "rows are not equally far apart"
+    if view.tokens > 1 and view.row_stride < view.d:
+        return "rows overlap"
+    return max(view.row_stride, view.d)
+
+
+def _as_one(t: Tensor, rows_: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Sizes and strides of [..., k] as a batch of one matrix."""
+    step = row_step(t)
+    assert isinstance(step, int)  # no string here: `refuse` found none
+    return (1, rows_, t.shape[-1]), (rows_ * step, step, 1)
+
+
+def _multiply(out: Tensor, x: Tensor, weight: Tensor, scale: float, *, added: bool) -> None:
+    """out [1, m, n] fp32 is, or has added to it, scale * (x [1, m, k] @ weight [1, n, k]^T), both fp16.
+
+    Of torch's products this is the one that adds in place to fp32 in every version: until 2.9 addmm wants what is added in fp16.
+    Sums are fp32. Reductions in reduced precision, which torch allows cuBLAS, are those of a result narrower than its sums. Sums in
+    fp16, where somebody allowed them, torch does not make into fp32: that is taken back for the moment.
+    """
+    matmul = torch.backends.cuda.matmul
+    half_sums = matmul.allow_fp16_accumulation
+    if half_sums:
+        matmul.allow_fp16_accumulation = False
+    try:
+        torch.baddbmm(out, x, weight.transpose(1, 2), torch.float32, beta=int(added), alpha=scale, out=out)
+    finally:
+        if half_sums:
+            matmul.allow_fp16_accumulation = True
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,15 @@ def row_view(t: Tensor) -> Rows:
     return view
 
 
+def folded(view: Rows) -> Rows:
+    """All rows as one batch, where they are equally far apart."""
+    if view.tokens == 1:
+        return Rows(1, view.batches, view.d, 0, view.batch_stride)
+    if view.batches == 1 or view.batch_stride == view.tokens * view.row_stride:
+        return Rows(1, view.batches * view.tokens, view.d, 0, view.row_stride)
+    return view
+
+
 def tokens_per_frame(tokens: int, frames: int, name: str) -> int:
     """How stock spreads `frames` rows of modulation over the tokens (repeat_e in comfy/ldm/wan/model.py)."""
     if frames == 1 or tokens == 0:

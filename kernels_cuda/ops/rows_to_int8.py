@@ -19,9 +19,8 @@ from ..launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import wrong_dtype
-from .linear import folded
 from .rotation import check_rotation, matrix, root, turned
-from .rows import row_class, row_view, rows
+from .rows import folded, row_class, row_view, rows
 from .sampling import first_tokens
 
 PACK = 8  # kPack

@@ -24,7 +24,7 @@ from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
 from fusestream.kernels_cuda.ops import linear as op
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
-from fusestream.kernels_cuda.ops.linear_torch import CublasFused, CublasPair
+from fusestream.kernels_cuda.ops.linear_torch import CublasFused, CublasPair, CublasWide
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
 # What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.
@@ -332,6 +332,87 @@ def test_what_is_added_to_a_wide_stream_is_not_rounded(isa):
     torch.testing.assert_close(stream.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))
 
 
+def cublas_wide(tensors, scale=1.0, out=None):
+    """What cuBLAS makes of it, by name: a new result, or `out` written."""
+    into = out is not None
+    given_ = (out, *tensors) if into else tensors
+    options = ("none", scale, True) if into else ("none", scale, True, torch.float32)
+    asked = Call("linear_" if into else "linear", given_, options)
+    assert CublasWide().refuse(asked) is None
+    found = CublasWide().prepare(asked)(*given_)
+    return out if into else found
+
+
+@pytest.mark.parametrize("layout", ["plain", "apart"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (5, 7, 13), (65, 136, 40), (513, 1029, 771), (512, 264, 9728)])
+def test_what_stays_wide_behind_cublas(m, n, k, layout):
+    """Odd sizes, scales, residuals of both types, elsewhere and in place: the error is that of fp32 sums."""
+    x, weight = laid_out(half(m, k), layout), laid_out(half(n, k), layout)
+    for residual in (None, torch.randn(m, n, device="cuda"), half(m, n)):
+        for scale in (1.0, 64.0, 0.3, -(2.0**-6)):
+            tensors = x, weight, None, residual, None
+            exact, sizes = exactly("linear", tensors, ("none", scale, True, None))
+            sizes = sizes + (0 if residual is None else residual.double().abs())
+            got = cublas_wide(tensors, scale)
+            assert got.dtype is torch.float32 and got.is_contiguous()
+            check(got, exact, sizes, "precise", f"{residual is None}, {scale}")
+            out = torch.full((m, n), torch.nan, device="cuda")
+            assert torch.equal(cublas_wide(tensors, scale, out), got)
+            if residual is not None and residual.dtype is torch.float32:
+                stream = residual.clone()
+                assert torch.equal(cublas_wide((x, weight, None, stream, None), scale, stream), got)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_cublas_keeps_wide_results_wide(allowed):
+    """Products of 65504 by itself do not overflow, whatever torch may do to sums in fp16, and it may afterwards as before."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_fp16_accumulation
+    x, weight = (torch.full((n, 512), 65504.0, device="cuda").half() for n in (70, 72))
+    stream = torch.full((70, 72), 2.0**40, device="cuda")
+    try:
+        matmul.allow_fp16_accumulation = allowed
+        got = cublas_wide((x, -weight, None, None, None))
+        cublas_wide((x, weight, None, stream, None), 0.5, stream)
+        assert matmul.allow_fp16_accumulation is allowed
+    finally:
+        matmul.allow_fp16_accumulation = before
+    exact = 65504.0**2 * 512
+    torch.testing.assert_close(got.double(), torch.full_like(got, -exact).double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(stream.double(), torch.full_like(got, 2.0**40 + exact / 2).double(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_special_values_stay_behind_cublas(value):
+    """A NaN or infinity of any operand spoils its row, its column or its place; all others are as they were."""
+    x, weight, stream = half(200, 96), half(136, 96), torch.randn(200, 136, device="cuda")
+    clean = cublas_wide((x, weight, None, stream, None), 2.0)
+    x[5, 7] = value
+    weight[9, 3] = value
+    stream[100, 50] = value
+    like = torch.addmm(stream, x.float(), weight.float().t(), alpha=2)
+    got = cublas_wide((x, weight, None, stream, None), 2.0, stream)
+    assert torch.equal(got.isnan(), like.isnan()) and torch.equal(got.isinf(), like.isinf())
+    assert torch.equal(got[like.isfinite()], clean[like.isfinite()])
+
+
+def test_cublas_wide_results_in_a_graph_and_of_nothing():
+    x, weight, stream = half(2, 150, 64), half(72, 64), torch.zeros(2, 150, 72, device="cuda")
+    asked = Call("linear_", (stream, x, weight, None, stream, None), ("none", 1.0, True))
+    plan = CublasWide().prepare(asked)
+    plan(*asked.tensors)  # cuBLAS takes its memory before a capture
+    stream.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan(*asked.tensors)
+    for _ in range(3):
+        graph.replay()
+    exact = 3 * (x.double() @ weight.double().t())
+    torch.testing.assert_close(stream.double(), exact, rtol=1e-5, atol=1e-4)
+    empty = Call("linear_", (stream[:, :0], x[:, :0], weight, None, None, None), ("none", 1.0, True))
+    assert "nothing to compute" in (CublasWide().refuse(empty) or "")
+
+
 def test_umt5(isa, precision):
     """Its feed-forward: the hidden product reaches 10^5, the residual stream is fp32."""
     x, both, w_out, stream = half(300, 256) * 8, half(2 * 640, 256) * 4, half(256, 640), half(300, 256).float()
@@ -436,3 +517,5 @@ def test_auto_measures_all_of_them():
     linear(x, weight, bias, activation="gelu_tanh")
     seconds = LEDGER.choices[-1].seconds
     assert {"stock", "cublas epilogue", "cublas + fused pass", "cuda 128x256 precise"} <= set(seconds)
+    linear(x, weight, saturate=True, out_dtype=torch.float32)
+    assert {"stock", "cublas fp32", "cuda 128x256 precise"} <= set(LEDGER.choices[-1].seconds)

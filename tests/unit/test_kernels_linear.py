@@ -14,9 +14,10 @@ from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, linear, li
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import linear as op
+from fusestream.kernels_cuda.ops import linear_torch
 from fusestream.kernels_cuda.ops import mlp as mlp_file
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
-from fusestream.kernels_cuda.ops.linear_torch import CublasEpilogue, CublasFused, CublasPair
+from fusestream.kernels_cuda.ops.linear_torch import CublasEpilogue, CublasFused, CublasPair, CublasWide
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")
@@ -201,6 +202,12 @@ def call(x=None, weight=None, bias=None, residual=None, gate=None, options=("non
     return Call("linear", (x, weight, bias, residual, gate), options)
 
 
+def into(out, x=None, residual=None, scale=1.0):
+    """A call of linear_ that saturates, as all of an fp32 stream's do."""
+    x = halves(4, 32) if x is None else x
+    return Call("linear_", (out, x, halves(16, 32), None, residual, None), ("none", scale, True))
+
+
 def test_every_obstacle_is_spoken():
     apart = halves(4, 70).as_strided((4, 32), (65, 1))
     turned = halves(32, 4).t()
@@ -293,6 +300,8 @@ def test_shape_classes_tell_apart_what_costs_differently():
         call(x=halves(4, 64)[:, :32]),
         call(weight=halves(24, 32)),
         call(x=halves(9, 32)),
+        into(torch.zeros(4, 16)),
+        into(torch.zeros(4, 24)[:, :16]),
     ]
     assert len({op.shape_class(each) for each in calls}) == len(calls)
     assert op.shape_class(call(x=halves(7, 32))) == op.shape_class(call(x=halves(8, 32)))
@@ -334,6 +343,107 @@ def test_what_cublas_is_asked(monkeypatch):
     assert "changes the type" in (CublasFused().refuse(call(options=("gelu", 1.0, False, torch.float32))) or "")
 
 
+def test_which_wide_results_cublas_is_asked_for(monkeypatch):
+    asked = call(options=("none", 1.0, True, torch.float32))
+    assert "tensor is on the CPU" in (CublasWide().refuse(asked) or "")
+    monkeypatch.setattr(Call, "device", property(lambda _: torch.device("cuda", 0)))
+    wide, stream = asked.options, torch.zeros(4, 16)
+    serves = [
+        asked,
+        call(options=("none", 0.3, False, torch.float32)),
+        call(residual=stream),
+        call(residual=halves(4, 16), options=wide),
+        call(x=halves(4, 40)[:, :32], options=wide),
+        call(x=halves(6, 32)[::3].unflatten(0, (2, 1)), options=wide),
+        call(weight=halves(16, 33)[:, :32], options=wide),
+        into(stream),
+        into(stream, residual=stream, scale=64.0),
+        into(stream, residual=torch.zeros(4, 24)[:, :16]),
+    ]
+    refuses = [
+        (call(), "the output is not float32"),
+        (call(options=("none", 1.0, False, torch.bfloat16)), "the output is not float32"),
+        (call(bias=halves(16), options=wide), "to a plain product only"),
+        (call(gate=halves(16), residual=stream), "to a plain product only"),
+        (call(options=("relu", 1.0, False, torch.float32)), "to a plain product only"),
+        (call(x=halves(4, 32).float(), options=wide), "x and weight are not float16"),
+        (call(x=halves(0, 32), options=wide), "nothing to compute"),
+        (call(x=halves(32, 4).t(), options=wide), "x: elements of a row are 4 apart"),
+        (call(x=halves(2, 5, 32)[:, :3], options=wide), "x: rows are not equally far apart"),
+        (call(x=halves(1, 32).expand(4, 32), options=wide), "x: rows overlap"),
+        (call(weight=halves(32, 16).t(), options=wide), "weight: elements of a row are 16 apart"),
+        (into(torch.zeros(4, 24)[:, :16]), "the output's rows do not follow each other"),
+    ]
+    for each in serves:
+        assert CublasWide().refuse(each) is None
+    for each, words in refuses:
+        assert words in (CublasWide().refuse(each) or "served"), words
+    monkeypatch.setattr(linear_torch, "WRITES_FLOATS", False)
+    assert "has no product of float16 into float32" in (CublasWide().refuse(asked) or "served")
+
+
+@pytest.fixture
+def halves_into_floats(monkeypatch):
+    """torch's product of halves into floats, which the CPU does not have. It is asked to add in place, and for no sums in fp16."""
+
+    def baddbmm(added, x, weight, dtype, *, beta, alpha, out):
+        assert added is out and out.dtype is dtype is torch.float32 and x.dtype is weight.dtype is torch.float16
+        assert x.stride(2) == 1 and weight.stride(1) == 1, "torch would copy them"
+        assert not torch.backends.cuda.matmul.allow_fp16_accumulation
+        result = alpha * (x.float() @ weight.float())
+        return out.copy_(result + beta * added if beta else result)
+
+    monkeypatch.setattr(torch, "baddbmm", baddbmm)
+
+
+@pytest.mark.usefixtures("halves_into_floats")
+@pytest.mark.parametrize("lies", ["plain", "apart", "one row"])
+def test_what_cublas_makes_of_a_wide_result(lies):
+    """A new one, one with a residual, and one in place of it; products beyond fp16's range."""
+    x = {
+        "plain": torch.randn(2, 5, 16).half(),
+        "apart": torch.randn(2, 5, 40).half()[..., 8:24],
+        "one row": torch.randn(9, 16).half()[::4][1:2],
+    }[lies]
+    x *= 1000  # in place: its rows stay where they are
+    weight, stream = (torch.randn(24, 19).half() * 1000)[:, :16], torch.randn(*x.shape[:-1], 24) * 1e6
+    near = {"rtol": 1e-5, "atol": 1.0}  # of sums of magnitudes of some 10^7
+    for residual in (None, stream, stream.half().clamp(-6e4, 6e4)):
+        for scale in (1.0, 0.3):
+            want = op.reference(x, weight, None, residual, None, "none", scale, True, torch.float32)
+            assert want.abs().max() > 65504
+            tensors, options = (x, weight, None, residual, None), ("none", scale, True, torch.float32)
+            got = CublasWide().prepare(Call("linear", tensors, options))(*tensors)
+            assert got.is_contiguous() and got.shape == want.shape
+            torch.testing.assert_close(got, want, **near)
+            out = torch.full_like(want, torch.nan)
+            CublasWide().prepare(Call("linear_", (out, *tensors), options[:3]))(out, *tensors)
+            torch.testing.assert_close(out, want, **near)
+    want = op.reference(x, weight, None, stream, None, "none", 0.3, True, None)
+    tensors = stream, x, weight, None, stream, None
+    CublasWide().prepare(Call("linear_", tensors, ("none", 0.3, True)))(*tensors)
+    torch.testing.assert_close(stream, want, **near)
+
+
+@pytest.mark.usefixtures("halves_into_floats")
+def test_sums_in_fp16_are_taken_back_for_a_wide_result(monkeypatch):
+    """Also where they were allowed after the plan was made, and where the product fails."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_fp16_accumulation
+    tensors = torch.randn(4, 32).half(), torch.randn(16, 32).half(), None, None, None
+    plan = CublasWide().prepare(call(*tensors, options=("none", 1.0, False, torch.float32)))
+    try:
+        matmul.allow_fp16_accumulation = True
+        torch.testing.assert_close(plan(*tensors), tensors[0].float() @ tensors[1].float().t())
+        assert matmul.allow_fp16_accumulation
+        monkeypatch.setattr(torch, "baddbmm", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            plan(*tensors)
+        assert matmul.allow_fp16_accumulation
+    finally:
+        matmul.allow_fp16_accumulation = before
+
+
 def test_which_pairs_cublas_is_asked_for(monkeypatch):
     monkeypatch.setattr(Call, "device", property(lambda _: torch.device("cuda", 0)))
     x, weight = halves(4, 32), halves(32, 32)
@@ -373,7 +483,9 @@ def test_what_cublas_makes_of_a_pair(up_apart, written, monkeypatch):
 def test_off_is_stock():
     """`off` takes the first candidate that is not ours."""
     fused = "cublas + fused pass"
-    for name, rest in (("linear", ["cublas epilogue", fused]), ("linear_pair", [fused]), ("linear_pair_", [fused])):
+    single = ["cublas epilogue", fused, "cublas fp32"]
+    ops = {"linear": single, "linear_": single, "linear_pair": [fused], "linear_pair_": [fused]}
+    for name, rest in ops.items():
         assert [c.name for c in OPS[name].candidates] == ["cuda", "stock", *rest]
 
 
