@@ -111,6 +111,16 @@ class Checkpoint:
                 )
             file.read_into(target, extent.begin + begin)
 
+    def read_rows(self, extent: Extent, buffer: Buffer, size: int, rows: Sequence[int]) -> None:
+        """Copy rows of the extent, `size` bytes each, into `buffer`, which holds as many. The buffer is as for `read_into`."""
+        file, most = self.home(extent), extent.nbytes // size if size else 0
+        with _flat(buffer) as target:
+            if len(target) != size * len(rows) or not all(0 <= row < most for row in rows):
+                raise ValueError(
+                    f"{file.path}: tensor {extent.name!r} has {most} rows of {size} bytes; others are asked for"
+                )
+            file.read_rows(target, size, [extent.begin + row * size for row in rows])
+
     def read(self, extent: Extent) -> torch.Tensor:
         """The extent's bytes as they are stored: uint8 [nbytes], on the CPU, the caller's own."""
         stored = torch.empty(extent.nbytes, dtype=torch.uint8)

@@ -14,7 +14,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,14 +160,28 @@ class OpenFile:
         """Fill `target`, which is flat bytes, with the file's bytes from `at` on. Raises rather than give wrong bytes."""
         with self._in_use():
             self._check_name()
-            done = 0
-            while done < len(target):
-                with target[done : done + PIECE] as piece, told_as_bad_file(self.path):
-                    count = self._reader.read_at(piece, at + done)
+            for done in range(0, len(target), PIECE):
+                self._fill(target[done : done + PIECE], at + done)
                 self._check_handle()  # after the read: what came before a change is sound, what came after is not
-                if not count:
-                    raise changed(self.path, f"ended at byte {at + done}")
-                done += count
+
+    def read_rows(self, target: memoryview, size: int, places: Sequence[int]) -> None:
+        """Fill `target`, flat bytes, with rows of `size` bytes from these places of the file. As `read_into`; a change is looked
+        for once, behind all of them: that takes longer than to read a row."""
+        with self._in_use():
+            self._check_name()
+            for row, at in enumerate(places):
+                self._fill(target[row * size : (row + 1) * size], at)
+            self._check_handle()
+
+    def _fill(self, target: memoryview, at: int) -> None:
+        done = 0
+        while done < len(target):
+            with target[done:] as piece, told_as_bad_file(self.path):
+                count = self._reader.read_at(piece, at + done)
+            if not count:
+                self._check_handle()
+                raise changed(self.path, f"ended at byte {at + done}")
+            done += count
 
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes `[begin, end)` where they lie in the page cache, read-only."""

@@ -61,11 +61,7 @@ def rows_of(source: Checkpoint, extent: Extent, wanted: Tensor) -> Tensor:
     size = extent.encoding.row_bytes(extent.shape)
     assert size is not None, "whose rows cannot be read by themselves is no table here"
     bytes_ = torch.empty(wanted.numel() * size, dtype=torch.uint8)
-    if wanted.numel():
-        array: Any = bytes_.numpy()
-        buffer = memoryview(array)
-        for row, token in enumerate(wanted.tolist()):
-            source.read_into(extent, buffer[row * size : (row + 1) * size], start=token * size)
+    source.read_rows(extent, bytes_, size, wanted.tolist())
     return packed.rows(bytes_, extent)
 
 

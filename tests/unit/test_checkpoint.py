@@ -164,6 +164,31 @@ def test_reads_in_pieces_and_into_any_flat_memory(tmp_path: Path, way: str, monk
         checkpoint.read_into(checkpoint.extents["empty"], torch.empty(0, 7, dtype=torch.uint8))
 
 
+def test_rows_are_read_in_any_order(tmp_path: Path, way: str) -> None:
+    tensors = weights(3)
+    with Checkpoint.open(saved(tmp_path / "x.safetensors", tensors)) as checkpoint:
+        extent, want = checkpoint.extents["bytes"], raw(tensors["bytes"])  # 1001 bytes: 77 rows of 13
+        for rows in ((0, 76, 5), (3, 3), ()):
+            found = torch.full((13 * len(rows),), 0xAA, dtype=torch.uint8)
+            checkpoint.read_rows(extent, found, 13, rows)
+            assert raw(found) == b"".join(want[13 * row : 13 * row + 13] for row in rows)
+        for size, rows in ((13, (77,)), (13, (-1,)), (13, (0, 1, 2)), (14, (0,))):
+            with pytest.raises(ValueError, match=r"x\.safetensors: tensor 'bytes' has \d+ rows of \d+ bytes"):
+                checkpoint.read_rows(extent, bytearray(26), size, rows)
+
+
+@on_posix
+def test_rows_of_a_file_that_changed_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "x.safetensors", weights(3))
+    with Checkpoint.open(path) as checkpoint:
+        extent = checkpoint.extents["bytes"]
+        with path.open("r+b") as file:
+            file.seek(0, os.SEEK_END)
+            file.write(b"more")
+        with pytest.raises(FileChanged):
+            checkpoint.read_rows(extent, bytearray(13), 13, (0,))
+
+
 def test_buffers_that_would_be_filled_wrongly_are_refused(tmp_path: Path) -> None:
     with Checkpoint.open(saved(tmp_path / "x.safetensors", weights(3))) as checkpoint:
         extent = checkpoint.extents["bytes"]

@@ -224,15 +224,16 @@ def test_embeddings_by_name(folder: Path, path: str) -> None:
 def test_each_row_of_the_embedding_is_read_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = least(path)
     source, read = clip.patcher.stream._source, []
-    read_into = source.read_into
+    read_rows = source.read_rows
     monkeypatch.setattr(
-        source, "read_into", lambda extent, buffer, start=None: read.append(start) or read_into(extent, buffer, start)
+        source,
+        "read_rows",
+        lambda extent, buffer, size, rows: read.append((size, rows)) or read_rows(extent, buffer, size, rows),
     )
     shared = clip.cond_stage_model.umt5xxl.transformer.shared
     ids = torch.tensor([[5, 511, 5, 0]])
     rows = shared(ids, out_dtype=torch.float32)
-    row = 2 * checkpoints.umt5.WIDTH
-    assert read == [0, 5 * row, 511 * row]
+    assert read == [(2 * checkpoints.umt5.WIDTH, [0, 5, 511])]
     assert torch.equal(rows, load_file(path)["shared.weight"].float()[ids])
     assert shared(ids[:, :0], out_dtype=torch.float32).shape == (1, 0, checkpoints.umt5.WIDTH)
     with pytest.raises(IndexError, match="token 512 is not one of the text encoder's 512"):
