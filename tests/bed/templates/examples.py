@@ -24,13 +24,13 @@ MOVE = "the scene comes alive: a gentle wind, slow natural movement, the camera 
 AUTOMATIC = -1
 STREAMS = "The weights stream through the VRAM that is free (**vram_budget** -1)."
 LONGER = "The model was trained on 81 frames: set **length** to 81 once the first video works."
-# What the notes on klein have in common: which files are smaller, and how FuseStream's kernels come to compute it.
+# What the notes on klein have in common: which files are smaller, and in which type it computes.
 SMALLER_ENCODER = "**qwen_3_4b_fp8_mixed.safetensors** (5.6 GB)"
 KLEIN_FILES = (
     "Smaller: **flux-2-klein-4b-fp8.safetensors** (4.1 GB, in *black-forest-labs/FLUX.2-klein-4b-fp8*), "
     f"{SMALLER_ENCODER}, and GGUF files of both. **flux-2-klein-9b** works here too, with **qwen_3_8b** as its text encoder."
 )
-FP16 = "From RTX 30 on start ComfyUI with *--fp16-unet*: else its own operations compute this model, in bf16."
+FP16 = "It computes in FP16 on every card; *--bf16-unet* keeps ComfyUI's own operations and bf16."
 PICTURE = "example.png"
 METER = 68  # more room below a loader that streams: its live meter is drawn there
 
@@ -352,8 +352,8 @@ def z_image(graph: Graph) -> None:
     )
     advice = (
         f"{STREAMS} Smaller: **z_image_turbo_int8_convrot.safetensors** (6.2 GB) and {SMALLER_ENCODER} of the same release, and "
-        "GGUF files. On RTX 20, where ComfyUI computes this model in FP32, FuseStream multiplies in FP16 and adds in FP32. From "
-        "RTX 30 on ComfyUI's own operations compute it, in bf16."
+        "GGUF files. Where ComfyUI takes FP32 (RTX 20) or bf16 for this model, FuseStream multiplies in FP16 and adds in FP32 or FP16, "
+        "as the file allows."
     )
     _note(graph, columns[1:3], "Z-Image Turbo", about, work, advice, tall=360)
 
