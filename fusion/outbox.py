@@ -42,7 +42,7 @@ class Outbox:
     def _write(self, pending: tuple[Place, Tensor, torch.cuda.Event] | None) -> None:
         if pending is not None:
             place, staged, arrived = pending
-            if not arrived.query():
+            if not arrived.query():  # type: ignore[no-untyped-call]
                 touch(self.out[place])
             arrived.synchronize()
             self.out[place].copy_(staged)
