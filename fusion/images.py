@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import comfy.utils
+import torch
 from torch import Tensor, nn
 
 from ..kernels_cuda import KernelPolicy
@@ -39,6 +40,26 @@ def weights(module: nn.Module, policy: KernelPolicy, x: Tensor) -> Iterator[tupl
 def channels_last(x: Tensor) -> Tensor:
     """x, copied where its channels do not lie side by side."""
     return x if x.stride(1) == 1 else x.contiguous(memory_format=last_format(x))
+
+
+LEFT = "_fusestream_left"
+
+
+class Leftovers:
+    """What torch's allocator holds when a picture has passed through a module, and whether that is still so.
+
+    Then the next picture of the shape finds all that it needs. To give it back would cost as many allocations, and the host would
+    wait for the card at the first.
+    """
+
+    def __init__(self, module: nn.Module, shape: torch.Size) -> None:
+        self._module, self._shape = module, shape
+
+    def lie_there(self) -> bool:
+        return self._module.__dict__.get(LEFT) == (self._shape, torch.cuda.memory_reserved())
+
+    def are_left(self) -> None:
+        self._module.__dict__[LEFT] = self._shape, torch.cuda.memory_reserved()
 
 
 class Progress:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mmap import PAGESIZE
+
 import torch
 from torch import Tensor
 
@@ -40,5 +42,13 @@ class Outbox:
     def _write(self, pending: tuple[Place, Tensor, torch.cuda.Event] | None) -> None:
         if pending is not None:
             place, staged, arrived = pending
+            if not arrived.query():  # type: ignore[no-untyped-call]
+                touch(self.out[place])
             arrived.synchronize()
             self.out[place].copy_(staged)
+
+
+def touch(part: Tensor) -> None:
+    """Write to every page of a part of a result, rows [..., width]. Memory that is new gets its pages when it is first written, at
+    ten times what the copy takes: better while the host waits for the card anyway."""
+    part[..., :: max(1, PAGESIZE // part.element_size())].zero_()

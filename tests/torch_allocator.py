@@ -22,7 +22,7 @@ class Allocator:
         self._segments: dict[int, int] = {}
         self._free: list[Block] = []
         self._taken: dict[int, Block] = {}
-        self._made = 0
+        self.segments = 0  # that were ever asked for
 
     def take(self, key: int, size: int) -> None:
         size = -(-size // 512) * 512
@@ -39,11 +39,11 @@ class Allocator:
         self._taken[key] = whole, segment, offset
 
     def _new_segment(self, size: int) -> Block:
-        self._made += 1
-        self._segments[self._made] = size
+        self.segments += 1
+        self._segments[self.segments] = size
         self.held += size
         self.most = max(self.most, self.held)
-        self._free.append((size, self._made, 0))
+        self._free.append((size, self.segments, 0))
         return self._free[-1]
 
     def drop(self, key: int) -> None:

@@ -19,6 +19,7 @@ from ...kernels_cuda.ops.conv import stock
 from ..row import Row, Tensors
 
 SAME = ("none", 1, 2, 1, 1, 1, 1, 1)
+PICTURE = ("none", 1, 0, 1, 1, 1, 1, 1)
 DOWN = ("none", 1, 0, 2, 0, 1, 0, 1)
 TIME_UP = ("none", 1, 2, 1, 0, 0, 0, 0)
 
@@ -70,6 +71,16 @@ def same(c: int, n: int, t: int, h: int, w: int) -> list[Row]:
     """3x3x3 with the cached frames."""
     make = lambda: operands(c, n, t, h, w, (3, 3, 3), 2)  # noqa: E731
     return rows("conv", f"3x3x3, {c} to {n}, {t}x{h}x{w}", make, SAME, 54.0 * c * n * t * h * w, stock_first)
+
+
+def picture(c: int, h: int, w: int) -> list[Row]:
+    """3x3 with bias and skip, as the VAEs of pictures end a block."""
+
+    def make() -> Tensors:
+        x, weight, bias, *_ = operands(c, c, 1, h, w, (1, 3, 3), 0)
+        return x, weight, bias, None, last(half(1, c, 1, h, w))
+
+    return rows("conv", f"3x3 and skip, {c}, {h}x{w}", make, PICTURE, 18.0 * c * c * h * w, stock_first)
 
 
 def down(c: int, t: int, h: int, w: int) -> list[Row]:
@@ -142,6 +153,9 @@ ROWS = [
     *same(96, 3, 4, 480, 832),
     *same(256, 256, 4, 240, 416),
     *same(160, 160, 4, 240, 416),
+    *picture(128, 1024, 1024),
+    *picture(256, 512, 512),
+    *picture(512, 256, 256),
     *down(96, 4, 480, 832),
     *down(192, 4, 240, 416),
     *time_up(384, 1, 60, 104),

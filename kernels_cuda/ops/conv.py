@@ -29,6 +29,7 @@ from .conv_operands import (
     stock_compute,
     validate,
 )
+from .conv_torch import FUSED
 from .linear import Activation
 from .linear_operands import ACTIVATIONS
 from .sampling import first_rows
@@ -307,6 +308,7 @@ def shape_class(call: Call) -> str:
     parts += [f"stride {o.time_stride},{o.stride}"] if (o.time_stride, o.stride) != (1, 1) else []
     parts += [f"{o.cached} cached"] if o.cached else []
     parts += ["residual"] if o.residual is not None else []
+    parts += ["no bias"] if o.bias is None else []
     return " ".join(parts)
 
 
@@ -356,9 +358,9 @@ CONV = Op(
     ),
     reference=reference,
     fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock), FUSED),
     shape_class=shape_class,
     sample=sample,
     validate=validate,
-    kernels={"conv": kernel_names()},
+    kernels={"conv": kernel_names(), "conv_rest": ("conv_rest",)},
 )

@@ -128,8 +128,8 @@ def compute(o: Operands) -> Tensor:
     return value.to(o.x.dtype, memory_format=memory_format(o.x))
 
 
-def stock_compute(o: Operands) -> Tensor:
-    """What stock runs: frames concatenated, torch's convolution, then one operation after the other."""
+def convolved(o: Operands) -> Tensor:
+    """torch's convolution of the frames concatenated, with its bias where it has one."""
     weight, before = o.weight, o.before
     if o.cache is None and o.x.shape[2] == 1 and before == weight.shape[2] - 1:
         weight, before = weight[:, :, -1:], 0  # stock's own way round a pile of zeros
@@ -140,8 +140,12 @@ def stock_compute(o: Operands) -> Tensor:
     else:
         x, padding = functional.pad(x, o.padding), (0, 0)
     bias = None if o.bias is None else o.bias.to(x.dtype)
-    value = functional.conv3d(x, weight, bias, (o.time_stride, o.stride, o.stride), (0, *padding))
-    value = activate(value, o.activation)
+    return functional.conv3d(x, weight, bias, (o.time_stride, o.stride, o.stride), (0, *padding))
+
+
+def stock_compute(o: Operands) -> Tensor:
+    """What stock runs: torch's convolution, then one operation after the other."""
+    value = activate(convolved(o), o.activation)
     if o.residual is not None:
         value = value + o.residual
     return value.contiguous(memory_format=memory_format(o.x))

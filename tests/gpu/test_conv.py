@@ -23,7 +23,7 @@ from fusestream.kernels_cuda import (
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
 from fusestream.kernels_cuda.ops import conv as op
-from fusestream.kernels_cuda.ops import upsample_conv
+from fusestream.kernels_cuda.ops import conv_torch, upsample_conv
 from fusestream.kernels_cuda.ops.conv_operands import Operands, compute
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 
@@ -250,6 +250,74 @@ def test_images(isa, precision, stride, padding):
             atol=0.01,
             rtol=0.01,
         )
+
+
+def by_torch_and_a_pass(tensors, options, isa):
+    """torch's convolution with our pass behind it, whatever is faster. None: it refuses."""
+    call = Call("conv", tensors, options, policy(isa))
+    if conv_torch.FUSED.refuse(call) is not None:
+        return None
+    return conv_torch.FUSED.prepare(call)(*tensors)
+
+
+def check_two_roundings(got, tensors, options, exact, sizes, what):
+    """What torch added up was rounded before the bias came: half a step of it on top of what `check` allows, and as much of the
+    sum of magnitudes, since its sums may be of parts that are rounded themselves."""
+    x, weight, _, cache, _ = tensors
+    products, magnitudes = exactly((x, weight, None, cache, None), ("none", *options[1:]))
+    allowed = 1.2 * HALF_STEP * (products.abs() + magnitudes)  # GELU and SiLU magnify it by 1.13 at most
+    nearest = got.double() + (exact - got.double()).clamp(-allowed, allowed)
+    check(nearest, exact, sizes, "precise", what)
+
+
+@given(configurations())
+@seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
+@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+def test_random_configurations_by_torch_and_a_pass(isa, c):
+    tensors, options = operands_of(c)
+    got = by_torch_and_a_pass(tensors, options, isa)
+    if got is not None:
+        exact, sizes = exactly(tensors, options)
+        assert got.shape == exact.shape and conv_torch.is_dense(got)
+        check_two_roundings(got, tensors, options, exact, sizes, f"{c}")
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 8), (1, 1, 17, 33, 24), (2, 1, 9, 7, 128), (1, 3, 5, 6, 40)], ids=str)
+@pytest.mark.parametrize("extras", ["bias", "bias and residual", "residual", "wide bias and residual"])
+def test_one_pass_behind_torchs_convolution(isa, kind, sizes, extras):
+    """With every part of it, at sizes that fill no block: neither x nor the residual is written to."""
+    b, t, h, w, n = sizes
+    x, weight = video(b, 16, t, h, w), weights(n, 16, 1, 3, 3)
+    bias = torch.randn(n, device="cuda") if "bias" in extras else None
+    bias = bias if bias is None or "wide" in extras else bias.half()
+    residual = video(b, n, t, h, w) if "residual" in extras else None
+    tensors, options = (x, weight, bias, None, residual), (kind, 1, 0, 1, 1, 1, 1, 1)
+    before = [None if each is None else each.clone() for each in tensors]
+    got = by_torch_and_a_pass(tensors, options, isa)
+    if got is None:  # one pass of torch's is all there is to do
+        assert bias is None and kind == "none"
+        return
+    check_two_roundings(got, tensors, options, *exactly(tensors, options), f"{kind} {extras}")
+    assert all(each is None or torch.equal(each, then) for each, then in zip(tensors, before, strict=True))
+
+
+def test_every_candidate_computes_the_same():
+    """`auto` may choose any of them, on rows of a picture as on a whole one."""
+    picture, weight, bias = video(1, 128, 40, 64), weights(128, 128, 3, 3), torch.randn(128, device="cuda").half()
+    x, residual = picture[:, :, 3:20], video(1, 128, 40, 64)[:, :, 3:20]
+    LEDGER.clear()
+    got = conv2d(x, weight, bias, residual=residual, policy=KernelPolicy.of("auto"))
+    assert {"stock", "cudnn + fused pass"} < set(LEDGER.choices[-1].seconds)
+    tensors, options = tuple(t.unsqueeze(2) for t in (x, weight)), ("none", 1, 0, 1, 1, 1, 1, 1)
+    call = Call("conv", (*tensors, bias, None, residual.unsqueeze(2)), options, KernelPolicy())
+    exact, _ = exactly(call.tensors, options)
+    for candidate in op.CONV.candidates:
+        assert candidate.refuse(call) is None
+        made = candidate.prepare(call)(*call.tensors)
+        torch.testing.assert_close(made, exact.half(), atol=5e-3, rtol=4e-3)
+    torch.testing.assert_close(got, exact.half().squeeze(2), atol=5e-3, rtol=4e-3)
 
 
 @pytest.mark.sanitize

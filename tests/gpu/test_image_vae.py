@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from statistics import median
 from typing import Any
 
 import pytest
@@ -135,6 +136,32 @@ def held_by(half: Any, way: str, given: torch.Tensor) -> tuple[torch.Tensor, flo
 
 @torch.inference_mode()
 @pytest.mark.parametrize("way", ["decode", "encode"])
+@pytest.mark.parametrize(("side", "asks"), [(1024, False), (2048, True)])
+def test_one_picture_after_another(net, way, side, asks):
+    """What the first left serves the second, without an allocation where all fits side by side; else it is given back."""
+    half = in_half(net, KernelPolicy.of("auto"))
+    given = torch.randn((1, 16, side // 8, side // 8) if way == "decode" else (1, 3, side, side)).half()
+    options: dict[str, Any] = {"device": torch.device("cuda")}
+    if way == "decode":
+        options = {"output_buffer": torch.empty(half.decode_output_shape(given.shape), dtype=torch.float16)}
+        given = given.cuda()
+    getattr(half, way)(given, **options)  # while candidates are measured
+    torch.cuda.empty_cache()
+    weights = sum(p.numel() * p.element_size() for p in half.parameters())
+    others = torch.cuda.memory_reserved() - weights
+    getattr(half, way)(given, **options)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["segment.all.allocated"]
+    getattr(half, way)(given, **options)
+    held = (torch.cuda.max_memory_reserved() - others) / 2**30
+    made = torch.cuda.memory_stats()["segment.all.allocated"] - before
+    print(f"{way} {side}x{side} again: {made} new segments, {held:.2f} GiB held, weights included")
+    assert made == 0 or asks
+    assert held <= 3.0
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["decode", "encode"])
 def test_the_largest_picture_within_3_gib(net, way):
     """At first use, while candidates are measured."""
     half = in_half(net, KernelPolicy.of("auto"))
@@ -187,19 +214,24 @@ def test_a_small_one_is_as_near_to_fp32_as_stock(small, isa, way):
     assert not [refusal for refusal in LEDGER.refusals if refusal.candidate == "cuda"]
 
 
+ROUNDS = 9  # alternated: what else happens on the machine meets both
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("way", ["decode", "encode"])
 def test_a_small_one_is_faster_than_stock_and_within_3_gib(small, way):
-    found = {}
-    for name, half in (("stock", small_in_half(small)), ("ours", small_in_half(small, KernelPolicy.of("auto")))):
-        given = torch.randn((1, 16, 128, 128) if way == "decode" else (1, 3, 1024, 1024), device="cuda").half()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(3):
+    halves = {"stock": small_in_half(small), "ours": small_in_half(small, KernelPolicy.of("auto"))}
+    given = torch.randn((1, 16, 128, 128) if way == "decode" else (1, 3, 1024, 1024), device="cuda").half()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times: dict[str, list[float]] = {name: [] for name in halves}
+    for _ in range(ROUNDS):
+        for name, half in halves.items():
             start.record()
             getattr(half, way)(given)
             end.record()
             end.synchronize()
-        found[name] = start.elapsed_time(end)
+            times[name].append(start.elapsed_time(end))
+    found = {name: median(each[2:]) for name, each in times.items()}  # at first, kernels are measured
     half = small_in_half(small, KernelPolicy.of("auto"))
     large = torch.randn((1, 16, 512, 512) if way == "decode" else (1, 3, 4096, 4096)).half()
     out, held = held_by(half, way, large)

@@ -22,7 +22,7 @@ from fusestream.kernels_cuda import (
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import conv as op
-from fusestream.kernels_cuda.ops import sampling, upsample_conv
+from fusestream.kernels_cuda.ops import conv_torch, sampling, upsample_conv
 from fusestream.kernels_cuda.ops.conv_operands import Operands
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.policy import PRECISIONS
@@ -259,6 +259,72 @@ def test_turbo_convolves_as_fast_does():
         fast, turbo = (Call(name, *arguments, KernelPolicy.of("on", precision=p)) for p in ("fast", "turbo"))
         assert module.ways(turbo) == module.ways(fast) and module.ways(fast)[0].precision == "fast"
         assert module.shape_class(turbo) == module.shape_class(fast)
+
+
+# ------------------------------------------------------------------------------------------ torch's, and one pass behind it
+
+
+def why_not_fused(x, weight, bias=None, residual=None, activation="none"):
+    options = (activation, 1, weight.shape[2] - 1, 1, *[weight.shape[-1] // 2] * 4)
+    return next(conv_torch.obstacles(Call("conv", (x, weight, bias, None, residual), options)), None)
+
+
+def test_one_pass_behind_torch_where_there_is_something_to_fuse():
+    x, weight, bias, out = half(1, 8, 1, 6, 6), half(16, 8, 1, 3, 3), torch.zeros(16), half(1, 16, 1, 6, 6)
+    assert why_not_fused(x, weight, bias) is None
+    assert why_not_fused(x, weight, bias.half(), out, "silu") is None
+    assert why_not_fused(x, weight, None, out, "relu") is None
+    for residual, activation in ((None, "none"), (None, "silu"), (out, "none")):
+        assert "nothing to fuse" in why_not_fused(x, weight, None, residual, activation)
+    assert "3 channels" in why_not_fused(x, half(3, 8, 1, 3, 3), torch.zeros(3))
+    assert "x is not channels-last" in why_not_fused(x.contiguous(), weight, bias)
+    assert "x is float32" in why_not_fused(x.float(), weight, bias)
+    assert "nothing to compute" in why_not_fused(half(1, 8, 1, 0, 6), weight, bias)
+    assert "bias is not contiguous" in why_not_fused(x, weight, torch.zeros(32)[::2])
+    larger = half(1, 16, 1, 9, 6)
+    assert why_not_fused(x, weight, bias, larger[:, :, :, 2:8]) is None  # rows of one picture are dense
+    two = half(2, 16, 1, 9, 6)[:, :, :, 2:8]
+    assert "residual is not dense" in why_not_fused(half(2, 8, 1, 6, 6), weight, bias, two)
+    assert "residual is not dense" in why_not_fused(x, weight, bias, out.contiguous())
+
+
+class Recorded:
+    """A card and its kernel: what the pass was launched with, and on what."""
+
+    def kernel(self, *name):
+        self.name = name
+        return self
+
+    def prepare(self, params, *, grid, block, shape):
+        self.params, self.grid, self.block = params, grid, block
+        return lambda *pointers: setattr(self, "pointers", pointers)
+
+
+@pytest.mark.parametrize("side", [1, 33])
+def test_the_pass_is_given_what_torch_made(side):
+    x, weight = last(torch.randn(1, 16, 1, side, side).half()), last(torch.randn(24, 16, 1, 3, 3).half())
+    bias, residual = torch.randn(24).half(), last(torch.randn(1, 24, 1, side, side).half())
+    card, call = Recorded(), Call("conv", (x, weight, bias, None, residual), ("silu", 1, 0, 1, 1, 1, 1, 1))
+    out = conv_torch.plan(call, card)(*call.tensors)
+    torch.testing.assert_close(out, conv3d(x, weight, None, policy=OFF))
+    assert conv_torch.is_dense(out) and card.pointers == (out.data_ptr(), bias.data_ptr(), residual.data_ptr())
+    p, threads = card.params, card.grid[0] * card.block * conv_torch.HELD
+    assert (p.packs, p.across, p.bias_is_float) == (out.numel() // 8, 3, 0) and ACTIVATIONS[p.activation] == "silu"
+    assert p.packs <= threads < p.packs + card.block * conv_torch.HELD
+    assert card.name == ("conv_rest", op.CONV.kernels["conv_rest"][0])
+
+
+def test_the_pass_cuts_the_work_as_its_source_does():
+    source = (matrix.SOURCES / "conv_rest.cu").read_text(encoding="utf-8")
+    for name, value in (("kThreads", conv_torch.THREADS), ("kHeld", conv_torch.HELD)):
+        assert f"constexpr int {name} = {value};" in source
+
+
+def test_what_is_fused_behind_torch_is_a_class_of_its_own():
+    x, weight, options = half(1, 8, 1, 6, 6), half(16, 8, 1, 3, 3), ("none", 1, 0, 1, 1, 1, 1, 1)
+    classes = {op.shape_class(Call("conv", (x, weight, b, None, None), options)) for b in (None, torch.zeros(16))}
+    assert len(classes) == 2
+    assert [each.name for each in op.CONV.candidates] == ["cuda", "stock", "cudnn + fused pass"]
 
 
 # -------------------------------------------------------------------------------------------------------- what is measured

@@ -7,17 +7,18 @@ in bands (plan.py); decoded rows leave for the host as they are ready, encoded o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import comfy.model_management
 import torch
 from comfy.ldm.models.autoencoder import AutoencoderKL, AutoencodingEngine
+from comfy.ldm.modules.diffusionmodules.model import Encoder
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy
-from ...images import HELD, LIMIT, Progress, channels_last, weight_bytes
+from ...images import HELD, LIMIT, Leftovers, Progress, channels_last, weight_bytes
 from ...mixing import mix
 from ...outbox import Outbox
 from .layers import Layers
@@ -28,6 +29,11 @@ from .stages import Journey, Stage, journey, obstacle
 GRAIN = 1 << 26  # bytes: rooms that differ by less have one plan
 WEIGHTS = 40 << 20  # bytes of those that are laid out for the kernels and kept from band to band
 SMALL = WEIGHTS + (24 << 20)  # bytes beside the pictures: and what allocators round up
+# Of what no plan sees, the workspaces of cuDNN's convolutions: pixels up to which SMALL has room for it, and bytes for each one
+# beyond. An H200 held 3.05 GiB of a decoding of 4096x4096 at first use, where the reckoning of the allocator
+# (tests/torch_allocator.py) had 2.80, weights included; for that size these are 96 MiB.
+FORESEEN = 2048 * 2048
+UNSEEN = 8
 
 
 # --------------------------------------------------------------------------------------------------------- the bounds
@@ -35,8 +41,15 @@ SMALL = WEIGHTS + (24 << 20)  # bytes beside the pictures: and what allocators r
 
 def planned(half: Any, height: int, width: int, item: int, room: int) -> tuple[Journey, Plan | None]:
     """How a picture of this size passes through an encoder or a decoder. room: bytes that its parts may take."""
+    room -= unseen(half, height, width)
     found = journey(half, height, width, item, int(room / HELD))
     return found, None if found.way is None else best(found.way, room)
+
+
+def unseen(half: Any, height: int, width: int) -> int:
+    """Bytes beside the parts of a picture and SMALL. height, width: as for `planned`."""
+    scale = 1 if isinstance(half, Encoder) else 2 ** (half.num_resolutions - 1)
+    return UNSEEN * max(0, height * scale * width * scale - FORESEEN)
 
 
 def room_for(vae: Any, limit: int, device: torch.device | None = None) -> int:
@@ -52,8 +65,11 @@ def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: t
     half = vae.decoder if decodes else vae.encoder
     height, width = shape[2:]
     fold = folding(vae) if decodes else 1
-    found, plan = planned(half, fold * height, fold * width, dtype.itemsize, room_for(vae, limit))
-    needed = SMALL + max(int(HELD * found.most), 0 if plan is None else plan.peak)
+    sides = fold * height, fold * width
+    found, plan = planned(half, *sides, dtype.itemsize, room_for(vae, limit))
+    needed = (
+        SMALL + unseen(half, *sides) + max(int(HELD * found.most), found.side_by_side if plan is None else plan.peak)
+    )
     # Where our kernels do not serve, torch's convolutions have a workspace.
     return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
 
@@ -74,16 +90,28 @@ class Order:
     into    where decoded pixels go; None: into a tensor like the latents
     room    bytes that the parts of a picture may take
     alone   whether this is all of a picture, and no tile of one
+    tidies  whether memory that is free goes back from torch's allocator to the card
     """
 
     policy: KernelPolicy
     device: torch.device
     room: int
     alone: bool
+    tidies: bool
     into: Tensor | None = None
 
     def layers(self, keeps: int = 0) -> Layers:
-        return Layers(self.policy, keeps, tidies=self.alone and self.device.type == "cuda")
+        return Layers(self.policy, keeps, self.tidies)
+
+    def begun(self, found: Journey, leftovers: Leftovers) -> Order:
+        """For one sample, when torch's allocator is ready for it. A picture whose stages fit side by side needs no tidying on its
+        way; for all others nothing of what went before may lie amid what comes."""
+        if not self.tidies:
+            return self
+        fits = found.way is None and found.side_by_side <= self.room
+        if not (fits and leftovers.lie_there()):
+            self.layers().tidy(self.room - found.side_by_side if fits else 0)
+        return replace(self, tidies=not fits)
 
     def spare(self, need: int) -> int:
         """Bytes that torch's allocator may hold unused before something that needs so many."""
@@ -105,11 +133,14 @@ class FusedDecoder:
         out = torch.empty(shape, device=z.device, dtype=z.dtype) if order.into is None else order.into
         found, plan = planned(half, h, w, z.element_size(), order.room)
         progress = Progress(b * (1 if plan is None else plan.bands), shown=order.alone)
-        outbox = Outbox(out)
+        outbox, leftovers = Outbox(out), Leftovers(half, z.shape)
         for sample in range(b):
             comfy.model_management.throw_exception_if_processing_interrupted()
-            decode(half, order, z[sample : sample + 1], found, plan, outbox, sample, progress)
+            begun = order.begun(found, leftovers)
+            decode(half, begun, z[sample : sample + 1], found, plan, outbox, sample, progress)
             outbox.flush()
+            if order.tidies:
+                leftovers.are_left()
         return out
 
 
@@ -160,10 +191,13 @@ class FusedEncoder:
         height, width = x.shape[2:]
         found, plan = planned(half, height, width, x.element_size(), order.room)
         progress = Progress(len(x) * (1 if plan is None else plan.bands), shown=order.alone)
-        latents = []
+        latents, leftovers = [], Leftovers(half, x.shape)
         for sample in range(len(x)):
             comfy.model_management.throw_exception_if_processing_interrupted()
-            latents.append(encode(half, order, x[sample : sample + 1], found, plan, progress))
+            begun = order.begun(found, leftovers)
+            latents.append(encode(half, begun, x[sample : sample + 1], found, plan, progress))
+            if order.tidies:
+                leftovers.are_left()
         return torch.cat(latents)
 
 
@@ -258,7 +292,11 @@ class Fused:
 
     def _order(self, device: torch.device, room: int | None, alone: bool, into: Tensor | None = None) -> Order:
         found = room_for(self, self.fusestream_limit, device) if room is None else room
-        return Order(self.fusestream_policy, device, found, alone, into)
+        return Order(self.fusestream_policy, device, found, alone, alone and on_card(device), into)
+
+
+def on_card(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def unserved(vae: nn.Module | None) -> str | None:

@@ -29,7 +29,6 @@ from ....kernels_cuda import (
     linear,
     upsample_conv2d,
 )
-from ...images import weights
 from ...operands import operands
 from .plan import QUERIES
 
@@ -120,9 +119,11 @@ class Layers:
     def _weights(self, module: Any, x: Tensor, scale: float, bias_scale: float) -> Weights:
         found = self._kept.get(module)
         if found is None:
-            with weights(module, self.policy, x) as (weight, bias):
-                # Copies in any case: what lies there may have been brought for the time of the `with`.
-                found = (weight * scale,) if bias is None else (weight * scale, bias * bias_scale)
+            with operands(x, self.policy, module) as [own]:
+                # Copies in any case: what lies there may have been brought for the time of the `with`. Scaled as they are laid out.
+                weight = torch.empty_like(own.matrix, memory_format=torch.channels_last)
+                torch.mul(own.matrix, scale, out=weight)
+                found = (weight,) if own.bias is None else (weight, own.bias * bias_scale)
             found = self._keep(module, found)
         return found[0], found[1] if len(found) > 1 else None
 

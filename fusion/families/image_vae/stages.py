@@ -98,6 +98,11 @@ class Journey:
     def most(self) -> int:
         return max([self.middle, *self.needs])
 
+    @property
+    def side_by_side(self) -> int:
+        """Bytes of what passes whole if nothing of a stage lay where another one was."""
+        return self.middle + sum(self.needs)
+
 
 def journey(half: Any, height: int, width: int, item: int, room: int) -> Journey:
     """For a latent of a decoder, or pixels of an encoder, of this size. room: bytes for what passes whole."""

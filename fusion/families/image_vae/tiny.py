@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, conv2d, fold_upsample, group_norm_silu, upsample_conv2d
 from ....kernels_cuda.ops.linear import Activation
-from ...images import HELD, LIMIT, Progress, channels_last, weight_bytes, weights
+from ...images import HELD, LIMIT, Leftovers, Progress, channels_last, weight_bytes, weights
 from ...mixing import mix
 from ...operands import operands
 from ...outbox import Outbox
@@ -273,17 +273,20 @@ class FusedTiny:
         if fold(vae) > 1:
             latent = torch.pixel_shuffle(latent, fold(vae))
         height, width = latent.shape[2:]
-        alone, outbox = output_buffer is not None, Outbox(out)
+        alone, outbox, leftovers = output_buffer is not None, Outbox(out), Leftovers(vae.taesd_decoder, x.shape)
         count = self._count(True, height, width, x, x.device, room)
         whole, banded = split(True, steps(vae.taesd_decoder))
         layers, progress = Layers(self.fusestream_policy), Progress(len(x) * count, shown=alone)
         for sample in range(len(x)):
             start = layers.through(whole, Slab(channels_last(latent[sample : sample + 1]), 0, height))
-            for first, last, low, high in self._around(bands(banded, height, count), alone, x.device, progress):
+            tidies = alone and x.device.type == "cuda" and not (count == 1 and leftovers.lie_there())
+            for first, last, low, high in self._around(bands(banded, height, count), tidies, progress):
                 made = layers.through(banded, Slab(start.rows(low, high), low, height))
                 outbox.put((slice(sample, sample + 1), slice(None), slice(first, last)), made.rows(first, last) * 2 - 1)
                 del made
             outbox.flush()
+            if tidies:
+                leftovers.are_left()
         return out
 
     @torch.no_grad()
@@ -295,10 +298,11 @@ class FusedTiny:
         count = self._count(False, -(-height // SCALE), -(-width // SCALE), x, device, room)
         whole, banded = split(False, steps(vae.taesd_encoder))
         layers, progress = Layers(self.fusestream_policy), Progress(len(x) * count, shown=alone)
-        latents = []
+        latents, leftovers = [], Leftovers(vae.taesd_encoder, x.shape)
         for sample in range(len(x)):
             made: list[Tensor] = []
-            for first, last, low, high in self._around(bands(banded, height, count), alone, device, progress):
+            tidies = alone and device.type == "cuda" and not (count == 1 and leftovers.lie_there())
+            for first, last, low, high in self._around(bands(banded, height, count), tidies, progress):
                 pixels = channels_last(x[sample : sample + 1, :, low:high].to(device)) * 0.5 + 0.5
                 made.append(
                     layers.through(banded, Slab(pixels, low, height))
@@ -309,6 +313,8 @@ class FusedTiny:
             joined = made.pop() if len(made) == 1 else torch.cat(made, 2)
             made.clear()
             latents.append(layers.through(whole, Slab(joined, 0, joined.shape[2])).x)
+            if tidies:
+                leftovers.are_left()
         latent = torch.cat(latents)
         if fold(vae) > 1:
             latent = torch.pixel_unshuffle(latent, fold(vae))
@@ -320,13 +326,13 @@ class FusedTiny:
         return count_for(self, decodes, height, width, x.element_size(), found)
 
     def _around(
-        self, each: Iterable[tuple[int, int, int, int]], alone: bool, device: torch.device, progress: Progress
+        self, each: Iterable[tuple[int, int, int, int]], tidies: bool, progress: Progress
     ) -> Iterator[tuple[int, int, int, int]]:
-        """The bands, with what is to be done around each."""
+        """The bands, with what is to be done around each. tidies: whether memory that is free goes back to the card."""
         for number, band in enumerate(each):
             comfy.model_management.throw_exception_if_processing_interrupted()
             # Another size than what went before, and at the picture's edge a band has fewer rows around it.
-            if alone and device.type == "cuda" and number < 2:
+            if tidies and number < 2:
                 torch.cuda.empty_cache()
             yield band
             progress.add(1)

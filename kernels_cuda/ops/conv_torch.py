@@ -1,0 +1,88 @@
+"""What torch's own convolution can do of `conv`, beside plain stock: the products alone, and one pass of ours behind them.
+
+torch adds a bias behind cuDNN's convolution in a pass of its own; activation and residual are two more. The maths and the access
+pattern of the pass stand at the head of src/conv_rest.cu. What cuDNN has added up is rounded before it, and once behind it: stock
+rounds after each of its passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import c_int, c_uint32
+
+import torch
+from torch import Tensor
+
+from ..call import Call, Plan
+from ..launcher import Card, Pointer, parameter_struct
+from ..registry import CudaCandidate
+from .checks import bias_obstacles, wrong_dtype
+from .conv_operands import Operands, channels_adjacent, convolved
+from .linear_operands import ACTIVATIONS
+
+PACK = 8  # channels of an access
+THREADS = 256  # kThreads
+HELD = 4  # kHeld
+MOST = 2**32 - THREADS * HELD  # packs of a result
+
+# Mirrors ConvRestParams in src/conv_rest.cu.
+ConvRestParams = parameter_struct(
+    "ConvRestParams",
+    (Pointer, "out bias residual"),
+    (c_uint32, "packs across"),
+    (c_int, "activation bias_is_float"),
+)
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps torch and the pass from serving a call. Later checks rely on earlier ones having passed."""
+    o = Operands.of_call(call)
+    yield from wrong_dtype((torch.float16,), x=o.x, weight=o.weight, cache=o.cache, residual=o.residual)
+    yield from wrong_dtype((torch.float16, torch.float32), bias=o.bias)
+    if not o.x.numel() or not o.weight.numel():
+        yield "there is nothing to compute"
+        return
+    if o.bias is None and (o.residual is None or o.activation == "none"):
+        yield "there is nothing to fuse: torch has one pass for it at most"
+    n = o.shape[1]
+    if n % PACK:
+        yield f"{n} channels of the result are no multiple of {PACK}"
+    if not channels_adjacent(o.x):
+        yield f"x is not channels-last (strides {o.x.stride()})"
+    if o.residual is not None and (not is_dense(o.residual) or o.residual.data_ptr() % 16):
+        yield f"residual is not dense and channels-last (strides {o.residual.stride()})"
+    yield from bias_obstacles(o.bias)
+    if torch.Size(o.shape).numel() // PACK > MOST:
+        yield f"a result of {list(o.shape)} exceeds a grid"
+
+
+def is_dense(t: Tensor) -> bool:
+    """Whether t [b, c, t, h, w] lies as a channels-last tensor of its own does. How far apart there would be a second one of what
+    there is one of does not count: rows of a picture are dense."""
+    own = torch.empty(t.shape, device="meta", memory_format=torch.channels_last_3d).stride()
+    return all(size == 1 or step == dense for size, step, dense in zip(t.shape, t.stride(), own, strict=True))
+
+
+def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
+    """Fix sizes, grid and kernel; what remains per call is torch's convolution and the pointers."""
+    o, options = Operands.of_call(call), call.options
+    packs = torch.Size(o.shape).numel() // PACK
+    params = ConvRestParams(
+        packs=packs,
+        across=o.shape[1] // PACK,
+        activation=ACTIVATIONS.index(o.activation),
+        bias_is_float=o.bias is not None and o.bias.dtype is torch.float32,
+    )
+    grid = (-(-packs // (THREADS * HELD)), 1, 1)
+    launch = card.kernel("conv_rest", "conv_rest").prepare(params, grid=grid, block=THREADS, shape=call.describe())
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor | None, residual: Tensor | None) -> Tensor:
+        products = convolved(Operands.of((x, weight, None, cache, None), options))
+        out = products.contiguous(memory_format=torch.channels_last_3d)
+        launch(out.data_ptr(), 0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr())
+        return out
+
+    return run
+
+
+FUSED = CudaCandidate("cudnn + fused pass", obstacles, plan, ours=False)
