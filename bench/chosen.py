@@ -58,4 +58,9 @@ CHOSEN_MODELS = (
     "UMT5-XXL 512 tokens",
     "VAE decode 720x1280x81",
     "VAE encode 720x1280x81",
+    "klein 4B 1024x1024",
+    "klein 4B picture 1024x1024",
+    "Z-Image 1024x1024",
+    "Qwen3-4B 512 tokens, for klein",
+    "Flux.2 VAE decode 2048x2048",
 )

@@ -156,13 +156,17 @@ def models_table(results: dict[str, Any]) -> str:
 def models_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Both sides from one run, on a card: tries of the bench on the CPU are none."""
     rows: list[dict[str, Any]] = results.get("models", {}).get("rows", [])
-    return [r for r in rows if r["group"] == "table" and "quick" not in r and {"stock", "ours"} <= r.keys()]
+    shown = ("table", "pictures")
+    return [r for r in rows if r["group"] in shown and "quick" not in r and {"stock", "ours"} <= r.keys()]
 
 
 def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
     """Versions and date of a table's first row."""
     if part == "models":
-        return next((row["environment"] for row in models_rows(results)), {"torch": "-", "date": "-"})
+        environments = [row["environment"] for row in models_rows(results)]
+        dates = sorted({one["date"] for one in environments})
+        several = {"date": f"{dates[0]} to {dates[-1]}"} if len(dates) > 1 else {}
+        return {"torch": "-", "date": "-"} if not environments else environments[0] | several
     if part in ("pager", "host", "saving", "pair", fidelity.SECTION):
         found: dict[str, str] = results[part]["environment"]
         return found

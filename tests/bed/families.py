@@ -59,10 +59,10 @@ ON_A_CARD = {
     ("Wan", Role.DIFFUSION): "text to video on an H200",
     ("T5 or UMT5", Role.TEXT): "UMT5-XXL on an H200",
     ("Wan", Role.VAE): "Wan 2.1's on an H200",
-    ("Flux", Role.DIFFUSION): "blocks of klein's and Flux.1's sizes on an H200",
-    ("Z-Image", Role.DIFFUSION): "blocks of its size on an H200",
-    ("Qwen3", Role.TEXT): "layers of the 4B's size on an H200",
-    ("Stable Diffusion or Flux", Role.VAE): "Flux' on an H200",
+    ("Flux", Role.DIFFUSION): "klein 4B on an H200",
+    ("Z-Image", Role.DIFFUSION): "Z-Image on an H200",
+    ("Qwen3", Role.TEXT): "the 4B on an H200",
+    ("Stable Diffusion or Flux", Role.VAE): "Flux.2's on an H200",
 }
 STREAMS = {Role.DIFFUSION: "yes", Role.TEXT: "yes", Role.VAE: "no, it is small"}
 # What is fused of a file that no family knows: attention has a hook of stock's.
