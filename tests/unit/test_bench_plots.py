@@ -121,7 +121,7 @@ def test_every_group_has_a_table_with_its_misses() -> None:
     ours, plain = found[off.name]["ours"]["s"], found["1.3B 480x832x81"]["ours"]["s"]
     assert f"{ours / plain:.2f}x" in groups.line(off, found)
     assert (
-        "- 1.3B video 480x832x81, 10 steps, FuseStream: first text 1 s, sampling 9 s; next text 0.5 s, sampling 8 s; "
+        "- 1.3B video 480x832x81, 10 steps, FuseStream: first text 1 s, sampling 9 s; later text 0.5 s, sampling 8 s; "
         "3 s of the first for comparing kernels that no earlier row had compared"
     ) in text
     assert text.count("for comparing kernels") == 1 and "Later steps" not in text

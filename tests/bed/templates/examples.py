@@ -352,8 +352,8 @@ def z_image(graph: Graph) -> None:
     )
     advice = (
         f"{STREAMS} Smaller: **z_image_turbo_int8_convrot.safetensors** (6.2 GB) and {SMALLER_ENCODER} of the same release, and "
-        "GGUF files. Where ComfyUI takes FP32 (RTX 20) or bf16 for this model, FuseStream multiplies in FP16 and adds in FP32 or FP16, "
-        "as the file allows."
+        "GGUF files. Where ComfyUI takes FP32 (RTX 20) or bf16 for this model, FuseStream multiplies in FP16 and adds in FP32 or "
+        "FP16, as the file allows."
     )
     _note(graph, columns[1:3], "Z-Image Turbo", about, work, advice, tall=360)
 
