@@ -18,6 +18,7 @@ from ..call import Call, Plan, Tensors
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
+from . import conv_torch
 from .checks import bias_obstacles, word, wrong_dtype
 from .conv_operands import (
     Operands,
@@ -29,7 +30,6 @@ from .conv_operands import (
     stock_compute,
     validate,
 )
-from .conv_torch import FUSED
 from .linear import Activation
 from .linear_operands import ACTIVATIONS
 from .sampling import first_rows
@@ -358,9 +358,9 @@ CONV = Op(
     ),
     reference=reference,
     fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock), FUSED),
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock), conv_torch.FUSED),
     shape_class=shape_class,
     sample=sample,
     validate=validate,
-    kernels={"conv": kernel_names(), "conv_rest": ("conv_rest",)},
+    kernels={"conv": kernel_names(), conv_torch.UNIT: ("conv_rest",)},
 )

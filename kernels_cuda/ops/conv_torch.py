@@ -20,6 +20,7 @@ from .checks import bias_obstacles, wrong_dtype
 from .conv_operands import Operands, channels_adjacent, convolved
 from .linear_operands import ACTIVATIONS
 
+UNIT = "conv_rest"
 PACK = 8  # channels of an access
 THREADS = 256  # kThreads
 HELD = 4  # kHeld
@@ -74,7 +75,7 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
         bias_is_float=o.bias is not None and o.bias.dtype is torch.float32,
     )
     grid = (-(-packs // (THREADS * HELD)), 1, 1)
-    launch = card.kernel("conv_rest", "conv_rest").prepare(params, grid=grid, block=THREADS, shape=call.describe())
+    launch = card.kernel(UNIT, "conv_rest").prepare(params, grid=grid, block=THREADS, shape=call.describe())
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor | None, residual: Tensor | None) -> Tensor:
         products = convolved(Operands.of((x, weight, None, cache, None), options))
