@@ -36,9 +36,11 @@ def added(parts):
 
 
 def close(parts, want, rtol=1e-6):
-    """22 digits, where the value is no denormal; and the value is what rounding makes of the number."""
-    torch.testing.assert_close(added(parts), want, rtol=rtol, atol=1e-7 + 3e-7 * float(want.abs().max()))
-    torch.testing.assert_close(parts[0].double(), want, rtol=2**-11 * 1.01, atol=1e-6)
+    """22 digits, where the value is no denormal; and the value is what rounding makes of the number. What fp32 is off where large
+    numbers cancel, as in GELU's tail, is small beside the largest."""
+    off = 3e-7 * float(want.abs().max())
+    torch.testing.assert_close(added(parts), want, rtol=rtol, atol=1e-7 + off)
+    torch.testing.assert_close(parts[0].double(), want, rtol=2**-11 * 1.01, atol=1e-6 + off)
 
 
 def sums(*shape, scale=1.0):
