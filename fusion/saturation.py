@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .wide import LARGEST
+from ..kernels_cuda.ops.half_range import LARGEST
 from .words import counted
 
 WATCH = "fusestream_saturation"  # where a block has its count

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from ..kernels_cuda import KernelPolicy, join_sums, linear, linear_, linear_pair, norm_modulate, rms_parts
+from ..kernels_cuda.ops.half_range import LARGEST
 from ..kernels_cuda.ops.linear import Activation
 from .operands import Weights, operands, packed
 
-LARGEST = 65504.0
 TORCHS = KernelPolicy.of("off")
 HIDDEN_SCALE = 2.0**-6  # of a feed-forward's hidden values
 CHUNK_ROWS = 1024  # of a feed-forward: 200 MB of fp32 between its products, for Qwen3 8B

@@ -19,6 +19,7 @@ from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_one_of, check_scale, check_shape, check_written, word, wrong_dtype
+from .half_range import kept
 from .rows import row_class
 from .tiles import Tiles, known, packed, place_fields, tiles
 
@@ -27,7 +28,6 @@ Layout = Literal["split", "interleaved"]
 
 KINDS = ("silu", "gelu_tanh", "gelu_erf", "gelu_quick")  # enum Kind
 TYPES = (torch.float16, torch.float32)
-LARGEST = 65504.0
 
 
 def silu(x: Tensor, *, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD) -> Tensor:
@@ -156,9 +156,7 @@ def gated_reference(
     wide = torch.promote_types(gate.dtype, torch.float32)
     value = _activate_wide(first.to(wide), kind) * scale * second.to(wide)
     out_dtype = out_dtype or gate.dtype
-    if saturate and out_dtype is torch.float16:
-        value = value.clamp(-LARGEST, LARGEST)
-    return value.to(out_dtype).contiguous()
+    return kept(value, out_dtype, saturate).to(out_dtype).contiguous()
 
 
 def gated_stock(

@@ -18,12 +18,12 @@ from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_shape, check_written, wrong_dtype
+from .half_range import LARGEST, kept
 from .norm_modulate import MOST_ROWS
 from .rows import SharedRow, frames_of, row_class, row_view, rows, shared_row, spread, tokens_per_frame
 from .tiles import Tiles, known, packed, place_fields, tiles
 
 TYPES = {torch.float16: "f16", torch.float32: "f32"}
-LARGEST = 65504.0
 
 
 def gated_residual(
@@ -55,24 +55,19 @@ def reference(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tens
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
     if gate is None:
-        return _kept(x.to(wide) + y.to(wide), x, saturate).to(x.dtype).contiguous()
+        return kept(x.to(wide) + y.to(wide), x.dtype, saturate).to(x.dtype).contiguous()
     flat, added = (t.to(wide).reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
     by = spread(gate.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "gate")
-    return _kept(flat + by * added, x, saturate).reshape(x.shape).to(x.dtype)
+    return kept(flat + by * added, x.dtype, saturate).reshape(x.shape).to(x.dtype)
 
 
 def stock(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tensor:
     """What stock runs (WanAttentionBlock.forward): addcmul, with the gate repeated over the tokens."""
     if gate is None:
-        return _kept((x + y).to(x.dtype), x, saturate).contiguous()
+        return kept((x + y).to(x.dtype), x.dtype, saturate).contiguous()
     flat, added = (t.reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
     by = spread(gate, flat.shape[1], flat.shape[0], flat.shape[2], "gate")
-    return _kept(torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype), x, saturate).contiguous()
-
-
-def _kept(value: Tensor, x: Tensor, saturate: bool) -> Tensor:
-    """The new stream, within what an fp16 stream holds if that is asked."""
-    return value.clamp(-LARGEST, LARGEST) if saturate and x.dtype is torch.float16 else value
+    return kept(torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype), x.dtype, saturate).contiguous()
 
 
 def fake(x: Tensor, *_: Any) -> Tensor:

@@ -16,9 +16,10 @@ from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_written, wrong_dtype
+from .half_range import saturated
 from .rotation import check_rotation, matrix, root, turned
 from .rows import row_class
-from .to_half import LARGEST, check_out, over_rows
+from .to_half import check_out, over_rows
 
 PACK = 8  # kPack
 CHUNK = 256 * 4  # packs of a block: kThreads * kAtOnce
@@ -52,7 +53,7 @@ def int8_to_half(
 def reference(x: Tensor, scale: Tensor, rotation: int) -> Tensor:
     """The kernel's bits."""
     value = turned(x.float(), rotation) * (over_rows(scale, x).float() * root(rotation))
-    return torch.where(value.isfinite(), value.clamp(-LARGEST, LARGEST), value).half()
+    return torch.where(value.isfinite(), saturated(value), value).half()
 
 
 def stock(x: Tensor, scale: Tensor, rotation: int) -> Tensor:
@@ -61,7 +62,7 @@ def stock(x: Tensor, scale: Tensor, rotation: int) -> Tensor:
     if rotation:
         groups = value.reshape(*x.shape[:-1], -1, rotation)
         value = (groups @ matrix(rotation, torch.float32, x.device)).reshape(x.shape)
-    return torch.where(value.isfinite(), value.clamp(-LARGEST, LARGEST), value).half()
+    return torch.where(value.isfinite(), saturated(value), value).half()
 
 
 def fake(x: Tensor, scale: Tensor, rotation: int) -> Tensor:  # noqa: ARG001 - x says it all

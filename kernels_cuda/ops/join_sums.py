@@ -16,9 +16,10 @@ from ..launcher import Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_one_of, check_scale, check_shape, wrong_dtype
+from .half_range import saturated
 from .linear import Activation
 from .linear_operands import ACTIVATIONS, activate
-from .parts import LARGEST, PARTS, check_sums, join, split
+from .parts import PARTS, check_sums, join, split
 from .rows import row_class
 from .tiles import Tiles, known, packed, place_fields, tiles
 
@@ -52,7 +53,7 @@ def reference(first: Tensor, second: Tensor | None, activation: str, scale: floa
     if second is not None:
         value = value * join(second)
     value = value * scale
-    return split(value) if parts else value.clamp(-LARGEST, LARGEST).half().contiguous()
+    return split(value) if parts else saturated(value).half().contiguous()
 
 
 def fake(first: Tensor, _second: Tensor | None, _activation: str, _scale: float, parts: bool) -> Tensor:

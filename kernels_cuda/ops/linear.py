@@ -386,13 +386,17 @@ def stock(*arguments: Any) -> Tensor:
     return stock_compute(Operands.of("linear", arguments[:5], arguments[5:]))
 
 
+def _is_plain(o: Operands) -> bool:
+    """Whether a product and its bias are all that is wanted, in the operands' one type."""
+    types = {t.dtype for t in (o.x, o.weight, o.bias) if t is not None} | {o.out_dtype}
+    added = o.residual is not None or o.gate is not None
+    return len(types) == 1 and not added and o.activation == "none" and o.scale == 1 and not o.saturate
+
+
 def stock_plan(call: Call) -> Plan | None:
     """A product and nothing else is one call of torch's, whose operands need not be looked at again."""
     o = Operands.of_call(call)
-    types = {t.dtype for t in (o.x, o.weight, o.bias) if t is not None} | {o.out_dtype}
-    if len(types) > 1 or o.residual is not None or o.gate is not None or o.saturate:
-        return None
-    if o.activation != "none" or o.scale != 1:
+    if not _is_plain(o):
         return None
     return lambda x, weight, bias, *_: functional.linear(x, weight, bias).contiguous()
 
@@ -401,9 +405,7 @@ def stock_plan_(call: Call) -> Plan | None:
     """The same into rows that follow each other: torch's product has a place for its result."""
     o = Operands.of_call(call)
     assert o.out is not None
-    types = {t.dtype for t in (o.x, o.weight, o.bias, o.out) if t is not None}
-    shifted = o.residual is not None or o.gate is not None or o.activation != "none" or o.scale != 1 or o.saturate
-    if len(types) > 1 or shifted or not o.out.is_contiguous():
+    if not (_is_plain(o) and o.out.is_contiguous()):
         return None
     k, n = o.k, o.n
 

@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from ..call import Call, Options, Tensors
 from .checks import check_one_of, check_shape, check_written
+from .half_range import kept
 from .rows import frames_of, spread, tokens_per_frame
 
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "silu", "relu")  # enum Activation
-LARGEST = 65504.0
 PAIRS = ("linear_pair", "linear_pair_")
 WRITTEN = ("linear_", "linear_pair_")  # whose first tensor is where the result goes
 
@@ -143,9 +143,7 @@ def combine(o: Operands, value: Tensor) -> Tensor:
             value = torch.addcmul(o.residual.reshape(flat.shape), flat, gate).reshape(shape)
     elif o.residual is not None:
         value = o.residual + value
-    if o.saturate and o.out_dtype is torch.float16:
-        value = value.clamp(-LARGEST, LARGEST)
-    return value.to(o.out_dtype)
+    return kept(value, o.out_dtype, o.saturate).to(o.out_dtype)
 
 
 def compute(o: Operands) -> Tensor:

@@ -40,6 +40,22 @@ PASSES: dict[str, Callable[[Tensor, KernelPolicy], Tensor]] = {
 WRITES_FLOATS = hasattr(torch.ops.aten.baddbmm, "dtype_out")
 
 
+@dataclass(frozen=True)
+class Cublas(OneWay):
+    """What all candidates here have in common."""
+
+    name: str = ""
+    ours: bool = False
+
+    def refuse(self, call: Call) -> str | None:
+        o = Operands.of_call(call)
+        return _unlike_torch(call, o) or self.obstacle(o)
+
+    def obstacle(self, o: Operands) -> str | None:
+        """What keeps this one from serving operands that torch multiplies."""
+        raise NotImplementedError
+
+
 def _unlike_torch(call: Call, o: Operands) -> str | None:
     """What no candidate here serves."""
     if call.device.type != "cuda":
@@ -54,17 +70,12 @@ def _unlike_torch(call: Call, o: Operands) -> str | None:
 
 
 @dataclass(frozen=True)
-class CublasEpilogue(OneWay):
+class CublasEpilogue(Cublas):
     """One call of cuBLAS: bias and GELU or ReLU, or the product added to a residual."""
 
     name: str = "cublas epilogue"
-    ours: bool = False
 
-    def refuse(self, call: Call) -> str | None:
-        o = Operands.of_call(call)
-        reason = _unlike_torch(call, o)
-        if reason is not None:
-            return reason
+    def obstacle(self, o: Operands) -> str | None:
         if o.saturate or o.scale != 1:
             return "the sums are to be scaled or saturated"
         if o.gate is not None:
@@ -95,17 +106,12 @@ class CublasEpilogue(OneWay):
 
 
 @dataclass(frozen=True)
-class CublasFused(OneWay):
+class CublasFused(Cublas):
     """torch's Linear, then our fused pass for the activation and our fused pass for gate and residual."""
 
     name: str = "cublas + fused pass"
-    ours: bool = False
 
-    def refuse(self, call: Call) -> str | None:
-        o = Operands.of_call(call)
-        reason = _unlike_torch(call, o)
-        if reason is not None:
-            return reason
+    def obstacle(self, o: Operands) -> str | None:
         if o.scale != 1 or (o.saturate and o.residual is None):
             return "the sums are to be scaled or saturated"
         if o.saturate and o.out_dtype is torch.float32:
@@ -139,18 +145,13 @@ class CublasFused(OneWay):
 
 
 @dataclass(frozen=True)
-class CublasWide(OneWay):
+class CublasWide(Cublas):
     """One call of cuBLAS whose result stays fp32: sums times a scale, or added to a residual where it lies. To saturate means
     nothing for it."""
 
     name: str = "cublas fp32"
-    ours: bool = False
 
-    def refuse(self, call: Call) -> str | None:
-        o = Operands.of_call(call)
-        reason = _unlike_torch(call, o)
-        if reason is not None:
-            return reason
+    def obstacle(self, o: Operands) -> str | None:
         if o.out_dtype is not torch.float32:
             return "the output is not float32"
         if o.bias is not None or o.gate is not None or o.activation != "none":
@@ -223,17 +224,12 @@ def _multiply(out: Tensor, x: Tensor, weight: Tensor, scale: float, *, added: bo
 
 
 @dataclass(frozen=True)
-class CublasPair(OneWay):
+class CublasPair(Cublas):
     """torch's Linear for both products of a pair, and our fused pass. Both are rounded in between, as stock's are."""
 
     name: str = "cublas + fused pass"
-    ours: bool = False
 
-    def refuse(self, call: Call) -> str | None:
-        o = Operands.of_call(call)
-        reason = _unlike_torch(call, o)
-        if reason is not None:
-            return reason
+    def obstacle(self, o: Operands) -> str | None:
         if o.out_dtype not in (torch.float16, torch.float32):
             return f"the output is {word(o.out_dtype)}, the fused pass writes float16 and float32"
         if o.activation != "silu":

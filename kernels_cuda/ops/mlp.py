@@ -6,6 +6,8 @@ for one chunk of tokens, and each chunk is written where it belongs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -80,37 +82,18 @@ def mlp(
             return silu_mul(*both, saturate=saturate, policy=policy)
         return multiply(part, w_in, b_in, activation=activation, policy=policy)
 
+    ends: Any = {"scale": 1 / hidden_scale, "saturate": saturate, "policy": policy}
     tokens = x.shape[:-1].numel() // max(batches, 1)
     parts = parts_of(batches, tokens, most_rows(w_in.shape[0], chunk_bytes))
     if len(parts) <= 1 and out is None:
-        return multiply(
-            hidden(x),
-            w_out,
-            b_out,
-            residual=residual,
-            gate=gate,
-            scale=1 / hidden_scale,
-            saturate=saturate,
-            out_dtype=out_dtype,
-            policy=policy,
-        )
+        return multiply(hidden(x), w_out, b_out, residual=residual, gate=gate, out_dtype=out_dtype, **ends)
     dtype = out_dtype or (x if residual is None else residual).dtype
     if out is None:
         out = torch.empty(batches, tokens, shape[-1], dtype=dtype, device=x.device)
     elif out.shape != shape or out.dtype is not dtype or not (out.ndim == 3 or out.is_contiguous()):
         raise ValueError(f"mlp: out is {out.dtype}{list(out.shape)}, and a contiguous {dtype}{list(shape)} is written")
     if len(parts) <= 1:
-        multiply_(
-            out,
-            hidden(x),
-            w_out,
-            b_out,
-            residual=residual,
-            gate=gate,
-            scale=1 / hidden_scale,
-            saturate=saturate,
-            policy=policy,
-        )
+        multiply_(out, hidden(x), w_out, b_out, residual=residual, gate=gate, **ends)
         return out
     out = out.view(batches, tokens, shape[-1])
     x = x.reshape(batches, tokens, x.shape[-1])
@@ -123,9 +106,7 @@ def mlp(
             b_out,
             residual=None if added is None else added[part],
             gate=gate_of(gate, batches, tokens, shape[-1], part),
-            scale=1 / hidden_scale,
-            saturate=saturate,
-            policy=policy,
+            **ends,
         )
     return out.reshape(shape)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LARGEST = 65504.0
+from .half_range import saturated
+
 PARTS = 2
 
 
 def split(x: Tensor) -> Tensor:
     """fp32 or fp64 numbers as [2, *x.shape] fp16: the value, which saturates, and what rounding took from it. NaN stays."""
-    x = x.clamp(-LARGEST, LARGEST)
+    x = saturated(x)
     value = x.half()
     return torch.stack((value, (x - value).half()))
 

@@ -17,7 +17,8 @@ from ..launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_eps, mixed_dtypes, wrong_dtype
-from .parts import LARGEST, check_sums, join
+from .half_range import LARGEST
+from .parts import check_sums, join
 
 TYPES = (torch.float16, torch.float32)
 WARPS = 4  # kWarps: heads of a block

@@ -18,9 +18,9 @@ from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_written, wrong_dtype
+from .half_range import LARGEST, saturated
 from .rows import row_class
 
-LARGEST = 65504.0
 PACK = 8  # kPack
 THREADS = 256  # kThreads
 PACKS_PER_THREAD = 4  # kPacksPerThread
@@ -59,7 +59,7 @@ def reference(x: Tensor, scale: Tensor | None) -> Tensor:
     if scale is not None:
         by = over_rows(scale, x).to(value.dtype)
         value, finite = value * by, finite & by.isfinite()
-    return torch.where(finite, value.clamp(-LARGEST, LARGEST), value).half()
+    return torch.where(finite, saturated(value), value).half()
 
 
 def unsaturated(x: Tensor, scale: Tensor | None) -> Tensor:
