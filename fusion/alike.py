@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from ..memory import WeightFile
 from .family import Expected
+
+if TYPE_CHECKING:
+    from ..memory import WeightFile
 
 # Of the network itself. What goes with a quantised weight is named otherwise, and not every layer has it.
 OWN = (".weight", ".bias", ".scale")

@@ -21,6 +21,7 @@ from .family import Family, Role
 from .latents import vae_for
 from .stream.step import RECKONING
 
+PUBLISHED = "the text encoder that was published with it"
 WRAPPER = "fusestream_before_sampling"  # our key among the wrappers of a model
 
 
@@ -86,5 +87,6 @@ def _wrong_prompts(name: str, family: Family, net: Any, prompts: Sequence[Mappin
         return None
     return (
         f"{name} reads prompts whose tokens are {wanted} numbers wide, and those it is given are {odd} wide: they come from "
-        f"another text encoder, or from one that was loaded as another type. Choose {encoder} in the {Role.TEXT.loader}."
+        f"another text encoder, or from one that was loaded as another type. Choose {encoder or PUBLISHED} in the "
+        f"{Role.TEXT.loader}."
     )

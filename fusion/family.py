@@ -75,7 +75,7 @@ class Family:
                 paths of the others, and raises `WrongFile` where none has it
     vaes        of a diffusion model, the published VAE by the channels of the latents that it goes with
     reads       of a diffusion model, how wide its network takes a prompt's tokens, and the published text encoder that makes them
-                so, with its type in our loader where it has one; None: nobody can tell
+                so where it is known, with its type in our loader where it has one; None: nobody can tell
     idle        of a text encoder that is fused, how many of its last blocks no encoding calls on a device, as the model is asked by
                 default. They stream from their first call on
     doubts      of a diffusion model, what of the prompts it will not use, or lacks: of (stock's model, its patches' keys, the
@@ -98,7 +98,7 @@ class Family:
     spelling: Callable[[Collection[str]], Collection[str]] | None = None
     borrows: Callable[[WeightFile, Sequence[str]], Mapping[str, torch.Tensor]] | None = None
     vaes: Mapping[int, str] | None = None
-    reads: Callable[[Any], tuple[int, str] | None] | None = None
+    reads: Callable[[Any], tuple[int, str | None] | None] | None = None
     idle: Callable[[Any, torch.device], int] | None = None
     doubts: Callable[[Any, Container[str], Sequence[Mapping[str, Any]]], str | None] | None = None
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused
+from ..kernels_cuda.ops.checks import word
 from .mixing import mix
 from .stream.blocks import INT8
 from .stream.stream import STREAMED
@@ -83,7 +84,7 @@ def wrong_type(x: Tensor, types: Container[torch.dtype] = (torch.float16,)) -> s
     """Why our kernels do not compute in x's type, in words a user understands. types: of what a block takes."""
     if x.dtype in types:
         return None
-    return f"the model computes in {str(x.dtype).removeprefix('torch.')}, the kernels in float16"
+    return f"the model computes in {word(x)}, the kernels in float16"
 
 
 def unserved(x: Tensor, types: Container[torch.dtype] = (torch.float16,)) -> str | None:

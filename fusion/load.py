@@ -8,6 +8,7 @@ missing weight and runs on with whatever was in memory; the picture is then nois
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import comfy.model_management
@@ -16,6 +17,7 @@ import comfy.utils
 import torch
 
 from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
+from ..kernels_cuda.ops.checks import word
 from . import attention, before_sampling, inspection, other_cards, recognise
 from .completeness import naming, odd_layers, refuse_misfits
 from .families import family_of
@@ -104,7 +106,7 @@ def load_streamed_diffusion_model(
     if parts.stocks_type is not None:
         stream.ledger.note(
             "computes in",
-            f"{_name(parts.model.get_dtype_inference())}, as the kernels do; ComfyUI would in {_name(parts.stocks_type)}",
+            f"{word(parts.model.get_dtype_inference())}, as the kernels do; ComfyUI would in {word(parts.stocks_type)}",
         )
     let_stream(parts.model, stream, path, family, fused)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
@@ -127,10 +129,6 @@ def types_of(family: Family, policy: KernelPolicy, device: torch.device) -> tupl
     return tuple(getattr(torch, name) for name in family.types)
 
 
-def _name(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
-
-
 # ------------------------------------------------------------------------------------------------------------------ VAE
 
 
@@ -146,9 +144,7 @@ def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
     vae = _fused_vae(path, weights, metadata, policy)
     # As stock's loader node does: a second GPU makes its own copy of the VAE with this.
     vae.patcher.cached_patcher_init = (load_vae_patcher, (path, metadata, policy))
-    if family is not None:
-        names = names if family.spelling is None else family.spelling(names)
-        require_all_weights(path, names, vae.first_stage_model)
+    _require_whole_vae(path, family, names, vae)
     return vae
 
 
@@ -158,9 +154,14 @@ def load_vae_in_parts(name: str, weights: Any, metadata: Any = None, policy: Ker
     prepare(policy)
     family, names = family_of(recognise.header_of(weights)), tuple(weights)
     vae = _fused_vae(name, weights, metadata, policy)
-    if family is not None:
-        require_all_weights(name, names if family.spelling is None else family.spelling(names), vae.first_stage_model)
+    _require_whole_vae(name, family, names, vae)
     return vae
+
+
+def _require_whole_vae(path: str, family: Family | None, names: Collection[str], vae: Any) -> None:
+    """names: of the tensors that stock's VAE was made of, where a family knows it."""
+    if family is not None:
+        require_all_weights(path, names if family.spelling is None else family.spelling(names), vae.first_stage_model)
 
 
 def load_vae_patcher(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels_cuda import KernelPolicy
+from ..kernels_cuda.ops.checks import word
 from ..kernels_cuda.registry import GRADIENT
 from .fused import HandBack
 from .stream.blocks import is_quantised
@@ -42,7 +43,7 @@ def obstacle(
     if not (x.is_cuda or (on_cpu and x.device.type == "cpu")):
         return f"the text encoder runs on the {x.device.type.upper()}"
     if x.dtype is not torch.float32:
-        return f"the embeddings are {str(x.dtype).removeprefix('torch.')}, not float32"
+        return f"the embeddings are {word(x)}, not float32"
     if torch.is_grad_enabled() and x.requires_grad:
         return GRADIENT
     if attention_mask is not None and attention_mask.shape != x.shape[:2]:

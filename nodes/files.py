@@ -45,6 +45,11 @@ def path_of(role: Role, name: str) -> str:
     return path
 
 
+def halves_of(role: Role, name: str | None) -> tuple[str, str] | None:
+    """The files of a small VAE, which has two; None: it is no such name, or there is a file of this name."""
+    return small_vaes.files_of(name) if role is Role.VAE and where(role, name) is None else None
+
+
 def _ggufs(role: Role) -> dict[str, str]:
     """GGUF files by name, with their paths."""
     found: dict[str, str] = {}
@@ -61,9 +66,7 @@ def fingerprint(role: Role, name: str | None) -> str:
     """Of the file: another one once it was replaced, written to or touched, so that ComfyUI does not hand out what it loaded
     before. Short, and tells nothing: it is saved with every picture. A name that comes by a link is not known yet."""
     path = where(role, name)
-    if path is None and role is Role.VAE and (halves := small_vaes.files_of(name)) is not None:
-        return "".join(_state(half) for half in halves)
-    return "" if path is None else _state(path)
+    return "".join(map(_state, halves_of(role, name) or ())) if path is None else _state(path)
 
 
 async def fault(role: Role, widget: str, name: str | None) -> str | None:
@@ -73,7 +76,7 @@ async def fault(role: Role, widget: str, name: str | None) -> str | None:
     if (unlisted := _not_in_list(role, widget, name)) is not None:
         return unlisted
     path = where(role, name)
-    if path is None and role is Role.VAE and small_vaes.files_of(name) is not None:
+    if path is None and halves_of(role, name) is not None:
         return None
     if path is None:
         return f"{name} is not in models/{FOLDERS[role]} any more. Press R, and choose a file that is there."

@@ -205,7 +205,7 @@ class VAELoader(io.ComfyNode):
 
         activity.attach()
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
-        if files.where(Role.VAE, vae_name) is None and small_vaes.files_of(vae_name) is not None:
+        if files.halves_of(Role.VAE, vae_name) is not None:
             return io.NodeOutput(fusion.load_vae_in_parts(vae_name, *small_vaes.read(vae_name), policy))
         path = folder_paths.get_full_path_or_raise("vae", vae_name)
         return io.NodeOutput(fusion.load_vae(path, policy))

@@ -13,6 +13,7 @@ import comfy.model_management
 import torch
 
 from ...kernels_cuda import LEDGER, KernelPolicy
+from ...kernels_cuda.ops.checks import word
 from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
 from .. import other_cards, saturation
@@ -97,7 +98,7 @@ def what_it_holds(stream: Stream) -> str:
     packed: Counter[str] = Counter()
     for weight in (weight for layer in stream.layers for weight in layer.weights):
         if weight.is_converted:
-            converted[weight.extent.dtype, str(weight.device_dtype).removeprefix("torch.")] += weight.nbytes
+            converted[weight.extent.dtype, word(weight.device_dtype)] += weight.nbytes
         elif weight.is_packed:
             packed[weight.extent.dtype] += weight.nbytes
     if packed.total() > converted.total():

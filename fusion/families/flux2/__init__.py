@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...alike import expected
 from ...family import Expected, Family, Role
+from ...prefixes import prefix_of
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
 
-# Of the transformer in a whole checkpoint, or nothing. Any block will do: a file that lacks its first one is a Flux all the same.
 NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.norm\.(key|query)_norm\.(scale|weight)")
 # What relatives with such blocks do not have: HunyuanVideo refines its text, ControlNets end without a last layer.
 BESIDE = ("txt_in.weight", "final_layer.linear.weight")
@@ -36,10 +37,7 @@ ENCODERS = {
 
 
 def _prefix(header: WeightFile) -> str | None:
-    """Of the transformer's names; None: the file has none."""
-    names = header.extents.keys()
-    prefixes = sorted({match[1] for name in names if (match := NORM.fullmatch(name)) is not None})
-    return next((prefix for prefix in prefixes if any(prefix + name in names for name in BESIDE)), None)
+    return prefix_of(header, NORM, BESIDE)
 
 
 def _is_flux(header: WeightFile) -> bool:
@@ -47,8 +45,6 @@ def _is_flux(header: WeightFile) -> bool:
 
 
 def _expects(header: WeightFile) -> Expected:
-    from ...alike import expected  # noqa: PLC0415
-
     prefix = _prefix(header) or ""
     shared, end = (header.extents.get(prefix + name) for name in (SHARED, END))
     counts = PUBLISHED.get(end.shape[0], ()) if shared is not None and end is not None and end.shape else ()
@@ -67,9 +63,9 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     return need(net, shape, dtype)
 
 
-def _reads(net: Any) -> tuple[int, str] | None:
+def _reads(net: Any) -> tuple[int, str | None] | None:
     width = getattr(net.txt_in, "in_features", None)
-    return None if width is None else (width, ENCODERS.get(width, "the text encoder that was published with it"))
+    return None if width is None else (width, ENCODERS.get(width))
 
 
 FLUX = Family(

@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...family import Expected, Family, Role
+from ...prefixes import prefix_of
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
 
-# Of the transformer in a whole checkpoint, or nothing. Any block will do: a file that lacks its first one is a Wan all the same.
 QUERY = re.compile(r"(model\.diffusion_model\.|)blocks\.\d+\.self_attn\.q\.weight")
 BESIDE = ("head.modulation", "time_projection.1.weight")
 # By the channels of the latents: Wan 2.2's 5B has its own, all others Wan 2.1's.
@@ -22,10 +22,7 @@ VAES = {16: "wan_2.1_vae.safetensors", 48: "wan2.2_vae.safetensors"}
 
 
 def _prefix(header: WeightFile) -> str | None:
-    """Of the transformer's names; None: the file has none."""
-    names = header.extents.keys()
-    found = (match[1] for name in names if (match := QUERY.fullmatch(name)) is not None)
-    return next((prefix for prefix in found if any(prefix + name in names for name in BESIDE)), None)
+    return prefix_of(header, QUERY, BESIDE)
 
 
 def _is_wan(header: WeightFile) -> bool:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...alike import expected
 from ...family import Expected, Family, Role
+from ...prefixes import prefix_of
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
 
-# Of the transformer in a whole checkpoint, or nothing. Any block will do.
 NORM = re.compile(
     r"(model\.diffusion_model\.|)(layers|noise_refiner|context_refiner)\.\d+\.attention\.(q|k)_norm\.weight"
 )
@@ -30,10 +31,7 @@ ENCODERS = {
 
 
 def _prefix(header: WeightFile) -> str | None:
-    """Of the transformer's names; None: the file has none."""
-    names = header.extents.keys()
-    prefixes = sorted({match[1] for name in names if (match := NORM.fullmatch(name)) is not None})
-    return next((prefix for prefix in prefixes if any(prefix + name in names for name in BESIDE)), None)
+    return prefix_of(header, NORM, BESIDE)
 
 
 def _is_z_image(header: WeightFile) -> bool:
@@ -41,8 +39,6 @@ def _is_z_image(header: WeightFile) -> bool:
 
 
 def _expects(header: WeightFile) -> Expected:
-    from ...alike import expected  # noqa: PLC0415
-
     prefix = _prefix(header) or ""
     end = header.extents.get(f"{prefix}{BESIDE[0]}")
     counts = PUBLISHED.get(end.shape[0], ()) if end is not None and end.shape else ()
@@ -61,9 +57,9 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     return need(net, shape, dtype)
 
 
-def _reads(net: Any) -> tuple[int, str] | None:
+def _reads(net: Any) -> tuple[int, str | None] | None:
     width = getattr(net.cap_embedder[-1], "in_features", None)
-    return None if width is None else (width, ENCODERS.get(width, "the text encoder that was published with it"))
+    return None if width is None else (width, ENCODERS.get(width))
 
 
 Z_IMAGE = Family(
