@@ -22,12 +22,12 @@ from types import TracebackType
 from typing import Any
 
 from . import single
+from .end_to_end.storages import shown
 
 GIB = 2**30
 STORAGES = ("q4_k_m", "int8_convrot")
 STEPS, TURNS = 4, 2  # steps of one model in a row, and how often each is called
 SIZE = (480, 480, 17)
-TITLES = {"q4_k_m": "Q4_K_M", "int8_convrot": "int8_convrot"}
 
 
 class LittleRam:
@@ -135,7 +135,7 @@ def measured(folder: Path, storage: str, ram: float, quick: bool, free: float = 
                     card.restart()
                     seconds, read, finite = sampled(model, STEPS, (64, 64, 5) if quick else SIZE)
                     rows.append({
-                        "label": f"{TITLES[storage]}, {name} model, turn {turn + 1}",
+                        "label": f"{shown(storage)}, {name} model, turn {turn + 1}",
                         "first s": seconds[0], "first GB": read[0],
                         "s": sorted(seconds[1:])[len(seconds) // 2 - 1], "later GB": max(read[1:]),
                         "finite": finite, "peak GiB": card.peak,
