@@ -254,5 +254,4 @@ GATED_ = Op(
     shape_class=shape_class,
     validate=validate,
     kernels={"gated_residual": _KERNELS},
-    mutates=(0,),
 )
