@@ -62,8 +62,11 @@ class Tuner:
         self.purse = purse or Purse()
         self.undecided = self.trials = 0
 
-    def plan(self, op: Tunable, call: Call, able: Sequence[Candidate], settle: Callable[[Plan], None]) -> Plan:
-        """The plan of the winner, if it is known; else one that chooses while it serves, and hands the winner's to `settle`."""
+    def plan(
+        self, op: Tunable, call: Call, able: Sequence[Candidate], settle: Callable[[Plan], None]
+    ) -> tuple[Plan, str]:
+        """The plan of the winner, if it is known; else one that chooses while it serves, and hands the winner's to `settle`. And
+        whose it is, in words."""
         shape, card = op.shape_class(call), self._card_key(call)
         here = key(op.name, shape, card)
         known = self._known(here, able)
@@ -71,11 +74,11 @@ class Tuner:
             able = self._those_that_fit(call, able)
             known = self._known(here, able)
         if known is None and len(able) > 1:
-            return self._choose(op.name, shape, card, call, able, settle)
+            return self._choose(op.name, shape, card, call, able, settle), "what is chosen"
         name = able[0].name if known is None else known.name
         seconds = {} if known is None else dict(known.seconds)
         LEDGER.chose(Choice(op.name, shape, name, "no other has the memory" if known is None else CHOSEN, seconds))
-        return next(candidate for candidate in able if candidate.name == name).prepare(call)
+        return next(candidate for candidate in able if candidate.name == name).prepare(call), name
 
     def _known(self, here: str, able: Sequence[Candidate]) -> Winner | None:
         """The winner of a race in which all of these ran."""

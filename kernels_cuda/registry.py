@@ -191,24 +191,25 @@ class Op:
         able = [candidate for candidate, reason in refusals if reason is None]
         reasons = {candidate.name: reason for candidate, reason in refusals if reason is not None}
         ours = [candidate for candidate in able if candidate.ours]
-        plan: Plan | None = None
         if mode == "on" and not ours:
             why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise KernelRefused(f"{self.name} is forced on but cannot serve {call.describe()}: {why}")
+        runners: Sequence[Candidate]
         if mode == "on":
-            winner = ours[0]
-            LEDGER.chose(Choice(self.name, self.shape_class(call), winner.name, "forced on"))
+            runners = ours[:1]
+            LEDGER.chose(Choice(self.name, self.shape_class(call), ours[0].name, "forced on"))
         elif not ours:
             on_cpu = call.device.type == "cpu"
-            winner = StockCandidate(self.reference, "the reference") if on_cpu else self._without_ours(call)
+            runners = [StockCandidate(self.reference, "the reference") if on_cpu else self._without_ours(call)]
         else:
             runners = [way for candidate in able for way in candidate.tactics(call)[:MOST_TACTICS]]
-            winner = runners[0]
-            if len(runners) > 1:
-                plan = autotune.tuner().plan(self, call, runners, settle)
-        for name, reason in reasons.items():
-            LEDGER.refused(self.name, name, reason, call.describe(), winner.name)
-        return plan or winner.prepare(call)
+        if len(runners) > 1:
+            plan, name = autotune.tuner().plan(self, call, runners, settle)
+        else:
+            plan, name = runners[0].prepare(call), runners[0].name
+        for refused, reason in reasons.items():
+            LEDGER.refused(self.name, refused, reason, call.describe(), name)
+        return plan
 
     def bind(self, tensors: Tensors, options: Options, policy: KernelPolicy = STANDARD) -> Plan:
         """The plan for this signature, to call as plan(*tensors) without the lookup.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -54,7 +55,7 @@ class Process:
         ]
         op: Any = SimpleNamespace(name="some op", shape_class=lambda _: self.shape)
         plans: list[Any] = []
-        plan = self.tuner.plan(op, CALL, able, plans.append)
+        plan, _ = self.tuner.plan(op, CALL, able, plans.append)
         served = []
         for _ in range(calls):
             before = self.tuner.undecided
@@ -193,36 +194,57 @@ def test_a_time_belongs_to_a_card_a_driver_and_the_code(monkeypatch: pytest.Monk
 # ------------------------------------------------------------------------------------------------- times of a device
 
 
+class Events:
+    """Torch's events on a stream that has work to do or not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_idle: bool) -> None:
+        self.said: list[str] = []
+        events = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing, "without it torch knows no time"
+                self.is_over = False
+
+            def record(self, stream: Any) -> None:
+                assert stream.device == torch.device("cuda:1")
+                events.said.append("mark")
+
+            def query(self) -> bool:
+                return self.is_over
+
+            def elapsed_time(self, end: Event) -> float:
+                assert end.is_over and end is not self, "an event that is not over is an error"
+                return 2.5
+
+        host = iter([10.0, 10.25])
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        stream = lambda device: SimpleNamespace(device=device, query=lambda: is_idle)  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "current_stream", stream)
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(stopwatch, "_spin", lambda cycles: self.said.append(f"spin {cycles}"))
+        monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(host))
+
+
 def test_a_lap_is_known_when_the_device_has_come_so_far_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Any] = []
-
-    class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            assert enable_timing, "without it torch knows no time"
-            self.is_over = False
-
-        def record(self, stream: Any) -> None:
-            said.append(stream)
-
-        def query(self) -> bool:
-            return self.is_over
-
-        def elapsed_time(self, end: Event) -> float:
-            assert end.is_over and end is not self, "an event that is not over is an error"
-            return 2.5
-
-    host = iter([10.0, 10.25])
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(host))
+    events = Events(monkeypatch, is_idle=False)
     lap = stopwatch.Lap(torch.device("cuda:1"))
-    assert said == ["stream of cuda:1"]
     lap.end()
-    assert said == ["stream of cuda:1"] * 2 and lap.host == 0.25
+    assert events.said == ["mark"] * 2 and lap.host == 0.25
     assert lap.seconds() is None
     end: Any = lap._end
     end.is_over = True
     assert lap.seconds() == pytest.approx(2.5e-3)
+
+
+@pytest.mark.parametrize("can_spin", [False, True])
+def test_a_device_that_is_idle_spins_while_launches_are_queued(monkeypatch: pytest.MonkeyPatch, can_spin: bool) -> None:
+    """Or a time would be the host's. That function is private to torch, and may be gone one day."""
+    events = Events(monkeypatch, is_idle=True)
+    if not can_spin:
+        monkeypatch.setattr(stopwatch, "_spin", None)
+    stopwatch.Lap(torch.device("cuda:1")).end()
+    assert events.said == [f"spin {stopwatch.QUEUEING}"] * can_spin + ["mark"] * 2
 
 
 # ------------------------------------------------------------------------------------------------ in place, halfway

@@ -355,6 +355,10 @@ def test_every_refusal_is_recorded(make, tuner):
 def test_one_of_several_refuses(make, tuner):
     op = make(Fast("a", reason="x is too long"), Fast("b"), STOCK)
     tuner.times.update(b=1.0, stock=2.0)
+    settled(op, (x, None), (0.0,), KernelPolicy(), tuner)
+    assert [(r.candidate, r.served_by) for r in LEDGER.refusals] == [("a", "what is chosen")]
+    LEDGER.clear()
+    op.forget()
     op((x, None), (0.0,), KernelPolicy())
     assert [(r.candidate, r.served_by) for r in LEDGER.refusals] == [("a", "b")]
 
