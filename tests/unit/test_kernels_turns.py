@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda.purse import GRANT, SHARE, Purse
-from fusestream.kernels_cuda.turns import LOST_AT_ONCE, MARGIN, MOST_CALLS, MOST_TIMES, Turn, Turns
+from fusestream.kernels_cuda.turns import LOST_AT_ONCE, MARGIN, MOST_CALLS, MOST_TIMES, Turn, Turns, _Runner
 
 
 @dataclass
@@ -174,6 +174,21 @@ def test_after_so_many_calls_what_is_known_decides() -> None:
     assert some.winner == "ours" and some.seconds["stock"] == math.inf and some.tried == 1
 
 
+@pytest.mark.parametrize(
+    ("times", "known"),
+    [
+        ([1.0] * 2, False),  # too few
+        ([1.0] * 3, True),
+        ([1.0, 5.0, 1.0 + MARGIN], True),  # the two least agree within the margin
+        ([1.0, 5.0, 1.03], False),
+        ([float(i) for i in range(1, 7)], False),
+        ([float(i) for i in range(1, 8)], True),  # seven are enough in any case
+    ],
+)
+def test_when_a_time_is_known(times: list[float], known: bool) -> None:
+    assert _Runner("some", 1.0, None, times=times).is_known is known
+
+
 def test_two_times_that_disagree_are_not_enough() -> None:
     some = turns("ours", "stock")
     times = iter([1.0, 1.0, 1.0, 1.4, 1.2, 1.1, 1.3, 1.25, 1.15, 1.05] * 9)
@@ -258,6 +273,7 @@ def test_what_earlier_work_has_earned_is_not_carried_over() -> None:
     purse.settle(GRANT, 2 * GRANT)
     purse.begin()
     assert purse.balance == pytest.approx(-GRANT), "debts stay"
+    assert purse.pay(0.0), "what costs nothing is always to be had"
 
 
 def test_one_disturbed_time_of_the_best_costs_the_others_nothing() -> None:
