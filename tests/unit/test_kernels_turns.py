@@ -116,6 +116,18 @@ def test_a_clear_loser_has_one_time_after_its_first_run() -> None:
     assert card.trials["wide"] == 4
 
 
+def test_where_all_others_have_lost_no_more_times_are_asked_for() -> None:
+    card, some = Card({"ours": 1e-4, "stock": 2e-4}), turns("ours", "stock")
+    assert card.until_chosen(some) == 4, "two of each: one to warm up, one that counts"
+
+
+def test_a_choice_begins_with_no_more_than_the_grant() -> None:
+    purse = Purse()
+    purse.earn(1000.0)
+    Turns(["ours", "stock"], OURS, purse)
+    assert purse.balance == GRANT
+
+
 def test_a_first_run_is_not_judged() -> None:
     """It loads modules, and asks libraries how to go about it."""
     card, some = Card({"stock": 1e-4, "ours": 0.8e-4}, loading=0.2), turns("stock", "ours")
