@@ -133,7 +133,7 @@ def parts(side: Mapping[str, Any]) -> str:
         f"{which} " + ", ".join(f"{part} {s:.3g} s" for part, s in took.items())
         for which, took in zip(("first", "later"), side["parts s"], strict=True)
     ]
-    if tuned := side.get("kernels measured s"):
+    if tuned := side.get("kernels measured s"):  # by a version that compared them beside the work
         told.append(f"{tuned:.3g} s of the first for comparing kernels that no earlier row had compared")
     return "; ".join(told)
 

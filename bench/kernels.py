@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib
+import math
 import pkgutil
 import signal
 import sys
@@ -26,10 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
+from ..kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, autotune
 from ..kernels_cuda.build.matrix import source_hash
 from ..kernels_cuda.call import Call
 from ..kernels_cuda.policy import Mode
+from ..kernels_cuda.purse import Purse
 from . import rows as row_files
 from .chosen import CHOSEN
 from .end_to_end.machine import ask_card
@@ -94,7 +96,7 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
         result["errors"] = errors(row, example, prepared(row, example, policy("on", row, isa)), able)
     LEDGER.clear()
     chosen = prepared(row, example, policy("auto", row, isa))
-    chosen(*example)
+    choose(chosen, example)
     winners = dict.fromkeys(choice.winner for choice in LEDGER.choices)
     result["auto"] = ", ".join(winners) or ("stock" if row.ours is None else "forced on")
     if row.flops is not None:
@@ -110,6 +112,17 @@ def prepared(row: Row, example: Tensors, policy: KernelPolicy) -> Callable[..., 
 
 def policy(mode: Mode, row: Row, isa: Any) -> KernelPolicy:
     return KernelPolicy.of(mode, isa=isa, precision=row.precision)
+
+
+def choose(run: Callable[..., Any], example: Tensors) -> None:
+    """Until `auto` has chosen, with all the means there are: it chooses at the calls."""
+    tuner = autotune.tuner()
+    tuner.purse = Purse(math.inf)
+    before = None
+    while before != tuner.undecided:
+        before = tuner.undecided
+        run(*example)
+        torch.cuda.synchronize()
 
 
 def memory_figures(size: int, ours: float) -> dict[str, Any]:
@@ -183,7 +196,7 @@ def errors(
 
 
 def sweep_row(row: Row, isa: Any) -> None:
-    """Every way our kernels can cut the work: for choosing the rule that `on` and the first race of `auto` follow."""
+    """Every way our kernels can cut the work: for choosing the rule that `on` follows, and the order in which `auto` tries them."""
     example = row.inputs()
     size = moved_bytes(row, example)
     inputs = [example, *(row.inputs() for _ in range(sets_for(size) - 1))]

@@ -15,7 +15,7 @@ import comfy.patcher_extension
 import comfy.samplers
 import torch
 
-from . import notices
+from . import chose, notices
 from .errors import WrongFile
 from .family import Family, Role
 from .latents import vae_for
@@ -50,7 +50,8 @@ def _look(
     reckoning = getattr(model, RECKONING, None)
     if reckoning is not None:
         reckoning.is_alone = is_one_prompt(guider)
-    return executor(noise, latents, *args, **kwargs)
+    with chose.counting(model):
+        return executor(noise, latents, *args, **kwargs)
 
 
 def is_one_prompt(guider: Any) -> bool:

@@ -1,4 +1,4 @@
-"""One call of an op, and what may serve it: the words that the registry and the tuner have in common."""
+"""One call of an op, and what may serve it: the words that registry and tuner have in common."""
 
 from __future__ import annotations
 
@@ -67,23 +67,22 @@ class Candidate(Protocol):
         """Why this candidate cannot serve the call, in words a user understands; None if it can."""
 
     def tactics(self, call: Call) -> Sequence[Candidate]:
-        """The ways to run it that are worth measuring, best known first; itself where there is only one."""
+        """The ways to run it that are worth trying, best known first; itself where there is only one."""
 
     def prepare(self, call: Call) -> Plan:
-        """A plan for this signature: called as plan(*tensors), it returns the op's result."""
+        """A plan for this signature: called as plan(*tensors), it returns the op's result.
+
+        While `auto` chooses, another candidate serves a call whose plan has raised. So a plan writes to no operand that is read
+        until nothing more can go wrong: what it allocates and asks of libraries comes before, and results that take the place
+        of operands are all there before the first of them is written.
+        """
 
 
 class Tunable(Protocol):
-    """As much of an op as measuring its candidates needs: see `Op`."""
+    """As much of an op as choosing among its candidates needs: see `Op`."""
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def mutates(self) -> tuple[int, ...]: ...
-
-    @property
-    def sample(self) -> Callable[[Call], Tensors]: ...
 
     @property
     def shape_class(self) -> Callable[[Call], str]: ...

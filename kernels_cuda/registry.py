@@ -4,11 +4,11 @@
                                       options: a tuple of plain values
 
 The first call with a new signature resolves it: every candidate is asked whether it can serve (None, or the reason in
-words), the policy's mode and the measured winners decide, and the chosen candidate prepares a plan. Later calls find
+words), the policy's mode and the known winners decide, and the chosen candidate prepares a plan. Later calls find
 the plan by one dictionary lookup. Shapes, strides, dtypes, devices, alignment and options are all in the key, so a plan
 never meets an input it was not made for.
 
-    auto   the fastest of our candidates and stock's, measured once (autotune.py)
+    auto   the fastest of our candidates and stock's: known, or found out at the calls themselves (autotune.py)
     on     our first candidate that can; KernelRefused with every reason if none can
     off    what stock ComfyUI runs
 """
@@ -21,12 +21,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..gpu.capture import capturing
 from . import autotune
 from .call import Call, Candidate, Options, Plan, Tensors
 from .errors import CodeUnavailable, KernelError, KernelRefused
@@ -35,7 +35,7 @@ from .ledger import LEDGER, Choice
 from .policy import STANDARD, KernelPolicy
 
 GRADIENT = "a gradient is wanted, and the kernels are for inference"
-MOST_TACTICS = 4  # measured per candidate
+MOST_TACTICS = 4  # that are tried, of each candidate
 MOST_PLANS = 4096  # per op and thread: a session meets a few hundred signatures, and each plan is about a kilobyte
 
 
@@ -130,9 +130,8 @@ class Op:
     fake         run(*tensors, *options) -> empty outputs, for torch.compile
     candidates   ours first, best first; then stock's
     kernels      unit -> every kernel the plans may launch: the archive is checked for them
-    shape_class  a coarse name of the call: winners are measured once per class
-    mutates      positions of the tensors written in place (measuring works on clones of them)
-    sample       the tensors to measure candidates on: those of the call, or views of a part of them
+    shape_class  a coarse name of the call: a winner is chosen once per class. Where the policy decides who may compute, its tier
+                 is in the name
     validate     raises ValueError for shapes that make no sense together: in every mode, before any candidate is asked.
                  The message names the operand, its shape and what was expected; the op's name is put before it
     """
@@ -144,8 +143,6 @@ class Op:
     candidates: Sequence[Candidate]
     shape_class: Callable[[Call], str]
     kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    mutates: tuple[int, ...] = ()
-    sample: Callable[[Call], Tensors] = lambda call: call.tensors
     validate: Callable[[Call], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -175,15 +172,14 @@ class Op:
         plans = self._thread.plans
         plan = plans.get(key)
         if plan is None:
-            plan = self.resolve(Call(self.name, tensors, options, policy))
+            plan = self.resolve(Call(self.name, tensors, options, policy), partial(plans.__setitem__, key))
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            if not capturing():  # a choice made during a capture could not be measured: ask again next time
-                plans[key] = plan
+            plans[key] = plan
         return plan(*tensors)
 
-    def resolve(self, call: Call) -> Plan:
-        """Choose a candidate for a new signature and have it prepare its plan."""
+    def resolve(self, call: Call, settle: Callable[[Plan], None] = lambda _: None) -> Plan:
+        """The plan for a new signature. One that chooses while it serves gives `settle` the one that serves after it."""
         try:
             self.validate(call)
         except ValueError as error:
@@ -198,18 +194,22 @@ class Op:
         if mode == "on" and not ours:
             why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise KernelRefused(f"{self.name} is forced on but cannot serve {call.describe()}: {why}")
+        runners: Sequence[Candidate]
         if mode == "on":
-            winner = ours[0]
-            LEDGER.chose(Choice(self.name, self.shape_class(call), winner.name, "forced on"))
+            runners = ours[:1]
+            LEDGER.chose(Choice(self.name, self.shape_class(call), ours[0].name, "forced on"))
         elif not ours:
             on_cpu = call.device.type == "cpu"
-            winner = StockCandidate(self.reference, "the reference") if on_cpu else self._without_ours(call)
+            runners = [StockCandidate(self.reference, "the reference") if on_cpu else self._without_ours(call)]
         else:
             runners = [way for candidate in able for way in candidate.tactics(call)[:MOST_TACTICS]]
-            winner = runners[0] if len(runners) == 1 else autotune.fastest(self, call, runners)
-        for name, reason in reasons.items():
-            LEDGER.refused(self.name, name, reason, call.describe(), winner.name)
-        return winner.prepare(call)
+        if len(runners) > 1:
+            plan, name = autotune.tuner().plan(self, call, runners, settle)
+        else:
+            plan, name = runners[0].prepare(call), runners[0].name
+        for refused, reason in reasons.items():
+            LEDGER.refused(self.name, refused, reason, call.describe(), name)
+        return plan
 
     def bind(self, tensors: Tensors, options: Options, policy: KernelPolicy = STANDARD) -> Plan:
         """The plan for this signature, to call as plan(*tensors) without the lookup.

@@ -1,8 +1,8 @@
-"""The measured winners, on disk: one small JSON file per user, shared by every process.
+"""The winners, on disk: one small JSON file per user, shared by every process.
 
 Writers take a lock, read what is there, add their entry and replace the file in one step, so a reader always sees a
 whole file and no writer loses another's entry. A file that cannot be read is said once, then treated as empty: its
-entries are measured again. A cache that cannot be written (a read-only home) only costs the measuring next time.
+entries are chosen again. A cache that cannot be written (a read-only home) only costs choosing again next time.
 
 The newest entries stand at the end, and only so many are kept: cards, drivers and versions come and go, and whatever lies
 at this path, reading it takes a moment at most.
@@ -53,6 +53,15 @@ class WinnersFile:
             self._read_at = (found.st_mtime_ns, found.st_size)
         return self._entries.get(key)
 
+    def at_hand(self, key: str) -> Winner | None:
+        """The entry as far as it is known without looking at the disk."""
+        return self._entries.get(key)
+
+    @property
+    def entries(self) -> list[tuple[str, Winner]]:
+        """All that are known without looking at the disk."""
+        return list(self._entries.items())
+
     def put(self, key: str, winner: Winner) -> None:
         self._entries[key] = winner
         try:
@@ -65,7 +74,7 @@ class WinnersFile:
                 partial.write_text(text, encoding="utf-8")
                 _replace(partial, self.path)
         except OSError as error:
-            LEDGER.say_once(f"Measured kernel choices are not kept: {self.path} cannot be written ({error})")
+            LEDGER.say_once(f"Kernel choices are not kept: {self.path} cannot be written ({error})")
 
     def _load(self) -> dict[str, Winner]:
         try:
@@ -83,7 +92,7 @@ class WinnersFile:
             reason = f"{type(error).__name__}: {error}"  # in short: the repr of some holds all that could not be read
             if len(reason) > LONGEST_REASON:
                 reason = f"{reason[:LONGEST_REASON]}..."
-            LEDGER.say_once(f"{self.path} cannot be read ({reason}); its kernel choices are measured again")
+            LEDGER.say_once(f"{self.path} cannot be read ({reason}); its kernel choices are made again")
             return {}
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from comfy_api.latest import io
 
 from ..fusion.families import FAMILIES
 from ..fusion.family import Role
-from . import activity, choices, gains
+from . import choices, gains, notices
 from .gains import MEASURED_ON
 from .loaders import CATEGORY
 
@@ -150,7 +150,7 @@ def policy_from(
     """The policy that a node's widgets ask for. Where all are off, so is everything: that is stock's own computation."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
 
-    activity.attach()
+    notices.attach()
     ops: dict[str, Any] = {
         op: kernels if (mode := chosen.get(switch.id, SAME)) == SAME else mode
         for switch in switches
@@ -174,7 +174,7 @@ def first_inputs(off: str, fast: str = FAST, turbo: str = AS_FAST) -> list[Any]:
     return [
         choices.kernels(
             "In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
-            f"measured at first use. on: FuseStream's, or an error that says why not. off: {off}.",
+            f"found out while it computes. on: FuseStream's, or an error that says why not. off: {off}.",
         ),
         choices.precision(
             f"In place of the loader's choice. {fast}. {turbo}. The result changes a little.",

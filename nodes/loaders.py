@@ -14,7 +14,7 @@ from comfy_api.latest import io
 
 from ..fusion.budgets import AUTO
 from ..fusion.family import Role
-from . import activity, choices, files, gains, meter, small_vaes
+from . import choices, files, gains, meter, notices, small_vaes
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
@@ -45,7 +45,7 @@ class DiffusionModelLoader(io.ComfyNode):
                 ),
                 choices.kernels(
                     "auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card; "
-                    "measured at first use, a few seconds. on: FuseStream's, or an error. off: as without FuseStream.",
+                    "found out while it computes. on: FuseStream's, or an error. off: as without FuseStream.",
                 ),
                 choices.precision(
                     "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: by "
@@ -70,7 +70,7 @@ class DiffusionModelLoader(io.ComfyNode):
     ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
-        activity.attach()
+        notices.attach()
         path = files.path_of(Role.DIFFUSION, model_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         model = fusion.load_diffusion_model(path, policy, vram_budget)
@@ -112,7 +112,7 @@ class TextEncoderLoader(io.ComfyNode):
                 ),
                 choices.kernels(
                     "auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
-                    "FuseStream's kernel or torch's, whichever is faster; measured at first use, a few seconds. on: "
+                    "FuseStream's kernel or torch's, whichever is faster; found out while it computes. on: "
                     "FuseStream's, or an error. off: as without FuseStream, which computes in FP32.",
                 ),
                 choices.precision(
@@ -145,7 +145,7 @@ class TextEncoderLoader(io.ComfyNode):
     ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
-        activity.attach()
+        notices.attach()
         path = files.path_of(Role.TEXT, text_encoder_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         folders = folder_paths.get_folder_paths("embeddings")
@@ -185,9 +185,9 @@ class VAELoader(io.ComfyNode):
                     "and Z-Image (0.34 GB each). taesd, taef1 and the like: out of models/vae_approx.",
                 ),
                 choices.kernels(
-                    "Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (measured at "
-                    "first use), in fp16, planned for 3 GiB of VRAM with no tiles. On an H200, 832x480x81: decoding 1.9 times as "
-                    "fast as stock, encoding 1.7 times. on: FuseStream's, or an error. off: as without FuseStream.",
+                    "Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (found out "
+                    "while it computes), in fp16, planned for 3 GiB of VRAM with no tiles. On an H200, 832x480x81: decoding 1.9 "
+                    "times as fast as stock, encoding 1.7 times. on: FuseStream's, or an error. off: as without FuseStream.",
                 ),
                 choices.precision(
                     "fast lets FuseStream's kernels add in FP16, which GeForce cards do twice as fast. The video "
@@ -203,7 +203,7 @@ class VAELoader(io.ComfyNode):
     def execute(cls, vae_name: str, kernels: Mode = "auto", precision: Precision = "precise") -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
-        activity.attach()
+        notices.attach()
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         if files.halves_of(Role.VAE, vae_name) is not None:
             return io.NodeOutput(fusion.load_vae_in_parts(vae_name, *small_vaes.read(vae_name), policy))

@@ -8,6 +8,7 @@ EVENT = "fusestream.notice"
 
 
 def attach() -> None:
+    """Let `fusion` tell the page. Called by nodes that run, as often as they like."""
     from ..fusion import notices  # noqa: PLC0415 - the server starts without it
 
     notices.listen(show)

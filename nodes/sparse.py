@@ -7,7 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..fusion.sparse.settings import LEAST_SHARE, METHODS, Method, Settings
-from . import activity, gains
+from . import gains, notices
 from .loaders import CATEGORY
 
 
@@ -98,5 +98,5 @@ class SparseAttentionNode(io.ComfyNode):
     ) -> io.NodeOutput:
         from ..fusion.sparse.model import sparse  # noqa: PLC0415 - the server starts without it
 
-        activity.attach()
+        notices.attach()
         return io.NodeOutput(sparse(model, Settings(method, share, dense_steps, dense_layers, least_tokens)))

@@ -35,10 +35,6 @@ def side_result(runs: Runs) -> dict[str, Any]:
         "peak GiB": max(run["peak GiB"] for run in runs),
         "finite": all(run["finite"] for run in runs),
     }
-    tuned = [run["kernels measured s"] for run in runs if "kernels measured s" in run]
-    if tuned:  # what comparing kernels took is no part of a step that anybody waits for twice
-        result["kernels measured s"] = max(tuned)
-        result["first s"] = statistics.median(run["s"][0] - run["kernels measured in first s"] for run in runs)
     last = runs[-1]
     for name in (
         "free GiB",
@@ -47,6 +43,7 @@ def side_result(runs: Runs) -> dict[str, Any]:
         "forwards a step",
         "computes in",
         "spread",
+        "calls while choosing",
         "served",
         "refused",
         "pager",

@@ -156,13 +156,10 @@ class Run:
         self.ours = job["who"] == "ours"
         self.cuda = not job["quick"]
         self.model: Any = None
-        self.tuning = 0.0
-        self.tuning_in_first: float | None = None
         if self.ours:
             self.fusion = importlib.import_module("fusestream.fusion")
             forced = {} if job["quick"] else {"isa": side.isa, **dict(side.ops)}  # the CPU has no kernel to force
             self.policy = self.fusion.KernelPolicy.of(side.kernels, precision=side.precision, **forced)
-            self._time_tuning()
             if side.ram_budget is not None:
                 vram: Any = importlib.import_module("fusestream.fusion.stream.vram")
                 vram._ram = vram.CountedRam(int(side.ram_budget * 2**30))
@@ -196,24 +193,6 @@ class Run:
         if self.cuda:
             torch.cuda.synchronize()
         return time.perf_counter()
-
-    def _time_tuning(self) -> None:
-        """`auto` compares kernels at their first use: that time is told apart."""
-        tuner = importlib.import_module("fusestream.kernels_cuda.autotune").tuner()
-        measure = tuner._measure
-
-        def timed(*arguments: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return measure(*arguments)
-            finally:
-                self.tuning += time.perf_counter() - start
-
-        tuner._measure = timed
-
-    def _first_is_over(self) -> None:
-        if self.tuning_in_first is None:
-            self.tuning_in_first = self.tuning
 
     def _load(self, load: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float]:
         """Also hands over the options that this loader knows."""
@@ -276,7 +255,6 @@ class Run:
 
         def tick(*_: Any) -> None:
             ticks.append(self.clock())
-            self._first_is_over()
 
         out = comfy.sample.sample(
             model, noise, self.row.steps, guidance, "euler", "simple", positive, negative, torch.zeros_like(noise),
@@ -312,7 +290,7 @@ class Run:
 
     def whole(self) -> dict[str, Any]:
         """Prompts to frames or to a picture, as a workflow does it, and again with others: the first time everything is loaded,
-        and kernels are compared. The parts are apart, of the first and of the last."""
+        and kernels are chosen. The parts are apart, of the first and of the last."""
         encoder, decoder = WHOLE[self.row.work]
         begun = self.clock()
         clip, loading = self.text_encoder(encoder)
@@ -333,7 +311,6 @@ class Run:
             parts.append(dict(zip(("text", "sampling", last), lengths, strict=True)))
             if take == 0:
                 found |= self.judged(frames)
-                self.tuning_in_first = self.tuning
             del latent, frames
             begun = self.clock()
         self.model = model  # of the three the one to be asked
@@ -403,7 +380,6 @@ class Run:
             start = self.clock()
             out = run(number)
             seconds.append(self.clock() - start)
-            self._first_is_over()
             first = out if first is None else first
         return {"s": seconds, **self.judged(first)}
 
@@ -425,9 +401,9 @@ class Run:
         if not self.ours:
             return {}
         ledger = importlib.import_module("fusestream.kernels_cuda").LEDGER
+        tuner = importlib.import_module("fusestream.kernels_cuda.autotune").tuner()
         result: dict[str, Any] = {
-            "kernels measured s": self.tuning,
-            "kernels measured in first s": self.tuning if self.tuning_in_first is None else self.tuning_in_first,
+            "calls while choosing": tuner.undecided,
             "served": sorted({f"{choice.op}: {choice.winner}" for choice in ledger.choices}),
             "refused": sorted({f"{one.op}: {one.candidate}: {one.reason}"[:160] for one in ledger.refusals})[:12],
         }

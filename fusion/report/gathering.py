@@ -16,7 +16,7 @@ from ...kernels_cuda import LEDGER, KernelPolicy
 from ...kernels_cuda.ops.checks import word
 from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
-from .. import other_cards, saturation
+from .. import chose, other_cards, saturation
 from ..fused import policy_of_model
 from ..sparse.model import sparse_of
 from ..stream import vram
@@ -42,6 +42,7 @@ def gather(model: Any = None) -> Report:
     for part in (title, policy, sparsity, memories, kernels):
         with noting(gaps, part.__name__):
             report = replace(report, **part(model))
+    choosing = chose.words(getattr(model, "model", None))
     if stream is not None:
         report = replace(report, streams=True, state=state_of(stream))
         with noting(gaps, "streaming"):
@@ -49,6 +50,7 @@ def gather(model: Any = None) -> Report:
         with noting(gaps, "saturation"):
             told = saturation.words(model.model.diffusion_model)
             report = replace(report, state=" ".join(filter(None, (report.state, told))))
+    report = replace(report, state=" ".join(filter(None, (report.state, choosing))))
     with noting(gaps, "advice"):
         report = replace(report, advice=advise(report))
     return replace(report, gaps=tuple(gaps))
@@ -182,7 +184,9 @@ def kernels(_model: Any) -> dict[str, Any]:
     for choice in LEDGER.choices:
         ranked = sorted(choice.seconds.items(), key=lambda item: item[1])
         times = ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in ranked)
-        rows.append(KernelRow(choice.op, choice.shape, choice.winner, times or choice.why))
+        rows.append(
+            KernelRow(choice.op, choice.shape, choice.winner, f"{choice.why}: {times}" if times else choice.why)
+        )
     refused = [RefusalRow(r.op, r.candidate, r.reason, r.served_by, r.times) for r in LEDGER.refusals]
     return {"kernels": tuple(rows), "refusals": tuple(refused), "messages": tuple(LEDGER.messages)}
 

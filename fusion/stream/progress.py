@@ -2,10 +2,9 @@
 
 ComfyUI has one bar for each running node. A loader's is ours: it counts bytes. A sampler's counts steps, and while its first
 step brings a model's weights for the first time, that bar moves in parts of the step: forward, up to where the sampler itself
-takes it. Kernels are measured in the middle of other nodes' work, and nobody knows beforehand how many: that goes to `show`,
-which the page draws beside the node's own bar.
+takes it.
 
-Interrupted anywhere, nothing is left half done: files are closed, and a measurement that did not end is not remembered.
+Interrupted anywhere, nothing is left half done: files are closed.
 """
 
 from __future__ import annotations
@@ -20,14 +19,11 @@ import comfy.model_management
 import comfy.utils
 import torch
 
-from ...kernels_cuda import autotune
 from .model_call import ModelCall, wrap
 from .stream import Stream
 
 WRAPPER = "fusestream_progress"  # our key among the wrappers of a model
 PIECE = 8 << 20  # bytes read between two looks at the user
-
-Show = Callable[[str, int, int], None]  # an op whose kernels are measured, how much is done, of how much
 
 
 class Bar:
@@ -41,30 +37,6 @@ class Bar:
         """So much more is done. Raises where the user has interrupted, also without a server, where no bar is drawn."""
         self._bar.update(count)
         comfy.model_management.throw_exception_if_processing_interrupted()
-
-
-# ------------------------------------------------------------------------------------------------------------- kernels
-
-
-def _unseen(words: str, done: int, of: int) -> None: ...
-
-
-_show: Show = _unseen
-
-
-def show_with(show: Show) -> None:
-    """From now on this is told what takes time beside the running node's own work. Called often; must not raise."""
-    global _show  # noqa: PLW0603 - where the page is, not a toggle
-    _show = show
-
-
-def measuring(op: str, done: int, of: int) -> None:
-    """What `auto` tells while it compares kernels."""
-    comfy.model_management.throw_exception_if_processing_interrupted()
-    _show(op, done, of)
-
-
-autotune.observe(measuring)
 
 
 # --------------------------------------------------------------------------------------------------------------- files

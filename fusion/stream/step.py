@@ -30,7 +30,7 @@ from .stream import Stream
 WRAPPER = "fusestream"  # our key among the wrappers of a model
 RECKONING = "fusestream_reckoning"  # where a model has its own
 RESERVE = 19 * 2**26  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
-TRYING = 11 * 2**24  # what kernels take that are compared in a first step, beside the tensors that are there
+TRYING = 11 * 2**24  # what kernels take that are tried in a first step, beyond those that are chosen
 BATCHED_WHERE = 1.51  # stock batches prompts where so many times what they need is free, 1.5
 # What lies in between before the blocks begin leaves gaps that fit a tensor less than they could (of Wan's six, one: its first
 # convolution's result, in fp32). It is no need, but where weights would take that room a step runs out of VRAM.
@@ -108,12 +108,12 @@ def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
     x, stream = call.x, call.stream
     reckoning: Reckoning = call.model.fusestream_reckoning
     if x.numel() < reckoning.tight:
-        tuned = tuner().measurings
+        tried = tuner().trials
         try:
             with _leaving(RESERVE, x.device):
                 return _measured(call)
         except torch.OutOfMemoryError:
-            if tuner().measurings == tuned:
+            if tuner().trials == tried:  # no kernel that is slower, and may need more, was tried
                 reckoning.tight = x.numel()  # or every step would be computed twice
         # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
         _tidy(x)
@@ -162,16 +162,18 @@ def _measured(call: ModelCall) -> Any:
     x = call.x
     if not x.is_cuda:
         return call.run()
-    before, tuned = _counted("allocated_bytes", "current", x.device), tuner().measurings
+    before, tried = _counted("allocated_bytes", "current", x.device), tuner().trials
     torch.cuda.reset_peak_memory_stats(x.device)
     out = call.run()
-    if tuner().measurings != tuned:
-        # Kernels were measured, with all their alternatives: this says nothing about the next step, and the allocator is
-        # left with pieces of it in between the tensors.
-        torch.cuda.empty_cache()
-        return out
     took = _counted("allocated_bytes", "peak", x.device) - before
-    call.model.fusestream_reckoning.measured(took, own_need(call.model, x.shape, 0.0, 0.0))
+    reckoning: Reckoning = call.model.fusestream_reckoning
+    reckoned = own_need(call.model, x.shape, 0.0, 0.0)
+    if tuner().trials == tried:
+        reckoning.measured(took, reckoned)
+    elif took > reckoning.ratio * reckoned:
+        # Kernels were tried that need more than those that will be chosen: this says nothing about the next step, and the allocator
+        # is left with pieces of it in between the tensors.
+        torch.cuda.empty_cache()
     return out
 
 

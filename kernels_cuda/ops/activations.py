@@ -359,5 +359,4 @@ SILU_MUL_ = Op(
     shape_class=shape_class,
     validate=validate,
     kernels={"activations": ("activation_any", "silu_mul", "silu_mul_interleaved")},
-    mutates=(0,),
 )

@@ -34,7 +34,6 @@ from .attention_operands import (
     validate,
 )
 from .checks import word, wrong_dtype
-from .sampling import LEAST
 from .sdpa import SERVING, TorchBackend, run_stock
 
 HEADS = (64, 96, 128, 384)  # elements of a head the kernels were compiled for
@@ -441,16 +440,6 @@ KERNELS = (
 )
 
 
-def sample(call: Call) -> tuple[Tensor | None, ...]:
-    """Fewer queries, all keys, where every query sees all of them."""
-    _, causal, left, right, *_ = call.options
-    plain = not causal and left == right == NO_LIMIT and all(t is None for t in call.tensors[3:])
-    q, k, v = call.tensors[:3]
-    if not plain or q is None or k is None or v is None or q.shape[:2].numel() <= LEAST:
-        return call.tensors
-    return (q[:1, :LEAST], k[:1], v[:1], *call.tensors[3:])
-
-
 ATTENTION = Op(
     name="attention",
     schema=(
@@ -467,7 +456,6 @@ ATTENTION = Op(
         StockCandidate(stock),
     ),
     shape_class=shape_class,
-    sample=sample,
     validate=validate,
     kernels={"attention": KERNELS, int8_heads.UNIT: int8_heads.KERNELS},
 )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..call import Call, Plan, Tensors
+from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
@@ -32,7 +32,6 @@ from .conv_operands import (
 )
 from .linear import Activation
 from .linear_operands import ACTIVATIONS
-from .sampling import first_rows
 
 PACK = 8  # elements of an access: channels are brought to a multiple, and strides are multiples
 PATCH = 16  # kPatchPixels: of an image row that a block computes
@@ -312,16 +311,6 @@ def shape_class(call: Call) -> str:
     return " ".join(parts)
 
 
-def sample(call: Call) -> Tensors:
-    """Fewer rows of a large picture, and of what is added to its result. Videos are measured whole."""
-    o = Operands.of_call(call)
-    if o.x.shape[2] != 1 or o.cache is not None:
-        return call.tensors
-    x = first_rows(o.x, 3, o.weight.shape[0] * o.shape[4])
-    b, _, _, rows, _ = Operands.of((x, o.weight, o.bias, None, None), call.options).shape
-    return x, o.weight, o.bias, None, None if o.residual is None else o.residual[:b, :, :, :rows]
-
-
 # ------------------------------------------------------------------------------------------------------------ the op
 
 
@@ -360,7 +349,6 @@ CONV = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock), conv_torch.FUSED),
     shape_class=shape_class,
-    sample=sample,
     validate=validate,
     kernels={"conv": kernel_names(), conv_torch.UNIT: ("conv_rest",)},
 )

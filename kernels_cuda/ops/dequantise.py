@@ -226,7 +226,6 @@ DEQUANTISE_INTO = Op(
     shape_class=shape_class,
     validate=validate,
     kernels=KERNELS,
-    mutates=(1,),
 )
 
 DEQUANTISE_ROWS = Op(

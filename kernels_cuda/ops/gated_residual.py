@@ -249,5 +249,4 @@ GATED_ = Op(
     shape_class=shape_class,
     validate=validate,
     kernels={"gated_residual": _KERNELS},
-    mutates=(0,),
 )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..call import Call, Plan, Tensors
+from ..call import Call, Plan
 from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
@@ -31,7 +31,6 @@ from .planes import (
     plane_view,
     strides_like,
 )
-from .sampling import ENOUGH, first_rows
 
 PACK = 8  # kPack
 THREADS = 256  # kThreads
@@ -40,6 +39,7 @@ HELD = 4  # kHeld
 HELD_FIRST = 8  # kHeldFirst
 HELD_LAST = 8  # kHeldLast
 WIDEST = 32  # packs of channels across a block, channels-last
+ENOUGH = 2**25  # elements that the reference norms at a time
 
 
 def group_norm_silu(
@@ -159,13 +159,6 @@ def stock(
 class _Stock(StockCandidate):
     def refuse(self, call: Call) -> str | None:
         return None if call.tensors[3] is None else "stock has no group norm by the moments of a whole"
-
-
-def sample(call: Call) -> Tensors:
-    """Fewer rows of a large channels-last picture, where it is normed by its own moments."""
-    x, weight, bias, moments = call.tensors
-    assert x is not None
-    return call.tensors if moments is not None or x.ndim < 3 else (first_rows(x, 2), weight, bias, None)
 
 
 def fake(x: Tensor, *_: object) -> Tensor:
@@ -396,7 +389,6 @@ def _op(name: str) -> Op:
         fake=fake,
         candidates=(CudaCandidate("cuda", norm_obstacles, plan), _Stock(stock)),
         shape_class=shape_class,
-        sample=sample,
         validate=validate,
         kernels={"group_norm": KERNELS},
     )

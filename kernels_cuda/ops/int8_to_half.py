@@ -169,5 +169,4 @@ INT8_TO_HALF_INTO = Op(
     shape_class=shape_class,
     validate=validate,
     kernels=KERNELS,
-    mutates=(2,),
 )

@@ -23,7 +23,6 @@ from .checks import bias_obstacles, word, wrong_dtype
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_compute, validate
 from .linear_torch import CublasEpilogue, CublasFused, CublasPair, CublasWide
 from .rows import Rows, SharedRow, folded, row_class, row_view, rows, shared_row
-from .sampling import LEAST, first_tokens
 
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "relu"]
 
@@ -470,12 +469,6 @@ _OURS = CudaCandidate("cuda", obstacles, plan, ways)
 _CUBLAS = (CublasEpilogue(), CublasFused(), CublasWide())
 
 
-def _width(call: Call, weight: int) -> int:
-    """Elements of a token in the result."""
-    t = call.tensors[weight]
-    return 0 if t is None else t.shape[0]
-
-
 LINEAR = Op(
     name="linear",
     schema=f"({_TENSORS}, {_OPTIONS}, ScalarType? out_dtype, str policy) -> Tensor",
@@ -483,7 +476,6 @@ LINEAR = Op(
     fake=fake,
     candidates=(_OURS, StockCandidate(stock, plan=stock_plan), *_CUBLAS),
     shape_class=shape_class,
-    sample=lambda call: first_tokens(call.tensors, (0, 3), (4,), _width(call, 1), LEAST),
     validate=validate,
     kernels=_kernels(False),
 )
@@ -495,10 +487,8 @@ LINEAR_ = Op(
     fake=fake_,
     candidates=(_OURS, StockCandidate(stock_, plan=stock_plan_), *_CUBLAS),
     shape_class=shape_class,
-    sample=lambda call: first_tokens(call.tensors, (1, 0, 4), (5,), _width(call, 2), LEAST),
     validate=validate,
     kernels=_kernels(False),
-    mutates=(0,),
 )
 
 LINEAR_PAIR = Op(
@@ -508,7 +498,6 @@ LINEAR_PAIR = Op(
     fake=pair_fake,
     candidates=(_OURS, StockCandidate(pair_stock), CublasPair()),
     shape_class=shape_class,
-    sample=lambda call: first_tokens(call.tensors, (0,), (), _width(call, 1), LEAST),
     validate=validate,
     kernels=_kernels(True),
 )
@@ -520,8 +509,6 @@ LINEAR_PAIR_ = Op(
     fake=fake_,
     candidates=(_OURS, StockCandidate(pair_stock_), CublasPair()),
     shape_class=shape_class,
-    sample=lambda call: first_tokens(call.tensors, (1, 0), (), _width(call, 2), LEAST),
     validate=validate,
     kernels=_kernels(True),
-    mutates=(0,),
 )

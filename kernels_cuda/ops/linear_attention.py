@@ -20,7 +20,6 @@ from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .attention_operands import PLACES, check_heads, rows_apart
 from .checks import check_eps, check_one_of, word, wrong_dtype
-from .sampling import ENOUGH, LEAST
 
 HEADS = (32, 64, 96, 128)  # elements of a head the kernels were compiled for
 MOST_TOKENS = 2**30
@@ -340,15 +339,6 @@ def shape_class(call: Call) -> str:
     return f"{word(o.q)} {b}x{h}/{o.k.shape[2]}x{d} {tokens} {o.feature_map} m={o.m}{' causal' if o.causal else ''}"
 
 
-def sample(call: Call) -> Tensors:
-    """The first tokens of very many; with them causal queries see what they saw."""
-    o = Operands.of(call.tensors, call.options)
-    if o.q.numel() + o.k.numel() <= ENOUGH or (o.causal and o.shift):
-        return call.tensors
-    q, k, v = (x[:, :LEAST] for x in (o.q, o.k, o.v))
-    return q, k, v, o.features
-
-
 KERNELS = tuple(
     f"linear_attention_{name}"
     for d in HEADS
@@ -369,7 +359,6 @@ LINEAR_ATTENTION = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
     shape_class=shape_class,
-    sample=sample,
     validate=validate,
     kernels={"linear_attention": KERNELS},
 )

@@ -24,7 +24,6 @@ from .linear_int8_operands import Int8Operands, KitchenLinear, compute, stock_co
 from .linear_operands import Operands
 from .rows import Rows, folded, row_view
 from .rows_to_int8 import Int8Rows, prepare, row_obstacles
-from .sampling import LEAST, first_tokens
 
 UNIT = "linear_int8"
 COLUMNS = 8  # n is a multiple: columns of an access to the result
@@ -272,17 +271,6 @@ def fake_(*_: Any) -> None:
     return None
 
 
-def _sample(call: Call, at: int) -> tuple[Tensor | None, ...]:
-    """at: x's place. x_scale has a token's number and no elements behind it, so it is cut after x."""
-    x, x_scale, weight = call.tensors[at : at + 3]
-    assert x is not None and weight is not None
-    found = list(first_tokens(call.tensors, (at, *range(at), at + 5), (at + 6,), weight.shape[0], LEAST))
-    fewer = found[at]
-    if x_scale is not None and fewer is not None and fewer.shape != x.shape:
-        found[at + 1] = x_scale[tuple(slice(size) for size in fewer.shape[:-1])].contiguous()
-    return tuple(found)
-
-
 _TENSORS = "Tensor x, Tensor? x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? residual, Tensor? gate"
 _OPTIONS = "str activation, float scale, bool saturate, int rotation"
 _OURS = CudaCandidate("cuda", obstacles, plan, ways)
@@ -295,7 +283,6 @@ LINEAR_INT8 = Op(
     fake=fake,
     candidates=(_OURS, StockCandidate(stock), KitchenLinear()),
     shape_class=shape_class,
-    sample=lambda call: _sample(call, 0),
     validate=validate,
     kernels=_KERNELS,
 )
@@ -307,8 +294,6 @@ LINEAR_INT8_ = Op(
     fake=fake_,
     candidates=(_OURS, StockCandidate(stock_), KitchenLinear()),
     shape_class=shape_class,
-    sample=lambda call: _sample(call, 1),
     validate=validate,
     kernels=_KERNELS,
-    mutates=(0,),
 )

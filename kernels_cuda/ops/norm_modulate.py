@@ -21,7 +21,6 @@ from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import mixed_dtypes, word, wrong_dtype
 from .rows import SharedRow, frames_of, row_class, row_view, rows, shared_row, spread, tokens_per_frame
-from .sampling import first_tokens
 
 Kind = Literal["layer", "rms"]
 Maybe = Tensor | None
@@ -461,7 +460,6 @@ NORM = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
     shape_class=shape_class,
-    sample=lambda call: first_tokens(call.tensors, (0,), (1, 2)),
     validate=validate,
     kernels={"norm_modulate": _kernels("norm_modulate")},
 )
@@ -473,7 +471,6 @@ RESIDUAL = Op(
     fake=residual_fake,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(residual_stock)),
     shape_class=shape_class,
-    sample=lambda call: first_tokens(call.tensors, (0, 1), (2, 3, 4)),
     validate=validate,
     kernels={"norm_modulate": _kernels("residual_gate_norm_modulate")},
 )

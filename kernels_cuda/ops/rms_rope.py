@@ -20,7 +20,6 @@ from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
 from .rows import row_class
-from .sampling import first_tokens
 
 Norm = Literal["token", "head", "none"]
 
@@ -432,17 +431,6 @@ def shape_class(call: Call) -> str:
     return f"{norm} {'interleaved' if interleaved else 'halves'} heads {heads} {sizes}{layout}"
 
 
-def sample(call: Call) -> tuple[Tensor | None, ...]:
-    """The first tokens of q and k; of the table the first rows are used in any case."""
-    q, k = call.tensors[:2]
-    if q is not None and k is not None and k.shape[:2] != q.shape[:2]:
-        return call.tensors
-    tables = [t for t in call.tensors[4:] if t is not None]
-    if q is not None and any(t.shape[0] == q.shape[0] > 1 and t.ndim > 2 for t in tables):  # one for each of the batch
-        return call.tensors
-    return first_tokens(call.tensors, (0, 1), width=0 if q is None else q.stride(1))  # copies of them have their gaps
-
-
 RMS_ROPE_ = Op(
     name="rms_rope_",
     schema=(
@@ -453,7 +441,6 @@ RMS_ROPE_ = Op(
     fake=fake_,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock_)),
     shape_class=shape_class,
-    sample=sample,
     validate=validate,
     kernels={
         "rms_rope": (
@@ -461,5 +448,4 @@ RMS_ROPE_ = Op(
             *(Tactic(kind, holder, packs).kernel for (kind, holder), each in PIECES.items() for packs in each),
         )
     },
-    mutates=(0, 1),
 )

@@ -21,7 +21,6 @@ from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import wrong_dtype
 from .rotation import check_rotation, matrix, root, turned
 from .rows import folded, row_class, row_view, rows
-from .sampling import first_tokens
 
 PACK = 8  # kPack
 LARGEST = 127
@@ -182,7 +181,6 @@ ROWS_TO_INT8 = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
     shape_class=shape_class,
-    sample=lambda call: first_tokens(call.tensors, (0,)),
     validate=validate,
     kernels=KERNELS,
 )

@@ -255,5 +255,4 @@ TO_HALF_INTO = Op(
     shape_class=shape_class,
     validate=validate,
     kernels=KERNELS,
-    mutates=(2,),
 )

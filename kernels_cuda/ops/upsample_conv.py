@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..call import Call, Plan, Tensors
+from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
@@ -36,7 +36,6 @@ from .conv import (
 from .conv_operands import channels_adjacent, memory_format
 from .linear import Activation
 from .linear_operands import ACTIVATIONS, activate
-from .sampling import first_rows
 
 
 def upsample_conv2d(
@@ -213,14 +212,6 @@ def shape_class(call: Call) -> str:
     return " ".join([*parts, "unfolded"] if folded is None else parts)
 
 
-def sample(call: Call) -> Tensors:
-    """Fewer rows of a large picture."""
-    x, weight, bias, folded = call.tensors
-    assert x is not None and weight is not None
-    _, n, _, width = result_shape(x, weight)
-    return first_rows(x, 2, 2 * n * width), weight, bias, folded
-
-
 UPSAMPLE_CONV = Op(
     name="upsample_conv2d",
     schema="(Tensor x, Tensor weight, Tensor? bias, Tensor? folded, str activation, str policy) -> Tensor",
@@ -228,7 +219,6 @@ UPSAMPLE_CONV = Op(
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
     shape_class=shape_class,
-    sample=sample,
     validate=validate,
     kernels={"conv": tuple(f"conv_2x2_{tactic}" for tactic in kernels_of(PLAIN))},
 )

@@ -56,6 +56,3 @@ def test_nodes_and_their_meter_speak_the_users_language(front: FrontEnd, languag
     held = ours["held"].format(memory="VRAM", held="6.41 GiB", limit="7.00 GiB")
     assert texts(meter) == [held, "12.1 GB/s", ours["waiting"].format(percent=10)]
     assert meter.evaluate(CLIPPED) == []
-    measuring = hear(front, loader, {"measuring": "attention", "done": 3, "of": 9}, "activity")
-    assert texts(measuring) == [ours["measuring"].format(op="attention")]
-    assert measuring.evaluate(CLIPPED) == []

@@ -117,7 +117,6 @@ def test_real_figures_are_read_in_every_theme(front: FrontEnd) -> None:
             meter = hear(front, node, reading)
             assert texts(meter) == WORDS or reading is LARGEST
             assert meter.evaluate(CLIPPED) == []
-            assert hear(front, node, {"measuring": "attention", "done": 3, "of": 9}, "activity").evaluate(CLIPPED) == []
     assert texts(hear(front, node, {**READING, "memory": "RAM"}))[0] == "RAM 6.41 GiB of 7.00 GiB"
     grounds = []
     for theme in ("dark", "light"):
@@ -168,17 +167,6 @@ def test_in_a_subgraph_it_is_where_its_node_is(front: FrontEnd) -> None:
         expect(front.page.locator(f'[data-fusestream-meter="{node}"]')).to_have_count(1)
     front.page.evaluate(OPEN, None)
     assert drawn_at(ids["node"])
-
-
-@pytest.mark.parametrize("settings", [{}])
-def test_measuring_is_shown_below_the_node_that_runs(front: FrontEnd) -> None:
-    """Until nothing is heard of it any more. There is nothing to measure without a GPU: the message is told to the page."""
-    (node, *_) = front.page.evaluate(STACK, [LOADER, 120, "default"])
-    shown = hear(front, node, {"measuring": "attention", "done": 3, "of": 9}, "activity")
-    expect(shown).to_have_text("Measuring kernels for this card, once: attention")
-    full = "one => one.querySelector('.fusestream-bar > div').offsetWidth / one.querySelector('.fusestream-bar').offsetWidth"
-    assert abs(shown.evaluate(full) - 1 / 3) < 0.02
-    expect(shown).to_have_count(0)
 
 
 @pytest.mark.parametrize("settings", [{}])

@@ -53,7 +53,7 @@ def folder(as_comfyui_runs: None, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(autouse=True)
 def _fresh(request, monkeypatch, tmp_path_factory):
-    """Each test draws its own numbers from the run's seed, and measures rather than remembers."""
+    """Each test draws its own numbers from the run's seed, and chooses rather than remembers."""
     torch.manual_seed(SEED ^ hash_name(request.node.nodeid))
     monkeypatch.setenv("FUSESTREAM_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 

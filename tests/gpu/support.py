@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fusestream.kernels_cuda import OPS, KernelPolicy
+from fusestream.kernels_cuda import OPS, KernelPolicy, autotune
+from fusestream.kernels_cuda.purse import Purse
 
 LAYOUTS = ("first", "last")  # of images: pixels of a channel adjacent, or channels of a pixel
 HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative
@@ -118,3 +122,32 @@ def compared(found: Mapping[str, Sequence[float]], among: int) -> str:
         f"{name} {statistics.median(each) / among:.3f} (least {min(each) / among:.3f})" for name, each in found.items()
     ]
     return f"{', '.join(times)}: {ratio(found):.2f}"
+
+
+def until_chosen(run: Callable[[], Any], most: int = 600) -> Any:
+    """What ops under `auto` give once they have chosen. They choose at their calls, as dear as it may be; between them the device
+    is waited for."""
+    tuner = autotune.tuner()
+    purse, tuner.purse = tuner.purse, Purse(math.inf)
+    try:
+        for _ in range(most):
+            before = tuner.undecided
+            out = run()
+            torch.cuda.synchronize()
+            if tuner.undecided == before:
+                return out
+    finally:
+        tuner.purse = purse
+    raise AssertionError(f"nobody was chosen in {most} calls")
+
+
+@contextlib.contextmanager
+def room_of(nbytes: int) -> Iterator[None]:
+    """Torch may take so many bytes more than it has."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + nbytes) / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.support import until_chosen
 
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
 
@@ -128,8 +129,8 @@ def test_as_near_as_fp16_gets(isa, kind, precision):
 def test_what_is_fastest_is_as_near(klein):
     exact, theirs = klein.run(None, torch.float32), klein.run(None)
     forgotten()
-    for _ in range(2):  # measured, and then chosen
-        ours = errors(klein.run(KernelPolicy()), exact)
+    for _ in range(2):  # chosen, and then served
+        ours = errors(until_chosen(lambda: klein.run(KernelPolicy())), exact)
     print("chosen:", sorted({f"{choice.op}: {choice.winner}" for choice in LEDGER.choices}))
     assert all(mine <= 1.1 * theirs for mine, theirs in zip(ours, errors(theirs, exact), strict=True))
 

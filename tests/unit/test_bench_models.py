@@ -327,10 +327,10 @@ def result(**sides: list[dict[str, Any]]) -> dict[str, Any]:
 def test_the_first_time_is_apart_and_turns_are_joined() -> None:
     found = result(
         stock=[run(5.0, 1.5, 1.5), run(4.0, 1.7, 1.7)],
-        ours=[run(3.0, 0.8, 0.8, **{"kernels measured s": 1.5, "kernels measured in first s": 1.0})],
+        ours=[run(3.0, 0.8, 0.8, **{"calls while choosing": 120})],
     )
     assert found["stock"]["s"] == 1.6 and found["stock"]["first s"] == 4.5
-    assert found["ours"]["first s"] == 2.0, "comparing kernels is no part of it"
+    assert found["ours"]["first s"] == 3.0 and found["ours"]["calls while choosing"] == 120
     assert found["stock / ours"] == 2.0 and found["met"] is True
 
 

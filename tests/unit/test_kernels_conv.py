@@ -22,7 +22,7 @@ from fusestream.kernels_cuda import (
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import conv as op
-from fusestream.kernels_cuda.ops import conv_torch, sampling, upsample_conv
+from fusestream.kernels_cuda.ops import conv_torch, upsample_conv
 from fusestream.kernels_cuda.ops.conv_operands import Operands
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.policy import PRECISIONS
@@ -332,37 +332,3 @@ def test_what_is_fused_behind_torch_is_a_class_of_its_own():
 
 def picture(*shape):
     return torch.empty(*shape, dtype=torch.float16, device="meta").contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize(("stride", "padding"), [(1, (1, 1, 1, 1)), (1, (1, 1, 0, 0)), (2, (0, 1, 0, 1))])
-@pytest.mark.parametrize(("batch", "side"), [(1, 2048), (3, 512), (5, 1024)])
-def test_a_large_picture_is_measured_by_some_of_its_rows(batch, side, stride, padding):
-    """And they make a call with the same plan: as dense, with what is added to the result cut likewise."""
-    x, weight = picture(batch, 128, side, side), picture(96, 128, 3, 3)
-    _, _, top, bottom = padding
-    out = (side + top + bottom - 3) // stride + 1, (side + padding[0] + padding[1] - 3) // stride + 1
-    tensors = [t.unsqueeze(2) for t in (x, weight)] + [None, None, picture(batch, 96, *out).unsqueeze(2)]
-    whole = Call("conv", tuple(tensors), ("none", 1, 0, stride, *padding), KernelPolicy())
-    part = op.sample(whole)
-    op.validate(Call("conv", part, whole.options, whole.policy))
-    assert part[0].numel() == sampling.ENOUGH
-    assert part[0].is_contiguous(memory_format=torch.channels_last_3d)
-    assert next(op.image_obstacles(x=part[0], residual=part[4]), None) is None
-
-
-def test_what_is_measured_whole():
-    weight = picture(128, 128, 3, 3).unsqueeze(2)
-    small, video = picture(2, 128, 64, 64).unsqueeze(2), torch.empty(1, 128, 9, 512, 512, device="meta")
-    first = torch.empty(1, 128, 1, 2048, 2048, device="meta")  # its rows lie apart
-    cached = picture(1, 128, 2048, 2048).unsqueeze(2)
-    for x, cache in ((small, None), (video, None), (first, None), (cached, cached)):
-        before = 0 if cache is None else 1
-        call = Call("conv", (x, weight, None, cache, None), ("none", 1, before, 1, 1, 1, 1, 1), KernelPolicy())
-        assert op.sample(call)[0].shape == x.shape
-
-
-def test_an_upsampling_is_measured_by_what_it_makes():
-    x, weight = picture(1, 256, 1024, 1024), picture(256, 256, 3, 3)
-    part, *others = upsample_conv.sample(Call("", (x, weight, None, None), ("none",), KernelPolicy()))
-    assert 4 * part.numel() == sampling.ENOUGH
-    assert others[0] is weight

@@ -192,14 +192,9 @@ def test_the_chunks_of_causal_queries_hold_whole_blocks():
     assert op.CHUNK % op.QUERIES == 0 and op.CHUNK % op.TOGETHER == 0
 
 
-def test_what_is_measured_is_a_part_of_the_call():
+def test_lengths_and_order_make_a_class():
     q = torch.zeros(1, 20000, 16, 64).half()
-    assert [t.shape[1] for t in op.sample(call(q, q, q))[:3]] == [op.LEAST] * 3
-    assert [t.shape[1] for t in op.sample(call(q, q, q, causal=True))[:3]] == [op.LEAST] * 3
-    fewer = call(q[:, 1:], q, q, causal=True)
-    assert op.sample(fewer) == fewer.tensors
     small = call(q[:, :100], q[:, :100], q[:, :100])
-    assert op.sample(small) == small.tensors
     assert op.shape_class(small) != op.shape_class(call(q, q, q))
     assert op.shape_class(small) != op.shape_class(call(*small.tensors, causal=True))
 

@@ -26,7 +26,6 @@ from fusestream.kernels_cuda.ops import rows_to_int8 as rounding
 from fusestream.kernels_cuda.ops.linear_int8_operands import KitchenLinear, kitchen, product
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.ops.rotation import GROUPS, matrix, root, turned
-from fusestream.kernels_cuda.ops.sampling import ENOUGH
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")
@@ -355,19 +354,6 @@ def test_the_cut_follows_the_work():
     assert op.best_cut(64, 8960, 34, "sm_75") == op.Cut(64, 128)
     assert [str(way) for way in op.ways(call())] == ["128x128", "192x128", "128x256", "64x128"]
     assert all(cut.resident * cut.warps == 8 for cut in op.CUTS)
-
-
-def test_measured_on_the_first_tokens():
-    tokens = 2 * ENOUGH // 64
-    x = torch.empty(2, tokens, 32, dtype=torch.int8, device="meta")
-    rest = (torch.empty(64, 32, dtype=torch.int8, device="meta"), torch.ones(64), None)
-    given_ = (x, torch.ones(2, 1).expand(2, tokens), *rest, torch.empty(2, tokens, 64, device="meta"), torch.ones(64))
-    part = op.LINEAR_INT8.sample(Call("linear_int8", given_, ("none", 1.0, False, 0, None)))
-    assert part[0].shape[:2] == part[1].shape == part[5].shape[:2] and part[0].shape[1] == ENOUGH // 64
-    assert part[1].is_contiguous() and part[6] is given_[6]
-    written = (given_[5], *given_)
-    part = op.LINEAR_INT8_.sample(Call("linear_int8_", written, ("none", 1.0, False, 0)))
-    assert part[0].shape[:2] == part[1].shape[:2] == part[2].shape == part[6].shape[:2]
 
 
 def test_what_stocks_library_is_asked(monkeypatch):

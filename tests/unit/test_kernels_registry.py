@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -14,15 +14,35 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda import LEDGER, OPS, KernelError, KernelPolicy, KernelRefused, autotune, registry
+from fusestream.kernels_cuda import LEDGER, KernelError, KernelPolicy, KernelRefused, autotune, choosing, registry
 from fusestream.kernels_cuda.autotune import Tuner
 from fusestream.kernels_cuda.call import Call, round_up
+from fusestream.kernels_cuda.choosing import Choosing
 from fusestream.kernels_cuda.errors import CodeUnavailable
-from fusestream.kernels_cuda.ops.sampling import first_tokens
+from fusestream.kernels_cuda.purse import Purse
 from fusestream.kernels_cuda.registry import CudaCandidate, Op, StockCandidate
 from fusestream.kernels_cuda.winners import WinnersFile
 
 numbers = itertools.count()  # op names, once each: torch keeps a registration for good
+
+
+class Clock:
+    """A device on which a candidate takes what `times` says, and everybody knows at once."""
+
+    def __init__(self):
+        self.times, self.ran, self.now = {}, [], 0.0
+
+    def run(self, name):
+        self.ran.append(name)
+        self.now += self.times.get(name, 0.0)
+
+    def lap(self, _device):
+        start = self.now
+        end = []
+        return SimpleNamespace(host=0.0, end=lambda: end.append(self.now), seconds=lambda: end[0] - start)
+
+
+clock = Clock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +62,13 @@ class Fast:
 
     def prepare(self, call):
         self.prepared.append(call)
-        return lambda x, y: x + (y if y is not None else 0) + call.options[0]
+        plus = call.options[0]
+
+        def run(x, y):
+            clock.run(self.name)
+            return x + (y if y is not None else 0) + plus
+
+        return run
 
 
 def reference(x, y, plus):
@@ -76,20 +102,30 @@ def make():
 
 @pytest.fixture
 def tuner(tmp_path, monkeypatch):
-    """A tuner that reads times from a dict instead of a GPU."""
-    times, asked = {}, []
-
-    def measure(op, call, candidates):
-        asked.append(call)
-        return {c.name: times[c.name] for c in candidates}
-
-    made = Tuner(WinnersFile(tmp_path / "w.json"), measure, lambda call: "this card")
+    """A tuner that reads times from a dict instead of a GPU, and need not save."""
+    made = Tuner(WinnersFile(tmp_path / "w.json"), clock.lap, lambda call: "this card", Purse(1e9))
     monkeypatch.setattr(autotune, "_tuner", made)
-    made.times, made.asked = times, asked
+    clock.times, clock.ran = {}, []
+    made.times = clock.times
     return made
 
 
-STOCK = StockCandidate(reference)
+def stock(x, y, plus):
+    clock.run("stock")
+    return reference(x, y, plus)
+
+
+def settled(op, tensors, options, policy, tuner):
+    """The op's answer once it has chosen, and after how many calls it had."""
+    begun = tuner.undecided
+    while True:
+        before = tuner.undecided
+        result = op(tensors, options, policy)
+        if tuner.undecided == before:
+            return result, before - begun
+
+
+STOCK = StockCandidate(stock)
 x = torch.ones(3)
 
 
@@ -103,58 +139,174 @@ x = torch.ones(3)
     ],
 )
 def test_auto_keeps_the_fastest(make, tuner, times, winner):
-    """Ours when it is clearly faster, stock's otherwise: never slower than stock."""
+    """Ours when it is clearly faster, stock's otherwise: never slower than stock. Each call is made once, and right."""
     op, policy = make(Fast(), STOCK), KernelPolicy()
     tuner.times.update(times)
-    for _ in range(3):
-        assert torch.equal(op((x, None), (1.0,), policy), x + 1)
-    assert len(tuner.asked) == 1
-    assert [(c.op, c.winner, c.why, c.seconds) for c in LEDGER.choices] == [(op.name, winner, "measured", times)]
+    result, calls = settled(op, (x, None), (1.0,), policy, tuner)
+    assert torch.equal(result, x + 1) and len(clock.ran) == calls + 1 and set(clock.ran) == set(times)
+    ((chosen),) = LEDGER.choices
+    assert (chosen.op, chosen.winner, chosen.why) == (op.name, winner, autotune.CHOSEN)
+    assert chosen.seconds == pytest.approx(times)
 
 
-def test_a_shape_class_is_measured_once(make, tuner):
+def test_once_chosen_a_call_is_one_lookup(make, tuner):
+    """The plan of the winner stands in the place of the one that chose."""
+    fast = Fast()
+    op = make(fast, STOCK)
+    tuner.times.update(fast=1.0, stock=2.0)
+    settled(op, (x, None), (0.0,), KernelPolicy(), tuner)
+    (plan,) = op._thread.plans.values()
+    assert not isinstance(plan, Choosing) and len(fast.prepared) == 1
+
+
+def test_a_shape_class_chooses_once(make, tuner):
     op = make(Fast(), STOCK)
     tuner.times.update(fast=1.0, stock=2.0)
-    for n in (5, 6, 7, 8):
-        op((torch.ones(n), None), (0.0,), KernelPolicy())
-    assert len(tuner.asked) == 1
-    op((torch.ones(9), None), (0.0,), KernelPolicy())
-    assert len(tuner.asked) == 2
+    settled(op, (torch.ones(5), None), (0.0,), KernelPolicy(), tuner)
+    for n in (6, 7, 8):
+        assert settled(op, (torch.ones(n), None), (0.0,), KernelPolicy(), tuner)[1] == 0
+    assert settled(op, (torch.ones(9), None), (0.0,), KernelPolicy(), tuner)[1] > 0
 
 
-def test_a_new_candidate_is_measured(make, tuner):
+def test_two_signatures_of_a_class_agree(make, tuner):
+    """Who was chosen at one serves the other too, whatever was known there."""
+    op = make(Fast(), STOCK)
+    tuner.times.update(fast=1.0, stock=2.0)
+    op((torch.ones(6), None), (0.0,), KernelPolicy())
+    settled(op, (torch.ones(5), None), (0.0,), KernelPolicy(), tuner)
+    before = tuner.undecided
+    op((torch.ones(6), None), (0.0,), KernelPolicy())
+    assert tuner.undecided == before
+
+
+def test_a_new_candidate_is_tried(make, tuner):
     """A remembered winner counts only if every candidate of today was in the race."""
     tuner.times.update(fast=1.0, stock=2.0, faster=0.5)
     op = make(Fast(), STOCK)
-    op((x, None), (0.0,), KernelPolicy())
+    settled(op, (x, None), (0.0,), KernelPolicy(), tuner)
     op.candidates = (Fast("faster"), Fast(), STOCK)
     op.forget()
-    op((x, None), (0.0,), KernelPolicy())
+    settled(op, (x, None), (0.0,), KernelPolicy(), tuner)
     assert LEDGER.choices[-1].winner == "faster"
 
 
-def test_out_of_memory_while_measuring_is_not_remembered(make, tuner, tmp_path):
-    op = make(Fast(), STOCK)
-    tuner.times.update(fast=1.0, stock=math.inf)
-    op((x, None), (0.0,), KernelPolicy())
+class Faulty(Fast):
+    """Fails while `fault` says so: when it is prepared, or when it runs."""
+
+    fault = None
+    at = "run"
+
+    def prepare(self, call):
+        if self.fault is not None and self.at == "prepare":
+            raise self.fault
+        plan = super().prepare(call)
+
+        def run(*tensors):
+            if self.fault is not None:
+                raise self.fault
+            return plan(*tensors)
+
+        return run
+
+
+FAULTS = [
+    torch.OutOfMemoryError("CUDA out of memory.\nSee the manual"),
+    KernelError("the moon is full"),
+    RuntimeError("cuBLAS"),
+]
+
+
+@pytest.mark.parametrize("at", ["prepare", "run"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+@pytest.mark.parametrize("after", range(7))
+def test_a_candidate_that_fails_costs_no_result(make, tuner, tmp_path, monkeypatch, at, fault, after):
+    """At whatever call: the next one serves it. It is said once, and what failed today is not remembered."""
+    monkeypatch.setattr(Faulty, "at", at)
+    fast = Faulty()
+    op = make(fast, STOCK)
+    tuner.times.update(fast=1.0, stock=1.1)
+    for call in range(60):
+        if call == after:
+            monkeypatch.setattr(Faulty, "fault", fault)
+            if at == "prepare":
+                op.forget()
+        assert torch.equal(op((x, None), (1.0,), KernelPolicy()), x + 1)
+    assert LEDGER.choices[-1].winner == "stock" and not (tmp_path / "w.json").exists()
+    assert [m.split(": ", 1)[1] for m in LEDGER.messages] == [
+        f"fast failed while kernels were being chosen: {str(fault).splitlines()[0]}"
+    ]
+
+
+def test_where_all_fail_the_caller_is_told_and_may_try_again(make, tuner, monkeypatch):
+    """A step that runs out of memory frees some and runs again."""
+    op = make(Faulty("a"), Faulty("b"))
+    tuner.times.update(a=1.0, b=2.0)
+    monkeypatch.setattr(Faulty, "fault", torch.OutOfMemoryError("full"))
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError, match="full"):
+            op((x, None), (0.0,), KernelPolicy())
+    monkeypatch.setattr(Faulty, "fault", None)
+    assert torch.equal(settled(op, (x, None), (1.0,), KernelPolicy(), tuner)[0], x + 1)
+    assert LEDGER.choices[-1].winner == "a"
+
+
+def test_one_that_was_too_large_is_not_tried_at_what_is_no_smaller(make, tuner, monkeypatch):
+    op = make(Faulty(), STOCK)
+    tuner.times.update(fast=1.0, stock=2.0)
+    monkeypatch.setattr(Faulty, "fault", torch.OutOfMemoryError("full"))
+    settled(op, (torch.ones(100), None), (0.0,), KernelPolicy(), tuner)
+    monkeypatch.setattr(Faulty, "fault", None)
+    assert settled(op, (torch.ones(300), None), (0.0,), KernelPolicy(), tuner)[1] == 0
+    assert LEDGER.choices[-1].winner == "stock"
+    settled(op, (torch.ones(10), None), (0.0,), KernelPolicy(), tuner)
     assert LEDGER.choices[-1].winner == "fast"
-    assert not (tmp_path / "w.json").exists()
+
+
+@pytest.mark.parametrize("stop", range(10))
+def test_an_interruption_is_nobodys_fault(make, tuner, monkeypatch, stop):
+    class Stopped(BaseException):
+        pass
+
+    op = make(Faulty(), STOCK)
+    tuner.times.update(fast=1.0, stock=2.0)
+    for call in range(40):
+        monkeypatch.setattr(Faulty, "fault", Stopped() if call == stop else None)
+        with contextlib.suppress(Stopped):
+            op((x, None), (0.0,), KernelPolicy())
+    assert LEDGER.choices[-1].winner == "fast" and not LEDGER.messages
+    assert settled(op, (x, None), (0.0,), KernelPolicy(), tuner)[1] == 0
+
+
+def test_no_call_keeps_its_tensors(make, tuner):
+    """A plan is kept for as long as the process runs."""
+    op = make(Fast(), STOCK)
+    tuner.times.update(fast=1.0, stock=2.0)
+    kept = []
+    for _ in range(4):
+        t = torch.ones(3)
+        kept.append(weakref.ref(t))
+        op((t, None), (0.0,), KernelPolicy())
+        op.candidates[0].prepared.clear()
+    del t
+    assert isinstance(next(iter(op._thread.plans.values())), Choosing)
+    assert not [ref for ref in kept if ref() is not None]
 
 
 def test_every_tactic_is_in_the_race(make, tuner, monkeypatch):
-    """Up to a limit; `on` takes the first without measuring."""
+    """Up to a limit; `on` takes the first without trying others."""
     monkeypatch.setattr(CudaCandidate, "refuse", lambda self, call: None)
     monkeypatch.setattr(CudaCandidate, "_card", staticmethod(lambda call: None))
     used = []
 
     def plan(call, card, tactic):
-        return lambda x, y: used.append(tactic) or x
+        return lambda x, y: used.append(tactic) or clock.run(tactic) or x
 
     op = make(CudaCandidate("cuda", lambda call: iter(()), plan, lambda call: ["a", "b", "c", "d", "e"]), STOCK)
-    tuner.times.update({"cuda a": 3.0, "cuda b": 1.0, "cuda c": 2.0, "cuda d": 4.0, "stock": 5.0})
-    op((x, None), (0.0,), KernelPolicy())
+    tuner.times.update(a=3.0, b=1.0, c=2.0, d=4.0, stock=5.0)
+    settled(op, (x, None), (0.0,), KernelPolicy(), tuner)
+    assert set(used) == set("abcd") and used[-1] == "b"
     op((x, None), (0.0,), KernelPolicy.of("on"))
-    assert used == ["b", None]
+    assert used[-1] is None
     assert LEDGER.choices[0].winner == "cuda"  # forced on, over the same class
     assert registry.MOST_TACTICS == 4
 
@@ -163,7 +315,7 @@ def test_on_forces_ours(make, tuner):
     fast = Fast()
     op = make(fast, STOCK)
     op((x, None), (0.0,), KernelPolicy.of("on"))
-    assert len(fast.prepared) == 1 and not tuner.asked
+    assert len(fast.prepared) == 1 and not tuner.undecided
     assert LEDGER.choices[-1].why == "forced on"
 
 
@@ -203,6 +355,10 @@ def test_every_refusal_is_recorded(make, tuner):
 def test_one_of_several_refuses(make, tuner):
     op = make(Fast("a", reason="x is too long"), Fast("b"), STOCK)
     tuner.times.update(b=1.0, stock=2.0)
+    settled(op, (x, None), (0.0,), KernelPolicy(), tuner)
+    assert [(r.candidate, r.served_by) for r in LEDGER.refusals] == [("a", "what is chosen")]
+    LEDGER.clear()
+    op.forget()
     op((x, None), (0.0,), KernelPolicy())
     assert [(r.candidate, r.served_by) for r in LEDGER.refusals] == [("a", "b")]
 
@@ -323,28 +479,6 @@ def test_meta_and_fake_tensors_take_the_registered_road(make, tuner):
         assert op((torch.ones(3), None), (0.0,), KernelPolicy()).shape == (3,)
 
 
-def test_a_very_long_call_is_measured_on_its_first_tokens():
-    """Views of the operands: whole batches where several fit, else the first tokens of the first."""
-    x, weight = torch.zeros(3, 9000, 8192, device="meta"), torch.zeros(8192, device="meta")
-    gate, some, far = (torch.zeros(*shape, device="meta") for shape in ((3, 1, 8192), (1, 1, 8192), (3, 5, 8192)))
-    assert first_tokens((x, weight, gate), (0,), (2,))[0].shape == (1, 4096, 8192)
-    assert first_tokens((x, weight, gate), (0,), (2,), least=8192)[0].shape == (1, 8192, 8192)
-    assert [t.shape[0] for t in first_tokens((x, gate, some), (0,), (1, 2))] == [1, 1, 1]
-    narrow = torch.zeros(3, 9000, 1024, device="meta")
-    assert first_tokens((narrow, None), (0, 1))[0].shape == (3, 9000, 1024), "27,000 tokens are fewer than 32,768"
-    assert first_tokens((narrow,), (0,), width=2048)[0].shape == (1, 9000, 1024)
-    assert first_tokens((x, far), (0,), (1,))[0] is x, "modulation that changes on the way needs all tokens"
-    assert first_tokens((x[0],), (0,))[0].shape == x[0].shape
-
-
-def test_measuring_writes_to_copies_and_keeps_operands_that_are_one(monkeypatch):
-    call = Call(
-        "linear_", (out := torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(3, 3), None, out, None), (), KernelPolicy()
-    )
-    apart = autotune._apart(OPS["linear_"], call)
-    assert apart[0] is apart[4] and apart[0] is not out and apart[1] is call.tensors[1] and apart[3] is None
-
-
 class Elsewhere:
     """As much of a call as a candidate of ours asks, on a GPU that is not there."""
 
@@ -406,11 +540,11 @@ def test_a_kernel_that_cuts_its_work_in_one_way_runs_as_it_is(monkeypatch):
     ]
 
 
-def test_who_runs_alone_is_not_measured(make, tuner):
+def test_who_runs_alone_is_not_timed(make, tuner):
     op = make(Fast(), dataclasses.replace(STOCK, name="stock"))
     op.candidates = (Fast(),)
     assert torch.equal(op((x, None), (1.0,), KernelPolicy()), x + 1)
-    assert not tuner.asked and not LEDGER.refusals
+    assert not tuner.undecided and not LEDGER.refusals
 
 
 def test_stock_may_have_a_shorter_way_of_its_own(make):
@@ -428,18 +562,27 @@ def test_stock_may_have_a_shorter_way_of_its_own(make):
     assert torch.equal(make(refuses)((x, None), (3.0,), off), x + 3)
 
 
-def test_during_a_capture_a_choice_is_not_kept(make, tuner, monkeypatch):
-    """It could not be measured: the next call asks again."""
-    fast = Fast()
-    op = make(fast)
-    monkeypatch.setattr(registry, "capturing", lambda: True)
-    for _ in range(2):
-        op((x, None), (0.0,), KernelPolicy())
-    assert len(fast.prepared) == 2
-    monkeypatch.setattr(registry, "capturing", lambda: False)
-    for _ in range(2):
-        op((x, None), (0.0,), KernelPolicy())
-    assert len(fast.prepared) == 3
+def test_while_a_graph_is_captured_the_best_so_far_serves_and_nothing_is_timed(make, tuner, monkeypatch):
+    """The choice goes on after it."""
+    op, policy = make(Fast(), STOCK), KernelPolicy()
+    tuner.times.update(fast=2.0, stock=1.0)
+    monkeypatch.setattr(tuner, "_lap", lambda _: pytest.fail("timed"))
+    monkeypatch.setattr(choosing, "capturing", lambda: True)
+    for _ in range(3):
+        op((x, None), (0.0,), policy)
+    assert clock.ran == ["fast"] * 3 and tuner.undecided == 0 and LEDGER.choices[-1].why == autotune.CHOOSING
+    op.forget()
+    monkeypatch.setattr(tuner, "_lap", clock.lap)
+    monkeypatch.setattr(choosing, "capturing", lambda: False)
+    for _ in range(5):
+        op((x, None), (0.0,), policy)
+    monkeypatch.setattr(choosing, "capturing", lambda: True)
+    before = tuner.undecided
+    op((x, None), (0.0,), policy)
+    assert clock.ran[-1] == "stock" and tuner.undecided == before
+    monkeypatch.setattr(choosing, "capturing", lambda: False)
+    settled(op, (x, None), (0.0,), policy, tuner)
+    assert LEDGER.choices[-1].winner == "stock"
 
 
 def test_a_plan_knows_how_far_from_alignment_its_bytes_lie(make):

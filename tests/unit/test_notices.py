@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fusestream.fusion import notices
-from fusestream.nodes import activity, front_end
+from fusestream.nodes import front_end
 from fusestream.nodes import notices as page
 
 SENTENCE = "This model does not look at the image. Load one for image to video."
@@ -66,8 +66,8 @@ def test_the_page_of_who_queued_the_prompt_is_told(monkeypatch: pytest.MonkeyPat
         client_id="me", last_prompt_id="p", last_node_id="4", send_sync=lambda *message: sent.append(message)
     )
     monkeypatch.setattr(front_end, "running_server", lambda: server)
-    activity.attach()  # as every loader does
-    activity.attach()
+    page.attach()  # as every loader does
+    page.attach()
     with in_run("p"):
         notices.warn(SENTENCE)
     assert sent == [(page.EVENT, {"node": "9", "sentence": SENTENCE, "prompt_id": "p"}, "me")]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import comfy.model_management as management
@@ -18,11 +15,8 @@ from scenes import Scene, Studio, sample
 from fusestream import checkpoints
 from fusestream.fusion import load, load_text
 from fusestream.fusion.stream import progress
-from fusestream.kernels_cuda import LEDGER, KernelPolicy, autotune
-from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.winners import WinnersFile
+from fusestream.kernels_cuda import KernelPolicy
 from fusestream.memory import Checkpoint
-from fusestream.nodes import activity, front_end
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 STEPS = 3
@@ -219,88 +213,3 @@ def test_a_streamed_encoders_blocks_are_counted_whoever_computes(studio: Studio,
     bars.stop_at = 2.0
     assert bars.shares[-1] < 1
     clip.encode_from_tokens(clip.tokenize("two foxes"))
-
-
-# -------------------------------------------------------------------------------------------------------------- kernels
-
-
-@pytest.fixture
-def tuner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> autotune.Tuner:
-    """Measures for real, but for the clock: there is no GPU here. tests/gpu has it with one."""
-    times = {"ours": 1.0, "stock": 2.0}
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(autotune, "_time", lambda run, launches: times[run()])
-    return autotune.Tuner(WinnersFile(tmp_path / "winners.json"), card_key=lambda _: "this card")
-
-
-CANDIDATES: Any = [
-    SimpleNamespace(name=name, ours=name == "ours", prepare=lambda _, name=name: lambda _: name)
-    for name in ("ours", "stock")
-]
-OP: Any = SimpleNamespace(
-    name="some op", mutates=(), sample=lambda call: call.tensors, shape_class=lambda _: "its shape"
-)
-TOLD = len(CANDIDATES) + autotune.ROUNDS
-
-
-def test_measuring_is_told_to_the_page(tuner: autotune.Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(progress, "_show", lambda *what: told.append(what))
-    call = Call("some op", (torch.zeros(2),), ())
-    assert tuner.fastest(OP, call, CANDIDATES).name == "ours"
-    assert [(done, of) for _, done, of in told] == [(i, TOLD) for i in range(TOLD + 1)]
-    assert all(op == "some op" for op, *_ in told)
-    told.clear()
-    tuner.fastest(OP, call, CANDIDATES)
-    assert not told, "once"
-
-
-@pytest.mark.parametrize("stop_at", [0, 1, TOLD - 1, TOLD])
-def test_an_interrupted_measurement_is_not_remembered(
-    tuner: autotune.Tuner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stop_at: int
-) -> None:
-    def show(_op: str, done: int, _of: int) -> None:
-        seen.append(done)
-        if done == stop_at - 1:
-            management.interrupt_current_processing()
-
-    seen: list[int] = []
-    monkeypatch.setattr(progress, "_show", show)
-    call = Call("some op", (torch.zeros(2),), ())
-    before = [choice for choice in LEDGER.choices if choice.op == "some op"]
-    if stop_at == 0:
-        management.interrupt_current_processing()
-    with pytest.raises(INTERRUPT):
-        tuner.fastest(OP, call, CANDIDATES)
-    assert len(seen) == stop_at
-    assert not list(tmp_path.iterdir()), "nothing was written"
-    assert [choice for choice in LEDGER.choices if choice.op == "some op"] == before
-    seen.clear()
-    stop_at = -1
-    assert tuner.fastest(OP, call, CANDIDATES).name == "ours" and len(seen) == TOLD + 1
-
-
-def test_the_page_is_told_of_the_node_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from comfy_execution.utils import CurrentNodeContext
-
-    sent: list[Any] = []
-    server = SimpleNamespace(
-        client_id="me", last_prompt_id="p", last_node_id="4", send_sync=lambda *message: sent.append(message)
-    )
-    monkeypatch.setattr(front_end, "running_server", lambda: server)
-    monkeypatch.setattr(activity, "_last", 0.0)
-    monkeypatch.setattr(progress, "_show", progress._show)
-    activity.attach()
-    with CurrentNodeContext("p", "9"):
-        progress.measuring("attention", 3, 9)
-        progress.measuring("attention", 4, 9)  # too soon after the first
-    (message,) = sent
-    told = {"node": "9", "measuring": "attention", "done": 3, "of": 9, "prompt_id": "p"}
-    assert message == ("fusestream.activity", told, "me")
-    monkeypatch.setattr(activity, "_last", 0.0)
-    progress.measuring("attention", 5, 9)
-    assert sent[-1][1]["node"] == "4"
-    server.client_id = None
-    monkeypatch.setattr(activity, "_last", 0.0)
-    progress.measuring("attention", 6, 9)
-    assert len(sent) == 2, "nobody asked for this prompt"

@@ -188,24 +188,24 @@ def test_a_step_runs_a_last_time_with_the_window_alone(model: Any, monkeypatch: 
     assert len(failed) == 2 and model.stream.held == model.stream.least
 
 
-@pytest.mark.parametrize("kernels_are_measured", [False, True])
+@pytest.mark.parametrize("kernels_are_tried", [False, True])
 def test_a_video_that_needs_the_reserve_is_not_computed_twice_at_every_step(
-    model: Any, monkeypatch: pytest.MonkeyPatch, kernels_are_measured: bool
+    model: Any, monkeypatch: pytest.MonkeyPatch, kernels_are_tried: bool
 ) -> None:
-    """Out of memory wherever the reserve is kept: once, and then it is not kept any more; unless it was kernels being compared
-    that took the memory, which the next step does not."""
+    """Out of memory wherever the reserve is kept: once, and then it is not kept any more; unless kernels were tried that may have
+    taken the memory, which the next step does not."""
     left: list[int] = []
 
     @contextlib.contextmanager
     def leaving(nbytes: int, _: torch.device) -> Iterator[None]:
         left.append(nbytes)
-        monkeypatch.setattr(tuner(), "measurings", tuner().measurings + kernels_are_measured)
+        monkeypatch.setattr(tuner(), "trials", tuner().trials + kernels_are_tried)
         raise torch.OutOfMemoryError("no")
         yield
 
     monkeypatch.setattr(step, "_leaving", leaving)
     sample(model)
-    assert left == [step.RESERVE] * (2 if kernels_are_measured else 1), "of two steps"
+    assert left == [step.RESERVE] * (2 if kernels_are_tried else 1), "of two steps"
 
 
 def test_too_little_for_good_says_what_would_help_and_leaves_a_model_that_works(
@@ -296,11 +296,11 @@ def test_on_the_cpu_nothing_is_left_to_anybody(monkeypatch: pytest.MonkeyPatch) 
     assert not card.fractions
 
 
-def call_of(card: Card, nbytes: int, *, tunes: bool = False) -> Any:
+def call_of(card: Card, nbytes: int, *, tries: bool = False) -> Any:
     """A call on the card that takes so much."""
 
     def run() -> str:
-        tuner().measurings += tunes
+        tuner().trials += tries
         return card.takes(nbytes)
 
     reckoning = Reckoning(lambda *_: 100.0)
@@ -322,10 +322,13 @@ def test_what_a_step_took_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_step_in_which_kernels_were_tried_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of those that took more than the step needs is given back; to give back anything else would only cost."""
     card = Card(monkeypatch)
-    call = call_of(card, 150, tunes=True)
+    call = call_of(card, 150, tries=True)
     assert step._measured(call) == "out" and call.model.fusestream_reckoning.ratio == 1.0
     assert card.emptied == 1, "the alternatives left pieces in between"
+    call = call_of(card, 90, tries=True)
+    assert step._measured(call) == "out" and card.emptied == 1
 
 
 def test_the_last_word_is_the_last_error_or_the_first() -> None:

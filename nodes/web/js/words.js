@@ -7,7 +7,6 @@ import { api } from "../../../scripts/api.js"
 const ENGLISH = {
     held: "{memory} {held} of {limit}",
     waiting: "{percent}% waiting",
-    measuring: "Measuring kernels for this card, once: {op}",
     copy: "Copy",
     copied: "Copied",
     notCopied: "Select the text and press Ctrl+C: the browser did not allow it",
