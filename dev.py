@@ -91,7 +91,7 @@ HELP = {
     "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
     "host: --dry, --profile, --quick; saving: --dry, --quick; pair: --ram GIB, --dry, --quick; "
     "fidelity: --prompts N, --seeds N, --only NAME, --dry, --quick; "
-    "all: --free GIB, --list, --part N/M, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
+    "all: --free GIB, --list, --part N/M, --only ROW, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
     "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot or fp8)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",

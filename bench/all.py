@@ -66,6 +66,12 @@ def chosen(parts: Sequence[Part], asked: Sequence[str]) -> list[Part]:
     return found
 
 
+def with_rows(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
+    """Parts with these rows alone."""
+    left = (replace(part, rows=tuple(row for row in part.rows if row.name in names)) for part in parts)
+    return [part for part in left if part.rows]
+
+
 def without_measured(parts: Sequence[Part], into: Path) -> list[Part]:
     """The same parts, under the same numbers, less the rows that the file has."""
     have = {row["name"] for row in read(into).get("models", {}).get("rows", [])}
@@ -183,6 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument(
         "--merge", type=Path, nargs="+", metavar="FILE", help="measure nothing: take over these files' rows"
     )
+    cli.add_argument("--only", action="append", metavar="ROW", help="of whole models only this row; may be repeated")
     cli.add_argument("--missing", action="store_true", help="leave out rows of whole models that the file has")
     cli.add_argument("--list", action="store_true", help="only name the parts and their rows")
     options = cli.parse_args(arguments)
@@ -191,6 +198,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quick and options.real:
         cli.error("--quick tries tiny checkpoints of its own: not together with --real")
     parts = planned(options.quick)
+    if options.only:
+        parts = with_rows(parts, options.only)
+        if not parts:
+            cli.error("no row of whole models is called so; --list shows them")
     if options.missing:
         parts = without_measured(parts, results_file(options))
     if options.list:

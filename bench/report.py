@@ -183,8 +183,8 @@ def rendered(readme: str) -> str:
         if models_rows(results):
             parts["models"].append(f"{head(card, results, 'models')}\n\n{models_table(results)}\n")
         if fidelity.SECTION in results:
-            told = f"{fidelity.short(results)}\n{long.short_text(results)}"
-            parts[fidelity.SECTION].append(f"{head(card, results, fidelity.SECTION)}\n\n{told}")
+            told = fidelity.short(results)
+            parts[fidelity.SECTION].append(f"{head(card, results, fidelity.SECTION)}\n\n{told}\n")
         drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
         parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
     parts["models"] = parts["models"] or ["Not measured yet.\n"]

@@ -1,8 +1,11 @@
-"""What a computation holds at a time. Under torch's FakeTensorMode it is counted without being done."""
+"""What a computation holds at a time, and whether it lets go. Under torch's FakeTensorMode it is counted without being done."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,3 +45,14 @@ class LiveBytes(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    """What goes in here went with its last reference: ComfyUI warns of models that need more."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..end_to_end.results import read
 from .table import Rows, decibels, markdown, missed, percent
-from .variants import SHORT_LONG
 
 LONG_SECTION = "fidelity long"
 
@@ -65,12 +64,6 @@ def text(results: Mapping[str, Any]) -> str:
     return "".join(f"\n{_head(one)}\n\n{table(one['rows'])}\n" for one in measured)
 
 
-def short_text(results: Mapping[str, Any]) -> str:
-    """What says most to a user, of the longest videos."""
-    measured = results.get(LONG_SECTION, {}).get("sizes", [])[-1:]
-    return "".join(f"\n{_head(one)}\n\n{_short_table(one['rows'])}\n" for one in measured)
-
-
 HEADS = (
     "Way to compute",
     "Error of a model call",
@@ -91,12 +84,6 @@ def _head(one: Mapping[str, Any]) -> str:
 def table(rows: Rows) -> str:
     late = missed(rows)
     return markdown(HEADS, (_cells(row, row["name"] in late) for row in rows))
-
-
-def _short_table(rows: Rows) -> str:
-    late = missed(rows)
-    lines = (_cells(row, row["name"] in late) for row in rows if row["name"] in SHORT_LONG and "call" in row)
-    return markdown((HEADS[0], HEADS[1], HEADS[3]), ([cells[0], cells[1], cells[3]] for cells in lines))
 
 
 def _cells(row: Mapping[str, Any], is_missed: bool) -> list[str]:

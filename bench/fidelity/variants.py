@@ -58,7 +58,6 @@ STOCK_FP16 = Variant("ComfyUI FP16", FP16)
 OURS_PRECISE = Variant("FuseStream precise", PRECISE, promised=True)
 OURS_FAST = Variant("FuseStream fast", FAST)
 OURS_TURBO = Variant("FuseStream turbo", TURBO)
-OURS_HALVES = Variant("FuseStream turbo, matrices in FP16", HALVES)
 STOCK_FP8 = Variant("ComfyUI, fp8 file", FP16, "fp8_e4m3fn")
 OURS_FP8 = Variant("FuseStream, fp8 file", PRECISE, "fp8_e4m3fn")
 STOCK_INT8 = Variant("ComfyUI, int8_convrot file", FP16, "int8_convrot")
@@ -93,20 +92,18 @@ VARIANTS = (
     Variant("FuseStream precise, EasyCache", PRECISE, easy_cache=True),
 )
 # On videos of thousands of tokens: below, `turbo` has `fast` attention, and sparse attention is dense.
-KITCHEN = Variant("ComfyUI FP16, comfy-kitchen's INT8 attention", FP16, kitchen=True)
-OURS_HALF = Variant("FuseStream precise, 50% of the blocks", PRECISE, sparse=Sparse())
 LONG = (
     STOCK_FP16,
     OURS_PRECISE,
     OURS_FAST,
     OURS_TURBO,
-    OURS_HALVES,
+    Variant("FuseStream turbo, matrices in FP16", HALVES),
     Variant("FuseStream turbo, matrices in FP16, Turing's code", replace(HALVES, isa="sm_75")),
     STOCK_INT8,
     TURBO_INT8,
-    KITCHEN,
+    Variant("ComfyUI FP16, comfy-kitchen's INT8 attention", FP16, kitchen=True),
     STOCK_CACHED,
-    OURS_HALF,
+    Variant("FuseStream precise, 50% of the blocks", PRECISE, sparse=Sparse()),
     Variant("FuseStream precise, 30% of the blocks", PRECISE, sparse=Sparse(share=0.3)),
     Variant("FuseStream turbo, matrices in FP16, 50% of the blocks", HALVES, sparse=Sparse()),
     Variant("FuseStream turbo, matrices in FP16, 30% of the blocks", HALVES, sparse=Sparse(share=0.3)),
@@ -120,7 +117,6 @@ STORAGES, LONG_STORAGES = (
 
 # What README shows.
 SHORT = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_FAST, OURS_TURBO, STOCK_FP8, OURS_FP8))
-SHORT_LONG = tuple(one.name for one in (STOCK_FP16, OURS_PRECISE, OURS_HALVES, KITCHEN, STOCK_CACHED, OURS_HALF))
 
 
 def for_cpu(variants: Iterable[Variant]) -> list[Variant]:

@@ -1,7 +1,7 @@
-"""The tables of supported models in README and on the nodes' help pages: `python3 dev.py docs`.
+"""The tables of supported models in README, in docs/models.md and on the nodes' help pages: `python3 dev.py docs`.
 
 What is fused is told by the families. What streams besides, and is held to it by tests, is told by the tiny true files in
-`checkpoints` that no family knows; README has both.
+`checkpoints` that no family knows; docs/models.md has both, and README their names.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from fusestream.memory import Extent, WeightFile  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- families:begin -->\n).*?(<!-- families:end -->)", re.DOTALL)
 README = ROOT / "README.md"
+MODELS = ROOT / "docs" / "models.md"
 HELP = ROOT / "nodes" / "web" / "docs"
 PAGES = {
     README: tuple(Role),
+    MODELS: tuple(Role),
     HELP / "FuseStreamDiffusionModelLoader.md": (Role.DIFFUSION,),
     HELP / "FuseStreamTextEncoderLoader.md": (Role.TEXT,),
     HELP / "FuseStreamVAELoader.md": (Role.VAE,),
@@ -69,8 +71,18 @@ STREAMS = {Role.DIFFUSION: "yes", Role.TEXT: "yes", Role.VAE: "no, it is small"}
 UNKNOWN = {Role.DIFFUSION: "attention alone, in fp16", Role.TEXT: "no", Role.VAE: "no"}
 
 
+def in_short() -> str:
+    """README's table: the names of what is fused, and of what streams besides."""
+    lines = ["| | Fused | Streams, not fused |", "| --- | --- | --- |"]
+    for role in Role:
+        fused = ", ".join(family.name for family in FAMILIES if family.role is role)
+        others = f"{', '.join(called(role))} and every other" if STREAMS[role] == "yes" else "none: a VAE is small"
+        lines.append(f"| {role.words[:1].upper()}{role.words[1:]}s | {fused} | {others} |")
+    return "\n".join(lines)
+
+
 def everything() -> str:
-    """README's table: what streams, what is fused, what was tested."""
+    """The table of docs/models.md: what streams, what is fused, what was tested."""
     lines = ["| Model | Streams | Fused | Tested |", "| --- | --- | --- | --- |"]
     for role in Role:
         for family in FAMILIES:
@@ -78,13 +90,17 @@ def everything() -> str:
                 on_a_card = ON_A_CARD.get((family.name, role))
                 tested = f"{on_a_card}; {SMALL}" if on_a_card else SMALL
                 lines.append(f"| {family.words} | {STREAMS[role]} | {family.covers} | {tested} |")
-        names = ", ".join(dict.fromkeys(CALLED.get(kind, kind) for kind in stocks(role)))
-        if names:
+        if names := ", ".join(called(role)):
             lines.append(f"| {names} ({role.words}s) | {STREAMS[role]} | {UNKNOWN[role]} | {SMALL} |")
     lines.append(
         "| every other that ComfyUI loads from one `.safetensors` file, or GGUF files of it | as above | as above | no |"
     )
     return "\n".join(lines)
+
+
+def called(role: Role) -> list[str]:
+    """What people call the models of this role that no family knows, and of which there are tiny files."""
+    return list(dict.fromkeys(CALLED.get(kind, kind) for kind in stocks(role)))
 
 
 def stocks(role: Role) -> list[str]:
@@ -108,7 +124,8 @@ def table(roles: tuple[Role, ...]) -> str:
 def rendered(page: Path) -> str:
     """The page with its table."""
     text = page.read_text(encoding="utf-8")
-    shown = everything() if page == README else table(PAGES[page])
+    whole = {README: in_short, MODELS: everything}.get(page)
+    shown = whole() if whole else table(PAGES[page])
     return BLOCK.sub(lambda found: f"{found[1]}\n{shown}\n\n{found[2]}", text)
 
 

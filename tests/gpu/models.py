@@ -42,10 +42,6 @@ def stock(path: Path | str, **options: Any) -> Any:
     return comfy.sd.load_diffusion_model(str(path), model_options=options)
 
 
-def error(latent: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((latent.double() - exact.double()).norm() / exact.double().norm())
-
-
 def with_loras(model: Any, folder: Path, *loras: tuple[str, float]) -> Any:
     import comfy.sd
     import comfy.utils

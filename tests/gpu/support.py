@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import statistics
 import time
@@ -65,6 +66,20 @@ def assert_same_special(got: Tensor, like: Tensor, what: str = "") -> None:
     assert torch.equal(got.isnan(), like.isnan()), f"{what}: NaN elsewhere than torch"
     assert torch.equal(got.isposinf(), like.isposinf()), f"{what}: +inf elsewhere than torch"
     assert torch.equal(got.isneginf(), like.isneginf()), f"{what}: -inf elsewhere than torch"
+
+
+def error(got: Tensor, exact: Tensor) -> float:
+    """Of a whole model: the norm of what is apart, in norms of what is exact."""
+    assert got.shape == exact.shape and got.isfinite().all()
+    return float((got.double() - exact.double()).norm() / exact.double().norm())
+
+
+def in_half(net: Any, policy: KernelPolicy | None, fuse: Callable[[Any, KernelPolicy], None]) -> Any:
+    """A copy of a VAE's module in fp16, fused where there is a policy."""
+    half = copy.deepcopy(net).half()
+    if policy is not None:
+        fuse(half, policy)
+    return half
 
 
 def locate(t: Tensor) -> tuple[int, ...]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from statistics import median
 from typing import Any
 
 import pytest
 import torch
-from gpu.support import room_of
+from gpu.support import error, in_half, room_of
 
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
@@ -39,18 +38,10 @@ def net() -> Any:
     return vae
 
 
-def in_half(net: Any, policy: KernelPolicy | None = None) -> Any:
+def halved(net: Any, policy: KernelPolicy | None = None) -> Any:
     from fusestream.fusion.families.image_vae import fused
 
-    half = copy.deepcopy(net).half()
-    if policy is not None:
-        fused.fuse(half, policy)
-    return half
-
-
-def error(got: torch.Tensor, exact: torch.Tensor) -> float:
-    assert got.isfinite().all()
-    return float((got.double() - exact.double()).norm() / exact.double().norm())
+    return in_half(net, policy, fused.fuse)
 
 
 @torch.inference_mode()
@@ -58,10 +49,10 @@ def error(got: torch.Tensor, exact: torch.Tensor) -> float:
 def test_as_near_to_fp32_as_stock(net, isa, way):
     x = torch.randn((1, 16, 40, 56) if way == "decode" else (1, 3, 320, 448), device="cuda")
     exact = getattr(net, way)(x)
-    theirs = error(getattr(in_half(net), way)(x.half()), exact)
+    theirs = error(getattr(halved(net), way)(x.half()), exact)
     for precision in ("precise", "fast"):
         LEDGER.clear()
-        half = in_half(net, KernelPolicy.of("on", isa=isa, precision=precision))
+        half = halved(net, KernelPolicy.of("on", isa=isa, precision=precision))
         ours = error(getattr(half, way)(x.half()), exact)
         print(f"{way} {isa or 'native'} {precision}: error {ours:.3g}, stock's fp16 {theirs:.3g}")
         assert not [refusal for refusal in LEDGER.refusals if refusal.candidate == "cuda" and refusal.op != "attention"]
@@ -72,7 +63,7 @@ def test_as_near_to_fp32_as_stock(net, isa, way):
 @pytest.mark.parametrize("way", ["decode", "encode"])
 def test_bands_make_what_the_whole_makes(net, isa, way):
     """From and to the host, as ComfyUI asks, with less and less room."""
-    half = in_half(net, KernelPolicy.of("on", isa=isa))
+    half = halved(net, KernelPolicy.of("on", isa=isa))
     z, x = torch.randn(1, 16, 64, 24, device="cuda").half(), torch.randn(1, 3, 512, 192).half()
     whole = half.decode(z) if way == "decode" else half.encode(x.cuda())
     for room in (128 << 20, 48 << 20, 16 << 20):
@@ -94,7 +85,7 @@ def test_faster_than_stock_and_within_3_gib(net, way, size):
     h, w = size
     given = torch.randn((1, 16, h // 8, w // 8) if way == "decode" else (1, 3, h, w)).half()
     found = {}
-    for name, half in (("stock", in_half(net)), ("ours", in_half(net, KernelPolicy.of("auto")))):
+    for name, half in (("stock", halved(net)), ("ours", halved(net, KernelPolicy.of("auto")))):
         out = torch.empty(half.decode_output_shape(given.shape)) if name == "ours" and way == "decode" else None
 
         def run(half=half, name=name, out=out):
@@ -140,7 +131,7 @@ def held_by(half: Any, way: str, given: torch.Tensor) -> tuple[torch.Tensor, flo
 @pytest.mark.parametrize(("side", "asks"), [(1024, False), (2048, True)])
 def test_one_picture_after_another(net, way, side, asks):
     """What the first left serves the second, without an allocation where all fits side by side; else it is given back."""
-    half = in_half(net, KernelPolicy.of("auto"))
+    half = halved(net, KernelPolicy.of("auto"))
     given = torch.randn((1, 16, side // 8, side // 8) if way == "decode" else (1, 3, side, side)).half()
     options: dict[str, Any] = {"device": torch.device("cuda")}
     if way == "decode":
@@ -165,7 +156,7 @@ def test_one_picture_after_another(net, way, side, asks):
 @pytest.mark.parametrize("way", ["decode", "encode"])
 def test_the_largest_picture_within_3_gib(net, way):
     """From the first use on: candidates that need more lose their place, and nobody notices."""
-    half = in_half(net, KernelPolicy.of("auto"))
+    half = halved(net, KernelPolicy.of("auto"))
     given = torch.randn((1, 16, 512, 512) if way == "decode" else (1, 3, 4096, 4096)).half()
     with room_of((3 << 30) - sum(p.numel() * p.element_size() for p in half.parameters())):
         out, held = held_by(half, way, given)
@@ -192,13 +183,10 @@ def small() -> Any:
     return vae
 
 
-def small_in_half(small: Any, policy: KernelPolicy | None = None) -> Any:
+def small_halved(small: Any, policy: KernelPolicy | None = None) -> Any:
     from fusestream.fusion.families.image_vae import tiny
 
-    half = copy.deepcopy(small).half()
-    if policy is not None:
-        tiny.fuse(half, policy)
-    return half
+    return in_half(small, policy, tiny.fuse)
 
 
 @torch.inference_mode()
@@ -206,9 +194,9 @@ def small_in_half(small: Any, policy: KernelPolicy | None = None) -> Any:
 def test_a_small_one_is_as_near_to_fp32_as_stock(small, isa, way):
     x = torch.randn((1, 16, 40, 56) if way == "decode" else (1, 3, 320, 448), device="cuda")
     exact = getattr(small, way)(x)
-    theirs = error(getattr(small_in_half(small), way)(x.half()), exact)
+    theirs = error(getattr(small_halved(small), way)(x.half()), exact)
     LEDGER.clear()
-    half = small_in_half(small, KernelPolicy.of("on", isa=isa))
+    half = small_halved(small, KernelPolicy.of("on", isa=isa))
     for room in (None, 1):  # whole, and in bands of a row of the latent
         ours = error(getattr(half, way)(x.half(), room=room), exact)
         print(f"TAESD {way} {isa or 'native'} room {room}: error {ours:.3g}, stock's fp16 {theirs:.3g}")
@@ -222,7 +210,7 @@ ROUNDS = 9  # alternated: what else happens on the machine meets both
 @torch.inference_mode()
 @pytest.mark.parametrize("way", ["decode", "encode"])
 def test_a_small_one_is_faster_than_stock_and_within_3_gib(small, way):
-    halves = {"stock": small_in_half(small), "ours": small_in_half(small, KernelPolicy.of("auto"))}
+    halves = {"stock": small_halved(small), "ours": small_halved(small, KernelPolicy.of("auto"))}
     given = torch.randn((1, 16, 128, 128) if way == "decode" else (1, 3, 1024, 1024), device="cuda").half()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times: dict[str, list[float]] = {name: [] for name in halves}
@@ -234,7 +222,7 @@ def test_a_small_one_is_faster_than_stock_and_within_3_gib(small, way):
             end.synchronize()
             times[name].append(start.elapsed_time(end))
     found = {name: median(each[2:]) for name, each in times.items()}  # at first, kernels are measured
-    half = small_in_half(small, KernelPolicy.of("auto"))
+    half = small_halved(small, KernelPolicy.of("auto"))
     large = torch.randn((1, 16, 512, 512) if way == "decode" else (1, 3, 4096, 4096)).half()
     out, held = held_by(half, way, large)
     print(f"TAESD {way} 1024x1024, ms: {found}; 4096x4096: {held:.2f} GiB held")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from gguf_files import SCALES, TYPES, Tensor, file_of, random_blocks
-from gpu.models import OFF, error, load, sample, stock, with_loras
+from gpu.models import OFF, load, sample, stock, with_loras
+from gpu.support import error
 
 from fusestream import checkpoints
 from fusestream.kernels_cuda import LEDGER, KernelPolicy

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.support import compared, in_turns, ratio
+from gpu.support import compared, error, in_turns, ratio
 
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
 
@@ -91,12 +91,6 @@ def ours_of(
     assert last is None
     tapped: torch.Tensor = found
     return tapped
-
-
-def error(got: torch.Tensor, exact: torch.Tensor) -> float:
-    """Of all tokens, padding too."""
-    assert got.shape == exact.shape and got.isfinite().all()
-    return float((got.double() - exact).norm() / exact.norm())
 
 
 @torch.inference_mode()

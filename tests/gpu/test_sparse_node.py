@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.models import error, load, stock
+from gpu.models import load, stock
+from gpu.support import error
 
 from fusestream import checkpoints
 from fusestream.kernels_cuda import LEDGER, KernelPolicy

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
 import pytest
 import torch
-from gpu.support import room_of, until_chosen
+from gpu.support import error, in_half, room_of, until_chosen
 
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
@@ -32,18 +31,10 @@ def net() -> Any:
     return vae
 
 
-def in_half(net: Any, policy: KernelPolicy | None = None) -> Any:
+def halved(net: Any, policy: KernelPolicy | None = None) -> Any:
     from fusestream.fusion.families.wan.vae import fused as wan_vae
 
-    half = copy.deepcopy(net).half()
-    if policy is not None:
-        wan_vae.fuse(half, policy)
-    return half
-
-
-def error(got: torch.Tensor, exact: torch.Tensor) -> float:
-    assert got.isfinite().all()
-    return float((got.double() - exact.double()).norm() / exact.double().norm())
+    return in_half(net, policy, wan_vae.fuse)
 
 
 @torch.inference_mode()
@@ -52,10 +43,10 @@ def test_as_near_to_fp32_as_stock(net, isa, way):
     shape = (1, 16, 3, 30, 52) if way == "decode" else (1, 3, 9, 240, 416)
     x = torch.randn(shape, device="cuda")
     exact = getattr(net, way)(x)
-    theirs = error(getattr(in_half(net), way)(x.half()), exact)
+    theirs = error(getattr(halved(net), way)(x.half()), exact)
     for precision in ("precise", "fast"):
         LEDGER.clear()
-        half = in_half(net, KernelPolicy.of("on", isa=isa, precision=precision))
+        half = halved(net, KernelPolicy.of("on", isa=isa, precision=precision))
         ours = error(getattr(half, way)(x.half()), exact)
         print(f"{way} {isa or 'native'} {precision}: error {ours:.3g}, stock's fp16 {theirs:.3g}")
         assert {choice.winner.split()[0] for choice in LEDGER.choices} == {"cuda"}
@@ -68,7 +59,7 @@ def test_faster_and_smaller_than_stock(net):
     """480x832, one chunk after another: seconds and peak beside stock's, once each is warm."""
     z = torch.randn(1, 16, 5, 60, 104, device="cuda").half()
     found = {}
-    for name, half in (("stock", in_half(net)), ("ours", in_half(net, KernelPolicy.of("auto")))):
+    for name, half in (("stock", halved(net)), ("ours", halved(net, KernelPolicy.of("auto")))):
         half.decode(z)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -87,7 +78,7 @@ def test_faster_and_smaller_than_stock(net):
 @pytest.mark.parametrize("way", ["decode", "encode"])
 def test_bands_make_what_the_whole_makes(net, isa, way):
     """From and to the host, as ComfyUI asks; the edges lie further apart than the convolutions look."""
-    half = in_half(net, KernelPolicy.of("on", isa=isa))
+    half = halved(net, KernelPolicy.of("on", isa=isa))
     if way == "decode":
         z = torch.randn(1, 16, 5, 6, 64, device="cuda").half()
         whole = half.decode(z, bands=1)
@@ -109,7 +100,7 @@ def test_within_3_gib(net, way, size):
     """What the allocator holds, weights included. From the first use on: candidates that need more lose their place."""
     from fusestream.fusion.families.wan.vae import fused as wan_vae
 
-    half = in_half(net, KernelPolicy.of("auto"))
+    half = halved(net, KernelPolicy.of("auto"))
     weights = sum(p.numel() * 2 for p in half.parameters())
     h, w = size
     given = torch.randn((1, 16, 5, h // 8, w // 8) if way == "decode" else (1, 3, 17, h, w)).half()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.models import OFF, error, load, sample, stock, with_loras
+from gpu.models import OFF, load, sample, stock, with_loras
+from gpu.support import error
 
 from fusestream import checkpoints
 from fusestream.kernels_cuda import KernelPolicy

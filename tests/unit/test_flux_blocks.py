@@ -29,7 +29,6 @@ from fusestream.fusion.families.flux2.need import need
 from fusestream.fusion.load import load_diffusion_model, load_streamed_diffusion_model
 from fusestream.fusion.stream import lora
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
-from fusestream.kernels_cuda.registry import Op
 from fusestream.memory import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
@@ -207,21 +206,10 @@ def test_what_does_not_compute_in_fp16_is_stocks(folder: Path) -> None:
     assert torch.equal(ours, sample(load(path, OFF, torch.float32), scene))
 
 
-def test_no_kernel_refuses_what_the_blocks_hand_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By types, sizes and strides, which can be asked without a card."""
-    refused, resolve = [], Op.resolve
-
-    def asked(op: Op, call: Any) -> Any:
-        ours: Any = op.candidates[0]
-        refused.extend((op.name, reason) for reason in ours.obstacles(call))
-        return resolve(op, call)
-
-    monkeypatch.setattr(Op, "resolve", asked)
-    for op in OPS.values():
-        op.forget()  # a choice is made once for each kind of call
+def test_no_kernel_refuses_what_the_blocks_hand_it(folder: Path, refused_by_kernels: list[tuple[str, str]]) -> None:
     for kind in KINDS:
         sample(load(checkpoints.write(kind, folder)), family_scenes.inputs(kind))
-    assert not refused
+    assert not refused_by_kernels
 
 
 def test_what_a_step_needs() -> None:

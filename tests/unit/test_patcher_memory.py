@@ -16,6 +16,7 @@ import comfy.sd
 import pytest
 import torch
 from comfy.patcher_extension import CallbacksMP
+from live_memory import no_collector
 
 from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
@@ -471,13 +472,9 @@ def test_a_deleted_model_needs_no_collector(folder: Path) -> None:
     stream, net = model.stream, weakref.ref(model.model)
     mm.unload_all_models()
     sample(model)
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         del model
         assert net() is None and stream.pager is None and stream.held == 0
-    finally:
-        gc.enable()
 
 
 def test_the_collector_may_run_in_the_pagers_own_thread(folder: Path) -> None:

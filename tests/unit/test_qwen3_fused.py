@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,12 +12,13 @@ import comfy.utils
 import pytest
 import torch
 from comfy.text_encoders import llama
+from live_memory import no_collector
 
 from fusestream.fusion import wide
 from fusestream.fusion.families.qwen3 import encoder as qwen3
 from fusestream.fusion.stream.stream import STREAMED
 from fusestream.fusion.text_stack import FusedEmbedding
-from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
+from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 from fusestream.kernels_cuda.registry import Op
 
 WIDTH, HEADS, KEY_HEADS, HEAD, FFN, LAYERS = 128, 4, 2, 128, 192, 5
@@ -519,12 +519,9 @@ def test_a_dropped_encoder_goes_without_a_garbage_collection() -> None:
     both(model, [tokens(5)])
     stack = model.transformer.model
     parts = [weakref.ref(part) for part in (model, stack, stack.embed_tokens, stack.layers[0])]
-    gc.disable()
-    try:
+    with no_collector():
         del model, stack
         assert [part() for part in parts] == [None] * 4
-    finally:
-        gc.enable()
 
 
 def test_an_interrupt_is_heard() -> None:
@@ -536,20 +533,7 @@ def test_an_interrupt_is_heard() -> None:
     model([tokens(30)])
 
 
-def test_no_kernel_refuses_what_a_layer_hands_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By types, sizes and strides, which can be asked without a card."""
-    refused, resolve = [], Op.resolve
-
-    def asked(op: Op, call: Any) -> Any:
-        ours: Any = op.candidates[0]
-        if not call.policy.is_off:  # where torch's own is wanted
-            refused.extend(ours.obstacles(call))
-        return resolve(op, call)
-
-    monkeypatch.setattr(Op, "resolve", asked)
-    for op in OPS.values():
-        op.forget()  # a choice is made once for each kind of call
-    LEDGER.clear()
+def test_no_kernel_refuses_what_a_layer_hands_it(refused_by_kernels: list[tuple[str, str]]) -> None:
     for precision in PRECISIONS:
         both(build(**KLEIN), [tokens(70), tokens(10)], precision)
-    assert not refused
+    assert not refused_by_kernels

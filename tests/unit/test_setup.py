@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from bed import comfyui, environment, steps
+from bed.depth import is_thorough
 from bed.paths import Bed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +74,7 @@ MOMENTS: dict[str, Callable[[Bed], bool]] = {
 
 
 @pytest.mark.skipif(os.name == "nt", reason="kills by signal")
+@pytest.mark.skipif(not is_thorough(), reason="half a minute of installing: --thorough")
 def test_a_killed_setup_is_finished_by_the_next_call(tmp_path: Path, bed: Bed) -> None:
     """One bed is killed at each moment in turn, then left to finish: later kills meet what earlier ones left."""
     for name, reached in MOMENTS.items():

@@ -31,13 +31,7 @@ from fusestream.nodes.loaders import VAELoader
 OFF = KernelPolicy.of("off")
 KINDS = {"taesd": 4, "taef1": 16, "taef2": 128}  # channels of the latents
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def as_comfyui_runs():
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import comfy.text_encoders.t5
 import comfy.utils
 import pytest
 import torch
+from live_memory import no_collector
 
 from fusestream.fusion import operands, wide
 from fusestream.fusion.families.t5 import encoder as t5
@@ -296,12 +296,9 @@ def test_a_dropped_encoder_goes_without_a_garbage_collection() -> None:
         weakref.ref(model),
         *(weakref.ref(part) for part in (model.transformer.shared, model.transformer.encoder.block[0])),
     ]
-    gc.disable()
-    try:
+    with no_collector():
         del model
         assert [part() for part in parts] == [None] * 3
-    finally:
-        gc.enable()
 
 
 def test_an_interrupt_is_heard() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import weakref
@@ -15,6 +14,7 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
+from live_memory import no_collector
 from plain_device import PlainDevice
 from safetensors.torch import load_file, save_file
 
@@ -161,13 +161,9 @@ def test_a_dropped_encoder_goes_without_a_garbage_collection(path: str) -> None:
     encode(clip)
     mm.unload_all_models()
     stream, net = clip.patcher.stream, weakref.ref(clip.cond_stage_model.umt5xxl.transformer)
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         del clip
         assert net() is None and not stream.blocks, "and the stream has ended"
-    finally:
-        gc.enable()
 
 
 def test_what_is_about_to_run_keeps_its_window(path: str, stock: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import weakref
 
 import comfy.ldm.wan.vae
@@ -14,9 +13,10 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
-from live_memory import LiveBytes
+from live_memory import LiveBytes, no_collector
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_allocator import Allocator, HeldBytes
+from vae_scenes import interrupted
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion import load
@@ -142,40 +142,17 @@ def test_a_dropped_vae_goes_without_a_garbage_collection(nets):
     net = fused(nets["wan_vae"])
     net.decode(torch.randn(1, 16, 3, 2, 2))
     gone = weakref.ref(net)
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         del net
         assert gone() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("bands", [1, 2])
 @pytest.mark.parametrize("way", ["decode", "encode"])
 def test_an_interrupt_between_two_pieces_frees_all(nets, monkeypatch, way, bands):
-    net, management = fused(nets["wan_vae"]), comfy.model_management
+    net = fused(nets["wan_vae"])
     given = torch.randn(1, 16, 9, 1, 32) if way == "decode" else torch.randn(1, 3, 33, 8, 256)
-    polls, progress = [], []
-
-    def poll():
-        polls.append(progress[-1:])
-        if len(polls) == 12:
-            management.interrupt_current_processing()
-        throw()
-
-    throw = management.throw_exception_if_processing_interrupted
-    monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", poll)
-    monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", lambda at, of, *_, **__: progress.append((at, of)))
-    out = torch.empty(net.decode_output_shape(given.shape)) if way == "decode" else None
-    options = {"output_buffer": out} if way == "decode" else {"device": torch.device("cpu")}
-    known = [given, *net.parameters()] + ([] if out is None else [out])
-    with LiveBytes(*known) as live:
-        with pytest.raises(management.InterruptProcessingException):
-            getattr(net, way)(given, bands=bands, **options)
-        assert live.most > live.now == 0
-    assert progress and all(at < of for at, of in progress)
-    monkeypatch.undo()
+    interrupted(monkeypatch, net, way, given, bands=bands)
     close(getattr(net, way)(given[:, :, :1]), getattr(nets["wan_vae"], way)(given[:, :, :1]))
 
 

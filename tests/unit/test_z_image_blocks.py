@@ -24,7 +24,6 @@ from fusestream.fusion.families.z_image import Z_IMAGE
 from fusestream.fusion.families.z_image import block as z_image
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.kernels_cuda import LEDGER, OPS
-from fusestream.kernels_cuda.registry import Op
 from fusestream.memory import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
@@ -99,21 +98,10 @@ def test_a_packed_file_is_the_file_of_its_halves(folder: Path) -> None:
     assert torch.equal(painted(packed), painted(plain)) and not handed_back()
 
 
-def test_no_kernel_refuses_what_the_blocks_hand_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By types, sizes and strides, which can be asked without a card."""
-    refused, resolve = [], Op.resolve
-
-    def asked(op: Op, call: Any) -> Any:
-        ours: Any = op.candidates[0]
-        refused.extend((op.name, reason) for reason in ours.obstacles(call))
-        return resolve(op, call)
-
-    monkeypatch.setattr(Op, "resolve", asked)
-    for op in OPS.values():
-        op.forget()
+def test_no_kernel_refuses_what_the_blocks_hand_it(folder: Path, refused_by_kernels: list[tuple[str, str]]) -> None:
     for dtype in (HALF, torch.float32):
         painted(checkpoints.write("z_image", folder), dtype=dtype)
-    assert not [one for one in refused if one[0] != "attention"]
+    assert not [one for one in refused_by_kernels if one[0] != "attention"]
 
 
 class Case:

@@ -22,10 +22,11 @@ BROWN = {"color": "#432", "bgcolor": "#653"}
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a node, to be connected to an input."""
+    """One output of a node, to be connected to an input. shown: by a widget that it feeds, and nothing reads that."""
 
     node: int
     slot: int
+    shown: Any = 0
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Node:
         return {name: self.values[name] for name in names if name in self.values}
 
     def __getitem__(self, slot: int) -> Output:
-        return Output(self.id, slot)
+        return Output(self.id, slot, self.values.get("value", 0))
 
 
 @dataclass
@@ -175,9 +176,8 @@ def _drawn(node: Node, order: int, links: list[list[Any]]) -> dict[str, Any]:
             for slot, (name, kind) in enumerate(node.signature.outputs)
         ],
         "properties": properties,
-        # A widget that is fed keeps a value, which nothing reads.
         "widgets_values": [
-            0 if isinstance(value := node.values[name], Output) else value for name in node.signature.widgets
+            value.shown if isinstance(value := node.values[name], Output) else value for name in node.signature.widgets
         ],
         **node.colours,
     }
