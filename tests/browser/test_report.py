@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from bed import tiny
-from browser.front_end import FrontEnd
+from browser.front_end import RENDERERS, FrontEnd
 
 MODEL = "FuseStreamDiffusionModelLoader"
 PICTURES = """type => app.graph.nodes.filter(n => n.type === type).map(n => n.imgs?.[0]?.naturalWidth
@@ -64,7 +64,7 @@ def graph() -> dict[str, Any]:
     return workflow
 
 
-@pytest.fixture(params=[False, True], ids=["canvas", "elements"])
+@pytest.fixture(params=RENDERERS, ids=RENDERERS.get)
 def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"Comfy.VueNodes.Enabled": request.param}
 

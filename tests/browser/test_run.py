@@ -11,6 +11,7 @@ import av
 import pytest
 from playwright.sync_api import Locator, expect
 
+from bed.depth import is_thorough
 from browser.conftest import BAD_FILE
 from browser.front_end import FrontEnd
 from browser.widgets import Canvas, Elements
@@ -20,7 +21,7 @@ SIZE = {"width": 64, "height": 64, "length": 5}
 STEPS = 2
 
 
-@pytest.fixture(params=[Canvas, Elements])
+@pytest.fixture(params=[Elements, Canvas] if is_thorough() else [Elements])
 def drawn_by(request: pytest.FixtureRequest) -> type[Canvas | Elements]:
     """Which of the front end's two kinds of nodes is in use."""
     kind: type[Canvas | Elements] = request.param
