@@ -20,6 +20,7 @@ from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import mixed_dtypes, word, wrong_dtype
+from .rms import by_its_rms
 from .rows import SharedRow, frames_of, row_class, row_view, rows, shared_row, spread, tokens_per_frame
 
 Kind = Literal["layer", "rms"]
@@ -105,7 +106,7 @@ def reference(
     value = x.to(wide)
     if kind == "layer":
         value = value - value.mean(-1, keepdim=True)
-    value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
+    value = by_its_rms(value, eps)
     if weight is not None:
         value = value * weight.to(wide)
     if bias is not None:

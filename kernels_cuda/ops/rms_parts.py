@@ -18,6 +18,7 @@ from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_eps, wrong_dtype
 from .parts import PARTS, split
+from .rms import by_its_rms
 from .rows import row_class, row_view, rows
 
 TYPES = {torch.float16: "f16", torch.float32: "f32"}
@@ -44,8 +45,7 @@ def rms_parts(x: Tensor, weight: Tensor, *, eps: float, policy: KernelPolicy = S
 def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    value = x.to(wide)
-    return split(value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps) * weight.to(wide))
+    return split(by_its_rms(x.to(wide), eps) * weight.to(wide))
 
 
 def stock(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -19,6 +19,7 @@ from ..launcher import MAX_GRID, Card, Launch, Pointer, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
+from .rms import by_its_rms
 from .rows import row_class
 
 Norm = Literal["token", "head", "none"]
@@ -227,8 +228,7 @@ def reference(
             continue
         value = x.to(wide)
         if norm != "none":
-            over = (-2, -1) if norm == "token" else -1
-            value = value * torch.rsqrt(value.square().mean(over, keepdim=True) + eps)
+            value = by_its_rms(value, eps, (-2, -1) if norm == "token" else -1)
         if weight is not None:
             value = value * weight.to(wide).view(-1, x.shape[3])
         out.append(_turn(value, table, interleaved).to(x.dtype).contiguous())

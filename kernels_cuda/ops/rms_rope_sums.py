@@ -19,6 +19,7 @@ from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_eps, mixed_dtypes, wrong_dtype
 from .half_range import LARGEST
 from .parts import check_sums, join
+from .rms import by_its_rms
 
 TYPES = (torch.float16, torch.float32)
 WARPS = 4  # kWarps: heads of a block
@@ -57,7 +58,7 @@ def reference(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Ten
     """The oracle, in fp32 or, for float64 inputs, in float64."""
 
     def normed(x: Tensor, weight: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
+        return by_its_rms(x, eps) * weight.to(x.dtype)
 
     return _turned(normed(join(q), q_weight), cos, sin), _turned(normed(join(k), k_weight), cos, sin)
 
