@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.support import error, in_half, room_of
+from gpu.support import error, in_half, room_of, until_chosen
 
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
@@ -95,8 +95,7 @@ def test_faster_than_stock_and_within_3_gib(net, way, size):
                 return half.decode(given.cuda(), output_buffer=out)
             return half.encode(given, device=torch.device("cuda"))
 
-        run()
-        torch.cuda.synchronize()
+        until_chosen(run)
         torch.cuda.empty_cache()
         weights = sum(p.numel() * 2 for p in half.parameters())
         others = torch.cuda.memory_reserved() - weights
@@ -137,7 +136,7 @@ def test_one_picture_after_another(net, way, side, asks):
     if way == "decode":
         options = {"output_buffer": torch.empty(half.decode_output_shape(given.shape), dtype=torch.float16)}
         given = given.cuda()
-    getattr(half, way)(given, **options)  # while candidates are measured
+    getattr(half, way)(given, **options)  # while kernels are chosen
     torch.cuda.empty_cache()
     weights = sum(p.numel() * p.element_size() for p in half.parameters())
     others = torch.cuda.memory_reserved() - weights
@@ -213,6 +212,7 @@ def test_a_small_one_is_faster_than_stock_and_within_3_gib(small, way):
     halves = {"stock": small_halved(small), "ours": small_halved(small, KernelPolicy.of("auto"))}
     given = torch.randn((1, 16, 128, 128) if way == "decode" else (1, 3, 1024, 1024), device="cuda").half()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    until_chosen(lambda: getattr(halves["ours"], way)(given))
     times: dict[str, list[float]] = {name: [] for name in halves}
     for _ in range(ROUNDS):
         for name, half in halves.items():
@@ -221,7 +221,7 @@ def test_a_small_one_is_faster_than_stock_and_within_3_gib(small, way):
             end.record()
             end.synchronize()
             times[name].append(start.elapsed_time(end))
-    found = {name: median(each[2:]) for name, each in times.items()}  # at first, kernels are measured
+    found = {name: median(each[2:]) for name, each in times.items()}  # the first two warm up
     half = small_halved(small, KernelPolicy.of("auto"))
     large = torch.randn((1, 16, 512, 512) if way == "decode" else (1, 3, 4096, 4096)).half()
     out, held = held_by(half, way, large)
