@@ -255,8 +255,8 @@ def side_by_side(graph: Graph) -> None:
     about = (
         "The same video twice, from one seed and one loader: **A** with FuseStream's kernels, **B** behind a *Kernels* node that "
         "switches them off. Both stream the same weights. Switch a single kernel there to see what it alone does. **A and B** "
-        "says who computed what and where the time went. Run it twice before you compare times: the first run also measures "
-        "the kernels and reads the file."
+        "says who computed what and where the time went. Run it twice before you compare times: the first run also chooses "
+        "kernels and reads the file."
     )
     advice = (
         "That is for each of the two videos. To compare with ComfyUI's own memory management too, give B a loader of its own: "
