@@ -42,6 +42,11 @@ def channels_last(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous(memory_format=last_format(x))
 
 
+def on_card(device: torch.device) -> bool:
+    """Whether torch's allocator holds memory there that others want."""
+    return device.type == "cuda"
+
+
 LEFT = "_fusestream_left"
 
 

@@ -149,13 +149,15 @@ def test_what_was_foretold_is_kept_and_is_within_3_gib(monkeypatch, kind, way, s
             out = torch.empty(net.decode_output_shape(latent))
             options = {"output_buffer": out} if way == "decode" else {"device": torch.device("cpu")}
             allocator = Allocator()
+            monkeypatch.setattr(torch.cuda, "empty_cache", allocator.give_back)
+            monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: allocator.held)
+            monkeypatch.setattr(tiny, "on_card", lambda _: True)
             with HeldBytes(allocator, x, out, *net.parameters()) as live:
                 getattr(net, way)(x, **options)
             foretold = tiny.memory_used(net, LIMIT, way == "decode", x.shape, torch.float16)
             print(f"{live.most / 2**30:.2f} in use, {allocator.most / 2**30:.2f} held, {foretold / 2**30:.2f} foretold")
             assert live.most <= foretold
-            # What the allocator keeps beyond that in pieces, it gives back where it runs short.
-            assert foretold + LIBRARIES <= 3 << 30
+            assert max(allocator.most, foretold) + LIBRARIES <= 3 << 30
     finally:
         torch.set_default_dtype(standard)
 

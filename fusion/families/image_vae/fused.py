@@ -18,7 +18,7 @@ from comfy.ldm.modules.diffusionmodules.model import Encoder
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy
-from ...images import HELD, LIMIT, Leftovers, Progress, channels_last, weight_bytes
+from ...images import HELD, LIMIT, Leftovers, Progress, channels_last, on_card, weight_bytes
 from ...mixing import mix
 from ...outbox import Outbox
 from .layers import Layers
@@ -293,10 +293,6 @@ class Fused:
     def _order(self, device: torch.device, room: int | None, alone: bool, into: Tensor | None = None) -> Order:
         found = room_for(self, self.fusestream_limit, device) if room is None else room
         return Order(self.fusestream_policy, device, found, alone, alone and on_card(device), into)
-
-
-def on_card(device: torch.device) -> bool:
-    return device.type == "cuda"
 
 
 def unserved(vae: nn.Module | None) -> str | None:

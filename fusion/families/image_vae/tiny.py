@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, conv2d, fold_upsample, group_norm_silu, upsample_conv2d
 from ....kernels_cuda.ops.linear import Activation
-from ...images import HELD, LIMIT, Leftovers, Progress, channels_last, weight_bytes, weights
+from ...images import HELD, LIMIT, Leftovers, Progress, channels_last, on_card, weight_bytes, weights
 from ...mixing import mix
 from ...operands import operands
 from ...outbox import Outbox
@@ -279,7 +279,7 @@ class FusedTiny:
         layers, progress = Layers(self.fusestream_policy), Progress(len(x) * count, shown=alone)
         for sample in range(len(x)):
             start = layers.through(whole, Slab(channels_last(latent[sample : sample + 1]), 0, height))
-            tidies = alone and x.device.type == "cuda" and not (count == 1 and leftovers.lie_there())
+            tidies = alone and on_card(x.device) and not (count == 1 and leftovers.lie_there())
             for first, last, low, high in self._around(bands(banded, height, count), tidies, progress):
                 made = layers.through(banded, Slab(start.rows(low, high), low, height))
                 outbox.put((slice(sample, sample + 1), slice(None), slice(first, last)), made.rows(first, last) * 2 - 1)
@@ -301,7 +301,7 @@ class FusedTiny:
         latents, leftovers = [], Leftovers(vae.taesd_encoder, x.shape)
         for sample in range(len(x)):
             made: list[Tensor] = []
-            tidies = alone and device.type == "cuda" and not (count == 1 and leftovers.lie_there())
+            tidies = alone and on_card(device) and not (count == 1 and leftovers.lie_there())
             for first, last, low, high in self._around(bands(banded, height, count), tidies, progress):
                 pixels = channels_last(x[sample : sample + 1, :, low:high].to(device)) * 0.5 + 0.5
                 made.append(
