@@ -89,7 +89,7 @@ def test_the_commands_of_the_menu_are_translated(language: str) -> None:
     assert set(said) == {name.replace(".", "_") for name in re.findall(r'COMMAND = "(.+)"', scripts)} and said
     assert all(one["label"].startswith("FuseStream") for one in said.values())
     labels = json.loads((LOCALES / language / "main.json").read_text(encoding="utf-8"))["menuLabels"]
-    assert list(labels) == re.findall(r'MENU_LABEL = "(.+)"', scripts) and all(
+    assert sorted(labels) == sorted(re.findall(r'MENU_LABEL = "(.+)"', scripts)) and all(
         key != said for key, said in labels.items()
     )
 

@@ -16,6 +16,13 @@ const ENGLISH = {
     examineTooltip: "Examines this machine without running the graph.",
     examining: "Looking at this machine: some seconds...",
     noAnswer: "ComfyUI's server did not answer: {error}. Is it still running?",
+    swapped: "Swapped: {count}. Undo takes it back.",
+    noneOfTheirs: "Nothing to swap: this workflow has no Load Diffusion Model, Load CLIP, Load VAE, nor those for GGUF files.",
+    noneOfOurs: "Nothing to swap: this workflow has no FuseStream loader.",
+    noPlace: "{title} stays: FuseStream has no loader in its place.",
+    notThere: "{title} stays: {loader} is not installed.",
+    notOffered: "{title} stays: {loader} has no choice like its {widget}, {value}.",
+    noInput: "{title} stays: its {widget} comes by a link, and {loader} has no such input.",
 }
 
 let translated = {}
