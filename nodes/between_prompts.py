@@ -1,6 +1,6 @@
 """What is done to models when no prompt runs: at once, or by the thread that runs them as soon as one is done.
 
-The queue is locked meanwhile, so that none begins.
+The queue is locked while models are touched, so that none begins.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def _watch(queue: Any) -> None:
     stocks = queue.task_done
 
     def task_done(*args: Any, **kwargs: Any) -> None:
+        stocks(*args, **kwargs)
+        for work in _always:
+            _try(work)
         with queue.mutex:
-            stocks(*args, **kwargs)
-            for work in _always:
-                _try(work)
             while _waiting:
                 _try(_waiting.pop(0))
 

@@ -178,13 +178,16 @@ def test_what_cannot_be_swapped_stays_and_is_named(front: FrontEnd) -> None:
             add('CheckpointLoaderSimple', [400, 600]).title = 'All in one'
             add('VAELoader', [400, 900], { vae_name: 'pixel_space' })
             add('LoraLoaderModelOnly', [800, 0])
+            const inner = add('UNETLoader', [800, 300], { unet_name })
+            inner.connect(0, add('ModelSamplingSD3', [1200, 300]), 'model')
+            app.graph.convertToSubgraph(new Set([inner])) // which gives a model, and is no loader
         }""",
         [UNET_FILE, CLIP_FILE],
     )
     before = [(node["title"], node["type"]) for node in front.nodes()]
     front.choose_in_menu(OURS)
     assert said(front, "warn") == [
-        "Swapped: 1. Undo takes it back.",
+        "Swapped: 2. Undo takes it back.",
         f"In 8 bits stays: {NAMES['Load Diffusion Model']} has no choice like its weight_dtype, fp8_e4m3fn_fast.",
         f"Linked stays: its weight_dtype comes by a link, and {NAMES['Load Diffusion Model']} has no such input.",
         f"Load CLIP stays: {NAMES['Load CLIP']} has no choice like its device, cpu.",
@@ -261,6 +264,27 @@ def test_what_would_be_covered_makes_room(front: FrontEnd) -> None:
     front.page.evaluate("app.graph.nodes.forEach(node => node.graph.remove(node))")
     (models, size) = front.page.evaluate("app.graph.groups.map(group => [...group.pos, ...group.size])")
     assert models[1] == -70 and models[1] + models[3] < size[1] and size[3] == 160
+
+
+@pytest.mark.parametrize("settings", [{}])
+def test_the_app_mode_and_the_open_subgraph_stay(front: FrontEnd, scene: None) -> None:
+    inputs = front.page.evaluate(
+        """unet_name => {
+            const unet = add('UNETLoader', [900, 100], { unet_name })
+            const inputs = [[`${app.rootGraph.id}:${unet.id}:unet_name`, 'unet_name', { height: 40 }], [unet.id, 'unet_name']]
+            app.rootGraph.extra.linearData = { inputs, outputs: [] }
+            const outer = app.graph.nodes.find(node => node.subgraph)
+            app.canvas.openSubgraph(outer.subgraph, outer)
+            return structuredClone(inputs)
+        }""",
+        UNET_FILE,
+    )
+    opened = front.page.evaluate("app.canvas.graph.id")
+    front.choose_in_menu(OURS)
+    assert said(front, "success") == ["Swapped: 4. Undo takes it back."]
+    assert front.page.evaluate("app.canvas.graph.id") == opened != front.page.evaluate("app.rootGraph.id")
+    renamed = json.loads(json.dumps(inputs).replace("unet_name", "model_name"))
+    assert front.page.evaluate("app.rootGraph.extra.linearData.inputs") == renamed
 
 
 @pytest.mark.parametrize("settings", [{"Comfy.Locale": language} for language in ("en", "ja", "zh")])

@@ -24,8 +24,8 @@ const titleOf = type => known(type)?.title ?? type
 /** Rewrites a workflow. Returns how many loaders it swapped, and of those that stay why, as a key and values for `words`. */
 export function swap(workflow, toOurs) {
     let count = 0
-    const stays = []
-    for (const graph of graphs(workflow)) {
+    const stays = [], all = [...graphs(workflow)], subgraphs = new Set(all.map(graph => graph.id))
+    for (const graph of all) {
         const heights = new Map()
         graph.nodes.forEach((node, i) => {
             const ways = PLACES.filter(each => node.type === (toOurs ? each.theirs : each.ours))
@@ -34,10 +34,11 @@ export function swap(workflow, toOurs) {
             if (taken) {
                 graph.nodes[i] = taken.node
                 relink(graph, node, taken.node, taken.names)
+                if (graph === workflow) rename(workflow, node.id, taken.names)
                 heights.set(taken.node, taken.height)
             } else if (found.length) {
                 stays.push({ ...found[0].reason, values: { title: node.title ?? titleOf(node.type), ...found[0].reason.values } })
-            } else if (toOurs && loads(node)) {
+            } else if (toOurs && loads(node) && !subgraphs.has(node.type)) {
                 stays.push({ key: "noPlace", values: { title: node.title ?? titleOf(node.type) } })
             }
         })
@@ -119,5 +120,15 @@ function relink(graph, node, taken, names) {
         Object.assign(taken.inputs[place], { link, ...(label && { label }) })
         if (Array.isArray(links.get(link))) links.get(link)[4] = place
         else if (links.has(link)) links.get(link).target_slot = place
+    }
+}
+
+/** What the app mode shows of a node, by its widgets' new names. An entry begins with a node's number, or a widget's own id. */
+function rename(workflow, id, names) {
+    for (const entry of workflow.extra?.linearData?.inputs ?? []) {
+        const [of, name] = entry, widget = `${workflow.id}:${id}:`
+        if (!names[name]) continue
+        if (of === `${widget}${name}`) entry.splice(0, 2, `${widget}${names[name]}`, names[name])
+        else if (String(of) === String(id)) entry[1] = names[name]
     }
 }
