@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import doctor_route, queued
+from . import between_prompts, doctor_route, panel_routes, queued
 from .doctor import Doctor
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
@@ -31,6 +31,8 @@ class FuseStream(ComfyExtension):
     async def on_load(self) -> None:
         queued.attach()
         doctor_route.attach()
+        between_prompts.attach()
+        panel_routes.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

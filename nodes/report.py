@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import folder_paths
 from comfy_api.latest import io, ui
 
+from . import kept_reports
 from .loaders import CATEGORY
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class ReportNode(io.ComfyNode):
         from ..fusion.report.gathering import trace_of  # noqa: PLC0415
 
         found = report.gather(model)
+        kept_reports.keep(found, model)
         text = report.as_text(found)
         trace = trace_of(model) if write_trace else None
         if write_trace and trace is None:

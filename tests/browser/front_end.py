@@ -121,6 +121,19 @@ class FrontEnd:
         expect(search).to_be_visible()
         return search
 
+    def choose_in_menu(self, label: str) -> None:
+        """In ComfyUI's own menu, at our entry."""
+        self.page.locator(".comfy-menu-button-wrapper").click()
+        menu = self.page.locator(".comfy-command-menu")
+        for _ in range(5):
+            menu.get_by_text(PACK, exact=True).hover()
+            # An entry that slides in below the pointer does not open; then again from outside.
+            with contextlib.suppress(TimeoutError):
+                menu.get_by_text(label).click(timeout=3000)
+                break
+            self.page.mouse.move(640, 700)
+        expect(menu).to_be_hidden()
+
     def prompt(self) -> dict[str, Any]:
         """What Run would send to the server, in API format."""
         prompt: dict[str, Any] = self.page.evaluate("app.graphToPrompt().then(p => p.output)")

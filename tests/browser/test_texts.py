@@ -140,21 +140,13 @@ def test_a_text_is_shown_again_with_its_workflow(front: FrontEnd, queued: list[s
 @pytest.mark.parametrize("settings", [{"Comfy.Locale": "ja"}])
 def test_the_menu_has_a_doctor_in_the_users_language(front: FrontEnd) -> None:
     said = json.loads((ROOT / "locales" / "ja" / "main.json").read_text(encoding="utf-8"))
-    open_menu(front).get_by_text(said["menuLabels"]["Examine this machine (Doctor)"]).click()
+    front.choose_in_menu(said["menuLabels"]["Examine this machine (Doctor)"])
     expect(front.page.get_by_role("dialog").get_by_role("button", name=said["fuseStream"]["copy"])).to_be_visible()
-
-
-def open_menu(front: FrontEnd) -> Locator:
-    """ComfyUI's own, at our entry."""
-    front.page.locator(".comfy-menu-button-wrapper").click()
-    menu = front.page.locator(".comfy-command-menu")
-    menu.get_by_text("FuseStream", exact=True).hover()
-    return menu
 
 
 @pytest.mark.parametrize("settings", [{}])
 def test_the_menu_has_a_doctor_that_runs_no_graph(front: FrontEnd, queued: list[str]) -> None:
-    open_menu(front).get_by_text("Examine this machine").click()
+    front.choose_in_menu("Examine this machine")
     dialog = front.page.get_by_role("dialog")
     area = dialog.get_by_role("textbox")
     expect(area).to_have_value(lines_of("FuseStream doctor", "Pager and bus", "What stands out"))

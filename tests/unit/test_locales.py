@@ -72,7 +72,8 @@ def test_the_words_of_the_page_are_translated(language: str) -> None:
     """What the pack's scripts say by themselves, with the same values filled in; and the settings."""
     english = dict(re.findall(r'^    (\w+): "(.+)",$', (JS / "words.js").read_text(encoding="utf-8"), re.MULTILINE))
     said = json.loads((LOCALES / language / "main.json").read_text(encoding="utf-8"))
-    assert list(said) == ["fuseStream", "menuLabels"] and list(said["fuseStream"]) == list(english) and english
+    assert list(said) == ["fuseStream", "menuLabels", "settingsCategories"]
+    assert list(said["fuseStream"]) == list(english) and english
     for key, text in said["fuseStream"].items():
         assert sorted(VALUE.findall(text)) == sorted(VALUE.findall(english[key])), key
         assert text != english[key] or not re.sub(VALUE, "", text).strip(" /")
@@ -80,6 +81,7 @@ def test_the_words_of_the_page_are_translated(language: str) -> None:
     scripts = "".join(path.read_text(encoding="utf-8") for path in JS.glob("*.js"))
     assert set(settings) == {name.replace(".", "_") for name in re.findall(r'SETTING = "(.+)"', scripts)}
     assert all(one["name"] and one["tooltip"] for one in settings.values())
+    assert set(said["settingsCategories"]) == set(re.findall(r'category: \["FuseStream", "(.+)", ".+"\]', scripts))
 
 
 @each_language
@@ -89,7 +91,7 @@ def test_the_commands_of_the_menu_are_translated(language: str) -> None:
     assert set(said) == {name.replace(".", "_") for name in re.findall(r'COMMAND = "(.+)"', scripts)} and said
     assert all(one["label"].startswith("FuseStream") for one in said.values())
     labels = json.loads((LOCALES / language / "main.json").read_text(encoding="utf-8"))["menuLabels"]
-    assert list(labels) == re.findall(r'MENU_LABEL = "(.+)"', scripts) and all(
+    assert sorted(labels) == sorted(re.findall(r'MENU_LABEL = "(.+)"', scripts)) and all(
         key != said for key, said in labels.items()
     )
 

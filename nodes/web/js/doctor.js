@@ -2,23 +2,12 @@
 
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
-import { TextBox, button } from "./text_box.js"
+import { openDialog } from "./dialog.js"
+import { TextBox } from "./text_box.js"
 import { words } from "./words.js"
 
 const COMMAND = "FuseStream.Doctor"
-const MENU_LABEL = "Examine this machine (Doctor)"
-const STYLE = `
-.fusestream-dialog {
-    width: min(860px, 92vw); height: min(900px, 88vh); padding: 16px; flex-direction: column; gap: 10px; margin: auto;
-    border: 1px solid var(--border-color); border-radius: 8px; background: var(--comfy-menu-bg); color: var(--fg-color);
-    font: 14px sans-serif;
-}
-.fusestream-dialog[open] { display: flex }
-.fusestream-dialog::backdrop { background: rgb(0 0 0 / 50%) }
-.fusestream-dialog .fusestream-text { flex: 1 }
-.fusestream-dialog h2 { margin: 0; font-size: 16px }
-`
-document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }))
+export const MENU_LABEL = "Examine this machine (Doctor)"
 
 /** What the server's doctor says, or why it says nothing. */
 export async function examine() {
@@ -31,17 +20,11 @@ export async function examine() {
     }
 }
 
-async function showDialog() {
-    const dialog = document.createElement("dialog"), box = new TextBox(), title = document.createElement("h2")
-    dialog.className = "fusestream-dialog"
-    title.textContent = "FuseStream Doctor"
-    dialog.append(title, box.element)
-    button(box.buttons, words("close"), () => dialog.close())
-    dialog.addEventListener("close", () => dialog.remove())
-    dialog.addEventListener("keydown", event => event.stopPropagation()) // the canvas behind it has shortcuts
-    document.body.append(dialog)
+/** The doctor in a dialog. */
+export async function showDoctor() {
+    const box = new TextBox()
     box.text = words("examining")
-    dialog.showModal()
+    openDialog("FuseStream Doctor", box.element, box.buttons)
     box.text = await examine()
 }
 
@@ -50,7 +33,7 @@ app.registerExtension({
     commands: [
         {
             id: COMMAND, label: "FuseStream Doctor: examine this machine", menubarLabel: MENU_LABEL, icon: "pi pi-heart",
-            function: showDialog,
+            function: showDoctor,
         },
     ],
     menuCommands: [{ path: ["FuseStream"], commands: [COMMAND] }],

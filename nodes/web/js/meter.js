@@ -4,11 +4,10 @@
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { Overlays, bar, box, line } from "./overlays.js"
+import { gib } from "./units.js"
 import { words } from "./words.js"
 
 const SETTING = "FuseStream.Meter.Enabled"
-
-const gib = bytes => (bytes >= 0.1 * 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(2)} GiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`)
 
 const meters = new Overlays("fusestreamMeter", fill, show)
 

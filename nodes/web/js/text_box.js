@@ -12,11 +12,11 @@ const STYLE = `
     white-space: pre-wrap; overflow-wrap: anywhere;
 }
 .fusestream-buttons { display: flex; gap: 4px; justify-content: flex-end }
-.fusestream-buttons button {
+:is(.fusestream-buttons, .fusestream-buttoned) button {
     padding: 2px 10px; border: 1px solid var(--border-color); border-radius: 4px; background: var(--comfy-input-bg);
     color: var(--input-text); font: 12px sans-serif; cursor: pointer;
 }
-.fusestream-buttons button:hover { border-color: currentColor }
+:is(.fusestream-buttons, .fusestream-buttoned) button:hover { border-color: currentColor }
 `
 document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }))
 

@@ -21,14 +21,15 @@ document.head.append(Object.assign(document.createElement("style"), { textConten
 
 const shown = new Map() // sentence -> toast
 
-/** It stays until it is closed or something is run again. */
-function show(severity, node, sentence) {
+/** It stays until it is closed or something is run again, or for so many milliseconds. */
+export function say(severity, summary, sentence, life) {
     if (shown.has(sentence)) app.extensionManager.toast.remove(shown.get(sentence))
-    const summary = nodeOf(node)?.getTitle() ?? OURS
-    const toast = { id: `fusestream-${sentence}`, severity, summary, detail: sentence, styleClass: "fusestream-toast" }
+    const toast = { id: `fusestream-${sentence}`, severity, summary, detail: sentence, styleClass: "fusestream-toast", life }
     shown.set(sentence, toast)
     app.extensionManager.toast.add(toast)
 }
+
+const show = (severity, node, sentence) => say(severity, nodeOf(node)?.getTitle() ?? OURS, sentence)
 
 function clear() {
     for (const toast of shown.values()) app.extensionManager.toast.remove(toast)

@@ -16,6 +16,30 @@ const ENGLISH = {
     examineTooltip: "Examines this machine without running the graph.",
     examining: "Looking at this machine: some seconds...",
     noAnswer: "ComfyUI's server did not answer: {error}. Is it still running?",
+    swapped: "Swapped: {count}. Undo takes it back.",
+    noneOfTheirs: "Nothing to swap: this workflow has no Load Diffusion Model, Load CLIP, Load VAE, nor those for GGUF files.",
+    noneOfOurs: "Nothing to swap: this workflow has no FuseStream loader.",
+    noPlace: "{title} stays: FuseStream has no loader in its place.",
+    notThere: "{title} stays: {loader} is not installed.",
+    notOffered: "{title} stays: {loader} has no choice like its {widget}, {value}.",
+    noInput: "{title} stays: its {widget} comes by a link, and {loader} has no such input.",
+    inMemory: "Models in memory",
+    noModels: "No model is in memory.",
+    streams: "{kind}, streams on {device}",
+    doesNotStream: "{kind}, on {device}",
+    holds: "Holds {vram}",
+    ofThese: "Blocks that stay {resident}, window {window}; pinned RAM {pinned}",
+    release: "Release",
+    releaseWaits: "Released after this run",
+    releaseTooltip: "Unloads it, as ComfyUI does when another model needs the memory. A run that uses it loads it again.",
+    released: "{name} was released.",
+    releasedLater: "A run is under way: {name} is released when it is done.",
+    releasedBefore: "{name} was not in memory any more.",
+    lastRuns: "Last runs",
+    noRuns: "A report of each run of a streamed model comes here.",
+    aPass: "{seconds} a pass, {percent}% of it waiting",
+    sideBySide: "Show side by side",
+    thisMachine: "This machine",
 }
 
 let translated = {}
@@ -29,4 +53,9 @@ export function words(key, values = {}) {
     const language = app.extensionManager.setting.get("Comfy.Locale")
     const text = translated[language]?.fuseStream?.[key] ?? ENGLISH[key]
     return text.replace(/{(\w+)}/g, (_, name) => values[name])
+}
+
+/** A menu's entry as the menu has it. */
+export function translatedLabel(label) {
+    return translated[app.extensionManager.setting.get("Comfy.Locale")]?.menuLabels?.[label] ?? label
 }

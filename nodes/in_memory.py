@@ -1,0 +1,108 @@
+"""The models that ComfyUI has loaded, ours and others: what each holds, and how one is let go of."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as management
+
+RAM = "pinned RAM", "registered RAM", "managed RAM"  # a ledger's names for what cannot be swapped out
+ALL = 1e30  # stock's word for as much as there is
+
+_numbers = itertools.count(1)
+_ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A loaded model. name: its file's, without folders, or its class's where no file is known. All figures are bytes.
+
+    vram    on its device
+    window  of these, what blocks pass through; resident: what stays of the blocks
+    pinned  RAM that the device reads by itself
+    """
+
+    id: int
+    name: str
+    kind: str
+    device: str
+    streams: bool
+    vram: int
+    window: int = 0
+    resident: int = 0
+    pinned: int = 0
+
+
+def models() -> list[InMemory]:
+    """Each model once, the one that was loaded last first: clones share their weights."""
+    return [_described(loaded.model, str(loaded.device)) for loaded in _each().values()]
+
+
+def is_there(id: int) -> bool:
+    return any(_id(loaded.model) == id for loaded in _each().values())
+
+
+def release(id: int) -> None:
+    """Unload it as ComfyUI does when another model needs the memory; a prompt that uses it loads it again. Nothing may run."""
+    going = [
+        loaded for loaded in management.current_loaded_models if loaded.model is not None and _id(loaded.model) == id
+    ]
+    staying = [loaded for loaded in management.current_loaded_models if loaded not in going]
+    for device in dict.fromkeys(loaded.device for loaded in going):
+        management.free_memory(ALL, device, staying)
+
+
+def patchers() -> Iterator[Any]:
+    """Of each loaded model the patcher that it was loaded with."""
+    return (loaded.model for loaded in _each().values())
+
+
+def _each() -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    for loaded in list(management.current_loaded_models):
+        patcher = loaded.model
+        if patcher is not None:
+            found.setdefault(_id(patcher), loaded)
+    return found
+
+
+def _id(patcher: Any) -> int:
+    if patcher.model not in _ids:
+        _ids[patcher.model] = next(_numbers)
+    return _ids[patcher.model]
+
+
+def _described(patcher: Any, device: str) -> InMemory:
+    stream = getattr(patcher.model, "fusestream", None)
+    kind = type(patcher.model).__name__
+    told = InMemory(_id(patcher), _file(patcher, stream) or kind, kind, device, stream is not None, _vram(patcher))
+    if stream is None:
+        return told
+    held, pager = stream.ledger.summary()["held bytes"], stream.pager
+    pinned = sum(held.get(name, 0) for name in RAM)
+    plan = None if pager is None else pager.plan
+    window, resident = (0, 0) if plan is None else (plan.window_bytes, plan.resident_bytes)
+    return replace(told, window=window, resident=resident, pinned=pinned)
+
+
+def _file(patcher: Any, stream: Any) -> str | None:
+    """The name of the file that a model came from, of several the first."""
+    if stream is not None:
+        return str(stream.path.name)
+    source = getattr(patcher, "cached_patcher_init", None)
+    given = source[1][0] if source and source[1] else None
+    first = given[0] if isinstance(given, (list, tuple)) and given else given
+    return Path(first).name if isinstance(first, str) else None
+
+
+def _vram(patcher: Any) -> int:
+    """Bytes on its device. A model that is changed just now by the thread that runs it has what it held before."""
+    try:
+        return int(patcher.loaded_size())
+    except RuntimeError:  # a dictionary of its modules has changed under the count
+        return int(patcher.model.model_loaded_weight_memory)

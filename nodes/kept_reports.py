@@ -1,0 +1,74 @@
+"""The reports of the last runs, for the page: of each streamed diffusion model that a prompt has used, and what Report nodes made.
+
+Plain values, so that none keeps a model alive; the oldest goes when there are too many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..fusion.report import Report
+
+MOST = 4
+
+
+@dataclass(frozen=True)
+class Kept:
+    """when: seconds since 1970. text: the report's, made once: a page asks for it often."""
+
+    id: int
+    when: float
+    report: Report
+    text: str
+
+
+_kept: deque[Kept] = deque(maxlen=MOST)
+_numbers = itertools.count(1)
+_lock = threading.Lock()
+_since = 0.0  # the end of the last prompt, as streams tell time
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # streams of which there is a report of the prompt that runs
+
+
+def kept() -> list[Kept]:
+    """The newest first."""
+    with _lock:
+        return list(reversed(_kept))
+
+
+def keep(report: Report, model: Any = None) -> None:
+    """model: the MODEL that it is about."""
+    from ..fusion.report import as_text  # noqa: PLC0415 - the server starts without it
+
+    with _lock:
+        _kept.append(Kept(next(_numbers), time.time(), report, as_text(report)))
+    stream = _stream_of(model)
+    if stream is not None:
+        _told.add(stream)
+
+
+def keep_those_of_the_prompt() -> None:
+    """Of the diffusion models that have streamed since the prompt before, and of which no node has made one."""
+    from ..fusion import report  # noqa: PLC0415 - the server starts without it
+    from . import in_memory  # noqa: PLC0415
+
+    global _since
+    before, _since = _since, time.monotonic()
+    told = set(_told)
+    _told.clear()
+    for patcher in list(in_memory.patchers()):
+        stream = _stream_of(patcher)
+        if stream is None or stream in told or stream.last_used <= before:
+            continue
+        if hasattr(patcher.model, "diffusion_model"):
+            keep(report.gather(patcher))
+
+
+def _stream_of(model: Any) -> Any:
+    return getattr(getattr(model, "model", None), "fusestream", None)

@@ -1,0 +1,132 @@
+"""What the page's panel asks of the server: the models in memory, to let go of one, and the reports of the last runs.
+
+What is sent tells no folder: models are named by their files, and reports name none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from functools import partial
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from . import between_prompts, kept_reports
+from .front_end import running_server
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+MODELS, RELEASE = "/fusestream/models", "/fusestream/models/release"
+REPORTS, PICTURE = "/fusestream/reports", "/fusestream/reports/{id}/picture"
+EVENT = "fusestream.panel"  # something of this has changed
+THEMES = "dark", "light"
+
+_asked: set[int] = set()  # models that are let go of when the prompt is done
+
+
+def attach() -> None:
+    """Let the server answer at these addresses. Called once, before it starts to listen."""
+    server = running_server()
+    if server is not None:
+        server.routes.get(MODELS)(models)
+        server.routes.post(RELEASE)(release)
+        server.routes.get(REPORTS)(reports)
+        server.routes.get(PICTURE)(picture)
+        between_prompts.always(kept_reports.keep_those_of_the_prompt)
+        between_prompts.always(tell)
+
+
+def tell() -> None:
+    """Every page that is open, whoever queued the prompt."""
+    server = running_server()
+    if server is not None:
+        server.send_sync(EVENT, {})
+
+
+async def models(_request: web.Request) -> web.Response:
+    """Those in memory, each with whether it is about to be let go of."""
+    found = await asyncio.get_running_loop().run_in_executor(None, _models)
+    return _answer({"models": found})
+
+
+async def release(request: web.Request) -> web.Response:
+    """Asked with {"id": a model's}. Lets go of it now, or, where a prompt runs, when that is done. 404: it is not in memory."""
+    try:
+        id = (await request.json())["id"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        id = None
+    if not isinstance(id, int) or isinstance(id, bool):
+        return _answer({"error": 'This asks for {"id": the number of a model}.'}, 400)
+    state = await asyncio.get_running_loop().run_in_executor(None, partial(_release, id))
+    return _answer({"state": state}, 404 if state == "gone" else 200)
+
+
+async def reports(_request: web.Request) -> web.Response:
+    """The newest first. seconds, stall: of a typical pass, and of waiting in it."""
+    found = [
+        {
+            "id": one.id,
+            "when": one.when,
+            "title": one.report.title,
+            "policy": one.report.policy,
+            "seconds": one.report.pass_seconds,
+            "stall": one.report.stall_seconds,
+            "text": one.text,
+        }
+        for one in kept_reports.kept()
+    ]
+    return _answer({"reports": found})
+
+
+async def picture(request: web.Request) -> web.Response:
+    """A report's, as PNG. theme: dark or light."""
+    from aiohttp import web  # noqa: PLC0415
+
+    theme = request.query.get("theme", THEMES[0])
+    if theme not in THEMES:
+        return _answer({"error": f"theme is one of {', '.join(THEMES)}."}, 400)
+    found = [one for one in kept_reports.kept() if str(one.id) == request.match_info["id"]]
+    if not found:
+        return _answer({"error": "There is no such report any more."}, 404)
+    drawn = await asyncio.get_running_loop().run_in_executor(None, partial(_drawn, found[0].report, theme))
+    return web.Response(body=drawn, content_type="image/png")
+
+
+def _models() -> list[dict[str, Any]]:
+    from . import in_memory  # noqa: PLC0415
+
+    return [{**asdict(one), "waiting": one.id in _asked} for one in in_memory.models()]
+
+
+def _release(id: int) -> str:
+    """released, or waiting for the prompt that runs, or gone before."""
+    from . import in_memory  # noqa: PLC0415
+
+    if not in_memory.is_there(id):
+        return "gone"
+    if id in _asked:
+        return "waiting"
+
+    def now() -> None:
+        _asked.discard(id)
+        in_memory.release(id)
+        tell()
+
+    _asked.add(id)
+    return "released" if between_prompts.do(now) else "waiting"
+
+
+def _drawn(report: Any, theme: Any) -> bytes:
+    from ..fusion.report import draw  # noqa: PLC0415
+
+    written = BytesIO()
+    draw(report, theme).save(written, "PNG")
+    return written.getvalue()
+
+
+def _answer(told: dict[str, Any], status: int = 200) -> web.Response:
+    from aiohttp import web  # noqa: PLC0415 - only a server has it
+
+    return web.json_response(told, status=status, headers={"Cache-Control": "no-store"})

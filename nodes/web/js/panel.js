@@ -1,0 +1,162 @@
+// The panel at the side of the page: the models in memory, what each holds, and a button to let go of it; the last runs; the doctor.
+// It asks the server when it is opened, and then when the server says that something has changed.
+
+import { app } from "../../../scripts/app.js"
+import { api } from "../../../scripts/api.js"
+import { MENU_LABEL, showDoctor } from "./doctor.js"
+import { showReports, timeOf } from "./reports.js"
+import { button } from "./text_box.js"
+import { duration, gib } from "./units.js"
+import { translatedLabel, words } from "./words.js"
+
+const EVERY = 1000 // milliseconds between two looks while a model streams
+const STYLE = `
+.fusestream-panel {
+    height: 100%; overflow-y: auto; box-sizing: border-box; padding: 14px; display: flex; flex-direction: column; gap: 10px;
+    background: var(--comfy-menu-bg); color: var(--fg-color); font: 13px/1.4 sans-serif;
+}
+.fusestream-panel h2 { margin: 0; font-size: 15px; font-weight: bold }
+.fusestream-panel h3 { margin: 8px 0 0; font-size: 13px; font-weight: bold }
+.fusestream-panel ul { margin: 0; padding: 0; list-style: none; display: flex; flex-direction: column; gap: 8px }
+.fusestream-panel li { padding: 8px; border: 1px solid var(--border-color); border-radius: 6px; display: flex; flex-direction: column; gap: 4px }
+.fusestream-panel strong { overflow-wrap: anywhere; font-weight: bold }
+.fusestream-panel p { margin: 0; overflow-wrap: anywhere }
+.fusestream-panel button { align-self: flex-start; padding: 4px 12px; font-size: 13px }
+.fusestream-panel button:focus-visible { outline: 2px solid currentColor; outline-offset: 1px }
+.fusestream-panel button:disabled { cursor: default; opacity: 1; border-style: dashed }
+`
+document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }))
+
+const made = (parent, kind, text = "") => {
+    const element = Object.assign(document.createElement(kind), { textContent: text })
+    parent.append(element)
+    return element
+}
+
+class Panel {
+    constructor(parent) {
+        this.element = made(parent, "div")
+        this.element.className = "fusestream-panel fusestream-buttoned"
+        made(this.element, "h2", "FuseStream")
+        made(this.element, "h3", words("inMemory"))
+        this.models = made(this.element, "ul")
+        this.said = made(this.element, "p")
+        this.said.setAttribute("role", "status")
+        made(this.element, "h3", words("lastRuns"))
+        this.runs = made(this.element, "ul")
+        this.show = button(this.element, words("sideBySide"), () => showReports(this.reports))
+        made(this.element, "h3", words("thisMachine"))
+        button(this.element, translatedLabel(MENU_LABEL), showDoctor)
+        this.reports = []
+        this.looking = undefined
+        this.last = 0
+        this.element.addEventListener("pointerenter", () => this.look()) // other buttons of the page unload models too
+        this.element.addEventListener("keydown", event => event.stopPropagation()) // the canvas has shortcuts
+    }
+
+    /** Ask the server, once at a time; what changes meanwhile is asked for right after. */
+    look() {
+        if (this.looking) {
+            this.again = true
+            return this.looking
+        }
+        this.looking = this.#ask().finally(() => {
+            this.looking = undefined
+            if (this.again) this.look()
+        })
+        return this.looking
+    }
+
+    /** A model streams: now and then. */
+    glance() {
+        if (performance.now() - this.last > EVERY) this.look()
+    }
+
+    async #ask() {
+        this.again = false
+        this.last = performance.now()
+        try {
+            const [{ models }, { reports }] = await Promise.all([asked("/fusestream/models"), asked("/fusestream/reports")])
+            this.#showModels(models)
+            this.#showRuns(reports)
+        } catch (error) {
+            this.said.textContent = words("noAnswer", { error: error.message })
+        }
+    }
+
+    #showModels(models) {
+        const focused = document.activeElement?.dataset.fusestreamModel
+        this.models.replaceChildren()
+        for (const model of models) {
+            const item = made(this.models, "li")
+            made(item, "strong", model.name)
+            made(item, "p", words(model.streams ? "streams" : "doesNotStream", { kind: model.kind, device: model.device }))
+            made(item, "p", words("holds", { vram: gib(model.vram) }))
+            if (model.streams) {
+                const { resident, window, pinned } = model
+                made(item, "p", words("ofThese", { resident: gib(resident), window: gib(window), pinned: gib(pinned) }))
+            }
+            const one = button(item, words(model.waiting ? "releaseWaits" : "release"), () => this.#release(model), words("releaseTooltip"))
+            one.dataset.fusestreamModel = model.id
+            one.disabled = model.waiting
+            one.setAttribute("aria-label", `${one.textContent} ${model.name}`)
+            if (focused === String(model.id)) one.focus()
+        }
+        if (!models.length) made(this.models, "p", words("noModels"))
+    }
+
+    #showRuns(reports) {
+        this.reports = reports
+        this.runs.replaceChildren()
+        for (const report of reports) {
+            const item = made(this.runs, "li"), { seconds, stall, policy } = report
+            made(item, "strong", report.title)
+            made(item, "p", [timeOf(report), policy].filter(Boolean).join(" · "))
+            if (seconds) made(item, "p", words("aPass", { seconds: duration(seconds), percent: Math.round((100 * stall) / seconds) }))
+        }
+        if (!reports.length) made(this.runs, "p", words("noRuns"))
+        this.show.hidden = !reports.length
+    }
+
+    async #release({ id, name }) {
+        this.said.textContent = ""
+        try {
+            const answer = await api.fetchApi("/fusestream/models/release", {
+                method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ id }),
+            })
+            const { state } = await answer.json()
+            this.said.textContent = words({ released: "released", waiting: "releasedLater", gone: "releasedBefore" }[state], { name })
+        } catch (error) {
+            this.said.textContent = words("noAnswer", { error: error.message })
+        }
+        await this.look()
+    }
+}
+
+async function asked(path) {
+    const answer = await api.fetchApi(path, { cache: "no-store" })
+    if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`)
+    return answer.json()
+}
+
+let open // the panel, while it is
+
+app.registerExtension({
+    name: "FuseStream.Panel",
+    setup() {
+        app.extensionManager.registerSidebarTab({
+            id: "fusestream", icon: "pi pi-bolt", title: "FuseStream", tooltip: "FuseStream", type: "custom",
+            render(parent) {
+                if (open?.element.parentElement === parent) return // the front end says so again and again
+                parent.style.height = "100%"
+                open = new Panel(parent)
+                open.look()
+            },
+            destroy() {
+                open = undefined
+            },
+        })
+        for (const event of ["fusestream.panel", "reconnected"]) api.addEventListener(event, () => open?.look())
+        for (const event of ["fusestream.meter", "executing"]) api.addEventListener(event, () => open?.glance())
+    },
+})

@@ -1,0 +1,5 @@
+// Bytes and times as people read them.
+
+export const gib = bytes => (bytes >= 0.1 * 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(2)} GiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`)
+
+export const duration = seconds => (seconds >= 1 ? `${seconds.toFixed(2)} s` : `${(1000 * seconds).toFixed(1)} ms`)

@@ -1,0 +1,201 @@
+"""The panel at the side: the models in memory and how one is let go of, the last runs side by side, the doctor; the settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from bed.paths import ROOT
+from bed.server import PACK
+from browser.front_end import FrontEnd
+from browser.test_meter import contrast
+from browser.test_report import graph
+
+MODEL = "wan2.1_t2v_1.3B_fp16.safetensors"
+ENCODER = "umt5_xxl_fp8_e4m3fn_scaled.safetensors"
+# Of each text in the panel: its words, its ink and its ground in red, green, blue and opacity.
+INKS = """panel => {
+    const context = new OffscreenCanvas(1, 1).getContext('2d')
+    const pixel = colour => {
+        context.clearRect(0, 0, 1, 1)
+        context.fillStyle = colour
+        context.fillRect(0, 0, 1, 1)
+        return [...context.getImageData(0, 0, 1, 1).data]
+    }
+    const ground = one => {
+        const found = pixel(getComputedStyle(one).backgroundColor)
+        return found[3] ? found : ground(one.parentElement)
+    }
+    return [...panel.querySelectorAll('*')].filter(one => one.checkVisibility() && [...one.childNodes].some(n => n.nodeType === 3))
+        .map(one => [one.textContent, pixel(getComputedStyle(one).color), ground(one)])
+}"""
+# What is wider than its place.
+CLIPPED = """panel => [panel, ...panel.querySelectorAll('*')]
+    .filter(one => one.clientWidth > 0 && one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"""
+ADD = """type => Object.fromEntries(LiteGraph.createNode(type).widgets.map(widget => [widget.name, widget.value]))"""
+
+
+@pytest.fixture(params=[("dark", False, 1440), ("light", True, 1920)], ids=["dark", "light"])
+def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    theme, elements, _ = request.param
+    return {"Comfy.ColorPalette": theme, "Comfy.VueNodes.Enabled": elements}
+
+
+def load(front: FrontEnd, steps: int = 2) -> None:
+    workflow = graph()
+    for node in workflow.values():
+        if node["class_type"] == "KSampler":
+            node["inputs"]["steps"] = steps
+    front.page.evaluate("api => app.loadApiJson(api, 'example')", workflow)
+
+
+def open_panel(front: FrontEnd) -> Locator:
+    """By its button at the side of the page, without a mouse."""
+    tab = front.page.get_by_role("button", name=PACK, exact=True)
+    tab.focus()
+    front.page.keyboard.press("Enter")
+    panel = front.page.locator(".fusestream-panel")
+    expect(panel).to_be_visible()
+    return panel
+
+
+def item(panel: Locator, name: str) -> Locator:
+    return panel.get_by_role("list").first.get_by_role("listitem").filter(has_text=name)
+
+
+def test_models_are_seen_and_let_go_of(front: FrontEnd, settings: dict[str, Any]) -> None:
+    front.page.set_viewport_size({"width": 1440 if settings["Comfy.ColorPalette"] == "dark" else 1920, "height": 900})
+    load(front)
+    panel = open_panel(front)
+    front.run()
+    expect(item(panel, MODEL)).to_contain_text("WAN21, streams on cpu")
+    expect(item(panel, MODEL)).to_contain_text("window 0.0 MiB")
+    expect(item(panel, ENCODER)).to_be_visible()
+    runs = panel.get_by_role("list").nth(1).get_by_role("listitem")
+    expect(runs.first).to_contain_text("a pass")
+    expect(runs.first).to_contain_text(MODEL)
+
+    assert panel.evaluate(CLIPPED) == []
+    inks = panel.evaluate(INKS)
+    assert len(inks) > 10 and all(contrast(ink, ground) >= 4.5 for _, ink, ground in inks)
+    assert (sum(inks[0][2][:3]) < 180) == (settings["Comfy.ColorPalette"] == "dark")
+
+    item(panel, MODEL).get_by_role("button", name=f"Release {MODEL}").focus()
+    front.page.keyboard.press("Enter")
+    expect(panel.get_by_role("status")).to_have_text(f"{MODEL} was released.")
+    expect(item(panel, MODEL)).to_have_count(0)
+    expect(item(panel, ENCODER)).to_be_visible()
+
+    panel.get_by_role("button", name="Show side by side").press("Enter")
+    dialog = front.page.get_by_role("dialog")
+    expect(dialog.get_by_role("img").first).to_have_js_property("naturalWidth", 1120)
+    count = runs.count()
+    assert 2 <= count == dialog.get_by_role("img").count() == dialog.get_by_role("textbox").count()
+    for text in dialog.get_by_role("textbox").all():
+        assert text.input_value().startswith(f"FuseStream report: {MODEL}")
+    assert all(contrast(ink, ground) >= 4.5 for _, ink, ground in dialog.evaluate(INKS))
+    front.page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    panel.get_by_role("button", name="Doctor").press("Enter")
+    expect(dialog.get_by_role("heading")).to_have_text("FuseStream Doctor")
+
+
+@pytest.mark.parametrize("settings", [{}])
+def test_while_a_graph_runs_a_model_waits_for_its_end(front: FrontEnd) -> None:
+    load(front, steps=500)
+    panel = open_panel(front)
+    front.page.get_by_test_id("queue-button").click()
+    expect(front.page.locator("[data-fusestream-meter]").first).to_be_visible()  # it samples
+    button = item(panel, MODEL).get_by_role("button")
+    button.click()
+    expect(panel.get_by_role("status")).to_have_text(f"A run is under way: {MODEL} is released when it is done.")
+    expect(button).to_have_text("Released after this run")
+    expect(button).to_be_disabled()
+    front.page.evaluate("app.api.interrupt(null)")
+    expect(item(panel, MODEL)).to_have_count(0)
+    expect(item(panel, ENCODER)).to_be_visible()
+
+
+@pytest.mark.parametrize("settings", [{}])
+def test_a_closed_panel_asks_for_nothing(front: FrontEnd) -> None:
+    asked: list[str] = []
+    front.page.on("request", lambda request: asked.append(request.url) if "/fusestream/" in request.url else None)
+    load(front)
+    front.run()
+    assert not asked
+    panel = open_panel(front)
+    expect(item(panel, MODEL)).to_be_visible()
+    assert len(asked) == 2
+    front.page.wait_for_timeout(3000)
+    assert len(asked) == 2, "nothing has happened"
+    # Another way to unload models, which tells nobody: it is seen when the panel is looked at.
+    front.page.evaluate("app.api.freeMemory({ freeExecutionCache: false })")
+    front.page.wait_for_function("fetch('/fusestream/models').then(a => a.json()).then(({ models }) => !models.length)")
+    front.page.mouse.move(900, 400)
+    panel.hover()
+    expect(panel.get_by_text("No model is in memory.")).to_be_visible()
+    front.page.get_by_role("button", name=PACK, exact=True).press("Enter")
+    expect(panel).to_have_count(0)
+    before = len(asked)
+    load(front)
+    front.run()
+    assert len(asked) == before
+
+
+@pytest.mark.parametrize("settings", [{}])
+def test_a_model_that_is_gone_and_a_server_that_does_not_answer_are_said(front: FrontEnd) -> None:
+    gone = {
+        "id": 4711,
+        "name": MODEL,
+        "kind": "WAN21",
+        "device": "cuda:0",
+        "vram": 2**30,
+        "streams": False,
+        "waiting": False,
+    }
+    front.page.route("**/fusestream/models", lambda route: route.fulfill(json={"models": [gone]}))
+    panel = open_panel(front)
+    expect(item(panel, MODEL)).to_contain_text("Holds 1.00 GiB")
+    item(panel, MODEL).get_by_role("button").click()
+    expect(panel.get_by_role("status")).to_have_text(f"{MODEL} was not in memory any more.")
+    front.page.route("**/fusestream/models", lambda route: route.fulfill(status=502))
+    front.page.mouse.move(900, 400)
+    panel.hover()
+    expect(panel.get_by_role("status")).to_contain_text("did not answer: 502")
+    assert all("404" in problem or "502" in problem for problem in front.problems)
+    front.problems.clear()  # the browser notes each
+
+
+@pytest.mark.parametrize("settings", [{"Comfy.Locale": language} for language in ("ja", "zh")])
+def test_it_speaks_the_users_language(front: FrontEnd, settings: dict[str, Any]) -> None:
+    main = ROOT / "locales" / settings["Comfy.Locale"] / "main.json"
+    words = json.loads(main.read_text(encoding="utf-8"))
+    panel = open_panel(front)
+    ours = words["fuseStream"]
+    expect(panel.get_by_role("heading", level=3)).to_have_text(
+        [ours["inMemory"], ours["lastRuns"], ours["thisMachine"]]
+    )
+    expect(panel.get_by_role("button", name=words["menuLabels"]["Examine this machine (Doctor)"])).to_be_visible()
+    assert panel.evaluate(CLIPPED) == []
+
+
+@pytest.mark.parametrize("settings", [{"FuseStream.Defaults.Precision": "turbo", "FuseStream.Defaults.Kernels": "on"}])
+def test_new_loaders_begin_as_the_settings_say(front: FrontEnd) -> None:
+    for name in ("DiffusionModel", "TextEncoder", "VAE"):
+        values = front.page.evaluate(ADD, f"FuseStream{name}Loader")
+        assert (values["precision"], values["kernels"]) == ("turbo", "on")
+    front.open_template("wan2.1_t2v_1.3B")
+    saved = [node["inputs"] for node in front.prompt().values() if node["class_type"].startswith("FuseStream")]
+    assert {(one["precision"], one["kernels"]) for one in saved if "precision" in one} == {("precise", "auto")}
+    front.page.get_by_role("button", name="Settings (Ctrl").click()
+    dialog = front.page.get_by_role("dialog")
+    dialog.get_by_text(PACK, exact=True).first.click()
+    for name in (
+        "Precision of new loaders",
+        "Kernels of new loaders",
+        "Live meter below loaders while a model streams",
+    ):
+        expect(dialog.get_by_text(name)).to_be_visible()
