@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from . import (
+    clip_g,
     clip_l,
     clip_vision,
     container,
@@ -36,6 +37,7 @@ from . import (
     wan,
     wan_more,
     wan_vae,
+    whole,
     z_image,
 )
 from .storage import Storage
@@ -46,6 +48,7 @@ __all__ = [
     "LORA_BASES",
     "NARROW",
     "Kind",
+    "clip_g",
     "clip_l",
     "clip_vision",
     "flux",
@@ -64,6 +67,7 @@ __all__ = [
     "wan",
     "wan_more",
     "wan_vae",
+    "whole",
     "write",
     "z_image",
 ]

@@ -16,6 +16,7 @@ is most of this file, and the tokenizer is stock's own: prompts can be tokenized
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from .container import shapes
@@ -28,6 +29,7 @@ FFN = 256
 LAYERS = 4
 VOCABULARY = 49408
 TOKENS = 77
+FIRST = "text_model.encoder.layers.0.mlp.fc1.weight"
 
 
 def table(width: int = WIDTH, ffn: int = FFN, layers: int = LAYERS) -> Table:
@@ -48,8 +50,12 @@ def table(width: int = WIDTH, ffn: int = FFN, layers: int = LAYERS) -> Table:
 
 def model_config(path: Path) -> dict[str, int]:
     """The sizes of a file under the names of its JSON configuration, read from the shapes in its header."""
-    shape = shapes(path)
-    ffn, width = shape["text_model.encoder.layers.0.mlp.fc1.weight"]
+    return config_of(shapes(path))
+
+
+def config_of(shape: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The same of shapes by name."""
+    ffn, width = shape[FIRST]
     return {
         "hidden_size": width,
         "intermediate_size": ffn,

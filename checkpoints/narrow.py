@@ -5,12 +5,13 @@
 
 `comfy` is ComfyUI's package, with `comfy.sd` imported. While open, these sizes come from the file, and nothing else changes:
 
-    SD 1.5, SDXL    the base width of 320, the depths, the width of the prompt: told by proj_in's rank and by the labels instead
+    SD 1.5, 2, XL   the base width of 320, the depths, the width of the prompt: told by proj_in's rank and by the labels instead
     Z-Image         the width of 3840, and what stock derives from it: told by cap_pad_token instead
     Chroma          the guidance layer's widths of 5120 and 3072, its five layers
     Qwen-Image      24 heads, the prompt's width of 3584
     HuMo, Animate   the layers of audio_proj; those of motion_encoder and face_encoder
     VAEs (KL)       the encoder's base width of 128
+    CLIP            widths and layers of the text encoders within whole checkpoints
     Qwen3 4B        its layers, the three of them that klein reads, and its vocabulary: a token beyond it stands for one in it
 
 A full-size file loads as ever: at published sizes each rule gives the number that stock has.
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from . import clip_l
 from .flux import HEAD
 from .llama import QWEN3, config_of
 
@@ -39,7 +41,14 @@ FIXED_PARTS = {"humo": ("audio_proj.",), "animate": ("motion_encoder.", "face_en
 def opened(comfy: Any) -> Iterator[None]:
     """While open, stock takes the sizes above from the file. Can be open twice."""
     with ExitStack() as stack:
-        for change in (_read_sizes, _match_loosely, _make_parts_to_measure, _read_encoder_width, _read_qwen3):
+        for change in (
+            _read_sizes,
+            _match_loosely,
+            _make_parts_to_measure,
+            _read_encoder_width,
+            _read_qwen3,
+            _read_clip,
+        ):
             stack.enter_context(change(comfy))
         yield
 
@@ -111,6 +120,7 @@ def _match_loosely(comfy: Any) -> Iterator[None]:
     models = comfy.supported_models
     wanted = {
         models.SD15: {"use_linear_in_transformer": False, "adm_in_channels": None, "use_temporal_attention": False},
+        models.SD20: {"use_linear_in_transformer": True, "adm_in_channels": None, "use_temporal_attention": False},
         models.SDXL: {"use_linear_in_transformer": True, "adm_in_channels": 2816, "use_temporal_attention": False},
         models.ZImage: {"image_model": "lumina2", "z_image_modulation": True},
     }
@@ -222,3 +232,22 @@ def _of_few_layers(stock: Callable[..., None], read: int) -> Callable[..., None]
         self.process_tokens = process_folded
 
     return construct
+
+
+@contextmanager
+def _read_clip(comfy: Any) -> Iterator[None]:
+    """Of the text encoders in a whole checkpoint, which stock hands over as the tokenizer's data too."""
+    stock = comfy.sd.CLIP.__init__
+
+    def construct(self: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> None:
+        given = dict(model_options or {})
+        shape = {name: tuple(tensor.shape) for name, tensor in (options.get("tokenizer_data") or {}).items()}
+        for name in ("clip_l", "clip_g", "clip_h"):
+            own = {key.removeprefix(f"{name}.transformer."): of for key, of in shape.items() if key.startswith(name)}
+            config = clip_l.config_of(own) if clip_l.FIRST in own else None
+            if config is not None and config["hidden_size"] == clip_l.WIDTH:
+                given.setdefault(f"{name}_model_config", config)
+        stock(self, *args, model_options=given, **options)
+
+    with _replaced(comfy.sd.CLIP, "__init__", construct):
+        yield

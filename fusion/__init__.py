@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .inspection import inspect_file
     from .load import load_diffusion_model, load_vae, load_vae_in_parts
     from .load_text import load_text_encoder
+    from .load_whole import beside_the_model, load_checkpoint
 
 __all__ = [
     "KernelPolicy",
@@ -23,7 +24,9 @@ __all__ = [
     "Precision",
     "WrongFile",
     "all_off",
+    "beside_the_model",
     "inspect_file",
+    "load_checkpoint",
     "load_diffusion_model",
     "load_text_encoder",
     "load_vae",
@@ -36,7 +39,9 @@ HOMES = {
     "Precision": "..kernels_cuda.policy",
     "WrongFile": ".errors",
     "all_off": ".fused",
+    "beside_the_model": ".load_whole",
     "inspect_file": ".inspection",
+    "load_checkpoint": ".load_whole",
     "load_diffusion_model": ".load",
     "load_text_encoder": ".load_text",
     "load_vae": ".load",

@@ -8,12 +8,14 @@ What it does not serve goes back to stock's function, with the reason in the led
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels_cuda import KernelPolicy, attention
+from ..kernels_cuda.ops.attention import HEADS
 from .fused import POLICY, HandBack, wrong_type
 
 HOOK = "optimized_attention_override"
@@ -124,6 +126,14 @@ class AttentionOverride:
 def wrong_tensor(q: Tensor) -> str | None:
     """Why our op serves no such queries, in words a user understands."""
     return wrong_type(q) if q.is_cuda else f"tensor is on the {q.device.type.upper()}"
+
+
+def for_heads(policy: KernelPolicy, size: int) -> KernelPolicy:
+    """The policy for attention with heads of so many elements. Where no kernel of ours has such heads and kernels are "on", all
+    else is ours all the same, and attention is torch's: the ledger says why."""
+    if size in HEADS or policy.mode("attention") != "on":
+        return policy
+    return replace(policy, ops=(*policy.ops, ("attention", "auto")))
 
 
 def install(model: Any, policy: KernelPolicy) -> None:

@@ -25,6 +25,7 @@ class Role(Enum):
     DIFFUSION = "diffusion model", "FuseStream Diffusion Model Loader"
     TEXT = "text encoder", "FuseStream Text Encoder Loader"
     VAE = "VAE", "FuseStream VAE Loader"
+    CHECKPOINT = "checkpoint", "FuseStream Checkpoint Loader"
 
     @property
     def words(self) -> str:
@@ -33,6 +34,11 @@ class Role(Enum):
     @property
     def loader(self) -> str:
         return self.value[1]
+
+    @property
+    def told_by(self) -> Role:
+        """The role of the part that tells what a file is: a checkpoint is looked at as its diffusion model."""
+        return Role.DIFFUSION if self is Role.CHECKPOINT else self
 
 
 Rename = Callable[[str], str]

@@ -9,7 +9,7 @@ policy says `on` it is an error (`HandBack`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import comfy.model_management
@@ -100,9 +100,12 @@ class Parts:
     """A block's modules as they were when it was fused. Looked at whenever the block is called, so it knows where to look. It holds
     what is inside of the block, never the block, which would keep both alive."""
 
-    def __init__(self, block: nn.Module, obstacle: str | None = None) -> None:
-        """obstacle: what a family has against it for good."""
-        named = [(name, part) for name, part in block.named_modules() if part is not block]
+    def __init__(self, block: nn.Module, obstacle: str | None = None, apart: Sequence[str] = ()) -> None:
+        """obstacle: what a family has against it for good. apart: lists whose members are asked for themselves."""
+        inner = tuple(f"{name}." for name in apart)
+        named = [
+            (name, part) for name, part in block.named_modules() if part is not block and not name.startswith(inner)
+        ]
         self._for_good = obstacle or next((why for _, part in named if (why := _as_stored(part)) is not None), None)
         self._calls = [(name, part.__dict__, part._forward_hooks, part._forward_pre_hooks) for name, part in named]
         groups = [("", block), *((name, part) for name, part in named if part._modules)]
@@ -114,7 +117,7 @@ class Parts:
         if self._for_good is not None:
             return self._for_good
         for name, own, hooks, hooks_before in self._calls:
-            if "forward" in own or hooks or hooks_before:
+            if "forward" in own or "_conv_forward" in own or hooks or hooks_before:
                 return f"another node has replaced {name}"
         for name, modules, before in self._groups:
             if tuple(modules.values()) != before:
@@ -163,7 +166,9 @@ class FusedBlock:
         return None
 
 
-def fuse_block(block: nn.Module, mixin: type[FusedBlock], obstacle: str | None = None) -> None:
+def fuse_block(
+    block: nn.Module, mixin: type[FusedBlock], obstacle: str | None = None, apart: Sequence[str] = ()
+) -> None:
     """Let a block compute through our ops, under the policy that comes with each call. In place. obstacle: why it cannot, for
-    good, so that the reason is told where it would have."""
-    mix(block, mixin, **{PARTS: Parts(block, obstacle)})
+    good, so that the reason is told where it would have. apart: as `Parts` has it."""
+    mix(block, mixin, **{PARTS: Parts(block, obstacle, apart)})

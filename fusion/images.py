@@ -1,4 +1,5 @@
-"""What the families of VAEs have in common: how much memory they may take, how a convolution's weights are taken, progress.
+"""What the families of VAEs have in common: how much memory they may take, how a convolution's weights are taken, progress. A U-Net
+takes its convolutions' weights so, too.
 
 Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type.
 """

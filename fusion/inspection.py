@@ -41,6 +41,7 @@ def look_at(source: Checkpoint, role: Role) -> Family | None:
     if translated is not None:
         use_stocks_names(source, translated)
     family = recognise.check(source, role)
+    role = role.told_by
     rename = _renaming(source.files[0], family)
     if rename is not None:
         use_stocks_names(source, rename)

@@ -81,6 +81,7 @@ def load_streamed_diffusion_model(
     vram_budget: float | None = None,
     policy: KernelPolicy = STANDARD,
     dtype: torch.dtype | None = None,
+    is_checkpoint: bool = False,
     disable_dynamic: bool = True,  # noqa: ARG001 - stock says so when it makes another one; this one never is
     **_others: Any,
 ) -> StreamingModelPatcher:
@@ -88,6 +89,7 @@ def load_streamed_diffusion_model(
 
     vram_budget: GiB of VRAM for the blocks' weights; None: what is free, less what stock reckons the activations need.
     dtype: in which to hold the weights; None: as stock chooses.
+    is_checkpoint: as stock takes it out of a whole checkpoint, rather than as a diffusion model by itself.
     """
     source = open_to_stream(path)
     try:
@@ -97,7 +99,9 @@ def load_streamed_diffusion_model(
         find = found_in if family is None or family.blocks is None else family.blocks
         device = comfy.model_management.get_torch_device()
         types = None if family is None else types_of(family, policy, device)
-        parts = skeleton.diffusion_model(source, dtype, find, is_known=family is not None, preferred=types)
+        parts = skeleton.diffusion_model(
+            source, dtype, find, is_known=family is not None, preferred=types, is_checkpoint=is_checkpoint
+        )
         fused = 0 if family is None else family.fuse(parts.model.diffusion_model, policy)
         stream = Stream(source, parts.blocks, parts.layers, device, in_bytes(vram_budget))
     except BaseException:
@@ -110,7 +114,7 @@ def load_streamed_diffusion_model(
         )
     let_stream(parts.model, stream, path, family, fused)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
-    model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype))
+    model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype, is_checkpoint))
     conditions.attach(model.model)
     # Around each call of the model, the outermost first: see stream/model_call.py.
     step.attach(model, None if family is None else family.need)
@@ -152,8 +156,13 @@ def load_vae_in_parts(name: str, weights: Any, metadata: Any = None, policy: Ker
     """As `load_vae`, of weights that stock has put together out of several files: a TAESD. name: of it, for messages."""
     policy = other_cards.policy_for(comfy.model_management.vae_device(), policy)
     prepare(policy)
+    return whole_vae(name, weights, metadata, policy)
+
+
+def whole_vae(name: str, weights: Any, metadata: Any, policy: KernelPolicy, device: Any = None) -> Any:
+    """The VAE of these tensors, of which none is missing where a family knows it. name: for messages."""
     family, names = family_of(recognise.header_of(weights)), tuple(weights)
-    vae = _fused_vae(name, weights, metadata, policy)
+    vae = _fused_vae(name, weights, metadata, policy, device)
     _require_whole_vae(name, family, names, vae)
     return vae
 

@@ -164,23 +164,40 @@ def load_streamed_text_encoder(
         clip, parts = skeleton.text_encoder(
             source, clip_type, embedding_folders, all_options, borrowed, is_known=family is not None
         )
-        fused = 0 if family is None else family.fuse(parts.model, policy)
-        device = clip.patcher.load_device
-        stream = Stream(
-            source,
-            parts.blocks,
-            parts.layers,
-            device,
-            in_bytes(vram_budget),
-            parts.left,
-            Role.TEXT.loader,
-            spare=len(parts.heads),
-            idle=family.idle(parts.model, device) if fused and family is not None and family.idle is not None else 0,
-        )
+        families = () if family is None else (family,)
+        streaming_clip(source, clip, parts, families, policy, vram_budget)
     except BaseException:
         source.close()
         raise
-    let_stream(parts.model, stream, path, family, fused)
+    init = (path, embedding_folders, vram_budget, policy, kind, options, others)
+    clip.patcher.cached_patcher_init = (_streamed_text_encoder_patcher, init)
+    return clip
+
+
+def streaming_clip(
+    source: Checkpoint,
+    clip: Any,
+    parts: skeleton.Skeleton,
+    families: Sequence[Family],
+    policy: KernelPolicy,
+    vram_budget: float | None,
+) -> None:
+    """Let a CLIP that was made with these parts stream from its file. families: those that know an encoder in it."""
+    known = [family for family in families if family.fuse(parts.model, policy)]
+    device = clip.patcher.load_device
+    idle = known[0].idle if len(known) == 1 else None  # of several encoders the last blocks are those of one
+    stream = Stream(
+        source,
+        parts.blocks,
+        parts.layers,
+        device,
+        in_bytes(vram_budget),
+        parts.left,
+        Role.TEXT.loader,
+        spare=len(parts.heads),
+        idle=0 if idle is None else idle(parts.model, device),
+    )
+    let_stream(parts.model, stream, str(source.files[0].path), known[0] if known else None, len(known))
     watch_encoding(parts.model, stream)
     for network, block in parts.heads:
         hold_while_writing(network, stream, block)
@@ -189,9 +206,6 @@ def load_streamed_text_encoder(
     clip.patcher.set_model_compute_dtype(torch.float32)
     clip.patcher.hook_mode = comfy.hooks.EnumHookMode.MinVram
     clip.patcher.is_clip = True
-    init = (path, embedding_folders, vram_budget, policy, kind, options, others)
-    clip.patcher.cached_patcher_init = (_streamed_text_encoder_patcher, init)
-    return clip
 
 
 def _streamed_text_encoder_patcher(*given: Any, **_others: Any) -> StreamingModelPatcher:

@@ -58,12 +58,16 @@ def product(
         return out
 
 
-def products(x: Tensor, operations: Sequence[Any], policy: KernelPolicy) -> Sequence[Tensor]:
+def products(
+    x: Tensor, operations: Sequence[Any], policy: KernelPolicy, *, however_long: bool = False
+) -> Sequence[Tensor]:
     """What several of stock's Linears make of x [batch, ..., k] fp16: of one product of halves where their weights lie together
-    and x is short. In 8 bits x is rounded once for all that have the same rotation."""
+    and x is short, or however long it is: narrow products alone fill no card. In 8 bits x is rounded once for all that have the
+    same rotation."""
     with _weights(x, policy, *operations) as parts:
         halves = [part for part in parts if isinstance(part, Weights)]
-        if len(halves) == len(parts) and x.shape[:-1].numel() <= PACKED_ROWS and (one := packed(halves)) is not None:
+        joins = len(halves) == len(parts) and (however_long or x.shape[:-1].numel() <= PACKED_ROWS)
+        if joins and (one := packed(halves)) is not None:
             rows = [part.matrix.shape[0] for part in halves]
             return linear(x, one.matrix, one.bias, policy=policy).split_with_sizes(rows, dim=-1)
         in_int8 = [part for part in parts if isinstance(part, Int8Weights)]

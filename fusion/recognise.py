@@ -33,6 +33,9 @@ VAE_PARTS = (
     "first_stage_model.decoder.conv_in.weight", "decoder.layers.0.weight", "taesd_decoder.1.weight",
 )  # fmt: skip
 
+# Where whole checkpoints have their text encoders and VAE.
+BESIDE_THE_MODEL = ("cond_stage_model.", "conditioner.embedders.", "text_encoders.", "first_stage_model.", "vae.")
+
 
 def header_of(tensors: Mapping[str, Any], path: str = "") -> WeightFile:
     """As much of a header as a family looks at, of tensors that stock has read from a file without one."""
@@ -89,8 +92,8 @@ def require_stocks(path: str) -> None:
 def known(header: WeightFile, wanted: Role) -> Family | None:
     """The file's family, if one knows it. Raises `WrongFile` if that belongs in another loader."""
     family = family_of(header)
-    if family is not None and family.role is not wanted:
-        raise WrongFile(f"{header.path} is a {family.words}: choose it in the {family.role.loader}.")
+    if family is not None and family.role is not wanted.told_by:
+        raise WrongFile(f"{header.path} is a {family.words}: choose it in the {_loader(family.role, header)}.")
     return family
 
 
@@ -104,6 +107,13 @@ def check(source: Checkpoint, wanted: Role) -> Family | None:
     if (place := elsewhere(header.extents)) is not None:
         raise WrongFile(f"{header.path} is {place}.")
     role = role_of(source)
-    if role not in (wanted, None):
-        raise WrongFile(f"{header.path} is a {role.words}: choose it in the {role.loader}.")
+    if role not in (wanted.told_by, None):
+        raise WrongFile(f"{header.path} is a {role.words}: choose it in the {_loader(role, header)}.")
     return None
+
+
+def _loader(role: Role, header: WeightFile) -> str:
+    """Where a file of this role goes: a whole checkpoint, whose text encoder and VAE may be what was wanted of it, into the loader
+    that takes all of them."""
+    is_whole = any(name.startswith(BESIDE_THE_MODEL) for name in header.extents)
+    return Role.CHECKPOINT.loader if role is Role.DIFFUSION and is_whole else role.loader

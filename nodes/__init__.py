@@ -7,7 +7,7 @@ from comfy_api.latest import ComfyExtension, io
 from . import between_prompts, doctor_route, panel_routes, queued
 from .doctor import Doctor
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
-from .loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
+from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 from .report import Compare, ReportNode
 from .sparse import SparseAttentionNode
 
@@ -15,6 +15,7 @@ NODES: list[type[io.ComfyNode]] = [
     DiffusionModelLoader,
     TextEncoderLoader,
     VAELoader,
+    CheckpointLoader,
     ModelKernels,
     TextEncoderKernels,
     VAEKernels,

@@ -64,6 +64,7 @@ def pack_folders() -> list[Path]:
 
 def largest_model() -> Path | None:
     """The file by which to measure the disk: the one that takes longest to load."""
-    paths = (path for name in files.listed(Role.DIFFUSION) if (path := files.where(Role.DIFFUSION, name)))
+    roles = (Role.DIFFUSION, Role.CHECKPOINT)
+    paths = (path for role in roles for name in files.listed(role) if (path := files.where(role, name)))
     sizes = {Path(path): Path(path).stat().st_size for path in paths if Path(path).is_file()}
     return max(sizes, key=sizes.__getitem__, default=None)

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import folder_paths
 
@@ -18,12 +19,22 @@ from ..fusion.family import Role
 from ..memory.formats import gguf_split
 from . import choices, queued, small_vaes
 
-FOLDERS = {Role.DIFFUSION: "diffusion_models", Role.TEXT: "text_encoders", Role.VAE: "vae"}
+if TYPE_CHECKING:
+    from ..fusion.load_whole import Beside
+
+FOLDERS = {
+    Role.DIFFUSION: "diffusion_models",
+    Role.TEXT: "text_encoders",
+    Role.VAE: "vae",
+    Role.CHECKPOINT: "checkpoints",
+}
 # What packs for GGUF files call theirs: stock's folders, and others that a user has named so.
 GGUF_FOLDERS = {Role.DIFFUSION: "unet_gguf", Role.TEXT: "clip_gguf"}
 GGUF = ".gguf"  # which stock does not list
 # The nodes that load a VAE file, and the widgets that name it.
 VAE_LOADERS = {"FuseStreamVAELoader": "vae_name", "VAELoader": "vae_name"}
+# The outputs of a checkpoint's loader beside the model.
+PLACES = {1: Role.TEXT, 2: Role.VAE}
 MOST_LISTED = 20  # names in a message
 
 
@@ -33,6 +44,8 @@ def listed(role: Role) -> list[str]:
     names = folder_paths.get_filename_list(FOLDERS[role])
     if role is Role.VAE:
         return [*names, *small_vaes.listed()]
+    if role not in GGUF_FOLDERS:
+        return list(names)
     return sorted({*names, *_ggufs(role)})
 
 
@@ -83,10 +96,24 @@ async def fault(role: Role, widget: str, name: str | None) -> str | None:
     return await asyncio.to_thread(_header_fault, path, _state(path), role)
 
 
-async def wrong_vae(node: str | None, widget: str, name: str | None) -> str | None:
+async def missing_part(node: str | None, widget: str, name: str | None) -> str | None:
+    """What the graph that is being queued takes of this checkpoint and the file does not have, in a sentence."""
+    graph = None if node is None or name is None else queued.graph(node, {widget: name})
+    path = where(Role.CHECKPOINT, name)
+    if graph is None or path is None:
+        return None
+    taken = [role for place, role in PLACES.items() if graph.is_taken(str(node), place)]
+    beside = await asyncio.to_thread(_beside, path, _state(path)) if taken else None
+    for role in taken if beside is not None else ():
+        if not (beside.text if role is Role.TEXT else beside.vae):
+            return f"{path} has no {role.words} inside: connect one from the {role.loader}, or get a checkpoint that has one."
+    return None
+
+
+async def wrong_vae(node: str | None, widget: str, name: str | None, role: Role = Role.DIFFUSION) -> str | None:
     """Whether the VAE in the graph that is being queued goes with this diffusion model. node: the model's loader, by its id."""
     graph = None if node is None or name is None else queued.graph(node, {widget: name})
-    model = where(Role.DIFFUSION, name)
+    model = where(role, name)
     if graph is None or model is None:
         return None
     for loader in dict.fromkeys(graph.vaes(str(node))):
@@ -153,6 +180,13 @@ def _look_at(path: str, _state: str, role: Role) -> None:
     from .. import fusion  # noqa: PLC0415
 
     fusion.inspect_file(path, role, choices.text_encoder_paths() if role is Role.TEXT else ())
+
+
+@lru_cache(maxsize=256)
+def _beside(path: str, _state: str) -> Beside | None:
+    from .. import fusion  # noqa: PLC0415
+
+    return fusion.beside_the_model(path)
 
 
 @lru_cache(maxsize=256)

@@ -81,6 +81,10 @@ class Graph:
     def links_of(self, node: str, *types: str) -> Sequence[Output]:
         return [output for output in self.links(node) if self.type_of(output) in types]
 
+    def is_taken(self, node: str, place: int) -> bool:
+        """Whether something that will run takes this output of a node."""
+        return bool(self._takers.get(Output(node, place)))
+
     def vaes(self, loader: str) -> Iterator[str]:
         """The nodes that load the VAEs which the latents of this node's model meet."""
         for vae in self._vaes_met(loader):

@@ -44,6 +44,7 @@ PRODUCTS = (
     "linear_pair_",
     "silu_mul",
     "silu_mul_",
+    "gelu_mul",
     "linear_int8",
     "linear_int8_",
     "rows_to_int8",
@@ -76,8 +77,9 @@ MODEL_SWITCHES = of_families(
     ),
     Switch(
         "norms",
-        ("norm_modulate", "gated_residual", "gated_residual_"),
-        f"LayerNorm and modulation in one pass. {MEASURED_ON}: {gains.NORMS} of stock's speed.",
+        ("norm_modulate", "gated_residual", "gated_residual_", "group_norm_silu"),
+        "LayerNorm and modulation in one pass, GroupNorm and SiLU in another. "
+        f"{MEASURED_ON}: LayerNorm {gains.NORMS} of stock's speed.",
     ),
     Switch(
         "rope",
@@ -88,6 +90,11 @@ MODEL_SWITCHES = of_families(
         "conversions",
         CONVERSIONS,
         f"Weights stored as fp8, INT8, bf16 or fp32 become FP16. {MEASURED_ON}: {gains.FP8} of stock's speed for scaled fp8.",
+    ),
+    Switch(
+        "convolutions",
+        ("conv", "upsample_conv2d"),
+        "Convolutions of U-Nets, with what is added to them, and upsampling with the one behind it. Not measured by themselves.",
     ),
 )
 TEXT_SWITCHES = of_families(

@@ -1,4 +1,4 @@
-"""The three loaders. Each takes the place of a stock loader and hands out the same stock object.
+"""The loaders. Each takes the place of a stock loader and hands out the same stock object.
 
 Workflows store a node's widgets by position: inputs are appended, never reordered.
 
@@ -217,3 +217,72 @@ class VAELoader(io.ComfyNode):
     @classmethod
     async def validate_inputs(cls, vae_name: str | None = None) -> bool | str:
         return await files.fault(Role.VAE, "vae_name", vae_name) or True
+
+
+class CheckpointLoader(io.ComfyNode):
+    """Load Checkpoint."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FuseStreamCheckpointLoader",
+            display_name="FuseStream Checkpoint Loader",
+            category=CATEGORY,
+            description="Loads a checkpoint, a diffusion model with its text encoder and its VAE in one file: weights stream, and "
+            "what the other FuseStream loaders know has fused kernels. Use it in place of Load Checkpoint.",
+            search_aliases=["sd15", "sdxl", "stable diffusion", "load checkpoint", "checkpoint loader", "fusestream"],
+            hidden=[io.Hidden.unique_id],
+            inputs=[
+                io.Combo.Input(
+                    "ckpt_name",
+                    options=files.listed(Role.CHECKPOINT),
+                    tooltip="A file from models/checkpoints, for example v1-5-pruned-emaonly-fp16.safetensors (2.1 GB) or "
+                    "sd_xl_base_1.0.safetensors (6.9 GB). Only .safetensors files stream; others load as in ComfyUI.",
+                ),
+                choices.kernels(
+                    "Of all three parts. auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your "
+                    "card; found out while it computes. on: FuseStream's, or an error. off: as without FuseStream.",
+                ),
+                choices.precision(
+                    "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast; the picture "
+                    "changes a little. turbo also multiplies the diffusion model's matrices in 8 bits, for large pictures, which "
+                    "change more. precise adds in FP32.",
+                ),
+                choices.vram_budget(
+                    "-1: the blocks of the diffusion model and of the text encoder stream from the file through the VRAM that is "
+                    "free. Or so many GiB for each of the two; more is faster. 0: ComfyUI's own memory management; of the "
+                    "diffusion model only the attention is FuseStream's then.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers."),
+                io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders."),
+                io.Vae.Output(tooltip="A stock VAE, for VAE Encode and VAE Decode."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, ckpt_name: str, kernels: Mode = "auto", precision: Precision = "precise", vram_budget: float = AUTO
+    ) -> io.NodeOutput:
+        from .. import fusion  # noqa: PLC0415
+
+        notices.attach()
+        path = files.path_of(Role.CHECKPOINT, ckpt_name)
+        policy = fusion.KernelPolicy.of(kernels, precision=precision)
+        folders = folder_paths.get_folder_paths("embeddings")
+        parts = fusion.load_checkpoint(path, folders, policy, vram_budget)
+        for patcher in (parts.model, getattr(parts.clip, "patcher", None)):
+            meter.watch(patcher, cls.hidden)
+        return io.NodeOutput(*parts)
+
+    @classmethod
+    def fingerprint_inputs(cls, ckpt_name: str | None = None, **_others: Any) -> str:
+        return files.fingerprint(Role.CHECKPOINT, ckpt_name)
+
+    @classmethod
+    async def validate_inputs(cls, ckpt_name: str | None = None) -> bool | str:
+        node = cls.hidden.unique_id
+        fault = choices.odd_budget(node, ckpt_name) or await files.fault(Role.CHECKPOINT, "ckpt_name", ckpt_name)
+        fault = fault or await files.missing_part(node, "ckpt_name", ckpt_name)
+        return fault or await files.wrong_vae(node, "ckpt_name", ckpt_name, Role.CHECKPOINT) or True

@@ -22,7 +22,7 @@ class Kind(NamedTuple):
     rotation: int = 0
 
 
-BLOCKS = ("blocks.", "double_blocks.", "single_blocks.", "layers.")
+BLOCKS = ("blocks.", "double_blocks.", "single_blocks.", "layers.", "input_blocks.", "middle_block.", "output_blocks.")
 KINDS = {"one scale": Kind(False), "rows": Kind(True), "convrot": Kind(True, 256)}
 
 

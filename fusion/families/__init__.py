@@ -15,6 +15,7 @@ FOLDERS = (
     "wan",
     "flux2",
     "z_image",
+    "unet",
     "t5",
     "qwen3",
     "image_vae",

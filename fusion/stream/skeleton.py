@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from torch import nn
 
 from ...memory import Checkpoint, Layer
-from .. import packed_layout
+from .. import packed_layout, whole
 from ..completeness import naming, odd_layers, refuse_lacking, refuse_misfits, say_leftovers
 from ..errors import NotStreamable
 from ..llama_cpp import has_no_vision
@@ -77,6 +78,7 @@ def diffusion_model(
     *,
     is_known: bool = False,
     preferred: Container[torch.dtype] | None = None,
+    is_checkpoint: bool = False,
 ) -> Skeleton:
     """The diffusion model in `source`, as `comfy.sd.load_diffusion_model` would make it.
 
@@ -84,14 +86,16 @@ def diffusion_model(
     find      its blocks
     is_known  whether every weight of such a model is in a sound file
     preferred types in which it should compute, where stock knows it to be sound in one; None: as stock chooses
+    is_checkpoint  whether stock would be asked for a whole checkpoint, of which marks beside the model tell how it predicts
     """
     path = source.files[0].path
     with _naming(source):
         with naming(path):
-            tensors, metadata = _plain(tensors_of(source), dict(source.files[0].metadata))
+            every = tensors_of(source)
+            tensors, metadata = _plain(every, dict(source.files[0].metadata))
             config, tensors, stocks_type = _configured(tensors, metadata, dtype, source, preferred)
             with _dropping_bytes():
-                model = config.get_model(tensors, "")
+                model = config.get_model({**every, **tensors} if is_checkpoint else tensors, "")
             model.device = comfy.model_management.unet_offload_device()
             net = model.diffusion_model
             types = _types(net)
@@ -193,6 +197,7 @@ def text_encoder(
     is_known  whether every weight of such a model is in a sound file
     """
     path = source.files[0].path
+    is_blind = has_no_vision(source.files[0])
     with _naming(source):
         metadata = dict(source.files[0].metadata)
         with naming(path):
@@ -200,47 +205,83 @@ def text_encoder(
             tensors = comfy.utils.convert_old_quants(tensors, model_prefix="", metadata=metadata)[0]
         was_asked = _is_wide(tensors)
         given = [tensors]  # stock renames them in here
-        where = {
-            "load_device": comfy.model_management.get_torch_device(),  # what the budget is of
-            # The CPU, though not the same to stock: a text encoder that is made where it runs, stock loads at once.
-            "initial_device": torch.device("cpu", 0),
-        }
-        is_blind = has_no_vision(source.files[0])
         with naming(path), _dropping_bytes(), no_vision.unheard() if is_blind else contextlib.nullcontext():
             clip: Any = comfy.sd.load_text_encoder_state_dicts(
-                given, embedding_folders, kind, model_options={**options, **where}, disable_dynamic=True
+                given, embedding_folders, kind, model_options={**options, **_where()}, disable_dynamic=True
+            )
+        loads = partial(clip.cond_stage_model.load_sd, given[0])
+        return clip, _text_parts(source, clip.cond_stage_model, loads, was_asked=was_asked, is_known=is_known)
+
+
+def text_of_checkpoint(
+    source: Checkpoint,
+    config: Any,
+    embedding_folders: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    is_known: bool = False,
+) -> tuple[Any, Skeleton]:
+    """The same for the text encoders of a whole checkpoint. config: stock's, of the checkpoint."""
+    path = source.files[0].path
+    with _naming(source):
+        with naming(path):
+            every = tensors_of(source)
+            tensors = whole.text_tensors(every, config)
+        was_asked = _is_wide(tensors)
+        with naming(path), _dropping_bytes():
+            clip = whole.clip_of(
+                dict(tensors), config, every, embedding_folders, {**options, **_where()}, disable_dynamic=True
             )
         model = clip.cond_stage_model
-        types = _types(model)
-        for module in model.modules():
-            module.can_assign_sd = True  # by which stock's encoders keep the tensors that they are given
-        with naming(path):
-            missing, unexpected = model.load_sd(given[0])
-        if is_blind:
-            no_vision.take_out(model, path)
-        no_head.take_out(model, missing, path)
-        if unexpected:
-            logging.debug("clip unexpected: %s", unexpected)  # in stock's words
-        if is_known:
-            say_leftovers(path, unexpected, (name.partition(NETWORK)[2] for name in _names(model)))
-        _cast(model, types, exactly=False)
-        named = found_in(model)
-        if was_asked:
-            _cast_blocks(named, types)
-        root = _root_of([name for name, _ in named])
-        heads = list(_heads(model))
-        named += [(name, head) for name, head, _ in heads]
-        _keep_packed(named)
-        blocks = blocks_of(root, [(name.removeprefix(root), module) for name, module in named])
-        _require(model, blocks, missing, source, is_known=is_known)
-        layers = tuple(block.layer() for block in blocks)
-        tables = list(_tables(model, source))  # of which one may be a head as well
-        blocks = tuple(dataclasses.replace(block, paged=_emptied(block.paged)) for block in blocks)
-        left = _emptied(tables)
-        _read_rest(model, (*(one for block in blocks for one in block.paged), *left))
-        model.requires_grad_(False)
+        loads = partial(model.load_state_dict, tensors, strict=False, assign=True)
+        return clip, _text_parts(source, model, loads, was_asked=was_asked, is_known=is_known)
+
+
+def _where() -> Mapping[str, torch.device]:
+    """Stock's options for a text encoder that will stream."""
+    return {
+        "load_device": comfy.model_management.get_torch_device(),  # what the budget is of
+        # The CPU, though not the same to stock: a text encoder that is made where it runs, stock loads at once.
+        "initial_device": torch.device("cpu", 0),
+    }
+
+
+def _text_parts(
+    source: Checkpoint, model: Any, loads: Callable[[], Any], *, was_asked: bool, is_known: bool
+) -> Skeleton:
+    """A text encoder that stock has made, in blocks. loads: gives it the file's tensors, and tells as torch which are missing."""
+    path = source.files[0].path
+    types = _types(model)
+    for module in model.modules():
+        module.can_assign_sd = True  # by which stock's encoders keep the tensors that they are given
+    with naming(path):
+        missing, unexpected = loads()
+    if has_no_vision(source.files[0]):
+        no_vision.take_out(model, path)
+    no_head.take_out(model, missing, path)
+    if unexpected:
+        logging.debug("clip unexpected: %s", unexpected)  # in stock's words
+    if is_known:
+        inner = (name.rpartition(NETWORK)[2] for name in unexpected)  # of a checkpoint's, which are whole names
+        say_leftovers(path, inner, (name.partition(NETWORK)[2] for name in _names(model)))
+    _cast(model, types, exactly=False)
+    named = found_in(model)
+    if was_asked:
+        _cast_blocks(named, types)
+    root = _root_of([name for name, _ in named])
+    heads = list(_heads(model))
+    named += [(name, head) for name, head, _ in heads]
+    _keep_packed(named)
+    blocks = blocks_of(root, [(name.removeprefix(root), module) for name, module in named])
+    _require(model, blocks, missing, source, is_known=is_known)
+    layers = tuple(block.layer() for block in blocks)
+    tables = list(_tables(model, source))  # of which one may be a head as well
+    blocks = tuple(dataclasses.replace(block, paged=_emptied(block.paged)) for block in blocks)
+    left = _emptied(tables)
+    _read_rest(model, (*(one for block in blocks for one in block.paged), *left))
+    model.requires_grad_(False)
     first = len(blocks) - len(heads)
-    return clip, Skeleton(model, blocks, layers, left, tuple((net, first + i) for i, (*_, net) in enumerate(heads)))
+    return Skeleton(model, blocks, layers, left, tuple((net, first + i) for i, (*_, net) in enumerate(heads)))
 
 
 def _root_of(names: Sequence[str]) -> str:

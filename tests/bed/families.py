@@ -74,7 +74,7 @@ UNKNOWN = {Role.DIFFUSION: "attention alone, in fp16", Role.TEXT: "no", Role.VAE
 def in_short() -> str:
     """README's table: the names of what is fused, and of what streams besides."""
     lines = ["| | Fused | Streams, not fused |", "| --- | --- | --- |"]
-    for role in Role:
+    for role in STREAMS:
         fused = ", ".join(family.name for family in FAMILIES if family.role is role)
         others = f"{', '.join(called(role))} and every other" if STREAMS[role] == "yes" else "none: a VAE is small"
         lines.append(f"| {role.words[:1].upper()}{role.words[1:]}s | {fused} | {others} |")
@@ -84,7 +84,7 @@ def in_short() -> str:
 def everything() -> str:
     """The table of docs/models.md: what streams, what is fused, what was tested."""
     lines = ["| Model | Streams | Fused | Tested |", "| --- | --- | --- | --- |"]
-    for role in Role:
+    for role in STREAMS:
         for family in FAMILIES:
             if family.role is role:
                 on_a_card = ON_A_CARD.get((family.name, role))

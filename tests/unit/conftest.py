@@ -73,11 +73,11 @@ def refused_by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]
 
     found, resolve = [], Op.resolve
 
-    def asked(op: Op, call: Any, *more: Any) -> Any:
+    def asked(op: Op, call: Any, *settle: Any) -> Any:
         ours: Any = op.candidates[0]
         if not call.policy.is_off:  # where torch's own is wanted
             found.extend((op.name, reason) for reason in ours.obstacles(call))
-        return resolve(op, call, *more)
+        return resolve(op, call, *settle)
 
     monkeypatch.setattr(Op, "resolve", asked)
     for op in OPS.values():

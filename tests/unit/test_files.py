@@ -19,12 +19,13 @@ from gguf_files import file_of as file_of_gguf
 from fusestream import checkpoints, fusion
 from fusestream.fusion.family import Role
 from fusestream.nodes import doctor, files, queued
-from fusestream.nodes.loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
+from fusestream.nodes.loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 
 LOADERS = {
     Role.DIFFUSION: (DiffusionModelLoader, "model_name", "wan_t2v"),
     Role.TEXT: (TextEncoderLoader, "text_encoder_name", "umt5"),
     Role.VAE: (VAELoader, "vae_name", "wan_vae"),
+    Role.CHECKPOINT: (CheckpointLoader, "ckpt_name", "sd15"),  # stock takes a model by itself there, too
 }
 
 

@@ -177,10 +177,18 @@ def test_each_op_can_be_switched_off(nets):
         assert (other - whole).norm() < 0.02 * whole.norm()
 
 
-def test_where_kernels_are_on_the_attention_that_none_serves_is_torchs():
-    found = image_layers.Layers(KernelPolicy.of("on", precision="fast")).attention_policy
-    assert found == KernelPolicy.of("on", precision="fast", attention="auto")
-    assert image_layers.Layers(OFF).attention_policy == OFF
+def test_where_kernels_are_on_the_attention_that_none_serves_is_torchs(monkeypatch):
+    asked, attention = [], image_layers.attention
+
+    def noted(*given, policy):
+        asked.append(policy)
+        return attention(*given, policy=OFF)
+
+    monkeypatch.setattr(image_layers, "attention", noted)
+    forced = KernelPolicy.of("on", precision="fast")
+    layers = image_layers.Layers(forced)
+    layers._mixed(*(torch.randn(1, 6, 1, 64 * 8).half() for _ in range(3)))
+    assert asked == [KernelPolicy.of("on", precision="fast", attention="auto")]
 
 
 def test_the_two_policies_of_one_file_do_not_meet(nets, monkeypatch):

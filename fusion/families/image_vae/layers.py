@@ -12,7 +12,6 @@ weights, and what leaves the VAE is as large as ever.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import comfy.model_management
@@ -29,6 +28,7 @@ from ....kernels_cuda import (
     linear,
     upsample_conv2d,
 )
+from ...attention import for_heads
 from ...operands import operands
 from .plan import QUERIES
 
@@ -47,7 +47,6 @@ class Layers:
 
     def __init__(self, policy: KernelPolicy, keeps: int = 0, tidies: bool = False) -> None:
         self.policy, self.tidies, self._keeps = policy, tidies, keeps
-        self.attention_policy = _for_wide_heads(policy)
         self._kept: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._place: Tensor | None = None
         self._taken = 0
@@ -181,17 +180,11 @@ class Layers:
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of [1, tokens, 1, c], without the dimension of heads. Some queries at a time: torch's kernel for heads this
         wide adds up in a tensor in fp32, and for a large picture takes seconds, in which nobody could interrupt."""
-        mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
+        mixed, policy = torch.empty_like(q, memory_format=torch.contiguous_format), for_heads(self.policy, q.shape[-1])
         for some, place in zip(torch.split(q, QUERIES, 1), torch.split(mixed, QUERIES, 1), strict=True):
             comfy.model_management.throw_exception_if_processing_interrupted()
-            place.copy_(attention(some, k, v, policy=self.attention_policy))
+            place.copy_(attention(some, k, v, policy=policy))
         return mixed.flatten(2)
 
     def middle(self, module: Any, x: Tensor) -> Tensor:
         return self.block(module.block_2, self.attend(module.attn_1, self.block(module.block_1, x)))
-
-
-def _for_wide_heads(policy: KernelPolicy) -> KernelPolicy:
-    """No kernel of ours has heads of 512. Where kernels are "on", all else is ours all the same, and attention is torch's: the
-    ledger says why."""
-    return replace(policy, ops=(*policy.ops, ("attention", "auto"))) if policy.mode("attention") == "on" else policy

@@ -1,0 +1,68 @@
+"""Stock's UNetModel over our kernels: its parts compute through our ops, and stock goes from part to part.
+
+So all that stock asks on that way stays: ControlNet's residuals, patches between the blocks (FreeU, Deep Shrink), wrappers, and
+those that stand in the place of a part. A part that is not as it was is stock's, with the reason in the ledger.
+
+    pictures.py     what convolves        transformer.py  what attends        run.py  under which policy a part computes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+from torch import Tensor, nn
+
+from ....kernels_cuda import KernelPolicy
+from ...fused import fuse_block
+from ...mixing import mix
+from . import pictures, transformer
+from .run import RUN, Part, Run
+
+TRANSFORMERS = ("transformer_blocks",)  # of a transformer: its blocks, which are asked for themselves
+
+
+def fuse(net: Any, policy: KernelPolicy) -> int:
+    """Let the parts of stock's UNetModel compute through our ops, under the policy that comes with each call. In place, and before
+    they are streamed. Returns how many parts that are. policy: of the loader."""
+    run, fused = Run(policy), 0
+    for module in list(net.modules()):
+        if type(module) in pictures.KINDS:
+            _fuse_part(module, pictures.KINDS[type(module)], run, pictures.obstacle(module))
+        elif type(module) in transformer.KINDS:
+            mixin = transformer.KINDS[type(module)]
+            fuse_block(module, mixin, transformer.obstacle(module), apart=TRANSFORMERS)
+        else:
+            continue
+        fused += 1
+    if type(net) is UNetModel:
+        mix(net, _FusedNet, **{RUN: run})
+        for end, mixin in ((net.input_blocks[0][0], pictures.FusedFirst), (net.out, pictures.FusedLast)):
+            _fuse_part(end, mixin, run, pictures.obstacle(end))
+    return fused
+
+
+def _fuse_part(module: nn.Module, mixin: type[Part], run: Run, obstacle: str | None) -> None:
+    fuse_block(module, mixin, obstacle)
+    module.__dict__[RUN] = run
+
+
+class _FusedNet:
+    """What stock's UNetModel is mixed with: stock's signature."""
+
+    def forward(
+        self,
+        x: Tensor,
+        timesteps: Tensor | None = None,
+        context: Any = None,
+        y: Tensor | None = None,
+        control: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+        **others: Any,
+    ) -> Tensor:
+        net: Any = self
+        options = {} if transformer_options is None else transformer_options
+        run: Run = net.__dict__[RUN]
+        with run.under(options):
+            out: Tensor = super().forward(x, timesteps, context, y, control, options, **others)  # type: ignore[misc]
+            return out

@@ -1,0 +1,66 @@
+"""What one call of the network is computed under, for its parts that stock does not tell.
+
+Stock hands `transformer_options` to transformers alone. Convolutions and residual blocks get a picture, and the latter the time's
+embedding; under which policy they compute, they find here. All parts of a network share one `Run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ....kernels_cuda import KernelPolicy
+from ...fused import FusedBlock, HandBack
+
+RUN = "fusestream_run"  # where a part has it
+OUTSIDE = "another node calls the network's parts by itself"
+
+
+class Run:
+    """Of one network. loader: the policy that it was loaded under."""
+
+    def __init__(self, loader: KernelPolicy) -> None:
+        self.loader = loader
+        self.options: Mapping[str, Any] | None = None  # None: the network is not running
+        self._emb: tuple[Tensor, Tensor] | None = None
+
+    @contextlib.contextmanager
+    def under(self, options: Mapping[str, Any]) -> Iterator[None]:
+        """For this time the network runs with these transformer_options."""
+        before = self.options, self._emb
+        self.options, self._emb = options, None
+        try:
+            yield
+        finally:
+            self.options, self._emb = before
+
+    def activated(self, emb: Tensor) -> Tensor:
+        """SiLU of the time's embedding: all residual blocks of a call want the same."""
+        if self._emb is None or self._emb[0] is not emb:
+            self._emb = emb, functional.silu(emb)
+        return self._emb[1]
+
+
+class Part(FusedBlock):
+    """What the class of a part is mixed with that is told no options."""
+
+    fusestream_hand_back = HandBack("u-net block")
+
+    def policy_here(self, x: Tensor) -> KernelPolicy | None:
+        """As `policy_for`, with the options of the call that is running."""
+        module: Any = self
+        run: Run = module.__dict__[RUN]
+        if run.options is not None:
+            return self.policy_for(x, run.options)
+        if not run.loader.is_off:
+            self.fusestream_hand_back(OUTSIDE, x, forced=run.loader.default == "on")
+        return None
+
+
+def run_of(module: nn.Module) -> Run:
+    found: Run = module.__dict__[RUN]
+    return found

@@ -1,0 +1,504 @@
+"""A U-Net whose parts compute through our ops samples what stock's does, as near as fp16 is; and says when it does not."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import comfy.ldm.modules.attention as stock_attention
+import comfy.ldm.modules.diffusionmodules.openaimodel as stock
+import comfy.model_management
+import comfy.ops
+import comfy.sd
+import family_scenes
+import int8_files
+import pytest
+import torch
+from packed_files import packed_file, unpacked
+from safetensors.torch import load_file, save_file
+from scenes import Scene, distance, sample
+from unet_models import HALF, OFF, SIDES, as_near, handed_back, load
+
+from bed.depth import is_thorough
+from fusestream import checkpoints
+from fusestream.fusion import KernelPolicy, attention
+from fusestream.fusion.families import family_of
+from fusestream.fusion.families.unet import UNET, net, pictures, transformer
+from fusestream.fusion.families.unet.run import RUN
+from fusestream.fusion.stream import lora
+from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
+from fusestream.memory import Checkpoint, Extent, WeightFile
+
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
+KINDS = ("sd15", "sd15_wide", "sdxl")
+SMALL = ("sd15", "sdxl")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("unet")
+
+
+@pytest.fixture(autouse=True)
+def a_clean_ledger() -> None:
+    LEDGER.clear()
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sd3", "flux1", "sd_vae"])
+def test_the_file_is_recognised(folder: Path, kind: str) -> None:
+    with Checkpoint.open(checkpoints.write(kind, folder)) as source:
+        assert (family_of(source.files[0]) is UNET) == (kind in KINDS)
+
+
+def named(*names: str) -> Any:
+    return family_of(WeightFile(Path("x"), 0, {name: Extent(name, "F16", (320,), 0, 0) for name in names}, {}))
+
+
+def test_other_spellings_and_relatives() -> None:
+    parts = "time_embed.0.weight", "output_blocks.3.0.in_layers.0.weight"
+    assert named(*(f"model.diffusion_model.{name}" for name in parts)) is UNET
+    assert named("time_embedding.linear_1.weight", "up_blocks.1.resnets.0.norm1.weight") is UNET
+    assert named("time_embed.0.weight", "input_blocks.1.0.in_layers.0.weight", "zero_convs.0.0.weight") is None
+    assert named(*parts, "output_blocks.3.0.time_stack.in_layers.0.weight") is None
+    assert named("decoder.up_blocks.0.resnets.0.norm1.weight", "time_embed.0.weight") is None
+
+
+# -------------------------------------------------------------------------------------------------------- whole models
+
+
+@pytest.mark.parametrize(
+    ("kind", "storage"), [*((kind, "fp16") for kind in KINDS), ("sd15", "bf16"), ("sdxl", "fp8_e4m3fn")]
+)
+def test_the_latents_are_as_near_as_fp16_is(folder: Path, kind: str, storage: str) -> None:
+    path, scene = checkpoints.write(kind, folder, storage), family_scenes.inputs(kind)
+    fused, theirs, exact = (sample(load(path, *side), scene) for side in SIDES)
+    assert not handed_back() and as_near(fused, theirs, exact)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("size", [(9, 7), (10, 12), (5, 8)], ids=lambda size: "x".join(map(str, size)))
+def test_two_rows_prompts_of_different_lengths_odd_sizes(folder: Path, kind: str, size: tuple[int, int]) -> None:
+    """Pictures with an odd side come back to it on the way up, and stock repeats the shorter prompt up to the longer one's
+    length."""
+    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
+    (words, extras), longer = scene.negative[0], torch.cat([scene.negative[0][0], scene.positive[0][0]], 1)
+    assert longer.shape[1] == 2 * words.shape[1]
+    given = Scene(scene.positive, [[longer, extras]], {"samples": torch.zeros(2, 4, *size)})
+    fused, theirs, exact = (sample(load(path, *side), given) for side in SIDES)
+    assert fused.shape == (2, 4, *size) and not handed_back() and as_near(fused, theirs, exact)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_each_kernel_can_be_switched_off(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "FOLDED_FROM", 0)
+    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
+    fused = sample(load(path), scene)
+    for op in ("conv", "gelu_mul", "group_norm_silu", "linear", "linear_", "norm_modulate", "upsample_conv2d"):
+        without = sample(load(path, KernelPolicy.of(**{op: "off"})), scene)
+        assert op in UNET.ops and op in OPS and 0 < distance(without, fused) < 0.01, op
+    all_off = KernelPolicy.of("off", **dict.fromkeys(UNET.ops, "off"))
+    assert torch.equal(sample(load(path, all_off), scene), sample(load(path, OFF), scene)) and not handed_back()
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_off_is_stocks_model(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit."""
+    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
+    monkeypatch.setattr(comfy.model_management, "unet_manual_cast", lambda *_: HALF)
+    stocks = sample(comfy.sd.load_diffusion_model(str(path), model_options={"dtype": HALF}), scene)
+    assert torch.equal(sample(load(path, OFF), scene), stocks) and not handed_back()
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_pictures_are_turned_once_on_the_way_in_and_once_on_the_way_out(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turned: list[torch.Size] = []
+    channels_last = pictures.channels_last
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        if x.stride(1) != 1:
+            turned.append(x.shape)
+        return channels_last(x)
+
+    for module in (pictures, transformer):
+        monkeypatch.setattr(module, "channels_last", counted)
+    model, passes = load(checkpoints.write(kind, folder)), 2
+    assert sample(model, family_scenes.inputs(kind)).is_contiguous()
+    assert [shape[1] for shape in turned] == [4] * passes, "the latents, and no picture between the parts"
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_it_streams(folder: Path, kind: str) -> None:
+    """Residual blocks, transformer blocks: each comes for its time and goes, and the next pass finds them in this order."""
+    model, scene = load(checkpoints.write(kind, folder)), family_scenes.inputs(kind)
+    first = sample(model, scene)
+    assert torch.equal(sample(model, scene), first) and not handed_back()
+    stream = model.stream
+    assert stream.family == UNET.name and stream.ledger.peak("VRAM") <= stream.least
+    kinds = {type(block.module).__name__ for block in stream.blocks}
+    assert {"ResBlock", "BasicTransformerBlock"} <= kinds and all(
+        next(b.module.parameters()).is_meta for b in stream.blocks
+    )
+    names = [layer.name for layer in stream.layers]
+    uses = [entry.layer for entry in stream.ledger.entries if entry.kind == "use"]
+    assert uses[-len(names) :] == names
+
+
+def lora_for(model: Any) -> dict[str, torch.Tensor]:
+    """For every third matrix and convolution, in blocks and outside of them: pairs, one of Kronecker's, one difference."""
+    found, generator = {}, torch.Generator().manual_seed(3)
+    shapes = {key: value.shape for key, value in model.model_state_dict().items() if key.endswith(".weight")}
+    for key in [key for key, shape in sorted(shapes.items()) if len(shape) > 1][::3]:
+        name, (rows, columns, *taps) = key.removesuffix(".weight"), shapes[key]
+        found[f"{name}.lora_up.weight"] = torch.randn(rows, 2, *(1 for _ in taps), generator=generator) * 0.1
+        down = torch.randn(2, columns, *taps, generator=generator)
+        found[f"{name}.lora_down.weight"] = down * down[0].numel() ** -0.5
+    block = next(key for key in sorted(shapes) if key.endswith("attn1.to_v.weight")).removesuffix(".weight")
+    rows, columns = shapes[f"{block}.weight"]
+    for part in ("up", "down"):
+        found.pop(f"{block}.lora_{part}.weight", None)
+    found[f"{block}.lokr_w1"] = torch.randn(4, 4, generator=generator) * 0.3
+    found[f"{block}.lokr_w2"] = torch.randn(rows // 4, columns // 4, generator=generator) * columns**-0.5
+    norm = next(key for key in sorted(shapes) if key.endswith("in_layers.0.weight")).removesuffix(".weight")
+    found[f"{norm}.diff"] = torch.randn(shapes[f"{norm}.weight"], generator=generator) * 0.1
+    return found
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("where", ["in the weight", "in the product"])
+def test_loras(folder: Path, kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Linears, convolutions and norms: added by stock's functions, or in one pass as on a card."""
+    if where == "in the product":
+        monkeypatch.setattr(lora, "serves", lambda _device: True)
+    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
+
+    def patched(*side: Any) -> Any:
+        model = load(path, *side)
+        file = lora_for(model)
+        found, _ = comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)
+        assert len(found.patches) >= len({name.rpartition(".lo")[0] for name in file}) > 10
+        return sample(found, scene)
+
+    fused, theirs, exact = (patched(*side) for side in SIDES)
+    assert not handed_back() and as_near(fused, theirs, exact)
+    assert distance(exact, sample(load(path, OFF, torch.float32), scene)) > 0.01
+
+
+def test_a_lora_that_comes_and_goes(folder: Path) -> None:
+    """Nothing that was made of weights outlives them."""
+    path, scene = checkpoints.write("sd15", folder), family_scenes.inputs("sd15")
+    model = load(path)
+    plain = sample(model, scene)
+    with_lora, _ = comfy.sd.load_lora_for_models(model, None, lora_for(model), 0.8, 0.0)
+    changed = sample(with_lora, scene)
+    assert distance(changed, plain) > 0.01
+    assert torch.equal(sample(model, scene), plain) and torch.equal(sample(with_lora, scene), changed)
+
+
+@pytest.mark.parametrize("precision", ["fast", "turbo"])
+def test_other_tiers(folder: Path, precision: Any) -> None:
+    """On the CPU `fast` is precise; so is `turbo` where rows are few."""
+    path, scene = checkpoints.write("sdxl", folder), family_scenes.inputs("sdxl")
+    off = distance(sample(load(path, KernelPolicy.of("auto", precision=precision)), scene), sample(load(path), scene))
+    assert not handed_back() and off < 0.05 and (precision == "turbo" or off == 0)
+
+
+def test_int8_files_under_turbo(folder: Path) -> None:
+    of_int8, of_halves = int8_files.write(checkpoints.write("sdxl", folder), folder, "convrot")
+    scene = family_scenes.inputs("sdxl")
+    precise, turbo = (sample(load(of_int8, KernelPolicy.of("auto", precision=p)), scene) for p in ("precise", "turbo"))
+    assert torch.equal(precise, sample(load(of_halves), scene)) and not handed_back()
+    assert 1e-3 < distance(turbo, precise) < 1.25 * distance(sample(load(of_int8, OFF), scene), precise)
+
+
+def test_a_packed_file_is_the_file_of_its_halves(folder: Path) -> None:
+    scene, plain = family_scenes.inputs("sd15"), folder / "sd15-q8.safetensors"
+    packed = packed_file(folder / "sd15.gguf", load_file(checkpoints.write("sd15", folder)), "Q8_0")
+    save_file(unpacked(packed), plain)
+    assert torch.equal(sample(load(packed), scene), sample(load(plain), scene)) and not handed_back()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_what_does_not_compute_in_fp16_is_stocks(folder: Path, dtype: torch.dtype) -> None:
+    path, scene = checkpoints.write("sd15", folder), family_scenes.inputs("sd15")
+    ours = sample(load(path, dtype=dtype), scene)
+    word = str(dtype).removeprefix("torch.")
+    assert handed_back() == {f"the model computes in {word}, the kernels in float16"}
+    assert torch.equal(ours, sample(load(path, OFF, dtype), scene))
+    with pytest.raises(KernelRefused, match=rf"'on'.*{word}.*'auto'"):
+        sample(load(path, KernelPolicy.of("on"), dtype), scene)
+
+
+def test_no_kernel_refuses_what_the_parts_hand_it(
+    folder: Path, refused_by_kernels: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "FOLDED_FROM", 0)
+    for kind in KINDS:
+        model, scene = load(checkpoints.write(kind, folder)), family_scenes.inputs(kind)
+        for size in ((9, 10), (8, 12)):
+            sample(model, scene._replace(latent={"samples": torch.zeros(2, 4, *size)}))
+    assert not refused_by_kernels and not handed_back()
+
+
+def test_an_interrupt_ends_it_and_nothing_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, scene = load(checkpoints.write("sd15", folder)), family_scenes.inputs("sd15")
+    want, calls, normed = sample(model, scene), [], pictures.normed
+
+    def counted(*given: Any, **more: Any) -> torch.Tensor:
+        calls.append(given)
+        if len(calls) == 9:
+            comfy.model_management.interrupt_current_processing()
+        return normed(*given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pictures, "normed", counted)
+        with pytest.raises(comfy.model_management.InterruptProcessingException):
+            sample(model, scene)
+    assert len(calls) < 12 and model.model.diffusion_model.__dict__[RUN].options is None
+    assert torch.equal(sample(model, scene), want)
+
+
+def test_the_width_of_its_prompts(folder: Path) -> None:
+    for kind in KINDS:
+        width, _ = UNET.reads(load(checkpoints.write(kind, folder)).model.diffusion_model)  # type: ignore[misc]
+        assert width == checkpoints.unet.SIZES[kind].context
+
+
+# ------------------------------------------------------------------------------------------------------- parts, alone
+
+
+def options_of(policy: KernelPolicy | None = None, **others: Any) -> dict[str, Any]:
+    model: Any = SimpleNamespace(model_options={"transformer_options": dict(others)})
+    attention.install(model, policy or KernelPolicy())
+    found: dict[str, Any] = model.model_options["transformer_options"]
+    return found
+
+
+class Case:
+    """One part with its weights, and stock's of the same."""
+
+    def __init__(self, module: Any) -> None:
+        for parameter in module.parameters():
+            scale = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.2
+            parameter.data.copy_(torch.randn(parameter.shape) * scale + (0 if parameter.ndim > 1 else 0.5))
+        self.stock = copy.deepcopy(module)
+        self.module = module
+        net.fuse(torch.nn.ModuleList([module]), KernelPolicy())
+
+    def run(self, *given: Any, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ours and stock's."""
+        told = [given, copy.deepcopy(given)]
+        run = self.module.__dict__.get(RUN)
+        if run is None:
+            return self.module(*told[0], **more), self.stock(*told[1], **more)
+        with run.under(options_of()):
+            return self.module(*told[0], **more), self.stock(*told[1], **more)
+
+    def error(self, *given: Any, **more: Any) -> float:
+        ours, theirs = self.run(*given, **more)
+        assert ours.shape == theirs.shape and ours.dtype is theirs.dtype
+        return distance(ours.double(), theirs.double())
+
+
+def made(kind: Any, *args: Any, **options: Any) -> Any:
+    ops: Any = comfy.ops.disable_weight_init
+    return kind(*args, **{"dtype": HALF, "device": "cpu", "operations": ops, **options})
+
+
+@pytest.mark.parametrize("widens", [False, True])
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+def test_a_residual_block(widens: bool, last: bool) -> None:
+    case = Case(made(stock.ResBlock, 64, 128, 0, 96 if widens else 64))
+    x = torch.randn(2, 64, 7, 6, dtype=HALF).to(memory_format=torch.channels_last if last else torch.contiguous_format)
+    before, emb = x.clone(), torch.randn(2, 128, dtype=HALF)
+    assert 0 < case.error(x, emb) < 3e-3 and not handed_back()
+    assert torch.equal(x, before), "on the way up it is read again"
+    assert case.run(x, emb)[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_times_embedding_is_added_by_the_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in a pass of its own, and no larger than it is; its SiLU is one for all blocks of a call."""
+    case, calls, conv2d = Case(made(stock.ResBlock, 64, 128, 0)), [], pictures.conv2d
+
+    def noted(*given: Any, **more: Any) -> torch.Tensor:
+        calls.append(more["residual"])
+        return conv2d(*given, **more)
+
+    monkeypatch.setattr(pictures, "conv2d", noted)
+    emb = torch.randn(2, 128, dtype=HALF)
+    with (run := case.module.__dict__[RUN]).under(options_of()):
+        case.module(torch.randn(2, 64, 7, 6, dtype=HALF), emb)
+        assert run.activated(emb) is run.activated(emb) is not run.activated(emb.clone())
+    assert [residual.stride()[1:] for residual in calls] == [(1, 0, 0), (1, 6 * 64, 64)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        made(stock.ResBlock, 64, 128, 0, use_scale_shift_norm=True),
+        made(stock.ResBlock, 64, 128, 0, up=True),
+        made(stock.ResBlock, 64, 128, 0, down=True),
+    ],
+    ids=["scale and shift", "up", "down"],
+)
+def test_residual_blocks_of_another_kind_are_stocks(case: Any) -> None:
+    assert Case(case).error(torch.randn(1, 64, 8, 6, dtype=HALF), torch.randn(1, 128, dtype=HALF)) == 0
+    assert "it is a residual block of a kind without fused kernels" in handed_back()
+
+
+def test_convolutions_of_another_kind_are_stocks() -> None:
+    case = Case(made(stock.ResBlock, 64, 128, 0, dims=3))
+    assert case.error(torch.randn(1, 64, 3, 8, 6, dtype=HALF), torch.randn(1, 128, dtype=HALF)) == 0
+    assert handed_back() == {"its convolutions are of a kind without fused kernels"}
+    LEDGER.clear()
+    for kind in (stock.Downsample, stock.Upsample):
+        assert Case(made(kind, 64, False)).error(torch.randn(1, 64, 8, 6, dtype=HALF)) == 0
+    assert handed_back() == {"it has no convolution"}
+
+
+@pytest.mark.parametrize("size", [(8, 6), (7, 5), (1, 3)], ids=str)
+def test_smaller_and_larger(size: tuple[int, int]) -> None:
+    x = torch.randn(2, 64, *size, dtype=HALF)
+    assert Case(made(stock.Downsample, 64, True)).error(x) < 3e-3
+    up = Case(made(stock.Upsample, 64, True))
+    for sides in [(2 * size[0], 2 * size[1]), (2 * size[0] - 1, 2 * size[1]), (2 * size[0] - 1, 2 * size[1] - 1)]:
+        assert up.error(x, output_shape=torch.Size((2, 9, *sides))) < 3e-3, sides
+    assert up.error(x) < 3e-3 and not handed_back()
+
+
+@pytest.mark.parametrize("sides", [(64, 64), (63, 64)], ids=str)
+def test_a_large_picture_is_never_stored_enlarged(sides: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a side is odd."""
+    calls, conv = [], pictures.upsample_conv2d
+    monkeypatch.setattr(pictures, "upsample_conv2d", lambda *given, **more: calls.append(1) or conv(*given, **more))
+    case = Case(made(stock.Upsample, 32, True))
+    assert 0 < case.error(torch.randn(1, 32, 32, 32, dtype=HALF), output_shape=torch.Size((1, 9, *sides))) < 3e-3
+    assert len(calls) == (sides == (64, 64))
+
+
+@pytest.mark.parametrize("linear", [False, True], ids=["sd15", "sdxl"])
+@pytest.mark.parametrize("alone", [False, True], ids=["with a prompt", "without"])
+def test_a_transformer(linear: bool, alone: bool) -> None:
+    options = {"depth": 2, "use_linear": linear}
+    case = Case(made(stock_attention.SpatialTransformer, 64, 4, 16, context_dim=64, **options))
+    x = torch.randn(2, 64, 7, 6, dtype=HALF).to(memory_format=torch.channels_last)
+    before, context = x.clone(), None if alone else torch.randn(2, 11, 64, dtype=HALF)
+    told = options_of()
+    assert 0 < case.error(x, context, told) < 3e-3 and not handed_back() and torch.equal(x, before)
+    assert told["activations_shape"] == [2, 64, 7, 6] and told["block_index"] == 1
+    if context is not None:
+        assert 0 < case.error(x, [context, context + 1], options_of()) < 3e-3, "one for each block"
+    assert case.run(x, context, options_of())[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_first_attention_to_the_prompt() -> None:
+    case = Case(made(stock_attention.BasicTransformerBlock, 64, 4, 16, context_dim=48, disable_self_attn=True))
+    x, context = torch.randn(2, 42, 64, dtype=HALF), torch.randn(2, 11, 48, dtype=HALF)
+    assert 0 < case.error(x, context, options_of()) < 3e-3 and not handed_back()
+
+
+def test_feed_forwards_some_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(made(stock_attention.BasicTransformerBlock, 32, 2, 16, context_dim=48))
+    x, context = torch.randn(1, 1600, 32, dtype=HALF), torch.randn(1, 11, 48, dtype=HALF)
+    whole = case.run(x, context, options_of())[0]
+    monkeypatch.setattr(transformer, "CHUNK_BYTES", 1)
+    calls, gelu_mul = [], transformer.gelu_mul
+    monkeypatch.setattr(transformer, "gelu_mul", lambda *given, **more: calls.append(1) or gelu_mul(*given, **more))
+    assert torch.equal(case.run(x, context, options_of())[0], whole) and len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (made(stock_attention.BasicTransformerBlock, 64, 4, 16, context_dim=48, ff_in=True), "it is a block over time"),
+        (
+            made(stock_attention.BasicTransformerBlock, 64, 4, 16, context_dim=48, gated_ff=False),
+            "its feed-forward is of a kind without fused kernels",
+        ),
+        (
+            made(stock_attention.BasicTransformerBlock, 64, 4, 16, disable_temporal_crossattention=True),
+            "its attention is of a kind without fused kernels",
+        ),
+    ],
+    ids=["over time", "not gated", "one attention"],
+)
+def test_transformer_blocks_of_another_kind_are_stocks(module: Any, reason: str) -> None:
+    context = torch.randn(2, 11, 48, dtype=HALF)
+    assert Case(module).error(torch.randn(2, 42, 64, dtype=HALF), context, options_of()) == 0
+    assert handed_back() == {reason}
+
+
+@pytest.mark.parametrize(
+    ("part", "attribute"), [("in_layers.2", "forward"), ("out_layers.3", "_conv_forward"), ("emb_layers.1", "forward")]
+)
+def test_a_residual_block_with_replaced_parts_is_stocks(part: str, attribute: str) -> None:
+    """`_conv_forward` is where nodes for seamless pictures pad."""
+    case = Case(made(stock.ResBlock, 64, 128, 0))
+    module = case.module.get_submodule(part)
+    setattr(module, attribute, getattr(module, attribute))
+    assert case.error(torch.randn(1, 64, 8, 6, dtype=HALF), torch.randn(1, 128, dtype=HALF)) == 0
+    assert handed_back() == {f"another node has replaced {part}"}
+
+
+def test_a_transformer_and_its_blocks_are_asked_apart() -> None:
+    case = Case(made(stock_attention.SpatialTransformer, 64, 4, 16, context_dim=48))
+    inner = case.module.transformer_blocks[0].ff.net[2]
+    inner.forward = inner.forward
+    x, context = torch.randn(2, 64, 7, 6, dtype=HALF), torch.randn(2, 11, 48, dtype=HALF)
+    assert 0 < case.error(x, context, options_of()) < 3e-3, "the ends are ours"
+    assert handed_back() == {"another node has replaced ff.net.2"}
+    LEDGER.clear()
+    case.module.proj_in = case.module.proj_in.requires_grad_(False)
+    case.module.transformer_blocks[0] = copy.deepcopy(case.stock.transformer_blocks[0])
+    assert case.error(x, context, options_of()) == 0
+    assert handed_back() == {"another node has replaced 0 of transformer_blocks"}
+
+
+def test_a_part_that_another_node_calls_by_itself_is_stocks() -> None:
+    case = Case(made(stock.ResBlock, 64, 128, 0))
+    given = torch.randn(1, 64, 8, 6, dtype=HALF), torch.randn(1, 128, dtype=HALF)
+    assert torch.equal(case.module(*given), case.stock(*given))
+    assert handed_back() == {"another node calls the network's parts by itself"}
+    run = case.module.__dict__[RUN]
+    run.loader = KernelPolicy.of("on")
+    with pytest.raises(KernelRefused, match="by itself"):
+        case.module(*given)
+    LEDGER.clear()
+    run.loader = OFF
+    assert torch.equal(case.module(*given), case.stock(*given)) and not handed_back()
+
+
+def test_where_kernels_are_on_heads_that_none_serves_are_torchs() -> None:
+    """And no attention that another node has put in."""
+    forced = KernelPolicy.of("on", precision="fast")
+    options = options_of(forced)
+    assert transformer.for_torchs_heads(options, 64) is options
+    told = transformer.for_torchs_heads(options, 40)
+    assert told[attention.HOOK].policy == KernelPolicy.of("on", precision="fast", attention="auto")
+    assert options[attention.HOOK].policy == forced and told.keys() == options.keys()
+    for other in (options_of(), options_of(OFF), options | {attention.HOOK: print}, {}):
+        assert transformer.for_torchs_heads(other, 40) is other
+
+
+def test_without_our_loader_a_transformer_is_stocks() -> None:
+    case = Case(made(stock_attention.SpatialTransformer, 64, 4, 16, context_dim=48))
+    x, context = torch.randn(2, 64, 7, 6, dtype=HALF), torch.randn(2, 11, 48, dtype=HALF)
+    assert case.error(x, context, {}) == 0 and case.error(x, context, options_of(OFF)) == 0 and not handed_back()
+
+
+@pytest.mark.skipif(not is_thorough(), reason="half a minute")
+def test_torch_compile_takes_a_fused_network(folder: Path) -> None:
+    model = load(checkpoints.write("sd15", folder))
+    scene = family_scenes.inputs("sd15")
+    want = sample(model, scene)
+    torch.compiler.reset()
+    inner = model.model.diffusion_model
+    compiled = torch.compile(inner, backend="eager", dynamic=False)
+    model.model.diffusion_model = compiled
+    assert distance(sample(model, scene), want) < 3e-3 and not handed_back()
