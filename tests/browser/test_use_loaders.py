@@ -175,7 +175,7 @@ def test_what_cannot_be_swapped_stays_and_is_named(front: FrontEnd) -> None:
             dtype.connect(0, linked, linked.inputs.findIndex(input => input.name === 'weight_dtype'))
             add('CLIPLoader', [400, 0], { clip_name, device: 'cpu' })
             add('DualCLIPLoader', [400, 300])
-            add('CheckpointLoaderSimple', [400, 600]).title = 'All in one'
+            add('ImageOnlyCheckpointLoader', [400, 600]).title = 'All in one'
             add('VAELoader', [400, 900], { vae_name: 'pixel_space' })
             add('LoraLoaderModelOnly', [800, 0])
             const inner = add('UNETLoader', [800, 300], { unet_name })
@@ -201,6 +201,28 @@ def test_what_cannot_be_swapped_stays_and_is_named(front: FrontEnd) -> None:
     front.page.evaluate("type => { app.graph.clear(); add(type, [0, 0]); add('UNETLoader', [0, 400]) }", TEXT)
     front.choose_in_menu(THEIRS)
     assert said(front, "warn") == [f"{NAMES['Load CLIP']} stays: Load CLIP has no choice like its type, auto."]
+
+
+def test_all_three_links_of_a_checkpoint_stay(front: FrontEnd) -> None:
+    front.page.evaluate(ADD)
+    front.page.evaluate(
+        """() => {
+            app.graph.clear()
+            const whole = add('CheckpointLoaderSimple', [0, 0], { ckpt_name: 'a checkpoint.safetensors' })
+            whole.connect(0, add('ModelSamplingSD3', [400, 0]), 'model')
+            whole.connect(1, add('CLIPTextEncode', [400, 200]), 'clip')
+            whole.connect(2, add('VAEDecode', [400, 500]), 'vae')
+            whole.connect(2, add('VAEEncode', [400, 700]), 'vae')
+        }"""
+    )
+    told = """() => [app.graph.nodes[0].widgets[0].value, [...app.graph.links.values()].map(
+        link => [link.origin_id, link.origin_slot, link.target_id, link.target_slot, link.type])]"""
+    before = front.page.evaluate(told)
+    assert len(before[1]) == 4
+    for command, now in ((OURS, "FuseStreamCheckpointLoader"), (THEIRS, "CheckpointLoaderSimple")):
+        front.choose_in_menu(command)
+        assert said(front, "success") == ["Swapped: 1. Undo takes it back."]
+        assert front.nodes()[0]["type"] == now and front.page.evaluate(told) == before
 
 
 def test_gguf_loaders_too_and_whether_their_pack_is_installed_or_not(gguf: str, front: FrontEnd) -> None:

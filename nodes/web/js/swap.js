@@ -4,6 +4,7 @@
 import { makeRoom } from "./room.js"
 
 const DIFFUSION = "FuseStreamDiffusionModelLoader", TEXT = "FuseStreamTextEncoderLoader", VAE = "FuseStreamVAELoader"
+const WHOLE = "FuseStreamCheckpointLoader"
 
 // Whose place ours take. widgets: in their order, with the names they have in ours; a value, where ours only has this one.
 const PLACES = [
@@ -12,6 +13,7 @@ const PLACES = [
     { theirs: "CLIPLoader", ours: TEXT, widgets: { clip_name: "text_encoder_name", type: "type", device: { only: "default" } } },
     { theirs: "CLIPLoaderGGUF", ours: TEXT, widgets: { clip_name: "text_encoder_name", type: "type" } },
     { theirs: "VAELoader", ours: VAE, widgets: { vae_name: "vae_name" } },
+    { theirs: "CheckpointLoaderSimple", ours: WHOLE, widgets: { ckpt_name: "ckpt_name" } },
 ]
 const ROW = 28 // the height of a widget where nodes are elements; besides, they have a row for outputs and one for their pack
 const LOADED = new Set(["MODEL", "CLIP", "VAE"])
@@ -106,8 +108,8 @@ function rewritten(node, { type, inputs, outputs, properties, widgets_values }) 
     // A title that is only the type's name was not given by the user.
     const { title, ...rest } = node
     if (title && title !== titleOf(node.type) && title !== known(node.type)?.nodeData.display_name) rest.title = title
-    outputs[0] = { ...node.outputs[0], name: outputs[0].name, localized_name: outputs[0].localized_name }
-    return { ...rest, type, inputs, outputs, properties: { ...kept, ...properties }, widgets_values }
+    const same = outputs.map(({ name, localized_name }, i) => ({ ...node.outputs[i], name, localized_name }))
+    return { ...rest, type, inputs, outputs: same, properties: { ...kept, ...properties }, widgets_values }
 }
 
 /** Lead the links into a node to the inputs of the one in its place. */
