@@ -8,6 +8,7 @@ from typing import Any
 
 import comfy.cldm.cldm
 import comfy.controlnet
+import comfy.hooks
 import comfy.ops
 import comfy.patcher_extension
 import family_scenes
@@ -22,7 +23,7 @@ from comfy_extras import (
     nodes_sag,
 )
 from scenes import Scene, distance, sample
-from unet_models import HALF, OFF, SIDES, as_near, handed_back, load
+from unet_models import HALF, OFF, SIDES, as_near, handed_back, load, lora_for
 
 from fusestream import checkpoints
 from fusestream.fusion import attention
@@ -253,6 +254,21 @@ def test_a_part_that_another_node_computes(folder: Path) -> None:
 
     fused, theirs, exact = under(change, path, scene)
     assert as_near(fused, theirs, exact) and not handed_back()
+
+
+# ---------------------------------------------------------------------------------------------------------------- hooks
+
+
+@pytest.mark.parametrize("kind", ["sd15", "sdxl"])
+def test_a_lora_by_a_hook_of_one_prompt(folder: Path, kind: str) -> None:
+    """It comes and goes within a step: nothing that was made of the weights outlives it."""
+    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
+    file = lora_for(load(path))
+    hooks = comfy.hooks.create_hook_lora(lora=file, strength_model=0.9, strength_clip=0.0)
+    given = scene._replace(positive=comfy.hooks.set_hooks_for_conditioning(scene.positive, hooks))
+    fused, theirs, exact = under(lambda model: model, path, given)
+    assert not handed_back() and as_near(fused, theirs, exact)
+    assert distance(exact, sample(load(path, OFF, torch.float32), scene)) > 0.01
 
 
 # ----------------------------------------------------------------------------------------------------------- ControlNet
