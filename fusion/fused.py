@@ -116,6 +116,8 @@ class Parts:
         """Why stock must compute this block for x, in words a user understands; None if it is ours."""
         if self._for_good is not None:
             return self._for_good
+        if "_conv_forward" in block.__dict__:
+            return "another node has replaced how it convolves"
         for name, own, hooks, hooks_before in self._calls:
             if "forward" in own or "_conv_forward" in own or hooks or hooks_before:
                 return f"another node has replaced {name}"

@@ -177,18 +177,20 @@ def picture_cost(row: Row) -> Cost:
         _, height, width = row.latent_shape
         if row.model in pictures.KLEIN:
             return pictures.klein_forward(pictures.KLEIN[row.model], height * width)
+        if row.model in pictures.UNETS:
+            return pictures.unet_forward(pictures.UNETS[row.model], height * width)
         return pictures.z_image_forward(pictures.Z_IMAGE, height * width)
     through = pictures.decode_image if row.work == "decode" else pictures.encode_image
     return through(pictures.IMAGE_VAES[row.model], row.height * row.width)
 
 
 def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
-    """Seconds of one step (two prompts, one forward: guidance; of pictures one prompt), or of one run of the work.
+    """Seconds of one step (with guidance two prompts in one forward), or of one run of the work.
 
     first: every weight still has to come; later, those that found room stay.
     """
     cost = cost_of(row)
-    prompts = 2 if row.work == "sample" and not row.is_picture else 1
+    prompts = row.prompts if row.work == "sample" else 1
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
     stored = cost.weights * STORED[row.storage]
     moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)

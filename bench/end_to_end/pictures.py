@@ -24,6 +24,8 @@ LATENTS = {
     "klein4": Latent(128, 16),
     "klein9": Latent(128, 16),
     "z_image": Latent(16, 8),
+    "sd15": Latent(4, 8),
+    "sdxl": Latent(4, 8),
     "flux2_vae": Latent(128, 16),
     "flux_vae": Latent(16, 8),
 }
@@ -57,6 +59,23 @@ class ZImage:
 
 
 @dataclass(frozen=True)
+class Unet:
+    """A U-Net's sizes, level by level. depth: transformer blocks behind each residual block. labels: width of what goes with the
+    prompt."""
+
+    mult: tuple[int, ...]
+    depth: tuple[int, ...]
+    middle: int
+    text: int
+    labels: int = 0
+    linear: bool = False
+    width: int = 320
+    residuals: int = 2
+    tokens: int = 77  # stock fills a prompt up to them
+    channels: int = 4
+
+
+@dataclass(frozen=True)
 class ImageVae:
     """A picture VAE's sizes. channels: of its own latents, of which some fold 2x2 into one."""
 
@@ -67,6 +86,10 @@ class ImageVae:
 
 KLEIN = {"klein4": Klein(3072, 5, 20, 3 * 2560), "klein9": Klein(4096, 8, 24, 3 * 4096)}
 Z_IMAGE = ZImage(dim=3840, layers=30, text=2560, ffn=10240)
+UNETS = {
+    "sd15": Unet((1, 2, 4, 4), (1, 1, 1, 0), middle=1, text=768),
+    "sdxl": Unet((1, 2, 4), (0, 2, 10), middle=10, text=2048, labels=2816, linear=True),
+}
 IMAGE_VAES = {"flux2_vae": ImageVae(channels=32, folded=True), "flux_vae": ImageVae(channels=16, folded=False)}
 
 
@@ -95,6 +118,43 @@ def z_image_forward(size: ZImage, pixels: int) -> Cost:
         attention=sum(4.0 * count * tokens * tokens * d for count, tokens in passes),
         weights=HALF * (sum(count for count, _ in passes) * block + (size.layers + size.refiners) * modulated),
     )
+
+
+def unet_forward(size: Unet, pixels: float) -> Cost:
+    """One forward. pixels: of the latent. Blocks, for the weights, are residual and transformer blocks: nearly all."""
+    first, handed, weights = size.width, [size.width], 0.0
+    gemm, attention = 2 * _square(size.channels, first, pixels), 0.0
+
+    def pass_through(into: int, out: int, depth: int) -> None:
+        nonlocal gemm, attention, weights
+        gemm += _residual(into, out, pixels) + 8.0 * first * out
+        weights += HALF * (_residual(into, out, 1) / 2 + 4.0 * first * out)
+        if depth:
+            gemm += 4.0 * pixels * out * out  # its ends
+            of_text = 4.0 * size.text * out
+            gemm += depth * (36.0 * pixels * out * out + size.tokens * of_text)
+            attention += depth * 4.0 * pixels * (pixels + size.tokens) * out
+            weights += depth * HALF * (18.0 * out * out + of_text / 2)
+
+    for level, mult in enumerate(size.mult):
+        for _ in range(size.residuals):
+            pass_through(handed[-1], mult * first, size.depth[level])
+            handed.append(mult * first)
+        if level < len(size.mult) - 1:
+            pixels /= 4
+            gemm += _square(handed[-1], handed[-1], pixels)
+            handed.append(handed[-1])
+    into = handed[-1]
+    pass_through(into, into, size.middle)
+    pass_through(into, into, 0)
+    for level, mult in reversed(list(enumerate(size.mult))):
+        for _ in range(size.residuals + 1):
+            pass_through(into + handed.pop(), mult * first, size.depth[level])
+            into = mult * first
+        if level:
+            pixels *= 4
+            gemm += _square(into, into, pixels)
+    return Cost(gemm, attention, weights)
 
 
 def _square(into: int, out: int, pixels: float) -> float:

@@ -12,7 +12,9 @@ from . import gguf_pack
 from .pictures import LATENTS
 from .storages import GGUF, shown
 
-Model = Literal["wan13", "wan14", "vae", "t5", "qwen3", "klein4", "klein9", "z_image", "flux2_vae", "flux_vae"]
+Model = Literal[
+    "wan13", "wan14", "vae", "t5", "qwen3", "klein4", "klein9", "z_image", "sd15", "sdxl", "flux2_vae", "flux_vae"
+]
 Work = Literal["sample", "decode", "encode", "text", "video", "picture"]
 TITLES: dict[Model, str] = {
     "wan13": "1.3B",
@@ -23,6 +25,8 @@ TITLES: dict[Model, str] = {
     "klein4": "klein 4B",
     "klein9": "klein 9B",
     "z_image": "Z-Image",
+    "sd15": "SD 1.5",
+    "sdxl": "SDXL",
     "flux2_vae": "Flux.2 VAE",
     "flux_vae": "Flux VAE",
 }
@@ -36,9 +40,17 @@ TINY: dict[Model, str] = {
     "klein4": "flux2",
     "klein9": "flux2",
     "z_image": "z_image",
+    "sd15": "sd15",
+    "sdxl": "sdxl",
     "flux2_vae": "flux2_vae",
     "flux_vae": "flux_vae",
 }
+GUIDED: tuple[Model, ...] = (
+    "wan13",
+    "wan14",
+    "sd15",
+    "sdxl",
+)  # whose steps have two prompts; the others were distilled to one
 VAES: tuple[Model, ...] = ("vae", "flux2_vae", "flux_vae")
 # Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
 WHOLE: dict[Work, tuple[Model, Model]] = {"video": ("t5", "vae"), "picture": ("qwen3", "flux2_vae")}
@@ -152,8 +164,13 @@ class Row:
 
     @property
     def is_picture(self) -> bool:
-        """Whether its own model makes pictures: one prompt, no frames."""
+        """Whether its own model makes pictures: no frames."""
         return self.model in LATENTS
+
+    @property
+    def prompts(self) -> int:
+        """Of a step."""
+        return 2 if self.model in GUIDED else 1
 
     @property
     def sides(self) -> tuple[tuple[str, Side], ...]:
@@ -345,7 +362,8 @@ def packed() -> list[Row]:
 
 
 def pictures() -> list[Row]:
-    """Flux.2 klein and Z-Image, the text encoder and the VAEs around them; a step is of one prompt, as they were distilled to."""
+    """Flux.2 klein and Z-Image, the text encoder and the VAEs around them; a step is of one prompt, as they were distilled to. And
+    Stable Diffusion's U-Nets, with guidance."""
 
     def row(model: Model, work: Work, side: int, steps: int, **others: object) -> Row:
         return replace(Row(model, work, side, side, steps=steps, group="pictures"), **others)  # type: ignore[arg-type]
@@ -359,6 +377,10 @@ def pictures() -> list[Row]:
         row("klein9", "sample", 1024, 6, asked=1.25, asked_first=5.0),
         row("z_image", "sample", 1024, 6, asked=1.4, asked_first=5.0),
         row("z_image", "sample", 1024, 6, asked=1.5, **held),
+        row("sd15", "sample", 512, 20, asked=5.4),
+        row("sd15", "sample", 512, 20, asked=2.0, **held),
+        row("sdxl", "sample", 1024, 8, asked=2.3),
+        row("sdxl", "sample", 1024, 8, asked=2.0, **held),
         Row(
             "qwen3", "text", steps=5, seconds=0.03, first_seconds=0.4, kind="flux2", note="for klein", group="pictures"
         ),

@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 
 from ... import checkpoints
-from ...checkpoints import flux, kl_vae, llama, spiece, umt5, wan, wan_vae, z_image
+from ...checkpoints import flux, kl_vae, llama, spiece, umt5, unet, wan, wan_vae, z_image
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
 from .bounds import QWEN3, UMT5, WAN
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, in_bytes, packed, plain
-from .pictures import IMAGE_VAES, KLEIN, Z_IMAGE
+from .pictures import IMAGE_VAES, KLEIN, UNETS, Z_IMAGE
 from .rows import TINY, Model
 from .storages import GGUF, file_name
 
@@ -47,6 +47,13 @@ def table(model: Model) -> Table:
         return flux.table(flux.FluxSize(klein.dim, klein.double, klein.single, klein.text, klein.channels, shared=True))
     if model == "z_image":
         return z_image.table(z_image.ZImageSize(Z_IMAGE.dim, Z_IMAGE.layers, Z_IMAGE.text))
+    if model in UNETS:
+        net = UNETS[model]
+        return unet.table(
+            unet.UnetSize(
+                net.width, net.mult, net.depth, net.residuals, net.middle, net.text, net.labels, linear=net.linear
+            )
+        )
     if model in IMAGE_VAES:
         vae = IMAGE_VAES[model]
         return kl_vae.table(kl_vae.KlSize(vae.channels, vae.folded, vae.folded, vae.width))

@@ -28,6 +28,7 @@ from .rows import TAKES, WHOLE, Model, Row, Side
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
 GUIDANCE = 6.0
+POOLED = {"sdxl": 1280}  # width of what goes with a prompt's tokens
 KINDS = {"t5": "wan", "qwen3": "lumina2"}  # stock's types of text encoders, where a row names none
 
 
@@ -241,8 +242,13 @@ class Run:
         generator = torch.Generator().manual_seed(1)
         tokens, entry = prompt_shape(self.row.model, model.model.diffusion_model)
         shape = (1, tokens, entry.in_features)
-        positive, negative = ([[torch.randn(shape, generator=generator), {}]] for _ in range(2))
-        return positive, negative
+        pooled = POOLED.get(self.row.model)
+
+        def prompt() -> Any:
+            words = torch.randn(shape, generator=generator)
+            return [[words, {} if pooled is None else {"pooled_output": torch.randn(1, pooled, generator=generator)}]]
+
+        return prompt(), prompt()
 
     def sampled(self, model: Any, positive: Any, negative: Any) -> tuple[Any, list[float]]:
         """The latent, and seconds of each step; the first has what is loaded only then."""
@@ -250,7 +256,7 @@ class Run:
         import torch  # noqa: PLC0415
 
         noise = torch.randn(1, *self.row.latent_shape, generator=torch.Generator().manual_seed(0))
-        guidance = 1.0 if self.row.is_picture else GUIDANCE  # these were distilled: there is no second prompt
+        guidance = 1.0 if self.row.prompts == 1 else GUIDANCE
         ticks = [self.clock()]
 
         def tick(*_: Any) -> None:
@@ -425,6 +431,9 @@ def prompt_shape(model: Model, net: Any) -> tuple[int, Any]:
         return pictures.KLEIN[model].tokens, net.txt_in
     if model == "z_image":
         return pictures.Z_IMAGE.tokens, net.cap_embedder[1]
+    if model in pictures.UNETS:
+        of_text = next(one for name, one in net.named_modules() if name.endswith("attn2.to_k"))
+        return pictures.UNETS[model].tokens, of_text
     return TEXT_TOKENS, net.text_embedding[0]
 
 

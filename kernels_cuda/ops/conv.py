@@ -25,6 +25,7 @@ from .conv_operands import (
     Padding,
     channels_adjacent,
     compute,
+    is_one_pixel,
     last_format,
     memory_format,
     stock_compute,
@@ -100,7 +101,7 @@ def conv2d(
     stride    1 or 2
     padding   zeros (left, right, top, bottom); unless given, half the taps on each side, and (0, 1, 0, 1) for a stride
               of 2, as autoencoders do it
-    residual  like the result
+    residual  like the result, or one pixel of it for each batch, expanded: it is read where it lies
     Returns [b, n, h', w'] in x's format, rounded once.
     """
     if padding is None:
@@ -306,7 +307,8 @@ def shape_class(call: Call) -> str:
     parts.append("last" if channels_adjacent(o.x) else "first")
     parts += [f"stride {o.time_stride},{o.stride}"] if (o.time_stride, o.stride) != (1, 1) else []
     parts += [f"{o.cached} cached"] if o.cached else []
-    parts += ["residual"] if o.residual is not None else []
+    if o.residual is not None:
+        parts += ["one residual" if is_one_pixel(o.residual) else "residual"]
     parts += ["no bias"] if o.bias is None else []
     return " ".join(parts)
 

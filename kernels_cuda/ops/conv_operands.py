@@ -69,6 +69,12 @@ def channels_adjacent(x: Tensor) -> bool:
     return x.shape[1] == 1 or x.stride(1) == 1
 
 
+def is_one_pixel(residual: Tensor) -> bool:
+    """Whether a residual [b, n, t, h, w] is one pixel for each of a batch, expanded: next to nothing to read."""
+    steps = zip(residual.shape[2:], residual.stride()[2:], strict=True)
+    return channels_adjacent(residual) and all(size == 1 or step == 0 for size, step in steps)
+
+
 def last_format(t: Tensor) -> torch.memory_format:
     """Channels-last for t's rank."""
     return torch.channels_last_3d if t.ndim == 5 else torch.channels_last

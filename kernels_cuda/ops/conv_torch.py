@@ -3,6 +3,8 @@
 torch adds a bias behind cuDNN's convolution in a pass of its own; activation and residual are two more. The maths and the access
 pattern of the pass stand at the head of src/conv_rest.cu. What cuDNN has added up is rounded before it, and once behind it: stock
 rounds after each of its passes.
+
+A residual that is one pixel for each of a batch is added to the bias first, and each of the batch then has a pass of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from ..call import Call, Plan
 from ..launcher import Card, Pointer, parameter_struct
 from ..registry import CudaCandidate
 from .checks import bias_obstacles, wrong_dtype
-from .conv_operands import Operands, channels_adjacent, convolved
+from .conv_operands import Operands, channels_adjacent, convolved, is_one_pixel
 from .linear_operands import ACTIVATIONS
 
 UNIT = "conv_rest"
@@ -50,11 +52,16 @@ def obstacles(call: Call) -> Iterator[str]:
         yield f"{n} channels of the result are no multiple of {PACK}"
     if not channels_adjacent(o.x):
         yield f"x is not channels-last (strides {o.x.stride()})"
-    if o.residual is not None and (not is_dense(o.residual) or o.residual.data_ptr() % 16):
+    if o.residual is not None and not _joins_bias(o) and (not is_dense(o.residual) or o.residual.data_ptr() % 16):
         yield f"residual is not dense and channels-last (strides {o.residual.stride()})"
     yield from bias_obstacles(o.bias)
     if torch.Size(o.shape).numel() // PACK > MOST:
         yield f"a result of {list(o.shape)} exceeds a grid"
+
+
+def _joins_bias(o: Operands) -> bool:
+    """Whether the residual is one pixel, added where the bias is: without an activation between the two."""
+    return o.residual is not None and o.activation == "none" and is_one_pixel(o.residual)
 
 
 def is_dense(t: Tensor) -> bool:
@@ -67,12 +74,13 @@ def is_dense(t: Tensor) -> bool:
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, grid and kernel; what remains per call is torch's convolution and the pointers."""
     o, options = Operands.of_call(call), call.options
-    packs = torch.Size(o.shape).numel() // PACK
+    joins = _joins_bias(o)
+    packs = torch.Size(o.shape[1:] if joins else o.shape).numel() // PACK
     params = ConvRestParams(
         packs=packs,
         across=o.shape[1] // PACK,
         activation=ACTIVATIONS.index(o.activation),
-        bias_is_float=o.bias is not None and o.bias.dtype is torch.float32,
+        bias_is_float=joins or (o.bias is not None and o.bias.dtype is torch.float32),
     )
     grid = (-(-packs // (THREADS * HELD)), 1, 1)
     launch = card.kernel(UNIT, "conv_rest").prepare(params, grid=grid, block=THREADS, shape=call.describe())
@@ -83,7 +91,15 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
         launch(out.data_ptr(), 0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr())
         return out
 
-    return run
+    def run_each(x: Tensor, weight: Tensor, bias: Tensor, cache: Tensor | None, residual: Tensor) -> Tensor:
+        products = convolved(Operands.of((x, weight, None, cache, None), options))
+        out = products.contiguous(memory_format=torch.channels_last_3d)
+        added = residual[:, :, 0, 0, 0].float() + bias
+        for one, row in zip(out, added, strict=True):
+            launch(one.data_ptr(), row.data_ptr(), 0)
+        return out
+
+    return run_each if joins else run
 
 
 FUSED = CudaCandidate("cudnn + fused pass", obstacles, plan, ours=False)

@@ -303,6 +303,25 @@ def test_one_pass_behind_torchs_convolution(isa, kind, sizes, extras):
     assert all(each is None or torch.equal(each, then) for each, then in zip(tensors, before, strict=True))
 
 
+@pytest.mark.sanitize
+@pytest.mark.parametrize("sizes", [(1, 5, 6, 8), (2, 9, 7, 24), (3, 17, 33, 128)], ids=str)
+@pytest.mark.parametrize("kind", ["none", "silu"])
+def test_a_residual_of_one_pixel(isa, precision, sizes, kind):
+    """One for each of a batch, as a U-Net adds the time: ours read it where it lies, the pass behind torch's has it with the
+    bias."""
+    b, h, w, n = sizes
+    x, weight, bias = video(b, 16, 1, h, w), weights(n, 16, 1, 3, 3), torch.randn(n, device="cuda").half()
+    residual = torch.randn(b, n, device="cuda").half()[:, :, None, None, None].expand(-1, -1, 1, h, w)
+    tensors, options = (x, weight, bias, None, residual), (kind, 1, 0, 1, 1, 1, 1, 1)
+    exact, sums = exactly(tensors, options)
+    for tactic in all_tactics(n, 3, 1, precision):
+        check(with_tactic(tactic, tensors, options, isa), exact, sums, precision, str(tactic))
+    got = by_torch_and_a_pass(tensors, options, isa)
+    assert (got is None) == (kind != "none")
+    if got is not None:
+        check_two_roundings(got, tensors, options, exact, sums, "a pass each")
+
+
 def test_every_candidate_computes_the_same():
     """`auto` may choose any of them, on rows of a picture as on a whole one."""
     picture, weight, bias = video(1, 128, 40, 64), weights(128, 128, 3, 3), torch.randn(128, device="cuda").half()

@@ -31,7 +31,7 @@ def test_every_row_is_in_one_part_and_every_part_fits_into_a_call() -> None:
     names = [row.name for part in cut for row in part.rows]
     assert sorted(names) == sorted(row.name for row in rows.all_rows())
     assert all(part.seconds < 8.8 * 60 for part in cut), "minutes of a part"
-    assert sum(part.seconds for part in cut) <= 33 * 60, "minutes of the whole"
+    assert sum(part.seconds for part in cut) <= 34 * 60, "minutes of the whole"
     assert [part.kind for part in cut[-2:]] == ["kernels", "pager"]
 
 
@@ -407,7 +407,7 @@ def test_every_group_runs_on_the_cpu(tmp_path: Path) -> None:
             assert "error" not in side and side["finite"] and side["s"] > 0 and side["spread"] > 0, (row.name, who)
             if who == "stock":
                 assert "pager" not in side
-            elif row.model.startswith(("wan", "klein", "z_image")):
+            elif row.model.startswith(("wan", "klein", "z_image", "sd15", "sdxl")):
                 assert side["pager"]["backend"].startswith("host"), row.name
         if len(row.sides) == 2:
             # A stream in fp32, as stock has it here, Z-Image surrounds by products in fp16.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import comfy.ldm.flux.model
 import comfy.ldm.lumina.model
 import comfy.ldm.models.autoencoder
+import comfy.ldm.modules.diffusionmodules.openaimodel
 import comfy.ldm.wan.model
 import comfy.ldm.wan.vae
 import comfy.model_detection
@@ -59,11 +61,15 @@ def painter(table: Table, device: str) -> torch.nn.Module:
     """Stock's transformer for a file of these names and shapes."""
     meta = {name: torch.empty(spec.shape, dtype=HALF, device="meta") for name, spec in table.items()}
     config = comfy.model_detection.model_config_from_unet(meta, "")
+    unet = comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel
     kinds = {"flux2": comfy.ldm.flux.model.Flux, "lumina2": comfy.ldm.lumina.model.NextDiT}
-    kind = kinds[config.unet_config["image_model"]]
+    kind = kinds.get(config.unet_config.get("image_model", ""), unet)
     unused = ("allow_fp16",)  # which is about types
     known = {name: value for name, value in config.unet_config.items() if name not in unused}
-    made: torch.nn.Module = kind(**known, device=device, dtype=torch.float32, operations=comfy.ops.manual_cast)
+    # A U-Net's constructor empties the lists that it is given.
+    made: torch.nn.Module = kind(
+        **copy.deepcopy(known), device=device, dtype=torch.float32, operations=comfy.ops.manual_cast
+    )
     return made
 
 
@@ -183,6 +189,27 @@ def test_a_z_image_costs_what_stock_computes() -> None:
     assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
 
 
+@pytest.mark.parametrize("model", pictures.UNETS)
+def test_a_unet_costs_what_stock_computes(model: str) -> None:
+    size = replace(
+        pictures.UNETS[model], width=64, middle=1, depth=tuple(min(d, 2) for d in pictures.UNETS[model].depth)
+    )
+    sizes = checkpoints.unet.UnetSize(
+        64, size.mult, size.depth, size.residuals, size.middle, size.text, size.labels, linear=size.linear
+    )
+    table = checkpoints.unet.table(sizes)
+    with checkpoints.narrow.opened(comfy):
+        net = painter(table, "cpu")
+    x, text = torch.zeros(1, size.channels, 32, 48), torch.zeros(1, size.tokens, size.text)
+    y = torch.zeros(1, size.labels) if size.labels else None
+    counted = operations(lambda: net(x, torch.zeros(1), text, y))
+    cost = pictures.unet_forward(size, 32 * 48)
+    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
+    parts = re.compile(r".*(in_layers|out_layers|emb_layers|skip_connection|transformer_blocks)\.")
+    weights_of_blocks = sum(math.prod(spec.shape) for name, spec in table.items() if parts.match(name))
+    assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
+
+
 @pytest.mark.parametrize("model", pictures.IMAGE_VAES)
 def test_a_vae_of_pictures_costs_what_stock_computes(model: str) -> None:
     size = replace(pictures.IMAGE_VAES[model], width=32)
@@ -266,12 +293,14 @@ def test_weights_have_the_names_and_shapes_of_stocks_model(model: str) -> None:
     assert {name: spec.shape for name, spec in weights.table(model).items()} == wanted
 
 
-@pytest.mark.parametrize(("model", "gb"), [("klein4", 7.8), ("klein9", 18.2), ("z_image", 12.3)])
+@pytest.mark.parametrize(
+    ("model", "gb"), [("klein4", 7.8), ("klein9", 18.2), ("z_image", 12.3), ("sd15", 1.72), ("sdxl", 5.13)]
+)
 def test_weights_of_pictures_have_the_names_and_shapes_of_stocks_model(model: rows.Model, gb: float) -> None:
     """Which stock builds by the names and shapes alone: it is of the published size, and lacks nothing."""
     table = weights.table(model)
     wanted = {name: tuple(tensor.shape) for name, tensor in painter(table, "meta").state_dict().items()}
-    assert {name.replace(".scale", ".weight"): spec.shape for name, spec in table.items()} == wanted
+    assert {re.sub(r"\.scale$", ".weight", name): spec.shape for name, spec in table.items()} == wanted
     assert 2e-9 * sum(math.prod(spec.shape) for spec in table.values()) == pytest.approx(gb, rel=0.01)
 
 
@@ -297,6 +326,7 @@ def test_a_picture_is_promised_as_the_work_was_asked_for() -> None:
 def test_a_picture_is_drawn_without_frames() -> None:
     shapes = {row.name: row.latent_shape for row in rows.pictures() if row.work == "sample"}
     assert shapes["klein 4B 2048x2048"] == (128, 128, 128) and shapes["Z-Image 1024x1024"] == (16, 128, 128)
+    assert shapes["SD 1.5 512x512"] == (4, 64, 64)
     video = rows.sampling("wan13", 480, 832, 81, 3)
     assert video.latent_shape == (16, 21, 60, 104)
     whole = next(row for row in rows.pictures() if row.work == "picture")

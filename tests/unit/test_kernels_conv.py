@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ctypes import c_float
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -312,6 +314,47 @@ def test_the_pass_is_given_what_torch_made(side):
     assert (p.packs, p.across, p.bias_is_float) == (out.numel() // 8, 3, 0) and ACTIVATIONS[p.activation] == "silu"
     assert p.packs <= threads < p.packs + card.block * conv_torch.HELD
     assert card.name == ("conv_rest", op.CONV.kernels["conv_rest"][0])
+
+
+@pytest.mark.parametrize("bias_type", [torch.float16, torch.float32], ids=str)
+def test_a_residual_of_one_pixel_goes_with_the_bias(bias_type):
+    """Each of the batch has a launch with what is its own."""
+    x, weight = last(torch.randn(2, 16, 1, 5, 6).half()), last(torch.randn(24, 16, 1, 3, 3).half())
+    bias, pixel = torch.randn(24).to(bias_type), torch.randn(2, 24).half()
+    residual = pixel[:, :, None, None, None].expand(-1, -1, 1, 5, 6)
+    launched = []
+
+    class Card(Recorded):
+        def prepare(self, params, *, grid, block, shape):
+            super().prepare(params, grid=grid, block=block, shape=shape)
+            return lambda out, added, kept: launched.append((out, floats_at(added, 24), kept))
+
+    card, call = Card(), Call("conv", (x, weight, bias, None, residual), ("none", 1, 0, 1, 1, 1, 1, 1))
+    assert why_not_fused(x, weight, bias, residual) is None
+    out = conv_torch.plan(call, card)(*call.tensors)
+    torch.testing.assert_close(out, conv3d(x, weight, None, policy=OFF))
+    assert [(at, kept) for at, _, kept in launched] == [(one.data_ptr(), 0) for one in out]
+    torch.testing.assert_close(torch.tensor([added for _, added, _ in launched]), pixel.float() + bias.float())
+    assert (card.params.packs, card.params.across, card.params.bias_is_float) == (out[0].numel() // 8, 3, 1)
+
+
+def floats_at(address, count):
+    return list((c_float * count).from_address(address))
+
+
+def test_where_a_residual_of_one_pixel_does_not_go_with_the_bias():
+    x, weight, bias, pixel = half(2, 8, 1, 6, 6), half(16, 8, 1, 3, 3), torch.zeros(16), half(2, 16, 1, 1, 1)
+    spread = pixel.expand(-1, -1, 1, 6, 6)
+    assert why_not(x, weight, bias, None, spread) is None, "our own kernels read it where it lies"
+    assert "residual is not dense" in why_not_fused(x, weight, bias, spread, "silu"), "the activation comes before it"
+    assert "nothing to fuse" in why_not_fused(x, weight, None, spread)
+    assert "residual is not dense" in why_not_fused(x, weight, bias, half(2, 16, 1, 6, 1).expand(-1, -1, 1, 6, 6))
+
+
+def test_a_residual_of_one_pixel_is_a_class_of_its_own():
+    x, weight, options = half(2, 8, 1, 6, 6), half(16, 8, 1, 3, 3), ("none", 1, 0, 1, 1, 1, 1, 1)
+    kinds = half(2, 16, 1, 6, 6), half(2, 16, 1, 1, 1).expand(-1, -1, 1, 6, 6)
+    assert len({op.shape_class(Call("conv", (x, weight, None, None, one), options)) for one in kinds}) == 2
 
 
 def test_the_pass_cuts_the_work_as_its_source_does():

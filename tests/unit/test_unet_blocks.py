@@ -19,7 +19,7 @@ import torch
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
-from unet_models import HALF, OFF, SIDES, as_near, handed_back, load
+from unet_models import HALF, OFF, SIDES, as_near, handed_back, load, lora_for
 
 from bed.depth import is_thorough
 from fusestream import checkpoints
@@ -148,26 +148,6 @@ def test_it_streams(folder: Path, kind: str) -> None:
     names = [layer.name for layer in stream.layers]
     uses = [entry.layer for entry in stream.ledger.entries if entry.kind == "use"]
     assert uses[-len(names) :] == names
-
-
-def lora_for(model: Any) -> dict[str, torch.Tensor]:
-    """For every third matrix and convolution, in blocks and outside of them: pairs, one of Kronecker's, one difference."""
-    found, generator = {}, torch.Generator().manual_seed(3)
-    shapes = {key: value.shape for key, value in model.model_state_dict().items() if key.endswith(".weight")}
-    for key in [key for key, shape in sorted(shapes.items()) if len(shape) > 1][::3]:
-        name, (rows, columns, *taps) = key.removesuffix(".weight"), shapes[key]
-        found[f"{name}.lora_up.weight"] = torch.randn(rows, 2, *(1 for _ in taps), generator=generator) * 0.1
-        down = torch.randn(2, columns, *taps, generator=generator)
-        found[f"{name}.lora_down.weight"] = down * down[0].numel() ** -0.5
-    block = next(key for key in sorted(shapes) if key.endswith("attn1.to_v.weight")).removesuffix(".weight")
-    rows, columns = shapes[f"{block}.weight"]
-    for part in ("up", "down"):
-        found.pop(f"{block}.lora_{part}.weight", None)
-    found[f"{block}.lokr_w1"] = torch.randn(4, 4, generator=generator) * 0.3
-    found[f"{block}.lokr_w2"] = torch.randn(rows // 4, columns // 4, generator=generator) * columns**-0.5
-    norm = next(key for key in sorted(shapes) if key.endswith("in_layers.0.weight")).removesuffix(".weight")
-    found[f"{norm}.diff"] = torch.randn(shapes[f"{norm}.weight"], generator=generator) * 0.1
-    return found
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -444,6 +424,24 @@ def test_a_residual_block_with_replaced_parts_is_stocks(part: str, attribute: st
     setattr(module, attribute, getattr(module, attribute))
     assert case.error(torch.randn(1, 64, 8, 6, dtype=HALF), torch.randn(1, 128, dtype=HALF)) == 0
     assert handed_back() == {f"another node has replaced {part}"}
+
+
+def test_a_first_convolution_that_another_node_pads_is_stocks(folder: Path) -> None:
+    """As nodes for seamless pictures do it; all else is ours."""
+
+    def around(conv: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+        padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular")
+        return torch.nn.functional.conv2d(padded, weight, bias)
+
+    path, scene = checkpoints.write("sd15", folder), family_scenes.inputs("sd15")
+    found = []
+    for side in SIDES:
+        model = load(path, *side)
+        first = model.model.diffusion_model.input_blocks[0][0]
+        first._conv_forward = around.__get__(first)
+        found.append(sample(model, scene))
+    assert as_near(*found) and handed_back() == {"another node has replaced how it convolves"}
+    assert distance(found[2], sample(load(path, OFF, torch.float32), scene)) > 1e-3, "it does something"
 
 
 def test_a_transformer_and_its_blocks_are_asked_apart() -> None:

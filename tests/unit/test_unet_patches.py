@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import comfy.cldm.cldm
 import comfy.controlnet
+import comfy.hooks
 import comfy.ops
 import comfy.patcher_extension
 import family_scenes
@@ -22,14 +24,16 @@ from comfy_extras import (
     nodes_sag,
 )
 from scenes import Scene, distance, sample
-from unet_models import HALF, OFF, SIDES, as_near, handed_back, load
+from unet_models import HALF, OFF, SIDES, as_near, handed_back, load, lora_for
 
+from bed.depth import is_thorough
 from fusestream import checkpoints
 from fusestream.fusion import attention
 from fusestream.kernels_cuda import LEDGER
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
-LATENT = {"samples": torch.zeros(1, 4, 16, 16)}
+LARGER = 16
+KINDS = ("sd15", "sdxl") if is_thorough() else ("sd15",)
 Change = Callable[[Any], Any]
 
 
@@ -41,6 +45,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def a_clean_ledger() -> None:
     LEDGER.clear()
+
+
+@pytest.fixture(scope="module")
+def plain_of(folder: Path) -> Callable[..., torch.Tensor]:
+    """The latents of a kind without any change, by stock in fp32."""
+
+    @functools.cache
+    def plain(kind: str, side: int = family_scenes.SIDE) -> torch.Tensor:
+        scene = family_scenes.inputs(kind)._replace(latent={"samples": torch.zeros(1, 4, side, side)})
+        return sample(load(checkpoints.write(kind, folder), OFF, torch.float32), scene)
+
+    return plain
 
 
 def under(change: Change, path: Path, scene: Scene) -> tuple[torch.Tensor, ...]:
@@ -78,11 +94,12 @@ NODES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_nodes_of_stock(folder: Path, node: str) -> None:
-    path, scene = checkpoints.write("sd15", folder), family_scenes.inputs("sd15")._replace(latent=LATENT)
+def test_nodes_of_stock(folder: Path, node: str, plain_of: Callable[..., torch.Tensor]) -> None:
+    latent = {"samples": torch.zeros(1, 4, LARGER, LARGER)}
+    path, scene = checkpoints.write("sd15", folder), family_scenes.inputs("sd15")._replace(latent=latent)
     fused, theirs, exact = under(NODES[node], path, scene)
     assert not handed_back() and as_near(fused, theirs, exact)
-    assert distance(exact, sample(load(path, OFF, torch.float32), scene)) > 1e-3, "the node does something"
+    assert distance(exact, plain_of("sd15", LARGER)) > 1e-3, "the node does something"
 
 
 # -------------------------------------------------------------------------------------------------------------- patches
@@ -175,13 +192,13 @@ PATCHES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("patch", PATCHES)
-@pytest.mark.parametrize("kind", ["sd15", "sdxl"])
-def test_patches(folder: Path, kind: str, patch: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_patches(folder: Path, kind: str, patch: str, plain_of: Callable[..., torch.Tensor]) -> None:
     path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
     fused, theirs, exact = under(PATCHES[patch], path, scene)
     assert not handed_back() and as_near(fused, theirs, exact)
     if not (kind == "sdxl" and patch in ("attn1 replaced, a block", "attn2 replaced, a block")):  # there is none
-        assert distance(exact, sample(load(path, OFF, torch.float32), scene)) > 1e-4, "the patch does something"
+        assert distance(exact, plain_of(kind)) > 1e-4, "the patch does something"
 
 
 def test_patches_see_what_stock_hands_them(folder: Path) -> None:
@@ -255,6 +272,21 @@ def test_a_part_that_another_node_computes(folder: Path) -> None:
     assert as_near(fused, theirs, exact) and not handed_back()
 
 
+# ---------------------------------------------------------------------------------------------------------------- hooks
+
+
+@pytest.mark.parametrize("kind", ["sd15", "sdxl"])
+def test_a_lora_by_a_hook_of_one_prompt(folder: Path, kind: str, plain_of: Callable[..., torch.Tensor]) -> None:
+    """It comes and goes within a step: nothing that was made of the weights outlives it."""
+    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
+    file = lora_for(load(path))
+    hooks = comfy.hooks.create_hook_lora(lora=file, strength_model=0.9, strength_clip=0.0)
+    given = scene._replace(positive=comfy.hooks.set_hooks_for_conditioning(scene.positive, hooks))
+    fused, theirs, exact = under(lambda model: model, path, given)
+    assert not handed_back() and as_near(fused, theirs, exact)
+    assert distance(exact, plain_of(kind)) > 0.01
+
+
 # ----------------------------------------------------------------------------------------------------------- ControlNet
 
 
@@ -284,10 +316,10 @@ def controlled(scene: Scene, kind: str, dtype: torch.dtype) -> Scene:
 
 
 @pytest.mark.parametrize("kind", ["sd15", "sdxl"])
-def test_a_controlnet(folder: Path, kind: str) -> None:
+def test_a_controlnet(folder: Path, kind: str, plain_of: Callable[..., torch.Tensor]) -> None:
     """Added by stock where it lies between the blocks: channels-first onto channels-last."""
     path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
     found = [sample(load(path, *side), controlled(scene, kind, torch.float32 if side[1:] else HALF)) for side in SIDES]
     fused, theirs, exact = found
     assert not handed_back() and as_near(fused, theirs, exact)
-    assert distance(exact, sample(load(path, OFF, torch.float32), scene)) > 1e-3, "it does something"
+    assert distance(exact, plain_of(kind)) > 1e-3, "it does something"
