@@ -23,6 +23,7 @@ PICTURES = (
     ("diffusion-model-loader", "FuseStreamDiffusionModelLoader", files.T2V.name, "ModelSamplingSD3", "model"),
     ("text-encoder-loader", "FuseStreamTextEncoderLoader", files.UMT5.name, "CLIPTextEncode", "clip"),
     ("vae-loader", "FuseStreamVAELoader", files.VAE21.name, "VAEDecode", "vae"),
+    ("checkpoint-loader", "FuseStreamCheckpointLoader", "sd_xl_base_1.0.safetensors", "KSampler", "model"),
     ("kernels", "FuseStreamKernels", "off", "KSampler", "model"),
     ("text-encoder-kernels", "FuseStreamTextEncoderKernels", "off", "CLIPTextEncode", "clip"),
     ("vae-kernels", "FuseStreamVAEKernels", "off", "VAEDecode", "vae"),
