@@ -14,7 +14,7 @@ from comfy_api.latest import io
 
 from ..fusion.budgets import AUTO
 from ..fusion.family import Role
-from . import choices, files, gains, meter, notices, small_vaes
+from . import choices, files, gains, meter, notices, progress_text, small_vaes, step_times
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
@@ -74,7 +74,9 @@ class DiffusionModelLoader(io.ComfyNode):
         path = files.path_of(Role.DIFFUSION, model_name)
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         model = fusion.load_diffusion_model(path, policy, vram_budget)
+        step_times.read()
         meter.watch(model, cls.hidden)
+        progress_text.watch(model, cls.hidden)
         return io.NodeOutput(model)
 
     @classmethod
@@ -272,6 +274,8 @@ class CheckpointLoader(io.ComfyNode):
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         folders = folder_paths.get_folder_paths("embeddings")
         parts = fusion.load_checkpoint(path, folders, policy, vram_budget)
+        step_times.read()
+        progress_text.watch(parts.model, cls.hidden)
         for patcher in (parts.model, getattr(parts.clip, "patcher", None)):
             meter.watch(patcher, cls.hidden)
         return io.NodeOutput(*parts)
