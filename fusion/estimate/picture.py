@@ -27,10 +27,7 @@ def draw(found: Estimate, theme: ThemeName = "dark") -> Image.Image:
     if found.fit is None:
         canvas.line(words.WHOLE, SMALL)
     else:
-        canvas.line(
-            words.verdict(found.fit),
-            colour=canvas.theme.stall if found.fit.verdict is Verdict.NOT else canvas.theme.ink,
-        )
+        canvas.line(words.verdict(found.fit))
         memory(canvas, found.fit)
         if found.seconds is None:
             canvas.y += 12
@@ -48,7 +45,7 @@ def memory(canvas: Canvas, fit: Fit) -> None:
     parts = [
         ("weights", fit.held - fit.window, theme.resident),
         ("window", fit.window, theme.copy),
-        ("other weights", fit.rest, theme.page),
+        ("rest", fit.rest, theme.page),
         ("activations", fit.activations, theme.use),
     ]
     parts = [part for part in parts if part[1] > 0]
@@ -61,9 +58,11 @@ def memory(canvas: Canvas, fit: Fit) -> None:
         canvas.rect((x, top + 12, max(x + 1, x + nbytes * scale - 1), top + 56), colour)
         x += nbytes * scale
     limit = start + fit.free * scale
+    if x > limit:  # too much of it
+        canvas.rect((limit, top + 48, x, top + 60), theme.stall)
     canvas.rect((limit - 2, top + 6, limit + 1, top + 62), theme.ink)
     told = [f"{size(nbytes)} {name}" for name, nbytes, _ in parts]
-    canvas.text(start, top + 70, canvas.fitted(", ".join(told), (end - start) * 0.72, SMALL), SMALL, theme.faint)
+    canvas.text(start, top + 70, canvas.fitted(", ".join(told), (end - start) * 0.82, SMALL), SMALL, theme.faint)
     canvas.text(end, top + 70, f"{size(fit.free)} free", SMALL, theme.ink, "ra")
 
 
@@ -71,7 +70,8 @@ def times(canvas: Canvas, found: Estimate) -> None:
     """A bar of minutes for what was asked, and for each change that is known."""
     theme = canvas.theme
     assert found.total is not None and found.seconds is not None
-    rows = [("as it is", found.seconds, found.total, "")]
+    is_too_large = found.fit is not None and found.fit.verdict is Verdict.NOT
+    rows = [("as it is", found.seconds, found.total, Verdict.NOT.value if is_too_large else "")]
     rows += [
         (words.change_name(change), change.seconds, change.total, _fits(found, change.fit))
         for change in found.changes

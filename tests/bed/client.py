@@ -55,8 +55,8 @@ class Client:
         timeout: float = 300,
         progress_text: Callable[[str, str], None] | None = None,
     ) -> Run:
-        """Queue `workflow` (API format) and wait for its end; `listener` sees every message as it arrives, `progress_text` each text
-        for a node."""
+        """Queue `workflow` (API format) and wait for its end; `listener` sees every message as it arrives, `progress_text` each
+        text for a node."""
         return asyncio.run(asyncio.wait_for(self._run(workflow, listener, progress_text), timeout))
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> int:
