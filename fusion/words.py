@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+# What loaders call the precisions of a `KernelPolicy`.
+QUALITIES = {"Exact": "precise", "Balanced": "fast", "Fastest": "turbo"}
+
+
+def quality(precision: str) -> str:
+    """What loaders call this precision."""
+    return next(name for name, one in QUALITIES.items() if one == precision)
+
 
 def counted(count: int, one: str, many: str = "") -> str:
     """`1 pack`, `3 packs`; many: where it takes more than an s."""

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from ..pace import Reading
 from ..report.data import Sampling, size
 from ..report.text import sampling_words
-from ..words import counted, took
+from ..words import counted, quality, took
 from .fit import Fit, Verdict
 from .plan import Change, Estimate
 from .rates import Source
 
-QUALITIES = {"precise": "Exact", "fast": "Balanced", "turbo": "Fastest"}  # of loaders, by precision
 NOT_COUNTED = "Reading the prompt, decoding and the first reading of the file come on top."
 WHOLE = (
     "ComfyUI's own memory management has this model's weights: what fits, and how long it takes, is not reckoned for it. Load it "
@@ -104,7 +103,7 @@ def change_words(change: Change, found: Estimate) -> str:
 
 def change_name(change: Change) -> str:
     if change.what == "quality":
-        return f"quality {QUALITIES[change.values[0]]}"
+        return f"quality {quality(change.values[0])}"
     if change.what == "few steps":
         return f"a LoRA for {change.values[0]} steps, with guidance 1"
     if change.what == "frames":
