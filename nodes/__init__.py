@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import between_prompts, doctor_route, panel_routes, queued, step_times
+from . import between_prompts, doctor_route, panel_routes, queued, step_times, user_settings
 from .doctor import Doctor
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
@@ -37,6 +37,7 @@ class FuseStream(ComfyExtension):
         between_prompts.attach()
         panel_routes.attach()
         step_times.attach()
+        user_settings.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

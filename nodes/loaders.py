@@ -14,7 +14,7 @@ from comfy_api.latest import io
 
 from ..fusion.budgets import AUTO
 from ..fusion.family import Role
-from . import choices, files, gains, meter, notices, progress_text, small_vaes, step_times
+from . import choices, files, gains, meter, notices, progress_text, small_vaes, step_times, user_settings
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
@@ -88,6 +88,7 @@ class DiffusionModelLoader(io.ComfyNode):
         notices.attach()
         path = files.path_of(Role.DIFFUSION, model_name)
         policy = fusion.KernelPolicy.of(kernels, precision=choices.precision_of(quality, precision))
+        user_settings.apply()
         model = fusion.load_diffusion_model(path, policy, vram_budget)
         step_times.read()
         meter.watch(model, cls.hidden)
@@ -169,6 +170,7 @@ class TextEncoderLoader(io.ComfyNode):
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         folders = folder_paths.get_folder_paths("embeddings")
         others = choices.text_encoder_paths()
+        user_settings.apply()
         clip = fusion.load_text_encoder(path, folders, policy, vram_budget, type, others=others)
         meter.watch(clip.patcher, cls.hidden)
         return io.NodeOutput(clip)
@@ -301,6 +303,7 @@ class CheckpointLoader(io.ComfyNode):
         path = files.path_of(Role.CHECKPOINT, ckpt_name)
         policy = fusion.KernelPolicy.of(kernels, precision=choices.precision_of(quality, precision))
         folders = folder_paths.get_folder_paths("embeddings")
+        user_settings.apply()
         parts = fusion.load_checkpoint(path, folders, policy, vram_budget)
         step_times.read()
         progress_text.watch(parts.model, cls.hidden)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import user_settings
 from .front_end import running_server
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ def watch(patcher: Any, hidden: Any) -> None:
 
 
 def send(text: str, node: str) -> None:
-    """To the page of the one who queued the prompt, if there is one."""
+    """To the page of the one who queued the prompt, if there is one, and who has not switched the meter off."""
     server = running_server()
-    if server is not None and server.client_id is not None:
+    if server is not None and server.client_id is not None and user_settings.value(user_settings.METER, True):
         server.send_progress_text(text, node, server.client_id)
 
 

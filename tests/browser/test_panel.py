@@ -201,5 +201,7 @@ def test_new_loaders_begin_as_the_settings_say(front: FrontEnd) -> None:
         "Quality of new loaders",
         "Kernels of new loaders",
         "Live meter below loaders while a model streams",
+        "VRAM left to others, in GiB",
+        "RAM that streamed models may pin, in GiB",
     ):
         expect(dialog.get_by_text(name)).to_be_visible()

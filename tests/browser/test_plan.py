@@ -1,4 +1,4 @@
-"""A user asks before sampling: the plan alone is run by its node's own button, then all of it, and the loader says how far it is."""
+"""A user asks before sampling: the plan alone is run by its node's button, then all of it, and the loader says how far it is."""
 
 from __future__ import annotations
 
