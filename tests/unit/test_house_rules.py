@@ -46,6 +46,7 @@ BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
         "errors",
         "family",
         "fused",
+        "graph",
         "int8_files",
         "int8_weights",
         "mixing",
