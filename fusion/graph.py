@@ -216,23 +216,20 @@ class Graphs:
             return body(*given)
         call, tensors = self._known(given, key)
         if call is None:
-            return body(*given)
+            return body(*given) if self._generation is not None else self._arrived(body, given, key)
         if call.graph is None:
             return self._toward(call, body, given, tensors)
         comfy.model_management.throw_exception_if_processing_interrupted()
-        with self._lock:
-            graph = call.graph
-            if graph is not None:
-                out = graph.replay(tensors)
-                self.replayed += 1
-                self._account(graph)
-        if graph is None:  # given back this moment, for another thread
+        found = self._replay(call, tensors)
+        if found is None:
             return body(*given)
         self._owner.ran_as_a_graph()
-        return out
+        return found[0]
 
     def refuse(self, reason: str) -> None:
-        """The call at hand is not for graphs, for a reason that a user may want to know."""
+        """The call at hand is not for graphs, for a reason that a user may want to know where there could be some."""
+        if self._recorder.obstacle(self._owner.device) is not None or self._owner.settled().generation is None:
+            return
         self._owner.note("CUDA graphs", f"none: {reason}")
         if not LEDGER.knows("model call", "CUDA graph", reason):
             LEDGER.refused("model call", "CUDA graph", reason, "a call of the model", "launch after launch")
@@ -290,6 +287,27 @@ class Graphs:
             self._drop(self._calls.popitem(last=False)[1])
         return (None if call.refused is not None else call), tensors
 
+    def _replay(self, call: _Call, tensors: Sequence[Tensor]) -> tuple[Any] | None:
+        """What comes out; None where the graph was given back this moment, for another thread."""
+        with self._lock:
+            graph = call.graph
+            if graph is None:
+                return None
+            out = graph.replay(tensors)
+            self.replayed += 1
+            self._account(graph)
+            return (out,)
+
+    def _arrived(self, body: Body, given: Sequence[Any], key: Hashable) -> Any:
+        """A call of a model that is not settled. It may be afterwards: then this was the first call of its key."""
+        before = self._measurings()
+        out = body(*given)
+        if self._measurings() == before and self._owner.settled().generation is not None:
+            call, _ = self._known(given, key)
+            if call is not None:
+                call.ran = max(call.ran, 1)
+        return out
+
     def _toward(self, call: _Call, body: Body, given: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
         """One more call that is not replayed yet."""
         before = self._measurings()
@@ -332,8 +350,10 @@ class Graphs:
         except (NotRecorded, NotRecordable, Unfit) as reason:
             self._never(call, str(reason))
             return out
+        if graph is None:
+            return out
         if self._measurings() != before or self._owner.settled().generation != self._generation:
-            graph.recorded.release()  # it was chosen without measuring; or unloaded meanwhile
+            graph.recorded.release()
             return out
         call.graph = graph
         self.captured += 1
@@ -349,7 +369,9 @@ class Graphs:
         out: Any,
         copies: Sequence[Tensor],
         seen: Rehearsal,
-    ) -> _Graph:
+    ) -> _Graph | None:
+        """None where the weights were given back meanwhile."""
+
         def work() -> None:
             with seen.recalled():
                 made: list[Tensor] = []
@@ -359,7 +381,7 @@ class Graphs:
 
         with self._owner.standing_still() as stands:
             if not stands:
-                raise NotRecorded("its weights were given back meanwhile")
+                return None
             with self._lock, capture.noting_effects() as effects:
                 self._is_capturing = True
                 try:

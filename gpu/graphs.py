@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -71,6 +73,7 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._one_at_a_time = threading.Lock()
         self._broken: str | None = None  # torch's allocator is not to be trusted with another recording
 
     def obstacle(self, device: torch.device) -> str | None:
@@ -92,15 +95,16 @@ class CudaRecorder:
         return Timed(out, asked - begun, time.perf_counter() - begun)
 
     def record(self, device: torch.device, work: Work) -> Recorded:
-        with torch.cuda.device(device):
+        with self._one_at_a_time, torch.cuda.device(device):
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # or what is cached lies beside the recording's own memory
             before = torch.cuda.mem_get_info(device)[0]
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(self._stream(device)):
-                # Other threads copy weights of other models meanwhile: theirs is not recorded, and no error.
-                graph.capture_begin(capture_error_mode="thread_local")
+            with torch.cuda.stream(self._stream(device)), _no_collecting():
+                with torch.inference_mode(False):  # the generators' states, which each replay writes to
+                    # Other threads copy weights of other models meanwhile: theirs is not recorded, and no error.
+                    graph.capture_begin(capture_error_mode="thread_local")
                 failed = _done(work)
                 torch._C._cuda_clearCublasWorkspaces()
                 self._end(graph, device)
@@ -124,8 +128,20 @@ class CudaRecorder:
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
+
+
+@contextlib.contextmanager
+def _no_collecting() -> Iterator[None]:
+    """What the collector would end, a model for one, may wait for the device or give its memory back."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _done(work: Work) -> BaseException | None:

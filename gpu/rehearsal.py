@@ -20,6 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 WAITING = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 INDEXING = frozenset((torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default))
 MASKS = frozenset((torch.bool, torch.uint8))
+KEYS = {"cuda": "CUDA", "cpu": "CPU", "meta": "Meta"}  # torch's, of dispatching
+COMPOSITE = "CompositeImplicitAutograd"
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 Meet = Callable[[Tensor, "Tensor | None", Callable[[], Tensor]], Tensor]
 
 TO, INTO = torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default
@@ -73,18 +76,18 @@ class Rehearsal:
         return there.clone() if into is None else into.copy_(there)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks at each of torch's operations. meet: brings what comes from the CPU, to a new tensor or into one; of (the tensor, into
     which, how torch does it)."""
 
     def __init__(self, device: torch.device, meet: Meet) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device, self._meet = device, meet
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            with self:  # in inference mode they come whole
+        if _has_kernel(func.name(), COMPOSITE) and not _has_kernel(func.name(), KEYS[self._device.type]):
+            with self:  # in inference mode what is made of others comes whole
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out

@@ -162,7 +162,7 @@ class Pager:
             for i, place in found:
                 if place is not None and place.users:
                     raise PagerError(f"{self.layers[i].name} cannot come anew while it is in use")
-            self._moves += 1
+            self._moves += bool(found)
             for _, place in found:
                 if place is not None:
                     place.layer, place.copy = None, None

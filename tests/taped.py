@@ -18,11 +18,11 @@ from fusestream.gpu.graphs import Timed
 NBYTES = 1 << 20  # what each tape says that it takes
 
 
-class Tape(TorchDispatchMode):
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What was recorded."""
 
     def __init__(self, recorder: TapingRecorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.nbytes = NBYTES
         self._recorder = recorder
         self._steps: list[tuple[Any, Any, Any, list[Tensor]]] = []

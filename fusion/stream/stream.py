@@ -437,7 +437,7 @@ class Stream:
         return self._device
 
     def moved(self) -> None:
-        """Something of the model that the pager does not know of lies elsewhere, or has other numbers: what does not stream, too."""
+        """Something of the model that the pager does not know of, as what does not stream, lies elsewhere or has other numbers."""
         self._moves += 1
 
     def settled(self) -> Settled:

@@ -245,7 +245,10 @@ def encoded(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool)
         return encode(stack, prompt, x, taps, norms_taps)
 
     key = str(taps), norms_taps, stack.fusestream_reads_last
-    return replayed(stack.layers[0], body, (replace(prompt, seen=prompt.seen.on_the_device), x), key)
+    found: tuple[Tensor | None, Tensor | None] = replayed(
+        stack.layers[0], body, (replace(prompt, seen=prompt.seen.on_the_device), x), key
+    )
+    return found
 
 
 def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:

@@ -142,7 +142,10 @@ def encoded(
         return encode(stack, prompt, x, intermediate_output, final_layer_norm_intermediate)
 
     key = intermediate_output, final_layer_norm_intermediate
-    return replayed(stack.block[0], body, (replace(prompt, seen=prompt.seen.on_the_device), x), key)
+    found: tuple[Tensor, Tensor | None] = replayed(
+        stack.block[0], body, (replace(prompt, seen=prompt.seen.on_the_device), x), key
+    )
+    return found
 
 
 def encode(
