@@ -17,10 +17,9 @@ A call in which kernels were measured does not count. What cannot be captured ru
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -33,6 +32,7 @@ from ..gpu.graphs import RECORDER, NotRecorded, Recorded, Recorder
 from ..gpu.rehearsal import NotRecordable, Rehearsal
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
+from .arguments import Unfit, own_copy, put_together, span, taken_apart
 from .stream.stream import STREAMED, Settled
 from .words import counted
 
@@ -69,81 +69,6 @@ class Owner(Protocol):
         """For the report."""
 
 
-class Unfit(Exception):
-    """What a call is given that no graph can be keyed by, in words a user understands."""
-
-
-# --------------------------------------------------------------------------------------------------------------- arguments
-
-PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format)
-
-
-def taken_apart(value: Any, tensors: list[Tensor], device: torch.device) -> Hashable:
-    """What `value` is but for its tensors' numbers. Its tensors are added to `tensors`, each once. Raises Unfit."""
-    if isinstance(value, Tensor):
-        return _place_of(value, tensors, device)
-    kind: Any = type(value)
-    if isinstance(value, PLAIN):
-        return kind, value
-    if isinstance(value, Mapping):
-        return kind, tuple((key, taken_apart(each, tensors, device)) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return kind, tuple(taken_apart(each, tensors, device) for each in value)
-    if dataclasses.is_dataclass(value):
-        fields = (getattr(value, field.name) for field in dataclasses.fields(value))
-        return kind, tuple(taken_apart(each, tensors, device) for each in fields)
-    raise Unfit(f"it is given a {kind.__name__}")
-
-
-def _place_of(value: Tensor, tensors: list[Tensor], device: torch.device) -> Hashable:
-    if type(value) not in (Tensor, torch.nn.Parameter):
-        raise Unfit(f"it is given a {type(value).__name__}")
-    if value.device != device:
-        raise Unfit(f"it is given a tensor on the {value.device.type.upper()}")
-    if torch.is_grad_enabled() and value.requires_grad:
-        raise Unfit("a gradient is wanted")
-    number = next((i for i, known in enumerate(tensors) if known is value), len(tensors))
-    if number == len(tensors):
-        tensors.append(value)
-    return Tensor, number, value.shape, value.stride(), value.dtype
-
-
-def put_together(value: Any, tensors: Iterator[Tensor], known: dict[int, Tensor] | None = None) -> Any:
-    """The same value with these tensors in the places of its own, in the order of `taken_apart`."""
-    known = {} if known is None else known
-    if isinstance(value, Tensor):
-        if id(value) not in known:
-            known[id(value)] = next(tensors)
-        return known[id(value)]
-    kind: Any = type(value)
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, Mapping):
-        return {key: put_together(each, tensors, known) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [put_together(each, tensors, known) for each in value]
-        return kind(*parts) if hasattr(value, "_fields") else kind(parts)
-    made = {field.name: put_together(getattr(value, field.name), tensors, known) for field in dataclasses.fields(value)}
-    same = all(made[name] is getattr(value, name) for name in made)
-    return value if same else dataclasses.replace(value, **made)
-
-
-def _span(tensor: Tensor) -> Tensor:
-    """All of its memory from its first element to its last, gaps too, in one row."""
-    nbytes = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((nbytes if tensor.numel() else 0,), (1,))
-
-
-def own_copy(tensor: Tensor) -> Tensor:
-    """A tensor like this one, strides and all, in memory of its own, with its numbers."""
-    with torch.inference_mode(False), torch.no_grad():
-        span = torch.empty_like(_span(tensor))
-    return span.copy_(_span(tensor)).as_strided(tensor.shape, tensor.stride(), 0)
-
-
-# ------------------------------------------------------------------------------------------------------------------ graphs
-
-
 class _Graph:
     """What was captured of one call."""
 
@@ -163,12 +88,12 @@ class _Graph:
 
     @property
     def nbytes(self) -> int:
-        around = sum(_span(tensor).nbytes for tensor in (*self.inputs, *self.outputs))
+        around = sum(span(tensor).nbytes for tensor in (*self.inputs, *self.outputs))
         return self.recorded.nbytes + around + self._rehearsal.nbytes
 
     def replay(self, tensors: Sequence[Tensor]) -> Any:
         for own, given in zip(self.inputs, tensors, strict=True):
-            _span(own).copy_(_span(given))
+            span(own).copy_(span(given))
         self.recorded.replay()
         for effect in self._effects:
             effect()
@@ -377,7 +302,7 @@ class Graphs:
                 made: list[Tensor] = []
                 taken_apart(body(*inputs), made, self._owner.device)
                 for copy, tensor in zip(copies, made, strict=True):
-                    _span(copy).copy_(_span(tensor))
+                    span(copy).copy_(span(tensor))
 
         with self._owner.standing_still() as stands:
             if not stands:

@@ -14,7 +14,8 @@ from taped import NBYTES, TapingRecorder
 from torch import Tensor
 
 from fusestream.fusion import graph
-from fusestream.fusion.graph import Graphs, put_together, taken_apart
+from fusestream.fusion.arguments import put_together, taken_apart
+from fusestream.fusion.graph import Graphs
 from fusestream.fusion.stream.stream import Settled
 from fusestream.gpu import capture
 from fusestream.gpu.graphs import NotRecorded

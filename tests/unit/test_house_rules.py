@@ -41,6 +41,7 @@ FAMILIES = ROOT / "fusion" / "families"
 BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
     ROOT / "fusion" / f"{name}.py"
     for name in (
+        "arguments",
         "attention",
         "completeness",
         "errors",
