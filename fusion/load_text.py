@@ -17,6 +17,7 @@ from ..memory import Checkpoint, WeightFile
 from . import inspection, other_cards, readers, recognise, spiece, text_kinds
 from .completeness import naming, odd_layers, refuse_misfits
 from .family import Family, Role
+from .graph import Graphs
 from .loading import (
     in_bytes,
     let_stream,
@@ -181,6 +182,7 @@ def load_streamed_text_encoder(
         source.close()
         raise
     let_stream(parts.model, stream, path, family, fused)
+    stream.graphs = Graphs(stream)
     watch_encoding(parts.model, stream)
     for network, block in parts.heads:
         hold_while_writing(network, stream, block)

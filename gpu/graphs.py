@@ -1,0 +1,194 @@
+"""Work of a device recorded once, as a CUDA graph, and done again with one launch.
+
+What is recorded has memory of its own, under both of torch's allocators: of the native one a private pool, which stays reserved;
+of cudaMallocAsync (ComfyUI's default) allocations that are part of the graph, whose memory the driver keeps from the first launch
+on. Nothing that the work allocates may outlive the recording: cudaMallocAsync could free it only after a launch, and fails
+otherwise. So the work writes its results to tensors that were there before, an error's frames are cleared while the recording is
+still open, and cuBLAS's workspaces are made within it and given back within it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from .cuda import driver
+from .nvidia import other_maker
+
+Work = Callable[[], Any]
+
+ALLOCATORS = ("native", "cudaMallocAsync")
+
+
+class Timed(NamedTuple):
+    """What came out, and seconds: until the host had asked for everything, until the device had done it."""
+
+    out: Any
+    host: float
+    whole: float
+
+
+class Recorded(Protocol):
+    """Work that can be done again."""
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of the device; known whole after the first replay."""
+
+    def replay(self) -> None: ...
+
+    def release(self) -> None:
+        """Give its memory back. May be called twice."""
+
+
+class Recorder(Protocol):
+    """What records work."""
+
+    def obstacle(self, device: torch.device) -> str | None:
+        """Why nothing can be recorded there, in words a user understands."""
+
+    def timed(self, device: torch.device, work: Work) -> Timed:
+        """Do it now, on a device that has nothing else to do, and wait for it."""
+
+    def record(self, device: torch.device, work: Work) -> Recorded:
+        """Record it: nothing is done. Raises what the work raises, and `NotRecorded` where CUDA refuses it."""
+
+
+class NotRecorded(RuntimeError):
+    """CUDA would not record this work."""
+
+    __module__ = "fusestream"
+
+
+class CudaRecorder:
+    """Of all CUDA devices of the process."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._one_at_a_time = threading.Lock()
+        self._broken: str | None = None  # torch's allocator is not to be trusted with another recording
+
+    def obstacle(self, device: torch.device) -> str | None:
+        other = other_maker(device)
+        if other is not None:
+            return other
+        if self._broken is not None:
+            return self._broken
+        backend = torch.cuda.get_allocator_backend()
+        return None if backend in ALLOCATORS else f"torch's memory is managed by {backend}"
+
+    def timed(self, device: torch.device, work: Work) -> Timed:
+        stream = torch.cuda.current_stream(device)
+        stream.synchronize()
+        begun = time.perf_counter()
+        out = work()
+        asked = time.perf_counter()
+        stream.synchronize()
+        return Timed(out, asked - begun, time.perf_counter() - begun)
+
+    def record(self, device: torch.device, work: Work) -> Recorded:
+        with self._one_at_a_time, torch.cuda.device(device):
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # or what is cached lies beside the recording's own memory
+            before = torch.cuda.mem_get_info(device)[0]
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(self._stream(device)), _no_collecting():
+                with torch.inference_mode(False):  # the generators' states, which each replay writes to
+                    # Other threads copy weights of other models meanwhile: theirs is not recorded, and no error.
+                    graph.capture_begin(capture_error_mode="thread_local")
+                failed = _done(work)
+                torch._C._cuda_clearCublasWorkspaces()
+                self._end(graph, device)
+            if failed is not None:
+                graph.reset()
+                torch.cuda.empty_cache()
+                if isinstance(failed, RuntimeError) and not isinstance(failed, torch.OutOfMemoryError):
+                    raise NotRecorded(_first_line(failed)) from failed
+                raise failed
+            return CudaRecorded(graph, device, max(0, before - torch.cuda.mem_get_info(device)[0]))
+
+    def _end(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            # torch leaves its allocator in the middle of the recording.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), graph.pool())
+            self._broken = f"recording failed in this session: {_first_line(error)}"
+            raise NotRecorded(f"{device}: {_first_line(error)}") from error
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+
+@contextlib.contextmanager
+def _no_collecting() -> Iterator[None]:
+    """What the collector would end, a model for one, may wait for the device or give its memory back."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _done(work: Work) -> BaseException | None:
+    """What went wrong. Tensors of the frames that failed are freed here, within the recording."""
+    try:
+        work()
+    except BaseException as error:  # an interrupt is none of Exception's
+        traceback.clear_frames(error.__traceback__)
+        return error
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+class CudaRecorded:
+    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        self._device = device
+        self._ran = False
+
+    def replay(self) -> None:
+        assert self._graph is not None, "released"
+        if self._ran:
+            self._graph.replay()
+            return
+        self._ran = True
+        before = torch.cuda.mem_get_info(self._device)[0]
+        self._graph.replay()  # cudaMallocAsync's memory is taken here
+        self.nbytes += max(0, before - torch.cuda.mem_get_info(self._device)[0])
+
+    def release(self) -> None:
+        if self._graph is None:
+            return
+        graph, self._graph = self._graph, None
+        with torch.cuda.device(self._device):
+            torch.cuda.synchronize()  # it may be running
+            graph.reset()
+            torch.cuda.empty_cache()
+            if torch.cuda.get_allocator_backend() != "native":
+                found = driver()
+                trim = found.bind("cuDeviceGraphMemTrim", ctypes.c_int)
+                status = trim(found.device(torch.cuda.current_device()))
+                found.check(status, "cuDeviceGraphMemTrim", "memory of a released graph")
+        self.nbytes = 0
+
+
+RECORDER = CudaRecorder()
