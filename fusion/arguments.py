@@ -1,9 +1,12 @@
-"""A call's arguments as a key and tensors: what two calls must have in common to be the same work."""
+"""A call's arguments as a key and tensors: what two calls must have in common to be the same work.
+
+What is not known through and through is unfit: a class of somebody's own may compute with more than its items or fields.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,14 +27,19 @@ def taken_apart(value: Any, tensors: list[Tensor], device: torch.device) -> Hash
     kind: Any = type(value)
     if isinstance(value, PLAIN):
         return kind, value
-    if isinstance(value, Mapping):
+    if kind is dict:
         return kind, tuple((key, taken_apart(each, tensors, device)) for key, each in value.items())
-    if isinstance(value, list | tuple):
+    if _is_sequence(value):
         return kind, tuple(taken_apart(each, tensors, device) for each in value)
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and kind.__dataclass_params__.frozen:
         fields = (getattr(value, field.name) for field in dataclasses.fields(value))
         return kind, tuple(taken_apart(each, tensors, device) for each in fields)
     raise Unfit(f"it is given a {kind.__name__}")
+
+
+def _is_sequence(value: Any) -> bool:
+    """A list or tuple, or a named tuple."""
+    return type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
 def _place_of(value: Tensor, tensors: list[Tensor], device: torch.device) -> Hashable:
@@ -57,9 +65,9 @@ def put_together(value: Any, tensors: Iterator[Tensor], known: dict[int, Tensor]
     kind: Any = type(value)
     if isinstance(value, PLAIN):
         return value
-    if isinstance(value, Mapping):
+    if kind is dict:
         return {key: put_together(each, tensors, known) for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    if _is_sequence(value):
         parts = [put_together(each, tensors, known) for each in value]
         return kind(*parts) if hasattr(value, "_fields") else kind(parts)
     made = {field.name: put_together(getattr(value, field.name), tensors, known) for field in dataclasses.fields(value)}
@@ -78,3 +86,10 @@ def own_copy(tensor: Tensor) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         room = torch.empty_like(span(tensor))
     return room.copy_(span(tensor)).as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def same_numbers(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether tensors of the same forms have the same bytes. Waits for the device."""
+    return all(
+        torch.equal(span(a).view(torch.uint8), span(b).view(torch.uint8)) for a, b in zip(one, other, strict=True)
+    )

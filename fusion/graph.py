@@ -9,11 +9,12 @@ One call has a key: shapes, strides and types of all its tensors, and every othe
     the first call      runs as ever: kernels are chosen, memory is found
     the second          is timed, the device being idle before it. If the device is done when the host has asked for everything, or
                         hardly later (`PAYS`), the host is what the call waits for; else nothing is gained, and it is never captured
-    the third           is watched (`gpu/rehearsal.py`) and captured
+    the third           is watched (`gpu/rehearsal.py`) and captured, unless it changes what it is given, or something that the
+                        network keeps
     all others          are replayed
 
-A call in which a kernel was still being chosen does not count, and neither is it captured: a graph holds chosen ones only. What cannot
-be captured runs as ever; the report has the reason.
+A call in which a kernel was still being chosen does not count, and is not captured: a graph holds chosen ones only. What cannot be
+captured runs as ever; the report has the reason.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import comfy.ldm.modules.attention
 import comfy.model_management
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..gpu import capture
 from ..gpu.graphs import RECORDER, NotRecorded, Recorded, Recorder
 from ..gpu.rehearsal import NotRecordable, Rehearsal
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
-from .arguments import Unfit, own_copy, put_together, span, taken_apart
+from .arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
 from .stream.stream import STREAMED, Settled
+from .unchanged import Unchanged, difference
 from .words import counted
 
 PAYS = 0.9  # of the time that a call takes, that the host must be busy for it
@@ -43,6 +46,12 @@ MOST_BYTES = 2**29  # of one graph: work that needs more is not short
 MOST_CALLS = 64  # of which it is remembered how far they are
 GIB = 2**30
 NO_ROOM = "too little VRAM is left for what was captured"
+# Of torch's products, what may be another one at each call.
+SWITCHES = (
+    "allow_fp16_accumulation",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+)
 
 Body = Callable[..., Any]
 
@@ -96,8 +105,13 @@ class _Graph:
         for own, given in zip(self.inputs, tensors, strict=True):
             span(own).copy_(span(given))
         self.recorded.replay()
+        out = self.results()
         for effect in self._effects:
             effect()
+        return out
+
+    def results(self) -> Any:
+        """What came out last, for the caller to keep."""
         return put_together(self.out, (tensor.clone() for tensor in self.outputs))
 
 
@@ -115,15 +129,21 @@ class Graphs:
     """Of one model: a diffusion network, or the blocks of a text encoder."""
 
     def __init__(
-        self, owner: Owner, recorder: Recorder = RECORDER, undecided: Callable[[], int] = lambda: tuner().undecided
+        self,
+        owner: Owner,
+        net: nn.Module,
+        recorder: Recorder = RECORDER,
+        undecided: Callable[[], int] = lambda: tuner().undecided,
     ) -> None:
-        """undecided: how many calls of an op were served so far before a kernel was chosen for it."""
+        """net: what calls run, or more. undecided: how many calls of an op were served so far before a kernel was chosen for it."""
         self._owner, self._recorder, self._undecided = owner, recorder, undecided
+        self._net = Unchanged(net)
+        self._looked_up: Hashable = None  # at which of the owner's generations
         self._calls: OrderedDict[Hashable, _Call] = OrderedDict()  # the latest last
         self._generation: Hashable = None
         self._lock = threading.RLock()
         self._is_capturing = False
-        self.captured = self.replayed = 0
+        self.attempts = self.captured = self.replayed = 0
         self.peak = 0
 
     @property
@@ -183,6 +203,16 @@ class Graphs:
 
     # ------------------------------------------------------------------------------------------------------------- inside
 
+    def _settled(self) -> Settled:
+        """The owner, and what of the network it knows nothing of."""
+        found = self._owner.settled()
+        if found.generation is None:
+            return found
+        if found.generation != self._looked_up:
+            self._net.look_up()
+            self._looked_up = found.generation
+        return Settled((found.generation, self._net.addresses()))
+
     def _known(self, given: Sequence[Any], key: Hashable) -> tuple[_Call | None, list[Tensor]]:
         """The call's key, or None where it cannot be captured, and its tensors."""
         device, tensors = self._owner.device, list[Tensor]()
@@ -191,7 +221,7 @@ class Graphs:
             if device.type != "cpu":  # where nobody expects any
                 self._owner.note("CUDA graphs", f"none: {reason}")
             return None, tensors
-        settled = self._owner.settled()
+        settled = self._settled()
         if settled.generation != self._generation:
             self.release()
             self._generation = settled.generation
@@ -206,7 +236,7 @@ class Graphs:
         except Unfit as unfit:
             self.refuse(str(unfit))
             return None, tensors
-        whole_key = key, torch.is_inference_mode_enabled(), form
+        whole_key = key, _surroundings(), form
         call = self._calls.setdefault(whole_key, _Call())
         self._calls.move_to_end(whole_key)
         while len(self._calls) > MOST_CALLS:
@@ -214,21 +244,29 @@ class Graphs:
         return (None if call.refused is not None else call), tensors
 
     def _replay(self, call: _Call, tensors: Sequence[Tensor]) -> tuple[Any] | None:
-        """What comes out; None where the graph was given back this moment, for another thread."""
+        """What comes out; None where the graph was given back this moment, for another thread, or finds no memory."""
         with self._lock:
             graph = call.graph
             if graph is None:
                 return None
-            out = graph.replay(tensors)
+            try:
+                out = graph.replay(tensors)
+            except torch.OutOfMemoryError:
+                self._never(call, NO_ROOM, for_now=True)
+                return None
+            except BaseException:
+                self._drop(call)  # which waits for what it had begun
+                raise
             self.replayed += 1
-            self._account(graph)
+            if graph.nbytes > graph.counted:  # the first replay may take more
+                self._keep_to_the_budget(call)
             return (out,)
 
     def _arrived(self, body: Body, given: Sequence[Any], key: Hashable) -> Any:
         """A call of a model that is not settled. It may be afterwards: then this was the first call of its key."""
         before = self._undecided()
         out = body(*given)
-        if self._undecided() == before and self._owner.settled().generation is not None:
+        if self._undecided() == before and self._settled().generation is not None:
             call, _ = self._known(given, key)
             if call is not None:
                 call.ran = max(call.ran, 1)
@@ -254,21 +292,41 @@ class Graphs:
     def _captured(self, call: _Call, body: Body, given: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
         """The call's result, computed as ever; and it is captured, unless it cannot be."""
         device, before = self._owner.device, self._undecided()
-        own = [own_copy(tensor) for tensor in tensors]
-        inputs = put_together(list(given), iter(own))
+        self.attempts += 1
         rehearsal = Rehearsal(device)
         try:
+            own = self._own_copies(tensors)
+        except Unfit as reason:
+            self._never(call, str(reason))
+            return body(*given)
+        except torch.OutOfMemoryError:
+            self._never(call, NO_ROOM, for_now=True)
+            return body(*given)
+        try:
+            inputs = put_together(list(given), iter(own))
+            kept = self._net.kept()
             with rehearsal.watched():
                 out = body(*inputs)
             made: list[Tensor] = []
             taken_apart(out, made, device)
+            changed = difference(kept, self._net.kept())
+            if not same_numbers(own, tensors) or taken_apart(inputs, [], device) != taken_apart(
+                list(given), [], device
+            ):
+                raise NotRecordable("it changes what it is given")
         except (NotRecordable, Unfit) as reason:
             self._never(call, str(reason))
             return body(*given)
-        if self._undecided() != before or self._owner.settled().generation != self._generation:
+        except torch.OutOfMemoryError:
+            self._never(call, NO_ROOM, for_now=True)  # whoever called may find some
+            raise
+        if changed is not None:
+            self._never(call, f"it keeps something between two calls ({changed})")
             return out
-        copies = [own_copy(tensor) for tensor in made]
+        if self._undecided() != before or self._settled().generation != self._generation:
+            return out
         try:
+            copies = [own_copy(tensor) for tensor in made]
             graph = self._record(body, inputs, own, put_together(out, iter(copies)), copies, rehearsal)
         except torch.OutOfMemoryError:
             self._never(call, NO_ROOM, for_now=True)
@@ -278,14 +336,22 @@ class Graphs:
             return out
         if graph is None:
             return out
-        if self._undecided() != before or self._owner.settled().generation != self._generation:
+        if self._undecided() != before or self._settled().generation != self._generation:
             graph.recorded.release()
             return out
-        call.graph = graph
-        self.captured += 1
-        self._account(graph)
-        self._keep_to_the_budget(call)
+        with self._lock:  # another thread may want the memory
+            call.graph = graph
+            self.captured += 1
+            out = graph.results()  # the other may lie where the next call's inputs go
+            self._keep_to_the_budget(call)
         return out
+
+    @staticmethod
+    def _own_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+        nbytes = sum(span(tensor).nbytes for tensor in tensors)
+        if nbytes > MOST_BYTES:
+            raise Unfit(f"it is given {nbytes / GIB:.2f} GiB")
+        return [own_copy(tensor) for tensor in tensors]
 
     def _record(
         self,
@@ -317,6 +383,7 @@ class Graphs:
         return _Graph(recorded, own, out, copies, seen, tuple(effects))
 
     def _keep_to_the_budget(self, call: _Call) -> None:
+        """After its bytes are known, or known better."""
         graph = call.graph
         assert graph is not None
         if graph.nbytes > MOST_BYTES:
@@ -325,17 +392,13 @@ class Graphs:
         held = [each for each in self._calls.values() if each.graph is not None]
         for oldest in held[: max(0, len(held) - MOST_GRAPHS)]:
             self._drop(oldest)
-        if not graph.counted:
+        more = graph.nbytes - graph.counted
+        if not self._owner.take_beside(more):
             self._never(call, NO_ROOM, for_now=True)
             return
+        graph.counted += more
+        self.peak = max(self.peak, self.nbytes)
         self._owner.note("CUDA graphs", f"{self.count}, {self.nbytes / GIB:.2f} GiB")
-
-    def _account(self, graph: _Graph) -> None:
-        """The first replay may take more."""
-        more = graph.nbytes - graph.counted
-        if more > 0 and self._owner.take_beside(more):
-            graph.counted += more
-            self.peak = max(self.peak, self.nbytes)
 
     def _never(self, call: _Call, reason: str, *, for_now: bool = False) -> None:
         self._drop(call)
@@ -349,8 +412,19 @@ class Graphs:
             self._owner.give_back_beside(graph.counted)
 
 
+def _surroundings() -> Hashable:
+    """What no argument says of how torch computes, and other nodes switch."""
+    matmul = torch.backends.cuda.matmul
+    return (
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(),
+        *(getattr(matmul, name, None) for name in SWITCHES),
+        comfy.ldm.modules.attention.optimized_attention,
+    )
+
+
 def replayed(block: Any, body: Body, given: Sequence[Any], key: Hashable = ()) -> Any:
     """body(*given), which runs this block and its kin: as a graph where their stream has graphs and they pay."""
-    stream = block.__dict__.get(STREAMED, (None,))[0]
+    stream, number = block.__dict__.get(STREAMED, (None, 0))
     graphs: Graphs | None = getattr(stream, "graphs", None)
-    return body(*given) if graphs is None else graphs.call(body, given, key)
+    return body(*given) if graphs is None else graphs.call(body, given, (number, key))

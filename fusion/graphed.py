@@ -19,8 +19,9 @@ from .fused import Parts, policy_of
 from .graph import Graphs
 from .mixing import mix
 from .stream.stream import Stream
+from .unchanged import Methods, own_values
 
-GRAPHS, PARTS = "fusestream_graphs", "fusestream_network_parts"
+GRAPHS, PARTS, METHODS = "fusestream_graphs", "fusestream_network_parts", "fusestream_methods"
 OPTIONS = "transformer_options"
 # Wrappers that stand around `apply_model` or further out: what they do happens as ever.
 OUTSIDE = frozenset(
@@ -39,9 +40,9 @@ UNKEYED = frozenset((HOOK, "wrappers", "callbacks", "patches", "patches_replace"
 
 def attach(net: nn.Module, stream: Stream) -> None:
     """Let calls of this network, whose blocks stream, be captured where it pays."""
-    graphs = Graphs(stream)
+    graphs = Graphs(stream, net)
     stream.graphs = graphs
-    mix(net, _Graphed, **{GRAPHS: graphs, PARTS: Parts(net)})
+    mix(net, _Graphed, **{GRAPHS: graphs, PARTS: Parts(net), METHODS: Methods(net)})
 
 
 class _Graphed:
@@ -67,7 +68,8 @@ class _Graphed:
             return call(*args, **others, **{OPTIONS: {**keyed, **unkeyed}})
 
         override = options.get(HOOK)
-        key = None if override is None else override.policy.token
+        module: Any = self
+        key = None if override is None else override.policy.token, own_values(module)
         return graphs.call(body, (args, others, keyed), key)
 
 
@@ -88,7 +90,10 @@ def obstacle(net: Any, options: Mapping[str, Any]) -> str | None:
     override = options.get(HOOK)
     if override is not None and type(override) is not AttentionOverride:
         return f"its attention is another node's ({type(override).__name__})"
-    if "forward" in net.__dict__ or net._forward_hooks or net._forward_pre_hooks:
-        return "another node has replaced the network's forward"
+    if net._forward_hooks or net._forward_pre_hooks:
+        return "another node has put a hook on the network"
+    methods: Methods = net.__dict__[METHODS]
+    if (name := methods.replaced(net)) is not None:
+        return f"another node has replaced {name} of the network"
     parts: Parts = net.__dict__[PARTS]
     return parts.replaced()

@@ -182,7 +182,7 @@ def load_streamed_text_encoder(
         source.close()
         raise
     let_stream(parts.model, stream, path, family, fused)
-    stream.graphs = Graphs(stream)
+    stream.graphs = Graphs(stream, parts.model)
     watch_encoding(parts.model, stream)
     for network, block in parts.heads:
         hold_while_writing(network, stream, block)

@@ -5,6 +5,9 @@ of cudaMallocAsync (ComfyUI's default) allocations that are part of the graph, w
 on. Nothing that the work allocates may outlive the recording: cudaMallocAsync could free it only after a launch, and fails
 otherwise. So the work writes its results to tensors that were there before, an error's frames are cleared while the recording is
 still open, and cuBLAS's workspaces are made within it and given back within it.
+
+A recording that CUDA has given up (somebody waited for the device in it) torch leaves half open: no memory would go back to the
+system from then on, and the next random number on the device would be an error. Both are put right, and nothing more is recorded.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time = threading.RLock()  # recordings, and what waits for the whole device, which ends one
         self._broken: str | None = None  # torch's allocator is not to be trusted with another recording
 
     def obstacle(self, device: torch.device) -> str | None:
@@ -100,31 +103,51 @@ class CudaRecorder:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # or what is cached lies beside the recording's own memory
             before = torch.cuda.mem_get_info(device)[0]
-            graph = torch.cuda.CUDAGraph()
+            graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
             with torch.cuda.stream(self._stream(device)), _no_collecting():
-                with torch.inference_mode(False):  # the generators' states, which each replay writes to
-                    # Other threads copy weights of other models meanwhile: theirs is not recorded, and no error.
-                    graph.capture_begin(capture_error_mode="thread_local")
-                failed = _done(work)
-                torch._C._cuda_clearCublasWorkspaces()
-                self._end(graph, device)
+                failed = _begun(graph, pool)
+                if failed is None:
+                    failed = _done(work)
+                    torch._C._cuda_clearCublasWorkspaces()
+                    failed = self._ended(graph, pool, failed)
+                else:
+                    self._given_up(pool, failed)
             if failed is not None:
                 graph.reset()
                 torch.cuda.empty_cache()
                 if isinstance(failed, RuntimeError) and not isinstance(failed, torch.OutOfMemoryError):
                     raise NotRecorded(_first_line(failed)) from failed
                 raise failed
-            return CudaRecorded(graph, device, max(0, before - torch.cuda.mem_get_info(device)[0]))
+            nbytes = max(0, before - torch.cuda.mem_get_info(device)[0])
+            return CudaRecorded(graph, device, nbytes, self._one_at_a_time)
 
-    def _end(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+    def _ended(
+        self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int], failed: BaseException | None
+    ) -> BaseException | None:
+        """What went wrong until the recording was over."""
         try:
             graph.capture_end()
         except RuntimeError as error:
-            # torch leaves its allocator in the middle of the recording.
-            with contextlib.suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), graph.pool())
-            self._broken = f"recording failed in this session: {_first_line(error)}"
-            raise NotRecorded(f"{device}: {_first_line(error)}") from error
+            had_ended = self._given_up(pool, error)
+            if had_ended and ran_out(error):  # what was recorded could not be made ready
+                self._broken = None
+                return torch.OutOfMemoryError(_first_line(error))
+            return failed or error
+        return failed
+
+    def _given_up(self, pool: tuple[int, int], error: BaseException) -> bool:
+        """Put right what torch has left half open. Returns whether its allocator had ended the recording."""
+        self._broken = f"recording failed in this session: {_first_line(error)}"
+        index, had_ended = torch.cuda.current_device(), False
+        try:
+            torch._C._cuda_endAllocateToPool(index, pool)
+            torch._C._cuda_releasePool(index, pool)
+        except RuntimeError:
+            had_ended = True  # `reset` gives the pool back then
+        generator: Any = torch.cuda.default_generators[index]
+        if hasattr(generator, "graphsafe_set_state"):  # torch 2.4 and newer
+            generator.graphsafe_set_state(generator.clone_state())  # the same numbers follow, and it is in no recording
+        return had_ended
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:
@@ -144,6 +167,17 @@ def _no_collecting() -> Iterator[None]:
             gc.enable()
 
 
+def _begun(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> BaseException | None:
+    """What went wrong. pool: torch does not tell a graph's own before its recording has ended well."""
+    try:
+        with torch.inference_mode(False):  # the generators' states, which each replay writes to
+            # Other threads copy weights of other models meanwhile: theirs is not recorded, and no error.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
+    except RuntimeError as error:
+        return error
+    return None
+
+
 def _done(work: Work) -> BaseException | None:
     """What went wrong. Tensors of the frames that failed are freed here, within the recording."""
     try:
@@ -158,28 +192,44 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether the device had no memory: a launch says it in torch's general error."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+
+
 class CudaRecorded:
-    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device, nbytes: int) -> None:
+    """alone: held while anybody records."""
+
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        device: torch.device,
+        nbytes: int,
+        alone: contextlib.AbstractContextManager[Any],
+    ) -> None:
         self.nbytes = nbytes
         self._graph: torch.cuda.CUDAGraph | None = graph
-        self._device = device
+        self._device, self._alone = device, alone
         self._ran = False
 
     def replay(self) -> None:
         assert self._graph is not None, "released"
-        if self._ran:
+        before = 0 if self._ran else torch.cuda.mem_get_info(self._device)[0]
+        try:
             self._graph.replay()
-            return
-        self._ran = True
-        before = torch.cuda.mem_get_info(self._device)[0]
-        self._graph.replay()  # cudaMallocAsync's memory is taken here
-        self.nbytes += max(0, before - torch.cuda.mem_get_info(self._device)[0])
+        except RuntimeError as error:  # cudaMallocAsync's memory is taken here: nothing was done
+            if not ran_out(error) or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise torch.OutOfMemoryError(_first_line(error)) from error
+        if not self._ran:
+            self._ran = True
+            self.nbytes += max(0, before - torch.cuda.mem_get_info(self._device)[0])
 
     def release(self) -> None:
         if self._graph is None:
             return
         graph, self._graph = self._graph, None
-        with torch.cuda.device(self._device):
+        with self._alone, torch.cuda.device(self._device):
             torch.cuda.synchronize()  # it may be running
             graph.reset()
             torch.cuda.empty_cache()

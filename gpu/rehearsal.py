@@ -4,11 +4,17 @@ A recording forbids the host to wait for the device, and what the host brings it
 replay, from memory that is long gone. Whatever does the first ends the rehearsal. The second are constants (ComfyUI makes the
 frequencies of Wan's time embedding on the CPU, at each call): the rehearsal keeps them on the device, and `recalled` hands out a
 copy wherever the work makes the same ones again.
+
+Not all of torch's work is seen from Python (`torch.tensor` on a device, for one). On a GPU torch is asked as well: it can say
+whenever it lets the host wait. And who asks for a wait by name is heard. All of this matters: a recording in which the host waits
+is lost, and under cudaMallocAsync the process with it, since what was allocated in it cannot be freed any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +28,9 @@ INDEXING = frozenset((torch.ops.aten.index.Tensor, torch.ops.aten.index_put.defa
 MASKS = frozenset((torch.bool, torch.uint8))
 KEYS = {"cuda": "CUDA", "cpu": "CPU", "meta": "Meta"}  # torch's, of dispatching
 COMPOSITE = "CompositeImplicitAutograd"
+WAITS = frozenset(("_cuda_synchronize", "synchronize", "_cuda_emptyCache"))  # torch's functions in C
+# What torch says where it waits, and where it is asked to say so.
+WAITED, PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization debug mode is a prototype"
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 Meet = Callable[[Tensor, "Tensor | None", Callable[[], Tensor]], Tensor]
 
@@ -49,7 +58,7 @@ class Rehearsal:
     def watched(self) -> Iterator[None]:
         """The work runs. Raises NotRecordable."""
         self._constants = []
-        with _Watch(self.device, self._learn):
+        with _waits_told(self.device), _waits_heard(), _Watch(self.device, self._learn):
             yield
 
     @contextlib.contextmanager
@@ -62,7 +71,8 @@ class Rehearsal:
             raise NotRecordable("it does not do the same twice")
 
     def _learn(self, source: Tensor, into: Tensor | None, bring: Callable[[], Tensor]) -> Tensor:  # noqa: ARG002
-        brought = bring()
+        with _untold(self.device):
+            brought = bring()
         self._constants.append((source.clone(), brought.clone()))  # whoever gets a tensor may write to it
         return brought
 
@@ -74,6 +84,61 @@ class Rehearsal:
         if known.shape != source.shape or known.dtype != source.dtype or not torch.equal(known, source):
             raise NotRecordable("it does not do the same twice")
         return there.clone() if into is None else into.copy_(there)
+
+
+@contextlib.contextmanager
+def _waits_told(device: torch.device) -> Iterator[None]:
+    """Raises NotRecordable where torch let the host wait for the device meanwhile."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    waits = [one for one in said if WAITED in str(one.message)]
+    for one in said:
+        if one not in waits and PROTOTYPE not in str(one.message):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    if waits:
+        raise NotRecordable("it waits for the card")
+
+
+@contextlib.contextmanager
+def _waits_heard() -> Iterator[None]:
+    """Raises NotRecordable where this thread asked for a wait meanwhile, whatever it did then."""
+    heard: list[str] = []
+
+    def hear(_frame: Any, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__name__", None) in WAITS:
+            heard.append(function.__name__)
+
+    before = sys.getprofile()
+    sys.setprofile(hear)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+    if heard:
+        raise NotRecordable(f"it waits for the card ({heard[0].removeprefix('_cuda_')})")
+
+
+@contextlib.contextmanager
+def _untold(device: torch.device) -> Iterator[None]:
+    """For this time the host may wait."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

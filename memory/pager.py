@@ -76,6 +76,7 @@ class Pager:
         self._position = 0  # the layer used last
         self._moves = 0  # how often something went, came, or is to be made anew
         self._stood = -1  # at which of them all layers were seen to stand
+        self._ran_apart: tuple[Ticket, ...] = ()  # ends of uses of all layers that nobody acquired them for
         self._places: dict[int, Place] = {}  # of residents
         self._ring: list[Place] = []
         plan = self._plan_for(budget)
@@ -186,6 +187,13 @@ class Pager:
             if place is None or place.copy is None:
                 raise PagerError(f"{self.layers[i].name} is not there")
             return self._backend.weights(place.copy)
+
+    def ran_apart(self) -> None:
+        """All layers, which are `standing`, were used up to here in compute's order without being acquired: a copy into any of
+        their rooms waits for it."""
+        with self._lock:
+            point = self._backend.mark()
+            self._ran_apart = (*(t for t in self._ran_apart if t.order != point.order), point)
 
     @property
     def is_writable(self) -> bool:
@@ -353,7 +361,7 @@ class Pager:
         # submitted, so one that nobody remembers does no harm.
         self._moves += 1
         place.layer, place.copy = None, None
-        copy = Copy(self.layers[i], place.room, place.released)
+        copy = Copy(self.layers[i], place.room, (*place.released, *self._ran_apart))
         copy.along = self.along(i) if self.along is not None else None
         self._backend.submit(copy)
         place.released = ()

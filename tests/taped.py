@@ -24,6 +24,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, recorder: TapingRecorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nbytes = NBYTES
+        self.fails: BaseException | None = None  # the next replay
         self._recorder = recorder
         self._steps: list[tuple[Any, Any, Any, list[Tensor]]] = []
 
@@ -36,6 +37,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def replay(self) -> None:
+        if self.fails is not None:
+            raise self.fails
         for func, args, kwargs, made in self._steps:
             out = func(*args, **kwargs)
             fresh = [t for t in _tensors(out) if t.numel()]

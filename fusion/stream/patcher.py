@@ -29,6 +29,9 @@ from .stream import STREAM, Stream
 
 ALL = 1e32  # stock's word for as much as there is
 REST = "fusestream_rest"  # where a model has the places of what does not stream
+# Why its calls are not captured: see `Stream.disturbed`.
+WRAPPED = "another node changes its weights at each call"
+INJECTED = "another node has changed the model while it is loaded"
 
 
 def attach(model: Any, stream: Stream) -> None:
@@ -160,7 +163,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         """lowvram_model_memory: bytes for the blocks' weights; with `full_load` all that there are."""
         device = device_to or self.load_device
-        self.stream.moved()  # what does not stream
+        self.stream.disturbed(WRAPPED, bool(self.weight_wrapper_patches))  # and what does not stream moves
         with self.use_ejected():
             self.unpatch_hooks()
             self._prepare_operations()
@@ -297,6 +300,23 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
                 "Training needs all of a model's weights, and gradients through them.", self.stream.path
             )
         return super().clone(disable_dynamic, model_override)
+
+    # ------------------------------------------------------------------------------------------ what others do to it
+
+    def patch_model(self, *args: Any, **kwargs: Any) -> Any:
+        self.stream.has_objects(self.object_patches)
+        return super().patch_model(*args, **kwargs)
+
+    def inject_model(self) -> None:
+        super().inject_model()
+        if self.is_injected:
+            self.stream.disturbed(INJECTED, True)
+
+    def eject_model(self) -> None:
+        was = self.is_injected
+        super().eject_model()
+        if was:
+            self.stream.disturbed(INJECTED, False)
 
     # ----------------------------------------------------------------------------------------------------------- hooks
 

@@ -111,12 +111,12 @@ def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
     x, stream = call.x, call.stream
     reckoning: Reckoning = call.model.fusestream_reckoning
     if x.numel() < reckoning.tight:
-        tried = tuner().trials
+        tried = _tried(stream)
         try:
             with _leaving(RESERVE, x.device):
                 return _measured(call)
         except torch.OutOfMemoryError:
-            if tuner().trials == tried:  # no kernel that is slower, and may need more, was tried
+            if _tried(stream) == tried:
                 reckoning.tight = x.numel()  # or every step would be computed twice
         # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
         _give_back_graphs(x)
@@ -173,19 +173,24 @@ def _measured(call: ModelCall) -> Any:
     x = call.x
     if not x.is_cuda:
         return call.run()
-    before, tried = _counted("allocated_bytes", "current", x.device), tuner().trials
+    before, tried = _counted("allocated_bytes", "current", x.device), _tried(call.stream)
     torch.cuda.reset_peak_memory_stats(x.device)
     out = call.run()
     took = _counted("allocated_bytes", "peak", x.device) - before
     reckoning: Reckoning = call.model.fusestream_reckoning
     reckoned = own_need(call.model, x.shape, 0.0, 0.0)
-    if tuner().trials == tried:
+    if _tried(call.stream) == tried:
         reckoning.measured(took, reckoned)
     elif took > reckoning.ratio * reckoned:
-        # Kernels were tried that need more than those that will be chosen: this says nothing about the next step, and the allocator
-        # is left with pieces of it in between the tensors.
+        # This says nothing about the next step, and the allocator is left with pieces of it in between the tensors.
         torch.cuda.empty_cache()
     return out
+
+
+def _tried(stream: Stream) -> tuple[int, int]:
+    """Counts of what takes memory that the next step does not: kernels that are slower and may need more than those that will be
+    chosen, and calls that are captured, whose inputs and results lie there twice."""
+    return tuner().trials, 0 if stream.graphs is None else stream.graphs.attempts
 
 
 def _counted(what: str, which: str, device: torch.device) -> int:

@@ -49,6 +49,7 @@ from . import lora, vram
 from .blocks import Block, Paged, Parameters, is_quantised
 from .embedding import rows_of
 from .factors import PatchRoute
+from .objects import Objects
 from .order import Order
 from .patches import patched
 from .patching import Made, Patching
@@ -72,6 +73,8 @@ class Settled(NamedTuple):
 
 class Captured(Protocol):
     """What was captured of a model's calls, for as long as it is settled: see `graph.py`."""
+
+    attempts: int  # calls in which it was tried
 
     @property
     def nbytes(self) -> int: ...
@@ -129,6 +132,8 @@ class Stream:
         self._unloading = False
         self._moves = 0  # how often something of the model moved that the pager does not know of
         self._settled_at: Hashable = None  # the last generation
+        self._objects = Objects()
+        self._disturbances: set[str] = set()  # why it is not settled, whatever the pager says
         self._stands_still = False  # the blocks hold their weights until further notice
         self._was_refused = False  # the file, while it was used: what was brought of it is not to be gone on with
         self._lock = threading.RLock()
@@ -270,6 +275,8 @@ class Stream:
             if self.pager is None or self._in_use or nbytes <= 0:
                 return 0
             captured = self.release_graphs()
+            if self.beside:
+                return captured  # another thread is about to replay one, with weights that have to be where they are
             nbytes -= captured
             before = self.held
             if nbytes <= 0:
@@ -440,10 +447,22 @@ class Stream:
         """Something of the model that the pager does not know of, as what does not stream, lies elsewhere or has other numbers."""
         self._moves += 1
 
+    def has_objects(self, objects: Mapping[str, Any]) -> None:
+        """Other nodes put these in the place of attributes of the model, by name, until further notice."""
+        if self._objects.become(objects):
+            self.moved()
+
+    def disturbed(self, why: str, is_so: bool) -> None:
+        """Whether another node's code has a part in what the weights or the modules are at each call."""
+        self.moved()
+        self._disturbances = {*self._disturbances - {why}, *((why,) if is_so else ())}
+
     def settled(self) -> Settled:
         """Whether all blocks have their weights at addresses that stay."""
         if self.pager is None:
             return Settled(None, "its weights are not loaded")
+        if self._disturbances:
+            return Settled(None, min(self._disturbances))
         if self._in_use:
             return Settled(None, "it is called from within one of its blocks")
         standing = self.pager.standing()
@@ -488,6 +507,8 @@ class Stream:
     def ran_as_a_graph(self) -> None:
         """All blocks have, with one launch. Whoever watches blocks is told of each."""
         self.last_used = time.monotonic()
+        if self.pager is not None:
+            self.pager.ran_apart()
         if self.watcher is not None:
             for layer in range(len(self.order.paged)):
                 self.watcher(layer)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
+import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import comfy.ldm.modules.attention
 import comfy.model_management
 import pytest
 import torch
@@ -19,7 +23,7 @@ from fusestream.fusion.graph import Graphs
 from fusestream.fusion.stream.stream import Settled
 from fusestream.gpu import capture
 from fusestream.gpu.graphs import NotRecorded
-from fusestream.gpu.rehearsal import NotRecordable, Rehearsal
+from fusestream.gpu.rehearsal import NotRecordable, Rehearsal, _untold, _waits_told
 from fusestream.kernels_cuda import LEDGER
 
 CPU = torch.device("cpu")
@@ -34,6 +38,7 @@ class Model:
         self.generation: Any = 0
         self.budget = 8 * NBYTES
         self.notes: dict[str, str] = {}
+        self.net = torch.nn.Linear(4, 4, bias=False)
         self.weight = torch.randn(4, 4)
         self.ran = self.as_graph = 0
         self.stands = True
@@ -83,7 +88,7 @@ def measured() -> list[int]:
 
 @pytest.fixture
 def graphs(model: Model, recorder: TapingRecorder, measured: list[int]) -> Graphs:
-    return Graphs(model, recorder, lambda: measured[0])
+    return Graphs(model, model.net, recorder, lambda: measured[0])
 
 
 def same(graphs: Graphs, model: Model, x: Tensor, *others: Any) -> None:
@@ -267,6 +272,130 @@ def test_unloaded_in_the_meantime(graphs: Graphs, model: Model, recorder: Taping
     assert (graphs.captured, graphs.replayed) == (1, 1)
 
 
+def test_a_replay_that_finds_no_memory(graphs: Graphs, model: Model, recorder: TapingRecorder) -> None:
+    """Under cudaMallocAsync a graph's memory is taken as it is launched."""
+    warm(graphs, model, calls=4)
+    recorder.tapes[0].fails = torch.OutOfMemoryError("none left")
+    ran = model.ran
+    warm(graphs, model, calls=3)
+    assert not recorder.tapes and model.ran == ran + 3 and refusals() == [graph.NO_ROOM]
+    assert model.budget == 8 * NBYTES, "and it is not in the budget any more"
+
+
+@pytest.mark.parametrize("grows", [3 * NBYTES, 8 * NBYTES])
+def test_a_first_replay_that_takes_more(
+    graphs: Graphs, model: Model, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch, grows: int
+) -> None:
+    """Than a graph may take, or than is left: what it then holds would be in nobody's budget."""
+    if grows < 8 * NBYTES:
+        monkeypatch.setattr(graph, "MOST_BYTES", 2 * NBYTES)
+    warm(graphs, model)
+    recorder.tapes[0].nbytes += grows
+    warm(graphs, model, calls=1)
+    assert not recorder.tapes and model.budget == 8 * NBYTES and graphs.nbytes == 0 and len(refusals()) == 1
+    warm(graphs, model, calls=1)
+
+
+def test_a_weight_in_another_place(graphs: Graphs, model: Model, recorder: TapingRecorder) -> None:
+    """That nobody told of: it does not stream, and another node has put it there."""
+    linear = model.net
+
+    def body(x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, linear.weight)
+
+    x = torch.randn(2, 4)
+    for change in (
+        lambda: setattr(linear, "weight", torch.nn.Parameter(torch.randn(4, 4))),
+        lambda: setattr(linear.weight, "data", torch.randn(4, 4)),
+        lambda: linear.weight.data.mul_(2),
+    ):
+        with torch.inference_mode():
+            for _ in range(5):
+                assert torch.equal(graphs.call(body, (x,)), body(x))
+            kept = linear.weight.data  # or the next one may lie there
+            change()
+            assert torch.equal(graphs.call(body, (x,)), body(x)), kept.shape
+    assert graphs.captured == 3, "written to in place it is where it was"
+
+
+def test_calls_that_write_to_what_they_are_given(graphs: Graphs, model: Model) -> None:
+    """Causal Wan does: its keys and values, and how many of them there are."""
+
+    def body(x: Tensor, cache: dict[str, Any]) -> Tensor:
+        at = cache["end"]
+        cache["k"][at : at + 1] = x
+        return cache["k"][: at + 1].sum(0)
+
+    def counts(x: Tensor, cache: dict[str, Any]) -> Tensor:
+        cache["end"] += 1
+        return x * cache["end"]
+
+    for work, reason in ((body, True), (counts, False)):
+        LEDGER.clear()
+        cache = {"k": torch.zeros(3, 4), "end": 0}
+        for _ in range(6):
+            x, cache["end"] = torch.randn(1, 4), 0
+            out = graphs.call(work, (x, cache), reason)
+            assert torch.equal(out, x[0] if reason else x) and cache["end"] == (0 if reason else 1)
+            assert not reason or torch.equal(cache["k"][:1], x), "the caller's own"
+        assert refusals() == ["it changes what it is given"]
+    assert graphs.captured == 0
+
+
+@pytest.mark.parametrize("where", ["attribute", "list", "buffer"])
+def test_calls_that_keep_something(graphs: Graphs, model: Model, where: str) -> None:
+    """The next call's result may depend on it, and a graph does not change it."""
+    net: Any = model.net
+    net.kept, net.seen, times = 0, [], []
+    net.register_buffer("last", torch.zeros(1))
+
+    def body(x: Tensor) -> Tensor:
+        times.append(1)
+        if where == "attribute":
+            net.kept += 1
+        elif where == "list":
+            net.seen.append(len(net.seen))
+        else:
+            net.last = x.new_ones(1)
+        return x + net.kept + len(net.seen) + net.last
+
+    results = [graphs.call(body, (torch.zeros(1),)).item() for _ in range(6)]
+    assert len(times) == 6 and refusals()[0].startswith("it keeps something")
+    assert results == ([1.0] * 6 if where == "buffer" else [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+
+
+def test_what_comes_out_of_a_captured_call_lies_apart_from_its_inputs(graphs: Graphs, model: Model) -> None:
+    xs = [torch.randn(2, 4) for _ in range(6)]
+    kept = [graphs.call(lambda x: x, (x.clone(),)) for x in xs]
+    assert graphs.replayed == 3 and all(torch.equal(out, x) for out, x in zip(kept, xs, strict=True))
+
+
+def test_who_is_given_much_is_not_short(graphs: Graphs, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "MOST_BYTES", 16)
+    warm(graphs, model, calls=4)
+    assert graphs.captured == 0 and "it is given" in refusals()[0] and model.ran == 4
+
+
+@pytest.mark.parametrize("switch", [*graph.SWITCHES, "autocast", "attention"])
+def test_what_torch_computes_with_is_part_of_a_call(
+    graphs: Graphs, model: Model, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    warm(graphs, model, calls=4)
+    replayed = graphs.replayed
+    if switch == "autocast":
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
+    elif switch == "attention":
+        monkeypatch.setattr(comfy.ldm.modules.attention, "optimized_attention", lambda *_: None)
+    else:
+        before = getattr(torch.backends.cuda.matmul, switch)
+        monkeypatch.setattr(graph.torch.backends.cuda, "matmul", SimpleNamespace(**{switch: not before}))
+    warm(graphs, model, calls=1)
+    monkeypatch.undo()
+    assert graphs.replayed == replayed
+    warm(graphs, model, calls=1)
+    assert graphs.replayed == replayed + 1
+
+
 # ------------------------------------------------------------------------------------------------------------- interrupts
 
 
@@ -311,7 +440,22 @@ def test_arguments_are_taken_apart_and_put_together() -> None:
     assert taken_apart(aliased, [], CPU) != form
 
 
-@pytest.mark.parametrize("value", [object(), lambda: None, torch.nn.Linear(1, 1)])
+class Own(dict[str, Any]):
+    """Somebody's, with more than items."""
+
+
+class Row(list[Any]):
+    """Likewise."""
+
+
+@dataclasses.dataclass
+class Mutable:
+    tokens: int
+
+
+@pytest.mark.parametrize(
+    "value", [object(), lambda: None, torch.nn.Linear(1, 1), Own(a=1), Row([1]), {"in": [Own()]}, Mutable(1)]
+)
 def test_other_arguments_are_handed_back(graphs: Graphs, model: Model, value: Any) -> None:
     for _ in range(4):
         assert graphs.call(lambda x, _: x + 1, (torch.zeros(1), value)) == 1
@@ -346,6 +490,53 @@ def test_what_comes_from_the_cpu_is_a_constant() -> None:
         size[0] = 5
         with pytest.raises(NotRecordable, match="same twice"), rehearsal.recalled():
             work()
+
+
+class Card:
+    """Torch's word on whether it lets the host wait."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mode = 0
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self.set)
+
+    def set(self, mode: int | str) -> None:
+        self.mode = {"default": 0, "warn": 1}.get(mode, mode)  # type: ignore[arg-type, assignment]
+        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=1)
+
+    def waits(self) -> None:
+        if self.mode:
+            warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
+
+
+def test_who_asks_for_a_wait_is_handed_back(graphs: Graphs) -> None:
+    """Even where it came to nothing."""
+
+    def body(x: Tensor) -> Tensor:
+        with contextlib.suppress(Exception):  # no card is here
+            torch._C._cuda_synchronize()
+        return x + 1
+
+    before = sys.getprofile()
+    for _ in range(5):
+        assert torch.equal(graphs.call(body, (torch.zeros(2),)), torch.ones(2))
+    assert graphs.captured == 0 and refusals() == ["it waits for the card (synchronize)"]
+    assert sys.getprofile() is before
+
+
+def test_waits_that_no_mode_sees_are_told_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.tensor(numbers, device="cuda")` copies within torch."""
+    card, device = Card(monkeypatch), torch.device("cuda")
+    with pytest.raises(NotRecordable, match="waits for the card"), _waits_told(device):
+        card.waits()
+    with pytest.warns(UserWarning, match="of somebody's"), _waits_told(device):
+        with _untold(device):
+            card.waits()
+        warnings.warn("of somebody's", UserWarning, stacklevel=1)
+    with pytest.raises(ZeroDivisionError), _waits_told(device):
+        card.waits()
+        raise ZeroDivisionError
+    assert card.mode == 0
 
 
 @pytest.mark.parametrize("work", [lambda x: x.to("cpu"), lambda x: torch.empty(3).copy_(x), lambda x: x.cpu()])

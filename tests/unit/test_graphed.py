@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
+import unittest.mock
+import uuid
 import weakref
 from functools import partial
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 
 import comfy.hooks
 import comfy.model_management
+import comfy.patcher_extension
 import comfy.sd
 import comfy.utils
 import family_scenes
@@ -30,6 +34,7 @@ from fusestream.fusion.families.qwen3 import encoder
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.load_text import load_streamed_text_encoder
 from fusestream.fusion.report.gathering import gather
+from fusestream.fusion.stream.objects import Objects
 from fusestream.fusion.stream.stream import GRAPHS
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.memory import Pager
@@ -170,21 +175,79 @@ def test_another_model_takes_the_memory(wan: Path, recorder: TapingRecorder) -> 
     assert torch.equal(sample_wan(model), want)
 
 
+def test_a_replay_that_runs_out_of_vram_runs_as_ever(wan: Path, recorder: TapingRecorder) -> None:
+    model, want = warmed(wan, recorder)
+    recorder.tapes[0].fails = torch.OutOfMemoryError("none left. GPU 0")
+    replayed = model.stream.graphs.replayed
+    assert torch.equal(sample_wan(model), want) and not recorder.tapes
+    assert model.stream.graphs.replayed == replayed and reasons() == {graph.NO_ROOM} and model.stream.beside == 0
+
+
 def test_a_step_that_runs_out_of_vram_gives_graphs_back(
     wan: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another model's, too."""
     model, want = warmed(wan, recorder)
-    replay, left = graph._Graph.replay, [1]
+    other, left = load(wan), [1]
+    forward = type(other.model.diffusion_model.blocks[0]).forward
 
-    def fails(self: Any, tensors: Any) -> Any:
+    def fails(self: Any, *args: Any, **kwargs: Any) -> Any:
         if left:
             left.pop()
+            assert recorder.tapes
             raise torch.OutOfMemoryError("none left. GPU 0")
-        return replay(self, tensors)
+        return forward(self, *args, **kwargs)
 
-    monkeypatch.setattr(graph._Graph, "replay", fails)
+    monkeypatch.setattr(type(other.model.diffusion_model.blocks[0]), "forward", fails)
+    assert torch.equal(sample_wan(other), want) and not left and not model.stream.beside
     recorded = recorder.recorded
-    assert torch.equal(sample_wan(model), want) and not left and recorder.recorded > recorded
+    assert torch.equal(sample_wan(model), want) and recorder.recorded == recorded + 1, "captured anew at once"
+
+
+def test_weights_are_not_overwritten_before_a_replay_has_read_them(
+    wan: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies wait for the last use that the pager knows of, and a replay acquires nothing."""
+    model, _ = warmed(wan, recorder)
+    pager, copies, marks = model.stream.pager, list[Any](), list[Any]()
+    submit, mark = pager._backend.submit, pager._backend.mark
+    monkeypatch.setattr(pager._backend, "mark", lambda: marks.append(mark()) or marks[-1])
+    monkeypatch.setattr(pager._backend, "submit", lambda copy: (copies.append(copy), submit(copy)))
+    replayed = model.stream.graphs.replayed
+    sample_wan(model)
+    assert len(marks) == model.stream.graphs.replayed - replayed > 0, "nothing was acquired"
+    last = marks[-1]
+    pager.renew(range(len(pager.layers)))
+    sample_wan(model)
+    weights = [copy for copy in copies if copy.layer is not None]
+    assert len(weights) == len(pager.layers) and all(last in copy.after for copy in weights)
+
+
+def test_nothing_moves_while_another_thread_replays(wan: Path, recorder: TapingRecorder) -> None:
+    model, want = warmed(wan, recorder)
+    stream, begun, go_on = model.stream, threading.Event(), threading.Event()
+    held, beside, replay = stream.held, stream.beside, recorder.tapes[0].replay
+
+    def slowly() -> None:
+        begun.set()
+        assert go_on.wait(10)
+        replay()
+
+    recorder.tapes[0].replay = slowly  # type: ignore[method-assign]
+    found: list[torch.Tensor] = []
+
+    def run() -> None:
+        with torch.inference_mode():  # which is a thread's own
+            found.append(sample_wan(model))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(10)
+    assert stream.shrink(beside + held // 2) == 0 and (stream.held, stream.beside) == (held, beside)
+    go_on.set()
+    thread.join()
+    assert torch.equal(found[0], want)
+    assert stream.shrink(beside + held // 2) > beside
 
 
 def test_an_interrupt_leaves_a_model_that_works(
@@ -259,6 +322,15 @@ def attends_sparsely(model: Any) -> None:
     options["optimized_attention_override"] = sparse.attention.SparseAttention(sparse.settings.Settings(), held)
 
 
+def wraps_weights(model: Any) -> None:
+    model.add_weight_wrapper("diffusion_model.blocks.0.ffn.0.weight", lambda weight: weight)
+    model.patches_uuid = uuid.uuid4()
+
+
+def injects(model: Any) -> None:
+    model.set_injections("other", [comfy.patcher_extension.PatcherInjection(lambda _: None, lambda _: None)])
+
+
 @pytest.mark.parametrize(
     ("does", "reason"),
     [
@@ -282,6 +354,78 @@ def test_what_other_nodes_do_at_each_call_is_done(wan: Path, recorder: TapingRec
     assert graphs.replayed == replayed and any(found.startswith(reason) for found in reasons()), reasons()
     sample_wan(model)
     assert graphs.replayed > replayed, "and the clone that has none of it is replayed"
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [(wraps_weights, "another node changes its weights"), (injects, "another node has changed the model")],
+)
+def test_what_other_nodes_do_to_a_loaded_model(wan: Path, recorder: TapingRecorder, does: Any, reason: str) -> None:
+    """Their code runs at each call, or has changed what nobody looks at."""
+    model, want = warmed(wan, recorder)
+    graphs, other = model.stream.graphs, model.clone()
+    does(other)
+    replayed = graphs.replayed
+    for _ in range(3):
+        assert torch.equal(sample_wan(other), want)
+    assert graphs.replayed == replayed and dict(gather(other).notes)["CUDA graphs"].startswith(f"none: {reason}")
+    comfy.model_management.unload_all_models()
+    for _ in range(3):
+        assert torch.equal(sample_wan(model), want)
+    assert graphs.replayed > replayed
+
+
+@pytest.mark.parametrize("place", ["unpatchify", "head.get_parameter", "blocks.1.self_attn.forward"])
+def test_a_method_that_was_replaced(wan: Path, recorder: TapingRecorder, place: str) -> None:
+    """As nodes do that keep a step's result for the next one: for the time of a call, and not always `forward`."""
+    model, want = warmed(wan, recorder)
+    graphs = model.stream.graphs
+    name, _, method = place.rpartition(".")
+    module = model.model.diffusion_model.get_submodule(name)
+    original, replayed = getattr(module, method), graphs.replayed
+    with unittest.mock.patch.multiple(module, **{method: original}):
+        for _ in range(3):
+            assert torch.equal(sample_wan(model), want)
+    assert graphs.replayed == replayed and reasons() == {f"another node has replaced {place} of the network"}
+    assert torch.equal(sample_wan(model), want) and graphs.replayed > replayed
+
+
+@pytest.mark.parametrize(("name", "value"), [("head.norm.eps", 1.0), ("rope_embedder.theta", 7)])
+def test_an_attribute_that_was_replaced(wan: Path, recorder: TapingRecorder, name: str, value: Any) -> None:
+    """By an object patch, deep within the network."""
+    model, want = warmed(wan, recorder)
+    recorder.nothing = "not now"
+    fresh = load(wan)
+    fresh.add_object_patch(f"diffusion_model.{name}", value)
+    changed = sample_wan(fresh)
+    recorder.nothing = None
+    assert not torch.equal(changed, want)
+    other = model.clone()
+    other.add_object_patch(f"diffusion_model.{name}", value)
+    for _ in range(3):
+        assert torch.equal(sample_wan(other), changed) and torch.equal(sample_wan(model), want)
+
+
+def test_the_same_object_patches_move_nothing() -> None:
+    """They are applied anew at each load."""
+
+    class Scaled:
+        def scale(self) -> int:
+            return 2
+
+    objects, one, other = Objects(), Scaled(), Scaled()
+    assert not objects.become({})
+    assert objects.become({"a": one, "b": one.scale, "c": 3}) and not objects.become({"a": one, "b": one.scale, "c": 3})
+    for changed in (
+        {"a": one, "b": one.scale},
+        {"a": other, "b": one.scale, "c": 3},
+        {"a": one, "b": other.scale, "c": 3},
+    ):
+        assert objects.become(changed) and not objects.become(dict(changed))
+    gone = weakref.ref(other)
+    objects.become({"a": other})
+    del other, changed
+    assert gone() is None and objects.become({"a": Scaled()})
 
 
 def test_a_part_that_was_replaced(wan: Path, recorder: TapingRecorder) -> None:

@@ -141,7 +141,7 @@ def encoded(
     def body(prompt: Prompt, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return encode(stack, prompt, x, intermediate_output, final_layer_norm_intermediate)
 
-    key = intermediate_output, final_layer_norm_intermediate
+    key = str(intermediate_output), final_layer_norm_intermediate
     found: tuple[Tensor, Tensor | None] = replayed(
         stack.block[0], body, (replace(prompt, seen=prompt.seen.on_the_device), x), key
     )
