@@ -13,6 +13,9 @@ One call has a key: shapes, strides and types of all its tensors, and every othe
                         network keeps
     all others          are replayed
 
+When anything moved, a call is captured anew at once. But where that was in vain more than once, since nobody replayed it before
+the next move (a LoRA may change from call to call), some calls in a row must find all in its place: twice as many each time.
+
 A call in which a kernel was still being chosen does not count, and is not captured: a graph holds chosen ones only. What cannot be
 captured runs as ever; the report has the reason.
 """
@@ -44,6 +47,7 @@ PAYS = 0.9  # of the time that a call takes, that the host must be busy for it
 MOST_GRAPHS = 4  # of a model, the ones used last
 MOST_BYTES = 2**29  # of one graph: work that needs more is not short
 MOST_CALLS = 64  # of which it is remembered how far they are
+MOST_PATIENCE = 64  # calls that have to find everything in its place, after many graphs that nobody replayed
 GIB = 2**30
 NO_ROOM = "too little VRAM is left for what was captured"
 # Of torch's products, what may be another one at each call.
@@ -93,18 +97,21 @@ class _Graph:
     ) -> None:
         """out: the structure of what comes out, whose tensors are `outputs`. effects: what the host does at each replay."""
         self.recorded, self.inputs, self.out, self.outputs = recorded, inputs, out, outputs
-        self._rehearsal, self._effects = rehearsal, effects
+        self._rehearsal, self._effects = rehearsal, effects  # the first keeps what is read at each replay
+        self._rooms = [span(tensor) for tensor in inputs]
+        self._around = sum(span(tensor).nbytes for tensor in (*inputs, *outputs)) + rehearsal.nbytes
         self.counted = 0  # bytes taken of the budget
+        self.replayed = 0
 
     @property
     def nbytes(self) -> int:
-        around = sum(span(tensor).nbytes for tensor in (*self.inputs, *self.outputs))
-        return self.recorded.nbytes + around + self._rehearsal.nbytes
+        return self.recorded.nbytes + self._around
 
     def replay(self, tensors: Sequence[Tensor]) -> Any:
-        for own, given in zip(self.inputs, tensors, strict=True):
-            span(own).copy_(span(given))
+        for room, given in zip(self._rooms, tensors, strict=True):
+            room.copy_(span(given))
         self.recorded.replay()
+        self.replayed += 1
         out = self.results()
         for effect in self._effects:
             effect()
@@ -123,6 +130,12 @@ class _Call:
         self.refused: str | None = None
         self.is_for_now = False  # refused until the model's memory is another
         self.graph: _Graph | None = None
+        self.wasted = 0  # graphs in a row that nobody replayed
+        self.calm = 0  # calls since anything moved, as far as they were counted
+
+    @property
+    def is_calm(self) -> bool:
+        return self.wasted < 2 or self.calm >= min(2 ** (self.wasted - 1), MOST_PATIENCE)
 
 
 class Graphs:
@@ -218,6 +231,7 @@ class Graphs:
         device, tensors = self._owner.device, list[Tensor]()
         reason = self._recorder.obstacle(device)
         if reason is not None:
+            self.release()
             if device.type != "cpu":  # where nobody expects any
                 self._owner.note("CUDA graphs", f"none: {reason}")
             return None, tensors
@@ -226,6 +240,7 @@ class Graphs:
             self.release()
             self._generation = settled.generation
             for call in self._calls.values():
+                call.calm = 0
                 if call.is_for_now:
                     call.refused, call.is_for_now = None, False
         if settled.generation is None:
@@ -276,7 +291,10 @@ class Graphs:
         """One more call that is not replayed yet."""
         before = self._undecided()
         if call.ran >= 2:
-            return self._captured(call, body, given, tensors)
+            if call.is_calm:
+                return self._captured(call, body, given, tensors)
+            call.calm += 1
+            return body(*given)
         if call.ran == 0:
             out = body(*given)
         else:
@@ -408,6 +426,8 @@ class Graphs:
     def _drop(self, call: _Call) -> None:
         graph, call.graph = call.graph, None
         if graph is not None:
+            call.wasted = 0 if graph.replayed else call.wasted + 1
+            call.calm = 0
             graph.recorded.release()
             self._owner.give_back_beside(graph.counted)
 

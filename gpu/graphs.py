@@ -8,6 +8,7 @@ still open, and cuBLAS's workspaces are made within it and given back within it.
 
 A recording that CUDA has given up (somebody waited for the device in it) torch leaves half open: no memory would go back to the
 system from then on, and the next random number on the device would be an error. Both are put right, and nothing more is recorded.
+Under cudaMallocAsync what was allocated in it cannot even be freed: the error that ended it is kept, with all that its frames hold.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .nvidia import other_maker
 Work = Callable[[], Any]
 
 ALLOCATORS = ("native", "cudaMallocAsync")
+GIVEN_UP = 2  # CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
 
 class Timed(NamedTuple):
@@ -78,6 +80,7 @@ class CudaRecorder:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._one_at_a_time = threading.RLock()  # recordings, and what waits for the whole device, which ends one
         self._broken: str | None = None  # torch's allocator is not to be trusted with another recording
+        self._stuck: list[BaseException] = []  # with frames whose tensors must not be freed
 
     def obstacle(self, device: torch.device) -> str | None:
         other = other_maker(device)
@@ -104,11 +107,16 @@ class CudaRecorder:
             torch.cuda.empty_cache()  # or what is cached lies beside the recording's own memory
             before = torch.cuda.mem_get_info(device)[0]
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-            with torch.cuda.stream(self._stream(device)), _no_collecting():
+            stream = self._stream(device)
+            with torch.cuda.stream(stream), _no_collecting():
                 failed = _begun(graph, pool)
                 if failed is None:
                     failed = _done(work)
-                    torch._C._cuda_clearCublasWorkspaces()
+                    if not _is_stuck(stream):
+                        _forget_frames(failed)
+                        torch._C._cuda_clearCublasWorkspaces()
+                    elif failed is not None:
+                        self._stuck.append(failed)
                     failed = self._ended(graph, pool, failed)
                 else:
                     self._given_up(pool, failed)
@@ -179,13 +187,28 @@ def _begun(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> BaseException 
 
 
 def _done(work: Work) -> BaseException | None:
-    """What went wrong. Tensors of the frames that failed are freed here, within the recording."""
+    """What went wrong, with its frames and their tensors."""
     try:
         work()
     except BaseException as error:  # an interrupt is none of Exception's
-        traceback.clear_frames(error.__traceback__)
         return error
     return None
+
+
+def _forget_frames(failed: BaseException | None) -> None:
+    """Tensors of the frames that failed are freed here, within the recording."""
+    if failed is not None:
+        traceback.clear_frames(failed.__traceback__)
+
+
+def _is_stuck(stream: Any) -> bool:
+    """Whether what was allocated since the stream is recorded cannot be freed: CUDA has given the recording up, and torch ends the
+    process when cudaFreeAsync fails. Such memory was never taken, so it may be kept."""
+    if torch.cuda.get_allocator_backend() == "native":
+        return False
+    found, state = driver(), ctypes.c_int()
+    status = found.bind("cuStreamIsCapturing")(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(state))
+    return bool(status != 0 or state.value == GIVEN_UP)
 
 
 def _first_line(error: BaseException) -> str:

@@ -315,9 +315,10 @@ def test_a_recording_that_is_given_up_leaves_torch_whole(folder: Path) -> None:
     before = used()
 
     def waits() -> None:
-        room = torch.empty(64 * MIB, dtype=torch.uint8, device=device)
-        room.fill_(1)
+        torch.empty(64 * MIB, dtype=torch.uint8, device=device).fill_(1)
+        room = torch.empty(64 * MIB, dtype=torch.uint8, device=device).fill_(1)
         torch.cuda.current_stream().synchronize()
+        room.fill_(2)
 
     with pytest.raises(NotRecorded):
         recorder.record(device, waits)

@@ -216,10 +216,32 @@ def test_released_graphs_come_back(graphs: Graphs, model: Model, recorder: Tapin
 def test_two_hundred_captures_leave_nothing(graphs: Graphs, model: Model, recorder: TapingRecorder) -> None:
     warm(graphs, model)
     for generation in range(1, 200):
+        warm(graphs, model, calls=1)
         model.generation = generation
         warm(graphs, model, calls=1)
     assert graphs.captured == recorder.recorded == 200
     assert len(recorder.tapes) == 1 and graphs.release() and model.budget == 8 * NBYTES
+
+
+def test_what_moves_from_call_to_call_is_not_captured_each_time(graphs: Graphs, model: Model) -> None:
+    """Two prompts with LoRAs of their own, in turns: to capture takes longer than a call."""
+    warm(graphs, model)
+    for generation in range(1, 100):
+        model.weight, model.generation = torch.randn(4, 4), generation
+        warm(graphs, model, calls=1)
+    assert graphs.captured == 2 and graphs.replayed == 0
+    warm(graphs, model, calls=4)
+    assert (graphs.captured, graphs.replayed) == (3, 2), "once it stays"
+    model.generation = "another"
+    warm(graphs, model, calls=1)
+    assert graphs.captured == 4
+
+
+def test_more_sizes_in_turns_than_there_may_be_graphs(graphs: Graphs, model: Model) -> None:
+    for _ in range(60):
+        for rows in range(1, graph.MOST_GRAPHS + 2):
+            warm(graphs, model, rows, 4, calls=1)
+    assert graphs.captured < 60, "of 300 calls"
 
 
 def test_the_oldest_graph_goes(graphs: Graphs, model: Model, recorder: TapingRecorder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,8 @@ class Torch:
         self.is_recording = False  # the generator
         self.fails: dict[str, str] = {}
         self.free = 100
-        self.waited = 0
+        self.waited = self.cleared = 0
+        self.allocator, self.state = "native", 1
         torch_: Any = self
 
         class Graph:
@@ -79,17 +81,25 @@ class Torch:
             "current_device": lambda: 0,
             "device": lambda _: contextlib.nullcontext(),
             "stream": lambda _: contextlib.nullcontext(),
-            "Stream": lambda _: None,
+            "Stream": lambda _: SimpleNamespace(cuda_stream=1),
             "synchronize": lambda *_: setattr(torch_, "waited", torch_.waited + 1),
             "empty_cache": lambda: None,
             "mem_get_info": lambda *_: (torch_.free, 100),
-            "get_allocator_backend": lambda: "native",
+            "get_allocator_backend": lambda: torch_.allocator,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+        monkeypatch.setattr(
+            torch._C, "_cuda_clearCublasWorkspaces", lambda: setattr(torch_, "cleared", torch_.cleared + 1)
+        )
+        monkeypatch.setattr(graphs, "driver", lambda: SimpleNamespace(bind=lambda name: getattr(torch_, name)))
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
         monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda _, pool: torch_.held.remove(pool))
         monkeypatch.setattr(graphs, "other_maker", lambda _: None)
+
+    def cuStreamIsCapturing(self, stream: Any, state: Any) -> int:
+        assert stream.value == 1
+        state._obj.value = self.state
+        return 0
 
     def fail(self, where: str) -> None:
         if where in self.fails:
@@ -146,6 +156,26 @@ def test_work_that_fails_while_it_is_recorded(fake: Torch, error: BaseException)
             recorder.record(DEVICE, fails)
         assert fake.is_whole and not fake.held
         assert (recorder.obstacle(DEVICE) is None) == (not ends)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_cannot_be_freed_is_kept(fake: Torch, is_lost: bool) -> None:
+    """CUDA refuses to free what was allocated in a recording that it has given up, and torch ends the process then."""
+    fake.allocator = "cudaMallocAsync"
+    seen: list[Any] = []
+
+    def fails() -> None:
+        tensor = torch.zeros(1)
+        seen.append(weakref.ref(tensor))
+        if is_lost:
+            fake.fails["end"], fake.state = INVALIDATED, graphs.GIVEN_UP
+        raise RuntimeError("a refusal")
+
+    recorder = CudaRecorder()
+    with pytest.raises(NotRecorded):
+        recorder.record(DEVICE, fails)
+    assert (seen[0]() is not None) == is_lost and fake.cleared == (1 if is_lost else 2)
+    assert fake.is_whole and (recorder.obstacle(DEVICE) is not None) == is_lost
 
 
 def test_what_cannot_be_made_ready_for_want_of_memory(fake: Torch) -> None:
