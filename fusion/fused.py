@@ -118,6 +118,13 @@ class Parts:
             return self._for_good
         if "_conv_forward" in block.__dict__:
             return "another node has replaced how it convolves"
+        replaced = self.replaced()
+        if replaced is not None:
+            return replaced
+        return None if STREAMED in block.__dict__ else self._elsewhere(x.device)
+
+    def replaced(self) -> str | None:
+        """What another node has put in the place of a part, in words a user understands; None: nothing."""
         for name, own, hooks, hooks_before in self._calls:
             if "forward" in own or "_conv_forward" in own or hooks or hooks_before:
                 return f"another node has replaced {name}"
@@ -125,7 +132,7 @@ class Parts:
             if tuple(modules.values()) != before:
                 changed = next((part for part, module in modules.items() if module not in before), "a part")
                 return f"another node has replaced {changed}{f' of {name}' if name else ''}"
-        return None if STREAMED in block.__dict__ else self._elsewhere(x.device)
+        return None
 
     def _elsewhere(self, device: torch.device) -> str | None:
         """What stream is brought when it is wanted. Of the rest each weight is asked, which takes a while."""

@@ -18,7 +18,7 @@ import torch
 
 from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
 from ..kernels_cuda.ops.checks import word
-from . import attention, before_sampling, inspection, other_cards, recognise
+from . import attention, before_sampling, graphed, inspection, other_cards, recognise
 from .completeness import naming, odd_layers, refuse_misfits
 from .families import family_of
 from .family import Family, Role
@@ -113,6 +113,7 @@ def load_streamed_diffusion_model(
             f"{word(parts.model.get_dtype_inference())}, as the kernels do; ComfyUI would in {word(parts.stocks_type)}",
         )
     let_stream(parts.model, stream, path, family, fused)
+    graphed.attach(parts.model.diffusion_model, stream)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype, is_checkpoint))
     conditions.attach(model.model)

@@ -21,7 +21,7 @@ from ..fused import policy_of_model
 from ..sparse.model import sparse_of
 from ..stream import vram
 from ..stream.branches import branch_of, branches, passes_under
-from ..stream.stream import STREAM, Stream
+from ..stream.stream import GRAPHS, STREAM, Stream
 from ..words import counted
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sparsity, WhatIf
@@ -79,7 +79,8 @@ def state_of_whole() -> str:
 
 
 def state_of(stream: Stream) -> str:
-    return " ".join(filter(None, (where_it_is(stream), what_it_holds(stream), who_computes(stream))))
+    captured = "" if stream.graphs is None else stream.graphs.words()
+    return " ".join(filter(None, (where_it_is(stream), what_it_holds(stream), who_computes(stream), captured)))
 
 
 def where_it_is(stream: Stream) -> str:
@@ -160,6 +161,10 @@ def memories(model: Any) -> dict[str, Any]:
     if stream is not None:
         limit = stream.wanted if stream.ceiling is None else stream.ceiling
         found.append(Memory("VRAM for blocks", stream.held, max(limit, stream.held), stream.ledger.peak("VRAM")))
+        if stream.ledger.peak(GRAPHS):
+            found.append(
+                Memory("VRAM for graphs", stream.beside, max(limit, stream.beside), stream.ledger.peak(GRAPHS))
+            )
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         found.append(Memory("VRAM, whole card", total - free, total, None))

@@ -4,6 +4,9 @@ Stock reckons by the area of the latent and the model's width, for its own way o
 family reckons: they may need less, so more of the model may stay on the card, and prompts are batched more often. The reckoning is
 multiplied by the largest ratio that was measured, so that the next run knows better.
 
+What is captured of a short step (`graph.py`) takes the room that the step's activations were reckoned with: they are made in it.
+It is in the device's budget beside the weights, stays under the limit below, and is the first that is given back.
+
 While a step runs, torch's allocator may not grow into the last of the card: left alone it keeps what it no longer uses until
 nothing is free, and desktop and driver need some too. A step that runs out of VRAM is computed once more with all of the
 card; if that is too little as well, a last time, after the weights have given back all but their window.
@@ -108,20 +111,22 @@ def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
     x, stream = call.x, call.stream
     reckoning: Reckoning = call.model.fusestream_reckoning
     if x.numel() < reckoning.tight:
-        tried = tuner().trials
+        tried = _tried(stream)
         try:
             with _leaving(RESERVE, x.device):
                 return _measured(call)
         except torch.OutOfMemoryError:
-            if tuner().trials == tried:  # no kernel that is slower, and may need more, was tried
+            if _tried(stream) == tried:
                 reckoning.tight = x.numel()  # or every step would be computed twice
         # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
+        _give_back_graphs(x)
         _tidy(x)
         logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
     try:
         return _measured(call)
     except torch.OutOfMemoryError as error:
         first = str(error)
+    _give_back_graphs(x)
     held = stream.held
     freed = stream.shrink(held - stream.least)
     _tidy(x)
@@ -134,6 +139,12 @@ def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
         return _measured(call)
     except torch.OutOfMemoryError as error:
         raise _too_little(stream, held, str(error) or first) from None
+
+
+def _give_back_graphs(x: torch.Tensor) -> None:
+    freed = vram.pool_of(x.device).release_graphs()
+    if freed:
+        logging.info("FuseStream: out of VRAM; what was captured of short calls gives back %.2f GiB.", freed / vram.GIB)
 
 
 def _tidy(x: torch.Tensor) -> None:
@@ -162,19 +173,24 @@ def _measured(call: ModelCall) -> Any:
     x = call.x
     if not x.is_cuda:
         return call.run()
-    before, tried = _counted("allocated_bytes", "current", x.device), tuner().trials
+    before, tried = _counted("allocated_bytes", "current", x.device), _tried(call.stream)
     torch.cuda.reset_peak_memory_stats(x.device)
     out = call.run()
     took = _counted("allocated_bytes", "peak", x.device) - before
     reckoning: Reckoning = call.model.fusestream_reckoning
     reckoned = own_need(call.model, x.shape, 0.0, 0.0)
-    if tuner().trials == tried:
+    if _tried(call.stream) == tried:
         reckoning.measured(took, reckoned)
     elif took > reckoning.ratio * reckoned:
-        # Kernels were tried that need more than those that will be chosen: this says nothing about the next step, and the allocator
-        # is left with pieces of it in between the tensors.
+        # This says nothing about the next step, and the allocator is left with pieces of it in between the tensors.
         torch.cuda.empty_cache()
     return out
+
+
+def _tried(stream: Stream) -> tuple[int, int]:
+    """Counts of what takes memory that the next step does not: kernels that are slower and may need more than those that will be
+    chosen, and calls that are captured, whose inputs and results lie there twice."""
+    return tuner().trials, 0 if stream.graphs is None else stream.graphs.attempts
 
 
 def _counted(what: str, which: str, device: torch.device) -> int:

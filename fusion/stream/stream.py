@@ -18,10 +18,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import torch
@@ -49,13 +49,41 @@ from . import lora, vram
 from .blocks import Block, Paged, Parameters, is_quantised
 from .embedding import rows_of
 from .factors import PatchRoute
+from .objects import Objects
 from .order import Order
 from .patches import patched
 from .patching import Made, Patching
 from .promised import Promised, promise
 
+GRAPHS = "VRAM of graphs"  # in the ledger
 STREAM = "fusestream"  # where a model has its stream
 STREAMED = "_fusestream"  # where a block has it, and its number
+
+
+class Settled(NamedTuple):
+    """Whether all blocks have their weights at addresses that stay.
+
+    generation   another one whenever anything of the model moved, was patched or given back; None: they have not
+    why          then, in words a user understands
+    """
+
+    generation: Hashable
+    why: str = ""
+
+
+class Captured(Protocol):
+    """What was captured of a model's calls, for as long as it is settled: see `graph.py`."""
+
+    attempts: int  # calls in which it was tried
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def release(self, *, waits: bool = True) -> int:
+        """Give all of it back; returns the bytes."""
+
+    def words(self) -> str:
+        """For the report."""
 
 
 class Stream:
@@ -93,6 +121,7 @@ class Stream:
         self.watcher: Callable[[int], None] | None = (
             None  # told the layer after each block; must be quick, and not raise
         )
+        self.graphs: Captured | None = None  # where its calls may be captured
         self.pager_options: dict[str, Any] = {}  # for `open_pager`: a backend asked for, a guard
         self._layers = tuple(layers)
         self._source = source
@@ -101,6 +130,11 @@ class Stream:
         self._lent: set[int] = set()  # blocks in use that the pager does not have
         self._in_use = 0
         self._unloading = False
+        self._moves = 0  # how often something of the model moved that the pager does not know of
+        self._settled_at: Hashable = None  # the last generation
+        self._objects = Objects()
+        self._disturbances: set[str] = set()  # why it is not settled, whatever the pager says
+        self._stands_still = False  # the blocks hold their weights until further notice
         self._was_refused = False  # the file, while it was used: what was brought of it is not to be gone on with
         self._lock = threading.RLock()
         self.least, self.most = bounds(self.layers, device)
@@ -132,11 +166,12 @@ class Stream:
     # ------------------------------------------------------------------------------------------------------- order
 
     @contextlib.contextmanager
-    def one_pass(self) -> Iterator[None]:
-        """One call of the model. If its blocks ran in another order than they are paged in, the next pass finds them in this."""
-        self.order.begin()
+    def one_pass(self) -> Iterator[Collection[int]]:
+        """One call of the model, and the blocks of it that have run: none where it was replayed. If they ran in another order than
+        they are paged in, the next pass finds them in this."""
+        ran = self.order.begin()
         try:
-            yield
+            yield ran
         finally:
             wanted = self.order.end()
         if wanted is not None:
@@ -166,6 +201,32 @@ class Stream:
     def held(self) -> int:
         """Device bytes taken now."""
         return self.pager.held_bytes if self.pager is not None else 0
+
+    @property
+    def beside(self) -> int:
+        """Device bytes taken beside the weights: by what was captured."""
+        return self.graphs.nbytes if self.graphs is not None else 0
+
+    def take_beside(self, nbytes: int) -> bool:
+        """Whether so many bytes are left of the device's budget; they are taken."""
+        if self._pool is None:
+            return False
+        try:
+            self._pool.budget.take(nbytes)
+        except OverBudget:
+            return False
+        self.ledger.hold(GRAPHS, nbytes)
+        return True
+
+    def give_back_beside(self, nbytes: int) -> None:
+        """What was taken, of the same device."""
+        if self._pool is not None and nbytes:
+            self._pool.budget.give_back(nbytes)
+            self.ledger.hold(GRAPHS, -nbytes)
+
+    def release_graphs(self) -> int:
+        """Give back what was captured: it is captured anew if it pays. Returns the bytes. Never waits."""
+        return 0 if self.graphs is None else self.graphs.release(waits=False)
 
     @property
     def wanted(self) -> int:
@@ -206,20 +267,26 @@ class Stream:
                 self._was_refused = False
 
     def shrink(self, nbytes: int) -> int:
-        """Give back about this much: residents first, then the window. Returns what was given back: nothing while a block
-        runs, or while another thread loads or ends this model, for which nobody waits here."""
+        """Give back about this much: what was captured first, then residents, then the window. Returns what was given back: nothing
+        while a block runs, or while another thread loads or ends this model, for which nobody waits here."""
         if not self._lock.acquire(blocking=False):
             return 0
         try:
-            before = self.held
             if self.pager is None or self._in_use or nbytes <= 0:
                 return 0
+            captured = self.release_graphs()
+            if self.beside:
+                return captured  # another thread is about to replay one, with weights that have to be where they are
+            nbytes -= captured
+            before = self.held
+            if nbytes <= 0:
+                return captured
             if before - nbytes >= self.least:
                 with torch.inference_mode(False), torch.no_grad():
                     self.pager.resize(before - nbytes)
             else:
                 self.unload()
-            return before - self.held
+            return captured + before - self.held
         finally:
             self._lock.release()
 
@@ -230,6 +297,9 @@ class Stream:
                 self._unloading = True
                 return
             self._unloading = False
+            self.moved()
+            if self.graphs is not None:
+                self.graphs.release()
             pager, self.pager = self.pager, None
             if pager is not None:
                 pager.close()
@@ -282,6 +352,7 @@ class Stream:
             ledger=self.ledger,
             **{"convert": packed.convert, **self.pager_options},
         )
+        self.moved()
         self.patching.factors.parcels = self._open_parcels(ram)
         pager.along = self._along
         return pager
@@ -355,6 +426,8 @@ class Stream:
             changed = self.patching.become(patches, one_pass=one_pass)
             if self.pager is not None and self.pager.is_writable:
                 self._make_anew(self.pager, [self.order.place[i] for i in sorted(changed) if i in self.order.place])
+            if changed or uuid != self.patches_uuid:
+                self.moved()
             self.patches_uuid = uuid
 
     def _make_anew(self, pager: Pager, layers: Sequence[int]) -> None:
@@ -362,6 +435,87 @@ class Stream:
         pager.renew([layer for layer in layers if (made := pager.made(layer)) is not None and made.wrote])
         for layer in layers:
             pager.forget_made(layer)
+
+    # ----------------------------------------------------------------------------------------------------- settled
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self._device
+
+    def moved(self) -> None:
+        """Something of the model that the pager does not know of, as what does not stream, lies elsewhere or has other numbers."""
+        self._moves += 1
+
+    def has_objects(self, objects: Mapping[str, Any]) -> None:
+        """Other nodes put these in the place of attributes of the model, by name, until further notice."""
+        if self._objects.become(objects):
+            self.moved()
+
+    def disturbed(self, why: str, is_so: bool) -> None:
+        """Whether another node's code has a part in what the weights or the modules are at each call."""
+        self.moved()
+        self._disturbances = {*self._disturbances - {why}, *((why,) if is_so else ())}
+
+    def settled(self) -> Settled:
+        """Whether all blocks have their weights at addresses that stay."""
+        if self.pager is None:
+            return Settled(None, "its weights are not loaded")
+        if self._disturbances:
+            return Settled(None, min(self._disturbances))
+        if self._in_use:
+            return Settled(None, "it is called from within one of its blocks")
+        standing = self.pager.standing()
+        if standing is None:
+            return Settled(None, "part of it streams" if self.pager.plan.streamed else "its weights are on their way")
+        generation = self._moves, standing
+        if generation != self._settled_at:
+            for i in self.order.paged:
+                made: Made | None = self.pager.made(self.order.place[i])
+                if i in self.patching and (made is None or made.adds):
+                    later = "LoRAs are added to each product of its weights"
+                    return Settled(None, "its LoRAs are being added" if made is None else later)
+            self._settled_at = generation
+        return Settled(generation)
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[bool]:
+        """For this time all blocks of a settled model hold their weights, and running one asks nothing of the pager. False where it
+        is not settled any more."""
+        with self._lock:
+            if self.settled().generation is None:
+                yield False
+                return
+            self._in_use += 1  # nothing moves
+        before = {i: self.blocks[i].held() for i in self.order.paged}
+        try:
+            assert self.pager is not None
+            for i in before:
+                weights = self.pager.weights(self.order.place[i])
+                made = self.pager.made(self.order.place[i]) if i in self.patching else None
+                self.blocks[i].hold(weights.kept if made is None else made.parameters)
+            self._stands_still = True
+            yield True
+        finally:
+            self._stands_still = False
+            for i, parameters in before.items():
+                self.blocks[i].hold(parameters)
+            self._in_use -= 1
+            if self._unloading:
+                self.unload()
+
+    def ran_as_a_graph(self) -> None:
+        """All blocks have, with one launch. Whoever watches blocks is told of each."""
+        self.last_used = time.monotonic()
+        if self.pager is not None:
+            self.pager.ran_apart()
+        if self.watcher is not None:
+            for layer in range(len(self.order.paged)):
+                self.watcher(layer)
+
+    def note(self, what: str, why: str) -> None:
+        """For the report."""
+        self.ledger.note(what, why)
 
     # ------------------------------------------------------------------------------------------------------ in use
 
@@ -378,6 +532,10 @@ class Stream:
         """Let the block's modules hold their weights. Returns what they held before, for `leave`."""
         block, order = self.blocks[i], self.order
         before = block.held()
+        if self._stands_still:
+            if i not in order.place:
+                raise NotWhileStreaming(f"{block.name} was not there when the model's call was captured.", self.path)
+            return before
         if i not in order.place:
             if not order.is_running:
                 self._lend(i)
@@ -406,6 +564,8 @@ class Stream:
 
     def leave(self, i: int, before: Parameters, *, spoilt: bool = False) -> None:
         """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
+        if self._stands_still:
+            return
         self.blocks[i].hold(before)
         self.patching.add_no_more(i)
         if i in self._lent:

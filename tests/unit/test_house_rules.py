@@ -41,11 +41,13 @@ FAMILIES = ROOT / "fusion" / "families"
 BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
     ROOT / "fusion" / f"{name}.py"
     for name in (
+        "arguments",
         "attention",
         "completeness",
         "errors",
         "family",
         "fused",
+        "graph",
         "int8_files",
         "int8_weights",
         "mixing",

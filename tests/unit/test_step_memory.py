@@ -296,11 +296,13 @@ def test_on_the_cpu_nothing_is_left_to_anybody(monkeypatch: pytest.MonkeyPatch) 
     assert not card.fractions
 
 
-def call_of(card: Card, nbytes: int, *, tries: bool = False) -> Any:
+def call_of(card: Card, nbytes: int, *, tries: bool = False, captures: bool = False) -> Any:
     """A call on the card that takes so much."""
+    graphs = SimpleNamespace(attempts=0)
 
     def run() -> str:
         tuner().trials += tries
+        graphs.attempts += captures
         return card.takes(nbytes)
 
     reckoning = Reckoning(lambda *_: 100.0)
@@ -308,7 +310,7 @@ def call_of(card: Card, nbytes: int, *, tries: bool = False) -> Any:
         fusestream_reckoning=reckoning, diffusion_model=None, get_dtype_inference=lambda: torch.float16
     )
     x = SimpleNamespace(is_cuda=True, device=card.device, shape=LATENT)
-    return SimpleNamespace(x=x, model=model, run=run)
+    return SimpleNamespace(x=x, model=model, run=run, stream=SimpleNamespace(graphs=graphs))
 
 
 def test_what_a_step_took_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,13 +323,16 @@ def test_what_a_step_took_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -
     assert step._counted("allocated_bytes", "peak", card.device) == 0, "torch counts nothing before its first tensor"
 
 
-def test_a_step_in_which_kernels_were_tried_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["tries", "captures"])
+def test_a_step_in_which_kernels_were_tried_or_captured_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     """What is left of those that took more than the step needs is given back; to give back anything else would only cost."""
     card = Card(monkeypatch)
-    call = call_of(card, 150, tries=True)
+    call = call_of(card, 150, **{what: True})
     assert step._measured(call) == "out" and call.model.fusestream_reckoning.ratio == 1.0
     assert card.emptied == 1, "the alternatives left pieces in between"
-    call = call_of(card, 90, tries=True)
+    call = call_of(card, 90, **{what: True})
     assert step._measured(call) == "out" and card.emptied == 1
 
 
