@@ -241,7 +241,8 @@ def _read_clip(comfy: Any) -> Iterator[None]:
 
     def construct(self: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> None:
         given = dict(model_options or {})
-        shape = {name: tuple(tensor.shape) for name, tensor in (options.get("tokenizer_data") or {}).items()}
+        beside = (options.get("tokenizer_data") or {}).items()  # of a file of its own, other things
+        shape = {name: tuple(tensor.shape) for name, tensor in beside if hasattr(tensor, "shape")}
         for name in ("clip_l", "clip_g", "clip_h"):
             own = {key.removeprefix(f"{name}.transformer."): of for key, of in shape.items() if key.startswith(name)}
             config = clip_l.config_of(own) if clip_l.FIRST in own else None

@@ -62,13 +62,14 @@ def load_checkpoint(
     options             stock's model_options of the text encoders
     """
     device = comfy.model_management.get_torch_device()
-    return streamed_or_stock(
+    parts: Parts = streamed_or_stock(
         path,
         lambda budget: _streamed(path, embedding_folders, policy, budget, options),
         lambda: _stocks(path, embedding_folders, policy, options),
         vram_budget,
         device,
     )
+    return parts
 
 
 def beside_the_model(path: str) -> Beside | None:
@@ -157,7 +158,8 @@ def _stocks(path: str, embedding_folders: Sequence[str], policy: KernelPolicy, o
     """By stock's own memory management: every part in the way in which the loaders of single files do it with vram_budget 0."""
     recognise.require_stocks(path)
     on_card = other_cards.policy_for(comfy.model_management.get_torch_device(), policy)
-    family, names = None, ()
+    family: Family | None = None
+    names: tuple[str, ...] = ()
     if readers.has_header(path):
         with Checkpoint.open(path) as source:
             family = inspection.look_at(source, Role.CHECKPOINT)

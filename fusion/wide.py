@@ -70,36 +70,42 @@ class Wide:
             return self.rms(x, weight, eps, torch.float16)
         return rms_parts(x, norm_weight(weight, x), eps=eps, policy=self.ops)
 
-    def product(self, h: Tensor, weight: Tensor) -> Tensor:
-        """An `operand` times a weight [n, width]: [batch, tokens, n] fp16, or fp32 sums in two parts, [2, batch, tokens, n]."""
+    def product(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """An `operand` times a weight [n, width], and a bias: [batch, tokens, n] fp16, or fp32 sums in two parts,
+        [2, batch, tokens, n], of which each has half of the bias."""
         dtype = torch.float32 if self.splits else torch.float16
-        return linear(h, weight, saturate=True, out_dtype=dtype, policy=self.ops)
+        if bias is not None and self.splits:
+            bias = bias.float() / 2
+        return linear(h, weight, bias, saturate=True, out_dtype=dtype, policy=self.ops)
 
     def projections(self, h: Tensor, modules: Sequence[Any], *, halves: bool = True) -> Sequence[Tensor]:
-        """What several of stock's Linears without bias make of an `operand`, [..., batch, tokens, n] each; of one product where
+        """What several of stock's Linears make of an `operand`, [..., batch, tokens, n] each; of one product where
         their weights lie together.
 
         halves: as fp16 that saturates, and not as `product` has it
         """
 
-        def made(weight: Tensor) -> Tensor:
-            out = self.product(h, weight)
+        def made(own: Weights) -> Tensor:
+            out = self.product(h, own.matrix, own.bias)
             return join_sums(out, parts=False, policy=self.ops) if halves and self.splits else out
 
         with operands(h, self.ops, *modules) as weights:
             whole = packed(weights)
             if whole is None:
-                return [made(one.matrix) for one in weights]
-            return made(whole.matrix).split_with_sizes([one.matrix.shape[0] for one in weights], -1)
+                return [made(one) for one in weights]
+            return made(whole).split_with_sizes([one.matrix.shape[0] for one in weights], -1)
 
     def add(self, x: Tensor, parts: Sequence[Tensor], module: Any) -> None:
-        """x += module(h), for one of stock's Linears without bias and the sum h of these parts, [batch, tokens, k] fp16."""
+        """x += module(h), for one of stock's Linears and the sum h of these parts, [batch, tokens, k] fp16."""
         with operands(parts[0], self.ops, module) as [own]:
-            self._add(x, parts, own.matrix)
+            self._add(x, parts, own.matrix, own.bias)
 
-    def _add(self, x: Tensor, parts: Sequence[Tensor], weight: Tensor, scale: float = 1.0) -> None:
-        for part in parts:
-            linear_(x, part, weight, residual=x, scale=scale, saturate=True, policy=self.ops)
+    def _add(
+        self, x: Tensor, parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None, scale: float = 1.0
+    ) -> None:
+        for i, part in enumerate(parts):
+            own = bias if i == 0 else None
+            linear_(x, part, weight, own, residual=x, scale=scale, saturate=True, policy=self.ops)
 
     def feed_forward(self, x: Tensor, weight: Tensor, eps: float, inner: Sequence[Any], outer: Any, gate: Gate) -> None:
         """x += outer(gate(first(n)) * second(n)) with n = rms(x), or without the second one: all of them stock's Linears without
@@ -115,7 +121,7 @@ class Wide:
             hidden = [self._hidden(self.operand(rows, weight, eps), matrices, whole, gate) for rows in chunks]
         with operands(like, self.ops, outer) as [own]:
             for rows, parts in zip(chunks, hidden, strict=True):
-                self._add(rows, parts, own.matrix, 1 / HIDDEN_SCALE)
+                self._add(rows, parts, own.matrix, scale=1 / HIDDEN_SCALE)
 
     def _hidden(self, h: Tensor, matrices: Sequence[Tensor], whole: Weights | None, gate: Gate) -> Sequence[Tensor]:
         """What the last product is given, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], or two parts that add up to it.

@@ -48,7 +48,7 @@ class Checkpoint:
                 self._home[name] = (extent, file)
         self.files: tuple[WeightFile, ...] = tuple(file.header for file in self._open)
         self.extents: Mapping[str, Extent] = MappingProxyType({name: home[0] for name, home in self._home.items()})
-        self._kept: dict[str, int] = {}  # checksums of what stays in memory, by name
+        self._kept: dict[Extent, int] = {}  # checksums of what stays in memory
 
     @classmethod
     def open(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Checkpoint:
@@ -130,7 +130,7 @@ class Checkpoint:
     def keep(self, extent: Extent) -> torch.Tensor:
         """`read`, of what stays in memory beside what will be read later."""
         stored = self.read(extent)
-        self._kept[extent.name] = _checksum(stored)
+        self._kept[extent] = _checksum(stored)
         return stored
 
     def view(self, extent: Extent) -> memoryview:
@@ -162,9 +162,8 @@ class Checkpoint:
     def _compare(self, before: OpenFile, now: OpenFile) -> None:
         old, new = before.header, now.header
         same = old.extents == new.extents and old.metadata == new.metadata
-        for name, checksum in self._kept.items() if same else ():
-            extent, file = self._home[name]
-            if file is before:
+        for extent, checksum in self._kept.items() if same else ():
+            if self._home[extent.name][1] is before:
                 stored = torch.empty(extent.nbytes, dtype=torch.uint8)
                 with _flat(stored) as target:
                     now.read_into(target, extent.begin)
@@ -191,9 +190,9 @@ class Checkpoint:
         self.close()
 
     def home(self, extent: Extent) -> OpenFile:
-        """The extent's open file. An extent of another checkpoint would silently give other bytes."""
+        """The open file of an extent, or of some rows of one. An extent of another checkpoint would silently give other bytes."""
         home = self._home.get(extent.name)
-        if home is None or (home[0] is not extent and home[0] != extent):
+        if home is None or (home[0] is not extent and not home[0].holds(extent)):
             raise ValueError(f"tensor {extent.name!r} is not of this checkpoint")
         return home[1]
 

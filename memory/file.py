@@ -50,6 +50,23 @@ class Extent:
         """Whether it is stored in ggml's blocks. What has no encoding that is known here is not."""
         return self.dtype in ENCODINGS and self.encoding.is_packed
 
+    def rows(self, first: int, last: int) -> Extent:
+        """The place of these rows, of a tensor that is not packed."""
+        if self.is_packed or not 0 <= first <= last <= self.shape[0]:
+            raise ValueError(
+                f"tensor {self.name!r} of shape {list(self.shape)} has no rows {first} to {last} by themselves"
+            )
+        size = self.nbytes // self.shape[0] if self.shape[0] else 0
+        at = self.begin + first * size
+        return Extent(self.name, self.dtype, (last - first, *self.shape[1:]), at, at + (last - first) * size)
+
+    def holds(self, other: Extent) -> bool:
+        """Whether this is the other one, or the other one some rows of it."""
+        if self == other:
+            return True
+        is_alike = (self.name, self.dtype, self.shape[1:]) == (other.name, other.dtype, other.shape[1:])
+        return is_alike and self.begin <= other.begin <= other.end <= self.end
+
 
 @dataclass(frozen=True)
 class WeightFile:

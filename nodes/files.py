@@ -104,7 +104,9 @@ async def missing_part(node: str | None, widget: str, name: str | None) -> str |
         return None
     taken = [role for place, role in PLACES.items() if graph.is_taken(str(node), place)]
     beside = await asyncio.to_thread(_beside, path, _state(path)) if taken else None
-    for role in taken if beside is not None else ():
+    if beside is None:
+        return None
+    for role in taken:
         if not (beside.text if role is Role.TEXT else beside.vae):
             return f"{path} has no {role.words} inside: connect one from the {role.loader}, or get a checkpoint that has one."
     return None

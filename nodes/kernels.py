@@ -44,6 +44,7 @@ PRODUCTS = (
     "linear_pair_",
     "silu_mul",
     "silu_mul_",
+    "gelu",
     "gelu_mul",
     "linear_int8",
     "linear_int8_",

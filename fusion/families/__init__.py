@@ -18,6 +18,7 @@ FOLDERS = (
     "unet",
     "t5",
     "qwen3",
+    "clip",
     "image_vae",
 )
 

@@ -4,7 +4,8 @@ Stock's functions build a model out of these as out of real tensors. What they a
 
     shape, type, device      answered as they are
     renamed, cast            the same tensor of the file still: it may be paged, and the pager casts
-    split, joined, turned    no longer one tensor of the file: it can be read, but not paged
+    some rows of it          as q, k and v of OpenCLIP's in_proj are: a piece of the file like any other
+    split, joined, turned    otherwise, no longer one tensor of the file: it can be read, but not paged
     numbers                  (a deviation, a flag) read from the file, there and then
 
 What is not paged becomes real at the end, by the same steps on the bytes (`StandIn.read`). So a file that turns out not to be
@@ -141,6 +142,8 @@ def _made_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     extent = first.extent if stays and first is not None and out.dtype == first.dtype else None
     if stays and first is not None and extent is None and _is_as_stored(first):
         extent = first.extent
+    if name == "__getitem__" and first is not None:
+        extent = _rows_of(first, args[1])
 
     def make() -> Any:
         return func(*real(args), **real(kwargs))
@@ -151,6 +154,14 @@ def _made_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     if isinstance(out, Tensor):
         return stand_in(StandIn, out, make, sources, extent)
     return type(out)(stand_in(StandIn, one, part(i), sources, None) for i, one in enumerate(out))
+
+
+def _rows_of(one: StandIn, index: Any) -> Extent | None:
+    """Where in the file some rows of a tensor are, by what it is indexed with; None: that asks for more than rows."""
+    if one.extent is None or one.extent.is_packed or not isinstance(index, slice) or index.step not in (None, 1):
+        return None
+    first, last, _ = index.indices(one.shape[0])
+    return one.extent.rows(first, max(first, last))
 
 
 def _is_as_stored(one: StandIn) -> bool:

@@ -74,9 +74,9 @@ UNKNOWN = {Role.DIFFUSION: "attention alone, in fp16", Role.TEXT: "no", Role.VAE
 def in_short() -> str:
     """README's table: the names of what is fused, and of what streams besides."""
     lines = ["| | Fused | Streams, not fused |", "| --- | --- | --- |"]
-    for role in STREAMS:
+    for role, streams in STREAMS.items():
         fused = ", ".join(family.name for family in FAMILIES if family.role is role)
-        others = f"{', '.join(called(role))} and every other" if STREAMS[role] == "yes" else "none: a VAE is small"
+        others = f"{', '.join(called(role))} and every other" if streams == "yes" else "none: a VAE is small"
         lines.append(f"| {role.words[:1].upper()}{role.words[1:]}s | {fused} | {others} |")
     return "\n".join(lines)
 
@@ -84,14 +84,14 @@ def in_short() -> str:
 def everything() -> str:
     """The table of docs/models.md: what streams, what is fused, what was tested."""
     lines = ["| Model | Streams | Fused | Tested |", "| --- | --- | --- | --- |"]
-    for role in STREAMS:
+    for role, streams in STREAMS.items():
         for family in FAMILIES:
             if family.role is role:
                 on_a_card = ON_A_CARD.get((family.name, role))
                 tested = f"{on_a_card}; {SMALL}" if on_a_card else SMALL
-                lines.append(f"| {family.words} | {STREAMS[role]} | {family.covers} | {tested} |")
+                lines.append(f"| {family.words} | {streams} | {family.covers} | {tested} |")
         if names := ", ".join(called(role)):
-            lines.append(f"| {names} ({role.words}s) | {STREAMS[role]} | {UNKNOWN[role]} | {SMALL} |")
+            lines.append(f"| {names} ({role.words}s) | {streams} | {UNKNOWN[role]} | {SMALL} |")
     lines.append(
         "| every other that ComfyUI loads from one `.safetensors` file, or GGUF files of it | as above | as above | no |"
     )

@@ -18,11 +18,13 @@ from browser.front_end import FrontEnd
 
 EXAMPLE, COMPARISON_PICTURE = "with_and_without", ROOT / "docs" / "images" / "with-and-without.png"
 DOCS = ROOT / "nodes" / "web" / "docs"
+CHECKPOINT = "sd_xl_base_1.0.safetensors"
 # Picture, node, its first widget's value, and the node that takes its output by this input.
 PICTURES = (
     ("diffusion-model-loader", "FuseStreamDiffusionModelLoader", files.T2V.name, "ModelSamplingSD3", "model"),
     ("text-encoder-loader", "FuseStreamTextEncoderLoader", files.UMT5.name, "CLIPTextEncode", "clip"),
     ("vae-loader", "FuseStreamVAELoader", files.VAE21.name, "VAEDecode", "vae"),
+    ("checkpoint-loader", "FuseStreamCheckpointLoader", CHECKPOINT, "KSampler", "model"),
     ("kernels", "FuseStreamKernels", "off", "KSampler", "model"),
     ("text-encoder-kernels", "FuseStreamTextEncoderKernels", "off", "CLIPTextEncode", "clip"),
     ("vae-kernels", "FuseStreamVAEKernels", "off", "VAEDecode", "vae"),
@@ -107,6 +109,9 @@ DRAW = """([type, value, next, input]) => {
 
 def test_help_pages_show_their_nodes(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-pictures"):
+        checkpoint = request.getfixturevalue("server").base / "models" / "checkpoints" / CHECKPOINT
+        checkpoint.parent.mkdir(exist_ok=True)
+        checkpoint.touch()  # a name to choose is all that a picture needs
         take(request.getfixturevalue("front"))
     others = [("doctor", DOCTOR), ("compare", "FuseStreamCompare")]
     for picture, node in (*((picture, node) for picture, node, *_ in PICTURES), *others):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -204,6 +205,26 @@ def test_buffers_that_would_be_filled_wrongly_are_refused(tmp_path: Path) -> Non
                 checkpoint.read_into(extent, tensor)
         with pytest.raises(ValueError, match="on meta"):
             checkpoint.read_into(extent, torch.empty(1001, dtype=torch.uint8, device="meta"))
+
+
+def test_rows_of_a_tensor_are_read_by_themselves(tmp_path: Path) -> None:
+    tensors = weights(0)
+    with Checkpoint.open(saved(tmp_path / "a.safetensors", tensors)) as source:
+        whole = source.extents["matrix"]
+        assert whole.rows(0, 37) == whole and whole.rows(5, 5).nbytes == 0
+        rows = whole.rows(4, 9)
+        assert rows.shape == (5, 53) and whole.holds(rows) and not rows.holds(whole)
+        assert torch.equal(source.keep(rows).view(torch.float16).view(5, 53), tensors["matrix"][4:9])
+        assert bytes(source.view(rows)) == tensors["matrix"][4:9].numpy().tobytes()
+        for first, last in ((-1, 3), (3, 2), (30, 38)):
+            with pytest.raises(ValueError, match="no rows"):
+                whole.rows(first, last)
+        beyond = dataclasses.replace(rows, end=whole.end + 106)
+        with pytest.raises(ValueError, match="is not of this checkpoint"):
+            source.read(beyond)
+        os.utime(tmp_path / "a.safetensors", ns=(10**18 + 1, 10**18 + 1))
+        source.reopen()
+        assert torch.equal(source.read(rows).view(torch.float16).view(5, 53), tensors["matrix"][4:9])
 
 
 def test_an_extent_of_another_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from unet_models import HALF, handed_back
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import whole
-from fusestream.fusion import KernelPolicy
+from fusestream.fusion import KernelPolicy, wide
+from fusestream.fusion.families.clip import encoder as clip
 from fusestream.fusion.family import Role
 from fusestream.fusion.load_whole import Beside, beside_the_model, load_checkpoint
 from fusestream.kernels_cuda import LEDGER
@@ -55,8 +56,8 @@ def scene(kind: str) -> Scene:
     return base
 
 
-def encoded(clip: Any, text: str) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, pooled = clip.encode_from_tokens(clip.tokenize(text), return_pooled=True)
+def encoded(encoder: Any, text: str) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, pooled = encoder.encode_from_tokens(encoder.tokenize(text), return_pooled=True)
     return tokens, pooled
 
 
@@ -65,18 +66,18 @@ def loaded(path: Path, policy: KernelPolicy = OFF, budget: float = -1.0) -> Any:
 
 
 def stocks(path: Path) -> tuple[Any, Any, Any]:
-    model, clip, vae, _ = comfy.sd.load_checkpoint_guess_config(str(path), embedding_directory=[])
-    return model, clip, vae
+    model, text_encoder, vae, _ = comfy.sd.load_checkpoint_guess_config(str(path), embedding_directory=[])
+    return model, text_encoder, vae
 
 
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
 @pytest.mark.parametrize("kind", whole.CHECKPOINTS)
 def test_with_kernels_off_every_part_is_stocks_to_the_bit(folder: Path, kind: str, budget: float) -> None:
     path = whole.write(kind, folder)
-    model, clip, vae = stocks(path)
+    model, text_encoder, vae = stocks(path)
     ours = loaded(path, budget=budget)
     for text in TEXTS:
-        assert all(map(torch.equal, encoded(clip, text), encoded(ours.clip, text)))
+        assert all(map(torch.equal, encoded(text_encoder, text), encoded(ours.clip, text)))
     picture = torch.rand(1, 64, 64, 3)
     latents = vae.encode(picture)
     assert torch.equal(ours.vae.encode(picture), latents) and torch.equal(ours.vae.decode(latents), vae.decode(latents))
@@ -99,12 +100,35 @@ def test_fused_it_samples_as_near_as_fp16_is(folder: Path) -> None:
     assert distance(found["ours"], found["exact"]) <= max(1.1 * distance(found["theirs"], found["exact"]), 1e-3)
 
 
-def test_only_the_tensors_of_the_diffusion_model_are_paged(folder: Path) -> None:
-    path = whole.write("sd15", folder)
+@pytest.mark.parametrize("kind", whole.CHECKPOINTS)
+def test_just_its_tensors_pass_to_each_part(folder: Path, kind: str) -> None:
+    """q, k and v of OpenCLIP, which a file has as one matrix, too: rows of it, that lie as one again when they have passed."""
+    path = whole.write(kind, folder)
     ours = loaded(path)
-    for patcher, prefix in ((ours.model, whole.MODEL), (ours.clip.patcher, "cond_stage_model.")):
+    prefixes = tuple(text.prefix for text in whole.CHECKPOINTS[kind].texts)
+    for patcher, prefix in ((ours.model, (whole.MODEL,)), (ours.clip.patcher, prefixes)):
         extents = [weight.extent for layer in patcher.stream.layers for weight in layer.weights]
         assert extents and all(extent.name.startswith(prefix) for extent in extents)
+        assert len({(extent.begin, extent.end) for extent in extents}) == len(extents)
+    assert len(ours.clip.patcher.stream.blocks) == whole.LAYERS * len(prefixes)
+    assert not LEDGER.messages or not any("loaded as stock does" in said for said in LEDGER.messages)
+
+
+@pytest.mark.parametrize("kind", whole.CHECKPOINTS)
+def test_its_text_encoders_are_fused(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the references, streamed; q, k and v as one product, as they lie side by side."""
+    path = whole.write(kind, folder)
+    theirs, ours = stocks(path)[1], loaded(path, KernelPolicy()).clip
+    for text in TEXTS:  # on the CPU it is stock's
+        assert all(map(torch.equal, encoded(theirs, text), encoded(ours, text)))
+    assert clip.fuse(ours.cond_stage_model, KernelPolicy(), on_cpu=True)
+    joined: list[bool] = []
+    packed = wide.packed
+    monkeypatch.setattr(wide, "packed", lambda parts: joined.append(packed(parts) is not None) or packed(parts))
+    for text in TEXTS:
+        for one, other in zip(encoded(ours, text), encoded(theirs, text), strict=True):
+            assert 0 < (one - other).norm() <= 1e-3 * other.norm()
+    assert joined and all(joined)
 
 
 @pytest.mark.parametrize("marks", [("v_pred",), ("v_pred", "ztsnr"), ()], ids=str)
@@ -146,6 +170,7 @@ def test_a_diffusion_model_by_itself_is_taken_as_stock_takes_it(folder: Path, bu
     [
         "model.diffusion_model.output_blocks.0.0.in_layers.2.weight",
         "first_stage_model.decoder.mid.block_1.norm1.weight",
+        "cond_stage_model.transformer.text_model.encoder.layers.2.mlp.fc1.bias",
     ],
 )
 def test_a_missing_weight_is_named(folder: Path, tmp_path: Path, budget: float, lacking: str) -> None:
@@ -162,9 +187,9 @@ def test_a_file_for_torch_alone_is_loaded_as_stock_does(folder: Path, tmp_path: 
     path = tmp_path / "old.ckpt"
     tensors = load_file(whole.write("sd15", folder))
     torch.save({"state_dict": tensors}, path)
-    ours, (_, clip, vae) = loaded(path), stocks(path)
+    ours, (_, text_encoder, vae) = loaded(path), stocks(path)
     assert not hasattr(ours.model.model, "fusestream") and beside_the_model(str(path)) is None
-    assert all(map(torch.equal, encoded(clip, TEXTS[0]), encoded(ours.clip, TEXTS[0])))
+    assert all(map(torch.equal, encoded(text_encoder, TEXTS[0]), encoded(ours.clip, TEXTS[0])))
     latents = torch.randn(1, 4, 8, 8)
     assert torch.equal(ours.vae.decode(latents), vae.decode(latents))
     assert any("only .safetensors and .gguf files can be streamed" in said for said in LEDGER.messages)

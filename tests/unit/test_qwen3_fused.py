@@ -501,7 +501,9 @@ def test_packed_weights_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None
     shapes: list[Any] = []
     product = wide.Wide.product
     monkeypatch.setattr(
-        wide.Wide, "product", lambda own, h, weight: shapes.append(weight.shape[0]) or product(own, h, weight)
+        wide.Wide,
+        "product",
+        lambda own, h, weight, *bias: shapes.append(weight.shape[0]) or product(own, h, weight, *bias),
     )
     rows = [HEADS * HEAD, KEY_HEADS * HEAD, KEY_HEADS * HEAD]
     for layer in model.transformer.model.layers:

@@ -316,7 +316,7 @@ def test_packed_weights_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None
     shapes: list[Any] = []
     product = Wide.product
     monkeypatch.setattr(
-        Wide, "product", lambda own, h, weight: shapes.append(weight.shape[0]) or product(own, h, weight)
+        Wide, "product", lambda own, h, weight, *bias: shapes.append(weight.shape[0]) or product(own, h, weight, *bias)
     )
     for block in model.transformer.encoder.block:
         parts = [getattr(block.layer[0].SelfAttention, name) for name in "qkv"]

@@ -1,0 +1,39 @@
+"""CLIP's text encoders: CLIP-L, CLIP-G and OpenCLIP H, alone or within a whole checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...family import Family, Role
+
+if TYPE_CHECKING:
+    from ....kernels_cuda import KernelPolicy
+    from ....memory import WeightFile
+
+TABLES = "text_model.embeddings.token_embedding.weight", "text_model.embeddings.position_embedding.weight"
+LAYER = ".self_attn.q_proj.weight"
+LAYERS = "text_model.encoder.layers."
+VISION = "vision_model."  # of whole CLIPs, which are chosen for their other half
+
+
+def _is_clip(header: WeightFile) -> bool:
+    names = header.extents.keys()
+    if not names >= set(TABLES) or any(name.startswith(VISION) for name in names):
+        return False
+    return any(name.startswith(LAYERS) and name.endswith(LAYER) for name in names)
+
+
+def _fuse(model: Any, policy: KernelPolicy) -> int:
+    from .encoder import fuse  # noqa: PLC0415
+
+    return fuse(model, policy)
+
+
+CLIP = Family(
+    name="CLIP",
+    role=Role.TEXT,
+    covers="CLIP-L, CLIP-G and OpenCLIP H (Stable Diffusion, SDXL): FP16 products around an FP32 stream",
+    recognises=_is_clip,
+    fuse=_fuse,
+    ops=("attention", "gelu", "int8_to_half", "join_sums", "linear", "linear_", "norm_modulate", "to_half"),
+)

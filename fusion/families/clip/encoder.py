@@ -1,0 +1,188 @@
+"""CLIP's text encoders over our kernels: stock's own modules, computing in FP16 around an FP32 residual stream.
+
+    x ─ norm ─ q, k, v ─ causal attention ─ out_proj, + x ─ norm ─ fc1, GELU, fc2, + x
+
+Stock computes them in FP32 and widens every weight at every use. Here products are FP16 with FP32 sums (`wide.py`). CLIP-L's GELU
+is the quick one, x * sigmoid(1.702 x); CLIP-G's the exact one, in the product's epilogue or where its sums are added up.
+
+`fuse` gives the encoder and its layers a `forward` of ours, in place; layers are still called as modules, so their weights may
+stream. Embeddings, the last norm, the token that is pooled and its projection stay stock's, and so does what is made of them: clip
+skip, chunks of long prompts, their weights, textual inversion. When a call is stock's, `text_stack.py` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.clip_model as stock
+import comfy.model_management
+import torch
+from torch import Tensor, nn
+
+from ....kernels_cuda import STANDARD, KernelPolicy, attention, gelu, join_sums, linear, norm_modulate
+from ....kernels_cuda.ops.half_range import saturated
+from ....kernels_cuda.ops.linear import Activation
+from ....kernels_cuda.ops.parts import join, split
+from ... import text_stack
+from ...fused import POLICY, all_off
+from ...mixing import mix
+from ...operands import operands
+from ...text_stack import HAND_BACK
+from ...wide import Wide
+
+OPS = ("norm_modulate", "linear", "linear_", "join_sums", "attention", "gelu")
+QUICK = id(stock.ACTIVATIONS["quick_gelu"])
+IN_PRODUCTS: dict[int, Activation] = {
+    id(stock.ACTIVATIONS["gelu"]): "gelu",
+    id(stock.ACTIVATIONS["gelu_pytorch_tanh"]): "gelu_tanh",
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What every layer of one call shares.
+
+    wide     how to compute
+    visible  [batch, 1, tokens, tokens] bool: which keys a query sees; None: all up to its own
+    """
+
+    wide: Wide
+    visible: Tensor | None
+
+
+def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
+    """Let every CLIP in a stock text encoder model compute through our ops from now on. In place. Returns how many layers: none
+    where all is left to stock.
+
+    on_cpu: on the CPU too, where the ops run their references: for tests.
+    """
+    fused = 0
+    for encoder in () if all_off(policy, OPS) else encoders(model):
+        mix(encoder, FusedEncoder, **{POLICY: policy}, fusestream_on_cpu=on_cpu)
+        for layer in encoder.layers:
+            mix(layer, FusedLayer)
+            fused += 1
+    return fused
+
+
+def encoders(model: nn.Module) -> Iterator[Any]:
+    """The layers of each CLIP for text in a text encoder model."""
+    for owner in model.modules():
+        net = getattr(owner, "transformer", None)
+        if isinstance(net, stock.CLIPTextModel):
+            yield net.text_model.encoder
+
+
+# -------------------------------------------------------------------------------------------------------- the encoder
+
+
+class FusedEncoder:
+    """What the class of a fused CLIPEncoder is mixed with. fusestream_on_cpu: computes there too, over the references."""
+
+    fusestream_policy: KernelPolicy
+    fusestream_on_cpu: bool
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, intermediate_output: int | str | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Stock's CLIPEncoder: x [batch, tokens, width] fp32, mask the causal one, added to scores, [tokens, tokens], or with what
+        else is not seen [batch, 1, tokens, tokens]. Returns what comes out of the last layer and, if asked for, of one or all."""
+        policy = self.fusestream_policy
+        if not all_off(policy, OPS):
+            reason = obstacle(self, x, mask)
+            if reason is None:
+                visible = None if mask is None or mask.ndim == 2 else mask >= 0
+                return encode(self, Prompt(Wide(policy), visible), x, intermediate_output)
+            HAND_BACK(reason, x, forced=policy.default == "on", quietly=not x.is_cuda)
+        found: tuple[Tensor, Tensor | None] = super().forward(  # type: ignore[misc]
+            x, mask=mask, intermediate_output=intermediate_output
+        )
+        return found
+
+
+def encode(
+    encoder: Any, prompt: Prompt, x: Tensor, intermediate_output: int | str | None
+) -> tuple[Tensor, Tensor | None]:
+    """The layers, one after the other, over a stream of their own."""
+    wanted = range(len(encoder.layers))[intermediate_output] if isinstance(intermediate_output, int) else None
+    x, kept = x.clone(memory_format=torch.contiguous_format), []
+    for i, layer in enumerate(encoder.layers):
+        x = layer(x, prompt)
+        if intermediate_output == "all" or i == wanted:
+            kept.append(x.clone())
+    if intermediate_output == "all":
+        return x, torch.stack(kept, 1)
+    return x, kept[0] if kept else None
+
+
+def obstacle(encoder: Any, x: Tensor, mask: Tensor | None) -> str | None:
+    """Why stock must compute this call, in words a user understands; None if we may."""
+    reason = text_stack.obstacle(encoder.layers, x, None, encoder.fusestream_policy, on_cpu=encoder.fusestream_on_cpu)
+    if reason is not None:
+        return reason
+    if any(id(getattr(layer.mlp, "activation", None)) not in (QUICK, *IN_PRODUCTS) for layer in encoder.layers):
+        return "the feed-forward has an activation that is not known here"
+    if mask is None or mask.shape[-2:] != (x.shape[1], x.shape[1]):
+        return "the attention has not the mask of a text"
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- the layer
+
+
+class FusedLayer:
+    """What the class of a fused CLIPLayer is mixed with."""
+
+    def forward(self, x: Tensor, mask: Any = None, optimized_attention: Any = None) -> Tensor:
+        """Stock's CLIPLayer. Where the encoder is ours, `mask` is its `Prompt`, and x [batch, tokens, width] its own fp32 stream,
+        which is added to in place; else it is stock's call."""
+        if not isinstance(mask, Prompt):
+            found: Tensor = super().forward(x, mask, optimized_attention)  # type: ignore[misc]
+            return found
+        comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
+        attend(self, x, mask)
+        feed_forward(self, x, mask.wide)
+        return x
+
+
+def attend(layer: Any, x: Tensor, prompt: Prompt) -> None:
+    """x += attention(norm(x))."""
+    module, wide = layer.self_attn, prompt.wide
+    parts = wide.projections(normed(layer.layer_norm1, x, wide), (module.q_proj, module.k_proj, module.v_proj))
+    q, k, v = (part.view(*part.shape[:2], module.heads, -1) for part in parts)
+    out = attention(q, k, v, prompt.visible, causal=prompt.visible is None, policy=wide.ops)
+    wide.add(x, [out.flatten(2)], module.out_proj)
+
+
+def feed_forward(layer: Any, x: Tensor, wide: Wide) -> None:
+    """x += fc2(GELU(fc1(norm(x))))."""
+    mlp = layer.mlp
+    h = normed(layer.layer_norm2, x, wide)
+    with operands(h, wide.ops, mlp.fc1) as [own]:
+        hidden = activated(h, own.matrix, own.bias, id(mlp.activation), wide)
+    wide.add(x, hidden, mlp.fc2)
+
+
+def normed(norm: Any, x: Tensor, wide: Wide) -> Tensor:
+    """What goes into a product: [batch, tokens, width] fp16, or both parts of it, [2, batch, tokens, width]."""
+    if wide.splits:
+        return split(norm(x))
+    if norm.weight_function or norm.bias_function:  # another node's patches
+        return saturated(norm(x)).half()
+    weight, bias = (one.to(x.device) for one in (norm.weight, norm.bias))
+    return norm_modulate(x, weight=weight, bias=bias, eps=norm.eps, out_dtype=torch.float16, policy=wide.ops)
+
+
+def activated(h: Tensor, weight: Tensor, bias: Tensor | None, activation: int, wide: Wide) -> Sequence[Tensor]:
+    """GELU(h @ weight^T + bias) for h as `normed` makes it: as fp16 [batch, tokens, hidden], or two parts that add up to it."""
+    kind = IN_PRODUCTS.get(activation)
+    if wide.splits:
+        sums = wide.product(h, weight, bias)
+        if kind is not None:
+            return join_sums(sums, activation=kind, policy=wide.ops).unbind()
+        return split(gelu(join(sums), "quick", policy=wide.ops)).unbind()
+    if kind is not None:
+        return (linear(h, weight, bias, activation=kind, saturate=True, policy=wide.ops),)
+    return (gelu(wide.product(h, weight, bias), "quick", policy=wide.ops),)
