@@ -9,7 +9,7 @@ policy says `on` it is an error (`HandBack`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import comfy.model_management
@@ -147,6 +147,11 @@ class FusedBlock:
     fusestream_types: Container[torch.dtype] = (
         torch.float16,
     )  # of its input: fp32 of one whose products alone are fp16
+
+    def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
+        """What of the block is used together, one after another, by the modules that are called for it: so it may be paged
+        (`stream/grain.py`). Whoever computes the block past their calls says so (`stream.within`). Nothing: it stays whole."""
+        return ()
 
     def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:
         """The policy under which this block is ours to compute for x, by its transformer_options; None: it is stock's. Raises
