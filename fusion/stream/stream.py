@@ -144,6 +144,11 @@ class Stream:
 
     # ------------------------------------------------------------------------------------------------------- grain
 
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether what is paged are the parts of blocks."""
+        return self.grain is not self.grains[0]
+
     def _bound(self) -> None:
         """How many bytes of the device it takes: as it is paged now, in `least` to `most`; blocks pass through in `whole`, and as
         finely as can be in `narrow`."""
@@ -172,7 +177,7 @@ class Stream:
     def taken_over(self, block: Any) -> int | None:
         """Another node's code is about to compute a block: it may look for weights anywhere in it. The block's number, if it is
         not held yet; from now on blocks are not taken apart."""
-        if self.grain is self.grains[0]:
+        if not self.is_in_parts:
             return None
         found = next((i for module, i in self.grains[0].doors() if module is block), None)
         if found is not None:

@@ -15,7 +15,7 @@ from scenes import Scene, Studio, sample
 from wan_in_halves import handed_back, load
 
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, products
+from fusestream.fusion import KernelPolicy, products, report
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.stream import reckoning, step, vram
 from fusestream.kernels_cuda import LEDGER
@@ -84,7 +84,9 @@ def test_parts_are_the_same_to_the_bit(
     stream = model.stream
     assert stream.narrow < 0.5 * stream.whole
     assert torch.equal(sample(model, scenes[kind]), want)
-    assert handed_back() == set() and stream.grain is stream.grains[1]
+    assert handed_back() == set() and stream.is_in_parts
+    told = report.gather(model)
+    assert "Its blocks stream in parts" in told.state and told.passes == 2 and len(told.layers) == len(stream.layers)
     assert stream.ledger.peak("VRAM") <= stream.narrow
 
 
@@ -119,12 +121,12 @@ def test_it_is_the_budget_that_takes_blocks_apart(path: str, scene: Scene, expec
     stream.ceiling = stream.whole - 1
     assert torch.equal(sample(model, scene), expected)
     pager = stream.pager
-    assert stream.grain is stream.grains[1] and pager.plan.resident and stream.held <= stream.ceiling
+    assert stream.is_in_parts and pager.plan.resident and stream.held <= stream.ceiling
     allow(model, None)
     assert torch.equal(sample(model, scene), expected)
     assert stream.pager is pager and len(pager.plan.resident) == len(stream.layers), "nothing came anew"
     mm.unload_all_models()
-    assert torch.equal(sample(model, scene), expected) and stream.grain is stream.grains[0]
+    assert torch.equal(sample(model, scene), expected) and not stream.is_in_parts
 
 
 def test_patches_go_along_when_blocks_are_taken_apart(studio: Studio, path: str, scene: Scene) -> None:
@@ -185,7 +187,7 @@ def test_a_block_that_another_node_took_over_is_whole(path: str, scene: Scene, e
     model = in_parts(load(path))
     stream, block = model.stream, model.model.diffusion_model.blocks[2]
     mm.load_models_gpu([model])
-    assert stream.grain is stream.grains[1]
+    assert stream.is_in_parts
     allow(model, None)
     model.add_object_patch("diffusion_model.blocks.2.forward", reaches_in(block, calls))
     assert torch.equal(sample(model, scene), expected)
