@@ -160,6 +160,11 @@ class FusedBlock:
         torch.float16,
     )  # of its input: fp32 of one whose products alone are fp16
 
+    def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
+        """What of the block is used together, one after another, by the modules that are called for it: so it may be paged
+        (`stream/grain.py`). Whoever computes the block past their calls says so (`stream.within`). Nothing: it stays whole."""
+        return ()
+
     def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:
         """The policy under which this block is ours to compute for x, by its transformer_options; None: it is stock's. Raises
         stock's exception where the user has interrupted."""

@@ -35,6 +35,7 @@ from .loading import (
 from .stream import branches, conditions, progress, skeleton, step
 from .stream.blocks import found_in
 from .stream.patcher import StreamingModelPatcher
+from .stream.reckoning import Reckoning
 from .stream.stream import Stream
 
 # Stock takes a diffusion model out of a whole checkpoint by this prefix.
@@ -118,7 +119,7 @@ def load_streamed_diffusion_model(
     model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype, is_checkpoint))
     conditions.attach(model.model)
     # Around each call of the model, the outermost first: see stream/model_call.py.
-    step.attach(model, None if family is None else family.need)
+    step.attach(model, Reckoning() if family is None else Reckoning(family.need, in_pieces=family.in_pieces))
     branches.attach(model)
     progress.attach(model)
     attention.install(model, policy)

@@ -89,8 +89,9 @@ def where_it_is(stream: Stream) -> str:
     plan = stream.pager.plan
     if not plan.streamed:
         return "Its blocks stream, and all of them fit: each came once and stayed."
+    parts = " in parts" if stream.is_in_parts else ""
     return (
-        f"Its blocks stream: {counted(len(plan.resident), 'stays', 'stay')} in VRAM, "
+        f"Its blocks stream{parts}: {counted(len(plan.resident), 'stays', 'stay')} in VRAM, "
         f"{counted(len(plan.streamed), 'passes', 'pass')} through {counted(plan.slots, 'slot')}."
     )
 

@@ -24,7 +24,7 @@ from ..fused import policy_of_model
 from ..packed_layout import is_held
 from .blocks import is_quantised, stored
 from .patches import with_hooked
-from .step import RECKONING
+from .reckoning import RECKONING
 from .stream import STREAM, Stream
 
 ALL = 1e32  # stock's word for as much as there is
@@ -150,7 +150,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         if reckoning is None:
             return room
         free = self.get_free_memory(self.load_device) + self.loaded_size() - self._rest_size()
-        allowed: float = reckoning.room(room, free, self.stream.least, self.stream.most)
+        allowed: float = reckoning.room(room, free, self.stream.narrow, self.stream.whole, self.stream.most)
         return allowed
 
     def load(

@@ -1,7 +1,7 @@
 """A model's blocks and the pager that has their weights: before a block runs it holds them, after it it holds nothing.
 
-Blocks are paged in the order in which they run (`order.py`), with the model's patches in them (`patching.py`). What runs outside of
-any pass, once for a prompt, is read for that time.
+Blocks are paged in the order in which they run (`order.py`), with the model's patches in them (`patching.py`), whole or, where
+VRAM is short, in parts (`grain.py`). What runs outside of any pass, once for a prompt, is read for that time.
 
 The stream belongs to the model, not to a patcher: clones share it, and it ends when the model does. While a block is not
 running its modules hold stand-ins on the meta device, right in shape and dtype, which is all that LoRA loaders look at.
@@ -38,17 +38,17 @@ from ...memory import (
     RamBudget,
     Weight,
     Weights,
-    bounds,
     open_pager,
     open_parcels,
 )
 from .. import packed, packed_layout
 from ..errors import NotWhileStreaming
 from ..mixing import mix
-from . import lora, vram
+from . import grain, lora, vram
 from .blocks import Block, Paged, Parameters, is_quantised
 from .embedding import rows_of
 from .factors import PatchRoute
+from .grain import Grain
 from .objects import Objects
 from .order import Order
 from .patches import patched
@@ -57,7 +57,7 @@ from .promised import Promised, promise
 
 GRAPHS = "VRAM of graphs"  # in the ledger
 STREAM = "fusestream"  # where a model has its stream
-STREAMED = "_fusestream"  # where a block has it, and its number
+STREAMED = "_fusestream"  # where a block has it, and its number; no number: it is not what is paged
 
 
 class Settled(NamedTuple):
@@ -107,9 +107,10 @@ class Stream:
         that somebody holds them (`bound`). idle: of those before them, so many of the last are not called as a rule; they are paged
         from their first call on. The source is closed with the stream."""
         self.ledger = Ledger()
-        self.blocks = tuple(blocks)
-        self.order = Order(len(self.blocks), spare, idle)
-        self.patching = Patching(self.blocks, left)
+        by_blocks = grain.whole(blocks, layers, left, spare, idle)
+        by_parts = grain.in_parts(by_blocks, left)
+        self.grains = (by_blocks,) if by_parts is None else (by_blocks, by_parts)
+        self.grain = by_blocks
         self.ceiling = ceiling
         self.left = tuple(left)
         self.loader = loader
@@ -123,7 +124,7 @@ class Stream:
         )
         self.graphs: Captured | None = None  # where its calls may be captured
         self.pager_options: dict[str, Any] = {}  # for `open_pager`: a backend asked for, a guard
-        self._layers = tuple(layers)
+        self._patches: tuple[Mapping[str, Sequence[Any]], bool] = {}, False  # what it was told last, and how
         self._source = source
         self._device = device
         self._pool: vram.Pool | None = None
@@ -137,15 +138,14 @@ class Stream:
         self._stands_still = False  # the blocks hold their weights until further notice
         self._was_refused = False  # the file, while it was used: what was brought of it is not to be gone on with
         self._lock = threading.RLock()
-        self.least, self.most = bounds(self.layers, device)
-        if ceiling is not None and ceiling < self.least:
+        self._bound()
+        if ceiling is not None and ceiling < self.narrow:
             gib = vram.GIB
             raise vram.OutOfVram(
-                f"The weights need at least {self.least / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
+                f"The weights need at least {self.narrow / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
                 f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )
-        for i, block in enumerate(self.blocks[: len(self.blocks) - spare]):
-            mix(block.module, _Streamed, **{STREAMED: (self, i)})
+        self._number()
 
     def without_bytes(self) -> Iterator[Paged]:
         """What the modules hold stand-ins of: weights that are paged, or left in the file."""
@@ -159,9 +159,75 @@ class Stream:
         return self._source.files[0].path
 
     @property
+    def blocks(self) -> tuple[Block, ...]:
+        """What is paged, and what could be: blocks, or parts of them."""
+        return self.grain.blocks
+
+    @property
+    def order(self) -> Order:
+        return self.grain.order
+
+    @property
+    def patching(self) -> Patching:
+        return self.grain.patching
+
+    @property
     def layers(self) -> tuple[Layer, ...]:
         """What the pager has, in its order."""
-        return tuple(self._layers[i] for i in self.order.paged)
+        return self.grain.paged
+
+    # ------------------------------------------------------------------------------------------------------- grain
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether what is paged are the parts of blocks."""
+        return self.grain is not self.grains[0]
+
+    def _bound(self) -> None:
+        """How many bytes of the device it takes: as it is paged now, in `least` to `most`; blocks pass through in `whole`, and as
+        finely as can be in `narrow`."""
+        self.least, self.most = self.grain.bounds(self._device)
+        self.whole, _ = self.grains[0].bounds(self._device)
+        self.narrow = min(one.bounds(self._device)[0] for one in self.grains)
+
+    def _number(self) -> None:
+        """Let what is called find its number, under this grain."""
+        for one in self.grains:
+            for module, _ in one.doors():
+                mix(module, _Streamed, **{STREAMED: (self, None)})
+        for module, i in self.grain.doors():
+            mix(module, _Streamed, **{STREAMED: (self, i)})
+
+    def _become(self, one: Grain) -> None:
+        """From now on it is paged so, with the same patches. Nothing is loaded."""
+        if one is not self.grain:
+            self.patching.become({}, one_pass=False)  # which keeps the patches' tensors
+            self.grain = one
+            self.moved()
+            self._number()
+            patches, one_pass = self._patches
+            self.patching.become(patches, one_pass=one_pass)
+            self._bound()
+
+    def taken_over(self, block: Any) -> int | None:
+        """Another node's code is about to compute a block: it may look for weights anywhere in it. The block's number, if it is
+        not held yet; from now on blocks are not taken apart."""
+        if not self.is_in_parts:
+            return None
+        found = next((i for module, i in self.grains[0].doors() if module is block), None)
+        if found is not None:
+            with self._lock:
+                if self._in_use:
+                    raise NotWhileStreaming(
+                        f"{self.grains[0].blocks[found].name} runs inside of another block.", self.path
+                    )
+                held = self.held
+                self.unload()
+                self._become(self.grains[0])
+                self.grains = self.grains[:1]
+                self._bound()
+                self.load(self._device, held)
+        return found
 
     # ------------------------------------------------------------------------------------------------------- order
 
@@ -190,10 +256,10 @@ class Stream:
             held = self.held
             self.unload()
             self.order.become(order)
-            self.least, self.most = bounds(self.layers, self._device)
+            self._bound()
             if held:
                 with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
-                    self.load(self._device, held)
+                    self._load(self._device, held, (self.grain,))
 
     # ------------------------------------------------------------------------------------------------------ memory
 
@@ -232,28 +298,39 @@ class Stream:
     def wanted(self) -> int:
         """Device bytes that it would take if it could: all, or its ceiling."""
         ceiling = vram.whole(self._device) if self.ceiling is None else self.ceiling
-        return max(self.least, min(self.most, ceiling))
+        return max(self.narrow, min(self.most, ceiling))
 
     def load(self, device: torch.device, nbytes: float) -> None:
-        """Hold up to this many bytes on the device, and no less than what the blocks need to pass through."""
+        """Hold up to this many bytes on the device, and no less than what the blocks need to pass through: whole if that fits."""
+        self._load(device, nbytes, self.grains)
+
+    def _load(self, device: torch.device, nbytes: float, grains: Sequence[Grain]) -> None:
+        """The same, paged in one of these ways."""
         with self._lock:
             if device != self._device or self._pool is None:
                 self._move(device)
             assert self._pool is not None
-            want = int(max(self.least, min(nbytes, self.wanted)))
+            least = min(one.bounds(device)[0] for one in grains)
+            want = int(max(least, min(nbytes, self.wanted)))
             left = self._pool.make_room(self, want - self.held)
-            budget = max(self.least, min(want, self.held + left))
+            budget = max(least, min(want, self.held + left))
             if self._in_use:
                 return  # whoever asks from within a block gets by with what there is
             try:
                 # Memory made in inference mode could not be written to outside of it, by the copying thread for one.
                 with torch.inference_mode(False), torch.no_grad():
-                    if self.pager is None:
-                        self.pager = self._open(budget)
-                    else:
-                        self.pager.resize(budget)
+                    self._fit(budget, grains)
             except OverBudget as error:
                 raise vram.out_of_vram(error, self.loader) from error
+
+    def _fit(self, budget: int, grains: Sequence[Grain]) -> None:
+        """Take this much. What is paged in parts stays so while it is loaded: to bring all of it anew costs more than parts do."""
+        if self.pager is not None and budget >= self.least:
+            self.pager.resize(budget)
+            return
+        self.unload()
+        self._become(next((one for one in grains if one.bounds(self._device)[0] <= budget), grains[-1]))
+        self.pager = self._open(budget)
 
     def refresh(self) -> None:
         """Before a prompt: a file that was touched, or replaced and brought back, is opened anew and streams again. Raises
@@ -290,6 +367,17 @@ class Stream:
         finally:
             self._lock.release()
 
+    def keep_window(self) -> int:
+        """Give back all but what the blocks need to pass through. Returns the bytes given back."""
+        return self.shrink(self.held - self.least)
+
+    def keep_parts(self) -> int:
+        """Give back all but what the blocks' parts need to pass through, where there are parts. Returns the bytes given back."""
+        before = self.held
+        if self.pager is not None and before > self.narrow:
+            self._load(self._device, self.narrow, self.grains)
+        return before - self.held
+
     def unload(self) -> None:
         """Give everything back: now, or when the block that is running is done."""
         with self._lock:
@@ -316,8 +404,8 @@ class Stream:
             self._source.close()
             if self._pool is not None:
                 self._pool.leave(self)
-            self.blocks, self.left = (), ()
-            self.patching = Patching((), ())
+            self.grain = grain.whole((), (), (), 0, 0)
+            self.grains, self.left = (self.grain,), ()
 
     def check(self) -> None:
         """Raises FileChanged where weights were used that were not what the file holds. The host waits for the device."""
@@ -333,8 +421,9 @@ class Stream:
         if self._pool is not None:
             self._pool.leave(self)
         self._device = device
-        self.patching.forget_device()
-        self.least, self.most = bounds(self.layers, device)
+        for one in self.grains:
+            one.patching.forget_device()
+        self._bound()
         self._pool = vram.pool_of(device)
         self._pool.join(self)
 
@@ -406,7 +495,7 @@ class Stream:
         """What streams, by its name in the model."""
         found = {
             paged.key: (paged, weight)
-            for block, layer in zip(self.blocks, self._layers, strict=True)
+            for block, layer in zip(self.grains[0].blocks, self.grains[0].layers, strict=True)
             for paged, weight in zip(block.paged, layer.weights, strict=True)
         }
         for paged in self.left:
@@ -423,6 +512,7 @@ class Stream:
         patcher's name for these patches.
         """
         with self._lock:
+            self._patches = {key: tuple(some) for key, some in patches.items()}, one_pass
             changed = self.patching.become(patches, one_pass=one_pass)
             if self.pager is not None and self.pager.is_writable:
                 self._make_anew(self.pager, [self.order.place[i] for i in sorted(changed) if i in self.order.place])
@@ -585,7 +675,7 @@ class Stream:
     def _lend(self, i: int) -> None:
         """The block's weights, read for this once."""
         weights = Weights()
-        for weight in self._layers[i].weights:
+        for weight in self.grain.layers[i].weights:
             weights[weight.name] = self._read(weight).to(self._device)
         self._lent.add(i)
         made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
@@ -605,7 +695,7 @@ class Stream:
         if self.pager is None:
             if self._pool is None:
                 raise RuntimeError("a streamed model runs before ComfyUI's memory management has loaded it")
-            self.load(self._device, self.least)
+            self._load(self._device, self.least, (self.grain,))
         assert self.pager is not None
         return self.pager
 
@@ -645,6 +735,7 @@ class Stream:
 
 
 UNPATCHED = PatchRoute(one_pass=False)
+NOWHERE = (None, None)  # of a module that does not stream
 
 
 class _Streamed:
@@ -652,6 +743,10 @@ class _Streamed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stream, i = self.__dict__[STREAMED]
+        if i is None and "forward" in self.__dict__:
+            i = stream.taken_over(self)
+        if i is None:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             _refuse_gradients(stream, (*args, *kwargs.values()))
         before = _enter(stream, i)
@@ -659,6 +754,18 @@ class _Streamed:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             _leave(stream, i, before)
+
+
+def within(door: Any, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """compute(*args, **kwargs), with the weights of the part of a block that this is a door of, where blocks are paged in parts."""
+    stream, i = door.__dict__.get(STREAMED, NOWHERE)
+    if i is None:
+        return compute(*args, **kwargs)
+    before = _enter(stream, i)
+    try:
+        return compute(*args, **kwargs)
+    finally:
+        _leave(stream, i, before)
 
 
 def _refuse_gradients(stream: Stream, values: Sequence[Any]) -> None:

@@ -85,6 +85,7 @@ WAN = Family(
     ),
     blocks=_blocks,
     need=_need,
+    in_pieces=True,
     expects=_expects,
     vaes=VAES,
     reads=_reads,
