@@ -114,6 +114,7 @@ def _clip(
         every, metadata = tensors_of(source), source.files[0].metadata
         config = _config(path, every, metadata)
         if config is None or not whole.has_text(every, config):
+            source.close()
             return None
         families = _families(whole.text_tensors(every, config))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path, PurePath
@@ -78,6 +79,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group(PurePath(nodeid.partition("::")[0]))
 
     return ByGroup(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported by now stays: the collector, which ComfyUI and many tests call, need not go through all of it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from bed.depth import is_thorough
 from bed.paths import ROOT
 from bed.server import Server
 from browser.front_end import RENDERERS, FrontEnd
@@ -155,8 +156,9 @@ def test_all_of_a_node_stays_and_one_undo_takes_it_back(front: FrontEnd, scene: 
     front.page.keyboard.press("ControlOrMeta+z")
     front.page.wait_for_function("[...app.rootGraph.subgraphs.values()][0].nodes.some(n => n.type === 'UNETLoader')")
     assert front.page.evaluate(TOLD) == before and loaders(front) == stock
-    front.page.keyboard.press("ControlOrMeta+y")
-    front.page.wait_for_function("[...app.rootGraph.subgraphs.values()][0].nodes.every(n => n.type !== 'UNETLoader')")
+    # Not by a redo: where nodes are elements, the front end may take how they lie after an undo for a change, and forget it.
+    front.choose_in_menu(OURS)
+    assert said(front, "success") == ["Swapped: 3. Undo takes it back."]
     assert loaders(front) == swapped
     front.choose_in_menu(THEIRS)
     assert said(front, "success") == ["Swapped: 3. Undo takes it back."]
@@ -309,7 +311,9 @@ def test_the_app_mode_and_the_open_subgraph_stay(front: FrontEnd, scene: None) -
     assert front.page.evaluate("app.rootGraph.extra.linearData.inputs") == renamed
 
 
-@pytest.mark.parametrize("settings", [{"Comfy.Locale": language} for language in ("en", "ja", "zh")])
+@pytest.mark.parametrize(
+    "settings", [{"Comfy.Locale": one} for one in (("en", "ja", "zh") if is_thorough() else ("ja",))]
+)
 def test_nothing_to_swap_is_said_in_the_users_language(front: FrontEnd, settings: dict[str, Any]) -> None:
     language = settings["Comfy.Locale"]
     labels, words = (

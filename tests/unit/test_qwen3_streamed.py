@@ -17,6 +17,7 @@ from comfy.weight_adapter.lora import LoRAAdapter
 from packed_files import packed_file
 from safetensors.torch import load_file, save_file
 
+from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import llama
 from fusestream.fusion.errors import WrongFile
@@ -104,7 +105,7 @@ def brought(stream: Any) -> set[str]:
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("precision", ALLOWED)
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("storage", llama.STORAGES)
+@pytest.mark.parametrize("storage", list(llama.STORAGES)[:: 1 if is_thorough() else 2])
 def test_the_encoding_is_stocks(folder: Path, storage: str, use: str, precision: str) -> None:
     path = checkpoints.write("qwen3", folder, storage)
     ours, wanted = load(path, use, precision=precision), encode(stocks(path, use))

@@ -33,7 +33,7 @@ MODEL, TEXT, VAE = trained.files()
 STEPS, GUIDANCE, SHIFT = 10, 2.5, 5.0
 # Held back from training; and two of two toys.
 SCENES = [
-    *toys.held_back_scenes()[:: 5 if is_thorough() else 40],
+    *toys.held_back_scenes()[:: 5 if is_thorough() else 60],
     toys.Scene((toys.Toy("red", "ball", "left"), toys.Toy("blue", "box", None)), "striped", toys.Relation.BEHIND),
     toys.Scene((toys.Toy("green", "triangle", "right"), toys.Toy("yellow", "ball", "up")), "white", toys.Relation.AND),
 ]
