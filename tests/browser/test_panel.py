@@ -128,9 +128,11 @@ def test_a_closed_panel_asks_for_nothing(front: FrontEnd) -> None:
     assert not asked
     panel = open_panel(front)
     expect(item(panel, MODEL)).to_be_visible()
-    assert len(asked) == 2
+    front.page.wait_for_timeout(1000)
+    before = len(asked)
+    assert before in (2, 4), "once, and of the prompt's end it may hear behind that"
     front.page.wait_for_timeout(3000)
-    assert len(asked) == 2, "nothing has happened"
+    assert len(asked) == before, "nothing has happened"
     # Another way to unload models, which tells nobody: it is seen when the panel is looked at.
     front.page.evaluate("app.api.freeMemory({ freeExecutionCache: false })")
     front.page.wait_for_function("fetch('/fusestream/models').then(a => a.json()).then(({ models }) => !models.length)")
