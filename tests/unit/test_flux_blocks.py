@@ -15,6 +15,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
+from in_halves import HALF, OFF, as_near, load
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
@@ -26,17 +27,15 @@ from fusestream.fusion.families import family_of
 from fusestream.fusion.families.flux2 import FLUX, joint
 from fusestream.fusion.families.flux2 import fused as flux
 from fusestream.fusion.families.flux2.need import need
-from fusestream.fusion.load import load_diffusion_model, load_streamed_diffusion_model
+from fusestream.fusion.load import load_diffusion_model
 from fusestream.fusion.stream import lora
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
 from fusestream.memory import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
-OFF = KernelPolicy.of("off")
 KINDS = ("flux2", "flux1", "chroma")
 # Of what hardly differs between them: stock fills a prompt of flux2 up to 512 tokens, which takes the CPU seconds each time.
 SOME = ("flux2", "flux1") if is_thorough() else ("flux1",)
-HALF = torch.float16
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +48,8 @@ def a_clean_ledger() -> None:
     LEDGER.clear()
 
 
-def load(path: Path, policy: KernelPolicy | None = None, dtype: torch.dtype = HALF) -> Any:
-    """Streamed through the smallest window, computing in `dtype`, which stock does on a card and not on the CPU.
-    policy None: auto."""
-    with pytest.MonkeyPatch.context() as patch:
-        # Of quantised weights it is asked without a type: they have none to compute in.
-        patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
-        model = load_streamed_diffusion_model(str(path), policy=policy or KernelPolicy(), dtype=dtype)
-    model.stream.ceiling = model.stream.least
-    return model
-
-
 def handed_back() -> set[str]:
     return {refusal.reason for refusal in LEDGER.refusals if refusal.op == "flux block"}
-
-
-def as_near(fused: Any, theirs: Any, exact: Any) -> bool:
-    """Against stock's blocks in fp32, at most 1.1 times the error of stock's in fp16; and computed by ours."""
-    return not torch.equal(fused, theirs) and distance(fused, exact) <= max(1.1 * distance(theirs, exact), 1e-3)
 
 
 # -------------------------------------------------------------------------------------------------------- whole models

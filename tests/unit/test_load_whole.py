@@ -13,9 +13,10 @@ import family_scenes
 import folder_paths
 import pytest
 import torch
+from in_halves import HALF
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
-from unet_models import HALF, handed_back
+from unet_models import handed_back
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import whole

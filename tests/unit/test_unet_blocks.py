@@ -16,10 +16,11 @@ import family_scenes
 import int8_files
 import pytest
 import torch
+from in_halves import HALF, OFF, SIDES, as_near, load
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
-from unet_models import HALF, OFF, SIDES, as_near, handed_back, load, lora_for
+from unet_models import handed_back, lora_for
 
 from bed.depth import is_thorough
 from fusestream import checkpoints

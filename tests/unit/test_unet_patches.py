@@ -23,8 +23,9 @@ from comfy_extras import (
     nodes_pag,
     nodes_sag,
 )
+from in_halves import HALF, OFF, SIDES, as_near, load
 from scenes import Scene, distance, sample
-from unet_models import HALF, OFF, SIDES, as_near, handed_back, load, lora_for
+from unet_models import handed_back, lora_for
 
 from bed.depth import is_thorough
 from fusestream import checkpoints

@@ -13,6 +13,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
+from in_halves import HALF, OFF, load
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import distance, sample
@@ -22,13 +23,10 @@ from fusestream.fusion import KernelPolicy, attention
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.z_image import Z_IMAGE
 from fusestream.fusion.families.z_image import block as z_image
-from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.kernels_cuda import LEDGER, OPS
 from fusestream.memory import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
-OFF = KernelPolicy.of("off")
-HALF = torch.float16
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +41,7 @@ def a_clean_ledger() -> None:
 
 def painted(path: Path, policy: KernelPolicy | None = None, dtype: torch.dtype = HALF) -> Any:
     """Streamed through the smallest window, computed in `dtype`, which stock chooses by the card. policy None: auto."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
-        model = load_streamed_diffusion_model(str(path), policy=policy or KernelPolicy(), dtype=dtype)
-    model.stream.ceiling = model.stream.least
-    return sample(model, family_scenes.inputs("z_image"))
+    return sample(load(path, policy, dtype), family_scenes.inputs("z_image"))
 
 
 def handed_back() -> set[str]:

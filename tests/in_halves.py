@@ -1,0 +1,35 @@
+"""What the tests of fused diffusion models have in common: a model that streams and computes in halves, and how near is near."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import pytest
+import torch
+from scenes import distance
+
+from fusestream.fusion import KernelPolicy
+from fusestream.fusion.load import load_streamed_diffusion_model
+
+OFF = KernelPolicy.of("off")
+HALF = torch.float16
+# Ours, stock's in fp16, stock's in fp32: for `load`.
+SIDES: tuple[tuple[Any, ...], ...] = ((), (OFF,), (OFF, torch.float32))
+
+
+def load(path: Path, policy: KernelPolicy | None = None, dtype: torch.dtype = HALF) -> Any:
+    """Streamed through the smallest window, computing in `dtype`, which stock does on a card and not on the CPU.
+    policy None: auto."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Of quantised weights it is asked without a type: they have none to compute in.
+        patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
+        model = load_streamed_diffusion_model(str(path), policy=policy or KernelPolicy(), dtype=dtype)
+    model.stream.ceiling = model.stream.least
+    return model
+
+
+def as_near(fused: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Against stock's in fp32, at most 1.1 times the error of stock's in fp16; and computed by ours."""
+    return not torch.equal(fused, theirs) and distance(fused, exact) <= max(1.1 * distance(theirs, exact), 1e-3)
