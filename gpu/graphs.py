@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import threading
 import time
 import traceback
@@ -29,6 +30,8 @@ from .nvidia import other_maker
 
 Work = Callable[[], Any]
 
+SWITCH = "FUSESTREAM_GRAPHS"
+SWITCHED_OFF = f"they are switched off: no card has proven them yet ({SWITCH}=1 in the environment switches them on)"
 ALLOCATORS = ("native", "cudaMallocAsync")
 GIVEN_UP = 2  # CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
@@ -86,6 +89,8 @@ class CudaRecorder:
         other = other_maker(device)
         if other is not None:
             return other
+        if not os.environ.get(SWITCH):
+            return SWITCHED_OFF
         if self._broken is not None:
             return self._broken
         backend = torch.cuda.get_allocator_backend()

@@ -112,11 +112,18 @@ class Torch:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Torch]:
+    monkeypatch.setenv(graphs.SWITCH, "1")
     yield Torch(monkeypatch)
     monkeypatch.undo()
 
 
 def works() -> None: ...
+
+
+def test_nothing_is_recorded_unless_somebody_asks(fake: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CudaRecorder().obstacle(DEVICE) is None
+    monkeypatch.delenv(graphs.SWITCH)
+    assert f"{graphs.SWITCH}=1" in str(CudaRecorder().obstacle(DEVICE))
 
 
 def test_a_recording_and_its_release(fake: Torch) -> None:
