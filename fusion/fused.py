@@ -20,7 +20,7 @@ from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from ..kernels_cuda.ops.checks import word
 from .mixing import mix
 from .stream.blocks import INT8
-from .stream.stream import STREAMED
+from .stream.doors import STREAMED
 
 POLICY = "fusestream_policy"
 PARTS = "fusestream_parts"  # where a fused block has its `Parts`
@@ -162,7 +162,7 @@ class FusedBlock:
 
     def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
         """What of the block is used together, one after another, by the modules that are called for it: so it may be paged
-        (`stream/grain.py`). Whoever computes the block past their calls says so (`stream.within`). Nothing: it stays whole."""
+        (`stream/grain.py`). Whoever computes the block past their calls says so (`doors.within`). Nothing: it stays whole."""
         return ()
 
     def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:

@@ -39,7 +39,8 @@ from ..gpu.rehearsal import NotRecordable, Rehearsal
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
 from .arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
-from .stream.stream import STREAMED, Settled
+from .stream.doors import STREAMED
+from .stream.settled import Settled
 from .unchanged import Unchanged, difference
 from .words import counted
 

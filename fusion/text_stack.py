@@ -16,7 +16,7 @@ from ..kernels_cuda.ops.checks import word
 from ..kernels_cuda.registry import GRADIENT
 from .fused import HandBack
 from .stream.blocks import is_quantised
-from .stream.stream import STREAMED
+from .stream.doors import STREAMED
 from .wide import TILE
 
 HAND_BACK = HandBack("text encoder", "fused", "this text encoder", "serve it", "stock's computation")

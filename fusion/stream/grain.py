@@ -6,7 +6,7 @@ through 0.53 GiB instead of 1.31. A part is a block of its own to everything her
 
 It is the family that takes a block apart (`FusedBlock.fusestream_in_parts`): by the modules through which a part is entered, its
 doors. A door that is called brings the part's weights, so stock's own forward finds them too; who computes past its doors says
-so (`stream.within`). What has no parts stays whole among them.
+so (`doors.within`). What has no parts stays whole among them.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from .stream import STREAM, Stream
 
 ALL = 1e32  # stock's word for as much as there is
 REST = "fusestream_rest"  # where a model has the places of what does not stream
-# Why its calls are not captured: see `Stream.disturbed`.
+# Why its calls are not captured: see `Changes.disturbed`.
 WRAPPED = "another node changes its weights at each call"
 INJECTED = "another node has changed the model while it is loaded"
 
@@ -163,7 +163,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         """lowvram_model_memory: bytes for the blocks' weights; with `full_load` all that there are."""
         device = device_to or self.load_device
-        self.stream.disturbed(WRAPPED, bool(self.weight_wrapper_patches))  # and what does not stream moves
+        self.stream.changes.disturbed(WRAPPED, bool(self.weight_wrapper_patches))  # and what does not stream moves
         with self.use_ejected():
             self.unpatch_hooks()
             self._prepare_operations()
@@ -212,7 +212,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True, **kwargs: Any) -> None:
         """As the base, which with a device would move the whole model, stand-ins and all."""
         if unpatch_weights:
-            self.stream.moved()
+            self.stream.changes.moved()
         super().unpatch_model(None, unpatch_weights, **kwargs)
         if unpatch_weights and device_to is not None:
             for entry in self._load_list():
@@ -304,26 +304,26 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     # ------------------------------------------------------------------------------------------ what others do to it
 
     def patch_model(self, *args: Any, **kwargs: Any) -> Any:
-        self.stream.has_objects(self.object_patches)
+        self.stream.changes.has_objects(self.object_patches)
         return super().patch_model(*args, **kwargs)
 
     def inject_model(self) -> None:
         super().inject_model()
         if self.is_injected:
-            self.stream.disturbed(INJECTED, True)
+            self.stream.changes.disturbed(INJECTED, True)
 
     def eject_model(self) -> None:
         was = self.is_injected
         super().eject_model()
         if was:
-            self.stream.disturbed(INJECTED, False)
+            self.stream.changes.disturbed(INJECTED, False)
 
     # ----------------------------------------------------------------------------------------------------------- hooks
 
     def patch_hooks(self, hooks: Any, *args: Any, **kwargs: Any) -> Any:
         """As the base, which does it to the weights that do not stream; those that do are used with the hooks' patches."""
         if hooks is not None:
-            self.stream.moved()
+            self.stream.changes.moved()
         self._is_hooking = True
         try:
             found = super().patch_hooks(hooks, *args, **kwargs)
@@ -334,7 +334,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def unpatch_hooks(self, *args: Any, **kwargs: Any) -> None:
         if self.hook_backup:
-            self.stream.moved()
+            self.stream.changes.moved()
         super().unpatch_hooks(*args, **kwargs)
         if not self._is_hooking:  # or others follow
             self._hook({})

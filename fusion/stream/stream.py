@@ -4,13 +4,8 @@ Blocks are paged in the order in which they run (`order.py`), with the model's p
 VRAM is short, in parts (`grain.py`). What runs outside of any pass, once for a prompt, is read for that time.
 
 The stream belongs to the model, not to a patcher: clones share it, and it ends when the model does. While a block is not
-running its modules hold stand-ins on the meta device, right in shape and dtype, which is all that LoRA loaders look at.
-
-The weights are put in around the block's `__call__`, by a subclass made for that. Stock's hook for blocks,
-`patches_replace["dit"][("double_block", i)]`, will not do for it: it is not asked for VACE's side branch, and another node
-that replaces the same block takes our place, weights and all. Torch's module hooks will not do either: an interrupt of
-ComfyUI is a BaseException, after which torch calls no hook, and the weights would stay where they are. Around `__call__`
-there is a `finally`, and whatever other nodes do to `forward` or with the block hook happens inside.
+running its modules hold stand-ins on the meta device, right in shape and dtype, which is all that LoRA loaders look at. `doors.py`
+says how the weights come to a block that is called.
 """
 
 from __future__ import annotations
@@ -18,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 from uuid import UUID
 
 import torch
@@ -43,47 +38,20 @@ from ...memory import (
 )
 from .. import packed, packed_layout
 from ..errors import NotWhileStreaming
-from ..mixing import mix
 from . import grain, lora, vram
 from .blocks import Block, Paged, Parameters, is_quantised
+from .doors import leads
 from .embedding import rows_of
 from .factors import PatchRoute
 from .grain import Grain
-from .objects import Objects
 from .order import Order
 from .patches import patched
 from .patching import Made, Patching
 from .promised import Promised, promise
+from .settled import Captured, Changes, Settled
 
 GRAPHS = "VRAM of graphs"  # in the ledger
 STREAM = "fusestream"  # where a model has its stream
-STREAMED = "_fusestream"  # where a block has it, and its number; no number: it is not what is paged
-
-
-class Settled(NamedTuple):
-    """Whether all blocks have their weights at addresses that stay.
-
-    generation   another one whenever anything of the model moved, was patched or given back; None: they have not
-    why          then, in words a user understands
-    """
-
-    generation: Hashable
-    why: str = ""
-
-
-class Captured(Protocol):
-    """What was captured of a model's calls, for as long as it is settled: see `graph.py`."""
-
-    attempts: int  # calls in which it was tried
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def release(self, *, waits: bool = True) -> int:
-        """Give all of it back; returns the bytes."""
-
-    def words(self) -> str:
-        """For the report."""
 
 
 class Stream:
@@ -131,10 +99,7 @@ class Stream:
         self._lent: set[int] = set()  # blocks in use that the pager does not have
         self._in_use = 0
         self._unloading = False
-        self._moves = 0  # how often something of the model moved that the pager does not know of
-        self._settled_at: Hashable = None  # the last generation
-        self._objects = Objects()
-        self._disturbances: set[str] = set()  # why it is not settled, whatever the pager says
+        self.changes = Changes()
         self._stands_still = False  # the blocks hold their weights until further notice
         self._was_refused = False  # the file, while it was used: what was brought of it is not to be gone on with
         self._lock = threading.RLock()
@@ -194,16 +159,16 @@ class Stream:
         """Let what is called find its number, under this grain."""
         for one in self.grains:
             for module, _ in one.doors():
-                mix(module, _Streamed, **{STREAMED: (self, None)})
+                leads(module, self, None)
         for module, i in self.grain.doors():
-            mix(module, _Streamed, **{STREAMED: (self, i)})
+            leads(module, self, i)
 
     def _become(self, one: Grain) -> None:
         """From now on it is paged so, with the same patches. Nothing is loaded."""
         if one is not self.grain:
             self.patching.become({}, one_pass=False)  # which keeps the patches' tensors
             self.grain = one
-            self.moved()
+            self.changes.moved()
             self._number()
             patches, one_pass = self._patches
             self.patching.become(patches, one_pass=one_pass)
@@ -385,7 +350,7 @@ class Stream:
                 self._unloading = True
                 return
             self._unloading = False
-            self.moved()
+            self.changes.moved()
             if self.graphs is not None:
                 self.graphs.release()
             pager, self.pager = self.pager, None
@@ -441,7 +406,7 @@ class Stream:
             ledger=self.ledger,
             **{"convert": packed.convert, **self.pager_options},
         )
-        self.moved()
+        self.changes.moved()
         self.patching.factors.parcels = self._open_parcels(ram)
         pager.along = self._along
         return pager
@@ -517,7 +482,7 @@ class Stream:
             if self.pager is not None and self.pager.is_writable:
                 self._make_anew(self.pager, [self.order.place[i] for i in sorted(changed) if i in self.order.place])
             if changed or uuid != self.patches_uuid:
-                self.moved()
+                self.changes.moved()
             self.patches_uuid = uuid
 
     def _make_anew(self, pager: Pager, layers: Sequence[int]) -> None:
@@ -533,40 +498,21 @@ class Stream:
         """Where the model runs."""
         return self._device
 
-    def moved(self) -> None:
-        """Something of the model that the pager does not know of, as what does not stream, lies elsewhere or has other numbers."""
-        self._moves += 1
-
-    def has_objects(self, objects: Mapping[str, Any]) -> None:
-        """Other nodes put these in the place of attributes of the model, by name, until further notice."""
-        if self._objects.become(objects):
-            self.moved()
-
-    def disturbed(self, why: str, is_so: bool) -> None:
-        """Whether another node's code has a part in what the weights or the modules are at each call."""
-        self.moved()
-        self._disturbances = {*self._disturbances - {why}, *((why,) if is_so else ())}
-
     def settled(self) -> Settled:
         """Whether all blocks have their weights at addresses that stay."""
         if self.pager is None:
             return Settled(None, "its weights are not loaded")
-        if self._disturbances:
-            return Settled(None, min(self._disturbances))
         if self._in_use:
             return Settled(None, "it is called from within one of its blocks")
-        standing = self.pager.standing()
-        if standing is None:
-            return Settled(None, "part of it streams" if self.pager.plan.streamed else "its weights are on their way")
-        generation = self._moves, standing
-        if generation != self._settled_at:
-            for i in self.order.paged:
-                made: Made | None = self.pager.made(self.order.place[i])
-                if i in self.patching and (made is None or made.adds):
-                    later = "LoRAs are added to each product of its weights"
-                    return Settled(None, "its LoRAs are being added" if made is None else later)
-            self._settled_at = generation
-        return Settled(generation)
+        return self.changes.settled(self.pager, self._unpatched)
+
+    def _unpatched(self, pager: Pager) -> str | None:
+        """Why the weights that the pager has are not all that a product reads, in words a user understands."""
+        for i in self.order.paged:
+            made: Made | None = pager.made(self.order.place[i])
+            if i in self.patching and (made is None or made.adds):
+                return "its LoRAs are being added" if made is None else "LoRAs are added to each product of its weights"
+        return None
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[bool]:
@@ -735,54 +681,3 @@ class Stream:
 
 
 UNPATCHED = PatchRoute(one_pass=False)
-NOWHERE = (None, None)  # of a module that does not stream
-
-
-class _Streamed:
-    """What a block's class is mixed with."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        stream, i = self.__dict__[STREAMED]
-        if i is None and "forward" in self.__dict__:
-            i = stream.taken_over(self)
-        if i is None:
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            _refuse_gradients(stream, (*args, *kwargs.values()))
-        before = _enter(stream, i)
-        try:
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            _leave(stream, i, before)
-
-
-def within(door: Any, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """compute(*args, **kwargs), with the weights of the part of a block that this is a door of, where blocks are paged in parts."""
-    stream, i = door.__dict__.get(STREAMED, NOWHERE)
-    if i is None:
-        return compute(*args, **kwargs)
-    before = _enter(stream, i)
-    try:
-        return compute(*args, **kwargs)
-    finally:
-        _leave(stream, i, before)
-
-
-def _refuse_gradients(stream: Stream, values: Sequence[Any]) -> None:
-    if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
-        raise NotWhileStreaming(
-            "Training needs a model's weights once more on the way back, when streamed ones are gone.", stream.path
-        )
-
-
-def _enter(stream: Stream, i: int) -> Parameters:
-    return (_entered_apart if torch.compiler.is_compiling() else Stream.enter)(stream, i)
-
-
-def _leave(stream: Stream, i: int, before: Parameters) -> None:
-    (_left_apart if torch.compiler.is_compiling() else Stream.leave)(stream, i, before)
-
-
-# A compiled graph breaks here; uncompiled, the way around it would cost as much as the rest.
-_entered_apart = torch.compiler.disable(Stream.enter)  # type: ignore[no-untyped-call]
-_left_apart = torch.compiler.disable(Stream.leave)  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from torch import Tensor
 from fusestream.fusion import graph
 from fusestream.fusion.arguments import put_together, taken_apart
 from fusestream.fusion.graph import Graphs
-from fusestream.fusion.stream.stream import Settled
+from fusestream.fusion.stream.settled import Settled
 from fusestream.gpu import capture
 from fusestream.gpu.graphs import NotRecorded
 from fusestream.gpu.rehearsal import NotRecordable, Rehearsal, _untold, _waits_told

@@ -34,7 +34,7 @@ from fusestream.fusion.families.qwen3 import encoder
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.load_text import load_streamed_text_encoder
 from fusestream.fusion.report.gathering import gather
-from fusestream.fusion.stream.objects import Objects
+from fusestream.fusion.stream.settled import Objects
 from fusestream.fusion.stream.stream import GRAPHS
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.memory import Pager

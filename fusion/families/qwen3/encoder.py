@@ -39,7 +39,7 @@ from ... import text_stack
 from ...fused import POLICY, all_off
 from ...graph import replayed
 from ...mixing import mix
-from ...stream.stream import STREAMED
+from ...stream.doors import STREAMED
 from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
 from ...wide import Gate, Wide, norm_weight
 

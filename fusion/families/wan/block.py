@@ -38,8 +38,8 @@ from ....kernels_cuda.ops.mlp import CHUNK_BYTES
 from ...fused import FusedBlock, HandBack, fuse_block
 from ...operands import operands
 from ...products import feed_forward, product, products
+from ...stream.doors import within
 from ...stream.reckoning import PIECES
-from ...stream.stream import within
 
 Block = comfy.ldm.wan.model.WanAttentionBlock
 VaceBlock = comfy.ldm.wan.model.VaceWanAttentionBlock
