@@ -23,6 +23,7 @@ from .completeness import naming, odd_layers, refuse_misfits
 from .families import family_of
 from .family import Family, Role
 from .fused import all_off
+from .held import patcher_of
 from .loading import (
     checked,
     in_bytes,
@@ -189,7 +190,9 @@ def _fused_vae(path: str, weights: Any, metadata: Any, policy: KernelPolicy, dev
     with naming(path):
         vae = comfy.sd.VAE(sd=weights, metadata=metadata, device=device, dtype=vae_dtype(device) if known else None)
     vae.throw_exception_if_invalid()
-    if known and family is not None and not family.fuse(vae, policy):
+    if known and family is not None and family.fuse(vae, policy):
+        vae.patcher = patcher_of(vae.first_stage_model, vae.patcher.load_device, vae.patcher.offload_device)
+    elif known:
         # A header of the family's and a network that is not: stock's, in the type that stock chooses for it.
         LEDGER.say_once(f"{path}: this VAE is of a kind without fused kernels: ComfyUI computes it.", logging.INFO)
         vae = comfy.sd.VAE(sd=weights, metadata=metadata, device=device)
