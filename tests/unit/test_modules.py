@@ -473,7 +473,6 @@ OBSTACLES = {
     "1x1 taps with stride 2": lambda m: setattr(m, "conv", nn.Conv2d(8, 8, 1, 2).half()),
     "a dilation of (2, 2)": lambda m: setattr(m.conv, "dilation", (2, 2)),
     "2 groups": lambda m: setattr(m, "conv", nn.Conv2d(8, 8, 3, groups=2).half()),
-    "padding_mode is 'reflect'": lambda m: setattr(m, "conv", nn.Conv2d(8, 8, 3, 1, 1, padding_mode="reflect").half()),
     "test_modules.Other, not torch's Conv2d": lambda m: setattr(m, "conv", Other(8, 8, 3).half()),
     "not torch's BatchNorm2d": lambda m: setattr(m, "norm", nn.GroupNorm(2, 8).half()),
     "ParametrizedConv2d, not torch's": parametrized,
