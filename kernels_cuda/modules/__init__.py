@@ -9,6 +9,7 @@ ComfyUI; docs/modules.md says how a program outside of it, or another node pack,
 
 from .conv_norm_act import FusedConvNormAct2d
 from .feed_forward import FusedFeedForward, FusedFFN
+from .fuse import Line, Table, fuse, unfuse
 from .group_norm_silu import FusedGroupNormSiLU
 from .instance_norm import FusedInstanceNorm2d
 from .linear_attention import FusedLinearAttention
@@ -29,4 +30,8 @@ __all__ = [
     "FusedOutputProjection",
     "FusedTransformerEncoderLayer",
     "FusedUpsampleConv2d",
+    "Line",
+    "Table",
+    "fuse",
+    "unfuse",
 ]

@@ -34,6 +34,13 @@ EPILOGUES: dict[str | None, Literal["none", "relu", "silu"]] = {None: "none", "r
 MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Identity: None}
 
 
+PADS: dict[type[nn.Module], Border | None] = {
+    nn.ReflectionPad2d: "reflect",
+    nn.ReplicationPad2d: "replicate",
+    nn.ZeroPad2d: None,
+}
+
+
 class Geometry(NamedTuple):
     """As the op wants it. border: what the padding is made of, where it is not zeros."""
 
@@ -59,6 +66,7 @@ class FusedConvNormAct2d(nn.Module):
     parameters that were made in inference mode (`load_state_dict` needs no such word).
     """
 
+    pad: Any  # torch's module before the convolution, or None
     conv: nn.Conv2d
     norm: nn.BatchNorm2d | FusedInstanceNorm2d | None
     activation: Activation
@@ -112,9 +120,12 @@ class FusedConvNormAct2d(nn.Module):
         norm: nn.BatchNorm2d | nn.InstanceNorm2d | None = None,
         activation: Activation | nn.Module = None,
         *,
+        pad: nn.Module | None = None,
         policy: KernelPolicy = STANDARD,
     ) -> FusedConvNormAct2d:
         """Over modules that exist: parameters and statistics are shared, not copied.
+
+        pad  torch's ReflectionPad2d, ReplicationPad2d or ZeroPad2d in front of a convolution that has no padding of its own
 
         activation  a name, or torch's module: `FusedConvNormAct2d.of(*nn.Sequential(conv, norm, nn.ReLU()))`
         """
@@ -128,9 +139,13 @@ class FusedConvNormAct2d(nn.Module):
             if type(activation) not in MODULES:
                 raise TypeError(f"activation is a {type(activation).__name__}, expected ReLU, SiLU or Identity")
             activation = MODULES[type(activation)]
+        if pad is not None and (type(pad) not in PADS or conv.padding not in ((0, 0), "valid")):
+            raise TypeError(
+                f"pad is a {type(pad).__name__} before padding {conv.padding}, expected one of torch's before none"
+            )
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made._hold(conv, norm, activation, policy)
+        made._hold(conv, norm, activation, policy, pad)
         made.training = (conv if norm is None else norm).training
         return made
 
@@ -140,9 +155,11 @@ class FusedConvNormAct2d(nn.Module):
         norm: nn.BatchNorm2d | nn.InstanceNorm2d | None,
         activation: Activation,
         policy: KernelPolicy,
+        pad: nn.Module | None = None,
     ) -> None:
         if activation not in EPILOGUES:
             raise ValueError(f"activation is {activation!r}, expected 'relu', 'silu' or None")
+        self.register_module("pad", pad)
         self.conv = conv
         if isinstance(norm, nn.InstanceNorm2d):
             norm = FusedInstanceNorm2d.of(norm, "relu" if activation == "relu" else None, policy=policy)
@@ -221,7 +238,7 @@ class FusedConvNormAct2d(nn.Module):
 
     def _by_torch(self, x: Tensor) -> Tensor:
         """As torch's modules compute it. The activation is not in place: hooks may have kept what comes before it."""
-        value: Tensor = self.conv(x)
+        value: Tensor = self.conv(x if self.pad is None else self.pad(x))
         if self._instance is not None:
             return value
         if self.norm is not None:
@@ -251,6 +268,11 @@ class FusedConvNormAct2d(nn.Module):
         )
         if isinstance(geometry, str):
             return geometry
+        if self.pad is not None:
+            reason = replaced("pad", self.pad, type(self.pad))
+            if reason is not None:
+                return reason
+            geometry = Geometry(geometry.stride, self.pad.padding, PADS[type(self.pad)])
         reason = misfit(x, conv, geometry.padding)
         if reason is None and geometry.border is not None:
             reason = border_obstacle(x, geometry.padding, geometry.border)

@@ -7,7 +7,7 @@ one: reflected or replicated, the pixel beside the edge of a doubled picture is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +127,10 @@ class FusedUpsampleConv2d(nn.Module):
         tensors = bordered(x).unsqueeze(2), self._last().unsqueeze(2), bias, None, None
         return refusal(CONV, tensors, (self._epilogue, 1, 0, 1, 0, 0, 0, 0), self.policy)
 
+    def refold(self) -> None:
+        """The next call folds anew. For changes that torch does not count."""
+        self._kept.outdate()
+
     def extra_repr(self) -> str:
         found = f"scale_factor={self.scale_factor}, activation={self.activation!r}"
         return found if self.policy == STANDARD else f"{found}, policy={self.policy!r}"
@@ -155,6 +159,14 @@ class FusedUpsampleConv2d(nn.Module):
         # Not in inference mode, even where the caller is: what is kept may be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
             return self._kept.keep(marks, (weight,), make(weight.detach()))
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self.refold()  # parameters of inference mode count no writes
+        super()._load_from_state_dict(*arguments, **options)
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        self._kept.forget()  # .to() is about memory: nothing stays behind
+        return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def _reason(self, x: Tensor) -> str | None:
         """Why torch computes."""
