@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import between_prompts, doctor_route, panel_routes, queued
+from . import alias, between_prompts, doctor_route, panel_routes, queued
 from .doctor import Doctor
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
@@ -30,6 +30,7 @@ class FuseStream(ComfyExtension):
     """The pack, as ComfyUI's V3 node API asks for it."""
 
     async def on_load(self) -> None:
+        alias.attach()
         queued.attach()
         doctor_route.attach()
         between_prompts.attach()
