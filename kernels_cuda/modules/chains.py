@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -57,17 +58,24 @@ def convolution(row: Row) -> Match | None:
 
 
 def upsampled(row: Row) -> Match | None:
-    """Upsample by two, Conv2d, [ReLU or SiLU]."""
-    if len(row) < 2 or type(row[0]) is not nn.Upsample or type(row[1]) is not nn.Conv2d:
+    """Upsample by two, [pad], Conv2d, [ReLU or SiLU]."""
+    if len(row) < 2 or type(row[0]) is not nn.Upsample:
         return None
-    up, conv = row[0], row[1]
+    pad = row[1] if PADS.get(type(row[1])) is not None else None
+    at = 1 if pad is None else 2
+    if len(row) <= at or type(row[at]) is not nn.Conv2d:
+        return None
+    up, conv = row[0], cast(nn.Conv2d, row[at])
     plain = (conv.kernel_size, conv.stride, conv.dilation, conv.groups) == ((3, 3), (1, 1), (1, 1), 1)
     doubled = up.mode == "nearest" and up.size is None and up.scale_factor == 2
-    if not (plain and doubled) or conv.padding not in ((1, 1), "same") or conv.padding_mode == "circular":
+    border = conv.padding in ((1, 1), "same") and conv.padding_mode != "circular"
+    if pad is not None:
+        border = conv.padding == (0, 0) and pad.padding == (1, 1, 1, 1)
+    if not (plain and doubled and border):
         return None
-    activation = row[2] if len(row) > 2 and MODULES.get(type(row[2])) is not None else None
-    count = 2 + (activation is not None)
-    return Match(count, lambda policy: FusedUpsampleConv2d.of(up, conv, activation, policy=policy))
+    activation = row[at + 1] if len(row) > at + 1 and MODULES.get(type(row[at + 1])) is not None else None
+    count = at + 1 + (activation is not None)
+    return Match(count, lambda policy: FusedUpsampleConv2d.of(up, conv, activation, pad=pad, policy=policy))
 
 
 def norm(row: Row) -> Match | None:

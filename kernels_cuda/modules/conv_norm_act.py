@@ -109,8 +109,8 @@ class FusedConvNormAct2d(nn.Module):
             device=device,
             dtype=dtype,
         )
-        made = {"batch": nn.BatchNorm2d, "instance": nn.InstanceNorm2d}
-        layer = None if norm is None else made[norm](out_channels, eps, momentum, affine, device=device, dtype=dtype)
+        made: Any = {"batch": nn.BatchNorm2d, "instance": nn.InstanceNorm2d, None: None}[norm]
+        layer = None if made is None else made(out_channels, eps, momentum, affine, device=device, dtype=dtype)
         self._hold(conv, layer, activation, policy)
 
     @classmethod

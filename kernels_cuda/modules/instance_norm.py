@@ -88,7 +88,7 @@ class FusedInstanceNorm2d(nn.InstanceNorm2d):
 
     def extra_repr(self) -> str:
         """As torch's, and what is ours."""
-        found = super().extra_repr()
+        found: str = super().extra_repr()  # type: ignore[no-untyped-call]
         if self.activation is not None:
             found += f", activation={self.activation!r}"
         return found if self.policy == STANDARD else f"{found}, policy={self.policy!r}"

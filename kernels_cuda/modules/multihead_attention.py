@@ -6,6 +6,7 @@ The products of q, k and v are one where they are of one tensor, and are read wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -121,7 +122,10 @@ class FusedMultiheadAttention(nn.MultiheadAttention):
         value = key if value is None else value
         masks = key_padding_mask, attn_mask, is_causal
         reason = self._reason(query, key, value, *masks, need_weights)
-        return reason or refused(self, *(batches_first(self, t) for t in (query, key, value)), masks, self.policy)
+        if reason is not None:
+            return reason
+        q, k, v = (batches_first(self, t) for t in (query, key, value))
+        return refused(self, q, k, v, masks, self.policy)
 
     def extra_repr(self) -> str:
         found = f"{self.embed_dim}, {self.num_heads}"
@@ -206,11 +210,11 @@ def mask_obstacle(
 ) -> str | None:
     """A mask whose shape, type or place torch has an error of its own for."""
     b, queries, keys = q.shape[0], q.shape[1], k.shape[1]
-    shapes = {
-        "key_padding_mask": (key_padding_mask, [(b, keys)] + [(keys,)] * (b == 1)),
-        "attn_mask": (attn_mask, [(queries, keys), (b * module.num_heads, queries, keys)]),
-    }
-    for name, (mask, known) in shapes.items():
+    shapes: tuple[tuple[str, Tensor | None, list[tuple[int, ...]]], ...] = (
+        ("key_padding_mask", key_padding_mask, [(b, keys)] + [(keys,)] * (b == 1)),
+        ("attn_mask", attn_mask, [(queries, keys), (b * module.num_heads, queries, keys)]),
+    )
+    for name, mask, known in shapes:
         if mask is None:
             continue
         if tuple(mask.shape) not in known or mask.device != q.device:
@@ -238,8 +242,8 @@ def attended(
     """What goes into the output projection: [batch, tokens, embed_dim] fp16, of a call that `unserved` has nothing against."""
     heads = (linear(t, weight, bias, policy=policy) for t, weight, bias in products(module, q, k, v))
     seen = seen_of(module, q, k, key_padding_mask, attn_mask, is_causal)
-    split = heads_of(module, list(heads))
-    return attention(*split, seen.mask, causal=seen.causal, policy=policy).flatten(2)
+    q_heads, k_heads, v_heads = heads_of(module, list(heads))
+    return attention(q_heads, k_heads, v_heads, seen.mask, causal=seen.causal, policy=policy).flatten(2)
 
 
 def products(
@@ -247,16 +251,17 @@ def products(
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """(input, weight, bias) of each product: of one input one."""
     e, bias = module.embed_dim, module.in_proj_bias
-    of_each = (None,) * 3 if bias is None else bias.split(e)
-    if module.in_proj_weight is None:
+    of_each: Sequence[Tensor | None] = (None,) * 3 if bias is None else torch.split(bias, e)
+    weight: Tensor | None = module.in_proj_weight
+    if weight is None:
         weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
-        return list(zip((q, k, v), weights, of_each, strict=True))  # type: ignore[arg-type]
-    weight = module.in_proj_weight
+        assert None not in weights  # torch's module has either
+        return list(zip((q, k, v), weights, of_each, strict=True))
     if same(q, k) and same(k, v):
         return [(q, weight, bias)]
     if same(k, v):
         return [(q, weight[:e], of_each[0]), (k, weight[e:], None if bias is None else bias[e:])]
-    return list(zip((q, k, v), weight.split(e), of_each, strict=True))
+    return list(zip((q, k, v), torch.split(weight, e), of_each, strict=True))
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -266,7 +271,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def heads_of(module: nn.MultiheadAttention, made: list[Tensor]) -> list[Tensor]:
     """q, k, v [batch, tokens, heads, d]: views of the products."""
-    found = []
+    found: list[Tensor] = []
     for t in made:
         found += t.view(*t.shape[:-1], -1, module.num_heads, module.head_dim).unbind(2)
     return found
@@ -286,7 +291,7 @@ def seen_of(
         return Seen(None, True)
     parts = []
     if attn_mask is not None:
-        parts.append(attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (-1, module.num_heads)))
+        parts.append(attn_mask if attn_mask.ndim == 2 else attn_mask.view(-1, module.num_heads, *attn_mask.shape[1:]))
     if key_padding_mask is not None:
         parts.append(key_padding_mask.reshape(q.shape[0], 1, 1, -1))
     if not parts:
@@ -320,5 +325,5 @@ def refused(
             return reason
     heads = heads_of(module, [t.new_empty(*t.shape[:-1], weight.shape[0]) for t, weight, _ in asked])
     seen = seen_of(module, q, k, *masks)
-    tensors, options = arguments(*heads, seen.mask, causal=seen.causal)
+    tensors, options = arguments(heads[0], heads[1], heads[2], seen.mask, causal=seen.causal)
     return refusal(ATTENTION, tensors, options, policy)

@@ -58,7 +58,7 @@ class FusedSequential(nn.Sequential):
 
     def forward(self, x: Any) -> Any:
         if traced():
-            return super().forward(x)
+            return super().forward(x)  # type: ignore[no-untyped-call]
         starts = {next(iter(step.parts)): step for step in self._steps}
         names = list(self._modules)
         at = 0
@@ -67,7 +67,7 @@ class FusedSequential(nn.Sequential):
             if step is not None and self._stands(step, names[at : at + len(step.parts)]):
                 x, at = step.fused(x), at + len(step.parts)
             else:
-                x, at = self._modules[names[at]](x), at + 1  # type: ignore[misc]
+                x, at = self._modules[names[at]](x), at + 1
         return x
 
     def train(self, mode: bool = True) -> FusedSequential:
@@ -80,7 +80,7 @@ class FusedSequential(nn.Sequential):
         """A part, or a plain Sequential of some."""
         if not isinstance(which, slice):
             return super().__getitem__(which)
-        return nn.Sequential(OrderedDict(list(self._modules.items())[which]))  # type: ignore[arg-type]
+        return nn.Sequential(OrderedDict(list(self._modules.items())[which]))
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         for step in self._steps:

@@ -19,11 +19,14 @@ from ..ops.linear import Activation as Epilogue
 from ..ops.upsample_conv import UPSAMPLE_CONV, fold_upsample, upsample_conv2d
 from ..policy import STANDARD, KernelPolicy
 from .borders import with_border
-from .conv_norm_act import EPILOGUES, MODULES, Activation, as_wanted
+from .conv_norm_act import EPILOGUES, MODULES, PADS, Activation, as_wanted
 from .handing_back import general_obstacle, hand_back, own_obstacle, refusal, replaced, unlike
 from .kept import Kept, marks_of
 
 Border = Literal["zeros", "reflect", "replicate", "circular"]
+
+
+MOST = 64  # of the upsampling: what is larger is a mistake
 
 
 class FusedUpsampleConv2d(nn.Module):
@@ -38,6 +41,7 @@ class FusedUpsampleConv2d(nn.Module):
     one pixel of zeros, reflected or replicated. Else torch does. `obstacle(x)` says why.
     """
 
+    pad: Any  # torch's module before the convolution, or None
     conv: nn.Conv2d
 
     def __init__(
@@ -68,11 +72,15 @@ class FusedUpsampleConv2d(nn.Module):
         conv: nn.Conv2d,
         activation: Activation | nn.Module = None,
         *,
+        pad: nn.Module | None = None,
         policy: KernelPolicy = STANDARD,
     ) -> FusedUpsampleConv2d:
-        """Over modules that exist: the convolution is held, not copied."""
-        factor = upsample.scale_factor
-        if type(upsample) is not nn.Upsample or upsample.mode != "nearest" or factor != int(factor or 0):
+        """Over modules that exist: the convolution is held, not copied.
+
+        pad  torch's ReflectionPad2d or ReplicationPad2d between the two, where the convolution has no padding of its own
+        """
+        factor: Any = upsample.scale_factor
+        if type(upsample) is not nn.Upsample or upsample.mode != "nearest" or factor not in range(1, MOST):
             raise TypeError(f"upsample is {upsample}, expected a nearest Upsample by a whole number")
         if not isinstance(conv, nn.Conv2d):
             raise TypeError(f"conv is a {type(conv).__name__}, expected a Conv2d")
@@ -80,17 +88,29 @@ class FusedUpsampleConv2d(nn.Module):
             if type(activation) not in MODULES:
                 raise TypeError(f"activation is a {type(activation).__name__}, expected ReLU, SiLU or Identity")
             activation = MODULES[type(activation)]
+        if pad is not None and (PADS.get(type(pad)) is None or conv.padding not in ((0, 0), "valid")):
+            raise TypeError(
+                f"pad is a {type(pad).__name__} before padding {conv.padding}, expected one of pixels before none"
+            )
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made._hold(conv, int(factor), activation, policy)
+        made._hold(conv, int(factor), activation, policy, pad)
         made.training = conv.training
         return made
 
-    def _hold(self, conv: nn.Conv2d, scale_factor: int, activation: Activation, policy: KernelPolicy) -> None:
+    def _hold(
+        self,
+        conv: nn.Conv2d,
+        scale_factor: int,
+        activation: Activation,
+        policy: KernelPolicy,
+        pad: nn.Module | None = None,
+    ) -> None:
         if activation not in EPILOGUES:
             raise ValueError(f"activation is {activation!r}, expected 'relu', 'silu' or None")
-        if scale_factor < 1:
-            raise ValueError(f"scale_factor is {scale_factor}, expected a whole number from 1 on")
+        if scale_factor not in range(1, MOST):
+            raise ValueError(f"scale_factor is {scale_factor}, expected a whole number from 1 to {MOST - 1}")
+        self.register_module("pad", pad)
         self.conv, self.scale_factor, self.activation, self.policy = conv, scale_factor, activation, policy
         self._kept: Kept[Tensor] = Kept()
 
@@ -99,12 +119,13 @@ class FusedUpsampleConv2d(nn.Module):
         reason = self._reason(x)
         if reason is not None:
             hand_back(type(self).__name__, UPSAMPLE_CONV.name, reason, x, self.policy)
-            value: Tensor = self.conv(functional.interpolate(x, scale_factor=float(self.scale_factor), mode="nearest"))
+            value: Tensor = functional.interpolate(x, scale_factor=float(self.scale_factor), mode="nearest")
+            value = self.conv(value if self.pad is None else self.pad(value))
             if self.activation is None:
                 return value
             return functional.relu(value) if self.activation == "relu" else functional.silu(value)
         x, epilogue, bias = as_wanted(x), self._epilogue, self.conv.bias
-        if self.conv.padding_mode == "zeros":
+        if self._of_zeros:
             folded = self._folded()
             return upsample_conv2d(x, self.conv.weight, bias, folded=folded, activation=epilogue, policy=self.policy)
         return conv2d(
@@ -122,7 +143,7 @@ class FusedUpsampleConv2d(nn.Module):
         if reason is not None:
             return reason
         x, weight, bias = as_wanted(x), self.conv.weight, self.conv.bias
-        if self.conv.padding_mode == "zeros":
+        if self._of_zeros:
             return refusal(UPSAMPLE_CONV, (x, weight, bias, self._folded()), (self._epilogue,), self.policy)
         tensors = bordered(x).unsqueeze(2), self._last().unsqueeze(2), bias, None, None
         return refusal(CONV, tensors, (self._epilogue, 1, 0, 1, 0, 0, 0, 0), self.policy)
@@ -134,6 +155,11 @@ class FusedUpsampleConv2d(nn.Module):
     def extra_repr(self) -> str:
         found = f"scale_factor={self.scale_factor}, activation={self.activation!r}"
         return found if self.policy == STANDARD else f"{found}, policy={self.policy!r}"
+
+    @property
+    def _of_zeros(self) -> bool:
+        """Whether the border is."""
+        return self.pad is None and self.conv.padding_mode == "zeros"
 
     @property
     def _epilogue(self) -> Epilogue:
@@ -152,7 +178,7 @@ class FusedUpsampleConv2d(nn.Module):
     def _made(self, make: Callable[[Tensor], Tensor]) -> Tensor:
         """Of the weight, once for each of its states and for each border."""
         weight = self.conv.weight
-        marks = marks_of((weight,), self.conv.padding_mode)
+        marks = marks_of((weight,), self._of_zeros)
         found = self._kept.find(marks)
         if found is not None:
             return found
@@ -182,11 +208,17 @@ class FusedUpsampleConv2d(nn.Module):
             return f"scale_factor is {self.scale_factor}, the kernels have 2"
         if conv.kernel_size != (3, 3) or {*conv.stride, *conv.dilation, conv.groups} != {1}:
             return "the kernels are 3x3 with stride 1, without groups and dilation"
-        if conv.padding not in ((1, 1), "same") or conv.padding_mode == "circular":
-            return f"a border of {conv.padding}, {conv.padding_mode}: the kernels have one pixel, not circular"
+        if self.pad is not None:
+            reason = replaced("pad", self.pad, type(self.pad))
+            if reason is None and self.pad.padding != (1, 1, 1, 1):
+                reason = f"a border of {self.pad.padding}: the kernels have one pixel"
+        elif conv.padding not in ((1, 1), "same") or conv.padding_mode == "circular":
+            reason = f"a border of {conv.padding}, {conv.padding_mode}: the kernels have one pixel, not circular"
+        if reason is not None:
+            return reason
         if x.ndim != 4 or not x.numel() or x.shape[1] != conv.in_channels:
             return f"x {list(x.shape)} is not [batch, {conv.in_channels}, height, width] of at least one pixel"
-        if self._kept.find(marks_of((conv.weight,), conv.padding_mode)) is None and capturing():
+        if self._kept.find(marks_of((conv.weight,), self._of_zeros)) is None and capturing():
             return "a CUDA graph is being recorded, and the weights are not folded: call the module once before"
         return None
 

@@ -78,8 +78,9 @@ class Net(nn.Module):
         )
         self.body = nn.Sequential(Residual(c), Tapped(c), Asking(c))
         self.tail = nn.Sequential(
-            nn.Upsample(scale_factor=2), nn.Conv2d(c, c, 3, 1, 1), nn.ReLU(), nn.GroupNorm(2, c), nn.SiLU()
-        )
+            nn.Upsample(scale_factor=2), nn.Conv2d(c, c, 3, 1, 1), nn.ReLU(), nn.GroupNorm(2, c), nn.SiLU(),
+            nn.Upsample(scale_factor=2), nn.ReflectionPad2d(1), nn.Conv2d(c, c, 3), nn.SiLU(),
+        )  # fmt: skip
         self.end = nn.Conv2d(c, 3, 5, padding=2)
 
     def forward(self, x):
@@ -96,6 +97,7 @@ WHAT = {
     "body.2.norm": (("GroupNorm",), "FusedGroupNormSiLU"),
     "tail.0": (("Upsample", "Conv2d", "ReLU"), "FusedUpsampleConv2d"),
     "tail.3": (("GroupNorm", "SiLU"), "FusedGroupNormSiLU"),
+    "tail.5": (("Upsample", "ReflectionPad2d", "Conv2d", "SiLU"), "FusedUpsampleConv2d"),
 }
 
 
