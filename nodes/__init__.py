@@ -6,10 +6,12 @@ from comfy_api.latest import ComfyExtension, io
 
 from . import alias, between_prompts, doctor_route, panel_routes, queued
 from .doctor import Doctor
+from .fuse import FuseNode
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 from .report import Compare, ReportNode
 from .sparse import SparseAttentionNode
+from .style import ApplyStyle, LoadStyleModel
 
 NODES: list[type[io.ComfyNode]] = [
     DiffusionModelLoader,
@@ -20,6 +22,9 @@ NODES: list[type[io.ComfyNode]] = [
     TextEncoderKernels,
     VAEKernels,
     SparseAttentionNode,
+    LoadStyleModel,
+    ApplyStyle,
+    FuseNode,
     ReportNode,
     Compare,
     Doctor,

@@ -1,10 +1,10 @@
 """How `checkpoints/trained/style_ink_fp16.safetensors` was made: a small transformer net that draws in ink and wash.
 
-    python -m checkpoints.train.style --out DIR          two minutes of a CPU core
+    python -m checkpoints.train.style --out DIR          two and a half minutes of a CPU core
 
 The published nets were trained towards the textures of a painting, as a large network sees them. This one needs no other network:
 what it shall make of a picture is a formula (`ink`): four tones of blue ink on warm paper, dark along edges, a little of the
-colours. Its pictures are made, too: toys (`checkpoints/toys`) before grounds, and patches of colour of all sizes.
+colours. Its pictures are made, too: fields of colour, and toys (`checkpoints/toys`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional
 from .. import container, style, toys, trained
 
 WIDTHS, BLOCKS = (8, 16, 32, 16, 8), 2
-SIDE, BATCH = 64, 4
+SIDE, BATCH = 72, 4
 INK, PAPER = (0.08, 0.13, 0.27), (0.97, 0.93, 0.84)
 TONES = 4
 COLOUR = 0.35  # how much of a picture's own colours stays
@@ -49,16 +49,23 @@ def blurred(x: Tensor, reach: int) -> Tensor:
 
 
 def pictures(rng: Random) -> Tensor:
-    """[BATCH, 3, SIDE, SIDE] from 0 to 1: half of them toys."""
-    half = BATCH // 2
-    shots = [toys.stage(toys.draw_scene(rng), rng) for _ in range(half)]
+    """[BATCH, 3, SIDE, SIDE] from 0 to 1: fields of colour with soft shades, cut along waves, and a toy before some of them."""
+    made = shaded()
+    for _ in range(rng.randint(2, 6)):
+        cells = rng.choice((2, 3, 5, 9, 16))
+        wave = functional.interpolate(torch.randn(BATCH, 1, cells, cells), SIDE, mode="bicubic")
+        made = torch.lerp(made, shaded(), (wave * 40 + rng.uniform(-10, 10)).clamp(0, 1))
+    shots = [toys.stage(toys.draw_scene(rng), rng) for _ in range(BATCH // 2)]
     drawn = toys.film(shots, toys.Frame(SIDE, SIDE, 1))[:, 0].movedim(-1, 1) / 2 + 0.5
-    made = torch.zeros(BATCH - half, 3, SIDE, SIDE)
-    for cells in (3, 8, 24):
-        patches = torch.rand(BATCH - half, 3, cells, cells)
-        made += functional.interpolate(patches, SIDE, mode=rng.choice(("bicubic", "nearest"))) / cells**0.5
-    made -= made.amin((1, 2, 3), keepdim=True)
-    return torch.cat([drawn, made / made.amax((1, 2, 3), keepdim=True)])
+    before = ((drawn - drawn[:, :, :1, :1]).abs().amax(1, keepdim=True) * 8).clamp(0, 1)
+    return torch.cat([torch.lerp(made[: BATCH // 2], drawn, before), made[BATCH // 2 :]])
+
+
+def shaded() -> Tensor:
+    """One colour for each picture, lighter and darker here and there."""
+    shade = functional.interpolate(torch.rand(BATCH, 1, 4, 4), SIDE, mode="bicubic") - 0.5
+    grain = 0.02 * torch.randn(BATCH, 3, SIDE, SIDE)
+    return (torch.rand(BATCH, 3, 1, 1) + 0.3 * torch.rand(1) * shade + grain).clamp(0, 1)
 
 
 def error(x: Tensor, weights: style.Weights) -> Tensor:
@@ -95,7 +102,7 @@ def save(weights: style.Weights, folder: Path) -> Path:
 def main() -> None:
     cli = argparse.ArgumentParser(prog="python -m checkpoints.train.style", description=__doc__)
     cli.add_argument("--out", type=Path, required=True)
-    cli.add_argument("--steps", type=int, default=900)
+    cli.add_argument("--steps", type=int, default=1500)
     cli.add_argument("--seed", type=int, default=26)
     options = cli.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
