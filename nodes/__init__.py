@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import between_prompts, doctor_route, panel_routes, queued
+from . import alias, between_prompts, doctor_route, panel_routes, queued
 from .doctor import Doctor
+from .fuse import FuseNode
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 from .report import Compare, ReportNode
 from .sparse import SparseAttentionNode
+from .style import ApplyStyle, LoadStyleModel
 
 NODES: list[type[io.ComfyNode]] = [
     DiffusionModelLoader,
@@ -20,6 +22,9 @@ NODES: list[type[io.ComfyNode]] = [
     TextEncoderKernels,
     VAEKernels,
     SparseAttentionNode,
+    LoadStyleModel,
+    ApplyStyle,
+    FuseNode,
     ReportNode,
     Compare,
     Doctor,
@@ -30,6 +35,7 @@ class FuseStream(ComfyExtension):
     """The pack, as ComfyUI's V3 node API asks for it."""
 
     async def on_load(self) -> None:
+        alias.attach()
         queued.attach()
         doctor_route.attach()
         between_prompts.attach()
