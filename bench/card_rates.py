@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..fusion.estimate.rates import Rates
+
 Who = Literal["stock", "peer", "precise", "fast", "turbo", "sparse"]
 OURS: tuple[Who, ...] = ("precise", "fast", "turbo", "sparse")
 WHO: tuple[Who, ...] = ("stock", "peer", *OURS)
@@ -73,18 +75,6 @@ ASSUMED = (
     "for each element of q and k",
     "copies run beside compute, stock's too; weights keep 7 GiB less the activations; no clock is throttled",
 )
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Operations per second of products and attention, bytes per second of memory and bus. own: of self attention's dense work,
-    where not all of it is done."""
-
-    gemm: float
-    attention: float
-    memory: float
-    bus: float
-    own: float | None = None
 
 
 def shares(model: Mapping[str, Any], torchs_attention: str, slow: bool = False) -> dict[str, float]:

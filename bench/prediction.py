@@ -1,7 +1,8 @@
 """What a step would take on cards that nobody measured: counts of operations and bytes, at rates that are told one by one.
 
     python bench prediction            the table, the assumptions, and the same model's error on the card that was measured
-    python bench prediction --write    the same into bench/README, and a card of each generation into README
+    python bench prediction --write    the same into bench/README, a card of each generation into README, and what the node that
+                                       estimates goes by into fusion/estimate
 
 Products and attention are operations over a rate, everything else bytes over the bandwidth, weights that do not fit bytes over
 the bus; a step is the sum of the first three, or the last if that is longer. On the H200 the rates are those of its kernels'
@@ -18,8 +19,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .card_rates import ASSUMED, CARDS, IN_INT8, INT8_STORED, MODELS, VISITED, WHO, Card, Rates, Who, rates_on, shares
-from .end_to_end.bounds import TEXT_TOKENS, WAN, cost_of, wan_tokens
+from ..fusion.estimate.rates import FILE, Passes, Rates, compute_seconds
+from .card_rates import (
+    ASSUMED,
+    CARDS,
+    CUBLAS,
+    IN_INT8,
+    INT8_STORED,
+    MODELS,
+    REACHED,
+    VISITED,
+    WHO,
+    Card,
+    Who,
+    rates_on,
+    shares,
+)
+from .end_to_end.bounds import cost_of, wan_tokens
 from .end_to_end.rows import Row, sampling
 
 RESULTS = Path(__file__).parent / "results"
@@ -37,22 +53,13 @@ USUAL = "x81"  # frames: the work that README shows
 STEPS = {"1.3B": 30, "14B": 20}  # of a video, as the examples have them
 
 
-@dataclass(frozen=True)
-class Passes:
-    """Bytes that everything but products and attention moves, for each element of x and each of the ffn's hidden values."""
-
-    width: float
-    hidden: float
-
-
 def step_seconds(row: Row, rates: Rates, passes: Passes, gib: float, stored: float = 1.0) -> float:
     """Of one sampling step with guidance. stored: bytes of the weights, against FP16's."""
-    cost, size, tokens = cost_of(row), WAN[row.model], wan_tokens(row)
-    moved = size.layers * tokens * (size.dim * passes.width + size.ffn * passes.hidden)
-    own = cost.attention * tokens / (tokens + TEXT_TOKENS)  # the rest looks at the prompt
-    attention = own / (rates.own or rates.attention) + (cost.attention - own) / rates.attention
-    compute = cost.gemm / rates.gemm + attention + moved / rates.memory
-    held = max(0.0, gib * 2**30 - 6 * tokens * size.dim * 2)  # activations as fusion/families/wan/block.py has them
+    cost = cost_of(row)
+    compute = compute_seconds(cost, rates, passes)
+    held = max(
+        0.0, gib * 2**30 - 6 * wan_tokens(row) * cost.width * 2
+    )  # activations as fusion/families/wan/block.py has them
     return PROMPTS * max(compute, max(0.0, stored * cost.weights - held) / rates.bus)
 
 
@@ -155,12 +162,17 @@ class Told:
         return f"{self.seconds:.3g}" + ("" if self.slow is None else f" ({self.slow:.3g})")
 
 
+def _rounding(ours: Passes) -> Passes:
+    """Of `turbo`, which rounds what its products read."""
+    return Passes(ours.width + ROUNDED + INPUTS * TO_BYTES, ours.hidden + TO_BYTES)
+
+
 def predictions(results: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[Who, Told]]]:
     """(card, work, seconds a step by each)."""
     models = {turing: (read(file), torchs) for turing, (file, torchs) in MODELS.items()}
     found = {(turing, slow): shares(*models[turing], slow=slow) for turing in models for slow in (False, True)}
     ours, stock = passes_of(results, "ours"), passes_of(results, "stock")
-    rounding = Passes(ours.width + ROUNDED + INPUTS * TO_BYTES, ours.hidden + TO_BYTES)
+    rounding = _rounding(ours)
     passes = {
         who: stock if who in ("stock", "peer") else rounding if who in ("turbo", "sparse") else ours for who in WHO
     }
@@ -280,10 +292,60 @@ def rendered_short(readme: str) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}\n{short_text()}\n{found[2]}", readme)
 
 
+# ------------------------------------------------------------------------------------------------------------- what ships
+
+
+def shipped() -> dict[str, Any]:
+    """What FuseStream Plan reckons by: fusion/estimate/rates.py."""
+    results = load()
+    name = results["models"]["rows"][0]["environment"]["card"]
+    there = {turing: shares(read(file), torchs) for turing, (file, torchs) in MODELS.items()}
+    ours, stock = passes_of(results, "ours"), passes_of(results, "stock")
+    rounding = _rounding(ours)
+    passes = {"stock": stock, "precise": ours, "fast": ours, "turbo": rounding}
+    return {
+        "measured": {name: {who: _shipped_rows(results, who) for who in ("ours", "stock")}},
+        "shares": {
+            capability: {what: round(share, 4) for what, share in there[turing].items()}
+            for capability, turing in (("7.5", True), ("8.6", False), ("8.9", False))
+        },
+        "passes": {who: [_short(found.width), _short(found.hidden)] for who, found in passes.items()},
+        "cublas": CUBLAS,
+        "reached": REACHED,
+    }
+
+
+def _shipped_rows(results: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """Of the card of these results."""
+    found = {width: measured_rates(results, model, who) for width, model in ((1536, "wan13"), (5120, "wan14"))}
+    one, beside = found[1536], passes_beside_products(results, who)
+    cross = kernels_row(results, "attention", f"{WAN13}, cross")
+    spent = cross["auto us" if who == "ours" else "stock us"]
+    return {
+        "by width": [
+            {"width": width, "gemm": _short(rates.gemm), "memory": _short(rates.memory)}
+            for width, rates in found.items()
+        ],
+        "self attention": _short(one.attention),
+        "attention to a prompt": _short(cross["TFLOP/s"] * cross["ours us"] / spent * 1e12),
+        "bus": _short(one.bus),
+        "passes": [_short(beside.width), _short(beside.hidden)],
+    }
+
+
+def _short(figure: float) -> float:
+    return float(f"{figure:.4g}")
+
+
+def shipped_text() -> str:
+    return json.dumps(shipped(), indent=1) + "\n"
+
+
 def main(arguments: Sequence[str] = ()) -> int:
     if "--write" not in arguments:
         print(text())
         return 0
     for path, render in ((PAGE, rendered), (README, rendered_short)):
         path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+    FILE.write_text(shipped_text(), encoding="utf-8")
     return 0

@@ -18,8 +18,9 @@ import torch
 
 from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
 from ..kernels_cuda.ops.checks import word
-from . import attention, before_sampling, graphed, inspection, other_cards, recognise
+from . import attention, before_sampling, graphed, inspection, other_cards, pace, recognise
 from .completeness import naming, odd_layers, refuse_misfits
+from .estimate.measured import describe
 from .families import family_of
 from .family import Family, Role
 from .fused import all_off
@@ -125,6 +126,7 @@ def load_streamed_diffusion_model(
     progress.attach(model)
     attention.install(model, policy)
     before_sampling.attach(model, path, family)
+    pace.attach(model, describe)
     return model
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import alias, between_prompts, doctor_route, panel_routes, queued
+from . import alias, between_prompts, doctor_route, panel_routes, queued, step_times
 from .doctor import Doctor
 from .fuse import FuseNode
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
+from .plan import Plan
 from .report import Compare, ReportNode
 from .sparse import SparseAttentionNode
 from .style import ApplyStyle, LoadStyleModel
@@ -25,6 +26,7 @@ NODES: list[type[io.ComfyNode]] = [
     LoadStyleModel,
     ApplyStyle,
     FuseNode,
+    Plan,
     ReportNode,
     Compare,
     Doctor,
@@ -40,6 +42,7 @@ class FuseStream(ComfyExtension):
         doctor_route.attach()
         between_prompts.attach()
         panel_routes.attach()
+        step_times.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

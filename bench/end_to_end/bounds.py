@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...fusion.cost import Cost
+from ...fusion.families.wan.cost import TEXT_TOKENS, forward
 from . import pictures
-from .cost import Cost
 from .rows import WINDOWS_BUS, Row
 from .storages import STORED
 
-TEXT_TOKENS = 512
-TEXT_WIDTH = 4096
 PATCH = 2  # latent pixels of a side per token
 LATENT_CHANNELS = 16
 MULTIPLIERS = (1, 2, 4, 4)
@@ -72,13 +71,7 @@ def wan_tokens(row: Row) -> int:
 
 def wan_forward(size: Sizes, tokens: int, text: int = TEXT_TOKENS) -> Cost:
     """One forward of one prompt through a Wan transformer."""
-    d, f = size.dim, size.ffn
-    square = 2.0 * d * d
-    block = 6 * tokens * square + 2 * text * square + 4.0 * tokens * d * f  # self q k v o, cross q o; cross k v; ffn
-    ends = 2.0 * tokens * d * (LATENT_CHANNELS * PATCH**2) * 2 + 2.0 * text * d * (TEXT_WIDTH + d)
-    seen = 4.0 * tokens * d * (tokens + text)
-    weights = 2.0 * (8 * d * d + 2 * d * f)
-    return Cost(size.layers * block + ends, size.layers * seen, size.layers * weights)
+    return forward(size.dim, size.ffn, size.layers, tokens, text)
 
 
 def umt5_forward(size: Sizes, tokens: int = TEXT_TOKENS) -> Cost:

@@ -102,6 +102,15 @@ class Sparsity:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """The last one. seconds: of a step; spent: in all, the first step included, which brings the weights."""
+
+    steps: int
+    seconds: float
+    spent: float
+
+
+@dataclass(frozen=True)
 class Report:
     """title: the model. state: in a sentence, where its weights are. All else is empty where it does not apply."""
 
@@ -124,6 +133,7 @@ class Report:
     what_if: tuple[WhatIf, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     sparsity: Sparsity | None = None
+    sampling: Sampling | None = None
     kernels: tuple[KernelRow, ...] = ()
     refusals: tuple[RefusalRow, ...] = ()
     messages: tuple[str, ...] = ()

@@ -18,13 +18,14 @@ from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
 from .. import chose, other_cards, saturation
 from ..fused import policy_of_model
+from ..pace import pace_of
 from ..sparse.model import sparse_of
 from ..stream import vram
 from ..stream.branches import branch_of, branches, passes_under
 from ..stream.stream import GRAPHS, STREAM, Stream
 from ..words import counted
 from .advice import advise
-from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sparsity, WhatIf
+from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
 from .passes import cut, last_pass, typical
 
 NO_MODEL = "No model is connected: only kernels and memory are reported."
@@ -39,7 +40,7 @@ def gather(model: Any = None) -> Report:
     gaps: list[str] = []
     stream = stream_of(model)
     report = Report("no model", NO_MODEL) if model is None else Report("model", state_of_whole())
-    for part in (title, policy, sparsity, memories, kernels):
+    for part in (title, policy, sparsity, sampling, memories, kernels):
         with noting(gaps, part.__name__):
             report = replace(report, **part(model))
     choosing = chose.words(getattr(model, "model", None))
@@ -129,6 +130,14 @@ def title(model: Any) -> dict[str, Any]:
     device = torch.device(model.load_device)
     shown = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
     return {"title": name, "device": shown}
+
+
+def sampling(model: Any) -> dict[str, Any]:
+    """Of a streamed MODEL that has sampled."""
+    pace = pace_of(model)
+    if pace is None or pace.last is None:
+        return {}
+    return {"sampling": Sampling(pace.last.steps, pace.last.seconds, pace.last.spent)}
 
 
 def policy(model: Any) -> dict[str, Any]:

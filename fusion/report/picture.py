@@ -7,7 +7,7 @@ from PIL import Image
 from ..words import counted
 from .canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
 from .data import Report, duration, size
-from .text import sparse_words
+from .text import sampling_words, sparse_words
 
 ROWS = (("copy", "bus"), ("use", "compute"), ("stall", "waits"))
 NOTHING = 1e-3  # of a pass: a wait that is none
@@ -41,6 +41,8 @@ def head(canvas: Canvas, report: Report) -> None:
             f"A pass takes {duration(report.pass_seconds)}{predicted}; {report.stall_share:.1%} of it waits for weights.",
             SMALL,
         )
+    if report.sampling is not None:
+        canvas.line(f"The last sampling: {sampling_words(report.sampling)}.", SMALL)
     if report.sparsity is not None:
         canvas.line(f"Sparse attention: {sparse_words(report.sparsity)}.", SMALL)
 

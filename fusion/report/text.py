@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..words import counted
-from .data import Report, Sparsity, duration, size
+from ..words import counted, took
+from .data import Report, Sampling, Sparsity, duration, size
 
 MOST_LINES = 40  # of kernels or refusals: a long session meets hundreds of shapes
 
@@ -41,6 +41,8 @@ def section(title: str, body: Iterator[str] | tuple[str, ...]) -> Iterator[str]:
 
 
 def streaming(report: Report) -> Iterator[str]:
+    if report.sampling is not None:
+        yield f"the last sampling: {sampling_words(report.sampling)}"
     if report.passes:
         yield (
             f"a pass through {counted(len(report.layers), 'block')}: {duration(report.pass_seconds)}, of which "
@@ -64,6 +66,11 @@ def streaming(report: Report) -> Iterator[str]:
             yield f"and with more VRAM for the blocks, up to all {size(report.what_if[-1].nbytes)}: the same"
             return
         yield f"predicted with {size(one.nbytes)} for the blocks: {duration(one.seconds)} a pass"
+
+
+def sampling_words(found: Sampling) -> str:
+    """As under the loader when it is over."""
+    return f"{counted(found.steps, 'step')}, {took(found.seconds)} a step, {took(found.spent)} in all"
 
 
 def waits(report: Report) -> Iterator[str]:

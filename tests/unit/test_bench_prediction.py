@@ -11,7 +11,8 @@ import pytest
 from fusestream.bench import prediction
 from fusestream.bench.card_rates import shares
 from fusestream.bench.end_to_end.rows import sampling
-from fusestream.bench.prediction import Passes, Rates, step_seconds
+from fusestream.bench.prediction import step_seconds
+from fusestream.fusion.estimate.rates import FILE, Passes, Rates
 
 
 def test_the_pages_show_the_prediction() -> None:
@@ -22,6 +23,10 @@ def test_the_pages_show_the_prediction() -> None:
     assert prediction.rendered_short(readme) == readme, "call `python3 dev.py bench report`"
     forged = readme.replace("| RTX 2060 Super |", "| RTX 9999 |")
     assert forged != readme and prediction.rendered_short(forged) == readme
+
+
+def test_what_ships_is_what_the_results_say() -> None:
+    assert FILE.read_text(encoding="utf-8") == prediction.shipped_text(), "call `python3 dev.py bench report`"
 
 
 def test_a_card_of_each_generation_is_told_in_short() -> None:

@@ -114,6 +114,9 @@ def made_up() -> Report:
 def test_of_a_streamed_run(streamed: Any) -> None:
     found = report.gather(streamed)
     assert found.gaps == ()
+    assert found.sampling is not None and found.sampling.steps == 3
+    assert found.sampling.spent >= 2 * found.sampling.seconds > 0
+    assert "the last sampling: 3 steps, " in report.as_text(found)
     assert found.streams and found.passes == 3 and next(layer.name for layer in found.layers) == "blocks.0"
     plan = streamed.stream.pager.plan
     assert [layer.resident for layer in found.layers] == [i in plan.resident for i in range(len(found.layers))]
