@@ -135,7 +135,7 @@ def claims(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "CUDA graphs save half the launch time",
-            "Launches are asked for ahead of time and cost nothing beside blocks of milliseconds",
+            "Short calls of a model that stays on the card are replayed; beside blocks of milliseconds launches cost nothing",
         ),
         (
             "85 % of the memory's bandwidth",

@@ -14,6 +14,7 @@ HEADINGS = {
     "table": "What is promised",
     "backend": "Slots and managed memory",
     "budget": "Budgets of VRAM for weights",
+    "small": "Little of the card free",
     "lora": "With a LoRA",
     "video": "A whole video, text to frames",
     "growth": "More frames, more pixels",
@@ -30,7 +31,7 @@ HEAD = (
     "| Work | Stock | FuseStream | Faster | Over the plain row | First, stock / ours | Peak, stock / ours | Share of the bound |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
-PROMISED = ("table", "packed", "pictures")  # the groups of which some rows are promised something
+PROMISED = ("table", "small", "packed", "pictures")  # the groups of which some rows are promised something
 PROMISED_HEAD = HEAD.replace("Faster |", "Faster | Promised |").replace("--- |", "--- | --- |", 1)
 Rows = Mapping[str, Mapping[str, Any]]  # results by name
 TELLS_RAM = ("packed", "windows")

@@ -19,7 +19,7 @@ from . import chose, notices
 from .errors import WrongFile
 from .family import Family, Role
 from .latents import vae_for
-from .stream.step import RECKONING
+from .stream.reckoning import RECKONING
 
 PUBLISHED = "the text encoder that was published with it"
 WRAPPER = "fusestream_before_sampling"  # our key among the wrappers of a model

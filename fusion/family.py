@@ -74,6 +74,8 @@ class Family:
     cost        of a diffusion model, what a forward of one prompt costs, of (network, shape of the latent); None: not counted
     need        bytes that a step's activations take, of (network, shape of the latent, its type), or None where
                 stock's reckoning is to hold; None: always stock's
+    in_pieces   of a diffusion model, whether its blocks compute what lies between two products in smaller pieces where
+                `stream/reckoning.py` asks for it. Its need has `CHUNK_BYTES` of that
     options     of a text encoder, stock's model_options as the file tells them
     kind        of a text encoder's file, the name of stock's CLIPType that it is for, where the file tells
     expects     what must be in a file, told from its header; None: that shows when stock has built the model
@@ -99,6 +101,7 @@ class Family:
     types: tuple[str, ...] = ("float16",)
     blocks: Callable[[Any], Sequence[tuple[str, Any]]] | None = None
     need: Callable[[Any, Sequence[int], torch.dtype], float | None] | None = None
+    in_pieces: bool = False
     cost: Callable[[Any, Sequence[int]], Cost | None] | None = None
     options: Callable[[WeightFile], Mapping[str, Any]] | None = None
     kind: Callable[[WeightFile], str | None] | None = None

@@ -20,7 +20,7 @@ from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from ..kernels_cuda.ops.checks import word
 from .mixing import mix
 from .stream.blocks import INT8
-from .stream.stream import STREAMED
+from .stream.doors import STREAMED
 
 POLICY = "fusestream_policy"
 PARTS = "fusestream_parts"  # where a fused block has its `Parts`
@@ -118,6 +118,13 @@ class Parts:
             return self._for_good
         if "_conv_forward" in block.__dict__:
             return "another node has replaced how it convolves"
+        replaced = self.replaced()
+        if replaced is not None:
+            return replaced
+        return None if STREAMED in block.__dict__ else self._elsewhere(x.device)
+
+    def replaced(self) -> str | None:
+        """What another node has put in the place of a part, in words a user understands; None: nothing."""
         for name, own, hooks, hooks_before in self._calls:
             if "forward" in own or "_conv_forward" in own or hooks or hooks_before:
                 return f"another node has replaced {name}"
@@ -125,7 +132,7 @@ class Parts:
             if tuple(modules.values()) != before:
                 changed = next((part for part, module in modules.items() if module not in before), "a part")
                 return f"another node has replaced {changed}{f' of {name}' if name else ''}"
-        return None if STREAMED in block.__dict__ else self._elsewhere(x.device)
+        return None
 
     def _elsewhere(self, device: torch.device) -> str | None:
         """What stream is brought when it is wanted. Of the rest each weight is asked, which takes a while."""
@@ -152,6 +159,11 @@ class FusedBlock:
     fusestream_types: Container[torch.dtype] = (
         torch.float16,
     )  # of its input: fp32 of one whose products alone are fp16
+
+    def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
+        """What of the block is used together, one after another, by the modules that are called for it: so it may be paged
+        (`stream/grain.py`). Whoever computes the block past their calls says so (`doors.within`). Nothing: it stays whole."""
+        return ()
 
     def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:
         """The policy under which this block is ours to compute for x, by its transformer_options; None: it is stock's. Raises

@@ -18,12 +18,13 @@ import torch
 
 from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
 from ..kernels_cuda.ops.checks import word
-from . import attention, before_sampling, inspection, other_cards, pace, recognise
+from . import attention, before_sampling, graphed, inspection, other_cards, pace, recognise
 from .completeness import naming, odd_layers, refuse_misfits
 from .estimate.measured import describe
 from .families import family_of
 from .family import Family, Role
 from .fused import all_off
+from .held import patcher_of
 from .loading import (
     checked,
     in_bytes,
@@ -36,6 +37,7 @@ from .loading import (
 from .stream import branches, conditions, progress, skeleton, step
 from .stream.blocks import found_in
 from .stream.patcher import StreamingModelPatcher
+from .stream.reckoning import Reckoning
 from .stream.stream import Stream
 
 # Stock takes a diffusion model out of a whole checkpoint by this prefix.
@@ -114,11 +116,12 @@ def load_streamed_diffusion_model(
             f"{word(parts.model.get_dtype_inference())}, as the kernels do; ComfyUI would in {word(parts.stocks_type)}",
         )
     let_stream(parts.model, stream, path, family, fused)
+    graphed.attach(parts.model.diffusion_model, stream)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype, is_checkpoint))
     conditions.attach(model.model)
     # Around each call of the model, the outermost first: see stream/model_call.py.
-    step.attach(model, None if family is None else family.need)
+    step.attach(model, Reckoning() if family is None else Reckoning(family.need, in_pieces=family.in_pieces))
     branches.attach(model)
     progress.attach(model)
     attention.install(model, policy)
@@ -189,7 +192,9 @@ def _fused_vae(path: str, weights: Any, metadata: Any, policy: KernelPolicy, dev
     with naming(path):
         vae = comfy.sd.VAE(sd=weights, metadata=metadata, device=device, dtype=vae_dtype(device) if known else None)
     vae.throw_exception_if_invalid()
-    if known and family is not None and not family.fuse(vae, policy):
+    if known and family is not None and family.fuse(vae, policy):
+        vae.patcher = patcher_of(vae.first_stage_model, vae.patcher.load_device, vae.patcher.offload_device)
+    elif known:
         # A header of the family's and a network that is not: stock's, in the type that stock chooses for it.
         LEDGER.say_once(f"{path}: this VAE is of a kind without fused kernels: ComfyUI computes it.", logging.INFO)
         vae = comfy.sd.VAE(sd=weights, metadata=metadata, device=device)

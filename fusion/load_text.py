@@ -17,6 +17,7 @@ from ..memory import Checkpoint, WeightFile
 from . import inspection, other_cards, readers, recognise, spiece, text_kinds
 from .completeness import naming, odd_layers, refuse_misfits
 from .family import Family, Role
+from .graph import Graphs
 from .loading import (
     in_bytes,
     let_stream,
@@ -198,6 +199,7 @@ def streaming_clip(
         idle=0 if idle is None else idle(parts.model, device),
     )
     let_stream(parts.model, stream, str(source.files[0].path), known[0] if known else None, len(known))
+    stream.graphs = Graphs(stream, parts.model)
     watch_encoding(parts.model, stream)
     for network, block in parts.heads:
         hold_while_writing(network, stream, block)

@@ -151,6 +151,7 @@ def feed_forward(
     gate: Tensor | None = None,
     out: Tensor | None = None,
     saturate: bool = False,
+    pieces: int = CHUNK_BYTES,
 ) -> Tensor:
     """residual + gate * second(activation(first(x))), for two of stock's Linears: a few tokens at a time, since what lies between
     them is wide.
@@ -160,6 +161,7 @@ def feed_forward(
     out       [batch, ..., n], contiguous or [batch, tokens, n], where to write instead of into a new tensor; may be the residual
               itself
     saturate  what overflows fp16 becomes +-65504 instead of infinity
+    pieces    about the most that what lies between the products may take, in bytes
     """
     with _weights(x, policy, first, second) as [one, other]:
         return mlp(
@@ -174,6 +176,7 @@ def feed_forward(
             gate=gate,
             saturate=saturate,
             out=out,
+            chunk_bytes=pieces,
             policy=policy,
         )
 

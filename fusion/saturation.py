@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..gpu.capture import each_time
 from ..kernels_cuda.ops.half_range import LARGEST
 from .words import counted
 
@@ -32,6 +33,9 @@ class Saturation:
         if self._count is None or self._count.device != x.device:
             self._count = torch.zeros_like(found)
         self._count += found
+        each_time(self._passed)
+
+    def _passed(self) -> None:
         self.passes += 1
 
     @property

@@ -5,7 +5,7 @@ table of tokens is looked up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..kernels_cuda.ops.checks import word
 from ..kernels_cuda.registry import GRADIENT
 from .fused import HandBack
 from .stream.blocks import is_quantised
-from .stream.stream import STREAMED
+from .stream.doors import STREAMED
 from .wide import TILE
 
 HAND_BACK = HandBack("text encoder", "fused", "this text encoder", "serve it", "stock's computation")
@@ -105,6 +105,11 @@ class Seen:
     visible: Tensor | None = None
     lengths: Tensor | None = None
     mask: Tensor | None = None
+
+    @property
+    def on_the_device(self) -> Seen:
+        """All that blocks look at."""
+        return replace(self, visible=None)
 
 
 def seen(x: Tensor, attention_mask: Tensor | None, *, trims: bool) -> Seen:

@@ -1,10 +1,43 @@
-"""Whether work is being recorded instead of done."""
+"""Whether work is being recorded instead of done, and what the host does beside it that is to happen at each replay too."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
 import torch
+
+Effect = Callable[[], None]
+
+
+class _Notes(threading.local):
+    effects: list[Effect] | None = None
+
+
+_notes = _Notes()
 
 
 def capturing() -> bool:
     """Whether torch's current stream is being recorded into a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def each_time(effect: Effect) -> None:
+    """What the host counts beside the device's work: done now, or, while work is recorded, whenever it is replayed. It must not
+    hold what the recorded work computed."""
+    if _notes.effects is None:
+        effect()
+    else:
+        _notes.effects.append(effect)
+
+
+@contextlib.contextmanager
+def noting_effects() -> Iterator[list[Effect]]:
+    """For this time what `each_time` is given goes into this list."""
+    found: list[Effect] = []
+    before, _notes.effects = _notes.effects, found
+    try:
+        yield found
+    finally:
+        _notes.effects = before

@@ -43,7 +43,7 @@ def card_key(call: Call) -> str:
 class Tuner:
     """What this process has chosen and is choosing.
 
-    undecided  calls that were served before one was chosen: results since then may have other last bits
+    undecided  calls that were served, or recorded, before one was chosen: results since then may have other last bits
     trials     those of them that were not served by the best so far: they may have taken more memory
     """
 

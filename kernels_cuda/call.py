@@ -75,6 +75,8 @@ class Candidate(Protocol):
         While `auto` chooses, another candidate serves a call whose plan has raised. So a plan writes to no operand that is read
         until nothing more can go wrong: what it allocates and asks of libraries comes before, and results that take the place
         of operands are all there before the first of them is written.
+
+        A plan keeps no memory of the device: a CUDA graph that was recorded through it may live longer than it does.
         """
 
 

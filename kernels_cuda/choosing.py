@@ -80,7 +80,9 @@ class Choosing:
         if self._plan is not None:
             return self._plan(*tensors)
         if capturing():  # what is recorded takes no time now, and asking for times is forbidden
-            return self._prepared(self._turns.best, tensors)(*tensors)
+            best = self._turns.best
+            self._served(Turn(best, is_timed=False))  # whoever records learns that it may not be the one that is chosen
+            return self._prepared(best, tensors)(*tensors)
         self._listen()
         winner = self._elsewhere() or self._turns.winner
         if winner is not None:

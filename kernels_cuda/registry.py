@@ -115,7 +115,7 @@ class CudaCandidate:
 
 
 class _PlansOfThread(threading.local):
-    """Plans hold buffers that are written at every call, so each thread has its own."""
+    """Plans hold arguments of launches that are written at every call, so each thread has its own."""
 
     def __init__(self) -> None:
         self.plans: dict[Any, Plan] = {}

@@ -74,6 +74,9 @@ class Pager:
         self._lock = threading.RLock()
         self._closed = False
         self._position = 0  # the layer used last
+        self._moves = 0  # how often something went, came, or is to be made anew
+        self._stood = -1  # at which of them all layers were seen to stand
+        self._ran_apart: tuple[Ticket, ...] = ()  # ends of uses of all layers that nobody acquired them for
         self._places: dict[int, Place] = {}  # of residents
         self._ring: list[Place] = []
         plan = self._plan_for(budget)
@@ -148,6 +151,7 @@ class Pager:
     def forget_made(self, i: int) -> None:
         """What the user made of layer i is to be made anew, of the same weights."""
         with self._lock:
+            self._moves += 1
             place = self._find(i)
             if place is not None and place.copy is not None:
                 place.copy.made = None
@@ -159,9 +163,37 @@ class Pager:
             for i, place in found:
                 if place is not None and place.users:
                     raise PagerError(f"{self.layers[i].name} cannot come anew while it is in use")
+            self._moves += bool(found)
             for _, place in found:
                 if place is not None:
                     place.layer, place.copy = None, None
+
+    def standing(self) -> int | None:
+        """A number that is another one whenever a layer moved, came anew or is to be made anew; None: not all layers are there to
+        stay, or one was not used since it came, so that compute has not waited for it."""
+        with self._lock:
+            if self._stood != self._moves:
+                if self._closed or self.plan.streamed or not self.is_writable:
+                    return None
+                if any(place.copy is None or not place.released for place in self._places.values()):
+                    return None
+                self._stood = self._moves
+            return self._moves
+
+    def weights(self, i: int) -> Weights:
+        """Layer i's, while all layers are `standing`: nobody waits for anything, and nothing is marked."""
+        with self._lock:
+            place = self._find(i)
+            if place is None or place.copy is None:
+                raise PagerError(f"{self.layers[i].name} is not there")
+            return self._backend.weights(place.copy)
+
+    def ran_apart(self) -> None:
+        """All layers, which are `standing`, were used up to here in compute's order without being acquired: a copy into any of
+        their rooms waits for it."""
+        with self._lock:
+            point = self._backend.mark()
+            self._ran_apart = (*(t for t in self._ran_apart if t.order != point.order), point)
 
     @property
     def is_writable(self) -> bool:
@@ -224,6 +256,7 @@ class Pager:
             if self._closed:
                 return
             self._closed = True
+            self._moves += 1
             _open.discard(self)
             self._backend.close()
             self._drop(self._ring, list(self._places.values()))
@@ -237,6 +270,7 @@ class Pager:
 
     def _settle(self, plan: Plan) -> None:
         """Take the memory of a plan, after giving back what it no longer has."""
+        self._moves += 1
         self._backend.drain()
         self._backend.check_arrived()
         leaving = [i for i in self._places if i not in plan.resident]
@@ -302,6 +336,7 @@ class Pager:
             except BaseException:
                 if place.copy.error is None:
                     raise  # an interrupt: the bytes are still on their way
+                self._moves += 1
                 place.layer, place.copy = None, None  # what is in the room is nothing
                 if not again:
                     raise
@@ -324,8 +359,9 @@ class Pager:
     def _ask(self, place: Place, i: int) -> None:
         # In this order: interrupted anywhere, the slot is empty or has what it says. Copies run in the order they were
         # submitted, so one that nobody remembers does no harm.
+        self._moves += 1
         place.layer, place.copy = None, None
-        copy = Copy(self.layers[i], place.room, place.released)
+        copy = Copy(self.layers[i], place.room, (*place.released, *self._ran_apart))
         copy.along = self.along(i) if self.along is not None else None
         self._backend.submit(copy)
         place.released = ()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import between_prompts, doctor_route, panel_routes, queued, step_times, user_settings
+from . import alias, between_prompts, doctor_route, panel_routes, queued, step_times, user_settings
 from .doctor import Doctor
+from .fuse import FuseNode
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 from .plan import Plan
 from .report import Compare, ReportNode
 from .sparse import SparseAttentionNode
+from .style import ApplyStyle, LoadStyleModel
 
 NODES: list[type[io.ComfyNode]] = [
     DiffusionModelLoader,
@@ -21,6 +23,9 @@ NODES: list[type[io.ComfyNode]] = [
     TextEncoderKernels,
     VAEKernels,
     SparseAttentionNode,
+    LoadStyleModel,
+    ApplyStyle,
+    FuseNode,
     Plan,
     ReportNode,
     Compare,
@@ -32,6 +37,7 @@ class FuseStream(ComfyExtension):
     """The pack, as ComfyUI's V3 node API asks for it."""
 
     async def on_load(self) -> None:
+        alias.attach()
         queued.attach()
         doctor_route.attach()
         between_prompts.attach()

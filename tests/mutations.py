@@ -73,6 +73,7 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "fusion/stream/encoding.py": ("test_umt5_streamed",),
     "fusion/stream/embedding.py": ("test_umt5_streamed",),
     "fusion/stream/factors.py": ("test_lora",),
+    "fusion/stream/grain.py": ("test_small_budgets",),
     "fusion/stream/lora.py": ("test_lora", "test_operands"),
     "fusion/stream/model_call.py": ("test_model_call",),
     "fusion/stream/no_vision.py": ("test_gguf_language_models",),
@@ -85,7 +86,8 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "fusion/stream/saving.py": ("test_patcher_saving",),
     "fusion/stream/skeleton.py": ("test_umt5_streamed", "test_patcher"),
     "fusion/stream/stand_in.py": ("test_umt5_streamed", "test_patcher"),
-    "fusion/stream/step.py": ("test_step_memory",),
+    "fusion/stream/reckoning.py": ("test_step_memory", "test_small_budgets"),
+    "fusion/stream/step.py": ("test_step_memory", "test_small_budgets"),
     "fusion/stream/stream.py": ("test_model_call", "test_patcher_memory", "test_patcher"),
     "fusion/stream/vram.py": ("test_stream_vram", "test_step_memory", "test_patcher_memory"),
 }

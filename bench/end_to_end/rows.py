@@ -108,6 +108,7 @@ class Row:
     kind     stock's type of the text encoder, where it is not the first of its model's
     lora     rank of a LoRA on every matrix of the blocks; 0: none
     cold     the file is dropped from the page cache first
+    free     GiB of the card that are left free, where that is not `--free`
     """
 
     model: Model
@@ -129,6 +130,7 @@ class Row:
     kind: str = ""
     lora: int = 0
     cold: bool = False
+    free: float | None = None
     stock: Side | None = field(default=STOCK)
     ours: Side | None = field(default=OURS)
 
@@ -395,8 +397,19 @@ def pictures() -> list[Row]:
     return rows
 
 
+def small() -> list[Row]:
+    """Cards of which little is free, on both sides: 2 GiB and more."""
+    rows = []
+    for model, height, width, frames, steps in (("wan13", 480, 832, 81, 4), ("wan14", 480, 480, 17, 6)):
+        for gib in (2.0, 3.0, 4.0, 6.0):
+            asked = 1.1 if gib == 3 else 1.0
+            note = f"{gib:g} GiB free"
+            rows.append(sampling(model, height, width, frames, steps, group="small", note=note, free=gib, asked=asked))  # type: ignore[arg-type]
+    return rows
+
+
 def all_rows() -> list[Row]:
-    rows = table() + more() + packed() + pictures()
+    rows = table() + more() + small() + packed() + pictures()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows

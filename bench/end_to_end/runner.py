@@ -198,8 +198,13 @@ class Bench:
 
     def job(self, turn: Turn) -> dict[str, Any]:
         plain = {name: value for name, value in asdict(turn.row).items() if name not in ("stock", "ours")}
-        job = {"task": "work", "who": turn.who, "row": plain, "side": asdict(turn.side), "free": self.options.free}
+        job = {"task": "work", "who": turn.who, "row": plain, "side": asdict(turn.side), "free": self.free(turn.row)}
         return {**job, "sample_to": str(self.sample_of(turn.who)), "quick": self.options.quick}
+
+    def free(self, row: Row) -> float:
+        """GiB of the card that the row leaves free."""
+        found: float = self.options.free if row.free is None else row.free
+        return found
 
     def tell(self, turn: Turn, run: dict[str, Any]) -> None:
         times = ", ".join(f"{s:.3g}" for s in run.get("s", [])) or run.get("error", "nothing")
@@ -240,7 +245,7 @@ class Bench:
         of_card = card_file(environment.get("card", "CPU"))
         into = results_file(self.options, lambda: of_card)
         rates = next((data for path in (into, of_card) if measured_rates(data := read(path))), {})
-        found = row_result(row, runs, rates, self.options.free, self.options.quick)
+        found = row_result(row, runs, rates, self.free(row), self.options.quick)
         found |= {"accuracy": accuracy, "environment": environment}
         if self.files.real:
             found["weights"] = {model: self.files.real[model, storage].name for model, storage in row.files}

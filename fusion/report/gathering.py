@@ -22,7 +22,7 @@ from ..pace import pace_of
 from ..sparse.model import sparse_of
 from ..stream import vram
 from ..stream.branches import branch_of, branches, passes_under
-from ..stream.stream import STREAM, Stream
+from ..stream.stream import GRAPHS, STREAM, Stream
 from ..words import counted
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
@@ -80,7 +80,8 @@ def state_of_whole() -> str:
 
 
 def state_of(stream: Stream) -> str:
-    return " ".join(filter(None, (where_it_is(stream), what_it_holds(stream), who_computes(stream))))
+    captured = "" if stream.graphs is None else stream.graphs.words()
+    return " ".join(filter(None, (where_it_is(stream), what_it_holds(stream), who_computes(stream), captured)))
 
 
 def where_it_is(stream: Stream) -> str:
@@ -89,8 +90,9 @@ def where_it_is(stream: Stream) -> str:
     plan = stream.pager.plan
     if not plan.streamed:
         return "Its blocks stream, and all of them fit: each came once and stayed."
+    parts = " in parts" if stream.is_in_parts else ""
     return (
-        f"Its blocks stream: {counted(len(plan.resident), 'stays', 'stay')} in VRAM, "
+        f"Its blocks stream{parts}: {counted(len(plan.resident), 'stays', 'stay')} in VRAM, "
         f"{counted(len(plan.streamed), 'passes', 'pass')} through {counted(plan.slots, 'slot')}."
     )
 
@@ -169,6 +171,10 @@ def memories(model: Any) -> dict[str, Any]:
     if stream is not None:
         limit = stream.wanted if stream.ceiling is None else stream.ceiling
         found.append(Memory("VRAM for blocks", stream.held, max(limit, stream.held), stream.ledger.peak("VRAM")))
+        if stream.ledger.peak(GRAPHS):
+            found.append(
+                Memory("VRAM for graphs", stream.beside, max(limit, stream.beside), stream.ledger.peak(GRAPHS))
+            )
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         found.append(Memory("VRAM, whole card", total - free, total, None))

@@ -16,11 +16,11 @@ from .data import Stretch
 
 def cut(entries: Sequence[Entry], order: Mapping[str, int]) -> list[tuple[float, float]]:
     """When each pass began and ended, by the uses: a new one begins where the order starts anew. Passes that lack layers (an
-    interrupt, the end of the ring) are left out."""
+    interrupt, the end of the ring) are left out. A part of a block may be used twice running: for a norm, and what follows it."""
     uses = sorted((e for e in entries if e.kind == "use" and e.layer in order), key=lambda e: e.start)
     groups: list[list[Entry]] = []
     for use in uses:
-        if not groups or order[use.layer] <= order[groups[-1][-1].layer]:
+        if not groups or order[use.layer] < order[groups[-1][-1].layer] + (len(order) == 1):
             groups.append([])
         groups[-1].append(use)
     whole = max((len(group) for group in groups), default=0)

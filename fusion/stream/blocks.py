@@ -59,11 +59,13 @@ class Paged:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer of the pager: a block of the network and what is paged of it. name: within the network."""
+    """One layer of the pager: a block of the network, or a part of one, and what is paged of it. name: within the network.
+    doors: of a part, the modules that are called when it is needed."""
 
     name: str
     module: nn.Module
     paged: tuple[Paged, ...]
+    doors: tuple[nn.Module, ...] = ()
 
     @cached_property
     def _homes(self) -> tuple[tuple[dict[str, nn.Parameter | None], str], ...]:

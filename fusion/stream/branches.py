@@ -1,6 +1,7 @@
 """Of which branch of a graph each call of a streamed model was: branches share the stream, and its ledger knows passes only.
 
-A call that ended is one pass through the blocks. One that did not, after an interrupt, is in neither list.
+A call that ended is one pass through the blocks. One that did not, after an interrupt, is in neither list, and neither is one that
+was replayed.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ def note(executor: Any, *args: Any, **kwargs: Any) -> Any:
     call = ModelCall(executor, args, kwargs)
     # The stream's patches, not the model's: stock forgets those of a model that it unloads in the middle of a run.
     branch = Branch(policy_of(call.options), call.stream.patches_uuid, _settings(call.options))
-    with call.stream.one_pass():
+    with call.stream.one_pass() as ran:
         out = call.run()
-    noted: deque[Branch] = getattr(call.model, CALLS)
-    noted.append(branch)
+    if ran:  # what was replayed is no pass of the ledger's
+        noted: deque[Branch] = getattr(call.model, CALLS)
+        noted.append(branch)
     return out
 
 

@@ -7,7 +7,7 @@ times at most: a model whose passes differ has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 MOST_CORRECTIONS = 3  # after the first
 
@@ -35,9 +35,10 @@ class Order:
         """Whether a pass is."""
         return self._running is not None
 
-    def begin(self) -> None:
-        """A pass begins."""
+    def begin(self) -> Collection[int]:
+        """A pass begins. Returns the blocks that run in it, as they come."""
         self._running = {}
+        return self._running.keys()
 
     def runs(self, i: int) -> None:
         """Block i does, in a pass or outside of any."""

@@ -24,11 +24,14 @@ from ..fused import policy_of_model
 from ..packed_layout import is_held
 from .blocks import is_quantised, stored
 from .patches import with_hooked
-from .step import RECKONING
+from .reckoning import RECKONING
 from .stream import STREAM, Stream
 
 ALL = 1e32  # stock's word for as much as there is
 REST = "fusestream_rest"  # where a model has the places of what does not stream
+# Why its calls are not captured: see `Changes.disturbed`.
+WRAPPED = "another node changes its weights at each call"
+INJECTED = "another node has changed the model while it is loaded"
 
 
 def attach(model: Any, stream: Stream) -> None:
@@ -73,18 +76,19 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def model_size(self) -> int:
         """Device bytes when loaded as far as the budget goes; never less than what is loaded."""
-        return self._rest_size() + max(self.stream.wanted, self.stream.held)
+        return self._rest_size() + max(self.stream.wanted, self.stream.held) + self.stream.beside
 
     def loaded_size(self) -> int:
         """Device bytes now."""
-        loaded = self.stream.held + (self._rest_size() if self._is_loaded() else 0)
+        loaded = self.stream.held + self.stream.beside + (self._rest_size() if self._is_loaded() else 0)
         self.model.model_loaded_weight_memory = loaded  # some nodes read this
         return loaded
 
     def get_free_memory(self, device: torch.device) -> int:
-        """What is truly free. The base adds what stock's own paging could still give, and batches by the sum."""
+        """What is truly free. The base adds what stock's own paging could still give, and batches by the sum; and what graphs hold
+        of torch's memory looks free to it."""
         free: int = comfy.model_management.get_free_memory(device)
-        return free
+        return max(0, free - self.stream.beside)
 
     def _is_loaded(self) -> bool:
         return self.model.current_weight_patches_uuid is not None
@@ -146,7 +150,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         if reckoning is None:
             return room
         free = self.get_free_memory(self.load_device) + self.loaded_size() - self._rest_size()
-        allowed: float = reckoning.room(room, free, self.stream.least, self.stream.most)
+        allowed: float = reckoning.room(room, free, self.stream.narrow, self.stream.whole, self.stream.most)
         return allowed
 
     def load(
@@ -159,6 +163,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         """lowvram_model_memory: bytes for the blocks' weights; with `full_load` all that there are."""
         device = device_to or self.load_device
+        self.stream.changes.disturbed(WRAPPED, bool(self.weight_wrapper_patches))  # and what does not stream moves
         with self.use_ejected():
             self.unpatch_hooks()
             self._prepare_operations()
@@ -206,6 +211,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True, **kwargs: Any) -> None:
         """As the base, which with a device would move the whole model, stand-ins and all."""
+        if unpatch_weights:
+            self.stream.changes.moved()
         super().unpatch_model(None, unpatch_weights, **kwargs)
         if unpatch_weights and device_to is not None:
             for entry in self._load_list():
@@ -294,10 +301,29 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             )
         return super().clone(disable_dynamic, model_override)
 
+    # ------------------------------------------------------------------------------------------ what others do to it
+
+    def patch_model(self, *args: Any, **kwargs: Any) -> Any:
+        self.stream.changes.has_objects(self.object_patches)
+        return super().patch_model(*args, **kwargs)
+
+    def inject_model(self) -> None:
+        super().inject_model()
+        if self.is_injected:
+            self.stream.changes.disturbed(INJECTED, True)
+
+    def eject_model(self) -> None:
+        was = self.is_injected
+        super().eject_model()
+        if was:
+            self.stream.changes.disturbed(INJECTED, False)
+
     # ----------------------------------------------------------------------------------------------------------- hooks
 
     def patch_hooks(self, hooks: Any, *args: Any, **kwargs: Any) -> Any:
         """As the base, which does it to the weights that do not stream; those that do are used with the hooks' patches."""
+        if hooks is not None:
+            self.stream.changes.moved()
         self._is_hooking = True
         try:
             found = super().patch_hooks(hooks, *args, **kwargs)
@@ -307,6 +333,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         return found
 
     def unpatch_hooks(self, *args: Any, **kwargs: Any) -> None:
+        if self.hook_backup:
+            self.stream.changes.moved()
         super().unpatch_hooks(*args, **kwargs)
         if not self._is_hooking:  # or others follow
             self._hook({})

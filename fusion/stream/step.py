@@ -1,105 +1,55 @@
-"""What a step needs of VRAM beside the weights: reckoned before it, measured while it runs, and made room for if it was more.
+"""Around each call of a model: what it took of VRAM is measured, and made room for where it was too little.
 
-Stock reckons by the area of the latent and the model's width, for its own way of computing. Where a family's blocks are ours, the
-family reckons: they may need less, so more of the model may stay on the card, and prompts are batched more often. The reckoning is
-multiplied by the largest ratio that was measured, so that the next run knows better.
+What is captured of a short step (`graph.py`) takes the room that the step's activations were reckoned with: they are made in it.
+It is in the device's budget beside the weights, stays under the limit below, and is the first that is given back.
 
 While a step runs, torch's allocator may not grow into the last of the card: left alone it keeps what it no longer uses until
-nothing is free, and desktop and driver need some too. A step that runs out of VRAM is computed once more with all of the
-card; if that is too little as well, a last time, after the weights have given back all but their window.
+nothing is free, and desktop and driver need some too. How much that is, and what yields where the card is small, says
+`reckoning.py`. A step that runs out of VRAM all the same is computed again: with all of the card; after the weights have given back
+all but their window; with blocks in parts; and where that is too little for several prompts in a batch, one by one. Each of these
+is what was reckoned with to begin with, unless the reckoning was wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import comfy.model_management
+import comfy.patcher_extension
 import torch
 
 from ...kernels_cuda.autotune import tuner
-from ..mixing import mix
 from . import vram
 from .model_call import ModelCall, wrap
+from .reckoning import PIECES, RESERVE, SMALL_PIECES, Reckoning, own_reserve, reckon
 from .stream import Stream
 
 WRAPPER = "fusestream"  # our key among the wrappers of a model
-RECKONING = "fusestream_reckoning"  # where a model has its own
-RESERVE = 19 * 2**26  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
-TRYING = 11 * 2**24  # what kernels take that are tried in a first step, beyond those that are chosen
-BATCHED_WHERE = 1.51  # stock batches prompts where so many times what they need is free, 1.5
-# What lies in between before the blocks begin leaves gaps that fit a tensor less than they could (of Wan's six, one: its first
-# convolution's result, in fp32). It is no need, but where weights would take that room a step runs out of VRAM.
-GAP = 1 + 1 / 6
-
-Need = Callable[[Any, Sequence[int], torch.dtype], float | None]
 
 
-class Reckoning:
-    """Of one model. Kept by the model, and so shared by its clones, as the weights are."""
-
-    def __init__(self, need: Need | None = None) -> None:
-        self.need = need  # the family's: bytes for a latent of this shape and type; None: stock's blocks will compute
-        self.ratio = 1.0  # measured over reckoned; never less than 1
-        self.asked: deque[int] = deque([0], maxlen=2)  # before it loads, stock asks for all prompts and then for one
-        self.is_alone = False  # whether the sampling at hand computes one prompt: stock asks for a batch all the same
-        self.tight = math.inf  # a latent of so many elements has run out of VRAM while the reserve was left alone
-
-    def measured(self, nbytes: int, reckoned: float) -> None:
-        """Take note of what a step really needed."""
-        if reckoned > 0 and nbytes > self.ratio * reckoned:
-            self.ratio = nbytes / reckoned
-            logging.info(
-                "FuseStream: a step took %.2f GiB of VRAM beside the weights, %.2f were reckoned with",
-                nbytes / vram.GIB,
-                reckoned / vram.GIB,
-            )
-
-    def room(self, room: float, free: float, least: int, most: int) -> float:
-        """Bytes for the blocks' weights, which are between `least` and `most`: the `room` that stock would give them, or
-        fewer, so that of what is free for weights and step together the step has what it needs and leaves the reserve.
-
-        Fewer still where part of the model streams anyway and all prompts could run as one batch, which stock decides by
-        what is free then: a batch streams the weights once instead of twice, which saves more than residents do.
-        """
-        one, batch = GAP * min(self.asked), GAP * max(self.asked)
-        left = max(RESERVE + TRYING, comfy.model_management.minimum_inference_memory())
-        room = min(room, free - one - left)
-        if room >= most or self.is_alone:
-            return room
-        beside = free - max(BATCHED_WHERE * max(self.asked), batch + left)
-        return beside if least <= beside < room else room
-
-
-class _Reckoned:
-    """What the class of a streamed and fused model is mixed with: stock asks a model how much a latent takes."""
-
-    def memory_required(self, input_shape: Sequence[int], cond_shapes: Mapping[str, Any] | None = None) -> float:
-        model: Any = self
-        reckoning: Reckoning = model.fusestream_reckoning
-        stock: float = super().memory_required(input_shape, cond_shapes=cond_shapes or {})  # type: ignore[misc]
-        bare: float = super().memory_required(input_shape)  # type: ignore[misc]
-        ours = reckoning.ratio * own_need(model, input_shape, stock, bare)
-        reckoning.asked.append(int(ours))
-        return ours
-
-
-def own_need(model: Any, shape: Sequence[int], stock: float, bare: float) -> float:
-    """Bytes. stock, bare: what stock reckons for this latent with and without what is joined to it (references, poses)."""
-    need: Need | None = model.fusestream_reckoning.need
-    ours = None if need is None else need(model.diffusion_model, shape, model.get_dtype_inference())
-    return stock if ours is None else ours * (stock / bare if bare else 1.0)
-
-
-def attach(patcher: Any, need: Need | None = None) -> None:
-    """Let the model of this streaming patcher, and of its clones, be reckoned with, measured and retried. need: its family's."""
-    model = patcher.model
-    mix(model, _Reckoned, **{RECKONING: Reckoning(need)})
+def attach(patcher: Any, reckoning: Reckoning) -> None:
+    """Let the model of this streaming patcher, and of its clones, be reckoned with so, measured and retried."""
+    reckon(patcher.model, reckoning)
     wrap(patcher, WRAPPER, step)
+    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, WRAPPER, batches)
+
+
+def batches(executor: Any, model: Any, conds: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """All prompts of a step, as stock's wrappers have it: in batches that fit, as far as can be told before."""
+    reckoning: Reckoning = model.fusestream_reckoning
+    while True:
+        reckoning.failed = 0
+        try:
+            with reckoning.batching():
+                return executor(model, conds, x, *args, **kwargs)
+        except vram.OutOfVram:
+            if not x.numel() < reckoning.failed < reckoning.apart:
+                raise
+        reckoning.apart = reckoning.failed
+        logging.info("FuseStream: the prompts do not fit into one batch; they are computed one by one.")
 
 
 def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,38 +57,74 @@ def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
     call = ModelCall(executor, args, kwargs)
     x, stream = call.x, call.stream
     reckoning: Reckoning = call.model.fusestream_reckoning
+    free, own = _free(x.device), own_reserve()
+    need = reckoning.own_need(call.model, x.shape)
+    if need is not None and reckoning.is_short(need, free):
+        need = _in_small_pieces(call, reckoning, need)
     if x.numel() < reckoning.tight:
-        tried = tuner().trials
+        tried = _tried(stream)
+        left = max(RESERVE, own) if need is None else reckoning.left_alone(need, free)
         try:
-            with _leaving(RESERVE, x.device):
-                return _measured(call)
+            with _leaving(left, x.device):
+                return _measured(call, need or 0.0)
         except torch.OutOfMemoryError:
-            if tuner().trials == tried:  # no kernel that is slower, and may need more, was tried
+            if _tried(stream) == tried:
                 reckoning.tight = x.numel()  # or every step would be computed twice
         # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
+        _give_back_graphs(x)
         _tidy(x)
         logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
-    try:
-        return _measured(call)
-    except torch.OutOfMemoryError as error:
-        first = str(error)
-    held = stream.held
-    freed = stream.shrink(held - stream.least)
-    _tidy(x)
-    logging.warning(
-        "FuseStream: out of VRAM (%s). The weights give back %.2f GiB; the step runs again.",
-        first.split(". GPU", maxsplit=1)[0],
-        freed / vram.GIB,
-    )
-    try:
-        return _measured(call)
-    except torch.OutOfMemoryError as error:
-        raise _too_little(stream, held, str(error) or first) from None
+    if need is not None:
+        need = _in_small_pieces(call, reckoning, need)
+    held, said = stream.held, ""
+    ways: tuple[Callable[[], int] | None, ...] = (None, stream.keep_window, stream.keep_parts)
+    for give_back in ways:
+        if give_back is not None:
+            freed = _give_back_graphs(x) + give_back()
+            if not freed:
+                continue  # what failed would fail again
+            _tidy(x)
+            logging.warning(
+                "FuseStream: out of VRAM (%s). The weights give back %.2f GiB; the step runs again.",
+                said.split(". GPU", maxsplit=1)[0],
+                freed / vram.GIB,
+            )
+        try:
+            with _leaving(own, x.device):
+                return _measured(call, need or 0.0)
+        except torch.OutOfMemoryError as error:
+            said = str(error) or said
+    reckoning.failed = x.numel()
+    raise _too_little(stream, held, said)
+
+
+def _in_small_pieces(call: ModelCall, reckoning: Reckoning, need: float) -> float:
+    """Let a step compute so, and what it needs then."""
+    if not reckoning.saves or call.options.get(PIECES) == SMALL_PIECES:
+        return need
+    call.set_option(PIECES, SMALL_PIECES)
+    return need - reckoning.saves
+
+
+def _give_back_graphs(x: torch.Tensor) -> int:
+    """What was captured of short calls, of all models. Returns the bytes."""
+    freed = vram.pool_of(x.device).release_graphs()
+    if freed:
+        logging.info("FuseStream: out of VRAM; what was captured of short calls gives back %.2f GiB.", freed / vram.GIB)
+    return freed
 
 
 def _tidy(x: torch.Tensor) -> None:
     if x.is_cuda:
         torch.cuda.empty_cache()
+
+
+def _free(device: torch.device) -> float:
+    """Bytes for a step beside what the weights hold: of the card, and what torch keeps and does not use."""
+    if device.type != "cuda":
+        return float(comfy.model_management.get_free_memory(device))
+    kept = _counted("reserved_bytes", "current", device) - _counted("active_bytes", "current", device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 @contextlib.contextmanager
@@ -158,23 +144,28 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(before, device)
 
 
-def _measured(call: ModelCall) -> Any:
+def _measured(call: ModelCall, reckoned: float) -> Any:
+    """One try. reckoned: bytes that it needs by its family's reckoning; 0: it has none."""
     x = call.x
     if not x.is_cuda:
         return call.run()
-    before, tried = _counted("allocated_bytes", "current", x.device), tuner().trials
+    before, tried = _counted("allocated_bytes", "current", x.device), _tried(call.stream)
     torch.cuda.reset_peak_memory_stats(x.device)
     out = call.run()
     took = _counted("allocated_bytes", "peak", x.device) - before
     reckoning: Reckoning = call.model.fusestream_reckoning
-    reckoned = own_need(call.model, x.shape, 0.0, 0.0)
-    if tuner().trials == tried:
+    if _tried(call.stream) == tried:
         reckoning.measured(took, reckoned)
     elif took > reckoning.ratio * reckoned:
-        # Kernels were tried that need more than those that will be chosen: this says nothing about the next step, and the allocator
-        # is left with pieces of it in between the tensors.
+        # This says nothing about the next step, and the allocator is left with pieces of it in between the tensors.
         torch.cuda.empty_cache()
     return out
+
+
+def _tried(stream: Stream) -> tuple[int, int]:
+    """Counts of what takes memory that the next step does not: kernels that are slower and may need more than those that will be
+    chosen, and calls that are captured, whose inputs and results lie there twice."""
+    return tuner().trials, 0 if stream.graphs is None else stream.graphs.attempts
 
 
 def _counted(what: str, which: str, device: torch.device) -> int:

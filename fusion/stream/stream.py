@@ -1,16 +1,11 @@
 """A model's blocks and the pager that has their weights: before a block runs it holds them, after it it holds nothing.
 
-Blocks are paged in the order in which they run (`order.py`), with the model's patches in them (`patching.py`). What runs outside of
-any pass, once for a prompt, is read for that time.
+Blocks are paged in the order in which they run (`order.py`), with the model's patches in them (`patching.py`), whole or, where
+VRAM is short, in parts (`grain.py`). What runs outside of any pass, once for a prompt, is read for that time.
 
 The stream belongs to the model, not to a patcher: clones share it, and it ends when the model does. While a block is not
-running its modules hold stand-ins on the meta device, right in shape and dtype, which is all that LoRA loaders look at.
-
-The weights are put in around the block's `__call__`, by a subclass made for that. Stock's hook for blocks,
-`patches_replace["dit"][("double_block", i)]`, will not do for it: it is not asked for VACE's side branch, and another node
-that replaces the same block takes our place, weights and all. Torch's module hooks will not do either: an interrupt of
-ComfyUI is a BaseException, after which torch calls no hook, and the weights would stay where they are. Around `__call__`
-there is a `finally`, and whatever other nodes do to `forward` or with the block hook happens inside.
+running its modules hold stand-ins on the meta device, right in shape and dtype, which is all that LoRA loaders look at. `doors.py`
+says how the weights come to a block that is called.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,24 +33,25 @@ from ...memory import (
     RamBudget,
     Weight,
     Weights,
-    bounds,
     open_pager,
     open_parcels,
 )
 from .. import packed, packed_layout
 from ..errors import NotWhileStreaming
-from ..mixing import mix
-from . import lora, vram
+from . import grain, lora, vram
 from .blocks import Block, Paged, Parameters, is_quantised
+from .doors import leads
 from .embedding import rows_of
 from .factors import PatchRoute
+from .grain import Grain
 from .order import Order
 from .patches import patched
 from .patching import Made, Patching
 from .promised import Promised, promise
+from .settled import Captured, Changes, Settled
 
+GRAPHS = "VRAM of graphs"  # in the ledger
 STREAM = "fusestream"  # where a model has its stream
-STREAMED = "_fusestream"  # where a block has it, and its number
 
 
 class Stream:
@@ -79,9 +75,10 @@ class Stream:
         that somebody holds them (`bound`). idle: of those before them, so many of the last are not called as a rule; they are paged
         from their first call on. The source is closed with the stream."""
         self.ledger = Ledger()
-        self.blocks = tuple(blocks)
-        self.order = Order(len(self.blocks), spare, idle)
-        self.patching = Patching(self.blocks, left)
+        by_blocks = grain.whole(blocks, layers, left, spare, idle)
+        by_parts = grain.in_parts(by_blocks, left)
+        self.grains = (by_blocks,) if by_parts is None else (by_blocks, by_parts)
+        self.grain = by_blocks
         self.ceiling = ceiling
         self.left = tuple(left)
         self.loader = loader
@@ -93,25 +90,27 @@ class Stream:
         self.watcher: Callable[[int], None] | None = (
             None  # told the layer after each block; must be quick, and not raise
         )
+        self.graphs: Captured | None = None  # where its calls may be captured
         self.pager_options: dict[str, Any] = {}  # for `open_pager`: a backend asked for, a guard
-        self._layers = tuple(layers)
+        self._patches: tuple[Mapping[str, Sequence[Any]], bool] = {}, False  # what it was told last, and how
         self._source = source
         self._device = device
         self._pool: vram.Pool | None = None
         self._lent: set[int] = set()  # blocks in use that the pager does not have
         self._in_use = 0
         self._unloading = False
+        self.changes = Changes()
+        self._stands_still = False  # the blocks hold their weights until further notice
         self._was_refused = False  # the file, while it was used: what was brought of it is not to be gone on with
         self._lock = threading.RLock()
-        self.least, self.most = bounds(self.layers, device)
-        if ceiling is not None and ceiling < self.least:
+        self._bound()
+        if ceiling is not None and ceiling < self.narrow:
             gib = vram.GIB
             raise vram.OutOfVram(
-                f"The weights need at least {self.least / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
+                f"The weights need at least {self.narrow / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
                 f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )
-        for i, block in enumerate(self.blocks[: len(self.blocks) - spare]):
-            mix(block.module, _Streamed, **{STREAMED: (self, i)})
+        self._number()
 
     def without_bytes(self) -> Iterator[Paged]:
         """What the modules hold stand-ins of: weights that are paged, or left in the file."""
@@ -125,18 +124,85 @@ class Stream:
         return self._source.files[0].path
 
     @property
+    def blocks(self) -> tuple[Block, ...]:
+        """What is paged, and what could be: blocks, or parts of them."""
+        return self.grain.blocks
+
+    @property
+    def order(self) -> Order:
+        return self.grain.order
+
+    @property
+    def patching(self) -> Patching:
+        return self.grain.patching
+
+    @property
     def layers(self) -> tuple[Layer, ...]:
         """What the pager has, in its order."""
-        return tuple(self._layers[i] for i in self.order.paged)
+        return self.grain.paged
+
+    # ------------------------------------------------------------------------------------------------------- grain
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether what is paged are the parts of blocks."""
+        return self.grain is not self.grains[0]
+
+    def _bound(self) -> None:
+        """How many bytes of the device it takes: as it is paged now, in `least` to `most`; blocks pass through in `whole`, and as
+        finely as can be in `narrow`."""
+        self.least, self.most = self.grain.bounds(self._device)
+        self.whole, _ = self.grains[0].bounds(self._device)
+        self.narrow = min(one.bounds(self._device)[0] for one in self.grains)
+
+    def _number(self) -> None:
+        """Let what is called find its number, under this grain."""
+        for one in self.grains:
+            for module, _ in one.doors():
+                leads(module, self, None)
+        for module, i in self.grain.doors():
+            leads(module, self, i)
+
+    def _become(self, one: Grain) -> None:
+        """From now on it is paged so, with the same patches. Nothing is loaded."""
+        if one is not self.grain:
+            self.patching.become({}, one_pass=False)  # which keeps the patches' tensors
+            self.grain = one
+            self.changes.moved()
+            self._number()
+            patches, one_pass = self._patches
+            self.patching.become(patches, one_pass=one_pass)
+            self._bound()
+
+    def taken_over(self, block: Any) -> int | None:
+        """Another node's code is about to compute a block: it may look for weights anywhere in it. The block's number, if it is
+        not held yet; from now on blocks are not taken apart."""
+        if not self.is_in_parts:
+            return None
+        found = next((i for module, i in self.grains[0].doors() if module is block), None)
+        if found is not None:
+            with self._lock:
+                if self._in_use:
+                    raise NotWhileStreaming(
+                        f"{self.grains[0].blocks[found].name} runs inside of another block.", self.path
+                    )
+                held = self.held
+                self.unload()
+                self._become(self.grains[0])
+                self.grains = self.grains[:1]
+                self._bound()
+                self.load(self._device, held)
+        return found
 
     # ------------------------------------------------------------------------------------------------------- order
 
     @contextlib.contextmanager
-    def one_pass(self) -> Iterator[None]:
-        """One call of the model. If its blocks ran in another order than they are paged in, the next pass finds them in this."""
-        self.order.begin()
+    def one_pass(self) -> Iterator[Collection[int]]:
+        """One call of the model, and the blocks of it that have run: none where it was replayed. If they ran in another order than
+        they are paged in, the next pass finds them in this."""
+        ran = self.order.begin()
         try:
-            yield
+            yield ran
         finally:
             wanted = self.order.end()
         if wanted is not None:
@@ -155,10 +221,10 @@ class Stream:
             held = self.held
             self.unload()
             self.order.become(order)
-            self.least, self.most = bounds(self.layers, self._device)
+            self._bound()
             if held:
                 with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
-                    self.load(self._device, held)
+                    self._load(self._device, held, (self.grain,))
 
     # ------------------------------------------------------------------------------------------------------ memory
 
@@ -168,31 +234,68 @@ class Stream:
         return self.pager.held_bytes if self.pager is not None else 0
 
     @property
+    def beside(self) -> int:
+        """Device bytes taken beside the weights: by what was captured."""
+        return self.graphs.nbytes if self.graphs is not None else 0
+
+    def take_beside(self, nbytes: int) -> bool:
+        """Whether so many bytes are left of the device's budget; they are taken."""
+        if self._pool is None:
+            return False
+        try:
+            self._pool.budget.take(nbytes)
+        except OverBudget:
+            return False
+        self.ledger.hold(GRAPHS, nbytes)
+        return True
+
+    def give_back_beside(self, nbytes: int) -> None:
+        """What was taken, of the same device."""
+        if self._pool is not None and nbytes:
+            self._pool.budget.give_back(nbytes)
+            self.ledger.hold(GRAPHS, -nbytes)
+
+    def release_graphs(self) -> int:
+        """Give back what was captured: it is captured anew if it pays. Returns the bytes. Never waits."""
+        return 0 if self.graphs is None else self.graphs.release(waits=False)
+
+    @property
     def wanted(self) -> int:
         """Device bytes that it would take if it could: all, or its ceiling."""
         ceiling = vram.whole(self._device) if self.ceiling is None else self.ceiling
-        return max(self.least, min(self.most, ceiling))
+        return max(self.narrow, min(self.most, ceiling))
 
     def load(self, device: torch.device, nbytes: float) -> None:
-        """Hold up to this many bytes on the device, and no less than what the blocks need to pass through."""
+        """Hold up to this many bytes on the device, and no less than what the blocks need to pass through: whole if that fits."""
+        self._load(device, nbytes, self.grains)
+
+    def _load(self, device: torch.device, nbytes: float, grains: Sequence[Grain]) -> None:
+        """The same, paged in one of these ways."""
         with self._lock:
             if device != self._device or self._pool is None:
                 self._move(device)
             assert self._pool is not None
-            want = int(max(self.least, min(nbytes, self.wanted)))
+            least = min(one.bounds(device)[0] for one in grains)
+            want = int(max(least, min(nbytes, self.wanted)))
             left = self._pool.make_room(self, want - self.held)
-            budget = max(self.least, min(want, self.held + left))
+            budget = max(least, min(want, self.held + left))
             if self._in_use:
                 return  # whoever asks from within a block gets by with what there is
             try:
                 # Memory made in inference mode could not be written to outside of it, by the copying thread for one.
                 with torch.inference_mode(False), torch.no_grad():
-                    if self.pager is None:
-                        self.pager = self._open(budget)
-                    else:
-                        self.pager.resize(budget)
+                    self._fit(budget, grains)
             except OverBudget as error:
                 raise vram.out_of_vram(error, self.loader) from error
+
+    def _fit(self, budget: int, grains: Sequence[Grain]) -> None:
+        """Take this much. What is paged in parts stays so while it is loaded: to bring all of it anew costs more than parts do."""
+        if self.pager is not None and budget >= self.least:
+            self.pager.resize(budget)
+            return
+        self.unload()
+        self._become(next((one for one in grains if one.bounds(self._device)[0] <= budget), grains[-1]))
+        self.pager = self._open(budget)
 
     def refresh(self) -> None:
         """Before a prompt: a file that was touched, or replaced and brought back, is opened anew and streams again. Raises
@@ -206,22 +309,39 @@ class Stream:
                 self._was_refused = False
 
     def shrink(self, nbytes: int) -> int:
-        """Give back about this much: residents first, then the window. Returns what was given back: nothing while a block
-        runs, or while another thread loads or ends this model, for which nobody waits here."""
+        """Give back about this much: what was captured first, then residents, then the window. Returns what was given back: nothing
+        while a block runs, or while another thread loads or ends this model, for which nobody waits here."""
         if not self._lock.acquire(blocking=False):
             return 0
         try:
-            before = self.held
             if self.pager is None or self._in_use or nbytes <= 0:
                 return 0
+            captured = self.release_graphs()
+            if self.beside:
+                return captured  # another thread is about to replay one, with weights that have to be where they are
+            nbytes -= captured
+            before = self.held
+            if nbytes <= 0:
+                return captured
             if before - nbytes >= self.least:
                 with torch.inference_mode(False), torch.no_grad():
                     self.pager.resize(before - nbytes)
             else:
                 self.unload()
-            return before - self.held
+            return captured + before - self.held
         finally:
             self._lock.release()
+
+    def keep_window(self) -> int:
+        """Give back all but what the blocks need to pass through. Returns the bytes given back."""
+        return self.shrink(self.held - self.least)
+
+    def keep_parts(self) -> int:
+        """Give back all but what the blocks' parts need to pass through, where there are parts. Returns the bytes given back."""
+        before = self.held
+        if self.pager is not None and before > self.narrow:
+            self._load(self._device, self.narrow, self.grains)
+        return before - self.held
 
     def unload(self) -> None:
         """Give everything back: now, or when the block that is running is done."""
@@ -230,6 +350,9 @@ class Stream:
                 self._unloading = True
                 return
             self._unloading = False
+            self.changes.moved()
+            if self.graphs is not None:
+                self.graphs.release()
             pager, self.pager = self.pager, None
             if pager is not None:
                 pager.close()
@@ -246,8 +369,8 @@ class Stream:
             self._source.close()
             if self._pool is not None:
                 self._pool.leave(self)
-            self.blocks, self.left = (), ()
-            self.patching = Patching((), ())
+            self.grain = grain.whole((), (), (), 0, 0)
+            self.grains, self.left = (self.grain,), ()
 
     def check(self) -> None:
         """Raises FileChanged where weights were used that were not what the file holds. The host waits for the device."""
@@ -263,8 +386,9 @@ class Stream:
         if self._pool is not None:
             self._pool.leave(self)
         self._device = device
-        self.patching.forget_device()
-        self.least, self.most = bounds(self.layers, device)
+        for one in self.grains:
+            one.patching.forget_device()
+        self._bound()
         self._pool = vram.pool_of(device)
         self._pool.join(self)
 
@@ -282,6 +406,7 @@ class Stream:
             ledger=self.ledger,
             **{"convert": packed.convert, **self.pager_options},
         )
+        self.changes.moved()
         self.patching.factors.parcels = self._open_parcels(ram)
         pager.along = self._along
         return pager
@@ -335,7 +460,7 @@ class Stream:
         """What streams, by its name in the model."""
         found = {
             paged.key: (paged, weight)
-            for block, layer in zip(self.blocks, self._layers, strict=True)
+            for block, layer in zip(self.grains[0].blocks, self.grains[0].layers, strict=True)
             for paged, weight in zip(block.paged, layer.weights, strict=True)
         }
         for paged in self.left:
@@ -352,9 +477,12 @@ class Stream:
         patcher's name for these patches.
         """
         with self._lock:
+            self._patches = {key: tuple(some) for key, some in patches.items()}, one_pass
             changed = self.patching.become(patches, one_pass=one_pass)
             if self.pager is not None and self.pager.is_writable:
                 self._make_anew(self.pager, [self.order.place[i] for i in sorted(changed) if i in self.order.place])
+            if changed or uuid != self.patches_uuid:
+                self.changes.moved()
             self.patches_uuid = uuid
 
     def _make_anew(self, pager: Pager, layers: Sequence[int]) -> None:
@@ -362,6 +490,68 @@ class Stream:
         pager.renew([layer for layer in layers if (made := pager.made(layer)) is not None and made.wrote])
         for layer in layers:
             pager.forget_made(layer)
+
+    # ----------------------------------------------------------------------------------------------------- settled
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self._device
+
+    def settled(self) -> Settled:
+        """Whether all blocks have their weights at addresses that stay."""
+        if self.pager is None:
+            return Settled(None, "its weights are not loaded")
+        if self._in_use:
+            return Settled(None, "it is called from within one of its blocks")
+        return self.changes.settled(self.pager, self._unpatched)
+
+    def _unpatched(self, pager: Pager) -> str | None:
+        """Why the weights that the pager has are not all that a product reads, in words a user understands."""
+        for i in self.order.paged:
+            made: Made | None = pager.made(self.order.place[i])
+            if i in self.patching and (made is None or made.adds):
+                return "its LoRAs are being added" if made is None else "LoRAs are added to each product of its weights"
+        return None
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[bool]:
+        """For this time all blocks of a settled model hold their weights, and running one asks nothing of the pager. False where it
+        is not settled any more."""
+        with self._lock:
+            if self.settled().generation is None:
+                yield False
+                return
+            self._in_use += 1  # nothing moves
+        before = {i: self.blocks[i].held() for i in self.order.paged}
+        try:
+            assert self.pager is not None
+            for i in before:
+                weights = self.pager.weights(self.order.place[i])
+                made = self.pager.made(self.order.place[i]) if i in self.patching else None
+                self.blocks[i].hold(weights.kept if made is None else made.parameters)
+            self._stands_still = True
+            yield True
+        finally:
+            self._stands_still = False
+            for i, parameters in before.items():
+                self.blocks[i].hold(parameters)
+            self._in_use -= 1
+            if self._unloading:
+                self.unload()
+
+    def ran_as_a_graph(self) -> None:
+        """All blocks have, with one launch. Whoever watches blocks is told of each."""
+        self.last_used = time.monotonic()
+        if self.pager is not None:
+            self.pager.ran_apart()
+        if self.watcher is not None:
+            for layer in range(len(self.order.paged)):
+                self.watcher(layer)
+
+    def note(self, what: str, why: str) -> None:
+        """For the report."""
+        self.ledger.note(what, why)
 
     # ------------------------------------------------------------------------------------------------------ in use
 
@@ -378,6 +568,10 @@ class Stream:
         """Let the block's modules hold their weights. Returns what they held before, for `leave`."""
         block, order = self.blocks[i], self.order
         before = block.held()
+        if self._stands_still:
+            if i not in order.place:
+                raise NotWhileStreaming(f"{block.name} was not there when the model's call was captured.", self.path)
+            return before
         if i not in order.place:
             if not order.is_running:
                 self._lend(i)
@@ -406,6 +600,8 @@ class Stream:
 
     def leave(self, i: int, before: Parameters, *, spoilt: bool = False) -> None:
         """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
+        if self._stands_still:
+            return
         self.blocks[i].hold(before)
         self.patching.add_no_more(i)
         if i in self._lent:
@@ -425,7 +621,7 @@ class Stream:
     def _lend(self, i: int) -> None:
         """The block's weights, read for this once."""
         weights = Weights()
-        for weight in self._layers[i].weights:
+        for weight in self.grain.layers[i].weights:
             weights[weight.name] = self._read(weight).to(self._device)
         self._lent.add(i)
         made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
@@ -445,7 +641,7 @@ class Stream:
         if self.pager is None:
             if self._pool is None:
                 raise RuntimeError("a streamed model runs before ComfyUI's memory management has loaded it")
-            self.load(self._device, self.least)
+            self._load(self._device, self.least, (self.grain,))
         assert self.pager is not None
         return self.pager
 
@@ -485,37 +681,3 @@ class Stream:
 
 
 UNPATCHED = PatchRoute(one_pass=False)
-
-
-class _Streamed:
-    """What a block's class is mixed with."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        stream, i = self.__dict__[STREAMED]
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            _refuse_gradients(stream, (*args, *kwargs.values()))
-        before = _enter(stream, i)
-        try:
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            _leave(stream, i, before)
-
-
-def _refuse_gradients(stream: Stream, values: Sequence[Any]) -> None:
-    if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
-        raise NotWhileStreaming(
-            "Training needs a model's weights once more on the way back, when streamed ones are gone.", stream.path
-        )
-
-
-def _enter(stream: Stream, i: int) -> Parameters:
-    return (_entered_apart if torch.compiler.is_compiling() else Stream.enter)(stream, i)
-
-
-def _leave(stream: Stream, i: int, before: Parameters) -> None:
-    (_left_apart if torch.compiler.is_compiling() else Stream.leave)(stream, i, before)
-
-
-# A compiled graph breaks here; uncompiled, the way around it would cost as much as the rest.
-_entered_apart = torch.compiler.disable(Stream.enter)  # type: ignore[no-untyped-call]
-_left_apart = torch.compiler.disable(Stream.leave)  # type: ignore[no-untyped-call]

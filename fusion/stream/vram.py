@@ -42,6 +42,9 @@ class Member(Protocol):
     @property
     def last_used(self) -> float: ...
 
+    def release_graphs(self) -> int:
+        """Give back what was captured of its calls. Returns the bytes. Never waits."""
+
     def shrink(self, nbytes: int) -> int:
         """Give back about this much, unless it is in use or about to be. Returns the bytes given back. Never waits."""
 
@@ -64,6 +67,13 @@ class Pool:
         with self._lock:
             self._members.discard(member)
             self._measure()
+
+    def release_graphs(self) -> int:
+        """Somebody ran out of VRAM: what was captured of any model's calls is given back, for it is captured anew. Returns the
+        bytes."""
+        with self._lock:
+            members = list(self._members)
+        return sum(member.release_graphs() for member in members)
 
     def make_room(self, asker: Member, nbytes: int) -> int:
         """The others give what they can do without, the one used longest ago first, until this much is left. Returns what

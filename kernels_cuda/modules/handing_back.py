@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.utils.parametrize import is_parametrized
 
+from ..call import Call, Options, Tensors
 from ..errors import KernelRefused
 from ..ledger import LEDGER
 from ..ops.checks import word, wrong_dtype
 from ..policy import KernelPolicy
-from ..registry import GRADIENT
+from ..registry import GRADIENT, Op
 
 DEVICES = ("cuda",)  # tests add the CPU, where the ops run their references
 TYPES = (torch.float16,)
@@ -58,6 +60,30 @@ def replaced(name: str, part: nn.Module, known: type[nn.Module]) -> str | None:
     if part._forward_hooks or part._forward_pre_hooks:
         return f"{name} has hooks, which only torch's own computation calls"
     return f"the forward of {name} was replaced" if "forward" in part.__dict__ else None
+
+
+def own_obstacle(op: Op, module: nn.Module, policy: KernelPolicy) -> str | None:
+    """Why torch computes whatever x is: somebody traces, the kernels are off, or the weight is not torch's plain one."""
+    if traced():
+        return TRACED
+    if policy.mode(op.name) == "off":
+        return f"the kernels of {op.name} are off"
+    return "its weights are parametrised" if is_parametrized(module) else None
+
+
+def unlike(x: Tensor, weights: Iterable[Tensor | None]) -> str | None:
+    """Weights of another type than x, or elsewhere. torch has an error of its own for it, or promotes."""
+    for t in weights:
+        if t is not None and (t.dtype is not x.dtype or t.device != x.device):
+            return f"x is {x.dtype} on {x.device}, the weights are {t.dtype} on {t.device}"
+    return None
+
+
+def refusal(op: Op, tensors: Tensors, options: Options, policy: KernelPolicy) -> str | None:
+    """Why no kernel of an op of ours can compute a call; None if one can."""
+    call = Call(op.name, tensors, options, policy)
+    reasons = [candidate.refuse(call) for candidate in op.candidates if candidate.ours]
+    return None if None in reasons else "; ".join(reason for reason in reasons if reason)
 
 
 def hand_back(module: str, op: str, reason: str, x: Any, policy: KernelPolicy) -> None:

@@ -16,7 +16,7 @@ The device's side is src/packed_blocks.cuh.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -71,7 +71,7 @@ def _table(nibbles: Tensor) -> Tensor:
     return _iq4_values(nibbles.device)[nibbles.long()]
 
 
-@lru_cache(maxsize=16)
+@cache
 def _iq4_values(device: torch.device) -> Tensor:
     """Made once for a device: a graph that is being captured can copy nothing from the CPU."""
     with torch.inference_mode(False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def root(group: int) -> float:
     return 1 / math.sqrt(group) if group else 1.0
 
 
-@lru_cache(maxsize=8)
+@cache  # a CUDA graph may read it for as long as the process lives
 def matrix(group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The matrix itself, with its root: stock multiplies by it."""
     return turned(torch.eye(group, dtype=torch.float64), group).mul(root(group)).to(device, dtype)

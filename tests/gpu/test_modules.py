@@ -187,7 +187,6 @@ def test_what_is_not_served_is_torchs():
         "5x5 taps": made(16, 8, 5, policy=auto),
         "2 groups": made(16, 8, 3, groups=2, policy=auto),
         "a dilation": made(16, 8, 3, dilation=2, policy=auto),
-        "padding_mode": made(16, 8, 3, padding=1, padding_mode="reflect", policy=auto),
     }
     for words, module in others.items():
         assert words in module.obstacle(x)

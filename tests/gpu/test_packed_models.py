@@ -55,10 +55,10 @@ def pair(folder: Path, kind: str) -> tuple[Path, Path]:
 @pytest.mark.parametrize("kind", SCALES)
 def test_the_latents_are_those_of_the_unpacked_weights(folder, kind, backend, monkeypatch):
     """With all kernels off but the one that unpacks: the same operations on the same numbers, no tolerance."""
-    from fusestream.fusion.stream import stream
+    from fusestream.fusion.stream import grain
     from fusestream.memory.plan import least_budget
 
-    bounds = stream.bounds
+    bounds = grain.bounds
 
     def of_slots(layers, device):
         return least_budget([layer.nbytes for layer in layers]), bounds(layers, device)[1]
@@ -66,7 +66,7 @@ def test_the_latents_are_those_of_the_unpacked_weights(folder, kind, backend, mo
     if (
         backend == "slots"
     ):  # counted in pages of managed memory, the least would have room for all of this model's blocks
-        monkeypatch.setattr(stream, "bounds", of_slots)
+        monkeypatch.setattr(grain, "bounds", of_slots)
     packed, twin = pair(folder, kind)
     ours = load(packed, backend=backend)
     latent = sample(ours)

@@ -23,7 +23,7 @@ from bed.templates import EXAMPLES
 from bed.templates.examples import PICTURE
 
 SIDE = 64
-NAMES = [example.name for example in EXAMPLES if example.is_picture]
+NAMES = [example.name for example in EXAMPLES if example.is_picture and example.samples]
 FILES = {file.name for example in EXAMPLES if example.is_picture for file in example.graph().files()}
 STOCK = {
     "FuseStreamDiffusionModelLoader": ("UNETLoader", {"unet_name": "model_name"}, {"weight_dtype": "default"}),

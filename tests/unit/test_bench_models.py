@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from fusestream import checkpoints
 from fusestream.bench import groups, models, report
-from fusestream.bench.end_to_end import bounds, pictures, results, rows, weights, worker
+from fusestream.bench.end_to_end import bounds, pictures, results, rows, runner, weights, worker
 from fusestream.bench.end_to_end.bounds import Rates
 from fusestream.bench.end_to_end.rows import Row
 from fusestream.checkpoints.llama import LlamaSize, options_of
@@ -262,6 +262,15 @@ def test_rows_have_names_of_their_own() -> None:
     names = [row.name for row in rows.all_rows()]
     assert len(names) == len(set(names)) and {"1.3B 480x832x81", "VAE encode 720x1280x81"} <= set(names)
     assert all(rows.quick(row).asked is None for row in rows.all_rows())
+
+
+def test_a_row_may_leave_less_of_the_card_free_than_the_others() -> None:
+    bench: Any = SimpleNamespace(options=SimpleNamespace(free=8.0))
+    small = {row.name: runner.Bench.free(bench, row) for row in rows.all_rows() if row.group == "small"}
+    for work in ("1.3B 480x832x81", "14B 480x480x17"):
+        assert [small.pop(f"{work}, {gib} GiB free") for gib in (2, 3, 4, 6)] == [2.0, 3.0, 4.0, 6.0]
+    assert not small
+    assert {runner.Bench.free(bench, row) for row in rows.all_rows() if row.group != "small"} == {8.0}
 
 
 def test_switches_name_ops_that_exist() -> None:

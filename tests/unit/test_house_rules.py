@@ -41,11 +41,13 @@ FAMILIES = ROOT / "fusion" / "families"
 BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
     ROOT / "fusion" / f"{name}.py"
     for name in (
+        "arguments",
         "attention",
         "completeness",
         "errors",
         "family",
         "fused",
+        "graph",
         "int8_files",
         "int8_weights",
         "mixing",
@@ -62,8 +64,6 @@ BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
 # Ops that nothing in the pack asks for yet, and why they stay. What nobody asks for and nobody will goes.
 KEPT = {
     "dequantise_rows": "packed embeddings",
-    "diffusion_step": "live video: steps of milliseconds, where the sampler's own passes count",
-    "instance_norm": "networks that carry a style over",
     "residual_gate_norm_modulate": "modules: a residual and the norm behind it",
 }
 

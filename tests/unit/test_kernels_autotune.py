@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, autotune, stopwatch
+from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, autotune, choosing, stopwatch
 from fusestream.kernels_cuda.autotune import Tuner
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.near import key, nearest
@@ -75,6 +75,33 @@ def test_what_was_chosen_is_remembered_by_other_processes_too(tmp_path: Path) ->
     assert other.serves("fast", "stock") == ["fast"] and other.tuner.undecided == other.tuner.trials == 0
     assert LEDGER.choices[-1].why == autotune.CHOSEN
     assert LEDGER.choices[-1].seconds == pytest.approx({"fast": 1.0, "stock": 2.0})
+
+
+def test_what_is_recorded_before_a_choice_is_told_of_and_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA graph would hold whoever served, for good; events of a recording can be asked for nothing."""
+    some = Process(tmp_path, fast=1.0, stock=2.0)
+    able: Any = [
+        SimpleNamespace(name=n, ours=n == "fast", prepare=lambda _, n=n: some.runs(n)) for n in ("fast", "stock")
+    ]
+    op: Any = SimpleNamespace(name="some op", shape_class=lambda _: "a class")
+    settled: list[Any] = []
+    plan, _ = some.tuner.plan(op, CALL, able, settled.append)
+    for _ in range(4):
+        plan(CALL.tensors[0])
+    monkeypatch.setattr(choosing, "capturing", lambda: True)
+    some.lap = None  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(some.tuner, "_lap", None)
+    before, asked = some.tuner.undecided, dict(vars(some.tuner.purse))
+    assert plan(CALL.tensors[0]) == "fast" and some.tuner.undecided == before + 1
+    assert vars(some.tuner.purse) == asked and not settled
+    monkeypatch.undo()
+    while not settled:
+        plan(CALL.tensors[0])
+    monkeypatch.setattr(choosing, "capturing", lambda: True)
+    before = some.tuner.undecided
+    assert plan(CALL.tensors[0]) == settled[0](CALL.tensors[0]) == "fast" and some.tuner.undecided == before
 
 
 def test_a_race_counts_for_those_who_ran_in_it(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from plain_device import PlainDevice, PlainManagedMemory
 
 from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.stream import grain
 from fusestream.fusion.stream import stream as streaming
 from fusestream.memory import Pager, Parcels, RamBudget, bounds
 from fusestream.memory.host import Host
@@ -65,7 +66,7 @@ def load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...
 
     monkeypatch.setattr(streaming, "open_pager", open_pager)
     monkeypatch.setattr(streaming.Stream, "_open_parcels", open_parcels)
-    monkeypatch.setattr(streaming, "bounds", lambda layers, device: bounds(layers, "cuda"))
+    monkeypatch.setattr(grain, "bounds", lambda layers, device: bounds(layers, "cuda"))
     yield loaded
     mm.unload_all_models()
     assert not [error for device in devices for error in device.errors]
@@ -100,6 +101,17 @@ def test_the_latents_are_stocks_with_loras_and_without(
         )
     assert ours.stream.pager.is_writable == (backend != "managed")
     assert 0 < ours.stream.held <= ours.stream.ledger.peak("VRAM") <= ours.stream.ceiling
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_blocks_in_parts_have_their_loras(load: Callable[..., Any], folder: Path, backend: str) -> None:
+    ours, stock = load(backend, "fp32")
+    ours.stream.ceiling = ours.stream.narrow
+    lora = comfy.utils.load_torch_file(str(checkpoints.write("lora_kohya", folder)))
+    for strength in (1.0, 0.0):
+        pair = [comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)[0] for model in (ours, stock)]
+        assert torch.equal(*(sample(model) for model in pair)), strength
+    assert ours.stream.is_in_parts and ours.stream.ledger.peak("VRAM") <= ours.stream.narrow
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

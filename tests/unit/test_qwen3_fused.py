@@ -16,7 +16,7 @@ from live_memory import no_collector
 
 from fusestream.fusion import wide
 from fusestream.fusion.families.qwen3 import encoder as qwen3
-from fusestream.fusion.stream.stream import STREAMED
+from fusestream.fusion.stream.doors import STREAMED
 from fusestream.fusion.text_stack import FusedEmbedding
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 from fusestream.kernels_cuda.registry import Op

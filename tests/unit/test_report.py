@@ -253,6 +253,10 @@ def test_passes_are_cut_where_the_order_starts_anew() -> None:
     order = {"a": 0, "b": 1, "c": 2}
     entries = uses("b", "c", "a", "b", "c", "a", "b", "c", "a")
     assert passes.cut(entries, order) == [(2.0, 4.5), (5.0, 7.5)]
+    assert passes.cut(uses("a", "b", "b", "c", "a", "b", "b", "c"), order) == [(0.0, 3.5), (4.0, 7.5)], (
+        "b for two things"
+    )
+    assert len(passes.cut(uses("a", "a", "a"), {"a": 0})) == 3
     assert passes.cut([], order) == [] and passes.last_pass([], order, []) == () and passes.typical([], []) == {}
     copies = [Entry("copy", "c", 4.8, 5.2, 10), Entry("stall", "a", 4.6, 5.0), Entry("copy", "a", 1.0, 1.5, 10)]
     last = passes.last_pass([*entries, *copies], order, passes.cut(entries, order))

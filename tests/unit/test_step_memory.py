@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import comfy.cli_args
 import comfy.model_base
 import comfy.model_management
 import comfy.patcher_extension
@@ -17,13 +18,16 @@ import torch
 from fusestream import checkpoints
 from fusestream.fusion.families.wan.need import need
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.stream import reckoning as reckonings
 from fusestream.fusion.stream import step, vram
-from fusestream.fusion.stream.step import Reckoning
+from fusestream.fusion.stream.reckoning import Reckoning
 from fusestream.kernels_cuda.autotune import tuner
+from fusestream.memory.managed import pages
+from fusestream.memory.plan import least_budget
 
 GIB = 2**30
 LATENT = (1, 16, 21, 60, 104)  # 832x480x81: 32,760 tokens
-LEFT = (step.RESERVE + step.TRYING) / GIB
+LEFT = (reckonings.RESERVE + reckonings.TRYING) / GIB
 
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
@@ -129,7 +133,7 @@ def test_the_weights_leave_room_for_the_step_and_the_reserve(
     model: Any, monkeypatch: pytest.MonkeyPatch, room: float, one: float, batch: float, free: float, wanted: float
 ) -> None:
     stream = model.stream
-    stream.least, stream.most = GIB, 28 * GIB
+    stream.narrow, stream.whole, stream.most = GIB, GIB, 28 * GIB
     model.model.fusestream_reckoning.asked.extend((int(batch * GIB), int(one * GIB)))
     monkeypatch.setattr(model, "get_free_memory", lambda _: free * GIB)
     monkeypatch.setattr(model, "loaded_size", lambda: 0)
@@ -143,7 +147,7 @@ def test_nothing_is_left_for_a_batch_where_there_is_one_prompt(model: Any, monke
     reckoning.asked.extend((int(1.2 * GIB), int(0.6 * GIB)))
     monkeypatch.setattr(reckoning, "is_alone", True)
     monkeypatch.setattr(comfy.model_management, "minimum_inference_memory", lambda: 1.2 * GIB)
-    assert reckoning.room(7 * GIB, 8 * GIB, GIB, 28 * GIB) == pytest.approx((8 - 0.7 - LEFT) * GIB, rel=1e-6)
+    assert reckoning.room(7 * GIB, 8 * GIB, GIB, GIB, 28 * GIB) == pytest.approx((8 - 0.7 - LEFT) * GIB, rel=1e-6)
 
 
 def test_what_was_asked_for_the_last_video_is_forgotten(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +156,107 @@ def test_what_was_asked_for_the_last_video_is_forgotten(model: Any, monkeypatch:
     for frames in (21, 21, 5, 5):
         model.model.memory_required([2, 16, frames, 60, 104])
     assert max(reckoning.asked) == int(need(model.model.diffusion_model, (2, 16, 5, 60, 104), torch.float16))
+
+
+# --------------------------------------------------------------------------------------------------- what yields, in order
+
+
+class Real:
+    """A published Wan in fp16, in bytes: its blocks, the parts of one, and what does not stream."""
+
+    patch_size = (1, 2, 2)
+
+    def __init__(self, dim: int, hidden: int, count: int, rest: float) -> None:
+        attention, feed_forward = 2 * (4 * (dim * dim + dim) + 2 * dim), 2 * (2 * dim * hidden + hidden + dim)
+        parts = [attention, attention + 4 * dim, feed_forward]
+        self.dim, self.rest = dim, rest * GIB
+        self.whole = least_budget([pages(sum(parts))] * count)
+        self.narrow = least_budget([pages(part) for part in parts] * count)
+        self.most = count * pages(sum(parts))
+
+
+WAN_14B, WAN_1_3B = Real(5120, 13824, 40, 0.44), Real(1536, 8960, 30, 0.05)
+SHORT, LONG = (1, 16, 5, 60, 60), LATENT  # 480x480x17, 480x832x81
+OTHERS = 0.06 * GIB  # what a card has less when a step begins than before: code, workspaces, the prompts
+
+
+class Divided:
+    """What becomes of so many GiB that are free before the model is loaded."""
+
+    def __init__(self, net: Real, shape: tuple[int, ...], free: float, *, alone: bool = False) -> None:
+        some = Reckoning(need, in_pieces=True)
+        some.is_alone = alone
+        both, one = (need(net, (prompts, *shape[1:]), torch.float16) or 0.0 for prompts in (2, 1))
+        for nbytes in (both, one):
+            some.told(nbytes, 0, is_ours=True)
+        least = comfy.model_management.minimum_inference_memory()
+        stocks = free * GIB - max(least, one + comfy.model_management.extra_reserved_memory()) - net.rest
+        beside = free * GIB - net.rest
+        room = some.room(stocks, beside, net.narrow, net.whole, net.most)
+        self.weights = max(min(room, net.most), net.narrow)
+        self.beside = beside - self.weights - OTHERS
+        with some.batching():
+            self.is_batch = not alone and 1.5 * some.told(both, 1, is_ours=True) < self.beside
+        self.need = both if self.is_batch else one
+        self.in_small_pieces = some.is_short(self.need, self.beside)
+        self.need -= some.saves if self.in_small_pieces else 0
+        self.left = some.left_alone(self.need, self.beside)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a step leaves alone what it shall."""
+        return self.need + reckonings.TRYING + self.left <= self.beside
+
+
+def test_the_window_of_parts_is_less_than_half() -> None:
+    for net, whole, narrow in ((WAN_14B, 1.31, 0.53), (WAN_1_3B, 0.176, 0.105)):
+        assert net.whole == pytest.approx(whole * GIB, rel=0.02) and net.narrow == pytest.approx(narrow * GIB, rel=0.02)
+
+
+def test_the_reserve_yields_before_the_batch() -> None:
+    """14B 480x480x17 with 3.0 GiB free. The rest takes 0.44, the window 1.31, both prompts 0.80, and kernels that are tried 0.17:
+    of 1.19 GiB that a step would leave to others there are 0.2. By stock's margin both would need 1.2, and each prompt would bring
+    all weights over the bus."""
+    found = Divided(WAN_14B, SHORT, 3.0)
+    assert found.weights == WAN_14B.whole
+    assert 1.5 * need(WAN_14B, (2, *SHORT[1:]), torch.float16) > found.beside, "stock's margin"  # type: ignore[operator]
+    assert found.is_batch and found.fits and not found.in_small_pieces
+    assert 0.1 * GIB < found.left < 0.3 * GIB
+
+
+def test_a_step_that_needs_some_of_the_reserve_takes_it_at_once() -> None:
+    """1.3B 480x832x81 with 3.0 GiB free: both prompts take 1.44 GiB. With residents and the whole reserve they would have 1.1, run
+    out of it, and be computed again."""
+    found = Divided(WAN_1_3B, LONG, 3.0)
+    assert found.is_batch and found.fits and not found.in_small_pieces
+    assert found.weights == WAN_1_3B.whole, "residents yield first"
+    assert 1.0 * GIB < found.left < reckonings.RESERVE
+
+
+def test_two_gib_are_enough_for_14b() -> None:
+    """Blocks in parts, small pieces, and both prompts in one batch."""
+    found = Divided(WAN_14B, SHORT, 2.0)
+    assert WAN_14B.narrow <= found.weights < WAN_14B.whole
+    assert found.is_batch and found.in_small_pieces and found.fits
+
+
+@pytest.mark.parametrize("free", [2.0, 2.5, 3.0, 4.0, 6.0, 8.0])
+@pytest.mark.parametrize(("net", "shape"), [(WAN_14B, SHORT), (WAN_1_3B, LONG), (WAN_1_3B, SHORT)])
+@pytest.mark.parametrize("alone", [False, True])
+def test_whatever_is_free_a_step_fits_as_one_batch(net: Real, shape: tuple[int, ...], free: float, alone: bool) -> None:
+    found = Divided(net, shape, free, alone=alone)
+    assert found.fits and found.is_batch is not alone
+    if found.weights > net.whole:
+        assert found.left >= reckonings.RESERVE - OTHERS, "residents yield before the reserve"
+
+
+def test_what_was_asked_to_be_reserved_never_yields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--reserve-vram 0.9` the batch of 14B finds its room in the window."""
+    monkeypatch.setattr(comfy.cli_args.args, "reserve_vram", 0.9)
+    monkeypatch.setattr(comfy.model_management, "EXTRA_RESERVED_VRAM", 0.9 * GIB)
+    found = Divided(WAN_14B, SHORT, 3.0)
+    assert found.is_batch and found.fits and found.weights < WAN_14B.whole
+    assert found.left >= 0.9 * GIB - 1
 
 
 # ------------------------------------------------------------------------------------------------------- too little VRAM
@@ -188,6 +293,26 @@ def test_a_step_runs_a_last_time_with_the_window_alone(model: Any, monkeypatch: 
     assert len(failed) == 2 and model.stream.held == model.stream.least
 
 
+def test_a_step_runs_once_more_with_blocks_in_parts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    want, stream = sample(model), model.stream
+    failed = failing(model, monkeypatch, 3)
+    assert torch.equal(sample(model), want)
+    assert len(failed) == 3 and stream.held == stream.narrow < stream.whole
+
+
+def test_prompts_that_never_fit_together_are_computed_apart(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this sampling. The next one, of whatever size, is asked about anew."""
+    want, counts = sample(model), []
+    failed = failing(model, monkeypatch, 4)
+    executed = model.model._apply_model
+    monkeypatch.setattr(model.model, "_apply_model", lambda x, *a, **k: counts.append(len(x)) or executed(x, *a, **k))
+    torch.testing.assert_close(sample(model), want, rtol=1e-3, atol=1e-4)
+    assert len(failed) == 4 and counts == [2] * 4 + [1] * 4
+    counts.clear()
+    torch.testing.assert_close(sample(model), want, rtol=1e-3, atol=1e-4)
+    assert counts == [2, 2]
+
+
 @pytest.mark.parametrize("kernels_are_tried", [False, True])
 def test_a_video_that_needs_the_reserve_is_not_computed_twice_at_every_step(
     model: Any, monkeypatch: pytest.MonkeyPatch, kernels_are_tried: bool
@@ -198,21 +323,22 @@ def test_a_video_that_needs_the_reserve_is_not_computed_twice_at_every_step(
 
     @contextlib.contextmanager
     def leaving(nbytes: int, _: torch.device) -> Iterator[None]:
-        left.append(nbytes)
-        monkeypatch.setattr(tuner(), "trials", tuner().trials + kernels_are_tried)
-        raise torch.OutOfMemoryError("no")
+        if nbytes:
+            left.append(nbytes)
+            monkeypatch.setattr(tuner(), "trials", tuner().trials + kernels_are_tried)
+            raise torch.OutOfMemoryError("no")
         yield
 
     monkeypatch.setattr(step, "_leaving", leaving)
     sample(model)
-    assert left == [step.RESERVE] * (2 if kernels_are_tried else 1), "of two steps"
+    assert left == [reckonings.RESERVE] * (2 if kernels_are_tried else 1), "of two steps"
 
 
 def test_too_little_for_good_says_what_would_help_and_leaves_a_model_that_works(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     want = sample(model)
-    failing(model, monkeypatch, 3)
+    failing(model, monkeypatch, 99)
     with pytest.raises(
         vram.OutOfVram, match=r"too little.*Tried to allocate 2\.16 GiB\. Make the video smaller"
     ) as error:
@@ -256,6 +382,7 @@ class Card:
     def stats(self) -> dict[str, Any]:
         return {
             "reserved_bytes": {"all": {"current": self.reserved, "peak": 10**6}},
+            "active_bytes": {"all": {"current": 60, "peak": 10**6}},
             "allocated_bytes": {"all": {"current": self.allocated, "peak": self.peak}},
         }
 
@@ -289,6 +416,10 @@ def test_a_step_may_take_what_leaves_the_reserve_and_what_torch_has(
     assert card.fractions[-1] == 1.0
 
 
+def test_what_is_free_for_a_step_is_the_cards_and_what_torch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert step._free(Card(monkeypatch).device) == 600 + (100 - 60)
+
+
 def test_on_the_cpu_nothing_is_left_to_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch)
     with step._leaving(200, torch.device("cpu")):
@@ -296,39 +427,41 @@ def test_on_the_cpu_nothing_is_left_to_anybody(monkeypatch: pytest.MonkeyPatch) 
     assert not card.fractions
 
 
-def call_of(card: Card, nbytes: int, *, tries: bool = False) -> Any:
+def call_of(card: Card, nbytes: int, *, tries: bool = False, captures: bool = False) -> Any:
     """A call on the card that takes so much."""
+    graphs = SimpleNamespace(attempts=0)
 
     def run() -> str:
         tuner().trials += tries
+        graphs.attempts += captures
         return card.takes(nbytes)
 
-    reckoning = Reckoning(lambda *_: 100.0)
-    model = SimpleNamespace(
-        fusestream_reckoning=reckoning, diffusion_model=None, get_dtype_inference=lambda: torch.float16
-    )
+    model = SimpleNamespace(fusestream_reckoning=Reckoning())
     x = SimpleNamespace(is_cuda=True, device=card.device, shape=LATENT)
-    return SimpleNamespace(x=x, model=model, run=run)
+    return SimpleNamespace(x=x, model=model, run=run, stream=SimpleNamespace(graphs=graphs))
 
 
 def test_what_a_step_took_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what was there before, and not what an earlier step took."""
     card = Card(monkeypatch)
     call = call_of(card, 150)
-    assert step._measured(call) == "out" and call.model.fusestream_reckoning.ratio == pytest.approx(1.5)
+    assert step._measured(call, 100.0) == "out" and call.model.fusestream_reckoning.ratio == pytest.approx(1.5)
     assert card.emptied == 0
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: {})
     assert step._counted("allocated_bytes", "peak", card.device) == 0, "torch counts nothing before its first tensor"
 
 
-def test_a_step_in_which_kernels_were_tried_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["tries", "captures"])
+def test_a_step_in_which_kernels_were_tried_or_captured_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     """What is left of those that took more than the step needs is given back; to give back anything else would only cost."""
     card = Card(monkeypatch)
-    call = call_of(card, 150, tries=True)
-    assert step._measured(call) == "out" and call.model.fusestream_reckoning.ratio == 1.0
+    call = call_of(card, 150, **{what: True})
+    assert step._measured(call, 100.0) == "out" and call.model.fusestream_reckoning.ratio == 1.0
     assert card.emptied == 1, "the alternatives left pieces in between"
-    call = call_of(card, 90, tries=True)
-    assert step._measured(call) == "out" and card.emptied == 1
+    call = call_of(card, 90, **{what: True})
+    assert step._measured(call, 100.0) == "out" and card.emptied == 1
 
 
 def test_the_last_word_is_the_last_error_or_the_first() -> None:

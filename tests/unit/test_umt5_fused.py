@@ -18,7 +18,7 @@ from live_memory import no_collector
 
 from fusestream.fusion import operands, wide
 from fusestream.fusion.families.t5 import encoder as t5
-from fusestream.fusion.stream.stream import STREAMED
+from fusestream.fusion.stream.doors import STREAMED
 from fusestream.fusion.text_stack import FusedEmbedding, gather
 from fusestream.fusion.wide import Wide
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused

@@ -22,8 +22,8 @@ from fusestream import checkpoints, fusion
 from fusestream.fusion.errors import NotStreamable, NotWhileStreaming, WrongFile
 from fusestream.fusion.families.t5 import encoder as t5
 from fusestream.fusion.load_text import load_streamed_text_encoder
+from fusestream.fusion.stream import grain, vram
 from fusestream.fusion.stream import stream as streaming
-from fusestream.fusion.stream import vram
 from fusestream.fusion.stream.patcher import StreamingModelPatcher
 from fusestream.memory import FileChanged, Pager, RamBudget, bounds
 from fusestream.memory.host import Host
@@ -295,7 +295,7 @@ def test_over_the_slots_of_a_gpu(folder: Path, stock: Any, path: str, monkeypatc
         return Pager(layers, budget, vram, SlotsBackend(device, layers, host, ledger), ledger)
 
     monkeypatch.setattr(streaming, "open_pager", open_pager)
-    monkeypatch.setattr(streaming, "bounds", lambda layers, device: bounds(layers, "cuda"))
+    monkeypatch.setattr(grain, "bounds", lambda layers, device: bounds(layers, "cuda"))
     clip = least(path)
     file = comfy.utils.load_torch_file(str(checkpoints.write(LORA, folder)))
     for one in (clip, comfy.sd.load_lora_for_models(None, clip, file, 0.0, 0.5)[1], clip):

@@ -24,7 +24,7 @@ Text is written by stock's computation: `generate` has a cache of keys, which th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import comfy.model_management
@@ -37,8 +37,9 @@ from torch import Tensor, nn
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, join_sums, rms_rope_, rms_rope_sums
 from ... import text_stack
 from ...fused import POLICY, all_off
+from ...graph import replayed
 from ...mixing import mix
-from ...stream.stream import STREAMED
+from ...stream.doors import STREAMED
 from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
 from ...wide import Gate, Wide, norm_weight
 
@@ -199,7 +200,7 @@ class FusedStack:
             found = prompt_of(self, embeds, attention_mask, intermediate_output, others)
             if isinstance(found, Prompt):
                 assert embeds is not None, "or it is stock's"
-                return encode(self, found, embeds, intermediate_output, final_layer_norm_intermediate)
+                return encoded(self, found, embeds, intermediate_output, final_layer_norm_intermediate)
             like = embeds if embeds is not None else torch.as_tensor(x)
             HAND_BACK(found, like, forced=policy.default == "on", quietly=not like.is_cuda)
         return super().forward(  # type: ignore[misc]
@@ -235,6 +236,19 @@ def prompt_of(
     cos, sin, _ = stack.compute_freqs_cis(torch.arange(found.tokens, device=x.device)[None], x.device)
     twice = None if found.lengths is None or len(x) > 1 else found.lengths.repeat(2)
     return Prompt(Wide(policy), found, twice, cos[..., : sin.shape[-1]], sin)
+
+
+def encoded(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
+    """What `encode` returns, replayed where that pays."""
+
+    def body(prompt: Prompt, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        return encode(stack, prompt, x, taps, norms_taps)
+
+    key = str(taps), norms_taps, stack.fusestream_reads_last
+    found: tuple[Tensor | None, Tensor | None] = replayed(
+        stack.layers[0], body, (replace(prompt, seen=prompt.seen.on_the_device), x), key
+    )
+    return found
 
 
 def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:

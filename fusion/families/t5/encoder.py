@@ -25,7 +25,7 @@ neither streamed nor on the card: ComfyUI brings them through buffers of its own
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import comfy.model_management
@@ -38,9 +38,10 @@ from ....kernels_cuda import STANDARD, KernelPolicy, attention
 from ....kernels_cuda.ops.linear import Activation
 from ... import text_stack
 from ...fused import POLICY, all_off
+from ...graph import replayed
 from ...mixing import mix
 from ...operands import operands
-from ...stream.stream import STREAMED
+from ...stream.doors import STREAMED
 from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
 from ...wide import Gate, Wide
 
@@ -119,7 +120,7 @@ class FusedStack:
             reason = obstacle(self, x, attention_mask)
             prompt = None if reason else prompt_of(self, Wide(policy), x, attention_mask)
             if prompt is not None:
-                return encode(self, prompt, x, intermediate_output, final_layer_norm_intermediate)
+                return encoded(self, prompt, x, intermediate_output, final_layer_norm_intermediate)
             reason = reason or "a prompt has no token that may be seen"
             HAND_BACK(reason, x, forced=policy.default == "on", quietly=not x.is_cuda)
         found: tuple[Tensor, Tensor | None] = super().forward(  # type: ignore[misc]
@@ -130,6 +131,21 @@ class FusedStack:
             **others,
         )
         return found
+
+
+def encoded(
+    stack: Any, prompt: Prompt, x: Tensor, intermediate_output: int | None, final_layer_norm_intermediate: bool
+) -> tuple[Tensor, Tensor | None]:
+    """What `encode` returns, replayed where that pays."""
+
+    def body(prompt: Prompt, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return encode(stack, prompt, x, intermediate_output, final_layer_norm_intermediate)
+
+    key = str(intermediate_output), final_layer_norm_intermediate
+    found: tuple[Tensor, Tensor | None] = replayed(
+        stack.block[0], body, (replace(prompt, seen=prompt.seen.on_the_device), x), key
+    )
+    return found
 
 
 def encode(

@@ -92,6 +92,7 @@ WAN = Family(
     ),
     blocks=_blocks,
     need=_need,
+    in_pieces=True,
     cost=_cost,
     expects=_expects,
     vaes=VAES,

@@ -7,12 +7,13 @@
     └─ norm, modulate ─ ffn, a few tokens at a time, GELU in the product, gate, + x, in place ─ x
 
 Activations, in units of x [batch, tokens, dim] in fp16: x itself (the caller has it), q, k, v and what attention sees, five
-at once at the worst place; the ffn's hidden values never take more than 256 MiB. Stock's block needs about nine. All of
-them have the size of x, so that torch's allocator finds a place for each where another one was: packed, q k v would need
-three units in one piece, which at 720p is 2.2 GiB and no longer there. A few tokens are packed: they have no such trouble,
-and one product of them is faster than three. Under `turbo` what q, k and v
-read in 8 bits lies beside x in pieces of 64 MiB. x is never written to: VACE's side branch still wants the one that went into the
-first block.
+at once at the worst place; the ffn's hidden values never take more than 256 MiB, or 64 where VRAM is short. Stock's block needs
+about nine. All of them have the size of x, so that torch's allocator finds a place for each where another one was: packed, q k v
+would need three units in one piece, which at 720p is 2.2 GiB and no longer there. A few tokens are packed: they have no such
+trouble, and one product of them is faster than three. Under `turbo` what q, k and v read in 8 bits lies beside x in pieces of
+64 MiB. x is never written to: VACE's side branch still wants the one that went into the first block.
+
+Where two blocks do not fit on the card, its three rows above are brought one by one (`stream/grain.py`).
 
 What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on the
 attentions are called with the tensors they expect, and a block whose parts another node has replaced is stock's again. So
@@ -33,9 +34,12 @@ from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, norm_modulate, rms_rope_
+from ....kernels_cuda.ops.mlp import CHUNK_BYTES
 from ...fused import FusedBlock, HandBack, fuse_block
 from ...operands import operands
 from ...products import feed_forward, product, products
+from ...stream.doors import within
+from ...stream.reckoning import PIECES
 
 Block = comfy.ldm.wan.model.WanAttentionBlock
 VaceBlock = comfy.ldm.wan.model.VaceWanAttentionBlock
@@ -71,6 +75,9 @@ class _Fused(FusedBlock):
 
     fusestream_hand_back = HAND_BACK
 
+    def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
+        return parts(self)
+
     def forward(
         self,
         x: Tensor,
@@ -93,6 +100,11 @@ class _FusedVace(FusedBlock):
 
     fusestream_hand_back = HAND_BACK
 
+    def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
+        first, *others, last = parts(self)
+        module: Any = self
+        return [[module.before_proj, *first] if module.block_id == 0 else first, *others, [*last, module.after_proj]]
+
     def forward(self, c: Tensor, x: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
         options = arguments.get("transformer_options") or {}
         policy = self.policy_for(c, options)
@@ -101,7 +113,8 @@ class _FusedVace(FusedBlock):
             return out
         module: Any = self
         if module.block_id == 0:
-            c = product(c.contiguous(), module.before_proj, policy, residual=x.contiguous())
+            before = module.before_proj
+            c = within(before, product, c.contiguous(), before, policy, residual=x.contiguous())
         c = block(
             self,
             policy,
@@ -112,10 +125,15 @@ class _FusedVace(FusedBlock):
             arguments.get("context_img_len", 257),
             options,
         )
-        return product(c, module.after_proj, policy), c
+        return within(module.after_proj, product, c, module.after_proj, policy), c
 
 
 # ----------------------------------------------------------------------------------------------------------- the block
+
+
+def parts(module: Any) -> list[list[nn.Module]]:
+    """What of a block is used together: of 14B in fp16 200 MiB, 200 and 270."""
+    return [[module.self_attn], [module.norm3, module.cross_attn], [module.ffn]]
 
 
 def block(
@@ -138,20 +156,12 @@ def block(
     """
     x = x.contiguous()
     shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = modulation(module, e, x)
-    patches = options.get("patches", {})
-
-    attended = self_attention(module, policy, x, scale, shift, freqs, options)
-    x = product(attended, module.self_attn.o, policy, residual=x, gate=gate)
-    del attended
-
-    attended = cross_attention(module, policy, x, context, context_img_len, options)
-    product(attended, module.cross_attn.o, policy, residual=x, out=x)
-    del attended
-    for patch in patches.get("attn2_patch", ()):
+    x = within(module.self_attn, seen_by_itself, module, policy, x, shift, scale, gate, freqs, options)
+    x = within(module.cross_attn, seen_by_text, module, policy, x, context, context_img_len, options)
+    for patch in options.get("patches", {}).get("attn2_patch", ()):
         x = patch({"x": x, "transformer_options": options})
-
-    normed = norm_modulate(x, ffn_scale, ffn_shift, eps=module.norm2.eps, policy=policy)
-    return feed_forward(normed, module.ffn[0], module.ffn[2], policy, residual=x, gate=ffn_gate, out=x)
+    out: Tensor = within(module.ffn, fed_forward, module, policy, x, ffn_shift, ffn_scale, ffn_gate, options)
+    return out
 
 
 def modulation(module: Any, e: Tensor, x: Tensor) -> Sequence[Tensor]:
@@ -159,6 +169,38 @@ def modulation(module: Any, e: Tensor, x: Tensor) -> Sequence[Tensor]:
     own = comfy.model_management.cast_to(module.modulation, dtype=x.dtype, device=x.device)
     parts: Sequence[Tensor] = (own + e).chunk(6, dim=1) if e.ndim < 4 else (own.unsqueeze(0) + e).unbind(2)
     return parts
+
+
+def seen_by_itself(
+    module: Any,
+    policy: KernelPolicy,
+    x: Tensor,
+    shift: Tensor,
+    scale: Tensor,
+    gate: Tensor,
+    freqs: Tensor,
+    options: Options,
+) -> Tensor:
+    """x [batch, tokens, dim] and what its tokens see of each other, in a new tensor."""
+    attended = self_attention(module, policy, x, scale, shift, freqs, options)
+    return product(attended, module.self_attn.o, policy, residual=x, gate=gate)
+
+
+def seen_by_text(
+    module: Any, policy: KernelPolicy, x: Tensor, context: Tensor, context_img_len: int | None, options: Options
+) -> Tensor:
+    """x [batch, tokens, dim] and what its tokens see of text and picture, in place."""
+    attended = cross_attention(module, policy, x, context, context_img_len, options)
+    return product(attended, module.cross_attn.o, policy, residual=x, out=x)
+
+
+def fed_forward(
+    module: Any, policy: KernelPolicy, x: Tensor, shift: Tensor, scale: Tensor, gate: Tensor, options: Options
+) -> Tensor:
+    """x [batch, tokens, dim] and what the feed-forward makes of it, in place."""
+    normed = norm_modulate(x, scale, shift, eps=module.norm2.eps, policy=policy)
+    pieces = options.get(PIECES, CHUNK_BYTES)
+    return feed_forward(normed, module.ffn[0], module.ffn[2], policy, residual=x, gate=gate, out=x, pieces=pieces)
 
 
 def self_attention(
@@ -191,7 +233,7 @@ def cross_attention(
     del normed
     q4 = q.view(*q.shape[:2], attn.num_heads, attn.head_dim)
     _rms_rope(attn, attn.norm_q, None, q4, None, None, policy)
-    if type(attn) is TextAttention:
+    if isinstance(attn, TextAttention):
         return _attend_to(attn, (attn.k, attn.v), attn.norm_k, q, context, policy, options)
     picture, text = context[:, :context_img_len], context[:, context_img_len:]
     attended = _attend_to(attn, (attn.k, attn.v), attn.norm_k, q, text, policy, options)

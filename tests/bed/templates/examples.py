@@ -9,7 +9,7 @@ from typing import Any
 from . import files, prediction
 from .files import File
 from .graph import BROWN, GREEN, RED, Column, Graph, Node, Output
-from .note import Work, note
+from .note import Work, note, plain
 
 FOX = "a red fox runs through a snowy pine forest, morning light, the camera follows at its side"
 AVOID = (
@@ -44,6 +44,7 @@ class Example:
     subline: str
     build: Callable[[Graph], None]
     is_picture: bool = False
+    samples: bool = True  # whether a diffusion model does the work
 
     def graph(self) -> Graph:
         graph = Graph(self.name)
@@ -358,6 +359,26 @@ def z_image(graph: Graph) -> None:
     _note(graph, columns[1:3], "Z-Image Turbo", about, work, advice, tall=360)
 
 
+def style_transfer(graph: Graph) -> None:
+    """A picture as it is, and the network that has the look."""
+    columns = _columns(340, 340, 480)
+    image = graph.add(columns[0], "LoadImage", "Picture or frames", tall=314, image=PICTURE, upload="image")
+    style = graph.add(columns[1], "FuseStreamLoadStyleModel", style_name="ink and wash (example)")
+    made = graph.add(columns[1], "FuseStreamApplyStyle", style=style[0], image=image[0])
+    graph.add(columns[2], "SaveImage", tall=480, images=made[0], filename_prefix="FuseStream")
+    about = (
+        "Another look for a picture, in one pass of a small network. The one that is chosen comes with FuseStream: a tiny net that "
+        "was trained on made pictures. Published ones go into *models/style_models*: transformer nets of PyTorch's "
+        "*fast_neural_style* (.pth or .safetensors), or an AdaIN decoder with *vgg_normalised.pth* as **encoder_name** and a "
+        "picture of the look at **style_image**. Press **R** after putting them there."
+    )
+    advice = (
+        "Pictures that are too large for the VRAM go in bands, with the same result. For a video connect its frames, and set "
+        "**smooth** to 0.5 against flicker."
+    )
+    _put_note(graph, columns[:2], "How it works, what to expect", plain("Style transfer", about, advice), 330)
+
+
 def _columns(*widths: int) -> list[Column]:
     gap, x, out = 30, 40, []
     for width in widths:
@@ -512,10 +533,14 @@ def _note(
     graph: Graph, span: Sequence[Column], title: str, about: str, work: Work, advice: str, tall: int = 310
 ) -> None:
     """Across the columns of `span`, below what they have so far; what comes later goes below the note."""
+    text = note(title, about, graph.files(), work, advice)
+    _put_note(graph, span, "Which file goes where, what to expect", text, tall)
+
+
+def _put_note(graph: Graph, span: Sequence[Column], heading: str, text: str, tall: int) -> None:
     first, last = span[0], span[-1]
     below = Column(first.x, last.x + last.width - first.x, max(column.y for column in span))
-    text = note(title, about, graph.files(), work, advice)
-    graph.add(below, "MarkdownNote", "Which file goes where, what to expect", tall, BROWN, text=text)
+    graph.add(below, "MarkdownNote", heading, tall, BROWN, text=text)
     for column in span:
         column.y = below.y
 
@@ -532,5 +557,8 @@ EXAMPLES = (
     Example("flux2_klein_4B", "Text to picture", "Flux.2 klein 4B, 4 steps", klein, is_picture=True),
     Example("flux2_klein_edit", "Change a picture", "Flux.2 klein 4B, 4 steps", klein_edit, is_picture=True),
     Example("z_image_turbo", "Text to picture", "Z-Image Turbo, 8 steps", z_image, is_picture=True),
+    Example(
+        "style_transfer", "Another look", "one pass of a small net", style_transfer, is_picture=True, samples=False
+    ),
     Example("with_and_without", "A and B", "with and without our kernels", side_by_side),
 )

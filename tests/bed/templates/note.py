@@ -51,6 +51,11 @@ def note(title: str, about: str, files: list[File], work: Work, advice: str) -> 
     )
 
 
+def plain(title: str, about: str, advice: str) -> str:
+    """The Markdown of an example that needs no file and samples nothing."""
+    return "\n".join([f"# {title}", "", about, "", f"**On an 8 GB card.** Not measured yet. {advice}", ""])
+
+
 def expectation(work: Work) -> str:
     """What to expect, with the status of each figure: a card of 8 GB has not been measured, a larger one made as small has."""
     each = seconds_a_step(work.model, work.width, work.height, work.length, work.prompts, work.references)

@@ -1,0 +1,451 @@
+"""Short work without the host: a call of a model is captured as a CUDA graph, and then replayed.
+
+What is captured holds addresses. So it is done only while the model is settled (`Stream.settled`), and what was captured goes
+when anything of the model moves, is patched or given back. A call's tensors are copied into ones of the graph's own; what comes
+out is copied, so that callers may keep it.
+
+One call has a key: shapes, strides and types of all its tensors, and every other value of its arguments. Of each key
+
+    the first call      runs as ever: kernels are chosen, memory is found
+    the second          is timed, the device being idle before it. If the device is done when the host has asked for everything, or
+                        hardly later (`PAYS`), the host is what the call waits for; else nothing is gained, and it is never captured
+    the third           is watched (`gpu/rehearsal.py`) and captured, unless it changes what it is given, or something that the
+                        network keeps
+    all others          are replayed
+
+When anything moved, a call is captured anew at once. But where that was in vain more than once, since nobody replayed it before
+the next move (a LoRA may change from call to call), some calls in a row must find all in its place: twice as many each time.
+
+A call in which a kernel was still being chosen does not count, and is not captured: a graph holds chosen ones only. What cannot be
+captured runs as ever; the report has the reason.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import comfy.ldm.modules.attention
+import comfy.model_management
+import torch
+from torch import Tensor, nn
+
+from ..gpu import capture
+from ..gpu.graphs import RECORDER, NotRecorded, Recorded, Recorder
+from ..gpu.rehearsal import NotRecordable, Rehearsal
+from ..kernels_cuda import LEDGER
+from ..kernels_cuda.autotune import tuner
+from .arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
+from .stream.doors import STREAMED
+from .stream.settled import Settled
+from .unchanged import Unchanged, difference
+from .words import counted
+
+PAYS = 0.9  # of the time that a call takes, that the host must be busy for it
+MOST_GRAPHS = 4  # of a model, the ones used last
+MOST_BYTES = 2**29  # of one graph: work that needs more is not short
+MOST_CALLS = 64  # of which it is remembered how far they are
+MOST_PATIENCE = 64  # calls that have to find everything in its place, after many graphs that nobody replayed
+GIB = 2**30
+NO_ROOM = "too little VRAM is left for what was captured"
+# Of torch's products, what may be another one at each call.
+SWITCHES = (
+    "allow_fp16_accumulation",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+)
+
+Body = Callable[..., Any]
+
+
+class Owner(Protocol):
+    """Whose calls are captured: a `Stream`."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def settled(self) -> Settled: ...
+
+    def standing_still(self) -> AbstractContextManager[bool]:
+        """For this time the model's modules hold their weights, and nothing moves; or it is not settled any more."""
+
+    def ran_as_a_graph(self) -> None:
+        """All of its blocks have, with one launch."""
+
+    def take_beside(self, nbytes: int) -> bool:
+        """Whether so many bytes beside the weights are left of the budget; they are taken."""
+
+    def give_back_beside(self, nbytes: int) -> None: ...
+
+    def note(self, what: str, why: str) -> None:
+        """For the report."""
+
+
+class _Graph:
+    """What was captured of one call."""
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        inputs: Sequence[Tensor],
+        out: Any,
+        outputs: Sequence[Tensor],
+        rehearsal: Rehearsal,
+        effects: Sequence[capture.Effect],
+    ) -> None:
+        """out: the structure of what comes out, whose tensors are `outputs`. effects: what the host does at each replay."""
+        self.recorded, self.inputs, self.out, self.outputs = recorded, inputs, out, outputs
+        self._rehearsal, self._effects = rehearsal, effects  # the first keeps what is read at each replay
+        self._rooms = [span(tensor) for tensor in inputs]
+        self._around = sum(span(tensor).nbytes for tensor in (*inputs, *outputs)) + rehearsal.nbytes
+        self.counted = 0  # bytes taken of the budget
+        self.replayed = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.recorded.nbytes + self._around
+
+    def replay(self, tensors: Sequence[Tensor]) -> Any:
+        for room, given in zip(self._rooms, tensors, strict=True):
+            room.copy_(span(given))
+        self.recorded.replay()
+        self.replayed += 1
+        out = self.results()
+        for effect in self._effects:
+            effect()
+        return out
+
+    def results(self) -> Any:
+        """What came out last, for the caller to keep."""
+        return put_together(self.out, (tensor.clone() for tensor in self.outputs))
+
+
+class _Call:
+    """What is known of the calls of one key. refused: why they are not captured."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+        self.refused: str | None = None
+        self.is_for_now = False  # refused until the model's memory is another
+        self.graph: _Graph | None = None
+        self.wasted = 0  # graphs in a row that nobody replayed
+        self.calm = 0  # calls since anything moved, as far as they were counted
+
+    @property
+    def is_calm(self) -> bool:
+        return self.wasted < 2 or self.calm >= min(2 ** (self.wasted - 1), MOST_PATIENCE)
+
+
+class Graphs:
+    """Of one model: a diffusion network, or the blocks of a text encoder."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        net: nn.Module,
+        recorder: Recorder = RECORDER,
+        undecided: Callable[[], int] = lambda: tuner().undecided,
+    ) -> None:
+        """net: what calls run, or more. undecided: how many calls of an op were served so far before a kernel was chosen for it."""
+        self._owner, self._recorder, self._undecided = owner, recorder, undecided
+        self._net = Unchanged(net)
+        self._looked_up: Hashable = None  # at which of the owner's generations
+        self._calls: OrderedDict[Hashable, _Call] = OrderedDict()  # the latest last
+        self._generation: Hashable = None
+        self._lock = threading.RLock()
+        self._is_capturing = False
+        self.attempts = self.captured = self.replayed = 0
+        self.peak = 0
+
+    @property
+    def count(self) -> int:
+        return sum(call.graph is not None for call in tuple(self._calls.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """What they take of the device."""
+        return sum(call.graph.counted for call in tuple(self._calls.values()) if call.graph is not None)
+
+    def call(self, body: Body, given: Sequence[Any], key: Hashable = ()) -> Any:
+        """body(*given): what a key has in common computes the same. key: what else it depends on. The body must not keep what it is
+        given, nor write to it."""
+        if self._is_capturing or torch.compiler.is_compiling():
+            return body(*given)
+        call, tensors = self._known(given, key)
+        if call is None:
+            return body(*given) if self._generation is not None else self._arrived(body, given, key)
+        if call.graph is None:
+            return self._toward(call, body, given, tensors)
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        found = self._replay(call, tensors)
+        if found is None:
+            return body(*given)
+        self._owner.ran_as_a_graph()
+        return found[0]
+
+    def refuse(self, reason: str) -> None:
+        """The call at hand is not for graphs, for a reason that a user may want to know where there could be some."""
+        if self._recorder.obstacle(self._owner.device) is not None or self._owner.settled().generation is None:
+            return
+        self._owner.note("CUDA graphs", f"none: {reason}")
+        if not LEDGER.knows("model call", "CUDA graph", reason):
+            LEDGER.refused("model call", "CUDA graph", reason, "a call of the model", "launch after launch")
+
+    def release(self, *, waits: bool = True) -> int:
+        """Give all of their memory back; how far each call was stays known. Returns the bytes. waits: for another thread that
+        captures or replays; else nothing is given back then."""
+        if not self._lock.acquire(blocking=waits):
+            return 0
+        try:
+            before = self.nbytes
+            for call in tuple(self._calls.values()):
+                self._drop(call)
+            return before
+        finally:
+            self._lock.release()
+
+    def words(self) -> str:
+        """For the report; nothing where nothing was captured."""
+        if not self.captured:
+            return ""
+        held = f"{counted(self.count, 'graph', 'graphs')} in {self.nbytes / GIB:.2f} GiB of VRAM"
+        calls = f"{counted(self.replayed, 'call was', 'calls were')} replayed, {self.captured} captured"
+        return f"Short calls run as CUDA graphs: {calls}; {held} now."
+
+    # ------------------------------------------------------------------------------------------------------------- inside
+
+    def _settled(self) -> Settled:
+        """The owner, and what of the network it knows nothing of."""
+        found = self._owner.settled()
+        if found.generation is None:
+            return found
+        if found.generation != self._looked_up:
+            self._net.look_up()
+            self._looked_up = found.generation
+        return Settled((found.generation, self._net.addresses()))
+
+    def _known(self, given: Sequence[Any], key: Hashable) -> tuple[_Call | None, list[Tensor]]:
+        """The call's key, or None where it cannot be captured, and its tensors."""
+        device, tensors = self._owner.device, list[Tensor]()
+        reason = self._recorder.obstacle(device)
+        if reason is not None:
+            self.release()
+            if device.type != "cpu":  # where nobody expects any
+                self._owner.note("CUDA graphs", f"none: {reason}")
+            return None, tensors
+        settled = self._settled()
+        if settled.generation != self._generation:
+            self.release()
+            self._generation = settled.generation
+            for call in self._calls.values():
+                call.calm = 0
+                if call.is_for_now:
+                    call.refused, call.is_for_now = None, False
+        if settled.generation is None:
+            self._owner.note("CUDA graphs", f"none: {settled.why}")
+            return None, tensors
+        try:
+            form = taken_apart(given, tensors, device)
+        except Unfit as unfit:
+            self.refuse(str(unfit))
+            return None, tensors
+        whole_key = key, _surroundings(), form
+        call = self._calls.setdefault(whole_key, _Call())
+        self._calls.move_to_end(whole_key)
+        while len(self._calls) > MOST_CALLS:
+            self._drop(self._calls.popitem(last=False)[1])
+        return (None if call.refused is not None else call), tensors
+
+    def _replay(self, call: _Call, tensors: Sequence[Tensor]) -> tuple[Any] | None:
+        """What comes out; None where the graph was given back this moment, for another thread, or finds no memory."""
+        with self._lock:
+            graph = call.graph
+            if graph is None:
+                return None
+            try:
+                out = graph.replay(tensors)
+            except torch.OutOfMemoryError:
+                self._never(call, NO_ROOM, for_now=True)
+                return None
+            except BaseException:
+                self._drop(call)  # which waits for what it had begun
+                raise
+            self.replayed += 1
+            if graph.nbytes > graph.counted:  # the first replay may take more
+                self._keep_to_the_budget(call)
+            return (out,)
+
+    def _arrived(self, body: Body, given: Sequence[Any], key: Hashable) -> Any:
+        """A call of a model that is not settled. It may be afterwards: then this was the first call of its key."""
+        before = self._undecided()
+        out = body(*given)
+        if self._undecided() == before and self._settled().generation is not None:
+            call, _ = self._known(given, key)
+            if call is not None:
+                call.ran = max(call.ran, 1)
+        return out
+
+    def _toward(self, call: _Call, body: Body, given: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
+        """One more call that is not replayed yet."""
+        before = self._undecided()
+        if call.ran >= 2:
+            if call.is_calm:
+                return self._captured(call, body, given, tensors)
+            call.calm += 1
+            return body(*given)
+        if call.ran == 0:
+            out = body(*given)
+        else:
+            out, host, whole = self._recorder.timed(self._owner.device, lambda: body(*given))
+        if self._undecided() != before:
+            return out
+        call.ran += 1
+        if call.ran == 2 and host < PAYS * whole:
+            call.refused = f"the card takes {whole * 1e3:.1f} ms for a call, and the host {host * 1e3:.1f}"
+            self._owner.note("CUDA graphs", f"none: {call.refused}")
+        return out
+
+    def _captured(self, call: _Call, body: Body, given: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
+        """The call's result, computed as ever; and it is captured, unless it cannot be."""
+        device, before = self._owner.device, self._undecided()
+        self.attempts += 1
+        rehearsal = Rehearsal(device)
+        try:
+            own = self._own_copies(tensors)
+        except Unfit as reason:
+            self._never(call, str(reason))
+            return body(*given)
+        except torch.OutOfMemoryError:
+            self._never(call, NO_ROOM, for_now=True)
+            return body(*given)
+        try:
+            inputs = put_together(list(given), iter(own))
+            kept = self._net.kept()
+            with rehearsal.watched():
+                out = body(*inputs)
+            made: list[Tensor] = []
+            taken_apart(out, made, device)
+            changed = difference(kept, self._net.kept())
+            if not same_numbers(own, tensors) or taken_apart(inputs, [], device) != taken_apart(
+                list(given), [], device
+            ):
+                raise NotRecordable("it changes what it is given")
+        except (NotRecordable, Unfit) as reason:
+            self._never(call, str(reason))
+            return body(*given)
+        except torch.OutOfMemoryError:
+            self._never(call, NO_ROOM, for_now=True)  # whoever called may find some
+            raise
+        if changed is not None:
+            self._never(call, f"it keeps something between two calls ({changed})")
+            return out
+        if self._undecided() != before or self._settled().generation != self._generation:
+            return out
+        try:
+            copies = [own_copy(tensor) for tensor in made]
+            graph = self._record(body, inputs, own, put_together(out, iter(copies)), copies, rehearsal)
+        except torch.OutOfMemoryError:
+            self._never(call, NO_ROOM, for_now=True)
+            return out
+        except (NotRecorded, NotRecordable, Unfit) as reason:
+            self._never(call, str(reason))
+            return out
+        if graph is None:
+            return out
+        if self._undecided() != before or self._settled().generation != self._generation:
+            graph.recorded.release()
+            return out
+        with self._lock:  # another thread may want the memory
+            call.graph = graph
+            self.captured += 1
+            out = graph.results()  # the other may lie where the next call's inputs go
+            self._keep_to_the_budget(call)
+        return out
+
+    @staticmethod
+    def _own_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+        nbytes = sum(span(tensor).nbytes for tensor in tensors)
+        if nbytes > MOST_BYTES:
+            raise Unfit(f"it is given {nbytes / GIB:.2f} GiB")
+        return [own_copy(tensor) for tensor in tensors]
+
+    def _record(
+        self,
+        body: Body,
+        inputs: Sequence[Any],
+        own: Sequence[Tensor],
+        out: Any,
+        copies: Sequence[Tensor],
+        seen: Rehearsal,
+    ) -> _Graph | None:
+        """None where the weights were given back meanwhile."""
+
+        def work() -> None:
+            with seen.recalled():
+                made: list[Tensor] = []
+                taken_apart(body(*inputs), made, self._owner.device)
+                for copy, tensor in zip(copies, made, strict=True):
+                    span(copy).copy_(span(tensor))
+
+        with self._owner.standing_still() as stands:
+            if not stands:
+                return None
+            with self._lock, capture.noting_effects() as effects:
+                self._is_capturing = True
+                try:
+                    recorded = self._recorder.record(self._owner.device, work)
+                finally:
+                    self._is_capturing = False
+        return _Graph(recorded, own, out, copies, seen, tuple(effects))
+
+    def _keep_to_the_budget(self, call: _Call) -> None:
+        """After its bytes are known, or known better."""
+        graph = call.graph
+        assert graph is not None
+        if graph.nbytes > MOST_BYTES:
+            self._never(call, f"what was captured takes {graph.nbytes / GIB:.2f} GiB of VRAM")
+            return
+        held = [each for each in self._calls.values() if each.graph is not None]
+        for oldest in held[: max(0, len(held) - MOST_GRAPHS)]:
+            self._drop(oldest)
+        more = graph.nbytes - graph.counted
+        if not self._owner.take_beside(more):
+            self._never(call, NO_ROOM, for_now=True)
+            return
+        graph.counted += more
+        self.peak = max(self.peak, self.nbytes)
+        self._owner.note("CUDA graphs", f"{self.count}, {self.nbytes / GIB:.2f} GiB")
+
+    def _never(self, call: _Call, reason: str, *, for_now: bool = False) -> None:
+        self._drop(call)
+        call.refused, call.is_for_now = reason, for_now
+        self.refuse(reason)
+
+    def _drop(self, call: _Call) -> None:
+        graph, call.graph = call.graph, None
+        if graph is not None:
+            call.wasted = 0 if graph.replayed else call.wasted + 1
+            call.calm = 0
+            graph.recorded.release()
+            self._owner.give_back_beside(graph.counted)
+
+
+def _surroundings() -> Hashable:
+    """What no argument says of how torch computes, and other nodes switch."""
+    matmul = torch.backends.cuda.matmul
+    return (
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(),
+        *(getattr(matmul, name, None) for name in SWITCHES),
+        comfy.ldm.modules.attention.optimized_attention,
+    )
+
+
+def replayed(block: Any, body: Body, given: Sequence[Any], key: Hashable = ()) -> Any:
+    """body(*given), which runs this block and its kin: as a graph where their stream has graphs and they pay."""
+    stream, number = block.__dict__.get(STREAMED, (None, 0))
+    graphs: Graphs | None = getattr(stream, "graphs", None)
+    return body(*given) if graphs is None else graphs.call(body, given, (number, key))

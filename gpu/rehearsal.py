@@ -1,0 +1,201 @@
+"""Work is run once, eagerly, before it is recorded: would a recording stand it?
+
+A recording forbids the host to wait for the device, and what the host brings it from ordinary memory would be read again at each
+replay, from memory that is long gone. Whatever does the first ends the rehearsal. The second are constants (ComfyUI makes the
+frequencies of Wan's time embedding on the CPU, at each call): the rehearsal keeps them on the device, and `recalled` hands out a
+copy wherever the work makes the same ones again.
+
+Not all of torch's work is seen from Python (`torch.tensor` on a device, for one). On a GPU torch is asked as well: it can say
+whenever it lets the host wait. And who asks for a wait by name is heard. All of this matters: a recording in which the host waits
+is lost, and under cudaMallocAsync the process with it, since what was allocated in it cannot be freed any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WAITING = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+INDEXING = frozenset((torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default))
+MASKS = frozenset((torch.bool, torch.uint8))
+KEYS = {"cuda": "CUDA", "cpu": "CPU", "meta": "Meta"}  # torch's, of dispatching
+COMPOSITE = "CompositeImplicitAutograd"
+WAITS = frozenset(("_cuda_synchronize", "synchronize", "_cuda_emptyCache"))  # torch's functions in C
+# What torch says where it waits, and where it is asked to say so.
+WAITED, PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization debug mode is a prototype"
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+Meet = Callable[[Tensor, "Tensor | None", Callable[[], Tensor]], Tensor]
+
+TO, INTO = torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default
+
+
+class NotRecordable(BaseException):
+    """Why the work cannot be recorded, in words a user understands. Code that tries one way after the other does not catch it."""
+
+
+class Rehearsal:
+    """Of one piece of work on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._constants: list[tuple[Tensor, Tensor]] = []  # as they were on the CPU, and as they are on the device
+        self._next = 0
+
+    @property
+    def nbytes(self) -> int:
+        """That it keeps on the device."""
+        return sum(there.nbytes for _, there in self._constants)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """The work runs. Raises NotRecordable."""
+        self._constants = []
+        with _waits_told(self.device), _waits_heard(), _Watch(self.device, self._learn):
+            yield
+
+    @contextlib.contextmanager
+    def recalled(self) -> Iterator[None]:
+        """The same work runs, and is recorded. Raises NotRecordable where it is not the same."""
+        self._next = 0
+        with _Watch(self.device, self._recall):
+            yield
+        if self._next != len(self._constants):
+            raise NotRecordable("it does not do the same twice")
+
+    def _learn(self, source: Tensor, into: Tensor | None, bring: Callable[[], Tensor]) -> Tensor:  # noqa: ARG002
+        with _untold(self.device):
+            brought = bring()
+        self._constants.append((source.clone(), brought.clone()))  # whoever gets a tensor may write to it
+        return brought
+
+    def _recall(self, source: Tensor, into: Tensor | None, bring: Callable[[], Tensor]) -> Tensor:  # noqa: ARG002
+        if self._next >= len(self._constants):
+            raise NotRecordable("it does not do the same twice")
+        known, there = self._constants[self._next]
+        self._next += 1
+        if known.shape != source.shape or known.dtype != source.dtype or not torch.equal(known, source):
+            raise NotRecordable("it does not do the same twice")
+        return there.clone() if into is None else into.copy_(there)
+
+
+@contextlib.contextmanager
+def _waits_told(device: torch.device) -> Iterator[None]:
+    """Raises NotRecordable where torch let the host wait for the device meanwhile."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    waits = [one for one in said if WAITED in str(one.message)]
+    for one in said:
+        if one not in waits and PROTOTYPE not in str(one.message):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    if waits:
+        raise NotRecordable("it waits for the card")
+
+
+@contextlib.contextmanager
+def _waits_heard() -> Iterator[None]:
+    """Raises NotRecordable where this thread asked for a wait meanwhile, whatever it did then."""
+    heard: list[str] = []
+
+    def hear(_frame: Any, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__name__", None) in WAITS:
+            heard.append(function.__name__)
+
+    before = sys.getprofile()
+    sys.setprofile(hear)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+    if heard:
+        raise NotRecordable(f"it waits for the card ({heard[0].removeprefix('_cuda_')})")
+
+
+@contextlib.contextmanager
+def _untold(device: torch.device) -> Iterator[None]:
+    """For this time the host may wait."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at each of torch's operations. meet: brings what comes from the CPU, to a new tensor or into one; of (the tensor, into
+    which, how torch does it)."""
+
+    def __init__(self, device: torch.device, meet: Meet) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device, self._meet = device, meet
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _has_kernel(func.name(), COMPOSITE) and not _has_kernel(func.name(), KEYS[self._device.type]):
+            with self:  # in inference mode what is made of others comes whole
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        if func is TO:
+            return self._moved(func, args, kwargs)
+        if func is INTO and args[0].device != args[1].device:
+            return self._copied(func, args, kwargs)
+        self._look(func, [*_tensors(args), *_tensors(kwargs.values())])
+        return func(*args, **kwargs)
+
+    def _moved(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        source, target = args[0], kwargs.get("device") or args[0].device
+        there, wanted = self._is_there(source.device), self._is_there(torch.device(target))
+        if there and not wanted:
+            raise NotRecordable("it reads from the card")
+        if there == wanted:
+            return func(*args, **kwargs)
+        return self._meet(source, None, partial(func, *args, **kwargs))
+
+    def _copied(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        target, source = args[:2]
+        if self._is_there(source.device):
+            raise NotRecordable("it reads from the card")
+        return self._meet(source, target, partial(func, *args, **kwargs))
+
+    def _look(self, func: Any, tensors: Sequence[Tensor]) -> None:
+        there = [self._is_there(tensor.device) for tensor in tensors]
+        if not any(there):
+            return
+        masks = any(tensor.dtype in MASKS for tensor in tensors[1:])
+        waits = masks if func in INDEXING else not WAITING.isdisjoint(func.tags)
+        if waits:
+            raise NotRecordable(f"it waits for the card ({func.name().removeprefix('aten::')})")
+        if any(not here and tensor.ndim for here, tensor in zip(there, tensors, strict=True)):
+            raise NotRecordable(f"it mixes tensors of CPU and card ({func.name().removeprefix('aten::')})")
+
+    def _is_there(self, device: torch.device) -> bool:
+        return device.type == self._device.type
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)

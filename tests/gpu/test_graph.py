@@ -1,0 +1,387 @@
+"""Calls that are captured as CUDA graphs: what comes out is what comes out without, bit for bit, and no VRAM is left behind.
+
+The same again under ComfyUI's usual allocator, in a process of its own: torch chooses one as it starts.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu.models import load, sample, with_loras
+from gpu.support import until_chosen
+
+from fusestream import checkpoints
+from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
+
+pytestmark = [
+    pytest.mark.usefixtures("as_comfyui_runs"),
+    pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI"),
+]
+
+MIB = 2**20
+ASYNC = "cudaMallocAsync"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too() -> Iterator[None]:
+    import comfy
+
+    from fusestream.checkpoints import narrow
+
+    LEDGER.clear()
+    with narrow.opened(comfy):
+        yield
+
+
+def whole(path: Path, policy: KernelPolicy | None = None) -> Any:
+    """All of it stays on the card."""
+    model = load(path, policy or KernelPolicy())
+    model.stream.ceiling = None
+    model.stream.pager_options = {"backend": "slots"}
+    return model
+
+
+def without_graphs(path: Path, run: Callable[[Any], torch.Tensor], *loras: tuple[str, float]) -> torch.Tensor:
+    model = whole(path)
+    model.stream.graphs = None
+    model.model.diffusion_model.__dict__["fusestream_graphs"]._recorder = Nothing()
+    changed = with_loras(model, path.parent, *loras)
+    found: torch.Tensor = until_chosen(lambda: run(changed))
+    return found
+
+
+class Nothing:
+    """Records nothing."""
+
+    def obstacle(self, _device: torch.device) -> str:
+        return "not in this test"
+
+
+def reasons() -> set[str]:
+    return {refusal.reason for refusal in LEDGER.refusals if refusal.op == "model call"}
+
+
+def pays(model: Any) -> Any:
+    """It is captured even where the card is the bound: poisoned outputs cost it time."""
+    graphs = model.stream.graphs
+    timed = graphs._recorder.timed
+    recorder = type("Pays", (type(graphs._recorder),), {})()
+    recorder.timed = lambda device, work: timed(device, work)._replace(host=1.0, whole=1.0)
+    graphs._recorder = recorder
+    return model
+
+
+def warmed(path: Path, times: int = 4) -> tuple[Any, torch.Tensor]:
+    want = without_graphs(path, sample)
+    model = pays(whole(path))
+    for i in range(times):
+        assert torch.equal(sample(model), want), f"run {i}"
+    assert model.stream.graphs.replayed >= 2, (reasons(), model.stream.ledger.summary()["notes"])
+    return model, want
+
+
+def used() -> float:
+    """MiB of the card."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / MIB
+
+
+# ------------------------------------------------------------------------------------------------------- the same numbers
+
+
+@pytest.mark.parametrize("kind", checkpoints.wan.SIZES)
+def test_wan_is_the_same(folder: Path, kind: str) -> None:
+    warmed(checkpoints.write(kind, folder))
+    assert not reasons()
+
+
+@pytest.mark.parametrize("kind", ["flux1", "flux2", "z_image"])
+def test_pictures_are_the_same(folder: Path, kind: str) -> None:
+    import family_scenes
+    import scenes
+
+    path = checkpoints.write(kind, folder)
+    scene = family_scenes.inputs(kind)
+    want = without_graphs(path, lambda model: scenes.sample(model, scene))
+    model = pays(whole(path))
+    for _ in range(4):
+        assert torch.equal(scenes.sample(model, scene), want)
+    assert model.stream.graphs.replayed >= 2 and not reasons(), (reasons(), model.stream.ledger.summary()["notes"])
+
+
+@pytest.mark.parametrize("storage", ["fp8_e4m3fn", "bf16"])
+def test_packed_weights_are_the_same(folder: Path, storage: str) -> None:
+    warmed(checkpoints.write("wan_t2v", folder, storage))
+
+
+@pytest.mark.parametrize(("kind", "type_", "name"), [("qwen3", "lumina2", "qwen3_4b"), ("umt5", "wan", "umt5xxl")])
+def test_encodings_are_the_same(folder: Path, kind: str, type_: str, name: str) -> None:
+    from fusestream.fusion.load_text import load_streamed_text_encoder
+
+    path = checkpoints.write(kind, folder)
+    options = (checkpoints.llama if kind == "qwen3" else checkpoints.umt5).model_options(path)
+
+    def encode(clip: Any, first: int) -> torch.Tensor:
+        rows = [[(first + i, 1.0) for i in range(length)] + [(100, 1.0)] * (9 - length) for length in (7, 5)]
+        out: torch.Tensor = clip.encode_from_tokens({name: rows})
+        return out
+
+    plain, clip = (load_streamed_text_encoder(str(path), [], kind=type_, options=options) for _ in range(2))
+    plain.patcher.stream.graphs = None
+    pays(clip.patcher)
+    until_chosen(lambda: encode(plain, 3))
+    for first in range(3, 9):
+        assert torch.equal(encode(clip, first), encode(plain, first))
+    graphs = clip.patcher.stream.graphs
+    assert graphs.replayed >= 2 and not reasons(), (reasons(), clip.patcher.stream.ledger.summary()["notes"])
+
+
+# --------------------------------------------------------------------------------------------------- between two steps
+
+
+def test_a_lora_swapped_between_steps(folder: Path) -> None:
+    """Two branches in turns, and strengths: each finds its own weights."""
+    path = checkpoints.write("wan_t2v", folder)
+    model, plain = warmed(path)
+    for loras in ((("lora_ab", 0.8),), (("lora_ab", 0.3),), (("lora_ab", 0.3), ("lora_kohya", -0.5))):
+        want = without_graphs(path, sample, *loras)
+        patched = with_loras(model, folder, *loras)
+        for _ in range(3):
+            assert torch.equal(sample(patched), want) and torch.equal(sample(model), plain)
+        for _ in range(2):
+            assert torch.equal(sample(patched), want)
+
+
+def test_an_interrupt_before_a_replay_and_within_a_capture(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import comfy.model_management as mm
+
+    model, want = warmed(checkpoints.write("wan_t2v", folder))
+    graphs, block = model.stream.graphs, model.model.diffusion_model.blocks[1]
+    settled = type(model.stream).settled
+
+    def press(stream: Any) -> Any:
+        mm.interrupt_current_processing()
+        return settled(stream)
+
+    monkeypatch.setattr(type(model.stream), "settled", press)
+    with pytest.raises(mm.InterruptProcessingException):
+        sample(model)
+    monkeypatch.undo()
+    mm.interrupt_current_processing(False)
+    assert torch.equal(sample(model), want)
+
+    graphs.release()
+    forward, recording = type(block).forward, []
+
+    def presses(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing() and not recording:
+            recording.append(1)
+            mm.interrupt_current_processing()
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(block), "forward", presses)
+    with pytest.raises(mm.InterruptProcessingException):
+        sample(model)
+    monkeypatch.undo()
+    mm.interrupt_current_processing(False)
+    assert recording and block.ffn[0].weight.is_meta
+    replayed = graphs.replayed
+    for _ in range(3):
+        assert torch.equal(sample(model), want)
+    assert graphs.replayed > replayed, reasons()
+
+
+def test_a_second_model_takes_the_memory(folder: Path) -> None:
+    path = checkpoints.write("wan_t2v", folder)
+    model, want = warmed(path)
+    beside = model.stream.beside
+    assert beside > 0 and model.partially_unload(torch.device("cpu"), 1) == beside and model.stream.beside == 0
+    other, _ = warmed(checkpoints.write("wan_i2v", folder))
+    for _ in range(3):
+        assert torch.equal(sample(model), want)
+    import comfy.model_management as mm
+
+    mm.unload_all_models()
+    assert model.stream.beside == other.stream.beside == 0
+    assert torch.equal(sample(model), want)
+
+
+def test_200_captures_and_releases_leave_no_vram(folder: Path) -> None:
+    model, want = warmed(checkpoints.write("wan_t2v", folder))
+    graphs = model.stream.graphs
+    before = 0.0
+    for i in range(200):
+        graphs.release()
+        if i == 10:
+            before = used()
+        captured = graphs.captured
+        assert torch.equal(sample(model), want)
+        assert graphs.captured > captured
+    graphs.release()
+    after = used()
+    print(f"{before:.0f} MiB after 10 captures, {after:.0f} after 200")
+    assert after <= before + 2
+
+
+def test_what_a_graph_takes_is_what_the_card_lacks(folder: Path) -> None:
+    model, _ = warmed(checkpoints.write("wan_t2v", folder))
+    beside = model.stream.beside / MIB
+    held = used()
+    freed = model.stream.release_graphs() / MIB
+    print(f"graphs say {beside:.1f} MiB; the card had {held - used():.1f} more free after their release")
+    assert freed == beside and abs(held - used() - beside) <= 8
+
+
+# ------------------------------------------------------------------------------------- what a graph holds is there as long
+
+
+def test_what_launches_were_prepared_with_may_go(folder: Path) -> None:
+    """Plans of ops, workspaces of cuBLAS, what torch's allocator has cached: none of it is memory that a graph reads or writes."""
+    model, want = warmed(checkpoints.write("wan_t2v", folder))
+    for op in OPS.values():
+        op.forget()
+    torch._C._cuda_clearCublasWorkspaces()
+    gc.collect()
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    rubble = [
+        torch.full((64 * MIB,), 0xFF, dtype=torch.uint8, device="cuda") for _ in range(min(32, free // (128 * MIB)))
+    ]
+    replayed = model.stream.graphs.replayed
+    for _ in range(3):
+        assert torch.equal(sample(model), want)
+    assert model.stream.graphs.replayed > replayed and rubble
+
+
+def test_a_lora_right_behind_a_replay(folder: Path) -> None:
+    """The host does not wait: weights come anew while what was replayed with the old ones may still run."""
+    path = checkpoints.write("wan_t2v", folder)
+    model, want = warmed(path)
+    lora = (("lora_ab", 0.8),)
+    patched_want = without_graphs(path, sample, *lora)
+    net, stream = model.model.diffusion_model, model.stream
+    patched = with_loras(model, folder, *lora)
+    for _ in range(3):
+        torch.cuda._sleep(200_000_000)  # what follows is asked for long before it is done
+        plain = sample(model)
+        torch.cuda._sleep(200_000_000)
+        changed = sample(patched)
+        assert torch.equal(plain, want) and torch.equal(changed, patched_want)
+    assert net is model.model.diffusion_model and stream.pager is not None
+
+
+# ------------------------------------------------------------------------------------------------- what cannot be recorded
+
+
+def test_waits_that_python_does_not_see(folder: Path) -> None:
+    """Torch brings numbers to the card within itself: the rehearsal hears of it, and nothing is recorded."""
+    from fusestream.gpu.rehearsal import NotRecordable, Rehearsal
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    x = torch.ones(3, device=device)
+    for work in (lambda: x + torch.tensor([1.0, 2.0, 3.0], device=device), lambda: x * float(x.sum())):
+        with pytest.raises(NotRecordable), torch.inference_mode(), Rehearsal(device).watched():
+            work()
+    assert torch.cuda.get_sync_debug_mode() == 0
+    rehearsal = Rehearsal(device)
+    with torch.inference_mode(), rehearsal.watched():
+        x + torch.arange(3.0).to(device)
+    assert rehearsal.nbytes == 12
+
+
+def test_a_recording_that_is_given_up_leaves_torch_whole(folder: Path) -> None:
+    """Memory goes back as ever, random numbers follow as ever, and graphs that were there are replayed."""
+    from fusestream.gpu.graphs import CudaRecorder, NotRecorded
+
+    model, want = warmed(checkpoints.write("wan_t2v", folder))
+    device = torch.device("cuda", torch.cuda.current_device())
+    recorder = CudaRecorder()
+    torch.cuda.manual_seed(3)
+    numbers = [torch.randn(5, device=device) for _ in range(2)]
+    torch.cuda.manual_seed(3)
+    assert torch.equal(torch.randn(5, device=device), numbers[0])
+    before = used()
+
+    def waits() -> None:
+        torch.empty(64 * MIB, dtype=torch.uint8, device=device).fill_(1)
+        room = torch.empty(64 * MIB, dtype=torch.uint8, device=device).fill_(1)
+        torch.cuda.current_stream().synchronize()
+        room.fill_(2)
+
+    with pytest.raises(NotRecorded):
+        recorder.record(device, waits)
+    assert recorder.obstacle(device) is not None
+    assert torch.equal(torch.randn(5, device=device), numbers[1]), "the generator is in no recording"
+    torch.empty(64 * MIB, dtype=torch.uint8, device=device)
+    assert used() <= before + 8, "it is given back"
+    replayed = model.stream.graphs.replayed
+    assert torch.equal(sample(model), want) and model.stream.graphs.replayed > replayed
+    model.stream.graphs.release()
+    for _ in range(3):
+        assert torch.equal(sample(model), want)
+    assert torch.empty(16, pin_memory=True).is_pinned()
+
+
+def test_random_numbers_and_graphs(folder: Path) -> None:
+    """Captures and replays in between change nothing of what the default generator gives."""
+    model, _ = warmed(checkpoints.write("wan_t2v", folder))
+    torch.cuda.manual_seed(5)
+    want = [torch.randn(3, device="cuda") for _ in range(3)]
+    torch.cuda.manual_seed(5)
+    for i, wanted in enumerate(want):
+        assert torch.equal(torch.randn(3, device="cuda"), wanted)
+        model.stream.graphs.release()
+        for _ in range(i + 1):
+            sample(model)
+
+
+def test_kernels_that_are_being_chosen_are_not_captured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With nothing remembered: what is replayed is what is chosen, and the tuner hears of no replay."""
+    from fusestream.kernels_cuda import autotune
+    from fusestream.kernels_cuda.autotune import Tuner
+    from fusestream.kernels_cuda.winners import WinnersFile
+
+    fresh = Tuner(WinnersFile(tmp_path / "winners.json"))
+    monkeypatch.setattr(autotune, "_tuner", fresh)
+    for op in OPS.values():
+        op.forget()
+    model = pays(whole(checkpoints.write("wan_t2v", folder)))
+    graphs = model.stream.graphs
+    for _ in range(300):
+        sample(model)
+        if graphs.replayed > 4:
+            break
+    assert graphs.replayed > 4
+    undecided, balance, want = fresh.undecided, fresh.purse.balance, sample(model)
+    for _ in range(3):
+        assert torch.equal(sample(model), want)
+    assert (fresh.undecided, fresh.purse.balance) == (undecided, balance)
+    monkeypatch.undo()
+    for op in OPS.values():
+        op.forget()
+
+
+# ------------------------------------------------------------------------------------------------------ the allocators
+
+
+def test_under_the_allocator_that_comfyui_takes() -> None:
+    if torch.cuda.get_allocator_backend() == ASYNC:
+        pytest.skip("this is it")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", __file__]
+    env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"backend:{ASYNC}"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

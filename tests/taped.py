@@ -1,0 +1,97 @@
+"""CUDA graphs on the CPU: torch's operations are written down with the very tensors they had, and done again on those.
+
+As in a graph, addresses are what counts: whoever moves a weight, or puts another one in its place, does not meet what was taped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusestream.gpu.graphs import Timed
+
+NBYTES = 1 << 20  # what each tape says that it takes
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What was recorded."""
+
+    def __init__(self, recorder: TapingRecorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nbytes = NBYTES
+        self.fails: BaseException | None = None  # the next replay
+        self._recorder = recorder
+        self._steps: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        known = {_storage(t) for t in _tensors((args, kwargs))}
+        made = [t for t in _tensors(out) if t.numel() and _storage(t) not in known]
+        self._steps.append((func, args, kwargs, made))
+        return out
+
+    def replay(self) -> None:
+        if self.fails is not None:
+            raise self.fails
+        for func, args, kwargs, made in self._steps:
+            out = func(*args, **kwargs)
+            fresh = [t for t in _tensors(out) if t.numel()]
+            if made:
+                for old, new in zip(made, fresh, strict=True):
+                    old.copy_(new)
+
+    def release(self) -> None:
+        if self in self._recorder.tapes:
+            self._recorder.tapes.remove(self)
+            self._steps = []
+
+
+class TapingRecorder:
+    """A recorder for models on the CPU. tapes: those that are not released. bound: what a call waits for, the host or the card."""
+
+    def __init__(self, bound: str = "host") -> None:
+        self.bound = bound
+        self.tapes: list[Tape] = []
+        self.recorded = 0
+        self.fails: BaseException | None = None  # in the middle of the next recording
+        self.nothing: str | None = None
+
+    def obstacle(self, device: torch.device) -> str | None:
+        return self.nothing
+
+    def timed(self, device: torch.device, work: Callable[[], Any]) -> Timed:
+        begun = time.perf_counter()
+        out = work()
+        host = time.perf_counter() - begun
+        return Timed(out, host, host if self.bound == "host" else 10 * host)
+
+    def record(self, device: torch.device, work: Callable[[], Any]) -> Tape:
+        tape = Tape(self)
+        with tape:
+            work()
+        if self.fails is not None:
+            failed, self.fails = self.fails, None
+            raise failed
+        self.tapes.append(tape)
+        self.recorded += 1
+        return tape
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return _tensors(tuple(value.values()))
+    if isinstance(value, list | tuple):
+        return [t for each in value for t in _tensors(each)]
+    return []
