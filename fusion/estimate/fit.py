@@ -1,4 +1,4 @@
-"""Whether a latent fits beside a model's weights, by the reckoning that the loaders go by (`stream/step.py`)."""
+"""Whether a latent fits beside a model's weights, by the reckoning that the loaders go by (`stream/reckoning.py`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ...memory import least_budget, make_plan
-from ..stream.step import RESERVE
+from ...memory import make_plan
+from ..stream.reckoning import RECKONING, RESERVE, STOCK_ASKS, Reckoning, own_reserve
 from ..stream.stream import Stream
-
-RECKONING = "fusestream_reckoning"  # where a model has its own
-STOCK_ASKS = 1.5  # stock batches prompts where more than so many times what they need is free
 
 
 class Verdict(Enum):
@@ -34,9 +31,11 @@ class Fit:
     free         what there is for the model, its step and the reserve: what is free, what the model holds, and what ComfyUI
                  unloads for it, of which the last is `others`
     rest         of the model, what does not stream
-    model        all of the blocks; held: what they get; window: of this what blocks pass through
-    stays, passes  how many blocks stay, and how many pass through
-    activations  of a step, computed in so many forwards; least: of one prompt alone
+    sizes        of the blocks, in order, or where not even two of them fit of their parts; stored: share of them that crosses the
+                 bus
+    held         what they get; window: of this what blocks pass through
+    stays, passes  how many stay, and how many pass through
+    activations  of a step, computed in so many forwards; least: of one prompt alone, in small pieces
     lacks        what is missing, where it does not fit
     """
 
@@ -44,7 +43,9 @@ class Fit:
     free: int
     others: int
     rest: int
-    model: int
+    sizes: tuple[int, ...]
+    stored: float
+    parts: bool
     held: int
     window: int
     stays: int
@@ -55,28 +56,46 @@ class Fit:
     reserve: int
     lacks: int = 0
 
+    @property
+    def model(self) -> int:
+        """All of the blocks."""
+        return sum(self.sizes)
+
 
 def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bool = False) -> Fit:
     """Of a streamed MODEL, for a latent of this shape. prompts: of each step. is_automatic: as if its vram_budget were."""
     stream: Stream = patcher.stream
+    reckoning: Reckoning = getattr(patcher.model, RECKONING)
     device = torch.device(patcher.load_device)
-    rest = patcher._rest_size()
-    others = _others(patcher, device)
+    rest, others = patcher._rest_size(), _others(patcher, device)
     free = int(patcher.get_free_memory(device)) + patcher.loaded_size() + others
-    with _asked(patcher.model, shape, prompts) as (one, all_prompts):
+    with _asked(patcher.model, shape, prompts) as (one, all_prompts, batched):
         room = _room(patcher, free)
-    sizes = [layer.nbytes for layer in stream.layers]
-    bottom = max(stream.least, least_budget(sizes))
-    held = int(max(bottom, min(room, stream.most if is_automatic else stream.wanted)))
-    plan = make_plan(sizes, held)
-    forwards = 1 if prompts == 1 or STOCK_ASKS * all_prompts < free - rest - plan.footprint else prompts
-    activations = int(one if forwards == prompts else all_prompts)
-    needed = rest + bottom + int(one)
-    verdict = _verdict(needed, free, streams=bool(plan.streamed))
+    held = int(max(stream.narrow, min(room, stream.most if is_automatic else stream.wanted)))
+    grain = next((one for one in stream.grains if one.bounds(device)[0] <= held), stream.grains[-1])
+    layers = grain.paged
+    plan = make_plan([layer.nbytes for layer in layers], held)
+    forwards = 1 if prompts == 1 or STOCK_ASKS * batched < free - rest - plan.footprint else prompts
+    saved = reckoning.ratio * reckoning.saves if reckoning.is_ours else 0.0  # by computing in smaller pieces
+    needed = rest + stream.narrow + int(one - saved) + own_reserve()
     return Fit(
-        verdict, free, others, rest, sum(sizes), plan.footprint, plan.window_bytes, len(plan.resident), len(plan.streamed),
-        activations, int(one), forwards, RESERVE, max(0, needed - free),
-    )  # fmt: skip
+        verdict=_verdict(needed, free, streams=bool(plan.streamed)),
+        free=free,
+        others=others,
+        rest=rest,
+        sizes=plan.sizes,
+        stored=sum(layer.stored_bytes for layer in layers) / max(1, sum(plan.sizes)),
+        parts=grain is not stream.grains[0],
+        held=plan.footprint,
+        window=plan.window_bytes,
+        stays=len(plan.resident),
+        passes=len(plan.streamed),
+        activations=int(one if forwards == prompts else all_prompts),
+        least=int(one - saved),
+        forwards=forwards,
+        reserve=RESERVE,
+        lacks=max(0, needed - free),
+    )
 
 
 def _verdict(needed: int, free: int, *, streams: bool) -> Verdict:
@@ -97,15 +116,17 @@ def _others(patcher: Any, device: torch.device) -> int:
 
 
 @contextmanager
-def _asked(model: Any, shape: Sequence[int], prompts: int) -> Iterator[tuple[float, float]]:
-    """As stock asks before it loads: for all prompts, and for one. Yields the bytes for one, and for all that there are."""
-    reckoning = getattr(model, RECKONING)
-    before = reckoning.is_alone
+def _asked(model: Any, shape: Sequence[int], prompts: int) -> Iterator[tuple[float, float, float]]:
+    """As stock asks before it loads, and when it batches. Yields the bytes for one prompt, for all, and what stock is told then."""
+    reckoning: Reckoning = getattr(model, RECKONING)
+    before, pair = reckoning.is_alone, [2 * shape[0], *shape[1:]]
     reckoning.is_alone = prompts == 1
     try:
-        pair = float(model.memory_required([2 * shape[0], *shape[1:]]))
+        both = float(model.memory_required(pair))
         one = float(model.memory_required(list(shape)))
-        yield one, one if prompts == 1 else pair
+        with reckoning.batching():
+            batched = float(model.memory_required(pair))
+        yield one, one if prompts == 1 else both, batched
     finally:
         reckoning.is_alone = before
 

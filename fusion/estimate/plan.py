@@ -148,9 +148,7 @@ class _Case:
             return None
         speed, passes, source = rates
         speed = speed if self.bus is None else replace(speed, bus=self.bus)
-        layers = self.stream.layers
-        stored = sum(layer.stored_bytes for layer in layers) / max(1, sum(layer.nbytes for layer in layers))
-        blocks = Blocks([layer.nbytes for layer in layers], stored, fit.held)
+        blocks = Blocks(fit.sizes, fit.stored, fit.held)
         return work.shape[0] * step_seconds(cost, speed, passes, blocks, work.prompts, fit.forwards), source
 
     def operations(self, work: Work) -> float | None:

@@ -55,7 +55,8 @@ def asked(found: Estimate) -> str:
 def verdict(fit: Fit) -> str:
     if fit.verdict is Verdict.NOT:
         return f"It does not fit: {size(fit.lacks)} are missing."
-    blocks = f"{counted(fit.stays, 'block stays', 'blocks stay')}, {counted(fit.passes, 'passes', 'pass')} through"
+    what = ("part of a block stays", "parts of blocks stay") if fit.parts else ("block stays", "blocks stay")
+    blocks = f"{counted(fit.stays, *what)}, {counted(fit.passes, 'passes', 'pass')} through"
     if fit.verdict is Verdict.TIGHT:
         return f"It fits barely, and leaves the desktop less than {size(fit.reserve)}: {blocks}."
     return f"It fits: {blocks}." if fit.verdict is Verdict.STREAMS else "It fits, and all of the model stays."

@@ -198,7 +198,7 @@ def test_it_asks_and_changes_nothing(streamed: Any) -> None:
 
 
 def test_too_little_is_too_little(streamed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = streamed.stream.least + 2**20
+    free = streamed.stream.narrow + 2**20
     monkeypatch.setattr(type(streamed), "get_free_memory", lambda _self, _device: free - streamed.loaded_size())
     monkeypatch.setattr("fusestream.fusion.estimate.fit._others", lambda *_: 0)
     found = fit_of(streamed, (1, 16, 21, 90, 160), 2)
@@ -344,7 +344,10 @@ def test_a_file_of_times_that_is_none_is_none(content: str, tmp_path: Path) -> N
 
 def made_up() -> Estimate:
     """As of 14B on an 8 GB card."""
-    fit = Fit(Verdict.STREAMS, 7 * GIB, 0, GIB // 4, 27 * GIB, 4 * GIB, GIB, 5, 35, 3 * GIB // 2, GIB, 2, GIB)
+    fit = Fit(
+        Verdict.STREAMS, free=7 * GIB, others=0, rest=GIB // 4, sizes=(690 << 20,) * 40, stored=1.0, parts=False, held=4 * GIB,
+        window=GIB, stays=5, passes=35, activations=3 * GIB // 2, least=GIB, forwards=2, reserve=GIB,
+    )  # fmt: skip
     work = Work((1, 16, 21, 60, 104), 20, 2)
     few = Change("few steps", (4,), replace(work, steps=4, prompts=1), fit, 49.0)
     fast = Change("quality", ("turbo",), work, fit, 44.0)
