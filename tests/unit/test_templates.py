@@ -19,7 +19,7 @@ def test_the_files_are_what_the_script_makes() -> None:
     assert found.keys() == wanted.keys()
     changed = [path.name for path in wanted if found[path] != wanted[path]]
     assert not changed, "call `python3 dev.py workflows` and commit what it writes"
-    assert {path.stem for path in WORKFLOWS.glob("*.jpg")} == {example.name for example in EXAMPLES}
+    assert {path.stem for path in WORKFLOWS.glob("*.jpg")} == {example.title for example in EXAMPLES}
 
 
 @each_example

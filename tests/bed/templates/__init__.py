@@ -3,7 +3,7 @@
     files.py       the published weight files: name, size, folder, address
     signatures.py  which inputs, widgets and outputs a node has, in the order in which a workflow stores them
     graph.py       a graph: laid out for a person, as an API prompt for a machine
-    examples.py    the twelve graphs
+    examples.py    the graphs, and the titles under which they are found
     note.py        the note on each: which file goes where, what an 8 GB card should expect
     prediction.py  the arithmetic behind that expectation
     card.py        the pictures in the template browser
@@ -13,6 +13,6 @@ Our own nodes' inputs come from the published schema (`tests/unit/schema.json`):
 
 from __future__ import annotations
 
-from .examples import EXAMPLES, Example
+from .examples import EXAMPLES, TITLES, Example
 
-__all__ = ["EXAMPLES", "Example"]
+__all__ = ["EXAMPLES", "TITLES", "Example"]

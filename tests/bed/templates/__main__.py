@@ -18,7 +18,7 @@ def texts() -> dict[Path, str]:
     out = {}
     for example in EXAMPLES:
         graph = example.graph()
-        out[WORKFLOWS / f"{example.name}.json"] = _text(graph.ui())
+        out[WORKFLOWS / f"{example.title}.json"] = _text(graph.ui())
         out[WORKFLOWS / "api" / f"{example.name}.json"] = _text(graph.api())
     return out
 
@@ -29,7 +29,7 @@ def _text(content: Any) -> str:
 
 def main() -> None:
     wanted = texts()
-    pictures = {WORKFLOWS / f"{example.name}.jpg": example for example in EXAMPLES}
+    pictures = {WORKFLOWS / f"{example.title}.jpg": example for example in EXAMPLES}
     for folder in (WORKFLOWS, WORKFLOWS / "api"):
         for path in folder.iterdir():
             if path.suffix in (".json", ".jpg") and path not in wanted and path not in pictures:

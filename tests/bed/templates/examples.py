@@ -37,7 +37,8 @@ METER = 68  # more room below a loader that streams: its live meter is drawn the
 
 @dataclass(frozen=True)
 class Example:
-    """A workflow by file name, with the two lines of its picture in the template browser."""
+    """A workflow by a short name, with the two lines of its picture in the template browser. There it stands under its title, the
+    name of its file, and can be found by that."""
 
     name: str
     headline: str
@@ -45,6 +46,11 @@ class Example:
     build: Callable[[Graph], None]
     is_picture: bool = False
     samples: bool = True  # whether a diffusion model does the work
+
+    @property
+    def title(self) -> str:
+        """Numbered, since the browser goes by the letters: what to begin with comes first."""
+        return f"FuseStream {EXAMPLES.index(self) + 1:02} - {self.headline} ({self.subline})"
 
     def graph(self) -> Graph:
         graph = Graph(self.name)
@@ -186,7 +192,6 @@ def pair(graph: Graph) -> None:
     """Wan 2.2's two experts: one for the first steps, one for the others, each with its own loader."""
     columns = _columns(310, 310, 290, 580)
     work = Work(prediction.LARGE, 832, 480, 33, 20)
-    switch = work.steps // 2
     high = _model_loader(graph, columns[0], files.HIGH, "First steps: high noise")
     low = _model_loader(graph, columns[0], files.LOW, "Other steps: low noise")
     encoder, vae = _encoder_loader(graph, columns[0]), _vae_loader(graph, columns[1], files.VAE21)
@@ -199,30 +204,89 @@ def pair(graph: Graph) -> None:
     shifted = [_shift(graph, columns[1], loader[0], 8.0) for loader in (high, low)]
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
     latent = _size(graph, columns[1], work)
-    last = latent[0]
+    last = _take_turns(graph, (columns[2], columns[2]), shifted, positive[0], negative[0], latent[0], work, 3.5)
+    _save(graph, columns[3], last, vae[0], work, tall=230)
+
+
+def image_to_video_pair(graph: Graph) -> None:
+    about = (
+        "Image to video with Wan 2.2 in 4 steps: two models of 14B, each with its LoRA, two steps each. The picture becomes the "
+        "first frame, the text says what happens. Choose yours in **First frame**. **cfg** stays at 1, and **What to avoid** has "
+        "no effect."
+    )
+    _pair_in_four_steps(graph, "Wan 2.2 image to video, 14B in 4 steps", MOVE, about, ("First frame",))
+
+
+def first_and_last_pair(graph: Graph) -> None:
+    about = (
+        "First and last frame to video with Wan 2.2 in 4 steps: the model finds the way from one picture to the other. Choose "
+        "yours in **First frame** and **Last frame**. Two models of 14B, each with its LoRA, two steps each. **cfg** stays at "
+        "1, and **What to avoid** has no effect."
+    )
+    text, frames = "one scene turns slowly into the other", ("First frame", "Last frame")
+    _pair_in_four_steps(graph, "Wan 2.2 first and last frame to video, 14B in 4 steps", text, about, frames)
+
+
+def _pair_in_four_steps(graph: Graph, title: str, text: str, about: str, frames: Sequence[str]) -> None:
+    """From a first frame, or from a first one and a last one."""
+    columns = _columns(260, 240, 240, 240, 240, 240)
+    work = Work(prediction.LARGE, 832, 480, 33, 4, prompts=1)
+    high = _model_loader(graph, columns[0], files.I2V_HIGH, "First steps: high noise")
+    low = _model_loader(graph, columns[0], files.I2V_LOW, "Other steps: low noise")
+    encoder = _encoder_loader(graph, columns[0])
+    shifted = []
+    for loader, lora in ((high, files.FOUR_STEPS_HIGH), (low, files.FOUR_STEPS_LOW)):
+        named: dict[str, Any] = {"model": loader[0], "lora_name": lora.name, "strength_model": 1.0}
+        patched = graph.add(columns[1], "LoraLoaderModelOnly", files=(lora,), **named)
+        shifted.append(_shift(graph, columns[1], patched[0], 5.0))
+    vae = _vae_loader(graph, columns[1], files.VAE21)
+    positive, negative = _prompts(graph, columns[1], encoder[0], text, tall=90)
+    images = [graph.add(columns[2], "LoadImage", frame, tall=314, image=PICTURE, upload="image")[0] for frame in frames]
+    given: dict[str, Any] = {"positive": positive[0], "negative": negative[0], "vae": vae[0], **_sizes(work)}
+    type_ = "WanImageToVideo" if len(images) == 1 else "WanFirstLastFrameToVideo"
+    links: dict[str, Any] = dict(zip(("start_image", "end_image"), images, strict=False))
+    made = graph.add(columns[3], type_, "Size and length", **given, **links)
+    last = _take_turns(graph, columns[3:5], shifted, made[0], made[1], made[2], work, 1.0)
+    _save(graph, columns[5], last, vae[0], work, tall=230)
+    advice = f"{STREAMS} Both loaders share the larger of their budgets: only one samples at a time. {LONGER}"
+    _note(graph, columns[3:], title, about, work, advice, tall=270)
+
+
+def _take_turns(
+    graph: Graph,
+    columns: Sequence[Column],
+    models: Sequence[Node],
+    positive: Output,
+    negative: Output,
+    latent: Output,
+    work: Work,
+    cfg: float,
+) -> Output:
+    """Two samplers, each in its column: one for the first half of the steps, one for the others."""
+    switch, last = work.steps // 2, latent
     for index, (noise, seed, after, start, end, left) in enumerate(
         (("enable", 42, "randomize", 0, switch, "enable"), ("disable", 0, "fixed", switch, 10000, "disable"))
     ):
         last = graph.add(
-            columns[2],
+            columns[index],
             "KSamplerAdvanced",
             ("First steps", "Other steps")[index],
-            model=shifted[index][0],
-            positive=positive[0],
-            negative=negative[0],
+            model=models[index][0],
+            positive=positive,
+            negative=negative,
             latent_image=last,
             add_noise=noise,
             noise_seed=seed,
             control_after_generate=after,
             steps=work.steps,
-            cfg=3.5,
+            cfg=cfg,
             sampler_name="euler",
             scheduler="simple",
             start_at_step=start,
             end_at_step=end,
             return_with_leftover_noise=left,
         )[0]
-    _save(graph, columns[3], last, vae[0], work, tall=230)
+    return last
 
 
 def five(graph: Graph) -> None:
@@ -545,16 +609,19 @@ def _put_note(graph: Graph, span: Sequence[Column], heading: str, text: str, tal
         column.y = below.y
 
 
+# In the order in which somebody gets to know them.
 EXAMPLES = (
-    Example("wan2.1_t2v_1.3B", "Text to video", "Wan 2.1, 1.3B", text_to_video_small),
-    Example("wan2.1_t2v_14B", "Text to video", "Wan 2.1, 14B", text_to_video),
+    Example("wan2.1_t2v_1.3B", "Start here, text to video", "Wan 2.1, 1.3B", text_to_video_small),
+    Example("flux2_klein_4B", "Text to picture", "Flux.2 klein 4B, 4 steps", klein, is_picture=True),
     Example("wan2.1_t2v_14B_4_steps", "Text to video", "Wan 2.1, 14B, 4 steps", four_steps),
+    Example("wan2.2_i2v_14B_4_steps", "Image to video", "Wan 2.2, 14B, 4 steps", image_to_video_pair),
+    Example("wan2.2_flf2v_14B_4_steps", "First and last frame", "Wan 2.2, 14B, 4 steps", first_and_last_pair),
+    Example("wan2.2_ti2v_5B", "Text or image to video", "Wan 2.2, 5B", five),
+    Example("wan2.1_t2v_14B", "Text to video", "Wan 2.1, 14B", text_to_video),
+    Example("wan2.2_t2v_14B", "Text to video", "Wan 2.2, the 14B pair", pair),
     Example("wan2.1_i2v_14B", "Image to video", "Wan 2.1, 14B", image_to_video),
     Example("wan2.1_flf2v_14B", "First and last frame", "Wan 2.1, 14B", first_and_last_frame),
     Example("wan2.1_vace_1.3B", "Reference to video", "Wan 2.1 VACE, 1.3B", vace),
-    Example("wan2.2_t2v_14B", "Text to video", "Wan 2.2, the 14B pair", pair),
-    Example("wan2.2_ti2v_5B", "Text or image to video", "Wan 2.2, 5B", five),
-    Example("flux2_klein_4B", "Text to picture", "Flux.2 klein 4B, 4 steps", klein, is_picture=True),
     Example("flux2_klein_edit", "Change a picture", "Flux.2 klein 4B, 4 steps", klein_edit, is_picture=True),
     Example("z_image_turbo", "Text to picture", "Z-Image Turbo, 8 steps", z_image, is_picture=True),
     Example(
@@ -562,3 +629,4 @@ EXAMPLES = (
     ),
     Example("with_and_without", "A and B", "with and without our kernels", side_by_side),
 )
+TITLES = {example.name: example.title for example in EXAMPLES}

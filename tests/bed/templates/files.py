@@ -39,6 +39,8 @@ FLF2V = _model("wan2.1_flf2v_720p_14B_fp8_e4m3fn.safetensors", 16.4, WAN21, "wan
 VACE = _model("wan2.1_vace_1.3B_fp16.safetensors", 4.3, WAN21, "wan_vace", "fp16")
 HIGH = _model("wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan_t2v", "fp8_scaled")
 LOW = _model("wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan_t2v", "fp8_scaled")
+I2V_HIGH = _model("wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan22_i2v", "fp8_scaled")
+I2V_LOW = _model("wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan22_i2v", "fp8_scaled")
 TI2V = _model("wan2.2_ti2v_5B_fp16.safetensors", 10.0, WAN22, "wan22_5b", "fp16")
 
 UMT5 = File("umt5_xxl_fp8_e4m3fn_scaled.safetensors", 6.7, "text_encoders", WAN21, "umt5", "fp8_scaled")
@@ -55,6 +57,11 @@ FOUR_STEPS = File(
     inside="Lightx2v",
 )
 
+FOUR_STEPS_HIGH, FOUR_STEPS_LOW = (
+    File(f"wan2.2_i2v_lightx2v_4steps_lora_v1_{noise}_noise.safetensors", 1.23, "loras", WAN22, "lora_ab", "bf16")
+    for noise in ("high", "low")
+)
+
 KLEIN = _model("flux-2-klein-4b.safetensors", 7.8, "Comfy-Org/flux2-klein", "flux2", "bf16")
 Z_IMAGE = _model("z_image_turbo_bf16.safetensors", 12.3, Z_IMAGE_RELEASE, "z_image", "bf16")
 QWEN3 = File("qwen_3_4b.safetensors", 8.0, "text_encoders", Z_IMAGE_RELEASE, "qwen3", "bf16")
@@ -63,5 +70,6 @@ FLUX_VAE = File("ae.safetensors", 0.34, "vae", Z_IMAGE_RELEASE, "flux_vae")
 
 FILES = (
     *(T2V_SMALL, T2V, I2V, FLF2V, VACE, HIGH, LOW, TI2V, UMT5, VAE21, VAE22, VISION, FOUR_STEPS),
+    *(I2V_HIGH, I2V_LOW, FOUR_STEPS_HIGH, FOUR_STEPS_LOW),
     *(KLEIN, Z_IMAGE, QWEN3, FLUX2_VAE, FLUX_VAE),
 )
