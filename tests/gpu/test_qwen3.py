@@ -82,7 +82,7 @@ def stock_of(model: Any, x: torch.Tensor, mask: torch.Tensor | None = None, taps
 def ours_of(
     model: Any, policy: KernelPolicy, x: torch.Tensor, mask: torch.Tensor | None = None, taps: Any = None
 ) -> torch.Tensor:
-    from fusestream.fusion.families.qwen3 import encoder
+    from fusestream.fusion.language import stack as encoder
 
     encoder.fuse(model, policy)
     stack = model.transformer.model
@@ -164,7 +164,7 @@ def test_each_kernel_may_be_off(models, op):
 
 @torch.inference_mode()
 def test_text_is_written_by_stock(models):
-    from fusestream.fusion.families.qwen3 import encoder
+    from fusestream.fusion.language import stack as encoder
 
     model = models[torch.float16]
     encoder.fuse(model, KernelPolicy.of("off"))
@@ -181,7 +181,7 @@ MOST = {60: 1.15, TOKENS: 1.0}
 @torch.inference_mode()
 def test_faster_than_stock(models):
     """Milliseconds a layer of the encoder alone, its weights on the card: stock's, ours, for a short prompt and for klein's."""
-    from fusestream.fusion.families.qwen3 import encoder
+    from fusestream.fusion.language import stack as encoder
 
     half, layers = models[torch.float16], max(TAPS)
     encoder.fuse(half, KernelPolicy.of("auto"))

@@ -21,13 +21,13 @@ def _expects(header: WeightFile) -> Expected:
 
 
 def _fuse(model: Any, policy: KernelPolicy) -> int:
-    from .encoder import fuse  # noqa: PLC0415
+    from ...language.stack import fuse  # noqa: PLC0415
 
     return fuse(model, policy)
 
 
 def _idle(model: Any, device: torch.device) -> int:
-    from .encoder import idle  # noqa: PLC0415
+    from ...language.stack import idle  # noqa: PLC0415
 
     return idle(model, device)
 
