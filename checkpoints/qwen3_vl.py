@@ -18,7 +18,7 @@ tokenizer is stock's, with ids far beyond this vocabulary; encode from ids inste
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import llama
 from .llama import SMALL, LlamaSize
@@ -51,6 +51,10 @@ def table(size: Qwen3VLSize) -> Table:
     out = {
         name.replace("model.", "model.language_model.", 1): spec for name, spec in llama.table(size.language).items()
     }
+    words = "model.language_model.embed_tokens.weight"
+    out[words] = replace(
+        out[words], std=0.1
+    )  # or it would write the last token over and over: its words are this table
     eyes, root = size.eyes, "model.visual"
     out |= conv(f"{root}.patch_embed.proj", eyes, 3, (2, 16, 16), fp8=False)
     out[f"{root}.pos_embed.weight"] = Spec((size.places, eyes), 0.3)

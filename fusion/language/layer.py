@@ -6,6 +6,10 @@
 Attention is causal within the kernel, and padded keys do not exist for it: no mask of all pairs of tokens is made. With precision
 `precise` q and k are normalised and turned in FP32 and rounded once, and of v attention is given what rounding took from it too.
 
+A token that is written passes alone (`Next`). A row or two of a product take the time that its weight's bytes take, so all of it is
+`precise`, in two parts, and weights are read as they are stored. Its keys and values go where the prompt's are kept, and nothing
+that it is told is on the host: a graph may hold its way through all layers.
+
 Long prompts, as pictures make them, pass in chunks: each sees the keys that those before it left.
 """
 
@@ -19,9 +23,10 @@ import comfy.model_management
 import torch
 from torch import Tensor, nn
 
-from ...kernels_cuda import attention, join_sums, rms_rope_, rms_rope_sums
+from ...kernels_cuda import attention, decode_attention, join_sums, rms_parts, rms_rope_, rms_rope_keep, rms_rope_sums
+from ..few_products import few_products
 from ..text_stack import Seen
-from ..wide import Gate, Wide, norm_weight
+from ..wide import HIDDEN_SCALE, Gate, Wide, norm_weight
 
 SILU = Gate("silu", nn.functional.silu)
 CHUNK = 2048  # tokens: 100 MB of fp32 between the first products and the attention, for Qwen3 4B
@@ -86,6 +91,21 @@ class Kept:
         return Kept(room[0].transpose(1, 2), room[1:].transpose(2, 3))
 
 
+@dataclass(frozen=True)
+class Next:
+    """What every layer shares of one more token.
+
+    wide      how to compute
+    cos, sin  [places, head / 2] fp32, of each place that there is room for
+    at        [1] int32: the token's place
+    """
+
+    wide: Wide
+    cos: Tensor
+    sin: Tensor
+    at: Tensor
+
+
 class FusedLayer:
     """What the class of a fused layer, stock's TransformerBlock, is mixed with."""
 
@@ -93,7 +113,10 @@ class FusedLayer:
         self, x: Tensor, attention_mask: Any = None, *more: Any, past_key_value: Any = None, **others: Any
     ) -> Any:
         """Stock's TransformerBlock. Where the stack is ours, `attention_mask` is its `Prompt`, x [batch, tokens, width] is its own
-        fp32 stream, which is added to in place, and `past_key_value` where keys are to stay; else it is stock's call."""
+        fp32 stream, which is added to in place, and `past_key_value` where keys are to stay; else it is stock's call. Of one more
+        token, its `Next`, the stream is new."""
+        if isinstance(attention_mask, Next):
+            return one_more(self, x, attention_mask, past_key_value), None
         if not isinstance(attention_mask, Prompt):
             return super().forward(  # type: ignore[misc]
                 x, attention_mask, *more, past_key_value=past_key_value, **others
@@ -161,3 +184,29 @@ def attended(q: Tensor, k: Tensor, v: Tensor, prompt: Prompt, lengths: Tensor | 
     mask = None if seen.mask is None else seen.mask[..., :keys]
     options: Any = {"causal": q.shape[1] > 1, "key_lengths": seen.lengths if lengths is None else lengths}
     return attention(q, k, v, mask, **options, policy=prompt.wide.ops).flatten(2)
+
+
+# ------------------------------------------------------------------------------------------------------ one more token
+
+
+def one_more(layer: Any, x: Tensor, token: Next, kept: Kept) -> Tensor:
+    """The layer of x [1, 1, width] fp32, which stays as it is: a new one. Its keys and values are kept."""
+    module, mlp, ops = layer.self_attn, layer.mlp, token.wide.ops
+    h = parts_of(layer.input_layernorm, x, token)
+    found = few_products(h, (module.q_proj, module.k_proj, module.v_proj), ops, joined=True)
+    q, k, v = (part.view(1, *part.shape[:-1], -1, module.head_dim) for part in found)
+    weights = norm_weight(module.q_norm.weight, x), norm_weight(module.k_norm.weight, x)
+    room = kept.k, kept.values[0], token.at
+    q = rms_rope_keep(q, k, v, *weights, token.cos, token.sin, *room, eps=module.q_norm.eps, policy=ops)
+    seen = decode_attention(q, *room, policy=ops).flatten(2)
+    [x] = few_products(seen, (module.o_proj,), ops, residual=x)
+    h = parts_of(layer.post_attention_layernorm, x, token)
+    gate, up = few_products(h, (mlp.gate_proj, mlp.up_proj), ops)
+    hidden = join_sums(gate, up, activation=SILU.name, scale=HIDDEN_SCALE, policy=ops)
+    [x] = few_products(hidden, (mlp.down_proj,), ops, residual=x, factor=1 / HIDDEN_SCALE, joined=True)
+    return x
+
+
+def parts_of(norm: Any, x: Tensor, token: Next) -> Tensor:
+    """What products are given of x, normalised, in two parts: [2, *x.shape] fp16."""
+    return rms_parts(x, norm_weight(norm.weight, x), eps=norm.eps, policy=token.wide.ops)

@@ -37,6 +37,7 @@ from ..stream.stream import STREAMED
 from ..text_stack import HAND_BACK, FusedEmbedding, padded, seen
 from ..wide import Wide
 from .layer import FusedLayer, Pictures, Prompt
+from .writing import Writes
 
 OPS = (
     "norm_modulate", "rms_parts", "rms_rope_", "rms_rope_sums", "linear", "linear_", "linear_pair", "join_sums", "attention",
@@ -67,6 +68,8 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
         )
         if reads_as_stock(owner):
             mix(owner, TellsWhatIsRead)
+        if hasattr(net, "generate"):
+            mix(net, Writes)
         for layer in net.model.layers:
             mix(layer, FusedLayer)
             fused += 1

@@ -400,17 +400,16 @@ def test_all_that_stock_builds_as_qwen3(kind: Any) -> None:
     close(model([tokens(9)])[0], wanted, 2 * ALLOWED["precise"])
 
 
-def test_text_is_written_by_stock() -> None:
-    """With a cache of keys; and what was encoded before and after is ours."""
+def test_text_is_written_beside_encoding() -> None:
+    """And what was encoded before and after is what it was. Widths that no kernel of few rows takes become fp16 first."""
     model, twin = build(), build()
     qwen3.fuse(model, on_cpu=True)
+    encoded = model([tokens(9)])[0]
     options = {"do_sample": False, "max_length": 5, "temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
     prompt = [[(token, 1.0) for token in tokens(9, 9)]]
     texts = [one.generate(prompt, repetition_penalty=1.0, seed=0, **options) for one in (model, twin)]
     assert texts[0] == texts[1] and len(texts[0]) == 5
-    qwen3.fuse(model, KernelPolicy.of("on"), on_cpu=True)
-    with pytest.raises(KernelRefused, match="it writes text, word by word"):
-        model.generate(prompt, repetition_penalty=1.0, seed=0, **options)
+    assert torch.equal(model([tokens(9)])[0], encoded)
 
 
 def test_what_only_stock_knows_is_handed_back() -> None:

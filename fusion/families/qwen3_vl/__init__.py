@@ -50,11 +50,13 @@ def _idle(model: Any, device: torch.device) -> int:
 QWEN3_VL = Family(
     name="Qwen3-VL",
     role=Role.TEXT,
-    covers="Qwen3-VL 2B, 4B and 8B: its eyes and its language model, FP16 products around FP32 streams; text by the token",
+    covers="Qwen3-VL 2B, 4B and 8B: its eyes and its language model, FP16 products around FP32 streams; writes",
     recognises=is_qwen3_vl,
     fuse=_fuse,
     ops=(
         "attention",
+        "decode_attention",
+        "few_rows",
         "int8_to_half",
         "join_sums",
         "linear",
@@ -63,6 +65,7 @@ QWEN3_VL = Family(
         "norm_modulate",
         "rms_parts",
         "rms_rope_",
+        "rms_rope_keep",
         "rms_rope_sums",
         "to_half",
     ),
