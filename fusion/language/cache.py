@@ -32,7 +32,8 @@ class Cache:
 
     def nbytes(self, places: int) -> int:
         config = self._stack.config
-        return 4 * places * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
+        a_layer: int = 4 * places * config.num_key_value_heads * config.head_dim
+        return a_layer * len(self._stack.layers)
 
     def of(self, layer: int) -> Kept:
         return Kept.of(self._rooms[layer])

@@ -218,9 +218,10 @@ def prompt_of(
         return "a prompt begins with padding"
     turns = table_of(stack, others.get("position_ids"), x, found.tokens)
     pictures = pictures_of(x, others.get("visual_pos_masks"), others.get("deepstack_embeds"))
-    for one in (turns, pictures):
-        if isinstance(one, str):
-            return one
+    if isinstance(turns, str):
+        return turns
+    if isinstance(pictures, str):
+        return pictures
     twice = None if found.lengths is None or len(x) > 1 else found.lengths.repeat(2)
     return Prompt(Wide(policy), found, twice, *turns, pictures)
 

@@ -22,7 +22,7 @@ import comfy.model_management
 import comfy.utils
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ...kernels_cuda import rms_parts
 from ..few_products import few_products
@@ -191,11 +191,12 @@ class Text:
         read = prompt.cos.shape[2]
         ahead = torch.arange(self._position, self._position + places - read, device=device)[None]
         cos, sin, _ = self._stack.compute_freqs_cis(ahead, device)
-        tables = (
+        cosines, sines = (
             torch.cat((mine.reshape(read, -1), more[..., : mine.shape[-1]].reshape(places - read, -1)))
             for mine, more in ((prompt.cos, cos), (prompt.sin, sin))
         )
-        self._next = Next(prompt.wide, *tables, torch.tensor([self._count], dtype=torch.int32, device=device))
+        place = torch.tensor([self._count], dtype=torch.int32, device=device)
+        self._next = Next(prompt.wide, cosines, sines, place)
 
     def _logits(self, x: Tensor) -> Tensor:
         """[1, words] fp32, of what came out for a token, [1, 1, width]."""
@@ -212,7 +213,8 @@ class Text:
         here = type(weight) is nn.Parameter and weight.dtype in PLAIN and weight.device == token.device
         if not here or table.weight_function:
             return None
-        return weight.index_select(0, token.view(-1)).float()[None]
+        rows: Tensor = weight.index_select(0, token.view(-1)).float()
+        return rows[None]
 
     def _embedded(self, token: int) -> Tensor:
         found: Tensor = self._stack.embed_tokens(torch.tensor([[token]]), out_dtype=torch.float32)

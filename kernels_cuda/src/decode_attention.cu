@@ -11,19 +11,20 @@
 // at multiples of 16 bytes. There is room for more keys than there are; how many, the kernel reads at `at`, so a graph
 // that holds the launch needs no change from token to token. out: [batch, head, d] half, contiguous.
 //
-// Split over keys. The grid's first dimension is the part of the keys: equal parts of those there are, whole rounds of a
-// block. A part leaves the maximum of its scores, the sum of their exponentials and the weighted sum of values, as
+// Split over keys. The grid's first dimension is the part of the keys: equal parts of those there are, whole rounds of
+// a block. A part leaves the maximum of its scores, the sum of their exponentials and the weighted sum of values, as
 // floats; decode_attention_join adds the parts up, in fixed order. The same input gives the same bits every time, but
 // with another room for keys there may be other parts.
 //
 // Access. d / 8 adjacent lanes have a key: 16 bytes each, whole rows. A warp has 32 / (d / 8) keys at a time and four
-// times as many on their way, of keys and of values; queries and sums stay in registers, of each lane its eight columns.
-// A score is summed over the lanes of its key by shuffles. Each group of lanes keeps a maximum and sums of its own, which
-// meet in shared memory when the keys are through.
+// times as many on their way, of keys and of values; queries and sums stay in registers, of each lane its eight
+// columns. A score is summed over the lanes of its key by shuffles. Each group of lanes keeps a maximum and sums of its
+// own, which meet in shared memory when the keys are through.
 //
-// Bound. Bytes: 4 d for a key of a key head. Instructions of a lane for a key, with d of 128 and four queries: 33 of the
-// product and 33 of the sum of values, 16 to unpack both, 8 shuffles and as many additions: about 60 of a warp for each key, which
-// takes 15 clocks of a multiprocessor; its bytes take 29 on an H200 (3.9 TB/s) and 64 on an RTX 2060 Super. Not measured yet.
+// Bound. Bytes: 4 d for a key of a key head. Instructions of a lane for a key, with d of 128 and four queries: 33 of
+// the product and 33 of the sum of values, 16 to unpack both, 8 shuffles and as many additions: about 60 of a warp for
+// each key, which takes 15 clocks of a multiprocessor; its bytes take 29 on an H200 (3.9 TB/s) and 64 on an RTX 2060
+// Super. Not measured yet.
 
 #include "packs.cuh"
 
@@ -34,7 +35,7 @@ struct DecodeParams {
     const __half* values;
     const int* at;
     __half* out;
-    float* part_sums;   // [batch, head, part, d]
+    float* part_sums;    // [batch, head, part, d]
     float2* part_heads;  // [batch, head, part]: maximum, in units of log2, and sum
     i64 keys_batch, keys_token, keys_head, values_batch, values_token, values_head;
     i64 q_batch, q_head;
@@ -188,10 +189,10 @@ extern "C" __global__ void __launch_bounds__(256) decode_attention_join(const __
     p.out[head * p.d + threadIdx.x] = __float2half_rn(joined / all);
 }
 
-#define DECODE_ATTENTION(D, G)                                                    \
-    extern "C" __global__ void __launch_bounds__(kThreads)                        \
-        decode_attention_##D##_##G(const __grid_constant__ DecodeParams p) {      \
-        over_keys<D, G>(p);                                                       \
+#define DECODE_ATTENTION(D, G)                                               \
+    extern "C" __global__ void __launch_bounds__(kThreads)                   \
+        decode_attention_##D##_##G(const __grid_constant__ DecodeParams p) { \
+        over_keys<D, G>(p);                                                  \
     }
 #define DECODE_ATTENTION_OF(D) DECODE_ATTENTION(D, 1) DECODE_ATTENTION(D, 2) DECODE_ATTENTION(D, 4)
 

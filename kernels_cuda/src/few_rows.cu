@@ -2,8 +2,8 @@
 //
 //   out[m, n] = round(sum over k of x[m, k] * w[n, k] + bias[n] + residual[m, n])
 //
-// A factor, a power of two, may stand before the sum over k. Joined, x is two parts of what is multiplied, rows m and m + M / 2, and their sums are added up. A result of floats is
-// not rounded.
+// A factor, a power of two, may stand before the sum over k. Joined, x is two parts of what is multiplied, rows m and m
+// + M / 2, and their sums are added up. A result of floats is not rounded.
 //
 // Weights are read once and never written anywhere as numbers: what is streamed is the packed bytes, and they bound the
 // time. x is halves; sums are floats.

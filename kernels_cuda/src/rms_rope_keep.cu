@@ -4,7 +4,8 @@
 //   x   = sums[0], or sums[0] + sums[1]
 //   n   = x * rsqrt(mean(x^2) + eps) * weight                   over a head of q or k
 //   t   = n[j] * cos - n[j + d/2] * sin, n[j + d/2] * cos + n[j] * sin         of the token's place
-//   out[token] = half(t of q), keys[at + token] = half(t of k), values[at + token] = half(x of v)   saturated; NaN stays
+//   out[token] = half(t of q), keys[at + token] = half(t of k), values[at + token] = half(x of v)   saturated; NaN
+//   stays
 //
 // The place of the first token is read at `at`: a graph that holds the launch needs no change from token to token. What
 // has no place is not written.
@@ -22,8 +23,8 @@
 #include "parts.cuh"
 #include "reduce.cuh"
 
-// Mirrored by RmsRopeKeepParams in ops/rms_rope_keep.py, where each of q, k and v, and of keys and values, has a name of
-// its own. Pointers first.
+// Mirrored by RmsRopeKeepParams in ops/rms_rope_keep.py, where each of q, k and v, and of keys and values, has a name
+// of its own. Pointers first.
 struct RmsRopeKeepParams {
     const float* sums[3];
     const void* weight[2];
@@ -78,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32) rms_rope_keep(const __
         if (column >= half) continue;
         low[v] = load_two(sums + column), high[v] = load_two(sums + half + column);
         if (p.parts > 1) {
-            const float2 a = load_two(sums + p.part[which] + column), b = load_two(sums + p.part[which] + half + column);
+            const float2 a = load_two(sums + p.part[which] + column),
+                         b = load_two(sums + p.part[which] + half + column);
             low[v] = make_float2(low[v].x + a.x, low[v].y + a.y);
             high[v] = make_float2(high[v].x + b.x, high[v].y + b.y);
         }

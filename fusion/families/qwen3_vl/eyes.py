@@ -130,7 +130,7 @@ def embedded(eyes: Any, wide: Wide, x: Tensor) -> Tensor:
     module = eyes.patch_embed.proj
     with operands(x.new_empty(0, dtype=torch.float16), wide.ops, module) as [own]:
         weight = own.matrix.flatten(1)
-        return torch.cat([summed(wide, parted(wide, rows), weight, own.bias) for rows in x.split(CHUNK)])
+        return torch.cat([summed(wide, parted(wide, rows), weight, own.bias) for rows in torch.split(x, CHUNK)])
 
 
 def places(eyes: Any, grid: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
@@ -191,7 +191,7 @@ def attend(block: Any, x: Tensor, sight: Sight) -> None:
     heads = torch.zeros if room > d else torch.empty
     qkv = heads(1, x.shape[1], 3, module.num_heads, room, dtype=torch.float16, device=x.device)
     at = 0
-    for rows in x.split(CHUNK, 1):
+    for rows in torch.split(x, CHUNK, 1):
         [made] = wide.projections(wide.normed(block.norm1, rows), (module.qkv,))
         made = made.view(1, -1, 3, module.num_heads, d)
         some = slice(at, at + rows.shape[1])
@@ -206,14 +206,14 @@ def attend(block: Any, x: Tensor, sight: Sight) -> None:
     for frame in sight.frames:
         some = slice(at, at + frame)
         out = attention(q[:, some], k[:, some], v[:, some], scale=d**-0.5, policy=wide.ops)[..., :d].flatten(2)
-        for rows, values in zip(x[:, some].split(CHUNK, 1), out.split(CHUNK, 1), strict=True):
+        for rows, values in zip(torch.split(x[:, some], CHUNK, 1), torch.split(out, CHUNK, 1), strict=True):
             wide.add(rows, [values.contiguous()], module.proj)
         at = some.stop
 
 
 def feed_forward(block: Any, x: Tensor, wide: Wide, activation: Activation = "gelu_tanh") -> None:
     """x += fc2(GELU(fc1(norm2(x))))."""
-    for rows in x.split(CHUNK, 1):
+    for rows in torch.split(x, CHUNK, 1):
         hidden = wide.activated(wide.normed(block.norm2, rows), block.mlp.linear_fc1, activation)
         wide.add(rows, hidden, block.mlp.linear_fc2)
 
@@ -236,7 +236,7 @@ class FusedMerger:
 def merged(merger: Any, wide: Wide, x: Tensor) -> Tensor:
     """linear_fc2(GELU(linear_fc1(norm(x)))): the norm is of each patch, or of the four together."""
     found = []
-    for rows in x.view(-1, merger.merge_dim).split(CHUNK // 4):
+    for rows in torch.split(x.view(-1, merger.merge_dim), CHUNK // 4):
         h = wide.normed(merger.norm, rows.view(1, -1, merger.norm.weight.shape[0]))
         hidden = wide.activated(h.view(*h.shape[:-2], *rows.shape), merger.linear_fc1, "gelu")
         with operands(hidden[0], wide.ops, merger.linear_fc2) as [own]:
