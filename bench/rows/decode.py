@@ -33,7 +33,7 @@ def token() -> Tensors:
     weights = (torch.randn(D, device="cuda").half() for _ in range(2))
     angle = torch.rand(1024, D // 2, device="cuda")
     return (
-        *packed.split([HEADS, KEY_HEADS, KEY_HEADS], 3),
+        *torch.split(packed, [HEADS, KEY_HEADS, KEY_HEADS], 3),
         *weights,
         angle.cos(),
         angle.sin(),
@@ -43,25 +43,23 @@ def token() -> Tensors:
     )
 
 
-ROWS = [
-    Row(
+def attended(seen: int, room: int) -> Row:
+    return Row(
         "decode_attention",
         f"Qwen3 4B: {seen} keys of {room}",
-        lambda seen=seen, room=room: over(seen, room),
+        lambda: over(seen, room),
         (None,),
         decode_attention.stock,
-        moved=lambda _tensors, _outputs, seen=seen: read(seen),
+        moved=lambda _tensors, _outputs: read(seen),
     )
-    for seen, room in ((300, 1536), (1500, 1536), (8192, 8192), (32768, 32768))
-] + [
-    Row(
-        "rms_rope_keep",
-        "Qwen3 4B: one token",
-        token,
-        (1e-6,),
-        rms_rope_keep.stock,
-        moved=lambda tensors, outputs: (
-            sum(t.nbytes for t in (*tensors[:5], *outputs) if t is not None) + 4 * KEY_HEADS * D
-        ),
-    )
+
+
+def moved(tensors: Tensors, outputs: tuple[Tensor, ...]) -> int:
+    """What a token brings, and its row in either room."""
+    return sum(t.nbytes for t in (*tensors[:5], *outputs) if t is not None) + 4 * KEY_HEADS * D
+
+
+ROWS = [
+    *(attended(seen, room) for seen, room in ((300, 1536), (1500, 1536), (8192, 8192), (32768, 32768))),
+    Row("rms_rope_keep", "Qwen3 4B: one token", token, (1e-6,), rms_rope_keep.stock, moved=moved),
 ]
