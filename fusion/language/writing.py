@@ -15,6 +15,7 @@ reason.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,8 +31,10 @@ from ..fused import all_off
 from ..stream.encoding import words_held
 from ..text_stack import HAND_BACK
 from ..wide import Wide, norm_weight
+from . import pace
 from .cache import Cache
 from .layer import Next, Prompt
+from .pace import Pace
 from .sampler import Sampler, Wish
 
 OPS = (
@@ -121,12 +124,16 @@ def written(text: Text, sampler: Sampler, most: int, stops: Sequence[int]) -> li
     """The tokens, up to one that ends the text, or so many."""
     bar: Any = comfy.utils.ProgressBar(most)
     tokens: list[int] = []
+    times = [time.monotonic()]
     for _ in tqdm(range(most), desc="Generating tokens"):
         comfy.model_management.throw_exception_if_processing_interrupted()
         tokens.append(text.next(sampler))
+        times.append(time.monotonic())
         bar.update(1)
         if tokens[-1] in stops:
             break
+    if tokens:
+        pace.tell(Pace(len(tokens), times[1] - times[0], times[-1] - times[1], *text.bound(len(tokens))))
     return tokens
 
 
@@ -162,6 +169,11 @@ class Text:
         found = int(token[0])  # the one time that the host waits
         self._x = row if row is not None else self._embedded(found)
         return found
+
+    def bound(self, written: int) -> tuple[int, float | None]:
+        """Bytes that a token of so many reads, and what the card's memory has in a second."""
+        kept = 0 if self._cache is None else self._cache.nbytes(self._count - written // 2)
+        return pace.weight_bytes((*self._stack.layers, self._head)) + kept, pace.memory_of(self._x.device)
 
     def _read(self) -> Tensor:
         """The prompt, through all layers: what comes out for its last token, [1, 1, width]."""

@@ -11,6 +11,7 @@ from typing import Any
 import comfy.model_management
 import comfy.sd
 import comfy.utils
+import int8_files
 import pytest
 import torch
 from comfy.weight_adapter.lora import LoRAAdapter
@@ -21,7 +22,7 @@ from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import llama
 from fusestream.fusion.families.qwen3_vl import eyes, sizes
-from fusestream.fusion.language import cache, layer, stack, writing
+from fusestream.fusion.language import cache, layer, pace, stack, writing
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from fusestream.memory import read_header
 
@@ -323,3 +324,41 @@ def test_qwen3_alone_writes_too(folder: Path, use: str) -> None:
     for how in (GREEDY, DRAWN):
         assert ours.generate(prompt, **how) == stock.generate(prompt, **how)
     assert ours_wrote()
+
+
+def test_its_pace_is_told_beside_what_a_token_reads(writers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[pace.Pace] = []
+    monkeypatch.setattr(pace, "tell", told.append)
+    write(writers[0], "words", max_length=6)
+    [found] = told
+    model = writers[0].cond_stage_model.qwen3vl_8b.transformer.model
+    read = sum(weight.numel() for weight in model.layers.parameters()) + model.embed_tokens.weight.numel()
+    kept = 4 * 128 * 4 * (10 - 6 // 2)  # the last token has no keys yet
+    assert found.tokens == 6 and found.nbytes == 2 * read + kept and found.memory is None
+    assert found.first > 0 and found.rate == 5 / found.seconds
+
+
+def test_its_pace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pace.Pace(1, 0.5, 0.0, 10**9).words() == "1 token, the first after 0.50 s"
+    of_card = pace.Pace(101, 0.5, 4.0, 4 * 10**9, 448e9)
+    assert of_card.words() == (
+        "101 tokens, the first after 0.50 s, then 25.0 a second: 4.00 GB a token, 100 GB/s; the card's memory has 448 GB/s, "
+        "112 tokens a second at most"
+    )
+    heard: list[str] = []
+    monkeypatch.setattr(pace, "_listeners", [])
+    for _ in range(2):
+        pace.listen(heard.append)
+    pace.tell(of_card)
+    assert heard == [of_card.words()]
+    pace.listen(lambda words: 1 / 0)
+    pace.tell(of_card)
+    assert len(heard) == 2, "who cannot show it is not worth a run"
+
+
+@pytest.mark.parametrize("kind", int8_files.KINDS)
+def test_int8_files(folder: Path, tmp_path: Path, kind: str) -> None:
+    """Rows that were turned become fp16 first."""
+    path, _ = int8_files.write(checkpoints.write("qwen3_vl", folder), tmp_path, kind)
+    ours, stock = load(path), load(path, default="off")
+    assert write(ours, "words") == write(stock, "words") and ours_wrote()

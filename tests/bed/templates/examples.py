@@ -121,20 +121,19 @@ def image_to_video(graph: Graph) -> None:
 
 def caption_and_animate(graph: Graph) -> None:
     """A language model sees the picture and writes what will happen; both models, and the text encoder, share one budget."""
-    columns = _columns(330, 330, 300, 290, 330)
+    columns = _columns(300, 300, 270, 270, 330)
     work = Work(prediction.LARGE, 832, 480, 33, 20)
     budget: dict[str, Any] = {"vram_budget": TOGETHER}
     model = _model_loader(graph, columns[0], files.I2V, **budget)
     writer = _encoder_loader(graph, columns[0], files.QWEN3_VL, title="What sees and writes", **budget)
     encoder = _encoder_loader(graph, columns[0], **budget)
-    vae = _vae_loader(graph, columns[0], files.VAE21)
     vision = _vision(graph, columns[1])
     image = graph.add(columns[1], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
     told = graph.add(
         columns[1],
         "TextGenerate",
         "What happens next",
-        240,
+        220,
         clip=writer[0],
         image=image[0],
         prompt=ASK,
@@ -143,12 +142,13 @@ def caption_and_animate(graph: Graph) -> None:
         thinking=False,
         use_default_template=True,
     )
+    vae = _vae_loader(graph, columns[1], files.VAE21)
     shifted = _shift(graph, columns[2], model[0], 8.0)
     positive = graph.add(columns[2], "CLIPTextEncode", "As it was written", 110, GREEN, clip=encoder[0], text=told[0])
     negative = graph.add(columns[2], "CLIPTextEncode", "What to avoid", 150, RED, clip=encoder[0], text=AVOID)
     seen = graph.add(columns[2], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
     made = graph.add(
-        columns[3],
+        columns[2],
         "WanImageToVideo",
         "Size and length",
         positive=positive[0],
@@ -169,7 +169,7 @@ def caption_and_animate(graph: Graph) -> None:
         "**qwen3_vl_2b_instruct.safetensors** is *model.safetensors* there. The 4B and 8B of Qwen3-VL, with type *qwen_image*, "
         "write better and slower."
     )
-    _note(graph, columns[2:], "Caption and animate: Qwen3-VL and Wan 2.1", about, work, advice, tall=360)
+    _note(graph, columns[3:], "Caption and animate: Qwen3-VL and Wan 2.1", about, work, advice, tall=390)
 
 
 def first_and_last_frame(graph: Graph) -> None:
