@@ -14,6 +14,7 @@ from .ops.attention import attention
 from .ops.attention_operands import BlockList, Tail
 from .ops.channel_rms_silu import channel_rms_silu
 from .ops.conv import conv2d, conv3d, fold_batch_norm
+from .ops.decode_attention import decode_attention
 from .ops.dequantise import dequantise, dequantise_rows
 from .ops.diffusion_step import diffusion_step
 from .ops.few_rows import few_rows, few_rows_serves
@@ -30,6 +31,7 @@ from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_parts import rms_parts
 from .ops.rms_rope import rms_rope_
+from .ops.rms_rope_keep import rms_rope_keep
 from .ops.rms_rope_sums import rms_rope_sums
 from .ops.rows_to_int8 import Int8Rows, rows_to_int8
 from .ops.sparse_routing import choose_blocks
@@ -60,6 +62,7 @@ __all__ = [
     "choose_blocks",
     "conv2d",
     "conv3d",
+    "decode_attention",
     "dequantise",
     "dequantise_rows",
     "diffusion_step",
@@ -96,6 +99,7 @@ __all__ = [
     "residual_gate_norm_modulate",
     "rms_parts",
     "rms_rope_",
+    "rms_rope_keep",
     "rms_rope_sums",
     "rows_of",
     "rows_to_int8",

@@ -17,6 +17,7 @@ from PIL import Image
 
 from bed import opened, tiny
 from bed.client import Client, Run, Workflow
+from bed.depth import is_thorough
 from bed.paths import ROOT
 from bed.server import Server
 from bed.templates import EXAMPLES
@@ -24,7 +25,13 @@ from bed.templates.examples import PICTURE
 
 SIDE = 64
 NAMES = [example.name for example in EXAMPLES if example.is_picture and example.samples]
-FILES = {file.name for example in EXAMPLES if example.is_picture for file in example.graph().files()}
+CAPTION = "caption_and_animate"
+FILES = {
+    file.name
+    for example in EXAMPLES
+    if example.is_picture or example.name == CAPTION
+    for file in example.graph().files()
+}
 STOCK = {
     "FuseStreamDiffusionModelLoader": ("UNETLoader", {"unet_name": "model_name"}, {"weight_dtype": "default"}),
     "FuseStreamTextEncoderLoader": ("CLIPLoader", {"clip_name": "text_encoder_name", "type": "type"}, {}),
@@ -117,3 +124,24 @@ def test_the_wrong_type_of_the_text_encoder_is_told_with_the_right_one(stocked: 
     assert right in message and "qwen_3_4b.safetensors" in message
     failed = workflow[run.error["node_id"]]["class_type"]
     assert (failed == "FuseStreamTextEncoderLoader") == (type_ == "auto")
+
+
+def test_a_caption_becomes_a_video(stocked: Server) -> None:
+    """The text that is written is of the picture, and what is encoded is that text."""
+    Image.linear_gradient("L").convert("RGB").resize((SIDE, SIDE)).save(stocked.base / "input" / "across.png")
+    client, texts, videos = Client(stocked.url), [], []
+    for name in (PICTURE, "across.png") if is_thorough() else (PICTURE,):
+        workflow = twin(CAPTION)
+        tiny.shrink(workflow, width=SIDE, height=SIDE, length=5, steps=1)
+        tiny.node_of(workflow, "LoadImage")["inputs"]["image"] = name
+        written = next(key for key, node in workflow.items() if node["class_type"] == "TextGenerate")
+        workflow[written]["inputs"]["max_length"] = 12
+        workflow["shown"] = {"class_type": "PreviewAny", "inputs": {"source": [written, 0]}}
+        run = client.run(workflow, timeout=240)
+        assert run.error is None, run.error and run.error["exception_message"][:2000]
+        assert {*run.executed, *run.cached} == set(workflow)
+        texts.append(run.outputs["shown"]["text"][0])
+        save = next(key for key, node in workflow.items() if node["class_type"] == "SaveVideo")
+        videos.append(client.fetch(run.outputs[save]["images"][0]))
+    assert texts[0] and videos[0]
+    assert len(texts) == len(set(texts)) == len(set(videos))

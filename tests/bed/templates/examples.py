@@ -32,6 +32,11 @@ KLEIN_FILES = (
 )
 FP16 = "It computes in FP16 on every card; *--bf16-unet* keeps ComfyUI's own operations and bf16."
 PICTURE = "example.png"
+TOGETHER = 7.0  # GiB of VRAM for all models of an example that share a budget
+ASK = (
+    "Describe this picture as the first frame of a video, and what happens next: who moves and how, and how the camera moves. One "
+    "paragraph, nothing else."
+)
 METER = 68  # more room below a loader that streams: its live meter is drawn there
 
 
@@ -119,6 +124,59 @@ def image_to_video(graph: Graph) -> None:
     _save(graph, columns[3], sampled[0], vae[0], work, columns[4])
     about = "Image to video: the picture becomes the first frame, the text says what happens. Choose yours in **First frame**."
     _note(graph, columns[3:], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
+
+
+def caption_and_animate(graph: Graph) -> None:
+    """A language model sees the picture and writes what will happen; both models, and the text encoder, share one budget."""
+    columns = _columns(300, 300, 270, 270, 330)
+    work = Work(prediction.LARGE, 832, 480, 33, 20)
+    budget: dict[str, Any] = {"vram_budget": TOGETHER}
+    model = _model_loader(graph, columns[0], files.I2V, **budget)
+    writer = _encoder_loader(graph, columns[0], files.QWEN3_VL, title="What sees and writes", **budget)
+    encoder = _encoder_loader(graph, columns[0], **budget)
+    vision = _vision(graph, columns[1])
+    image = graph.add(columns[1], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
+    told = graph.add(
+        columns[1],
+        "TextGenerate",
+        "What happens next",
+        220,
+        clip=writer[0],
+        image=image[0],
+        prompt=ASK,
+        max_length=160,
+        sampling_mode="off",
+        thinking=False,
+        use_default_template=True,
+    )
+    vae = _vae_loader(graph, columns[1], files.VAE21)
+    shifted = _shift(graph, columns[2], model[0], 8.0)
+    positive = graph.add(columns[2], "CLIPTextEncode", "As it was written", 110, GREEN, clip=encoder[0], text=told[0])
+    negative = graph.add(columns[2], "CLIPTextEncode", "What to avoid", 150, RED, clip=encoder[0], text=AVOID)
+    seen = graph.add(columns[2], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
+    made = graph.add(
+        columns[2],
+        "WanImageToVideo",
+        "Size and length",
+        positive=positive[0],
+        negative=negative[0],
+        vae=vae[0],
+        clip_vision_output=seen[0],
+        start_image=image[0],
+        **_sizes(work),
+    )
+    sampled = _sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 6.0)
+    _save(graph, columns[3], sampled[0], vae[0], work, columns[4])
+    about = (
+        "Qwen3-VL sees the picture in **First frame** and writes what may happen next; Wan makes a video of both. Say in **What "
+        "happens next** what you want to have told, or turn its **sampling_mode** on for another text each time."
+    )
+    advice = (
+        f"All loaders share **vram_budget** {TOGETHER:g}: what one of them needs, the others give back. {LONGER} "
+        "**qwen3_vl_2b_instruct.safetensors** is *model.safetensors* there. The 4B and 8B of Qwen3-VL, with type *qwen_image*, "
+        "write better and slower."
+    )
+    _note(graph, columns[3:], "Caption and animate: Qwen3-VL and Wan 2.1", about, work, advice, tall=390)
 
 
 def first_and_last_frame(graph: Graph) -> None:
@@ -483,9 +541,11 @@ def _model_loader(graph: Graph, column: Column, file: File, title: str | None = 
     return loader
 
 
-def _encoder_loader(graph: Graph, column: Column, file: File = files.UMT5, type_: str = "auto") -> Node:
-    values: dict[str, Any] = {"text_encoder_name": file.name, "vram_budget": AUTOMATIC, "type": type_}
-    loader = graph.add(column, "FuseStreamTextEncoderLoader", files=(file,), **values)
+def _encoder_loader(
+    graph: Graph, column: Column, file: File = files.UMT5, type_: str = "auto", title: str | None = None, **more: Any
+) -> Node:
+    values: dict[str, Any] = {"text_encoder_name": file.name, "vram_budget": AUTOMATIC, "type": type_, **more}
+    loader = graph.add(column, "FuseStreamTextEncoderLoader", title, files=(file,), **values)
     column.y += METER
     return loader
 
@@ -622,6 +682,7 @@ EXAMPLES = (
     Example("wan2.1_i2v_14B", "Image to video", "Wan 2.1, 14B", image_to_video),
     Example("wan2.1_flf2v_14B", "First and last frame", "Wan 2.1, 14B", first_and_last_frame),
     Example("wan2.1_vace_1.3B", "Reference to video", "Wan 2.1 VACE, 1.3B", vace),
+    Example("caption_and_animate", "Caption and animate", "Qwen3-VL 2B and Wan 2.1, 14B", caption_and_animate),
     Example("flux2_klein_edit", "Change a picture", "Flux.2 klein 4B, 4 steps", klein_edit, is_picture=True),
     Example("z_image_turbo", "Text to picture", "Z-Image Turbo, 8 steps", z_image, is_picture=True),
     Example(

@@ -87,6 +87,11 @@ STOCK = {
     ),
     "SaveImage": _stock("images:IMAGE", "filename_prefix", "images:IMAGE"),
     "SaveVideo": _stock("video:VIDEO", "filename_prefix format codec", "video:VIDEO"),
+    "TextGenerate": _stock(
+        "clip:CLIP image:?IMAGE video:?IMAGE audio:?AUDIO",
+        "prompt max_length sampling_mode thinking use_default_template",
+        "generated_text:STRING",
+    ),
     "TrimVideoLatent": _stock("samples:LATENT", "trim_amount", "LATENT"),
     "VAEDecode": _stock("samples:LATENT vae:VAE", "", "IMAGE"),
     "VAEEncode": _stock("pixels:IMAGE vae:VAE", "", "LATENT"),
