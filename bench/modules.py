@@ -80,7 +80,7 @@ def attention(theirs: Alone) -> nn.Module:
 
 
 def feed_forward(theirs: nn.Sequential) -> nn.Module:
-    return FusedFFN.of(*theirs)  # type: ignore[arg-type]
+    return FusedFFN.of(*theirs)
 
 
 def fused(theirs: nn.Module) -> nn.Module:
@@ -180,7 +180,7 @@ def measured(case: Case, device: str, dtype: torch.dtype) -> dict[str, Any]:
     sets = [example, *(inputs(case, device, dtype) for _ in range((1 if case.is_network else sets_for(2 * size)) - 1))]
     timed = eager_seconds if case.is_network else device_seconds
     LEDGER.clear()
-    kernels.choose(ours, example)
+    kernels.choose(ours, tuple(example))
     torch._dynamo.reset()
     compiled = torch.compile(theirs, dynamic=False)
     # Ours first and last: a card grows warm.

@@ -203,6 +203,10 @@ class FusedConvNormAct2d(nn.Module):
         """The next call folds anew. For changes that torch does not count."""
         self._kept.outdate()
 
+    def forget(self) -> None:
+        """Let go of the memory of what was folded."""
+        self._kept.forget()
+
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}" + ("" if self.policy == STANDARD else f", policy={self.policy!r}")
 
@@ -329,7 +333,7 @@ class FusedConvNormAct2d(nn.Module):
         super()._load_from_state_dict(*arguments, **options)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        self._kept.forget()  # .to() is about memory: nothing stays behind
+        self.forget()  # .to() is about memory: nothing stays behind
         return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
 

@@ -152,6 +152,10 @@ class FusedUpsampleConv2d(nn.Module):
         """The next call folds anew. For changes that torch does not count."""
         self._kept.outdate()
 
+    def forget(self) -> None:
+        """Let go of the memory of what was made from the weight."""
+        self._kept.forget()
+
     def extra_repr(self) -> str:
         found = f"scale_factor={self.scale_factor}, activation={self.activation!r}"
         return found if self.policy == STANDARD else f"{found}, policy={self.policy!r}"
@@ -191,7 +195,7 @@ class FusedUpsampleConv2d(nn.Module):
         super()._load_from_state_dict(*arguments, **options)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        self._kept.forget()  # .to() is about memory: nothing stays behind
+        self.forget()  # .to() is about memory: nothing stays behind
         return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def _reason(self, x: Tensor) -> str | None:
