@@ -12,6 +12,7 @@ from .ledger import LEDGER
 from .ops.activations import gelu, gelu_mul, silu, silu_mul, silu_mul_
 from .ops.attention import attention
 from .ops.attention_operands import BlockList, Tail
+from .ops.bordered_conv import bordered_conv2d, bordered_upsample_conv2d
 from .ops.channel_rms_silu import channel_rms_silu
 from .ops.conv import conv2d, conv3d, fold_batch_norm
 from .ops.decode_attention import decode_attention
@@ -57,6 +58,8 @@ __all__ = [
     "Tail",
     "attention",
     "best_rotation",
+    "bordered_conv2d",
+    "bordered_upsample_conv2d",
     "channel_rms_silu",
     "check_policy",
     "choose_blocks",
