@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import between_prompts, doctor_route, panel_routes, queued
+from . import between_prompts, camera_route, doctor_route, panel_routes, queued
 from .doctor import Doctor
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
+from .live import LiveVideo
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 from .report import Compare, ReportNode
 from .sparse import SparseAttentionNode
@@ -20,6 +21,7 @@ NODES: list[type[io.ComfyNode]] = [
     TextEncoderKernels,
     VAEKernels,
     SparseAttentionNode,
+    LiveVideo,
     ReportNode,
     Compare,
     Doctor,
@@ -34,6 +36,7 @@ class FuseStream(ComfyExtension):
         doctor_route.attach()
         between_prompts.attach()
         panel_routes.attach()
+        camera_route.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

@@ -51,9 +51,9 @@ class Tally:
 
 def run(
     model: Any,
-    vae: Any,
     positive: Any,
     negative: Any,
+    vae: Any,
     frames: Iterable[Tensor | None],
     settings: Settings,
     deliver: Deliver,
@@ -65,7 +65,7 @@ def run(
     Raises stock's exception where the user has interrupted. Frames that were made by then have been delivered.
     """
     source = iter(frames)
-    first = next((frame for frame in source if frame is not None), None)
+    first = _first(source)
     if first is None:
         raise ValueError("There is no frame to make anything of. Connect frames, or a video that has some.")
     _refuse(model)
@@ -88,6 +88,14 @@ def run(
             "a smaller width and height, batch 1, or take TAESD as the VAE."
         ) from None
     return live.tally
+
+
+def _first(source: Iterator[Tensor | None]) -> Tensor | None:
+    for frame in source:
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        if frame is not None:
+            return frame
+    return None
 
 
 def _with_first(first: Tensor, others: Iterator[Tensor | None]) -> Iterator[Tensor | None]:

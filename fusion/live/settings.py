@@ -11,6 +11,7 @@ import torch
 SamplerName = Literal["euler", "lcm"]
 SAMPLERS: tuple[SamplerName, ...] = ("euler", "lcm")
 SD_TURBO = "sd_turbo"  # stock's SDTurboScheduler, which is a node of its own
+SCHEDULERS: tuple[str, ...] = (*comfy.samplers.SCHEDULER_NAMES, SD_TURBO)
 
 
 @dataclass(frozen=True)

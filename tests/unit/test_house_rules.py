@@ -62,7 +62,6 @@ BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
 # Ops that nothing in the pack asks for yet, and why they stay. What nobody asks for and nobody will goes.
 KEPT = {
     "dequantise_rows": "packed embeddings",
-    "diffusion_step": "live video: steps of milliseconds, where the sampler's own passes count",
     "instance_norm": "networks that carry a style over",
     "residual_gate_norm_modulate": "modules: a residual and the norm behind it",
 }

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import av
 import comfy
 import comfy.model_management
-import comfy.sample
 import comfy.samplers
 import comfy.sd
 import comfy.utils
 import family_scenes
+import folder_paths
 import pytest
 import torch
+from comfy_api.latest import InputImpl, Types
+from comfy_execution.graph_utils import ExecutionBlocker
 from comfy_extras import nodes_custom_sampler
 
 import nodes
 from fusestream import checkpoints
 from fusestream.checkpoints import narrow
-from fusestream.fusion.live import engine
-from fusestream.fusion.live.settings import SAMPLERS, SD_TURBO, Settings
+from fusestream.fusion.live import engine, kept, sources
+from fusestream.fusion.live.settings import SD_TURBO, Settings
+from fusestream.fusion.live.video import NotWritten, VideoFile
+from fusestream.nodes import live as node
+from fusestream.nodes import live_shown
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 SIDE = 64
@@ -30,9 +39,9 @@ SEED = 11
 
 class Stage(NamedTuple):
     model: Any
-    vae: Any
     positive: Any
     negative: Any
+    vae: Any
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         model = comfy.sd.load_diffusion_model(str(checkpoints.write("sd15", folder)))
         vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(checkpoints.write("sd_vae", folder))))
         scene = family_scenes.inputs("sd15")
-        yield Stage(model, vae, scene.positive, scene.negative)
+        yield Stage(model, scene.positive, scene.negative, vae)
 
 
 def clip(count: int, height: int = SIDE, width: int = SIDE) -> torch.Tensor:
@@ -57,7 +66,7 @@ def clip(count: int, height: int = SIDE, width: int = SIDE) -> torch.Tensor:
 def live(stage: Stage, frames: Any, **settings: Any) -> tuple[torch.Tensor, engine.Tally]:
     made: list[torch.Tensor] = []
     told = Settings(seed=SEED, **settings)
-    tally = engine.run(stage.model, stage.vae, stage.positive, stage.negative, frames, told, made.append)
+    tally = engine.run(*stage, frames, told, made.append)
     return torch.stack(made), tally
 
 
@@ -140,3 +149,199 @@ def test_frames_that_hardly_differ_are_skipped(stage: Stage) -> None:
     # Small steps add up: it is the last frame that was made that counts.
     slow = [first + i * 0.001 for i in range(6)]
     assert live(stage, slow, skip=0.0025)[1].skipped == 4
+
+
+# ------------------------------------------------------------------------------------------------------------ the node
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """What a page is told: bars with their pictures, and texts."""
+    told = SimpleNamespace(bars=[], texts=[], client_id="page")
+    told.send_progress_text = lambda text, node, sid: told.texts.append((text, node, sid))
+    monkeypatch.setattr(live_shown, "running_server", lambda: told)
+    monkeypatch.setattr(
+        comfy.utils, "PROGRESS_BAR_HOOK", lambda at, of, picture, **_: told.bars.append((at, of, picture))
+    )
+    monkeypatch.setattr(folder_paths, "temp_directory", str(tmp_path / "temp"))
+    return told
+
+
+def through_node(stage: Stage, linked: tuple[int, ...] = (0, 1), **given: Any) -> tuple[Any, Any]:
+    """As ComfyUI executes it in a graph where these outputs are taken."""
+    prompt = {"2": {"inputs": {"a": 1, **{f"in{slot}": ["1", slot] for slot in linked}}}}
+    told = {"steps": 1, "cfg": 1.0, "strength": 0.5, "seed": SEED, "sampler": "euler", "scheduler": "simple"}
+    sizes = {"width": 0, "height": 0}
+    hidden = {"unique_id": "1", "prompt": prompt}
+    ready = node.LiveVideo.PREPARE_CLASS_CLONE({"hidden_inputs": {}})
+    ready.hidden = SimpleNamespace(**hidden)
+    image, video = ready.execute(*stage, **{**told, **sizes, **given}).result
+    return image, video
+
+
+def written(path: Path, frames: torch.Tensor, rate: int = 10) -> Any:
+    """As stock's Save Video writes it."""
+    parts = Types.VideoComponents(images=frames, frame_rate=Fraction(rate))
+    InputImpl.VideoFromComponents(parts).save_to(str(path))
+    return InputImpl.VideoFromFile(str(path))
+
+
+def test_frames_become_an_image_and_a_video(stage: Stage, page: Any) -> None:
+    frames = clip(4)
+    image, video = through_node(stage, frames=frames, fps=10.0)
+    torch.testing.assert_close(image, live(stage, frames)[0], atol=2e-4, rtol=0)
+    parts = video.get_components()
+    assert parts.frame_rate == 10 and parts.images.shape == image.shape
+    # Beside the same frames as stock writes them.
+    stocks_file = Path(folder_paths.get_temp_directory()) / "stock.mp4"
+    assert torch.equal(parts.images, written(stocks_file, image).get_components().images)
+    assert [(at, of) for at, of, _ in page.bars][-1] == (4, 4)
+    kind, picture, most = page.bars[0][2]
+    assert (kind, picture.size) == ("JPEG", (SIDE, SIDE)) and most > 0
+    text, shown_at, sid = page.texts[-1]
+    assert text.startswith("4 frames in ") and (shown_at, sid) == ("1", "page")
+
+
+def test_a_video_is_read_frame_by_frame(stage: Stage, page: Any, tmp_path: Path) -> None:
+    """To the bit as stock reads all of its frames at once; also where its rows are of odd lengths, or a part was cut out."""
+    video, odd = (written(tmp_path / f"{width}.mp4", clip(20, width=width)) for width in (SIDE, 50))
+    for given, count in ((video, 20), (odd, 20), (odd.as_trimmed(0.5, 0.4, strict_duration=False), 4)):
+        read = torch.stack(list(sources.of_video(given).frames))
+        assert torch.equal(read, given.get_components().images) and len(read) == count
+        if given is video:
+            continue
+        image, made = through_node(stage, video=given)
+        torch.testing.assert_close(image, live(stage, read)[0], atol=2e-4, rtol=0)
+        assert made.get_frame_rate() == 10 and made.get_frame_count() == count
+    in_memory = InputImpl.VideoFromComponents(Types.VideoComponents(images=clip(3), frame_rate=Fraction(30)))
+    image, made = through_node(stage, video=in_memory)
+    torch.testing.assert_close(image, live(stage, clip(3))[0], atol=2e-4, rtol=0)
+    assert made.get_frame_rate() == 30
+
+
+def test_an_image_that_does_not_fit_is_refused_or_left_out(
+    stage: Stage, page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = clip(4)
+    monkeypatch.setattr(kept, "LIMIT", 3 * frames[0].nbytes)
+    with pytest.raises(ValueError, match=r"4 frames of 64x64 would be an IMAGE .* Connect its VIDEO output"):
+        through_node(stage, frames=frames)
+    assert not page.bars, "before anything is made"
+    image, video = through_node(stage, (1,), frames=frames)
+    assert isinstance(image, ExecutionBlocker) and "VIDEO output" in image.message
+    assert video.get_frame_count() == 4
+    image, _ = through_node(stage, frames=frames, width=32, height=32)
+    assert image.shape == (4, 32, 32, 3)
+
+
+def test_no_image_grows_past_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of frames whose number nobody knew."""
+    monkeypatch.setattr(kept, "LIMIT", 2 * 8 * 8 * 3 * 4)
+    images = kept.Kept()
+    for _ in range(2):
+        images.add(torch.rand(8, 8, 3))
+    assert images.fault is None
+    images.add(torch.rand(8, 8, 3))
+    assert images.image() is None and "3 frames of 8x8" in str(images.fault)
+
+
+def test_the_limit_in_the_tooltip() -> None:
+    schema = node.LiveVideo.GET_SCHEMA()
+    assert (
+        f"{kept.LIMIT // kept.GIB} GiB of them: {kept.LIMIT // (512 * 512 * kept.PIXEL)} of 512x512"
+        in schema.outputs[0].tooltip
+    )
+
+
+def test_what_cannot_be_a_video(stage: Stage, page: Any) -> None:
+    for given, said in (
+        ({"frames": clip(1), "video": object()}, "not both"),
+        ({"frames": clip(1)[:0]}, "no frame to make anything of"),
+        ({"frames": clip(1), "strength": 0.05, "scheduler": SD_TURBO}, "strength 0.05 leaves no step .* at least 0.1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            through_node(stage, **given)
+    inpainting = stage.model.clone()
+    inpainting.model = SimpleNamespace(concat_keys=("mask",))
+    with pytest.raises(ValueError, match="for inpainting or editing"):
+        engine.run(inpainting, *stage[1:], clip(1), Settings(), lambda _: None)
+
+
+def test_a_frame_of_another_size_is_scaled_and_said(stage: Stage, page: Any, caplog: pytest.LogCaptureFixture) -> None:
+    frames = [*clip(2), *clip(1, 80, 96), *clip(1)]
+    made, _ = live(stage, frames)
+    assert made.shape == (4, SIDE, SIDE, 3)
+    assert "a frame of 96x80 came among those of 64x64" in caplog.text
+    torch.testing.assert_close(made[3], made[0], atol=2e-4, rtol=0)
+
+
+def test_an_interrupt_at_any_frame_keeps_what_was_made(
+    stage: Stage, page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    management, running = comfy.model_management, threading.active_count()
+
+    add = live_shown.Shown.add
+
+    def stop_at_third(shown: Any, frame: Any) -> None:
+        add(shown, frame)
+        if shown.frames == 3:
+            management.interrupt_current_processing()
+
+    monkeypatch.setattr(live_shown.Shown, "add", stop_at_third)
+    with pytest.raises(management.InterruptProcessingException):
+        through_node(stage, frames=clip(9))
+    (file,) = Path(folder_paths.get_temp_directory()).glob("*.mp4")
+    assert InputImpl.VideoFromFile(str(file)).get_components().images.shape == (3, SIDE, SIDE, 3)
+    assert threading.active_count() == running
+    assert len(live(stage, clip(2))[0]) == 2, "and the next run goes on"
+
+
+def test_frames_leave_as_they_are_made(stage: Stage) -> None:
+    """Whoever reads is never more than a batch ahead of what was delivered."""
+    for batch in (1, 3):
+        made: list[torch.Tensor] = []
+        ahead = []
+
+        def frames(most: int, made: Any = made, ahead: Any = ahead) -> Iterator[torch.Tensor]:
+            for i, frame in enumerate(clip(most)):
+                ahead.append(i - len(made))
+                yield frame
+
+        engine.run(*stage, frames(9), Settings(batch=batch), made.append)
+        assert len(made) == 9 and max(ahead) <= batch
+
+
+def test_the_reader_holds_a_few_frames_and_ends_with_its_taker() -> None:
+    read = []
+
+    def frames() -> Any:
+        try:
+            for i in range(100):
+                read.append(i)
+                yield torch.zeros(1)
+        finally:
+            read.append("closed")
+
+    taken = sources.ahead(frames(), lambda frame: frame, 4)
+    for _ in range(10):
+        next(taken)
+    taken.close()
+    assert read[-1] == "closed" and len(read) <= 16
+
+
+def test_frames_that_come_with_their_times_keep_them(tmp_path: Path) -> None:
+    video = VideoFile(tmp_path / "made.mp4", None)
+    for at in (5.0, 5.1, 5.1, 6.0):
+        video.add(torch.rand(16, 16, 3), at)
+    video.close()
+    with av.open(str(video.path)) as container:
+        assert [round(float(frame.time), 3) for frame in container.decode(video=0)] == [0.0, 0.1, 0.101, 1.0]
+    assert len(InputImpl.VideoFromFile(str(video.path)).get_components().images) == 4
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    video = VideoFile(tmp_path / "no such folder" / "made.mp4", Fraction(24))
+    with pytest.raises(NotWritten, match=r"made.mp4 could not be written: .* temp folder"):
+        for _ in range(20):
+            video.add(torch.rand(16, 16, 3))
+        video.close()
