@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import tempfile
 import time
@@ -223,7 +222,8 @@ class LiveVideo(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, **given: Any) -> float | None:
         """What a camera shows is never what it showed before. Links are told by name alone."""
-        return None if given.keys() & {"frames", "video"} else math.nan
+        # A new object each time: ComfyUI's cache compares lists, in which even this equals itself.
+        return None if given.keys() & {"frames", "video"} else float("nan")
 
 
 def _source(frames: Any, video: Any, rate: Fraction) -> Source | None:

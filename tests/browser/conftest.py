@@ -27,10 +27,11 @@ from browser.front_end import FrontEnd
 
 FAILURES = ROOT / "output" / "test-failures"
 BAD_FILE = "not_a_model.safetensors"
-# The last of these keep a browser from calling home; a test machine may have no way out.
+# A test machine may have no way out: the third line keeps a browser from calling home.
 CHROMIUM = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream",  # a camera that shows a test picture, and is allowed
 ]  # fmt: skip
 # Two cores that also run the model: generous, and reached only by a test that fails.
 expect.set_options(timeout=20_000)

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
 
 from fusestream.fusion import notices
-from fusestream.nodes import between_prompts, camera, camera_route
+from fusestream.nodes import between_prompts, camera, camera_route, live
 
 LONG = 10.0  # seconds: reached only where the test fails
 
@@ -119,6 +119,12 @@ def test_without_a_page_there_is_no_camera(told: list[dict[str, Any]], monkeypat
         with pytest.raises(camera.NoCamera, match="Connect frames or video"):
             made()
     assert not camera._open
+
+
+def test_a_run_with_a_camera_is_never_taken_from_the_cache() -> None:
+    once, again = (live.LiveVideo.fingerprint_inputs(steps=1) for _ in range(2))
+    assert [once] != [again]
+    assert live.LiveVideo.fingerprint_inputs(frames=None) == live.LiveVideo.fingerprint_inputs(video=None, steps=1)
 
 
 def test_what_is_no_picture_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
