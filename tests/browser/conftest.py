@@ -22,7 +22,8 @@ import bed.browser
 from bed import tiny
 from bed.paths import ROOT
 from bed.server import Server
-from bed.templates.examples import PICTURE
+from bed.templates.clip import write_clip
+from bed.templates.examples import CLIP, PICTURE
 from browser.front_end import FrontEnd
 
 FAILURES = ROOT / "output" / "test-failures"
@@ -50,6 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tiny.write_published(base / "models")
     (base / "input").mkdir()
     Image.radial_gradient("L").convert("RGB").save(base / "input" / PICTURE)
+    write_clip(base / "input" / CLIP, side=64, frames=5)
     (base / "models" / "diffusion_models" / BAD_FILE).write_text("<html>404: no such model</html>", encoding="utf-8")
     with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), base) as server:
         yield server
