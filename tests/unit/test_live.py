@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
@@ -26,7 +27,7 @@ from comfy_extras import nodes_custom_sampler
 import nodes
 from fusestream import checkpoints
 from fusestream.checkpoints import narrow
-from fusestream.fusion.live import engine, kept, sources
+from fusestream.fusion.live import engine, kept, lanes, sources
 from fusestream.fusion.live.settings import SD_TURBO, Settings
 from fusestream.fusion.live.video import NotWritten, VideoFile
 from fusestream.nodes import live as node
@@ -95,23 +96,22 @@ def stocks(stage: Stage, frames: torch.Tensor, settings: Settings) -> torch.Tens
 
 
 WAYS = [
-    {"steps": 1, "strength": 0.5},
-    {"steps": 2, "strength": 1.0, "cfg": 4.0, "scheduler": "sgm_uniform"},
-    {"steps": 3, "strength": 0.6, "sampler": "lcm"},
-    {"steps": 2, "strength": 0.7, "sampler": "lcm", "cfg": 2.0, "scheduler": SD_TURBO},
-    {"steps": 1, "strength": 0.5, "scheduler": SD_TURBO},
+    {"batch": 1, "steps": 1, "strength": 0.5},
+    {"batch": 2, "steps": 2, "strength": 1.0, "cfg": 4.0, "scheduler": "sgm_uniform"},
+    {"batch": 1, "steps": 3, "strength": 0.6, "sampler": "lcm"},
+    {"batch": 2, "steps": 2, "strength": 0.7, "sampler": "lcm", "cfg": 2.0, "scheduler": SD_TURBO},
+    {"batch": 1, "steps": 1, "strength": 0.5, "scheduler": SD_TURBO},
 ]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: " ".join(map(str, way.values())))
-@pytest.mark.parametrize("batch", [1, 2])
-def test_each_frame_is_what_stocks_nodes_make(stage: Stage, way: dict[str, Any], batch: int) -> None:
+def test_each_frame_is_what_stocks_nodes_make(stage: Stage, way: dict[str, Any]) -> None:
     frames = clip(3, 64, 72)
-    got, tally = live(stage, frames, batch=batch, **way)
+    got, tally = live(stage, frames, **way)
     want = stocks(stage, frames, Settings(**way))
     assert got.shape == want.shape == (3, 64, 72, 3) and want.std() > 0.01
     torch.testing.assert_close(got, want, atol=2e-4, rtol=0)
-    assert (tally.frames, tally.skipped, tally.groups) == (3, 0, 3 if batch == 1 else 2)
+    assert (tally.frames, tally.skipped, tally.groups) == (3, 0, 3 if way["batch"] == 1 else 2)
     assert not torch.equal(want[0], want[2])
 
 
@@ -204,11 +204,11 @@ def test_frames_become_an_image_and_a_video(stage: Stage, page: Any) -> None:
 
 def test_a_video_is_read_frame_by_frame(stage: Stage, page: Any, tmp_path: Path) -> None:
     """To the bit as stock reads all of its frames at once; also where its rows are of odd lengths, or a part was cut out."""
-    video, odd = (written(tmp_path / f"{width}.mp4", clip(20, width=width)) for width in (SIDE, 50))
-    for given, count in ((video, 20), (odd, 20), (odd.as_trimmed(0.5, 0.4, strict_duration=False), 4)):
+    video, odd = (written(tmp_path / f"{width}.mp4", clip(8, width=width)) for width in (SIDE, 50))
+    for given, count in ((video, 8), (odd, 8), (odd.as_trimmed(0.3, 0.4, strict_duration=False), 4)):
         read = torch.stack(list(sources.of_video(given).frames))
         assert torch.equal(read, given.get_components().images) and len(read) == count
-        if given is video:
+        if count == 8:
             continue
         image, made = through_node(stage, video=given)
         torch.testing.assert_close(image, live(stage, read)[0], atol=2e-4, rtol=0)
@@ -345,3 +345,109 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         for _ in range(20):
             video.add(torch.rand(16, 16, 3))
         video.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- the streams
+
+
+class Cards:
+    """As much of torch.cuda as the streams ask for, with a log of who waits for whom. What runs, runs at once."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.current = "main"
+        self.time = 0.0
+        cards = self
+
+        class Stream:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def wait_stream(self, other: Any) -> None:
+                cards.log.append(("waits for stream", self.name, other.name))
+
+            def wait_event(self, event: Any) -> None:
+                cards.log.append(("waits for event", self.name, event.of))
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self, stream: Any) -> None:
+                cards.time += 1.0
+                self.of, self.at = stream.name, cards.time
+
+            def elapsed_time(self, other: Any) -> float:
+                return float(other.at - self.at)  # milliseconds
+
+            def synchronize(self) -> None:
+                cards.log.append(("host waits", self.of, self.at))
+
+        names = iter(("encode", "decode"))
+        self.Event, self.Stream = Event, lambda _device: Stream(next(names))
+        self._main = Stream("main")
+
+    def current_stream(self, _device: Any) -> Any:
+        return self._main
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
+    made = Cards()
+    monkeypatch.setattr(lanes, "torch", SimpleNamespace(cuda=made))
+    return made
+
+
+def test_a_stage_waits_for_what_it_is_given_and_the_main_stream_for_all(cards: Cards) -> None:
+    made = lanes.OnStreams(torch.device("cuda"))
+    assert cards.log == [("waits for stream", name, "main") for name in ("encode", "main", "decode")]
+    cards.log.clear()
+    ran_on = []
+
+    def work(*given: torch.Tensor) -> torch.Tensor:
+        ran_on.append(cards.current)
+        return torch.zeros(1) if not given else given[0] + 1
+
+    for group in range(2):
+        encoded = made.run("encode", group, work)
+        stepped = made.run("steps", group, work, encoded)
+        out = made.run("decode", group, work, stepped)
+        assert made.take(out) == 2
+    assert ran_on == 2 * ["encode", "main", "decode"]
+    waits = [("waits for event", "main", "encode"), ("waits for event", "decode", "main")]
+    assert [entry for entry in cards.log if entry[0] == "waits for event"] == 2 * waits
+    assert [entry[:2] for entry in cards.log if entry[0] == "host waits"] == 2 * [("host waits", "decode")]
+    stages = made.ran(1)
+    assert [one.stage for one in stages] == list(lanes.STAGES) and made.ran(1) == []
+    assert all(one.end - one.start == pytest.approx(1e-3) for one in (*stages, *made.ran(0)))
+    cards.log.clear()
+    made.close()
+    assert cards.log == [("waits for stream", "main", name) for name in ("encode", "main", "decode")]
+
+
+def test_groups_that_are_under_way_leave_in_order(stage: Stage, cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two ahead, all the same frames leave, and none too late: a source that has nothing to give is not waited for."""
+    frames = clip(5)
+    want, _ = live(stage, frames, blend=0.5)
+    streams = contextlib.nullcontext(lanes.OnStreams(torch.device("cuda")))
+    monkeypatch.setattr(engine, "lanes_for", lambda _device: streams)
+    delivered: list[int] = []
+
+    def source() -> Iterator[torch.Tensor | None]:
+        for frame in frames[:4]:
+            yield frame
+            delivered.append(len(made))
+        yield None
+        delivered.append(len(made))
+        yield frames[4]
+
+    made: list[torch.Tensor] = []
+    tally = engine.run(*stage, source(), Settings(seed=SEED, blend=0.5), made.append)
+    torch.testing.assert_close(torch.stack(made), want, atol=2e-4, rtol=0)
+    assert delivered == [0, 0, 1, 2, 4] and [ran.group for ran in tally.ran] == [i for i in range(5) for _ in range(3)]
