@@ -86,7 +86,7 @@ def small_vae(name: str, generator: torch.Generator, *, tiny: bool) -> dict[str,
 def _vae_tensor(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     """Such that what goes through is about as large as what came in."""
     if len(shape) > 1:
-        return torch.randn(shape, generator=generator) * math.prod(shape[1:]) ** -0.5
+        return torch.randn(shape, generator=generator).mul_(math.prod(shape[1:]) ** -0.5)
     if "norm" in name and name.endswith("weight"):
         return torch.ones(shape)
     return torch.full(shape, 1.0 if name == "vae_scale" else 0.0)

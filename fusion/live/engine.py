@@ -28,6 +28,7 @@ from .settings import Settings, sigmas_of
 from .steps import Steps
 
 BESIDE = "fusestream_live"  # our key among the models that are loaded beside a model
+LAST = "fusestream_last_live"  # where stock's model has the tally of its last run, for the report
 MOST_RAN = 600  # stages that are remembered for the report
 
 Deliver = Callable[[Tensor], None]
@@ -41,8 +42,9 @@ class OutOfVram(torch.OutOfMemoryError):
 
 @dataclass
 class Tally:
-    """What a run did. ran: the last stages."""
+    """What a run did. batch: frames that passed together. ran: the last stages."""
 
+    batch: int = 1
     frames: int = 0
     skipped: int = 0
     groups: int = 0
@@ -87,6 +89,8 @@ def run(
             f"Live video: frames of {size[1]}x{size[0]}, {settings.batch} at a time, need more memory than there is: {error}. Set "
             "a smaller width and height, batch 1, or take TAESD as the VAE."
         ) from None
+    finally:
+        setattr(model.model, LAST, live.tally)
     return live.tally
 
 
@@ -132,7 +136,7 @@ class _Group:
     frames: list[_Made]
 
 
-class _Live(comfy.samplers.Sampler):  # type: ignore[misc]
+class _Live(comfy.samplers.Sampler):
     """The sampler that stock calls, with all frames to make."""
 
     def __init__(
@@ -144,7 +148,7 @@ class _Live(comfy.samplers.Sampler):  # type: ignore[misc]
         policy: KernelPolicy,
         deliver: Deliver,
     ) -> None:
-        self.tally = Tally()
+        self.tally = Tally(settings.batch)
         self._vae, self._pictures, self._source, self._size = vae, Pictures(vae), source, size
         self._settings, self._policy, self._deliver = settings, policy, deliver
         self._under_way: deque[_Group] = deque()

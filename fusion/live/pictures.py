@@ -35,9 +35,10 @@ class Pictures:
         if vae.latent_dim == 3:
             pixels = pixels.unsqueeze(2)
         pixels = vae.process_input(pixels).to(vae.vae_dtype)
-        made = self._module.encode(pixels, device=vae.device) if self._in_parts else self._module.encode(pixels)
+        made: Tensor = self._module.encode(pixels, device=vae.device) if self._in_parts else self._module.encode(pixels)
         made = made.to(vae.vae_output_dtype())
-        return made if vae.format_encoded is None else vae.format_encoded(made)
+        formed: Tensor | None = None if vae.format_encoded is None else vae.format_encoded(made)
+        return made if formed is None else formed
 
     def decode(self, latents: Tensor) -> Tensor:
         """Latents -> frames [n, h, w, 3], 0 to 1, on the device."""
@@ -46,7 +47,7 @@ class Pictures:
             latents = latents[:, :, 0]
         made = self._module.decode(latents.to(device=vae.device, dtype=vae.vae_dtype))
         # Of its own: `process_output` writes into it.
-        pixels = vae.process_output(made.to(dtype=vae.vae_output_dtype(), copy=True)).movedim(1, -1)
+        pixels: Tensor = vae.process_output(made.to(dtype=vae.vae_output_dtype(), copy=True)).movedim(1, -1)
         return pixels.reshape(-1, *pixels.shape[-3:]) if pixels.ndim == 5 else pixels
 
     def bytes_for(self, frames: torch.Size, latents: torch.Size) -> int:
@@ -62,7 +63,7 @@ def fitted(frames: Tensor, width: int, height: int) -> Tensor:
     """Frames [n, h, w, 3], scaled to this size; what stands over is cut off."""
     if frames.shape[1:3] == (height, width):
         return frames
-    scaled = comfy.utils.common_upscale(frames.movedim(-1, 1), width, height, "area", "center")
+    scaled: Tensor = comfy.utils.common_upscale(frames.movedim(-1, 1), width, height, "area", "center")
     return scaled.movedim(1, -1)
 
 

@@ -138,9 +138,12 @@ def ahead(frames: Generator[Frame], work: Callable[[Frame], Tensor], most: int =
     """What `work` makes of each frame, a few of them before they are wanted: one thread reads, and others work."""
     reader, workers = ThreadPoolExecutor(1, "fusestream-frames"), ThreadPoolExecutor(WORKERS, "fusestream-pixels")
 
-    def begin() -> Future[Tensor]:
-        read = reader.submit(next, frames, _END)
-        return workers.submit(lambda: _END if (frame := read.result()) is _END else work(frame))
+    def worked(read: Future[Any]) -> Any:
+        frame = read.result()
+        return _END if frame is _END else work(frame)
+
+    def begin() -> Future[Any]:
+        return workers.submit(worked, reader.submit(next, frames, _END))
 
     try:
         pending = deque(begin() for _ in range(most))

@@ -62,7 +62,10 @@ class Steps:
         for i in range(self._count - 1):
             x = self._between(i, x, *self._predicted(i, x))
         x = self._last(x, *self._predicted(self._count - 1, x), new)
-        return model.process_latent_out(self._sampling.inverse_noise_scaling(self._sigmas[-1], x).to(torch.float32))
+        out: Tensor = model.process_latent_out(
+            self._sampling.inverse_noise_scaling(self._sigmas[-1], x).to(torch.float32)
+        )
+        return out
 
     def _predicted(self, i: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Denoised, with guidance in it; or for the prompt and for the negative one."""
@@ -78,7 +81,8 @@ class Steps:
         """A step that is not the last."""
         if self._settings.sampler == "lcm":
             x = self._step(x, cond, uncond, torch.stack((self._sigmas[i], self._sigmas.new_zeros(()))))
-            return self._sampling.noise_scaling(self._sigmas[i + 1], self._more_noise[i].expand(x.shape), x)
+            noised: Tensor = self._sampling.noise_scaling(self._sigmas[i + 1], self._more_noise[i].expand(x.shape), x)
+            return noised
         return self._step(x, cond, uncond, self._sigmas[i : i + 2])
 
     def _last(self, x: Tensor, cond: Tensor, uncond: Tensor | None, new: Sequence[Tensor | None]) -> Tensor:

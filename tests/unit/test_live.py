@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +29,12 @@ from comfy_extras import nodes_custom_sampler
 import nodes
 from fusestream import checkpoints
 from fusestream.checkpoints import narrow
+from fusestream.fusion import report
 from fusestream.fusion.live import engine, kept, lanes, sources
 from fusestream.fusion.live.settings import SD_TURBO, Settings
 from fusestream.fusion.live.video import NotWritten, VideoFile
+from fusestream.fusion.report.data import Report
+from fusestream.fusion.report.live import live_lines, live_of
 from fusestream.nodes import live as node
 from fusestream.nodes import live_shown
 
@@ -451,3 +456,40 @@ def test_groups_that_are_under_way_leave_in_order(stage: Stage, cards: Cards, mo
     tally = engine.run(*stage, source(), Settings(seed=SEED, blend=0.5), made.append)
     torch.testing.assert_close(torch.stack(made), want, atol=2e-4, rtol=0)
     assert delivered == [0, 0, 1, 2, 4] and [ran.group for ran in tally.ran] == [i for i in range(5) for _ in range(3)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the report
+
+
+def test_the_report_tells_stages_what_overlapped_and_what_waited(stage: Stage) -> None:
+    live(stage, clip(9), skip=0.0, batch=2)
+    found = report.gather(stage.model).live
+    assert found is not None and (found.frames, found.skipped, found.batch) == (9, 0, 2) and found.rate > 0
+    assert [one.name for one in found.stages] == list(lanes.STAGES) and all(one.seconds > 0 for one in found.stages)
+    assert found.overlap == 0, "one after the other"
+    text = report.as_text(report.gather(stage.model))
+    assert "Live video\n  9 frames; " in text and "each 2 frames: encode " in text
+    assert report.gather(None).live is None and report.gather(SimpleNamespace(load_device="cpu")).live is None
+
+
+def test_stages_that_overlap_are_reckoned_and_drawn() -> None:
+    """By hand: an encoding of 1, a network of 3 that begins 1 late, a decoding of 1; every 3 seconds one."""
+    tally = engine.Tally(frames=4, skipped=1)
+    for group in range(4):
+        at = 3.0 * group
+        for name, start, end in (("encode", at, at + 1), ("steps", at + 2, at + 5), ("decode", at + 5, at + 6)):
+            tally.ran.append(lanes.Ran(name, group, start, end))
+    tally.ran.popleft()  # what is kept of the oldest may be a part
+    model = SimpleNamespace(model=SimpleNamespace(**{engine.LAST: tally}))
+    found = live_of(model)
+    assert found is not None and found.rate == pytest.approx(3 / 12)
+    assert [(one.seconds, one.waited) for one in found.stages] == [(1, 0), (3, 1), (1, 0)]
+    # From 2 to 15 a stage runs; beside the network the next encoding, and the decoding before, of a second each: three of both.
+    assert found.overlap == pytest.approx(6 / 13)
+    lines = list(live_lines(found))
+    assert lines[0] == "4 frames, 1 of them skipped; 0.2 a second at last" and "46% of the time" in lines[2]
+    assert lines[3] == "steps began 1.00 s behind what it gets"
+    shown = Report("a model", "here", live=found)
+    picture, without = (report.draw(one) for one in (shown, replace(shown, live=None)))
+    assert picture.height > without.height + 100
+    assert json.loads(report.as_json(shown))["live"]["overlap"] == found.overlap

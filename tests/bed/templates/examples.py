@@ -554,7 +554,7 @@ def _live(
         more["video"] = video[0]
     model, encoder, vae = (loader[slot] for slot in range(3))
     positive, negative = _prompts(graph, columns[1], encoder, "a painting of toys, thick strokes of oil on canvas")
-    links = {"model": model, "positive": positive[0], "negative": negative[0], "vae": vae}
+    links: dict[str, Any] = {"model": model, "positive": positive[0], "negative": negative[0], "vae": vae}
     # Higher by the camera's button, and by the newest frame, which is drawn on the node while it runs.
     live = graph.add(columns[2], "FuseStreamLiveVideo", tall=760, scheduler="sd_turbo", **links, **more)
     saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-live", "format": "auto", "codec": "auto"}
