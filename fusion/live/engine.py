@@ -173,7 +173,7 @@ class _Live(comfy.samplers.Sampler):
         options = extra_args["model_options"]
         at_most = self.max_denoise(guider, sigmas)
         self._steps = Steps(guider, sigmas, noise, options, self._settings, self._policy, at_most)
-        self._latent = latent_image.shape
+        self._latent = latent_image
         with lanes_for(latent_image.device) as lanes:
             self._all(lanes)
         return latent_image
@@ -220,7 +220,7 @@ class _Live(comfy.samplers.Sampler):
         """A frame with what is new in it against the one before; None: it is skipped."""
         new: Tensor | None = None
         if self._settings.compares:
-            small = reduced(frame, *self._latent[-2:])
+            small = reduced(frame, *self._latent.shape[-2:])
             if self._reduced is not None:
                 if difference(small, self._reduced) < self._settings.skip:
                     self._again()
@@ -274,7 +274,7 @@ class _Live(comfy.samplers.Sampler):
         return self._pictures.encode(torch.cat(parts))
 
     def _on_device(self, masks: list[Tensor | None]) -> list[Tensor | None]:
-        return [None if mask is None else _to(mask, self._pictures.device) for mask in masks]
+        return [None if mask is None else _to(mask, self._latent.device) for mask in masks]
 
     def _decoded(self, latents: Tensor) -> Tensor:
         """On the host, where a card is: in pinned memory, as soon as its lane has come so far."""

@@ -56,7 +56,7 @@ class Steps:
         """Frames as their VAE encodes them [n, c, ...] -> new ones, for it to decode. new: of each frame, which parts of it are new
         against the one before, as a mask; None: all of it."""
         model = self._guider.inner_model
-        start = model.process_latent_in(latents.to(torch.float32))
+        start = model.process_latent_in(latents.to(self._noise.device, torch.float32))
         # What scales noise may write into the product, not into the noise.
         x = self._sampling.noise_scaling(self._sigmas[0], self._noise.expand(start.shape), start, self._max_denoise)
         for i in range(self._count - 1):

@@ -301,6 +301,38 @@ def test_an_interrupt_at_any_frame_keeps_what_was_made(
     assert len(live(stage, clip(2))[0]) == 2, "and the next run goes on"
 
 
+def test_too_little_memory_is_told_with_what_to_do(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the way of a frame; before it, stock's VAE has said what it has to say."""
+
+    def out_of_memory(_pictures: Any, _latents: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(engine.Pictures, "decode", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError, match=r"frames of 64x64, 2 at a time.* 2 GiB.* take TAESD as the VAE"):
+        live(stage, clip(2), batch=2)
+    assert engine.OutOfVram.__module__ == "fusestream", "what a page shows before the words"
+
+
+def test_model_and_vae_are_loaded_together_with_room_for_both(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all frames, each beside the other."""
+    asked: list[tuple[set[Any], float]] = []
+    load = comfy.model_management.load_models_gpu
+
+    def watched(models: list[Any], memory_required: float = 0, **others: Any) -> None:
+        asked.append(({type(one.model).__name__ for one in models}, memory_required))
+        load(models, memory_required=memory_required, **others)
+
+    monkeypatch.setattr(comfy.model_management, "load_models_gpu", watched)
+    live(stage, clip(5))
+    both = {type(stage.model.model).__name__, type(stage.vae.patcher.model).__name__}
+    assert len(both) == 2 and len(asked) == 3 and [names for names, _ in asked][1:] == [both, both]
+    vae = stage.vae
+    alone = vae.memory_used_encode((1, 3, SIDE, SIDE), vae.vae_dtype) + vae.memory_used_decode(
+        (1, 4, 8, 8), vae.vae_dtype
+    )
+    assert asked[-1][1] > alone
+
+
 def test_frames_leave_as_they_are_made(stage: Stage) -> None:
     """Whoever reads is never more than a batch ahead of what was delivered."""
     for batch in (1, 3):
