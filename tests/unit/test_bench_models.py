@@ -332,6 +332,23 @@ def test_a_picture_is_promised_as_the_work_was_asked_for() -> None:
     assert all(rows.quick(row).peak is None for row in rows.pictures())
 
 
+def test_live_video_is_asked_for_by_frames_a_second() -> None:
+    names = {row.name: row for row in rows.live()}
+    assert list(names) == [
+        f"SD 1.5 live 512x512 through {through}{held}"
+        for through in ("TAESD", "the VAE")
+        for held in ("", ", held to Turing")
+    ]
+    for name, row in names.items():
+        of_a_step = bounds.bound(rows.Row("sd15", "sample", 512, 512), FIELD)["bound"]
+        assert row.files == (("sd15", "fp16"),) and row.prompts == 1
+        assert bounds.bound(row, FIELD)["bound"] == pytest.approx(of_a_step / 2), "the network once, for one prompt"
+        assert row.plain is None or row.plain in names, name
+    assert names["SD 1.5 live 512x512 through TAESD"].seconds == pytest.approx(1 / 120)
+    assert bounds.bound(names["SD 1.5 live 512x512 through TAESD"], FIELD)["bound"] < 1 / 120
+    assert rows.quick(row).steps == 3
+
+
 def test_a_picture_is_drawn_without_frames() -> None:
     shapes = {row.name: row.latent_shape for row in rows.pictures() if row.work == "sample"}
     assert shapes["klein 4B 2048x2048"] == (128, 128, 128) and shapes["Z-Image 1024x1024"] == (16, 128, 128)

@@ -9,6 +9,8 @@ from typing import Any
 from ..paths import ROOT
 from . import EXAMPLES
 from .card import card
+from .clip import write_clip
+from .examples import CLIP
 
 WORKFLOWS = ROOT / "workflows"
 
@@ -36,6 +38,7 @@ def main() -> None:
                 path.unlink()
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
+    write_clip(WORKFLOWS / CLIP)
     for path, example in pictures.items():
         card(example).save(path, quality=85)
     print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}")

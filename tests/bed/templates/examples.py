@@ -37,6 +37,7 @@ ASK = (
     "Describe this picture as the first frame of a video, and what happens next: who moves and how, and how the camera moves. One "
     "paragraph, nothing else."
 )
+CLIP = "live_clip.mp4"  # made by clip.py
 METER = 68  # more room below a loader that streams: its live meter is drawn there
 
 
@@ -56,6 +57,8 @@ class Example:
     def title(self) -> str:
         """Numbered, since the browser goes by the letters: what to begin with comes first."""
         return f"FuseStream {EXAMPLES.index(self) + 1:02} - {self.headline} ({self.subline})"
+
+    is_live: bool = False
 
     def graph(self) -> Graph:
         graph = Graph(self.name)
@@ -654,7 +657,7 @@ def _write(
 
 
 def _note(
-    graph: Graph, span: Sequence[Column], title: str, about: str, work: Work, advice: str, tall: int = 310
+    graph: Graph, span: Sequence[Column], title: str, about: str, work: Work | None, advice: str, tall: int = 310
 ) -> None:
     """Across the columns of `span`, below what they have so far; what comes later goes below the note."""
     text = note(title, about, graph.files(), work, advice)
@@ -667,6 +670,51 @@ def _put_note(graph: Graph, span: Sequence[Column], heading: str, text: str, tal
     graph.add(below, "MarkdownNote", heading, tall, BROWN, text=text)
     for column in span:
         column.y = below.y
+
+
+def live_video(graph: Graph) -> None:
+    columns = _columns(330, 330, 330, 400)
+    about = (
+        "A video through SD-Turbo, frame by frame: one step for each, and the frame before is blended in where nothing moves. "
+        f"**{CLIP}** is in the *workflows* folder of this pack: put it into ComfyUI's *input* folder, or choose one of yours in "
+        "**The video to change**. **strength** says how much of it is made anew."
+    )
+    _live(graph, columns, "Live video with SD-Turbo", about, file=CLIP, blend=0.5)
+
+
+def live_camera(graph: Graph) -> None:
+    columns = _columns(330, 330, 330, 400)
+    about = (
+        "Your camera through SD-Turbo: press **Run**, allow the camera, look at the node; **Stop the camera** ends the video, and "
+        "it is saved. Browsers give cameras only to pages on this machine (localhost) or with https. **skip** leaves out frames "
+        "in which nothing happens."
+    )
+    _live(graph, columns, "Live camera with SD-Turbo", about, blend=0.3, skip=0.005)
+
+
+def _live(
+    graph: Graph, columns: Sequence[Column], title: str, about: str, file: str | None = None, **more: Any
+) -> None:
+    """What both have in common. file: of a video; None: the camera."""
+    weights = files.SD_TURBO
+    loader = graph.add(columns[0], "FuseStreamCheckpointLoader", ckpt_name=weights.name, files=(weights,))
+    columns[0].y += METER
+    if file is not None:
+        video = graph.add(columns[0], "LoadVideo", "The video to change", tall=420, file=file, upload="image")
+        more["video"] = video[0]
+    model, encoder, vae = (loader[slot] for slot in range(3))
+    positive, negative = _prompts(graph, columns[1], encoder, "a painting of toys, thick strokes of oil on canvas")
+    links: dict[str, Any] = {"model": model, "positive": positive[0], "negative": negative[0], "vae": vae}
+    # Higher by the camera's button, and by the newest frame, which is drawn on the node while it runs.
+    live = graph.add(columns[2], "FuseStreamLiveVideo", tall=760, scheduler="sd_turbo", **links, **more)
+    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-live", "format": "auto", "codec": "auto"}
+    graph.add(columns[3], "SaveVideo", tall=480, video=live[1], **saved)
+    advice = (
+        "For more frames a second connect a *FuseStream VAE Loader* with **taesd** in place of the checkpoint's VAE: put "
+        "taesd_encoder and taesd_decoder, 5 MB each, from *madebyollin/taesd* on github.com, into *vae_approx*. It computes in "
+        "FP16."
+    )
+    _note(graph, columns[1:2], title, about, None, advice, tall=400)
 
 
 # In the order in which somebody gets to know them.
@@ -688,6 +736,8 @@ EXAMPLES = (
     Example(
         "style_transfer", "Another look", "one pass of a small net", style_transfer, is_picture=True, samples=False
     ),
+    Example("live_video_sd_turbo", "Live video", "SD-Turbo, 1 step a frame", live_video, is_live=True),
+    Example("live_camera", "Live camera", "SD-Turbo, 1 step a frame", live_camera, is_live=True),
     Example("with_and_without", "A and B", "with and without our kernels", side_by_side),
 )
 TITLES = {example.name: example.title for example in EXAMPLES}

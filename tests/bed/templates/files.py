@@ -11,7 +11,8 @@ Z_IMAGE_RELEASE = "Comfy-Org/z_image_turbo"
 
 @dataclass(frozen=True)
 class File:
-    """One weight file. `folder` is the one below ComfyUI's `models`; `tiny` and `storage` name its stand-in."""
+    """One weight file. `folder` is the one below ComfyUI's `models`; `tiny` and `storage` name its stand-in. `inside`: the folder
+    of the release, `.` for its root."""
 
     name: str
     gigabytes: float
@@ -27,7 +28,7 @@ class File:
         """Where it can be downloaded. Some are published by a name that tells nothing; they go by another here."""
         inside = self.inside or f"split_files/{self.folder}"
         path = self.published or f"{inside}/{self.name}"
-        return f"https://huggingface.co/{self.release}/resolve/main/{path}"
+        return f"https://huggingface.co/{self.release}/resolve/main/{path}".replace("/./", "/")
 
 
 def _model(name: str, gigabytes: float, release: str, tiny: str, storage: str) -> File:
@@ -80,8 +81,11 @@ QWEN3 = File("qwen_3_4b.safetensors", 8.0, "text_encoders", Z_IMAGE_RELEASE, "qw
 FLUX2_VAE = File("flux2-vae.safetensors", 0.34, "vae", "Comfy-Org/flux2-dev", "flux2_vae")
 FLUX_VAE = File("ae.safetensors", 0.34, "vae", Z_IMAGE_RELEASE, "flux_vae")
 
+# A whole checkpoint: model, text encoder and VAE.
+SD_TURBO = File("sd_turbo.safetensors", 5.2, "checkpoints", "stabilityai/sd-turbo", "sd21", inside=".")
+
 FILES = (
     *(T2V_SMALL, T2V, I2V, FLF2V, VACE, HIGH, LOW, TI2V, UMT5, VAE21, VAE22, VISION, FOUR_STEPS),
     *(I2V_HIGH, I2V_LOW, FOUR_STEPS_HIGH, FOUR_STEPS_LOW),
-    *(KLEIN, Z_IMAGE, QWEN3, QWEN3_VL, FLUX2_VAE, FLUX_VAE),
+    *(KLEIN, Z_IMAGE, QWEN3, QWEN3_VL, FLUX2_VAE, FLUX_VAE, SD_TURBO),
 )

@@ -153,6 +153,7 @@ def _sockets(node: Node) -> dict[str, str]:
 def _prompt(node: Node) -> dict[str, Any]:
     signed = node.signature
     inputs = {name: node.values[name] for name in signed.widgets if name not in signed.hidden}
+    inputs |= signed.sent
     inputs |= {name: [str(source.node), source.slot] for name, source in node.links.items()}
     out: dict[str, Any] = {"class_type": node.type, "inputs": inputs}
     if node.title is not None:
