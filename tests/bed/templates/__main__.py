@@ -37,7 +37,7 @@ def main() -> None:
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
     for path, example in pictures.items():
-        card(example).save(path, quality=85)
+        card(example).save(path, quality=70, optimize=True, progressive=True)
     print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}")
 
 
