@@ -40,7 +40,7 @@ def main() -> None:
         path.write_text(text, encoding="utf-8")
     write_clip(WORKFLOWS / CLIP)
     for path, example in pictures.items():
-        card(example).save(path, quality=85)
+        card(example).save(path, quality=70, optimize=True, progressive=True)
     print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}")
 
 
