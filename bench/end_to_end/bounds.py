@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..predicted.unets import unet
 from . import pictures
 from .cost import Cost
 from .rows import WINDOWS_BUS, Row
@@ -178,7 +179,7 @@ def picture_cost(row: Row) -> Cost:
         if row.model in pictures.KLEIN:
             return pictures.klein_forward(pictures.KLEIN[row.model], height * width)
         if row.model in pictures.UNETS:
-            return pictures.unet_forward(pictures.UNETS[row.model], height * width)
+            return unet(pictures.UNETS[row.model], height * width).cost
         return pictures.z_image_forward(pictures.Z_IMAGE, height * width)
     through = pictures.decode_image if row.work == "decode" else pictures.encode_image
     return through(pictures.IMAGE_VAES[row.model], row.height * row.width)
