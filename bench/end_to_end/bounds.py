@@ -13,6 +13,7 @@ from typing import Any
 
 from ...fusion.cost import Cost
 from ...fusion.families.wan.cost import TEXT_TOKENS, forward
+from ..predicted.unets import unet
 from . import pictures
 from .rows import WINDOWS_BUS, Row
 from .storages import STORED
@@ -171,7 +172,7 @@ def picture_cost(row: Row) -> Cost:
         if row.model in pictures.KLEIN:
             return pictures.klein_forward(pictures.KLEIN[row.model], height * width)
         if row.model in pictures.UNETS:
-            return pictures.unet_forward(pictures.UNETS[row.model], height * width)
+            return unet(pictures.UNETS[row.model], height * width).cost
         return pictures.z_image_forward(pictures.Z_IMAGE, height * width)
     through = pictures.decode_image if row.work == "decode" else pictures.encode_image
     return through(pictures.IMAGE_VAES[row.model], row.height * row.width)
