@@ -25,13 +25,14 @@ ASK_EVERY = 1.0  # seconds, until the page answers: it may have been opened anew
 POLL = 0.005
 MOST_BYTES = 4 << 20  # of a picture as it is sent
 MOST_PIXELS = 4096 * 4096
+LONGEST_REASON = 300  # letters
 SLACK = 0.8  # of the time between two frames: what comes sooner is let go of
 
 _open: dict[str, Camera] = {}  # by the word that a page sends
 
 
 class NoCamera(RuntimeError):
-    """No frame came at all."""
+    """There is none, or no frame came of it at all."""
 
     __module__ = "fusestream"
 
@@ -50,6 +51,7 @@ class Camera:
         self._came = threading.Condition()
         self._put_at = float("-inf")
         self._is_stopped = False
+        self._why_not: str | None = None
         self.hang_up: Callable[[], None] | None = None  # closes the page's connection, while there is one
         server = running_server()
         if server is None or server.client_id is None:
@@ -71,6 +73,12 @@ class Camera:
             self._is_stopped = True
             self._came.notify()
 
+    def refuse(self, reason: str) -> None:
+        """The page has none: a sentence, in its user's language."""
+        with self._came:
+            self._why_not = reason[:LONGEST_REASON]
+            self._came.notify()
+
     def frames(self) -> Iterator[Tensor | None]:
         """[h, w, 3] bytes; None: there is none at the moment. Ends with the camera."""
         from ..fusion import notices  # noqa: PLC0415 - the server starts without it
@@ -82,6 +90,8 @@ class Camera:
                     if not self._waiting and not self._is_stopped:
                         self._came.wait(POLL)
                     picture = self._waiting.popleft() if self._waiting else None
+                if self._why_not is not None:
+                    raise NoCamera(f"{self._why_not.rstrip('.')}. {INSTEAD}")
                 now = self._clock()
                 if picture is not None:
                     count, last = count + 1, now
@@ -112,9 +122,10 @@ class Camera:
             hang_up()
 
 
+INSTEAD = "Or connect frames or video."
 NOTHING_CAME = (
     f"No frame came from a camera in {FIRST:g} s. Press Use the camera on the node, and allow it; browsers give cameras only to "
-    "pages on this machine (localhost) or with https. Or connect frames or video."
+    f"pages on this machine (localhost) or with https. {INSTEAD}"
 )
 
 

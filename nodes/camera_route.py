@@ -1,4 +1,5 @@
-"""The address at which a page sends a camera's frames, over a WebSocket: each message a JPEG, or `stop`.
+"""The address at which a page sends a camera's frames, over a WebSocket: each message a JPEG, or a word: `stop`, or
+`refused` and why.
 
 It takes them from pages of this very server alone, from the one page that a running node has given a word to, and while it runs.
 """
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 PATH = "/fusestream/live/camera"
-STOP = "stop"
+STOP, REFUSED = "stop", "refused "
 
 
 def attach() -> None:
@@ -53,6 +54,8 @@ async def take(request: web.Request) -> web.StreamResponse:
                 wanted.put(message.data)
             elif message.type is WSMsgType.TEXT and message.data == STOP:
                 wanted.stop()
+            elif message.type is WSMsgType.TEXT and message.data.startswith(REFUSED):
+                wanted.refuse(message.data.removeprefix(REFUSED))
     finally:
         if wanted.hang_up is hang_up:
             wanted.hang_up = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import folder_paths
 from comfy_api.latest import InputImpl, io
 
+from ..fusion import errors
 from ..fusion.live.settings import SAMPLERS, SCHEDULERS, Settings
 from . import camera, notices
 from .live_shown import Shown
@@ -195,7 +196,7 @@ class LiveVideo(io.ComfyNode):
         if source.count and source.height and source.width:
             images.fault = kept.too_large(source.count, height or source.height, width or source.width)
             if images.fault is not None and _is_linked(cls.hidden, IMAGE):
-                raise ValueError(images.fault)
+                raise errors.WrongInput(images.fault)
         settings = Settings(
             steps, cfg, strength, sampler, scheduler, seed, blend, tolerance, batch, skip, width, height
         )
@@ -216,6 +217,8 @@ class LiveVideo(io.ComfyNode):
             written.close()
             if written.frames:
                 log.info("live video: %d frames in %s", written.frames, written.path)
+            else:
+                written.path.unlink()
         shown.done()
         return io.NodeOutput(_or_why_not(images), InputImpl.VideoFromFile(str(written.path)))
 
@@ -231,7 +234,7 @@ def _source(frames: Any, video: Any, rate: Fraction) -> Source | None:
     from ..fusion.live import sources  # noqa: PLC0415
 
     if frames is not None and video is not None:
-        raise ValueError(BOTH)
+        raise errors.WrongInput(BOTH)
     if frames is not None:
         return sources.of_images(frames, rate)
     return None if video is None else sources.of_video(video)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...kernels_cuda import STANDARD, KernelPolicy
 from .. import notices, other_cards
+from ..errors import WrongInput
 from ..fused import policy_of_model
 from .change import difference, new_parts, reduced
 from .lanes import Handed, Lanes, Ran, lanes_for
@@ -69,7 +70,7 @@ def run(
     source = iter(frames)
     first = _first(source)
     if first is None:
-        raise ValueError("There is no frame to make anything of. Connect frames, or a video that has some.")
+        raise WrongInput("There is no frame to make anything of. Connect frames, or a video that has some.")
     _refuse(model)
     size = settings.height or first.shape[0], settings.width or first.shape[1]
     # By stock's own way: what it says of a VAE that is none, or of too little memory, is said here.
@@ -115,7 +116,7 @@ def _policy(model: Any) -> KernelPolicy:
 def _refuse(model: Any) -> None:
     """Models whose prompts hold the picture: stock makes them once for a sampling, and here that is many pictures."""
     if getattr(model.model, "concat_keys", ()):
-        raise ValueError(
+        raise WrongInput(
             "Live video does not take models that are for inpainting or editing: they read each picture together with the prompt. "
             "Choose the plain version of the model."
         )

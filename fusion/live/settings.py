@@ -8,6 +8,8 @@ from typing import Any, Literal
 import comfy.samplers
 import torch
 
+from ..errors import WrongInput
+
 SamplerName = Literal["euler", "lcm"]
 SAMPLERS: tuple[SamplerName, ...] = ("euler", "lcm")
 SD_TURBO = "sd_turbo"  # stock's SDTurboScheduler, which is a node of its own
@@ -65,5 +67,5 @@ def sigmas_of(model: Any, settings: Settings) -> torch.Tensor:
         sigmas = ready.sigmas
     if len(sigmas) < 2:
         least = "0.1 for the scheduler sd_turbo" if settings.scheduler == SD_TURBO else "more than 0"
-        raise ValueError(f"strength {settings.strength:g} leaves no step to make. Set it to at least {least}.")
+        raise WrongInput(f"strength {settings.strength:g} leaves no step to make. Set it to at least {least}.")
     return sigmas

@@ -20,6 +20,7 @@ from comfy_api.latest import InputImpl
 from torch import Tensor
 
 from .. import notices
+from ..errors import WrongInput
 
 AHEAD = 6  # frames that are read before they are wanted
 WORKERS = 2  # threads that make pixels of them
@@ -40,7 +41,7 @@ Frame = TypeVar("Frame")
 class Source:
     """
     frames         [h, w, 3] on the host, bytes or floats from 0 to 1; None: there is none yet
-    count          how many, as the file tells it; None: nobody knows
+    count          how many, more or less; None: nobody knows
     rate           frames a second; None: as they come
     height, width  of the first one; None: nobody knows
     """
@@ -69,17 +70,28 @@ def of_video(video: Any) -> Source:
     if isinstance(video, InputImpl.VideoFromComponents):
         parts = video.get_components()
         return of_images(parts.images, Fraction(parts.frame_rate))
-    width, height = video.get_dimensions()
-    count, rate = video.get_frame_count(), Fraction(video.get_frame_rate())
-    return Source(ahead(_decoded(video), _pixels), count, rate, height, width)
+    try:
+        width, height = video.get_dimensions()
+    except ValueError:
+        raise WrongInput("The video has no frames, only sound or text. Load another one.") from None
+    rate = Fraction(video.get_frame_rate())
+    return Source(ahead(_decoded(video), _pixels), _count(video, rate), rate, height, width)
+
+
+def _count(video: Any, rate: Fraction) -> int | None:
+    """As its file tells it, or reckoned from its length. To count them would be to decode all of them first."""
+    if video.get_active_trim_window() == (0, 0):
+        with av.open(video.get_stream_source(), mode="r") as container:
+            told = container.streams.video[0].frames
+            if told or container.duration is None:
+                return told or None
+    return round(rate * Fraction(video.get_duration()))
 
 
 def _decoded(video: Any) -> Generator[Any]:
     """PyAV's frames of the part that a VIDEO was trimmed to."""
     start, duration = video.get_active_trim_window()
     with av.open(video.get_stream_source(), mode="r") as container:
-        if not container.streams.video:
-            raise ValueError("The video has no frames, only sound or text. Load another one.")
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         base = stream.time_base or Fraction(1)

@@ -93,3 +93,7 @@ def test_a_camera_that_is_refused_is_said_on_the_node(front: FrontEnd) -> None:
     camera.get_by_role("button", name="Use the camera").click()
     expect(camera.get_by_role("status")).to_have_text("No camera: Permission denied")
     assert not camera.locator("video").is_visible()
+    front.page.get_by_test_id("queue-button").click()  # where a run wants it, that is what ends it
+    expect(front.page.locator(".fusestream-toast")).to_contain_text(
+        "No camera: Permission denied. Or connect", timeout=60_000
+    )

@@ -113,6 +113,16 @@ def test_a_camera_that_stops_ends_the_video_with_a_word(
         next(never)
 
 
+def test_a_page_without_a_camera_ends_the_run_at_once(told: list[dict[str, Any]]) -> None:
+    one = made()
+    frames = one.frames()
+    assert next(frames) is None
+    one.refuse("No camera: Permission denied" + 1000 * "!")
+    with pytest.raises(camera.NoCamera, match=r"^No camera: Permission denied!{272}\. Or connect frames or video\.$"):
+        next(frames)
+    assert told[-1] == {"node": "7", "word": None}
+
+
 def test_without_a_page_there_is_no_camera(told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     for server in (None, SimpleNamespace(client_id=None)):
         monkeypatch.setattr(camera, "running_server", lambda server=server: server)

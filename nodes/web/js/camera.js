@@ -82,15 +82,15 @@ class Camera {
     async send({ word, width, height, fps }) {
         if (this.word === word) return
         this.word = word
-        if (!(await this.on())) {
-            this.word = undefined
-            return
-        }
+        const isOn = await this.on()
         const address = new URL(api.apiURL(`/fusestream/live/camera?word=${encodeURIComponent(word)}`), location.href)
         address.protocol = location.protocol === "https:" ? "wss:" : "ws:"
         const socket = new WebSocket(address)
         this.socket = socket
-        socket.addEventListener("open", () => { this.timer = setInterval(() => this.#frame(socket, width, height), 1000 / fps) })
+        socket.addEventListener("open", () => {
+            if (isOn) this.timer = setInterval(() => this.#frame(socket, width, height), 1000 / fps)
+            else socket.send(`refused ${this.said.textContent}`)
+        })
         socket.addEventListener("close", () => { if (this.socket === socket) this.#hangUp() })
     }
 
