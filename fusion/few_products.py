@@ -22,6 +22,7 @@ from .operands import SCALED, Weights, is_here, operands, packed
 from .packed_layout import is_held
 from .stream.blocks import is_quantised, layout_of
 
+ALIGNED = 16  # bytes
 ENCODINGS = {
     torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
@@ -77,7 +78,13 @@ def stored(module: Any, h: Tensor, policy: KernelPolicy) -> Stored | None:
     if policy.mode("few_rows") == "off" or module.weight_function or weight is None or not is_here(module, h.device):
         return None
     found = _as_stored(weight)
-    return found if found is not None and few_rows_serves(h.shape, found.encoding) else None
+    return found if found is not None and serves(h, found) else None
+
+
+def serves(h: Tensor, own: Stored) -> bool:
+    """Whether the kernels take these rows and this weight: from a multiple of 16 bytes on."""
+    lies_well = own.numbers.is_contiguous() and own.numbers.data_ptr() % ALIGNED == 0
+    return lies_well and few_rows_serves(h.shape, own.encoding)
 
 
 def _as_stored(weight: Any) -> Stored | None:
@@ -106,7 +113,7 @@ def _whole(weights: Sequence[Stored]) -> Stored | None:
 def _product(
     h: Tensor, own: Stored, policy: KernelPolicy, *, residual: Tensor | None, factor: float, joined: bool
 ) -> Tensor:
-    if policy.mode("few_rows") != "off" and few_rows_serves(h.shape, own.encoding):
+    if policy.mode("few_rows") != "off" and serves(h, own):
         return few_rows(
             h.contiguous(),
             own.numbers,

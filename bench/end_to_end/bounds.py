@@ -53,6 +53,9 @@ class Language:
 
 
 QWEN3 = Language(width=2560, ffn=9728, heads=32, key_heads=8, head_width=128, layers=36, vocabulary=151936)
+WRITERS = {"vl2": Language(2048, 6144, 16, 8, 128, 28, QWEN3.vocabulary), "vl4": QWEN3}
+EYES = Sizes(1024, 4096, 24)  # of either
+WORDS = 32  # tokens of a prompt beside a picture
 READ = {"flux2": 27}  # layers of it that somebody reads; all where it is not said
 
 
@@ -90,6 +93,25 @@ def qwen3_forward(size: Language, tokens: int = TEXT_TOKENS) -> Cost:
     weights = 2.0 * size.width * (queries + keys) + 3.0 * size.width * size.ffn
     seen = 4.0 * tokens * tokens * queries
     return Cost(size.layers * 2.0 * tokens * weights, size.layers * seen, size.layers * 2.0 * weights)
+
+
+def written_token(size: Language) -> Cost:
+    """One more token: all weights for one row, and the words' matrix."""
+    found = qwen3_forward(size, 1)
+    words = size.width * size.vocabulary
+    return Cost(found.gemm + 2.0 * words, found.attention, found.weights + 2.0 * words)
+
+
+def seen_picture(size: Language, height: int, width: int) -> Cost:
+    """A picture through the eyes, four patches to a token, and with a prompt through the language model."""
+    patches = (height // 16) * (width // 16)
+    d, four = EYES.dim, 4 * EYES.dim
+    weights = EYES.layers * (4 * d * d + 2 * d * EYES.ffn)
+    mergers = 4 * (four * four + four * size.width)
+    read = qwen3_forward(size, patches // 4 + WORDS)
+    gemm = 2.0 * patches * (weights + 3 * 2 * 16 * 16 * d) + 2.0 * patches / 4 * mergers
+    seen = EYES.layers * 4.0 * patches * patches * d
+    return Cost(gemm + read.gemm, seen + read.attention, 2.0 * (weights + mergers) + read.weights)
 
 
 def _cube(into: int, out: int, box: Box) -> float:
@@ -154,6 +176,10 @@ def cost_of(row: Row) -> Cost:
         raise ValueError("a whole video or picture has the bounds of its parts")
     if row.work == "text":
         return umt5_forward(UMT5) if row.model == "t5" else qwen3_forward(language(row))
+    if row.work == "write":
+        return written_token(WRITERS[row.model])
+    if row.work == "see":
+        return seen_picture(WRITERS[row.model], row.height, row.width)
     if row.is_picture:
         return picture_cost(row)
     if row.work == "sample":

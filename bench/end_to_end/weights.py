@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 
 from ... import checkpoints
-from ...checkpoints import flux, kl_vae, llama, spiece, umt5, unet, wan, wan_vae, z_image
+from ...checkpoints import flux, kl_vae, llama, qwen3_vl, spiece, umt5, unet, wan, wan_vae, z_image
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
-from .bounds import QWEN3, UMT5, WAN
+from .bounds import EYES, QWEN3, UMT5, WAN
+from .bounds import WRITERS as WRITERS_OF_TEXT
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, in_bytes, packed, plain
 from .pictures import IMAGE_VAES, KLEIN, UNETS, Z_IMAGE
 from .rows import TINY, Model
@@ -42,6 +43,9 @@ def table(model: Model) -> Table:
         return umt5.table(umt5.Umt5Size(UMT5.dim, heads, 64, UMT5.ffn, UMT5.layers, VOCABULARY))
     if model == "qwen3":
         return llama.table(llama.LlamaSize(**asdict(QWEN3)))
+    if model in WRITERS_OF_TEXT:
+        language = llama.LlamaSize(**asdict(WRITERS_OF_TEXT[model]))
+        return qwen3_vl.table(qwen3_vl.Qwen3VLSize(language, EYES.dim, EYES.ffn, EYES.layers, places=2304))
     if model in KLEIN:
         klein = KLEIN[model]
         return flux.table(flux.FluxSize(klein.dim, klein.double, klein.single, klein.text, klein.channels, shared=True))
@@ -67,6 +71,8 @@ def tiny_table(model: str) -> Table:
         return umt5.table(umt5.Umt5Size(width=32))
     if model == "qwen3":
         return llama.table(llama.QWEN3)
+    if model in WRITERS_OF_TEXT:
+        return qwen3_vl.table(qwen3_vl.SIZE)
     return wan.table(wan.WanSize(text=4096))
 
 

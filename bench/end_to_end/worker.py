@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...fusion.families.wan.cost import TEXT_TOKENS
-from . import pictures
+from . import bounds, pictures, writing
 from .rows import TAKES, WHOLE, Model, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
@@ -30,7 +30,12 @@ PROMPT = "a cat walks on the grass, take {}"
 GUIDANCE = 6.0
 LIVE_STRENGTH = 0.5
 POOLED = {"sdxl": 1280}  # width of what goes with a prompt's tokens
-KINDS = {"t5": "wan", "qwen3": "lumina2"}  # stock's types of text encoders, where a row names none
+KINDS = {
+    "t5": "wan",
+    "qwen3": "lumina2",
+    "vl2": "qwen_image",
+    "vl4": "qwen_image",
+}  # stock's types of text encoders, where a row names none
 
 
 def row_of(job: dict[str, Any]) -> Row:
@@ -185,7 +190,7 @@ class Run:
             drop_from_cache(self.paths[self.row.model])
         works = {
             "sample": self.sample, "text": self.text, "decode": self.decode, "encode": self.encode, "video": self.whole,
-            "picture": self.whole, "live": self.live,
+            "picture": self.whole, "live": self.live, "write": self.write, "see": self.see,
         }  # fmt: skip
         return works[self.row.work]()
 
@@ -281,6 +286,28 @@ class Run:
 
         return {"load s": loading, **self.repeated(encode)}
 
+    def write(self) -> dict[str, Any]:
+        """Seconds of each token; of the first with the prompt. What is compared are the logits of the first."""
+        clip, loading = self.text_encoder(self.row.model)
+        with writing.watched(clip, self.clock) as seen:
+            ticks = [self.clock()]
+            clip.generate(writing.prompt(clip), do_sample=False, max_length=self.row.steps, seed=0)
+        ticks += seen.ticks
+        seconds = [after - before for before, after in itertools.pairwise(ticks)]
+        return {"load s": loading, "s": seconds, **self.judged(seen.logits)}
+
+    def see(self) -> dict[str, Any]:
+        """A picture, and the first word about it."""
+        clip, loading = self.text_encoder(self.row.model)
+        with writing.watched(clip, self.clock) as seen:
+
+            def look(number: int) -> Any:
+                tokens = writing.prompt(clip, writing.picture(self.row.height, self.row.width, number))
+                clip.generate(tokens, do_sample=False, max_length=1, seed=0)
+                return seen.logits
+
+            return {"load s": loading, **self.repeated(look)}
+
     def text_encoder(self, model: Model) -> tuple[Any, float]:
         import comfy.sd  # noqa: PLC0415
 
@@ -344,6 +371,8 @@ class Run:
         from ... import checkpoints  # noqa: PLC0415
 
         options: dict[str, Any]
+        if model in bounds.WRITERS:
+            return writing.sizes_of(self.paths[model])
         if model == "qwen3":
             options = dict(checkpoints.llama.options_of(checkpoints.llama.QWEN3))
             if self.row.kind == "flux2":  # which reads layers that the tiny one does not have

@@ -27,6 +27,7 @@ import comfy.text_encoders.t5
 import comfy.utils
 import pytest
 import torch
+from comfy.text_encoders import qwen3vl
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from fusestream import checkpoints
@@ -326,6 +327,29 @@ def test_weights_have_the_names_and_shapes_of_stocks_model(model: str) -> None:
         made = wan(bounds.WAN[model], HALF, "meta")
     wanted = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
     assert {name: spec.shape for name, spec in weights.table(model).items()} == wanted
+
+
+@pytest.mark.parametrize(("model", "gb"), [("vl2", 4.26), ("vl4", 8.88)])
+def test_weights_of_qwen3_vl_have_the_names_and_shapes_of_stocks_model(model: rows.Model, gb: float) -> None:
+    """Of the 2B, the sizes alone: stock has none."""
+    table = weights.table(model)
+    assert sum(math.prod(spec.shape) for spec in table.values()) * 2e-9 == pytest.approx(gb, rel=0.02)
+    if model == "vl4":
+        made = qwen3vl._make_qwen3vl_model("qwen3vl_4b")({}, HALF, "meta", comfy.ops.manual_cast)
+        told = {"model.": "model.language_model.", "visual.": "model.visual."}
+        wanted = {
+            told[f"{name.partition('.')[0]}."] + name.partition(".")[2]: tuple(tensor.shape)
+            for name, tensor in made.state_dict().items()
+        }
+        assert {name: spec.shape for name, spec in table.items()} == wanted
+
+
+def test_a_token_costs_its_weights_and_a_picture_its_patches() -> None:
+    of_2b, of_4b = (bounds.written_token(bounds.WRITERS[name]) for name in ("vl2", "vl4"))
+    assert (of_2b.weights, of_4b.weights) == pytest.approx((3.44e9, 8.04e9), rel=0.02)
+    assert of_4b.gemm == pytest.approx(of_4b.weights)
+    seen = bounds.seen_picture(bounds.WRITERS["vl4"], 768, 768)  # 2304 patches, 576 and 32 tokens, by hand
+    assert seen.gemm == pytest.approx(2 * 2304 * 24 * 12.6e6 + 2 * 576 * 4 * 27.3e6 + 2 * 608 * 3.63e9, rel=0.02)
 
 
 @pytest.mark.parametrize(

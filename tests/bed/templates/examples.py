@@ -143,7 +143,7 @@ def caption_and_animate(graph: Graph) -> None:
         columns[1],
         "TextGenerate",
         "What happens next",
-        220,
+        330,
         clip=writer[0],
         image=image[0],
         prompt=ASK,
@@ -154,7 +154,7 @@ def caption_and_animate(graph: Graph) -> None:
     )
     vae = _vae_loader(graph, columns[1], files.VAE21)
     shifted = _shift(graph, columns[2], model[0], 8.0)
-    positive = graph.add(columns[2], "CLIPTextEncode", "As it was written", 110, GREEN, clip=encoder[0], text=told[0])
+    positive = graph.add(columns[2], "CLIPTextEncode", "As it was written", 80, GREEN, clip=encoder[0], text=told[0])
     negative = graph.add(columns[2], "CLIPTextEncode", "What to avoid", 150, RED, clip=encoder[0], text=AVOID)
     seen = graph.add(columns[2], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
     made = graph.add(
