@@ -22,7 +22,7 @@ from ..ops.borders import Border, border_obstacle, with_border
 from ..ops.conv import CONV, conv2d, image_obstacles
 from ..ops.conv_operands import Operands, Padding
 from ..policy import STANDARD, KernelPolicy
-from .folding import Folded, fold, foldable
+from .folding import Folded, Own, fold, foldable
 from .handing_back import TRACED, general_obstacle, hand_back, refusal, replaced, traced
 from .instance_norm import FusedInstanceNorm2d
 from .kept import Kept, marks_of
@@ -173,7 +173,7 @@ class FusedConvNormAct2d(nn.Module):
             norm = FusedInstanceNorm2d.of(norm, "relu" if activation == "relu" else None, policy=policy)
         self.register_module("norm", norm)
         self.activation, self.policy = activation, policy
-        self._kept: Kept[Folded | str] = Kept()
+        self._kept: Kept[Folded | Own | str] = Kept()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [b, in_channels, h, w] -> [b, out_channels, h', w'] of x's dtype.
@@ -337,11 +337,16 @@ class FusedConvNormAct2d(nn.Module):
         eps = None if norm is None else norm.eps
         marks = marks_of(sources, eps, self.policy.isa)
         found = self._kept.find(marks)
+        if found is Own.WEIGHTS:
+            return Folded(self.conv.weight, self.conv.bias, False)
         if found is not None:
             return found
         if capturing():  # what were made now would be memory of the graph, and empty until it is replayed
             return "a CUDA graph is being recorded, and the weights are not folded: call the module once before"
-        return self._kept.keep(marks, sources, self._fold())
+        made = self._fold()
+        own = isinstance(made, Folded) and made.weight is self.conv.weight and made.bias is self.conv.bias
+        self._kept.keep(marks, sources, Own.WEIGHTS if own else made)
+        return made
 
     def _fold(self) -> Folded | str:
         device = self.conv.weight.device

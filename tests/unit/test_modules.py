@@ -23,11 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx, nn
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrize
 
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from fusestream.kernels_cuda.modules import FusedConvNormAct2d, conv_norm_act, handing_back
+from fusestream.kernels_cuda.modules.folding import Own
 from fusestream.kernels_cuda.modules.kept import Kept, marks_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -349,7 +351,11 @@ def test_parameters_of_inference_mode():
 def test_without_a_norm_nothing_is_copied_that_lies_as_the_op_wants():
     module = half_module(8, 8, 3, padding=1, norm=None).to(memory_format=torch.channels_last)
     result(module, torch.randn(1, 8, 6, 6).half())
-    assert kept(module).weight is module.conv.weight and kept(module).bias is module.conv.bias
+    assert kept(module) is Own.WEIGHTS
+    held = StorageWeakRef(module.conv.weight.untyped_storage())
+    module.conv.weight.data = torch.zeros(1).half()
+    gc.collect()
+    assert held.expired()  # who moves the weights away frees their memory
     plain, x = half_module(8, 8, 3, padding=1, norm=None), torch.randn(1, 8, 6, 6).half()
     before = result(plain, x)
     assert kept(plain).weight.data_ptr() != plain.conv.weight.data_ptr()
