@@ -45,7 +45,7 @@ def apply(model: StyleModel, images: Tensor, look: Tensor | None, settings: Sett
         return images.clone()
     device = model.patcher.load_device
     _, height, width, _ = images.shape
-    wanted = model.net.bytes_of(height, width, model.dtype.itemsize)
+    wanted = model.net.bytes_of(min(height, settings.rows or height), width, model.dtype.itemsize)
     management.load_models_gpu([model.patcher], memory_required=wanted)
     run = stylised(model, look, settings, device)
     out = torch.empty(images.shape, dtype=torch.float32, device=management.intermediate_device())

@@ -19,10 +19,10 @@ from ...gpu.capture import capturing
 from ..launcher import obstacle
 from ..ops.bordered_conv import BORDERED_CONV, BORDERS, bordered_conv2d
 from ..ops.borders import Border, border_obstacle, with_border
-from ..ops.conv import CONV, CUTS, conv2d, image_obstacles
+from ..ops.conv import CONV, conv2d, image_obstacles
 from ..ops.conv_operands import Operands, Padding
 from ..policy import STANDARD, KernelPolicy
-from .folding import Folded, fold, foldable
+from .folding import Folded, Own, fold, foldable
 from .handing_back import TRACED, general_obstacle, hand_back, refusal, replaced, traced
 from .instance_norm import FusedInstanceNorm2d
 from .kept import Kept, marks_of
@@ -48,12 +48,12 @@ class Geometry(NamedTuple):
     stride: int
     padding: Padding
     border: Border | None
-    taps: int
+    taps: tuple[int, int]
 
     @property
     def is_bordered(self) -> bool:
         """Whether the op finds the border's pixels by itself; any other is a pass before it."""
-        return self.border in BORDERS and self.taps == 3
+        return self.border in BORDERS and self.taps == (3, 3) and self.stride in (1, 2)
 
 
 class FusedConvNormAct2d(nn.Module):
@@ -65,8 +65,9 @@ class FusedConvNormAct2d(nn.Module):
     policy      which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
 
     One kernel of ours computes it for fp16 on an NVIDIA card, in eval mode, where no gradient is wanted, if the convolution is 3x3
-    with a stride of 1 or 2 or 1x1, without groups and dilation; an instance norm is one more. A border that is not of zeros is a
-    pass before it. Else torch's modules, which this one holds, compute what they always do. `obstacle(x)` says why.
+    with a stride of 1 or 2 or 1x1, without groups and dilation; an instance norm is one more. Of other taps and strides torch
+    computes the product, of the folded weights, and one pass of ours what is behind it. Else torch's modules, which this one
+    holds, compute what they always do. `obstacle(x)` says why.
 
     The folded weights are a second copy of the convolution's on the card. They are made anew when a parameter, a buffer or
     `norm.eps` has changed. What torch does not count cannot be seen: call `refold()` after writing through `.data`, or to
@@ -172,7 +173,7 @@ class FusedConvNormAct2d(nn.Module):
             norm = FusedInstanceNorm2d.of(norm, "relu" if activation == "relu" else None, policy=policy)
         self.register_module("norm", norm)
         self.activation, self.policy = activation, policy
-        self._kept: Kept[Folded | str] = Kept()
+        self._kept: Kept[Folded | Own | str] = Kept()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [b, in_channels, h, w] -> [b, out_channels, h', w'] of x's dtype.
@@ -336,11 +337,16 @@ class FusedConvNormAct2d(nn.Module):
         eps = None if norm is None else norm.eps
         marks = marks_of(sources, eps, self.policy.isa)
         found = self._kept.find(marks)
+        if found is Own.WEIGHTS:
+            return Folded(self.conv.weight, self.conv.bias, False)
         if found is not None:
             return found
         if capturing():  # what were made now would be memory of the graph, and empty until it is replayed
             return "a CUDA graph is being recorded, and the weights are not folded: call the module once before"
-        return self._kept.keep(marks, sources, self._fold())
+        made = self._fold()
+        own = isinstance(made, Folded) and made.weight is self.conv.weight and made.bias is self.conv.bias
+        self._kept.keep(marks, sources, Own.WEIGHTS if own else made)
+        return made
 
     def _fold(self) -> Folded | str:
         device = self.conv.weight.device
@@ -377,14 +383,17 @@ def geometry_of(
         return f"{groups} groups: the kernels have none"
     if set(dilation) != {1}:
         return f"a dilation of {dilation}: the kernels have none"
-    if len(set(stride)) > 1 or ((down, across), stride[0]) not in CUTS:
-        step = "x".join(map(str, dict.fromkeys(stride)))
-        return f"{down}x{across} taps with stride {step}: the kernels are 3x3 with stride 1 or 2, and 1x1"
+    if len(set(stride)) > 1:
+        return (
+            f"{down}x{across} taps with stride {stride[0]}x{stride[1]}: the kernels are 3x3 with stride 1 or 2, and 1x1"
+        )
     if isinstance(padding, str):
+        if padding == "same" and not (down % 2 and across % 2):
+            return f"{down}x{across} taps and padding 'same', which is not the same on all sides"
         padding = (down // 2, across // 2) if padding == "same" else (0, 0)
     top, left = padding
     border = None if padding_mode == "zeros" or not (top or left) else cast(Border, padding_mode)
-    return Geometry(stride[0], (left, left, top, top), border, down)
+    return Geometry(stride[0], (left, left, top, top), border, (down, across))
 
 
 def statistics_obstacle(norm: nn.BatchNorm2d) -> str | None:

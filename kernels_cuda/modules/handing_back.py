@@ -39,6 +39,8 @@ def general_obstacle(x: Any, weights: Iterable[Tensor | None]) -> str | None:
     """Why no op of ours may be handed x and these weights, whatever the op: in words a user understands. None if one may."""
     if type(x) not in (Tensor, nn.Parameter):
         return f"x is a {type(x).__name__}, not a plain tensor"
+    if x.is_nested or x.layout is not torch.strided:
+        return "x is nested, or sparse"
     if x.device.type not in DEVICES:
         return f"x is on the {x.device.type.upper()}"
     if x.dtype not in TYPES:
@@ -97,4 +99,6 @@ def hand_back(module: str, op: str, reason: str, x: Any, policy: KernelPolicy) -
 
 def _describe(x: Any) -> str:
     """What a call was about, for messages."""
-    return f"{word(x)}{list(x.shape)} on {x.device}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+    if not isinstance(x, Tensor) or x.is_nested:
+        return f"a {type(x).__name__}"
+    return f"{word(x)}{list(x.shape)} on {x.device}"

@@ -61,7 +61,7 @@ class FusedSequential(nn.Sequential):
     @staticmethod
     def over(original: nn.Sequential, steps: Sequence[Step]) -> FusedSequential:
         made = FusedSequential()
-        made.__dict__.update({name: original.__dict__[name] for name in SHARED})
+        made.__dict__.update(original.__dict__)  # and what somebody has put there
         made.__dict__.update(_original=original, _steps=tuple(steps), training=original.training)
         return made
 
@@ -135,10 +135,11 @@ class Beginning(Place):
 
     def __init__(self, original: nn.Module, parts: Sequence[nn.Module], fused: nn.Module) -> None:
         super().__init__(original)
-        self.__dict__.update(_parts=tuple(parts), _fused=fused)  # no children: their parameters have names already
+        # No children: their parameters have names already. places: this one, and those of the other parts.
+        self.__dict__.update(_parts=tuple(parts), _fused=fused, _places=[self])
 
     def forward(self, x: Tensor) -> Tensor:
-        if traced() or disturbed(self._parts):
+        if traced() or disturbed([*self._parts, *self._places]):
             made: Tensor = self._original(x)
             return made
         made = self._fused(x)
@@ -168,6 +169,7 @@ class Covered(Place):
     def __init__(self, original: nn.Module, beginning: Beginning) -> None:
         super().__init__(original)
         self.__dict__["_beginning"] = beginning
+        beginning._places.append(self)
 
     def forward(self, x: Tensor) -> Tensor:
         if getattr(x, MARK, None) is self._beginning:

@@ -190,7 +190,7 @@ def test_what_is_not_served_is_torchs():
     }
     for words, module in others.items():
         assert words in module.obstacle(x)
-        torch.testing.assert_close(module(x), torchs(module)(x))
+        torch.testing.assert_close(module(x), torchs(module)(x), atol=0.02, rtol=0.01)  # of taps by folded weights
         module.policy = on(None)
         with pytest.raises(KernelRefused, match=words):
             module(x)

@@ -81,7 +81,7 @@ class Net(nn.Module):
             nn.Upsample(scale_factor=2), nn.Conv2d(c, c, 3, 1, 1), nn.ReLU(), nn.GroupNorm(2, c), nn.SiLU(),
             nn.Upsample(scale_factor=2), nn.ReflectionPad2d(1), nn.Conv2d(c, c, 3), nn.SiLU(),
         )  # fmt: skip
-        self.end = nn.Conv2d(c, 3, 5, padding=2)
+        self.end = nn.Conv2d(c, 4, 5, padding=2, groups=2)
 
     def forward(self, x):
         return self.end(self.tail(self.body(self.head(x))))
@@ -127,9 +127,9 @@ def test_a_network_is_fused_in_place_and_put_back():
     )
     left = {line.name: line.reason for line in table.left}
     assert set(left) == {"body.1.bn", "body.2.bn", "end"}
-    assert "5x5 taps" in left["end"] and "only before it" in left["body.1.bn"]
+    assert "2 groups" in left["end"] and "only before it" in left["body.1.bn"]
     assert "head.0: ReflectionPad2d, Conv2d, InstanceNorm2d, ReLU -> FusedConvNormAct2d" in str(table)
-    assert "left: 1 x Conv2d: 5x5 taps" in str(table)
+    assert "left: 1 x Conv2d: 2 groups" in str(table)
     near(module(x), want)
     assert {"conv", "instance_norm", "group_norm_silu", "upsample_conv2d"} <= {told.op for told in LEDGER.refusals}
     assert not [told for told in LEDGER.refusals if told.op.startswith("Fused")]
@@ -295,6 +295,17 @@ def test_a_hook_that_comes_later_is_called():
     for place in (0, 1, 2):
         module[0][place].register_forward_hook(lambda *_: seen.append(1))
     assert torch.equal(module(x), want) and len(seen) == 3
+
+
+def test_a_hook_on_a_place_of_a_chain_sees_what_torch_would_show_it():
+    module, x, seen = nn.ModuleList([Residual(8)]).eval().requires_grad_(False).half(), picture(8), []
+    block = module[0]
+    want, before = block(x), [block.conv1(x), block.bn1(block.conv1(x)).relu()]  # which is in place
+    fuse(module)
+    block.conv1.register_forward_hook(lambda _, given, made: seen.append(made))
+    block.bn1.register_forward_hook(lambda _, given, made: seen.append(made))
+    near(block(x), want)
+    assert all(torch.equal(one, two) for one, two in zip(seen, before, strict=True))
 
 
 def test_a_dropout_that_comes_alive_works():

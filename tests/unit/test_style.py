@@ -120,8 +120,7 @@ def test_of_several_looks_it_is_the_mean(adain):
 
 
 def test_our_layers_are_in_the_places_of_torchs(transformer, adain):
-    assert {line.reason.split(":")[0] for line in transformer.table.left} == {"9x9 taps with stride 1"}
-    assert len(transformer.table.left) == 2 and not adain.table.left
+    assert not transformer.table.left and not adain.table.left
     replaced = {line.name: line.of for line in transformer.table.replaced}
     assert replaced["in1"] == ("InstanceNorm2d", "ReLU") and replaced["res1.in2"] == ("InstanceNorm2d",)
     assert replaced["deconv1.upsample"] == ("Upsample", "ReflectionPad2d", "Conv2d")
