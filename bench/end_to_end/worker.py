@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...fusion.families.wan.cost import TEXT_TOKENS
 from . import pictures
-from .bounds import TEXT_TOKENS
 from .rows import TAKES, WHOLE, Model, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
