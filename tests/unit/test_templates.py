@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bed.templates import EXAMPLES, Example
-from bed.templates.__main__ import WORKFLOWS, texts
+from bed.templates.__main__ import SUBGRAPHS, WORKFLOWS, texts
 from bed.templates.files import FILES
 from bed.templates.graph import Column, Graph
 from bed.templates.prediction import KLEIN, LARGE, SMALL, Z_IMAGE, flops, flops_of_picture
@@ -15,7 +15,8 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: 
 
 def test_the_files_are_what_the_script_makes() -> None:
     wanted = texts()
-    found = {path: path.read_text(encoding="utf-8") for path in WORKFLOWS.rglob("*.json")}
+    files = [*WORKFLOWS.rglob("*.json"), *SUBGRAPHS.rglob("*")]
+    found = {path: path.read_text(encoding="utf-8") for path in files}
     assert found.keys() == wanted.keys()
     changed = [path.name for path in wanted if found[path] != wanted[path]]
     assert not changed, "call `python3 dev.py workflows` and commit what it writes"

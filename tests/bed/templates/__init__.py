@@ -4,6 +4,7 @@
     signatures.py  which inputs, widgets and outputs a node has, in the order in which a workflow stores them
     graph.py       a graph: laid out for a person, as an API prompt for a machine
     examples.py    the graphs, and the titles under which they are found
+    blueprints.py  of some of them, one node for all of it: `subgraphs/`
     note.py        the note on each: which file goes where, what an 8 GB card should expect
     prediction.py  the arithmetic behind that expectation
     card.py        the pictures in the template browser

@@ -45,7 +45,7 @@ def note(title: str, about: str, files: list[File], work: Work | None, advice: s
             *(f"- **{file.name}** ({file.gigabytes:g} GB) into *{file.folder}*" for file in files),
             "",
             f"They are published on huggingface.co in {_listed([f'*{release}*' for release in releases])}. "
-            "Press **R** after putting them there, then **Run**.",
+            "Press **R** after putting them there, then **Run**. *Live preview method* in the settings shows what is being made.",
             "",
             f"**On an 8 GB card.** {UNKNOWN if work is None else expectation(work)} {advice}",
             "",
