@@ -85,5 +85,5 @@ def as_in_file(net: nn.Module) -> None:
 
 def _here(net: nn.Module) -> Iterator[nn.Parameter]:
     laid_out = (module for module in net.modules() if isinstance(module, LaidOut))
-    weights: Iterator[Any] = (module._parameters["weight"] for module in laid_out)  # type: ignore[attr-defined]
+    weights: Iterator[Any] = (module._parameters["weight"] for module in laid_out)
     return (weight for weight in weights if not weight.is_meta)

@@ -68,7 +68,7 @@ def patched(
     if then:
         original = {paged.key: [(weight, None)]}  # from which a hook with another model's weights takes its difference
         out = _patched_once(paged, module, out, then, device, torch.float32, original)
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 class Applied:
