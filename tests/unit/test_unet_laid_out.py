@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from scenes import distance, sample
 from torch import Tensor, nn
 from unet_models import handed_back, lora_for
 
+from bed.depth import is_thorough
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy, attention, images
 from fusestream.fusion.families.unet import net, pictures
@@ -223,9 +225,10 @@ def patched(model: Any, file: Tensors, strength: float = 0.8) -> Any:
     return found
 
 
-@pytest.mark.parametrize("route", ["registered", "managed"])
-@pytest.mark.parametrize("where", ["in the weight", "in the product"])
-@pytest.mark.parametrize("held", [HALF, torch.float8_e4m3fn], ids=["fp16", "fp8"])
+WAYS = list(itertools.product((HALF, torch.float8_e4m3fn), ("in the weight", "in the product"), ("pinned", "managed")))
+
+
+@pytest.mark.parametrize(("held", "where", "route"), WAYS if is_thorough() else [WAYS[1], WAYS[2], WAYS[4], WAYS[7]])
 def test_all_that_lora_files_bring(
     folder: Path, backends: Backends, route: str, where: str, held: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +269,7 @@ def test_each_kind_does_something(folder: Path, backends: Backends) -> None:
         assert distance(found[0].float(), own[key.removeprefix("diffusion_model.")].float()) > 1e-5, key
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS if is_thorough() else KINDS[:1])
 def test_a_lora_by_a_hook(folder: Path, backends: Backends, kind: str) -> None:
     path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
     on_cpu, model = load(path), on_card(backends, path)
@@ -281,7 +284,7 @@ def test_a_lora_by_a_hook(folder: Path, backends: Backends, kind: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- stock's
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS if is_thorough() else KINDS[:1])
 def test_off_is_stocks_model_whatever_lies_how(
     folder: Path, backends: Backends, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
