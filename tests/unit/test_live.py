@@ -122,6 +122,19 @@ def test_each_frame_is_what_stocks_nodes_make(stage: Stage, way: dict[str, Any])
     assert not torch.equal(want[0], want[2])
 
 
+def test_models_that_flow_and_vaes_with_time(tmp_path: Path) -> None:
+    """A Wan: a frame is a video of one."""
+    model = comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", tmp_path)))
+    vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(checkpoints.write("wan_vae", tmp_path))))
+    words = torch.randn(1, 8, checkpoints.umt5.WIDTH, generator=torch.Generator().manual_seed(2))
+    wan = Stage(model, [[words, {}]], [[words, {}]], vae)
+    frames, way = clip(3, 32, 32), {"steps": 2, "strength": 0.5, "scheduler": "simple"}
+    got = live(wan, frames, batch=2, **way)[0]
+    torch.testing.assert_close(got, stocks(wan, frames, Settings(**way)), atol=2e-4, rtol=0)
+    # The latents have a time, and the mask of a blend has none.
+    assert live(wan, frames, blend=0.5, **way)[0].isfinite().all()
+
+
 def test_blending(stage: Stage) -> None:
     """What does not move is blended by weight, what moves is new; all new where the weight is 0 or nothing is alike."""
     frames = clip(3)
