@@ -32,7 +32,7 @@ from fusestream import checkpoints
 from fusestream.checkpoints import narrow
 from fusestream.fusion import report
 from fusestream.fusion.errors import WrongInput
-from fusestream.fusion.live import engine, kept, lanes, sources
+from fusestream.fusion.live import change, engine, kept, lanes, sources
 from fusestream.fusion.live.settings import SD_TURBO, Settings
 from fusestream.fusion.live.video import NotWritten, VideoFile
 from fusestream.fusion.report.data import Report
@@ -152,9 +152,30 @@ def test_blending(stage: Stage) -> None:
     assert moves(blended) < 0.5 * moves(plain)
     corner = slice(0, SIDE // 8)
     torch.testing.assert_close(blended[1:, corner, corner], plain[1:, corner, corner], atol=0.05, rtol=0)
-    other = torch.rand(2, SIDE, SIDE, 3, generator=torch.Generator().manual_seed(5)).round()
+    other = torch.stack((frames[0] * 0.4, 1 - frames[0] * 0.4))
     new, _ = live(stage, other, blend=0.8, tolerance=0.001)
     torch.testing.assert_close(new, live(stage, other)[0], atol=2e-4, rtol=0)
+
+
+def test_frames_are_compared_by_parts_of_the_latents_size() -> None:
+    """Each part by what is in it, whatever size a frame has."""
+    parts = torch.rand(6, 4, 3, generator=torch.Generator().manual_seed(4))
+    for scale in (1, 3, 8, 20):
+        frame = parts.repeat_interleave(scale, 0).repeat_interleave(scale, 1)
+        found = change.reduced(frame, 6, 4)
+        torch.testing.assert_close(found, parts.movedim(-1, 0))
+        in_bytes = change.reduced((frame * 255).round().byte(), 6, 4)
+        torch.testing.assert_close(in_bytes, found, atol=0.5 / 255 + 1e-6, rtol=0)
+    wide = torch.cat((torch.zeros(48, 16, 3), frame[:48, :32], torch.zeros(48, 16, 3)), 1)
+    assert change.reduced(wide, 6, 4).shape == (3, 6, 4) and change.reduced(wide, 6, 4).min() > 0, "the middle alone"
+    moved = parts.movedim(-1, 0).clone()
+    moved[1, 2, 3] += 0.05
+    assert change.difference(moved, parts.movedim(-1, 0)) == pytest.approx(0.05 / 72, rel=1e-3)
+    new = change.new_parts(moved, parts.movedim(-1, 0), 0.1)
+    assert (
+        new.shape == (1, 1, 6, 4) and new[0, 0, 2, 3] == pytest.approx(0.5, rel=1e-3) and new.sum() == new[0, 0, 2, 3]
+    )
+    assert change.new_parts(moved, parts.movedim(-1, 0), 0.01).max() == 1
 
 
 def test_frames_that_hardly_differ_are_skipped(stage: Stage) -> None:
