@@ -32,7 +32,7 @@ from fusestream import checkpoints
 from fusestream.checkpoints import narrow
 from fusestream.fusion import report
 from fusestream.fusion.errors import WrongInput
-from fusestream.fusion.live import engine, kept, lanes, sources
+from fusestream.fusion.live import change, engine, kept, lanes, sources
 from fusestream.fusion.live.settings import SD_TURBO, Settings
 from fusestream.fusion.live.video import NotWritten, VideoFile
 from fusestream.fusion.report.data import Report
@@ -122,6 +122,19 @@ def test_each_frame_is_what_stocks_nodes_make(stage: Stage, way: dict[str, Any])
     assert not torch.equal(want[0], want[2])
 
 
+def test_models_that_flow_and_vaes_with_time(tmp_path: Path) -> None:
+    """A Wan: a frame is a video of one."""
+    model = comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", tmp_path)))
+    vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(checkpoints.write("wan_vae", tmp_path))))
+    words = torch.randn(1, 8, checkpoints.umt5.WIDTH, generator=torch.Generator().manual_seed(2))
+    wan = Stage(model, [[words, {}]], [[words, {}]], vae)
+    frames, way = clip(3, 32, 32), {"steps": 2, "strength": 0.5, "scheduler": "simple"}
+    got = live(wan, frames, batch=2, **way)[0]
+    torch.testing.assert_close(got, stocks(wan, frames, Settings(**way)), atol=2e-4, rtol=0)
+    # The latents have a time, and the mask of a blend has none.
+    assert live(wan, frames, blend=0.5, **way)[0].isfinite().all()
+
+
 def test_blending(stage: Stage) -> None:
     """What does not move is blended by weight, what moves is new; all new where the weight is 0 or nothing is alike."""
     frames = clip(3)
@@ -139,9 +152,30 @@ def test_blending(stage: Stage) -> None:
     assert moves(blended) < 0.5 * moves(plain)
     corner = slice(0, SIDE // 8)
     torch.testing.assert_close(blended[1:, corner, corner], plain[1:, corner, corner], atol=0.05, rtol=0)
-    other = torch.rand(2, SIDE, SIDE, 3, generator=torch.Generator().manual_seed(5)).round()
+    other = torch.stack((frames[0] * 0.4, 1 - frames[0] * 0.4))
     new, _ = live(stage, other, blend=0.8, tolerance=0.001)
     torch.testing.assert_close(new, live(stage, other)[0], atol=2e-4, rtol=0)
+
+
+def test_frames_are_compared_by_parts_of_the_latents_size() -> None:
+    """Each part by what is in it, whatever size a frame has."""
+    parts = torch.rand(6, 4, 3, generator=torch.Generator().manual_seed(4))
+    for scale in (1, 3, 8, 20):
+        frame = parts.repeat_interleave(scale, 0).repeat_interleave(scale, 1)
+        found = change.reduced(frame, 6, 4)
+        torch.testing.assert_close(found, parts.movedim(-1, 0))
+        in_bytes = change.reduced((frame * 255).round().byte(), 6, 4)
+        torch.testing.assert_close(in_bytes, found, atol=0.5 / 255 + 1e-6, rtol=0)
+    wide = torch.cat((torch.zeros(48, 16, 3), frame[:48, :32], torch.zeros(48, 16, 3)), 1)
+    assert change.reduced(wide, 6, 4).shape == (3, 6, 4) and change.reduced(wide, 6, 4).min() > 0, "the middle alone"
+    moved = parts.movedim(-1, 0).clone()
+    moved[1, 2, 3] += 0.05
+    assert change.difference(moved, parts.movedim(-1, 0)) == pytest.approx(0.05 / 72, rel=1e-3)
+    new = change.new_parts(moved, parts.movedim(-1, 0), 0.1)
+    assert (
+        new.shape == (1, 1, 6, 4) and new[0, 0, 2, 3] == pytest.approx(0.5, rel=1e-3) and new.sum() == new[0, 0, 2, 3]
+    )
+    assert change.new_parts(moved, parts.movedim(-1, 0), 0.01).max() == 1
 
 
 def test_frames_that_hardly_differ_are_skipped(stage: Stage) -> None:
