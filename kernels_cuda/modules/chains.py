@@ -11,8 +11,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..policy import KernelPolicy
-from .conv_norm_act import MODULES, PADS, FusedConvNormAct2d, geometry_of
+from .conv_norm_act import MODULES, FusedConvNormAct2d
 from .feed_forward import FusedFeedForward, activation_of
+from .geometry import PADS, geometry_of
 from .group_norm_silu import FusedGroupNormSiLU
 from .instance_norm import FusedInstanceNorm2d
 from .multihead_attention import FusedMultiheadAttention

@@ -14,9 +14,10 @@ from ..ops.linear import Activation, linear
 from ..ops.mlp import mlp
 from ..ops.norm_modulate import norm_modulate
 from ..policy import STANDARD, KernelPolicy
+from .attending import attended, batches_first, refused, unserved
 from .feed_forward import activation_of
 from .handing_back import general_obstacle, hand_back, own_obstacle, replaced, unlike
-from .multihead_attention import FusedMultiheadAttention, attended, batches_first, refused, unserved
+from .multihead_attention import FusedMultiheadAttention
 from .sharing import sharing
 
 FUNCTIONS: dict[Callable[..., Tensor], Activation] = {

@@ -16,7 +16,8 @@ from ..ops.bordered_conv import BORDERED_UPSAMPLE_CONV, bordered_upsample_conv2d
 from ..ops.linear import Activation as Epilogue
 from ..ops.upsample_conv import UPSAMPLE_CONV, fold_upsample, upsample_conv2d
 from ..policy import STANDARD, KernelPolicy
-from .conv_norm_act import EPILOGUES, MODULES, PADS, Activation, as_wanted
+from .conv_norm_act import EPILOGUES, MODULES, Activation
+from .geometry import PADS, as_wanted
 from .handing_back import general_obstacle, hand_back, own_obstacle, refusal, replaced, unlike
 from .kept import Kept, marks_of
 

@@ -10,9 +10,12 @@ import pickle
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
+from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.kernels_cuda.modules import FusedMultiheadAttention, fuse, handing_back, unfuse
 
@@ -361,6 +364,50 @@ def test_traced_and_compiled_it_is_torchs():
     fuse(module)
     assert torch.equal(torch.compile(module, fullgraph=True, backend="eager")(x), want)
     assert torch.equal(torch.jit.trace(module, x, check_trace=False)(x), want)
+
+
+LAYERS = {
+    "conv": lambda: nn.Conv2d(8, 8, 3, padding=1),
+    "narrow": lambda: nn.Conv2d(8, 8, 1, bias=False),
+    "wide": lambda: nn.Conv2d(8, 8, 5, padding=2, padding_mode="reflect"),
+    "groups": lambda: nn.Conv2d(8, 8, 3, padding=1, groups=2),
+    "padded": lambda: nn.Sequential(nn.ReplicationPad2d(1), nn.Conv2d(8, 8, 3)),
+    "reflected": lambda: nn.Sequential(nn.ReflectionPad2d((1, 1, 1, 1)), nn.Conv2d(8, 8, 3)),
+    "pad": lambda: nn.ZeroPad2d((0, 1, 1, 0)),
+    "up": lambda: nn.Upsample(scale_factor=2),
+    "pool": lambda: nn.AvgPool2d(3, 1, 1),
+    "batch": lambda: nn.BatchNorm2d(8),
+    "instance": lambda: nn.InstanceNorm2d(8, affine=True),
+    "group": lambda: nn.GroupNorm(2, 8),
+    "relu": lambda: nn.ReLU(inplace=True),
+    "silu": nn.SiLU,
+    "dropout": nn.Dropout,
+    "residual": lambda: Residual(8),
+    "tapped": lambda: Tapped(8),
+    "asking": lambda: Asking(8),
+}
+
+
+@given(st.lists(st.sampled_from(list(LAYERS)), min_size=1, max_size=9), st.integers(0, 3), st.booleans())
+@settings(max_examples=examples(60), deadline=None)
+def test_any_network_computes_what_it_did(names, nested, last):
+    """Whatever stands behind whatever, in one Sequential or in one within another."""
+    assume(names.count("up") < 3)
+    torch.manual_seed(len(names))
+    parts = [LAYERS[name]() for name in names]
+    inner = nn.Sequential(*parts[:nested], nn.Sequential(*parts[nested:])) if nested else nn.Sequential(*parts)
+    module = nn.ModuleDict({"net": inner}).eval().requires_grad_(False).half()
+    x = picture(8).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+        want, keys = module["net"](x.clone()), list(module.state_dict())
+        table = fuse(module)
+        got = module["net"](x.clone())
+        scale = want.float().abs().amax() + 1
+        torch.testing.assert_close(got.float() / scale, want.float() / scale, atol=0.02, rtol=0.02)
+        assert list(module.state_dict()) == keys and not fuse(module).replaced
+        assert (unfuse(module) > 0) == bool(table.replaced)
+        assert torch.equal(module["net"](x.clone()), want)
 
 
 def test_a_network_without_anything_for_us():
