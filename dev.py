@@ -73,7 +73,19 @@ def command_line() -> argparse.ArgumentParser:
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(
         "part",
-        choices=["kernels", "pager", "models", "host", "saving", "pair", "fidelity", "all", "report", "compare"],
+        choices=[
+            "kernels",
+            "modules",
+            "pager",
+            "models",
+            "host",
+            "saving",
+            "pair",
+            "fidelity",
+            "all",
+            "report",
+            "compare",
+        ],
         help="what to measure, or `report`: only the tables and plots, or `compare A B`: what moved between two results",
     )
     for name, run in {
@@ -90,7 +102,8 @@ HELP = {
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --compile none; "
-    "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
+    "modules: --only ROW, --quick; pager: --gb N, --folder DIR; "
+    "models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
     "host: --dry, --profile, --quick; saving: --dry, --quick; pair: --ram GIB, --dry, --quick; "
     "fidelity: --prompts N, --seeds N, --only NAME, --dry, --quick; "
     "all: --free GIB, --list, --part N/M, --only ROW, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",

@@ -4,8 +4,10 @@ is some (bench/turing), or assumed, and then ASSUMED says so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ..fusion.estimate.rates import Rates
@@ -19,23 +21,43 @@ IN_INT8: tuple[Who, ...] = ("peer", "turbo", "sparse")  # who multiplies bytes, 
 @dataclass(frozen=True)
 class Card:
     """From NVIDIA's data sheets: operations per second of the tensor cores with FP32 and with FP16 sums, bytes per second of the
-    memory; gib: what a desktop leaves free. bus: bytes per second that pinned copies reach, 0.78 of the link's rate."""
+    memory; PCIe's generation and lanes; gib: what a desktop leaves free."""
 
     name: str
     tensor: float
     half: float
     memory: float
-    bus: float
+    pcie: int
+    lanes: int
     gib: float
     turing: bool
 
+    @property
+    def bus(self) -> float:
+        """Bytes per second that pinned copies reach."""
+        return PINNED * LANE[self.pcie] * self.lanes
+
+
+LANE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # bytes per second of a lane, by PCIe's generation
+PINNED = 0.78  # of the link's rate, by pinned copies
+DESKTOP = 1.0  # GiB that it takes of a card
+
+
+def _card(name: str, half: float, memory: float, link: tuple[int, int], gib: float, turing: bool = False) -> Card:
+    """Of a GeForce, which sums in FP32 half as fast. gib: of the data sheet."""
+    return Card(name, half / 2, half, memory, *link, gib - DESKTOP, turing)
+
 
 CARDS = (
-    Card("RTX 2060 Super", 28.7e12, 57.4e12, 448e9, 12.3e9, 7.0, True),
-    Card("RTX 2070", 29.9e12, 59.7e12, 448e9, 12.3e9, 7.0, True),
-    Card("RTX 2080", 40.3e12, 80.5e12, 448e9, 12.3e9, 7.0, True),
-    Card("RTX 3060 Ti", 32.4e12, 64.8e12, 448e9, 24.6e9, 7.0, False),
-    Card("RTX 4060", 30.2e12, 60.5e12, 272e9, 12.3e9, 7.0, False),
+    _card("RTX 2060", 51.6e12, 336e9, (3, 16), 6, turing=True),
+    _card("RTX 2060 Super", 57.4e12, 448e9, (3, 16), 8, turing=True),
+    _card("RTX 2070", 59.7e12, 448e9, (3, 16), 8, turing=True),
+    _card("RTX 2080", 80.5e12, 448e9, (3, 16), 8, turing=True),
+    _card("RTX 3060 12 GB", 51.0e12, 360e9, (4, 16), 12),
+    _card("RTX 3060 Ti", 64.8e12, 448e9, (4, 16), 8),
+    _card("RTX 3070", 81.3e12, 448e9, (4, 16), 8),
+    _card("RTX 4060", 60.5e12, 272e9, (4, 8), 8),
+    _card("RTX 5060", 76.7e12, 448e9, (5, 8), 8),  # the shares below are not its own: ASSUMED
 )
 REACHED = 0.85  # of the memory's rate, by a plain read (bench/turing/machine.py)
 # Of the tensor cores' peak, by stock's products: measured on an RTX 4090 at a held clock (spatters/mma-matmul).
@@ -43,6 +65,13 @@ CUBLAS = 0.93
 # Where the shares of each kind of card are: the file, and the attention that torch runs there.
 MODELS = {True: ("turing-model.json", "32x128"), False: ("ampere-ada-model.json", "sm_86 head 128")}
 SLOW = ", IMMA at half rate"  # behind a card's name in these files
+RESULTS = Path(__file__).parent / "results"
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return found
+
 
 # Of `sparse`: the share of key blocks that are visited; for each of the others one term, a block having 64 tokens.
 VISITED, BLOCK = 0.5, 64
@@ -58,12 +87,16 @@ INT8_STORED = 0.5  # bytes of weights in an INT8 file, against FP16's
 
 ASSUMED = (
     f"cuBLAS reaches {CUBLAS:.0%} of the tensor cores' peak, as was measured on an RTX 4090, a plain read {REACHED:.0%} of the "
-    "memory's rate: assumed",
+    "memory's rate: assumed. cuDNN's convolutions are taken to be as cuBLAS' products, channels last, to which torch brings what "
+    "stock has in another order",
     "torch's attention and all of ours: the share that bench/turing predicts from machine code, of sm_75 for Turing, of sm_86 for "
-    "Ampere and Ada; of ours never less than torch's, which `auto` would take",
-    "*turbo* multiplies in INT8, every product of the blocks, by the same model of `linear_int8`; rounding its five inputs of "
-    "width and the hidden one is a pass of its own, 3 bytes for each element. Its file is an INT8 one: weights of FP16 are twice "
-    "as many bytes on the bus, and rounded anew at each use",
+    "Ampere and Ada; of ours never less than torch's, which `auto` would take. Heads of 40, 80 and 160 are torch's, filled up to "
+    "the next size that it has. Our convolutions: sm_75's by the same model, elsewhere cuDNN's",
+    "RTX 5060: the shares of Ampere and Ada. Its own machine code (sm_120), read with Ada's numbers, is within 3 % of them in "
+    "products and in attention (`bench/turing`, *RTX 50*); no figure was found to hold that against",
+    "*turbo* multiplies in INT8, every product of the blocks, by the same model of `linear_int8`; rounding what they read is a "
+    "pass of its own, 3 bytes for each element. Its file is an INT8 one: weights of FP16 are twice as many bytes on the bus, and "
+    "rounded anew at each use. Of U-Nets there is none: their weights are FP16, and rounded where a product has 1024 rows or more",
     f"*turbo*, {VISITED:.0%}: a step in which FuseStream Sparse Attention visits that share of the key blocks of self attention, "
     f"by the kernels that read lists; {1 / BLOCK:.1%} of a block's work for each one left out, routing free. The first steps of a "
     "video are dense",
@@ -72,8 +105,14 @@ ASSUMED = (
     "peak for products, of the peak with FP16 sums for attention. It was not run on any of these cards",
     "in brackets: if INT8 products run at half of the sheet's rate on a GeForce of Turing, of which no measured rate was found",
     "passes over memory take as many bytes as on the H200, where the rows of bench/results were measured; *turbo* has 8 bytes more "
-    "for each element of q and k",
-    "copies run beside compute, stock's too; weights keep 7 GiB less the activations; no clock is throttled",
+    "for each element of q and k. But torch's norm over groups, which leaves most of a large card idle, is taken as the 10 bytes "
+    "that it reads and writes",
+    "Qwen3: ComfyUI multiplies in FP32, which no tensor core does; *precise* splits what products read into two halves",
+    f"copies run beside compute, stock's too, over PCIe as the card has it (its generation and lanes, of whose rate pinned copies "
+    f"reach {PINNED:.0%}); weights keep what a desktop leaves, {DESKTOP:g} GiB less than the card has, less the activations; no "
+    "clock is throttled. Prompts of a video's step are computed apart, those of a picture's together. 6 GB were never tried",
+    "not counted: text encoders, VAEs and files before the first step, and the host. A U-Net's call of tens of milliseconds may "
+    "wait for Python, stock's longer than ours: take frames a second as the most that can be",
 )
 
 

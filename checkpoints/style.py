@@ -62,8 +62,8 @@ def transformed(x: Tensor, w: Weights) -> Tensor:
     for n in range(1, 1 + sum(name.endswith("in1.weight") and name.startswith("res") for name in w)):
         y = _normed(convolved(x, w, f"res{n}.conv1.conv2d"), w, f"res{n}.in1").relu()
         x = _normed(convolved(y, w, f"res{n}.conv2.conv2d"), w, f"res{n}.in2") + x
-    for n, behind in (("deconv1", "in4"), ("deconv2", "in5")):
-        x = _normed(convolved(functional.interpolate(x, scale_factor=2), w, f"{n}.conv2d"), w, behind).relu()
+    for layer, behind in (("deconv1", "in4"), ("deconv2", "in5")):
+        x = _normed(convolved(functional.interpolate(x, scale_factor=2), w, f"{layer}.conv2d"), w, behind).relu()
     return convolved(x, w, "deconv3.conv2d")
 
 

@@ -34,7 +34,7 @@ from .loading import (
     require_all_weights,
     streamed_or_stock,
 )
-from .stream import branches, conditions, progress, skeleton, step
+from .stream import branches, conditions, laid_out, progress, skeleton, step
 from .stream.blocks import found_in
 from .stream.patcher import StreamingModelPatcher
 from .stream.reckoning import Reckoning
@@ -106,7 +106,8 @@ def load_streamed_diffusion_model(
             source, dtype, find, is_known=family is not None, preferred=types, is_checkpoint=is_checkpoint
         )
         fused = 0 if family is None else family.fuse(parts.model.diffusion_model, policy)
-        stream = Stream(source, parts.blocks, parts.layers, device, in_bytes(vram_budget))
+        layers = laid_out.of_layers(parts.blocks, parts.layers)
+        stream = Stream(source, parts.blocks, layers, device, in_bytes(vram_budget))
     except BaseException:
         source.close()
         raise

@@ -43,7 +43,8 @@ def fused(model: Any, policy: KernelPolicy) -> tuple[Any, Table]:
     dtype = torch.float16 if halves else torch.float32
     # Outside of inference mode, where a copy of weights counts its writes.
     with torch.inference_mode(False), torch.no_grad():
-        own = copy.deepcopy(net).to(device=patcher.offload_device, dtype=dtype).eval().requires_grad_(False)
+        own: Any = copy.deepcopy(net).to(device=patcher.offload_device, dtype=dtype).eval().requires_grad_(False)
+        own = own.to(memory_format=torch.channels_last)  # as the kernels read weights: nothing is kept a second time
         table = fuse(own, policy)
     made = copy.copy(model)
     made._model = InHalf(own, dtype).eval()

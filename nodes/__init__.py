@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import alias, between_prompts, doctor_route, panel_routes, queued, step_times, user_settings
+from . import alias, between_prompts, camera_route, doctor_route, panel_routes, queued, step_times, user_settings
 from .doctor import Doctor
 from .fuse import FuseNode
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
+from .live import LiveVideo
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 from .plan import Plan
 from .report import Compare, ReportNode
@@ -23,6 +24,7 @@ NODES: list[type[io.ComfyNode]] = [
     TextEncoderKernels,
     VAEKernels,
     SparseAttentionNode,
+    LiveVideo,
     LoadStyleModel,
     ApplyStyle,
     FuseNode,
@@ -44,6 +46,7 @@ class FuseStream(ComfyExtension):
         panel_routes.attach()
         step_times.attach()
         user_settings.attach()
+        camera_route.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

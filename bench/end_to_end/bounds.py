@@ -13,6 +13,7 @@ from typing import Any
 
 from ...fusion.cost import Cost
 from ...fusion.families.wan.cost import TEXT_TOKENS, forward
+from ..predicted.unets import unet
 from . import pictures
 from .rows import WINDOWS_BUS, Row
 from .storages import STORED
@@ -166,12 +167,12 @@ def language(row: Row) -> Language:
 
 
 def picture_cost(row: Row) -> Cost:
-    if row.work == "sample":
+    if row.work in ("sample", "live"):  # of a frame what the network does
         _, height, width = row.latent_shape
         if row.model in pictures.KLEIN:
             return pictures.klein_forward(pictures.KLEIN[row.model], height * width)
         if row.model in pictures.UNETS:
-            return pictures.unet_forward(pictures.UNETS[row.model], height * width)
+            return unet(pictures.UNETS[row.model], height * width).cost
         return pictures.z_image_forward(pictures.Z_IMAGE, height * width)
     through = pictures.decode_image if row.work == "decode" else pictures.encode_image
     return through(pictures.IMAGE_VAES[row.model], row.height * row.width)
@@ -183,7 +184,7 @@ def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
     first: every weight still has to come; later, those that found room stay.
     """
     cost = cost_of(row)
-    prompts = row.prompts if row.work == "sample" else 1
+    prompts = row.prompts if row.work in ("sample", "live") else 1
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
     stored = cost.weights * STORED[row.storage]
     moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)

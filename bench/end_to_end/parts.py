@@ -14,7 +14,7 @@ from .rows import TAKES, VAES, WHOLE, Row, Side
 # What a user asks first comes first: whoever stops early has that.
 ORDER = (
     "table", "backend", "budget", "small", "lora", "video", "growth", "switches", "stock", "storage", "ram", "packed", "windows",
-    "cold", "pictures",
+    "cold", "pictures", "live",
 )  # fmt: skip
 PART_S = 300.0  # a part's reckoned seconds; calls may take 540
 START_S = 13.0  # many processes that start beside each other

@@ -107,43 +107,6 @@ def z_image_forward(size: ZImage, pixels: int) -> Cost:
     return z_image.forward(size.dim, size.ffn, size.layers, size.refiners, picture, ends, size.text, size.tokens)
 
 
-def unet_forward(size: Unet, pixels: float) -> Cost:
-    """One forward. pixels: of the latent. Blocks, for the weights, are residual and transformer blocks: nearly all."""
-    first, handed, weights = size.width, [size.width], 0.0
-    gemm, attention = 2 * _square(size.channels, first, pixels), 0.0
-
-    def pass_through(into: int, out: int, depth: int) -> None:
-        nonlocal gemm, attention, weights
-        gemm += _residual(into, out, pixels) + 8.0 * first * out
-        weights += HALF * (_residual(into, out, 1) / 2 + 4.0 * first * out)
-        if depth:
-            gemm += 4.0 * pixels * out * out  # its ends
-            of_text = 4.0 * size.text * out
-            gemm += depth * (36.0 * pixels * out * out + size.tokens * of_text)
-            attention += depth * 4.0 * pixels * (pixels + size.tokens) * out
-            weights += depth * HALF * (18.0 * out * out + of_text / 2)
-
-    for level, mult in enumerate(size.mult):
-        for _ in range(size.residuals):
-            pass_through(handed[-1], mult * first, size.depth[level])
-            handed.append(mult * first)
-        if level < len(size.mult) - 1:
-            pixels /= 4
-            gemm += _square(handed[-1], handed[-1], pixels)
-            handed.append(handed[-1])
-    into = handed[-1]
-    pass_through(into, into, size.middle)
-    pass_through(into, into, 0)
-    for level, mult in reversed(list(enumerate(size.mult))):
-        for _ in range(size.residuals + 1):
-            pass_through(into + handed.pop(), mult * first, size.depth[level])
-            into = mult * first
-        if level:
-            pixels *= 4
-            gemm += _square(into, into, pixels)
-    return Cost(gemm, attention, weights)
-
-
 def _square(into: int, out: int, pixels: float) -> float:
     """A 3x3 convolution."""
     return 18.0 * pixels * into * out

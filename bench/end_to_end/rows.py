@@ -15,7 +15,8 @@ from .storages import GGUF, shown
 Model = Literal[
     "wan13", "wan14", "vae", "t5", "qwen3", "klein4", "klein9", "z_image", "sd15", "sdxl", "flux2_vae", "flux_vae"
 ]
-Work = Literal["sample", "decode", "encode", "text", "video", "picture"]
+Work = Literal["sample", "decode", "encode", "text", "video", "picture", "live"]
+Through = Literal["TAESD", "the VAE"]
 TITLES: dict[Model, str] = {
     "wan13": "1.3B",
     "wan14": "14B",
@@ -109,6 +110,7 @@ class Row:
     lora     rank of a LoRA on every matrix of the blocks; 0: none
     cold     the file is dropped from the page cache first
     free     GiB of the card that are left free, where that is not `--free`
+    through  of live video: what is between pixels and latents
     """
 
     model: Model
@@ -131,6 +133,7 @@ class Row:
     lora: int = 0
     cold: bool = False
     free: float | None = None
+    through: Through | None = None
     stock: Side | None = field(default=STOCK)
     ours: Side | None = field(default=OURS)
 
@@ -147,7 +150,8 @@ class Row:
     def _called(self, note: str) -> str:
         size = f"{self.height}x{self.width}" + (f"x{self.frames}" if self.frames else "")
         size = "512 tokens" if self.work == "text" else size
-        verb = f" {self.work}" if self.model in VAES or self.is_whole else ""
+        size += f" through {self.through}" if self.through else ""
+        verb = f" {self.work}" if self.model in VAES or self.is_whole or self.is_live else ""
         return ", ".join(part for part in (f"{TITLES[self.model]}{verb} {size}", note) if part)
 
     @property
@@ -165,6 +169,11 @@ class Row:
         return self.work in WHOLE
 
     @property
+    def is_live(self) -> bool:
+        """Whether frames are made anew one by one: `steps` of them, with a step of the model each."""
+        return self.work == "live"
+
+    @property
     def is_picture(self) -> bool:
         """Whether its own model makes pictures: no frames."""
         return self.model in LATENTS
@@ -172,7 +181,7 @@ class Row:
     @property
     def prompts(self) -> int:
         """Of a step."""
-        return 2 if self.model in GUIDED else 1
+        return 2 if self.model in GUIDED and not self.is_live else 1
 
     @property
     def sides(self) -> tuple[tuple[str, Side], ...]:
@@ -408,8 +417,21 @@ def small() -> list[Row]:
     return rows
 
 
+def live() -> list[Row]:
+    """Frames of 512x512, one by one, as stock's VAE Encode, KSampler and VAE Decode make them. 120 of them a second are asked with
+    TAESD, and 60 with the VAE."""
+    row = Row("sd15", "live", 512, 512, steps=200, group="live", through="TAESD")
+    held = {"note": "held to Turing", **TURING}
+    return [
+        replace(row, asked=8.0, seconds=1 / 120),
+        replace(row, asked=2.0, **held),  # type: ignore[arg-type]
+        replace(row, through="the VAE", seconds=1 / 60),
+        replace(row, through="the VAE", asked=2.0, **held),  # type: ignore[arg-type]
+    ]
+
+
 def all_rows() -> list[Row]:
-    rows = table() + more() + small() + packed() + pictures()
+    rows = table() + more() + small() + packed() + pictures() + live()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows
@@ -418,7 +440,7 @@ def all_rows() -> list[Row]:
 def quick(row: Row) -> Row:
     """The same row at a size for two CPU cores. The figures mean nothing; that it runs does."""
     small: dict[str, Any] = {} if row.work == "text" else {"height": 64, "width": 64, "frames": 5 if row.frames else 0}
-    small["steps"] = 2 if row.work == "sample" else 1
+    small["steps"] = {"sample": 2, "live": 3}.get(row.work, 1)
     if row.needs_pack and gguf_pack.folder() is None:
         small["stock"] = None
     return replace(unpromised(row), **small, note=row.note or "tiny")

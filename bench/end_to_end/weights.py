@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -68,6 +68,28 @@ def tiny_table(model: str) -> Table:
     if model == "qwen3":
         return llama.table(llama.QWEN3)
     return wan.table(wan.WanSize(text=4096))
+
+
+def small_vae(name: str, generator: torch.Generator, *, tiny: bool) -> dict[str, torch.Tensor]:
+    """Weights of TAESD, or of Stable Diffusion's VAE, for the latents of SD 1.5: too small to be worth a file. tiny: of a narrow
+    VAE; TAESD is as it is."""
+    if name == "taesd":
+        from comfy.taesd.taesd import TAESD  # noqa: PLC0415 - where files are written there is no ComfyUI
+
+        shapes = {key: value.shape for key, value in TAESD(latent_channels=4).state_dict().items()}
+    else:
+        size = kl_vae.SIZES["sd_vae"] if tiny else replace(kl_vae.SIZES["sd_vae"], width=128)
+        shapes = {key: torch.Size(spec.shape) for key, spec in kl_vae.table(size).items()}
+    return {key: _vae_tensor(key, shape, generator) for key, shape in shapes.items()}
+
+
+def _vae_tensor(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """Such that what goes through is about as large as what came in."""
+    if len(shape) > 1:
+        return torch.randn(shape, generator=generator).mul_(math.prod(shape[1:]) ** -0.5)
+    if "norm" in name and name.endswith("weight"):
+        return torch.ones(shape)
+    return torch.full(shape, 1.0 if name == "vae_scale" else 0.0)
 
 
 def path_of(folder: Path, model: str, storage: str) -> Path:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from . import ada, ampere, turing
+from . import ada, ampere, blackwell, turing
 from .machine import Card
 
-CARDS: dict[str, Card] = {**turing.CARDS, **ampere.CARDS, **ada.CARDS}
+CARDS: dict[str, Card] = {**turing.CARDS, **ampere.CARDS, **ada.CARDS, **blackwell.CARDS}
 # For machine code of this capability, where no card is named: the one of 8 GB that the pack is for.
-DEFAULTS = {75: "2060s", 80: "3060ti", 86: "3060ti", 89: "4060"}
+DEFAULTS = {75: "2060s", 80: "3060ti", 86: "3060ti", 89: "4060", 120: "5060"}
 
 
 def runs(card: Card, capability: int) -> bool:

@@ -1,4 +1,4 @@
-"""Predict what a kernel's main loop reaches on a GeForce RTX 20, 30 or 40, from its machine code for sm_75 to sm_89.
+"""Predict what a kernel's main loop reaches on a GeForce RTX 20 to 50, from its machine code for sm_75 to sm_120.
 
     python bench turing KERNEL.cubin                        every kernel of the file, a line each
     python bench turing KERNEL.cubin NAME --shared-bytes N  one kernel: counts, bounds, both ways to accumulate
@@ -28,6 +28,7 @@ from .model import Count, Launch, Prediction, as_json, count, predict, trace
 _FOLDER = Path(__file__).resolve().parents[1] / "results"
 RESULTS = _FOLDER / "turing-model.json"
 NEWER_RESULTS = _FOLDER / "ampere-ada-model.json"
+BLACKWELL_RESULTS = _FOLDER / "blackwell-model.json"
 MODES = ("f32", "f16")
 
 
@@ -66,6 +67,8 @@ def read_rules(trips: list[str], skip: list[str]) -> Rules:
 
 def results_of(card: machine.Card) -> Path:
     """Where predictions for this card are kept."""
+    if runs(card, 120):
+        return BLACKWELL_RESULTS
     return RESULTS if runs(card, 75) else NEWER_RESULTS
 
 
@@ -203,7 +206,7 @@ def run_attention(folder: Path) -> None:
 
 def by_variant() -> dict[str, dict[str, Any]]:
     """What is kept, by what was compiled for."""
-    return {"sm_75": stored(RESULTS), "sm_86": stored(NEWER_RESULTS)}
+    return {"sm_75": stored(RESULTS), "sm_86": stored(NEWER_RESULTS), "sm_120": stored(BLACKWELL_RESULTS)}
 
 
 def cards_for(capability: int, names: list[str], what: str) -> list[machine.Card]:
@@ -258,7 +261,7 @@ def run_cubin(options: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("cubin", type=Path, nargs="?", help="a cubin for sm_75, sm_80, sm_86 or sm_89")
+    cli.add_argument("cubin", type=Path, nargs="?", help="a cubin for sm_75, sm_80, sm_86, sm_89 or sm_120")
     cli.add_argument("kernel", nargs="?", help="the kernel, or a part of its name")
     cli.add_argument("--torch", type=Path, help="libtorch_cuda.so or a torch wheel, instead of a cubin")
     cli.add_argument(
@@ -278,7 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     cli.add_argument("--sensitivity", action="store_true", help="halve and double every guess")
     cli.add_argument(
-        "--save", metavar="LABEL", help=f"keep it in bench/results: {RESULTS.name} or {NEWER_RESULTS.name}"
+        "--save", metavar="LABEL", help=f"keep it in bench/results, in {RESULTS.name} or that of the card's generation"
     )
     options = cli.parse_args(arguments)
     if options.validate:

@@ -20,6 +20,7 @@ TIERS = ("precise", "fast", "turbo", "turbo_half")
 VARIANTS = {
     "sm_75": (("2060s",), ("SHFL", "FSEL:16")),
     "sm_86": (("3060ti", "4060"), ("SHFL", "FSEL:16")),
+    "sm_120": (("5060",), ("SHFL", "FSEL:16")),
 }
 KEYS = 32  # of a tile, which is an iteration
 

@@ -71,6 +71,9 @@ _CODE = re.compile(
 )
 _UPPER = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _TARGET = re.compile(r"`\(([^)]+)\)")
+_SAID = re.compile(
+    r"\s+[&?]\w.*"
+)  # of Blackwell's code the disassembler says the scheduler's fields too, behind the operands
 
 
 def _operands(text: str) -> tuple[str, ...]:
@@ -107,7 +110,8 @@ def _parse_kernel(lines: list[str]) -> list[Instruction]:
             address = int(code[1], 16)
             labels |= dict.fromkeys(waiting, address)
             waiting.clear()
-            found.append((address, code[2], code[3], code[4], decode_control(int(upper[1], 16))))
+            operands = _SAID.sub("", code[4])
+            found.append((address, code[2], code[3], operands, decode_control(int(upper[1], 16))))
     instructions = []
     for address, predicate, opcode, operands, control in found:
         target = _TARGET.search(operands)

@@ -111,6 +111,29 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class LiveStage:
+    """seconds: usually, of a group of frames. waited: before it begins, when what it gets is there."""
+
+    name: str
+    seconds: float
+    waited: float
+
+
+@dataclass(frozen=True)
+class Live:
+    """The last live video. rate: frames a second of the last groups. overlap: of the time in which a stage ran, the share in which
+    several did. timeline: stages of the last groups, `layer` the group's number."""
+
+    frames: int
+    skipped: int
+    batch: int
+    rate: float
+    stages: tuple[LiveStage, ...]
+    overlap: float
+    timeline: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True)
 class Report:
     """title: the model. state: in a sentence, where its weights are. All else is empty where it does not apply."""
 
@@ -134,6 +157,7 @@ class Report:
     notes: tuple[tuple[str, str], ...] = ()
     sparsity: Sparsity | None = None
     sampling: Sampling | None = None
+    live: Live | None = None
     kernels: tuple[KernelRow, ...] = ()
     refusals: tuple[RefusalRow, ...] = ()
     messages: tuple[str, ...] = ()

@@ -26,6 +26,7 @@ from ..stream.stream import GRAPHS, STREAM, Stream
 from ..words import counted
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
+from .live import live_of
 from .passes import cut, last_pass, typical
 
 NO_MODEL = "No model is connected: only kernels and memory are reported."
@@ -40,7 +41,7 @@ def gather(model: Any = None) -> Report:
     gaps: list[str] = []
     stream = stream_of(model)
     report = Report("no model", NO_MODEL) if model is None else Report("model", state_of_whole())
-    for part in (title, policy, sparsity, sampling, memories, kernels):
+    for part in (title, policy, sparsity, sampling, live, memories, kernels):
         with noting(gaps, part.__name__):
             report = replace(report, **part(model))
     choosing = chose.words(getattr(model, "model", None))
@@ -161,6 +162,11 @@ def sparsity(model: Any) -> dict[str, Any]:
     tallied, asked = found.tally.read(), found.settings.words()
     times = (tallied.seconds.get("sparse"), tallied.seconds.get("dense"))
     return {"sparsity": Sparsity(asked, tallied.sparse, tallied.visited, *times, tallied.dense)}
+
+
+def live(model: Any) -> dict[str, Any]:
+    """Of a MODEL that a Live Video node has used."""
+    return {"live": live_of(model)}
 
 
 def memories(model: Any) -> dict[str, Any]:

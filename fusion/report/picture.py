@@ -7,6 +7,7 @@ from PIL import Image
 from ..words import counted
 from .canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
 from .data import Report, duration, size
+from .live import draw_live
 from .text import sampling_words, sparse_words
 
 ROWS = (("copy", "bus"), ("use", "compute"), ("stall", "waits"))
@@ -18,6 +19,8 @@ def draw(report: Report, theme: ThemeName = "dark") -> Image.Image:
     """RGB, as wide as WIDTH; as high as there is something to show."""
     canvas = Canvas(theme)
     head(canvas, report)
+    if report.live is not None:
+        draw_live(canvas, report)
     if report.timeline:
         timeline(canvas, report)
     if report.layers:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..words import counted, took
 from .data import Report, Sampling, Sparsity, duration, size
+from .live import live_lines
 
 MOST_LINES = 40  # of kernels or refusals: a long session meets hundreds of shapes
 
@@ -25,6 +26,8 @@ def lines(report: Report) -> Iterator[str]:
         yield from section("Slowest waits", waits(report))
     if report.sparsity is not None:
         yield from section("Sparse attention", sparse_attention(report.sparsity))
+    if report.live is not None:
+        yield from section("Live video", live_lines(report.live))
     yield from section("Memory", memory(report))
     yield from section("Kernels: who computed what (all models since ComfyUI started)", kernels(report))
     yield from section("Why not another", refusals(report))

@@ -51,7 +51,7 @@ def apply(model: StyleModel, images: Tensor, look: Tensor | None, settings: Sett
     out = torch.empty(images.shape, dtype=torch.float32, device=management.intermediate_device())
     bar = comfy.utils.ProgressBar(len(images))
     before: tuple[Tensor, Tensor] | None = None
-    for place, image in enumerate(images.split(1)):
+    for place, image in enumerate(torch.split(images, 1)):
         management.throw_exception_if_processing_interrupted()
         content = image.to(device, torch.float32)
         made = run(content)
@@ -94,7 +94,7 @@ def stylised(
 
         return lambda content: in_memory(lambda rows: transformed(content, rows), model, content, settings.rows)
     assert look is not None  # `check` asked
-    pictures = [image_of(one.to(device, torch.float32)).to(model.dtype) for one in look[..., :3].split(1)]
+    pictures = [image_of(one.to(device, torch.float32)).to(model.dtype) for one in torch.split(look[..., :3], 1)]
     target = net.look(pictures)
 
     def given(content: Tensor, rows: int | None) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ...kernels_cuda import KernelPolicy, group_moments, group_norm_silu, join_moments
 from ...kernels_cuda.modules import FusedConvNormAct2d
-from ...kernels_cuda.modules.borders import with_border
+from ...kernels_cuda.ops.borders import with_border
 
 
 @dataclass(frozen=True)

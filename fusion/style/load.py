@@ -59,7 +59,8 @@ def load(path: str, encoder: str | None = None, policy: KernelPolicy = STANDARD)
     device = management.get_torch_device()
     # Their sums stay within FP16's range: each convolution is followed by a norm, or takes what a norm has left.
     dtype = torch.float16 if management.should_use_fp16(device) else torch.float32
-    net = net.eval().requires_grad_(False).to(dtype)
+    # As the kernels read weights: so nothing is kept a second time.
+    net = net.eval().requires_grad_(False).to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     table = net.fused(policy)
     patcher = comfy.model_patcher.CoreModelPatcher(
         net, load_device=device, offload_device=management.unet_offload_device()

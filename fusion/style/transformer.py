@@ -9,6 +9,7 @@ It is written in torch's layers: `fuse` puts ours in their places.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -109,6 +110,11 @@ class TransformerNet(nn.Module):
         self.__dict__["in_bands"] = _InBands(self, policy)
         return fuse(self, policy)
 
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        if self.in_bands is not None:
+            self.in_bands.forget()
+        return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
+
     def bytes_of(self, height: int, width: int, element: int) -> int:
         """About the most that one whole picture takes: where it is large, what the last convolutions read and write."""
         one, _, _, four, five = self.sizes.widths
@@ -132,6 +138,11 @@ class _InBands:
         # Of layers as they are now, not of what `fuse` puts in their places.
         self.bare = {name: FusedConvNormAct2d.of(layer.conv2d, policy=policy) for name, layer in layers.items()}  # type: ignore[arg-type]
         self.norms = {"in1": net.in1, "in5": net.in5}
+
+    def forget(self) -> None:
+        """`.to()` is about memory: nothing stays behind."""
+        for layer in self.bare.values():
+            layer.forget()
 
     def __call__(self, x: Tensor, rows: int) -> Tensor:
         """x as the net takes it; rows: of the picture, at a time."""

@@ -17,10 +17,11 @@ from torch.nn import functional
 
 from ...gpu.capture import capturing
 from ..launcher import obstacle
+from ..ops.bordered_conv import BORDERED_CONV, BORDERS, bordered_conv2d
+from ..ops.borders import Border, border_obstacle, with_border
 from ..ops.conv import CONV, CUTS, conv2d, image_obstacles
 from ..ops.conv_operands import Operands, Padding
 from ..policy import STANDARD, KernelPolicy
-from .borders import Border, border_obstacle, with_border
 from .folding import Folded, fold, foldable
 from .handing_back import TRACED, general_obstacle, hand_back, refusal, replaced, traced
 from .instance_norm import FusedInstanceNorm2d
@@ -47,6 +48,12 @@ class Geometry(NamedTuple):
     stride: int
     padding: Padding
     border: Border | None
+    taps: int
+
+    @property
+    def is_bordered(self) -> bool:
+        """Whether the op finds the border's pixels by itself; any other is a pass before it."""
+        return self.border in BORDERS and self.taps == 3
 
 
 class FusedConvNormAct2d(nn.Module):
@@ -189,10 +196,14 @@ class FusedConvNormAct2d(nn.Module):
         if isinstance(found, str):
             return found
         folded, geometry = found
+        if geometry.is_bordered:
+            bordered = self._epilogue, geometry.stride, *geometry.padding, geometry.border
+            reason = refusal(BORDERED_CONV, (as_wanted(x), folded.weight, folded.bias), bordered, self.policy)
         x, padding = prepared(x, geometry)
         tensors = x.unsqueeze(2), folded.weight.unsqueeze(2), folded.bias, None, None
         options = self._epilogue, 1, 0, geometry.stride, *padding
-        reason = refusal(CONV, tensors, options, self.policy)
+        if not geometry.is_bordered:
+            reason = refusal(CONV, tensors, options, self.policy)
         if reason is not None or self._instance is None:
             return reason
         b, n, _, h, w = Operands.of(tensors, options).shape
@@ -202,6 +213,10 @@ class FusedConvNormAct2d(nn.Module):
     def refold(self) -> None:
         """The next call folds anew. For changes that torch does not count."""
         self._kept.outdate()
+
+    def forget(self) -> None:
+        """Let go of the memory of what was folded."""
+        self._kept.forget()
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}" + ("" if self.policy == STANDARD else f", policy={self.policy!r}")
@@ -225,6 +240,17 @@ class FusedConvNormAct2d(nn.Module):
             hand_back(type(self).__name__, CONV.name, found, x, self.policy)
             return self._by_torch(x)
         folded, geometry = found
+        if geometry.is_bordered:
+            return bordered_conv2d(
+                as_wanted(x),
+                folded.weight,
+                folded.bias,
+                padding=geometry.padding,
+                border=geometry.border,  # type: ignore[arg-type]
+                stride=geometry.stride,
+                activation=self._epilogue,
+                policy=self.policy,
+            )
         x, padding = prepared(x, geometry)
         return conv2d(
             x,
@@ -272,7 +298,7 @@ class FusedConvNormAct2d(nn.Module):
             reason = replaced("pad", self.pad, type(self.pad))
             if reason is not None:
                 return reason
-            geometry = Geometry(geometry.stride, self.pad.padding, PADS[type(self.pad)])
+            geometry = Geometry(geometry.stride, self.pad.padding, PADS[type(self.pad)], geometry.taps)
         reason = misfit(x, conv, geometry.padding)
         if reason is None and geometry.border is not None:
             reason = border_obstacle(x, geometry.padding, geometry.border)
@@ -329,7 +355,7 @@ class FusedConvNormAct2d(nn.Module):
         super()._load_from_state_dict(*arguments, **options)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        self._kept.forget()  # .to() is about memory: nothing stays behind
+        self.forget()  # .to() is about memory: nothing stays behind
         return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
 
@@ -358,7 +384,7 @@ def geometry_of(
         padding = (down // 2, across // 2) if padding == "same" else (0, 0)
     top, left = padding
     border = None if padding_mode == "zeros" or not (top or left) else cast(Border, padding_mode)
-    return Geometry(stride[0], (left, left, top, top), border)
+    return Geometry(stride[0], (left, left, top, top), border, down)
 
 
 def statistics_obstacle(norm: nn.BatchNorm2d) -> str | None:

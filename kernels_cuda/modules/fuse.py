@@ -201,10 +201,14 @@ def runs(parent: nn.Module, is_root: bool) -> list[list[Named]]:
         return []
     if not parent._modules or reason_of(parent) is not None or type(parent).forward is nn.Module.forward:
         return []
+    before = dict(parent.__dict__)
     try:
         graph = _Leaves().trace(parent)
     except Exception:  # a forward may do anything while it is traced, and what cannot be traced is not proven
         return []
+    finally:  # what a forward notes on its module it shall not have noted
+        parent.__dict__.clear()
+        parent.__dict__.update(before)
     calls = [node for node in graph.nodes if node.op == "call_module"]
     often = Counter(node.target for node in calls)
     found: list[list[Named]] = []

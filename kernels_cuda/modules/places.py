@@ -37,10 +37,19 @@ def disturbed(parts: Sequence[nn.Module]) -> bool:
     return False
 
 
+KEEPING = (FusedConvNormAct2d, FusedUpsampleConv2d)  # which make something of their weights
+
+
 def refold(fused: nn.Module) -> None:
     """Parameters of inference mode count no writes: what was made from them is made anew."""
-    if isinstance(fused, (FusedConvNormAct2d, FusedUpsampleConv2d)):
+    if isinstance(fused, KEEPING):
         fused.refold()
+
+
+def forget(fused: nn.Module) -> None:
+    """`.to()` is about memory: nothing stays behind, and what computes here is no child that would hear of it."""
+    if isinstance(fused, KEEPING):
+        fused.forget()
 
 
 class FusedSequential(nn.Sequential):
@@ -86,6 +95,11 @@ class FusedSequential(nn.Sequential):
         for step in self._steps:
             refold(step.fused)
         super()._load_from_state_dict(*arguments, **options)
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        for step in self._steps:
+            forget(step.fused)
+        return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def _stands(self, step: Step, names: list[str]) -> bool:
         """Whether the neighbours are what they were."""
@@ -139,6 +153,10 @@ class Beginning(Place):
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         refold(self._fused)
         super()._load_from_state_dict(*arguments, **options)
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        forget(self._fused)
+        return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return f"computes {', '.join(type(part).__name__ for part in self._parts)} as {type(self._fused).__name__}"

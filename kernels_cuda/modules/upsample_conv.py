@@ -1,12 +1,10 @@
 """FusedUpsampleConv2d: a nearest upsampling and the convolution behind it, without the larger picture in between where it can be.
 
-With a border of zeros the op `upsample_conv2d` never makes the larger picture. A border of repeated pixels is made of the small
-one: reflected or replicated, the pixel beside the edge of a doubled picture is the edge's own.
+The ops never make the larger picture. Reflected or replicated, the pixel beside the edge of a doubled picture is the edge's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -14,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...gpu.capture import capturing
-from ..ops.conv import CONV, conv2d, weight_obstacles
+from ..ops.bordered_conv import BORDERED_UPSAMPLE_CONV, bordered_upsample_conv2d
 from ..ops.linear import Activation as Epilogue
 from ..ops.upsample_conv import UPSAMPLE_CONV, fold_upsample, upsample_conv2d
 from ..policy import STANDARD, KernelPolicy
-from .borders import with_border
 from .conv_norm_act import EPILOGUES, MODULES, PADS, Activation, as_wanted
 from .handing_back import general_obstacle, hand_back, own_obstacle, refusal, replaced, unlike
 from .kept import Kept, marks_of
@@ -124,16 +121,13 @@ class FusedUpsampleConv2d(nn.Module):
             if self.activation is None:
                 return value
             return functional.relu(value) if self.activation == "relu" else functional.silu(value)
-        x, epilogue, bias = as_wanted(x), self._epilogue, self.conv.bias
-        if self._of_zeros:
-            folded = self._folded()
-            return upsample_conv2d(x, self.conv.weight, bias, folded=folded, activation=epilogue, policy=self.policy)
-        return conv2d(
-            bordered(x),
-            self._last(),
-            bias,
-            padding=(0, 0, 0, 0),
-            activation=epilogue,
+        run = upsample_conv2d if self._of_zeros else bordered_upsample_conv2d
+        return run(
+            as_wanted(x),
+            self.conv.weight,
+            self.conv.bias,
+            folded=self._folded(),
+            activation=self._epilogue,
             policy=self.policy,
         )
 
@@ -142,15 +136,17 @@ class FusedUpsampleConv2d(nn.Module):
         reason = self._reason(x)
         if reason is not None:
             return reason
-        x, weight, bias = as_wanted(x), self.conv.weight, self.conv.bias
-        if self._of_zeros:
-            return refusal(UPSAMPLE_CONV, (x, weight, bias, self._folded()), (self._epilogue,), self.policy)
-        tensors = bordered(x).unsqueeze(2), self._last().unsqueeze(2), bias, None, None
-        return refusal(CONV, tensors, (self._epilogue, 1, 0, 1, 0, 0, 0, 0), self.policy)
+        tensors = as_wanted(x), self.conv.weight, self.conv.bias, self._folded()
+        op = UPSAMPLE_CONV if self._of_zeros else BORDERED_UPSAMPLE_CONV
+        return refusal(op, tensors, (self._epilogue,), self.policy)
 
     def refold(self) -> None:
         """The next call folds anew. For changes that torch does not count."""
         self._kept.outdate()
+
+    def forget(self) -> None:
+        """Let go of the memory of what was made from the weight."""
+        self._kept.forget()
 
     def extra_repr(self) -> str:
         found = f"scale_factor={self.scale_factor}, activation={self.activation!r}"
@@ -166,32 +162,22 @@ class FusedUpsampleConv2d(nn.Module):
         return EPILOGUES[self.activation]
 
     def _folded(self) -> Tensor:
-        return self._made(fold_upsample)
-
-    def _last(self) -> Tensor:
-        """The weight as the op reads it: itself, or a copy in channels-last."""
+        """The weight as the op reads it, made once for each of its states."""
         weight = self.conv.weight
-        if next(weight_obstacles(weight), None) is None:
-            return weight
-        return self._made(lambda t: t.clone(memory_format=torch.channels_last))
-
-    def _made(self, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """Of the weight, once for each of its states and for each border."""
-        weight = self.conv.weight
-        marks = marks_of((weight,), self._of_zeros)
+        marks = marks_of((weight,))
         found = self._kept.find(marks)
         if found is not None:
             return found
         # Not in inference mode, even where the caller is: what is kept may be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            return self._kept.keep(marks, (weight,), make(weight.detach()))
+            return self._kept.keep(marks, (weight,), fold_upsample(weight.detach()))
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         self.refold()  # parameters of inference mode count no writes
         super()._load_from_state_dict(*arguments, **options)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        self._kept.forget()  # .to() is about memory: nothing stays behind
+        self.forget()  # .to() is about memory: nothing stays behind
         return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def _reason(self, x: Tensor) -> str | None:
@@ -218,13 +204,6 @@ class FusedUpsampleConv2d(nn.Module):
             return reason
         if x.ndim != 4 or not x.numel() or x.shape[1] != conv.in_channels:
             return f"x {list(x.shape)} is not [batch, {conv.in_channels}, height, width] of at least one pixel"
-        if self._kept.find(marks_of((conv.weight,), self._of_zeros)) is None and capturing():
+        if self._kept.find(marks_of((conv.weight,))) is None and capturing():
             return "a CUDA graph is being recorded, and the weights are not folded: call the module once before"
         return None
-
-
-def bordered(x: Tensor) -> Tensor:
-    """x twice as large, with one more pixel around it: a view of channels-last memory."""
-    around = with_border(x, (1, 1, 1, 1), "replicate")
-    larger = functional.interpolate(around, scale_factor=2.0, mode="nearest")
-    return larger[:, :, 1:-1, 1:-1]

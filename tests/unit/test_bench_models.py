@@ -21,6 +21,7 @@ import comfy.ldm.wan.vae
 import comfy.model_detection
 import comfy.ops
 import comfy.sd
+import comfy.taesd.taesd
 import comfy.text_encoders.llama
 import comfy.text_encoders.t5
 import comfy.utils
@@ -33,6 +34,8 @@ from fusestream.bench import groups, models, report
 from fusestream.bench.end_to_end import bounds, pictures, results, rows, runner, weights, worker
 from fusestream.bench.end_to_end.bounds import Rates
 from fusestream.bench.end_to_end.rows import Row
+from fusestream.bench.predicted.families import Flux1, flux1
+from fusestream.bench.predicted.unets import taesd, unet
 from fusestream.checkpoints.llama import LlamaSize, options_of
 from fusestream.checkpoints.weights import Table
 from fusestream.kernels_cuda import OPS
@@ -61,9 +64,13 @@ def painter(table: Table, device: str) -> torch.nn.Module:
     """Stock's transformer for a file of these names and shapes."""
     meta = {name: torch.empty(spec.shape, dtype=HALF, device="meta") for name, spec in table.items()}
     config = comfy.model_detection.model_config_from_unet(meta, "")
-    unet = comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel
-    kinds = {"flux2": comfy.ldm.flux.model.Flux, "lumina2": comfy.ldm.lumina.model.NextDiT}
-    kind = kinds.get(config.unet_config.get("image_model", ""), unet)
+    other = comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel
+    kinds = {
+        "flux": comfy.ldm.flux.model.Flux,
+        "flux2": comfy.ldm.flux.model.Flux,
+        "lumina2": comfy.ldm.lumina.model.NextDiT,
+    }
+    kind = kinds.get(config.unet_config.get("image_model", ""), other)
     unused = ("allow_fp16",)  # which is about types
     known = {name: value for name, value in config.unet_config.items() if name not in unused}
     # A U-Net's constructor empties the lists that it is given.
@@ -175,6 +182,25 @@ def test_a_klein_costs_what_stock_computes() -> None:
     assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
 
 
+def test_a_flux_1_costs_what_stock_computes() -> None:
+    size = Flux1(dim=256, double=1, single=2, text=96)
+    table = checkpoints.flux.table(checkpoints.flux.FluxSize(256, 1, 2, size.text, size.channels, 768, guidance=True))
+    net = painter(table, "cpu")
+    x, text = torch.zeros(1, 16, 16, 24), torch.zeros(1, size.tokens, size.text)
+    one = torch.zeros(1)
+    counted = operations(lambda: net(x, one, text, y=torch.zeros(1, 768), guidance=one))
+    cost = flux1(size, 16 * 24).cost
+    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
+    weights_of_blocks = sum(math.prod(spec.shape) for name, spec in table.items() if "_blocks." in name)
+    assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
+
+
+def test_a_taesd_costs_what_stock_computes() -> None:
+    net = comfy.taesd.taesd.TAESD(latent_channels=4)
+    counted = operations(lambda: net.decode(net.encode(torch.zeros(1, 3, 64, 96))))
+    assert taesd(64 * 96).cost.gemm == pytest.approx(counted, rel=0.02)
+
+
 def test_a_z_image_costs_what_stock_computes() -> None:
     size = replace(pictures.Z_IMAGE, dim=384, layers=3, text=96, ffn=1024)
     table = checkpoints.z_image.table(checkpoints.z_image.ZImageSize(384, 3, 96))
@@ -203,7 +229,7 @@ def test_a_unet_costs_what_stock_computes(model: str) -> None:
     x, text = torch.zeros(1, size.channels, 32, 48), torch.zeros(1, size.tokens, size.text)
     y = torch.zeros(1, size.labels) if size.labels else None
     counted = operations(lambda: net(x, torch.zeros(1), text, y))
-    cost = pictures.unet_forward(size, 32 * 48)
+    cost = unet(size, 32 * 48).cost
     assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
     parts = re.compile(r".*(in_layers|out_layers|emb_layers|skip_connection|transformer_blocks)\.")
     weights_of_blocks = sum(math.prod(spec.shape) for name, spec in table.items() if parts.match(name))
@@ -330,6 +356,23 @@ def test_a_picture_is_promised_as_the_work_was_asked_for() -> None:
         assert found["met"] is is_met and groups.promised(found) == "2.5x, peak < 3 GiB"
     assert all(row.asked or row.seconds for row in rows.pictures())
     assert all(rows.quick(row).peak is None for row in rows.pictures())
+
+
+def test_live_video_is_asked_for_by_frames_a_second() -> None:
+    names = {row.name: row for row in rows.live()}
+    assert list(names) == [
+        f"SD 1.5 live 512x512 through {through}{held}"
+        for through in ("TAESD", "the VAE")
+        for held in ("", ", held to Turing")
+    ]
+    for name, row in names.items():
+        of_a_step = bounds.bound(rows.Row("sd15", "sample", 512, 512), FIELD)["bound"]
+        assert row.files == (("sd15", "fp16"),) and row.prompts == 1
+        assert bounds.bound(row, FIELD)["bound"] == pytest.approx(of_a_step / 2), "the network once, for one prompt"
+        assert row.plain is None or row.plain in names, name
+    assert names["SD 1.5 live 512x512 through TAESD"].seconds == pytest.approx(1 / 120)
+    assert bounds.bound(names["SD 1.5 live 512x512 through TAESD"], FIELD)["bound"] < 1 / 120
+    assert rows.quick(row).steps == 3
 
 
 def test_a_picture_is_drawn_without_frames() -> None:

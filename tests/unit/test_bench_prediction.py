@@ -1,18 +1,41 @@
-"""The prediction for other cards: bench/README shows it and README a part of it, its sums hold on the
-measured card, and its parts do what they say."""
+"""The prediction for other cards: bench/README shows it and README a part of it, its sums hold on the measured card, and its parts
+do what they say."""
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fusestream.bench import prediction
-from fusestream.bench.card_rates import shares
-from fusestream.bench.end_to_end.rows import sampling
-from fusestream.bench.prediction import step_seconds
-from fusestream.fusion.estimate.rates import FILE, Passes, Rates
+from fusestream.bench.card_rates import CARDS, shares
+from fusestream.bench.end_to_end.bounds import WAN
+from fusestream.bench.predicted import held, told, works
+from fusestream.bench.predicted.families import HEAD, wan
+from fusestream.bench.predicted.load import Load, Speeds, step_seconds
+from fusestream.bench.predicted.passes import kernels_row, pass_bytes
+from fusestream.bench.predicted.shipped import shipped_text
+from fusestream.bench.predicted.speeds import speeds_on
+from fusestream.bench.predicted.unets import LEAST_ROWS
+from fusestream.bench.turing.cli import BLACKWELL_RESULTS, NEWER_RESULTS
+from fusestream.fusion.estimate.rates import FILE
+from fusestream.kernels_cuda.ops import int8_rule
+
+RESULTS = prediction.load()
+FOUND = list(told.predictions(RESULTS))
+# How far the sums may be off in a row of the measured card: more than they were found to be, and less than would mislead.
+OFF = {"1.3B": 0.12, "14B": 0.2, "klein": 0.25, "Z-Image": 0.35, "Qwen3": 0.85}
+NO_PASSES: dict[str, float] = defaultdict(float)
+
+
+def speeds(**others: Any) -> Speeds:
+    """Of which nothing takes time but what is given."""
+    forever = float("inf")
+    heads = defaultdict(lambda: forever)
+    return replace(Speeds(forever, forever, forever, heads, heads, forever, forever, NO_PASSES), **others)
 
 
 def test_the_pages_show_the_prediction() -> None:
@@ -26,61 +49,82 @@ def test_the_pages_show_the_prediction() -> None:
 
 
 def test_what_ships_is_what_the_results_say() -> None:
-    assert FILE.read_text(encoding="utf-8") == prediction.shipped_text(), "call `python3 dev.py bench report`"
+    assert FILE.read_text(encoding="utf-8") == shipped_text(RESULTS), "call `python3 dev.py bench report`"
 
 
-def test_a_card_of_each_generation_is_told_in_short() -> None:
-    known = {card.name for card in prediction.CARDS}
-    assert known >= set(prediction.IN_SHORT)
-    assert all(f"| {name} | " in prediction.short_text() for name in prediction.IN_SHORT)
+def test_every_card_and_work_is_told_and_called_a_prediction() -> None:
+    page, short = prediction.text(), prediction.short_text()
+    assert short.startswith("**Predicted, not measured**")
+    for card in CARDS:
+        assert f"| {card.name} | " in short and f"{card.name} {card.pcie}.0 x{card.lanes}" in page
+    for work in works.works():
+        assert page.count(f"Predicted, {work.title}:") == 1
+    assert {name for _, name, _ in told.SHORT} <= {work.name for work in works.works()}
 
 
-def test_its_sums_are_within_a_fifth_of_what_was_measured() -> None:
-    found = list(prediction.check(prediction.load()))
-    assert len(found) >= 5
+def test_its_sums_are_as_near_to_what_was_measured_as_is_said() -> None:
+    found = list(held.check(RESULTS))
+    assert {name.split()[0].split("-4B")[0] for name, *_ in found} >= {"1.3B", "14B", "klein", "Z-Image", "Qwen3"}
     for name, who, predicted, measured in found:
-        assert abs(predicted / measured - 1) < 0.2, f"{name}, {who}: {predicted:.3g} for {measured:.3g}"
+        most = next(most for start, most in OFF.items() if name.startswith(start))
+        assert abs(predicted / measured - 1) < most, f"{name}, {who}: {predicted:.3g} for {measured:.3g}"
+    assert held.farthest(RESULTS, ("1.3B",)) <= held.farthest(RESULTS, ("1.3B", "14B")) < OFF["14B"]
+    with pytest.raises(LookupError, match="no row of Wan 99B"):
+        held.farthest(RESULTS, ("Wan 99B",))
 
 
 def test_a_step_is_compute_or_copies() -> None:
-    row = sampling("wan14", 480, 832, 81, 3)
-    passes, plenty = Passes(100.0, 0.0), 80.0
-    fast, slow = (Rates(gemm, 1e14, 1e12, 1e10) for gemm in (1e15, 1e14))
-    assert step_seconds(row, slow, passes, plenty) > step_seconds(row, fast, passes, plenty)
-    small = sampling("wan14", 480, 480, 17, 3)
-    bound_by_bus = step_seconds(small, Rates(1e18, 1e18, 1e15, 1e10), passes, gib=7.0)
-    assert bound_by_bus == pytest.approx(2 * (28.0e9 - 7 * 2**30) / 1e10, rel=0.05)
+    load = wan(WAN["wan14"], 5 * 30 * 30)
+    by_products, by_copies = speeds(products=1e14), speeds(bus=1e10)
+    assert step_seconds(load, by_products, 80.0, 2, 2) == pytest.approx(2 * load.products / 1e14)
+    copies = (load.weights - 7 * 2**30 + load.held) / 1e10
+    assert step_seconds(load, by_copies, 7.0, 2, 2) == pytest.approx(2 * copies)
+    assert step_seconds(load, by_copies, 7.0, 2, 1) == pytest.approx(copies), "prompts of one forward share its weights"
+    both = speeds(products=1e14, bus=1e10)
+    assert step_seconds(load, both, 7.0) == max(load.products / 1e14, copies)
+    halved = step_seconds(load, replace(by_copies, stored=0.5), 0.0)
+    assert halved == pytest.approx(load.weights / 2 / 1e10)
+
+
+def test_what_a_call_does_adds_up() -> None:
+    load = Load(4.0, 3.0, 1.0, {64: 2.0}, {128: 5.0}, {"norm": 7.0}, weights=8.0, held=9.0)
+    passes = {**NO_PASSES, "norm": 2.0}
+    found = Speeds(1.0, 3.0, 2.0, {64: 4.0}, {128: 10.0}, memory=7.0, bus=1.0, pass_bytes=passes)
+    assert step_seconds(load, found, 80.0) == 3.0 + 0.5 + 1.0 + 0.5 + 0.5 + 2.0
+    twice = load + replace(load, held=3.0)
+    assert step_seconds(twice, found, 80.0) == 2 * 7.5
+    assert (twice.weights, twice.held, twice.in_halves) == (16.0, 9.0, 2.0)
 
 
 def test_auto_is_never_predicted_slower_than_stock() -> None:
-    for card, work, told in prediction.predictions(prediction.load()):
-        seconds = {who: found.seconds for who, found in told.items()}
-        assert seconds["fast"] <= seconds["precise"] <= seconds["stock"], f"{card}: {work}"
-        assert seconds["sparse"] < seconds["turbo"] < seconds["fast"], f"{card}: {work}"
+    for one in FOUND:
+        seconds, what = {who: found.seconds for who, found in one.told.items()}, f"{one.card.name}: {one.work.name}"
+        assert seconds["fast"] < seconds["precise"] < seconds["stock"], what
+        if "sparse" in seconds:
+            assert seconds["sparse"] < seconds["turbo"] < seconds["fast"], what
+        assert one.told.keys() == set(told.who_does(one.work))
 
 
 def test_int8_is_in_doubt_on_turing_alone() -> None:
-    turing = {card.name for card in prediction.CARDS if card.turing}
-    for card, work, told in prediction.predictions(prediction.load()):
-        doubted = {who for who, found in told.items() if found.slow is not None}
-        assert doubted == ({"peer", "turbo", "sparse"} if card in turing else set()), f"{card}: {work}"
-        assert all(found.slow > found.seconds for found in told.values() if found.slow is not None)
-    assert str(prediction.Told(12.34, 13.57)) == "12.3 (13.6)" and str(prediction.Told(12.34)) == "12.3"
+    turing = {card.name for card in CARDS if card.turing}
+    assert {one.card.name for one in FOUND} > turing
+    for one in FOUND:
+        doubted = {who for who, found in one.told.items() if found.slow is not None}
+        of_bytes = {"peer", "turbo", "sparse"} & one.told.keys()
+        assert doubted == (of_bytes if one.card.name in turing else set()), f"{one.card.name}: {one.work.name}"
+        assert all(found.slow > found.seconds for found in one.told.values() if found.slow is not None)
+    assert str(told.Told(12.34, 13.57)) == "12.3 (13.6)" and str(told.Told(12.34)) == "12.3"
+    assert told.Told(0.05, 0.1).a_second == "20 (10)"
+    low, high = told.slowed(RESULTS)
+    assert 1 < low < high < 2
 
 
 def test_half_of_the_blocks_is_half_of_self_attention() -> None:
-    row, passes = sampling("wan13", 480, 832, 81, 3), Passes(0.0, 0.0)
-    dense = Rates(1e30, 1e14, 1e12, 1e12)
-    half = replace(dense, own=2e14)
-    ratio = step_seconds(row, half, passes, 80.0) / step_seconds(row, dense, passes, 80.0)
+    load = wan(WAN["wan13"], 32760)
+    dense = speeds(own={HEAD: 1e14}, to_prompt={HEAD: 1e14})
+    half = replace(dense, own={HEAD: 2e14})
+    ratio = step_seconds(load, half, 80.0) / step_seconds(load, dense, 80.0)
     assert ratio == pytest.approx((0.5 * 32760 + 512) / (32760 + 512), rel=1e-6), "the prompt is looked at as ever"
-
-
-def test_a_smaller_file_copies_less() -> None:
-    row, passes = sampling("wan14", 480, 480, 17, 3), Passes(0.0, 0.0)
-    bus = Rates(1e30, 1e30, 1e15, 1e10)
-    whole, small = (step_seconds(row, bus, passes, gib=0.0, stored=stored) for stored in (1.0, 0.5))
-    assert small == pytest.approx(whole / 2)
 
 
 def test_turbo_takes_the_fastest_of_what_it_offers() -> None:
@@ -110,11 +154,63 @@ def test_turbo_takes_the_fastest_of_what_it_offers() -> None:
 
 def test_what_was_not_measured_is_named() -> None:
     with pytest.raises(LookupError, match="no row norm_modulate: nothing"):
-        prediction.kernels_row({"kernels": {"rows": []}}, "norm_modulate", "nothing")
+        kernels_row({"kernels": {"rows": []}}, "norm_modulate", "nothing")
 
 
 def test_turbo_is_as_quick_as_it_is_to_be_on_turing() -> None:
     """At the sheet's rate of INT8; at half of it 14B may take longer."""
-    told = {(card, work): found["turbo"] for card, work, found in prediction.predictions(prediction.load())}
-    small, large = (told["RTX 2060 Super", f"{model} 480x832x81"] for model in ("1.3B", "14B"))
+    turbo = {(one.card.name, one.work.name): one.told["turbo"] for one in FOUND if "turbo" in one.told}
+    small, large = (turbo["RTX 2060 Super", f"Wan {model} 480x832x81"] for model in ("1.3B", "14B"))
     assert small.seconds <= 11.2 and large.seconds <= 60
+
+
+def test_heads_that_torch_fills_up_are_the_slower_for_it() -> None:
+    passes = pass_bytes(RESULTS, "ours")
+    for card in CARDS:
+        stock, ours = (speeds_on(card, who, "u-net", passes) for who in ("stock", "turbo"))
+        assert stock.own[40] == pytest.approx(stock.own[64] * 40 / 64)
+        assert stock.own[160] == pytest.approx(stock.own[HEAD] * 160 / 192)
+        assert ours.own[80] == stock.own[80], "no kernel of ours has heads of 80"
+        assert ours.own[64] > stock.own[64]
+
+
+def test_a_text_encoder_is_multiplied_without_tensor_cores_by_stock() -> None:
+    passes, card = pass_bytes(RESULTS, "stock"), next(card for card in CARDS if card.name == "RTX 2060 Super")
+    text, others = (speeds_on(card, "stock", kind, passes) for kind in ("text", "picture"))  # type: ignore[arg-type]
+    assert text.products == pytest.approx(others.products / 4)
+    assert text.products == pytest.approx(34 * 64 * 2 * 1.65e9 * 0.93, rel=0.01), "by the sheet's FP32 lanes"
+
+
+def test_unets_round_weights_where_the_rule_does() -> None:
+    assert LEAST_ROWS == int8_rule.LEAST_ROWS
+    found = {work.name: work.load for work in works.works()}
+    large, small = found["SDXL 1024x1024"], found["SD 1.5 512x512"]
+    assert 0 < large.in_halves / large.products < small.in_halves / small.products < 0.5
+
+
+def test_what_stock_cannot_do_is_not_told_in_seconds() -> None:
+    cells = {
+        (one.card.name, who): told.a_step(one, who)
+        for one in FOUND
+        for who in one.told
+        if "720x1280x81" in one.work.name
+    }
+    assert cells["RTX 2060 Super", "stock"] == "out of memory" and cells["RTX 2060 Super", "peer"] == "?"
+    assert cells["RTX 3060 12 GB", "stock"] == "?" and float(cells["RTX 3060 12 GB", "precise"]) > 100
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(2.34, "2.3 s"), (42.4, "42 s"), (95.0, "1.6 min"), (1000.0, "17 min")])
+def test_times_are_told_as_people_do(seconds: float, said: str) -> None:
+    assert told.took(seconds) == said
+
+
+def test_blackwells_code_is_as_near_to_adas_as_is_said() -> None:
+    """The shares that an RTX 5060 is given are another generation's."""
+    own, adas = (json.loads(path.read_text(encoding="utf-8")) for path in (BLACKWELL_RESULTS, NEWER_RESULTS))
+    compared = [name for name in own if name.startswith("attention 128") and "listed" not in name]
+    assert len(compared) == 4
+    for name in compared:
+        mine, others = (
+            next(p["share"] for p in model[name]["predictions"] if p["as_compiled"]) for model in (own, adas)
+        )
+        assert mine == pytest.approx(others, abs=0.03), name

@@ -38,7 +38,10 @@ SOURCES = [path for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglo
 
 FAMILIES = ROOT / "fusion" / "families"
 # What families are made of. Whoever loads, reports or overrides may ask which there are.
-BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
+BELOW_FAMILIES = [
+    *sorted((ROOT / "fusion" / "stream").rglob("*.py")),
+    *sorted((ROOT / "fusion" / "language").rglob("*.py")),
+] + [
     ROOT / "fusion" / f"{name}.py"
     for name in (
         "arguments",

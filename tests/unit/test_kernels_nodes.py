@@ -161,7 +161,8 @@ def test_two_branches_of_one_text_encoder(folder: Path, loaded: Any, budget: flo
     """In turns: the policy is of the one that ComfyUI has loaded last."""
     clip = fusion.load_text_encoder(str(checkpoints.write("umt5", folder)), [], fusion.KernelPolicy.of(loaded), budget)
     branch = out_of(TextEncoderKernels.execute(clip, "auto", "fast", attention="off"))
-    asked, of_loader = fusion.KernelPolicy.of("auto", precision="fast", attention="off"), fusion.KernelPolicy.of(loaded)
+    both: Any = dict.fromkeys(("attention", "decode_attention"), "off")
+    asked, of_loader = fusion.KernelPolicy.of("auto", precision="fast", **both), fusion.KernelPolicy.of(loaded)
     assert branch.cond_stage_model is clip.cond_stage_model
     stack = clip.cond_stage_model.umt5xxl.transformer.encoder
     for one, policy in ((branch, asked), (clip, of_loader), (branch, asked), (branch, asked), (clip, of_loader)):

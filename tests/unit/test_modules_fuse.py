@@ -205,6 +205,43 @@ def test_parts_of_a_sequential_are_plain_for_who_takes_them():
     near(module.features(x), module.features[:](x))
 
 
+def test_what_was_made_of_weights_goes_with_them():
+    """A module that computes here is no child: `.to()` and `load_state_dict` reach it all the same."""
+    module, x = net(), picture()
+    fuse(module)
+    module(x)
+    kept = [step.fused._kept for step in module.head._steps + module.tail._steps if hasattr(step.fused, "_kept")]
+    kept += [part._fused._kept for part in (module.body[0].conv1, module.body[1].conv)]
+    assert len(kept) == 6 and all(one.latest is not None for one in kept)
+    module.float()
+    assert all(one.latest is None for one in kept)
+    module.half()(x)
+    state = {name: 2 * t if t.is_floating_point() else t for name, t in module.state_dict().items()}
+    with torch.inference_mode():
+        module.load_state_dict(state)
+        again = net()
+        again.load_state_dict(state)
+        near(module(x), again(x))
+
+
+def test_what_a_forward_notes_while_it_is_traced_is_not_kept():
+    class Noting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.act, self.last, self.calls = nn.Conv2d(8, 8, 1), nn.ReLU(), None, 0
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = self.act(self.conv(x))
+            self.new = 1
+            return self.last
+
+    module = Noting().eval().half().requires_grad_(False)
+    assert fuse(module).replaced and module.last is None and module.calls == 0 and not hasattr(module, "new")
+    module(picture(8))
+    assert module.calls == 1
+
+
 def changed(parts):
     return nn.Sequential(nn.Sequential(*parts)).eval().requires_grad_(False).half()
 

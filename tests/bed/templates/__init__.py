@@ -8,6 +8,7 @@
     note.py        the note on each: which file goes where, what an 8 GB card should expect
     prediction.py  the arithmetic behind that expectation
     card.py        the pictures in the template browser
+    clip.py        the clip that one of them changes
 
 Our own nodes' inputs come from the published schema (`tests/unit/schema.json`): after an input was added, run it again.
 """

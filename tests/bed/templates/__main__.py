@@ -10,6 +10,8 @@ from ..paths import ROOT
 from . import EXAMPLES
 from .blueprints import BLUEPRINTS, blueprint
 from .card import card
+from .clip import write_clip
+from .examples import CLIP
 
 WORKFLOWS, SUBGRAPHS = ROOT / "workflows", ROOT / "subgraphs"
 
@@ -38,6 +40,7 @@ def main() -> None:
                 path.unlink()
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
+    write_clip(WORKFLOWS / CLIP)
     for path, example in pictures.items():
         card(example).save(path, quality=70, optimize=True, progressive=True)
     print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}, {len(BLUEPRINTS)} blueprints in {SUBGRAPHS}")

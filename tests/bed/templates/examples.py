@@ -32,6 +32,12 @@ KLEIN_FILES = (
 )
 FP16 = "It computes in FP16 on every card; *--bf16-unet* keeps ComfyUI's own operations and bf16."
 PICTURE = "example.png"
+TOGETHER = 7.0  # GiB of VRAM for all models of an example that share a budget
+ASK = (
+    "Describe this picture as the first frame of a video, and what happens next: who moves and how, and how the camera moves. One "
+    "paragraph, nothing else."
+)
+CLIP = "live_clip.mp4"  # made by clip.py
 METER = 68  # more room below a loader that streams: its live meter is drawn there
 
 
@@ -51,6 +57,8 @@ class Example:
     def title(self) -> str:
         """Numbered, since the browser goes by the letters: what to begin with comes first."""
         return f"FuseStream {EXAMPLES.index(self) + 1:02} - {self.headline} ({self.subline})"
+
+    is_live: bool = False
 
     def graph(self) -> Graph:
         graph = Graph(self.name)
@@ -119,6 +127,59 @@ def image_to_video(graph: Graph) -> None:
     _save(graph, columns[3], sampled[0], vae[0], work, columns[4])
     about = "Image to video: the picture becomes the first frame, the text says what happens. Choose yours in **First frame**."
     _note(graph, columns[3:], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
+
+
+def caption_and_animate(graph: Graph) -> None:
+    """A language model sees the picture and writes what will happen; both models, and the text encoder, share one budget."""
+    columns = _columns(300, 300, 270, 270, 330)
+    work = Work(prediction.LARGE, 832, 480, 33, 20)
+    budget: dict[str, Any] = {"vram_budget": TOGETHER}
+    model = _model_loader(graph, columns[0], files.I2V, **budget)
+    writer = _encoder_loader(graph, columns[0], files.QWEN3_VL, title="What sees and writes", **budget)
+    encoder = _encoder_loader(graph, columns[0], **budget)
+    vision = _vision(graph, columns[1])
+    image = graph.add(columns[1], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
+    told = graph.add(
+        columns[1],
+        "TextGenerate",
+        "What happens next",
+        220,
+        clip=writer[0],
+        image=image[0],
+        prompt=ASK,
+        max_length=160,
+        sampling_mode="off",
+        thinking=False,
+        use_default_template=True,
+    )
+    vae = _vae_loader(graph, columns[1], files.VAE21)
+    shifted = _shift(graph, columns[2], model[0], 8.0)
+    positive = graph.add(columns[2], "CLIPTextEncode", "As it was written", 110, GREEN, clip=encoder[0], text=told[0])
+    negative = graph.add(columns[2], "CLIPTextEncode", "What to avoid", 150, RED, clip=encoder[0], text=AVOID)
+    seen = graph.add(columns[2], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
+    made = graph.add(
+        columns[2],
+        "WanImageToVideo",
+        "Size and length",
+        positive=positive[0],
+        negative=negative[0],
+        vae=vae[0],
+        clip_vision_output=seen[0],
+        start_image=image[0],
+        **_sizes(work),
+    )
+    sampled = _sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 6.0)
+    _save(graph, columns[3], sampled[0], vae[0], work, columns[4])
+    about = (
+        "Qwen3-VL sees the picture in **First frame** and writes what may happen next; Wan makes a video of both. Say in **What "
+        "happens next** what you want to have told, or turn its **sampling_mode** on for another text each time."
+    )
+    advice = (
+        f"All loaders share **vram_budget** {TOGETHER:g}: what one of them needs, the others give back. {LONGER} "
+        "**qwen3_vl_2b_instruct.safetensors** is *model.safetensors* there. The 4B and 8B of Qwen3-VL, with type *qwen_image*, "
+        "write better and slower."
+    )
+    _note(graph, columns[3:], "Caption and animate: Qwen3-VL and Wan 2.1", about, work, advice, tall=390)
 
 
 def first_and_last_frame(graph: Graph) -> None:
@@ -483,9 +544,11 @@ def _model_loader(graph: Graph, column: Column, file: File, title: str | None = 
     return loader
 
 
-def _encoder_loader(graph: Graph, column: Column, file: File = files.UMT5, type_: str = "auto") -> Node:
-    values: dict[str, Any] = {"text_encoder_name": file.name, "vram_budget": AUTOMATIC, "type": type_}
-    loader = graph.add(column, "FuseStreamTextEncoderLoader", files=(file,), **values)
+def _encoder_loader(
+    graph: Graph, column: Column, file: File = files.UMT5, type_: str = "auto", title: str | None = None, **more: Any
+) -> Node:
+    values: dict[str, Any] = {"text_encoder_name": file.name, "vram_budget": AUTOMATIC, "type": type_, **more}
+    loader = graph.add(column, "FuseStreamTextEncoderLoader", title, files=(file,), **values)
     column.y += METER
     return loader
 
@@ -594,7 +657,7 @@ def _write(
 
 
 def _note(
-    graph: Graph, span: Sequence[Column], title: str, about: str, work: Work, advice: str, tall: int = 310
+    graph: Graph, span: Sequence[Column], title: str, about: str, work: Work | None, advice: str, tall: int = 310
 ) -> None:
     """Across the columns of `span`, below what they have so far; what comes later goes below the note."""
     text = note(title, about, graph.files(), work, advice)
@@ -607,6 +670,51 @@ def _put_note(graph: Graph, span: Sequence[Column], heading: str, text: str, tal
     graph.add(below, "MarkdownNote", heading, tall, BROWN, text=text)
     for column in span:
         column.y = below.y
+
+
+def live_video(graph: Graph) -> None:
+    columns = _columns(330, 330, 330, 400)
+    about = (
+        "A video through SD-Turbo, frame by frame: one step for each, and the frame before is blended in where nothing moves. "
+        f"**{CLIP}** is in the *workflows* folder of this pack: put it into ComfyUI's *input* folder, or choose one of yours in "
+        "**The video to change**. **strength** says how much of it is made anew."
+    )
+    _live(graph, columns, "Live video with SD-Turbo", about, file=CLIP, blend=0.5)
+
+
+def live_camera(graph: Graph) -> None:
+    columns = _columns(330, 330, 330, 400)
+    about = (
+        "Your camera through SD-Turbo: press **Run**, allow the camera, look at the node; **Stop the camera** ends the video, and "
+        "it is saved. Browsers give cameras only to pages on this machine (localhost) or with https. **skip** leaves out frames "
+        "in which nothing happens."
+    )
+    _live(graph, columns, "Live camera with SD-Turbo", about, blend=0.3, skip=0.005)
+
+
+def _live(
+    graph: Graph, columns: Sequence[Column], title: str, about: str, file: str | None = None, **more: Any
+) -> None:
+    """What both have in common. file: of a video; None: the camera."""
+    weights = files.SD_TURBO
+    loader = graph.add(columns[0], "FuseStreamCheckpointLoader", ckpt_name=weights.name, files=(weights,))
+    columns[0].y += METER
+    if file is not None:
+        video = graph.add(columns[0], "LoadVideo", "The video to change", tall=420, file=file, upload="image")
+        more["video"] = video[0]
+    model, encoder, vae = (loader[slot] for slot in range(3))
+    positive, negative = _prompts(graph, columns[1], encoder, "a painting of toys, thick strokes of oil on canvas")
+    links: dict[str, Any] = {"model": model, "positive": positive[0], "negative": negative[0], "vae": vae}
+    # Higher by the camera's button, and by the newest frame, which is drawn on the node while it runs.
+    live = graph.add(columns[2], "FuseStreamLiveVideo", tall=760, scheduler="sd_turbo", **links, **more)
+    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-live", "format": "auto", "codec": "auto"}
+    graph.add(columns[3], "SaveVideo", tall=480, video=live[1], **saved)
+    advice = (
+        "For more frames a second connect a *FuseStream VAE Loader* with **taesd** in place of the checkpoint's VAE: put "
+        "taesd_encoder and taesd_decoder, 5 MB each, from *madebyollin/taesd* on github.com, into *vae_approx*. It computes in "
+        "FP16."
+    )
+    _note(graph, columns[1:2], title, about, None, advice, tall=400)
 
 
 # In the order in which somebody gets to know them.
@@ -622,11 +730,14 @@ EXAMPLES = (
     Example("wan2.1_i2v_14B", "Image to video", "Wan 2.1, 14B", image_to_video),
     Example("wan2.1_flf2v_14B", "First and last frame", "Wan 2.1, 14B", first_and_last_frame),
     Example("wan2.1_vace_1.3B", "Reference to video", "Wan 2.1 VACE, 1.3B", vace),
+    Example("caption_and_animate", "Caption and animate", "Qwen3-VL 2B and Wan 2.1, 14B", caption_and_animate),
     Example("flux2_klein_edit", "Change a picture", "Flux.2 klein 4B, 4 steps", klein_edit, is_picture=True),
     Example("z_image_turbo", "Text to picture", "Z-Image Turbo, 8 steps", z_image, is_picture=True),
     Example(
         "style_transfer", "Another look", "one pass of a small net", style_transfer, is_picture=True, samples=False
     ),
+    Example("live_video_sd_turbo", "Live video", "SD-Turbo, 1 step a frame", live_video, is_live=True),
+    Example("live_camera", "Live camera", "SD-Turbo, 1 step a frame", live_camera, is_live=True),
     Example("with_and_without", "A and B", "with and without our kernels", side_by_side),
 )
 TITLES = {example.name: example.title for example in EXAMPLES}

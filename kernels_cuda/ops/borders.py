@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..ops.conv_operands import Padding
+from .conv_operands import Padding
 
 Border = Literal["reflect", "replicate", "circular"]
 

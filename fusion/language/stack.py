@@ -1,13 +1,6 @@
-"""Qwen3 as a text encoder over our kernels: stock's own modules, computing in FP16 around an FP32 residual stream.
+"""Language models that read prompts over our kernels: stock's own modules (`layer.py`), as far as anybody reads what comes out.
 
-Stock computes it in FP32 and widens every weight at every use. Here products are FP16 with FP32 sums (`wide.py`); q, k and v are
-halves that saturate. In each layer:
-
-    x += o(attention(rope(rms(q(n))), rope(rms(k(n))), v(n)))      n = rms(x); rms of each head; each of 8 key heads for several
-    x += down(silu(gate(n)) * up(n))                               n = rms(x)
-
-Attention is causal within the kernel, and padded keys do not exist for it: no mask of all pairs of tokens is made. With precision
-`precise` q and k are normalised and turned in FP32 and rounded once, and of v attention is given what rounding took from it too.
+Stock computes them in FP32 and widens every weight at every use.
 
 Layers that nothing reads are not computed. Flux.2 klein takes what goes into layers 9, 18 and 27 of 36, Z-Image what comes out of
 the last but one. Stock's stack does not know that its own end is not read, so the encoder around it tells (`TellsWhatIsRead`). Of a
@@ -18,13 +11,16 @@ encoding as the rest (Flux.2 klein pads a prompt to 512 tokens, and its model lo
 the caller zeroes them (`zero_out_masked`: Ovis). Of padding before the prompt stock makes an average over tokens that are not to
 be seen; that is left to stock, where it counts.
 
-Text is written by stock's computation: `generate` has a cache of keys, which this has not. So are pictures' positions.
+Pictures. Where a prompt has some, tokens have positions in three dimensions, which share the pairs of a head among them as stock's
+table has it, and the first layers add to the stream what the eyes saw early (`Pictures`).
+
+Text is written by `writing.py`, over the same layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import comfy.model_management
@@ -34,47 +30,32 @@ import torch
 from comfy.text_encoders import llama as stock
 from torch import Tensor, nn
 
-from ....kernels_cuda import STANDARD, KernelPolicy, attention, join_sums, rms_rope_, rms_rope_sums
-from ... import text_stack
-from ...fused import POLICY, all_off
-from ...graph import replayed
-from ...mixing import mix
-from ...stream.doors import STREAMED
-from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
-from ...wide import Gate, Wide, norm_weight
+from ...kernels_cuda import STANDARD, KernelPolicy
+from .. import text_stack
+from ..fused import POLICY, all_off
+from ..graph import replayed
+from ..mixing import mix
+from ..stream.doors import STREAMED
+from ..text_stack import HAND_BACK, FusedEmbedding, padded, seen
+from ..wide import Wide
+from .layer import FusedLayer, Pictures, Prompt
+from .writing import Writes
 
 OPS = (
     "norm_modulate", "rms_parts", "rms_rope_", "rms_rope_sums", "linear", "linear_", "linear_pair", "join_sums", "attention",
 )  # fmt: skip
 READS_LAST = "fusestream_reads_last"  # where a fused stack has whether its last output is read
-SILU = Gate("silu", nn.functional.silu)
 # What a stack may be called with, and what of that changes nothing here.
 UNUSED = frozenset(("num_tokens", "dtype", "embeds_info", "input_ids"))
+OF_PICTURES = frozenset(("position_ids", "visual_pos_masks", "deepstack_embeds"))
 WRITES = "past_key_values"
 
 Taps = int | list[int] | str | None  # stock's `intermediate_output`
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """What every layer of one call shares.
-
-    wide              how to compute
-    seen              which tokens are computed and seen
-    lengths_of_parts  [2] int32: of a single prompt `seen.lengths`, for both parts of its values
-    cos, sin          [1, 1, tokens, head / 2] fp32
-    """
-
-    wide: Wide
-    seen: Seen
-    lengths_of_parts: Tensor | None
-    cos: Tensor
-    sin: Tensor
-
-
 def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
-    """Let every Qwen3 in a stock text encoder model compute through our ops from now on. In place. Returns how many layers: none
-    where all is left to stock.
+    """Let every language model of these blocks in a stock text encoder model compute through our ops from now on. In place. Returns
+    how many layers: none where all is left to stock.
 
     on_cpu: on the CPU too, where the ops run their references: slower than stock's computation there, for tests.
     """
@@ -89,6 +70,8 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
         )
         if reads_as_stock(owner):
             mix(owner, TellsWhatIsRead)
+        if hasattr(net, "generate"):
+            mix(net, Writes)
         for layer in net.model.layers:
             mix(layer, FusedLayer)
             fused += 1
@@ -99,22 +82,24 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
 
 
 def encoders(model: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Each Qwen3 of a text encoder model, and before it stock's encoder around it."""
+    """Each language model of a text encoder model, and before it stock's encoder around it."""
     for owner in model.modules():
         net = getattr(owner, "transformer", None)
         stack = getattr(net, "model", None)
-        if isinstance(stack, stock.Llama2_) and is_qwen3(stack.config):
+        if isinstance(stack, stock.Llama2_) and has_these_blocks(stack.config):
             yield owner, net
 
 
-def is_qwen3(config: Any) -> bool:
-    """Of the language models that stock builds from this class: norms of each head, SwiGLU, positions in one dimension."""
+def has_these_blocks(config: Any) -> bool:
+    """Of the language models that stock builds from this class, Qwen3's and Qwen3-VL's: norms of each head, SwiGLU, positions in
+    one dimension or in three whose pairs lie among each other."""
     wanted = {
         "transformer_type": "llama", "q_norm": "gemma3", "k_norm": "gemma3", "mlp_activation": "silu", "qkv_bias": False,
-        "rms_norm_add": False, "rope_scale": None, "rope_dims": None,
+        "rms_norm_add": False, "rope_scale": None,
     }  # fmt: skip
     same = all(getattr(config, name) == value for name, value in wanted.items())
-    return same and not isinstance(config.rope_theta, list)
+    turns_alike = config.rope_dims is None or getattr(config, "interleaved_mrope", False)
+    return same and turns_alike and not isinstance(config.rope_theta, list)
 
 
 # ------------------------------------------------------------------------------------------------------------ what is read
@@ -217,9 +202,9 @@ def prompt_of(
     stack: Any, x: Tensor | None, attention_mask: Tensor | None, taps: Taps, others: Mapping[str, Any]
 ) -> Prompt | str:
     """What the layers share, or why stock must compute this call, in words a user understands."""
-    asked = sorted(name for name, value in others.items() if value is not None and name not in UNUSED)
+    asked = sorted(name for name, value in others.items() if value is not None and name not in UNUSED | OF_PICTURES)
     if WRITES in asked:
-        return "it writes text, word by word"
+        return "it writes text, word by word, in a way that is not known here"
     if asked:
         return f"ComfyUI asks for {', '.join(asked)}, which only its own computation knows"
     if x is None:
@@ -233,9 +218,36 @@ def prompt_of(
     found = seen(x, attention_mask if x.shape[1] > 1 else None, trims=stack.fusestream_trims)
     if found.visible is not None and not stack.fusestream_trims and not bool(found.visible[:, :1].all()):
         return "a prompt begins with padding"
-    cos, sin, _ = stack.compute_freqs_cis(torch.arange(found.tokens, device=x.device)[None], x.device)
+    turns = table_of(stack, others.get("position_ids"), x, found.tokens)
+    pictures = pictures_of(x, others.get("visual_pos_masks"), others.get("deepstack_embeds"))
+    if isinstance(turns, str):
+        return turns
+    if isinstance(pictures, str):
+        return pictures
     twice = None if found.lengths is None or len(x) > 1 else found.lengths.repeat(2)
-    return Prompt(Wide(policy), found, twice, cos[..., : sin.shape[-1]], sin)
+    return Prompt(Wide(policy), found, twice, *turns, pictures)
+
+
+def table_of(stack: Any, positions: Tensor | None, x: Tensor, tokens: int) -> tuple[Tensor, Tensor] | str:
+    """Cosines and sines of the first so many tokens, [1 or batch, 1, tokens, head / 2] fp32, or why there are none. positions: of
+    all tokens, [1 or batch, tokens], or in three dimensions [3, tokens]; None: one after the other."""
+    if positions is None:
+        positions = torch.arange(tokens, device=x.device)[None]
+    rows = (3,) if stack.config.rope_dims else (len(x),)
+    if positions.ndim != 2 or positions.shape[0] not in (1, *rows) or positions.shape[1] < tokens:
+        return f"the positions {list(positions.shape)} are not those of {list(x.shape[:2])} tokens"
+    cos, sin, _ = stack.compute_freqs_cis(positions[:, :tokens], x.device)
+    half = sin.shape[-1]
+    return cos[..., :half].view(-1, 1, tokens, half), sin.view(-1, 1, tokens, half)
+
+
+def pictures_of(x: Tensor, marks: Tensor | None, seen: Sequence[Tensor] | None) -> Pictures | str | None:
+    """What a prompt's pictures add, or why that is left to stock. marks: [1, tokens] bool, which tokens they are."""
+    if marks is None or not seen:
+        return None
+    if len(x) > 1 or marks.shape != x.shape[:2]:
+        return "several prompts at once have pictures"
+    return Pictures(marks[0].nonzero()[:, 0], seen)
 
 
 def encoded(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -265,6 +277,8 @@ def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) 
         if i in before:
             tapped.append(x.clone())
         x, _ = stack.layers[i](x=x, attention_mask=prompt)
+        if prompt.pictures is not None:
+            prompt.pictures.add(x, i)
         if progress is not None:
             progress.update(1)
         if i == behind:
@@ -300,52 +314,3 @@ def places(count: int, taps: Taps) -> tuple[Sequence[int], int | None]:
 def normed(wide: Wide, x: Tensor, norm: Any) -> Tensor:
     """The last norm of a stream [..., tokens, width] fp32."""
     return wide.rms(x.flatten(0, -3), norm.weight, norm.eps, torch.float32).view(x.shape)
-
-
-# --------------------------------------------------------------------------------------------------------------- a layer
-
-
-class FusedLayer:
-    """What the class of a fused layer, stock's TransformerBlock, is mixed with."""
-
-    def forward(self, x: Tensor, attention_mask: Any = None, *more: Any, **others: Any) -> Any:
-        """Stock's TransformerBlock. Where the stack is ours, `attention_mask` is its `Prompt`, and x [batch, tokens, width] is its
-        own fp32 stream and is added to in place; else it is stock's call."""
-        if not isinstance(attention_mask, Prompt):
-            return super().forward(x, attention_mask, *more, **others)  # type: ignore[misc]
-        comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
-        layer: Any = self
-        attend(layer, x, attention_mask)
-        norm, mlp = layer.post_attention_layernorm, layer.mlp
-        inner = (mlp.gate_proj, mlp.up_proj)
-        attention_mask.wide.feed_forward(x, norm.weight, norm.eps, inner, mlp.down_proj, SILU)
-        return x, None
-
-
-def attend(layer: Any, x: Tensor, prompt: Prompt) -> None:
-    """x += o(attention(...)) of the normalised x."""
-    module, wide, norm = layer.self_attn, prompt.wide, layer.input_layernorm
-    h = wide.operand(x, norm.weight, norm.eps)
-    found = wide.projections(h, (module.q_proj, module.k_proj, module.v_proj), halves=False)
-    q, k, v = (part.view(*part.shape[:-1], -1, module.head_dim) for part in found)
-    weights = norm_weight(module.q_norm.weight, x), norm_weight(module.k_norm.weight, x)
-    table, eps = (prompt.cos, prompt.sin), module.q_norm.eps
-    if wide.splits:
-        q, k = rms_rope_sums(q, k, *weights, *table, eps=eps, policy=wide.ops)
-        values = join_sums(v, policy=wide.ops)
-    else:
-        rms_rope_(q, k, *weights, *table, eps=eps, norm="head", interleaved=False, policy=wide.ops)
-        values = v[None]
-    wide.add(x, seen_values(q, k, values, prompt), module.o_proj)
-
-
-def seen_values(q: Tensor, k: Tensor, values: Tensor, prompt: Prompt) -> Sequence[Tensor]:
-    """Attention over each part of the values [parts, batch, tokens, key heads, d]: as many of [batch, tokens, heads * d]. Both
-    parts of a single prompt are one call, as if they were two prompts."""
-    seen, causal, parts = prompt.seen, q.shape[1] > 1, values.shape[0]
-    if parts > 1 and q.shape[0] == 1:
-        q, k = (t.expand(parts, -1, -1, -1) for t in (q, k))
-        options: Any = {"causal": causal, "key_lengths": prompt.lengths_of_parts, "policy": prompt.wide.ops}
-        return attention(q, k, values[:, 0], seen.mask, **options).flatten(2)[:, None].unbind()
-    options = {"causal": causal, "key_lengths": seen.lengths, "policy": prompt.wide.ops}
-    return [attention(q, k, part, seen.mask, **options).flatten(2) for part in values]

@@ -1,0 +1,179 @@
+"""What the tables hold, and the tables: each work on each card, by who computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..card_rates import CARDS, IN_INT8, VISITED, WHO, Card, Who
+from .load import step_seconds
+from .passes import pass_bytes
+from .speeds import Kind, speeds_on
+from .works import LIVE, Work, works
+
+Unit = Literal["min", "s", "a second"]
+HEADS: Mapping[Who, str] = {
+    "stock": "ComfyUI",
+    "peer": "newest ComfyUI, INT8",
+    "precise": "*precise*",
+    "fast": "*fast*",
+    "turbo": "*turbo*",
+    "sparse": f"*turbo*, {VISITED:.0%} of the blocks",
+}
+SIDES: tuple[Who, ...] = ("stock", "precise", "turbo")  # of whom all steps are told
+# Stock's 14B at 720p ran out of memory with 8 GiB free on the card that was measured; with more nobody tried it.
+TOO_LARGE, TRIED = "720x1280x81", 8.0
+UNKNOWN, OUT_OF_MEMORY = "?", "out of memory"
+# README's columns: heading, work, and in which unit it is told.
+SHORT: tuple[tuple[str, str, Unit], ...] = (
+    ("1.3B", "Wan 1.3B 480x832x81", "min"),
+    ("14B", "Wan 14B 480x832x81", "min"),
+    ("14B, 4 steps", "Wan 14B 480x832x81 in 4 steps", "min"),
+    ("5B", "Wan 2.2 5B 704x1280x121", "min"),
+    ("klein 4B", "Flux.2 klein 4B 1024x1024", "s"),
+    ("live", LIVE, "a second"),
+)
+SHORT_SIDES: tuple[Who, ...] = ("stock", "peer", "precise", "turbo")
+
+
+@dataclass(frozen=True)
+class Told:
+    """Seconds a step, and with INT8 products at half their rate, where that is in doubt and makes a difference."""
+
+    seconds: float
+    slow: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.3g}" + ("" if self.slow is None else f" ({self.slow:.3g})")
+
+    @property
+    def a_second(self) -> str:
+        """How often that is done in one."""
+        return f"{1 / self.seconds:.2g}" + ("" if self.slow is None else f" ({1 / self.slow:.2g})")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    card: Card
+    work: Work
+    told: Mapping[Who, Told]
+
+
+NOBODY: Mapping[Kind, Sequence[Who]] = {
+    "video": (),
+    "picture": ("sparse",),  # too short to leave parts of it out
+    "u-net": ("peer", "sparse"),  # there is no INT8 file
+    "text": ("peer", "turbo", "sparse"),  # no text encoder multiplies in bytes here
+}
+
+
+def who_does(work: Work) -> Sequence[Who]:
+    return [who for who in WHO if who not in NOBODY[work.kind]]
+
+
+def predictions(results: Mapping[str, Any]) -> Iterator[Prediction]:
+    stock, ours = pass_bytes(results, "stock"), pass_bytes(results, "ours")
+    rounding = pass_bytes(results, "ours", rounds=True)
+    by = {who: stock if who in ("stock", "peer") else rounding if who in ("turbo", "sparse") else ours for who in WHO}
+    todo = works()
+    for card in CARDS:
+        for work in todo:
+
+            def seconds(who: Who, slow: bool, card: Card = card, work: Work = work) -> float:
+                speeds = speeds_on(card, who, work.kind, by[who], slow=slow)
+                return step_seconds(work.load, speeds, card.gib, work.prompts, work.forwards)
+
+            told = {}
+            for who in who_does(work):
+                usual, slow = seconds(who, False), seconds(who, True) if who in IN_INT8 else None
+                told[who] = Told(usual, None if slow == usual else slow)
+            yield Prediction(card, work, told)
+
+
+# ----------------------------------------------------------------------------------------------------------------- cells
+
+
+def took(seconds: float) -> str:
+    """As people say it."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.2g} min" if minutes < 10 else f"{minutes:.0f} min"
+
+
+def instead(found: Prediction, who: Who) -> str | None:
+    """What is said in place of a figure, where stock's memory does not do or nobody knows."""
+    if who not in ("stock", "peer") or TOO_LARGE not in found.work.name:
+        return None
+    return OUT_OF_MEMORY if who == "stock" and found.card.gib <= TRIED else UNKNOWN
+
+
+def a_step(found: Prediction, who: Who) -> str:
+    if who not in found.told:
+        return "-"
+    told = found.told[who]
+    return instead(found, who) or (told.a_second if found.work.is_live else str(told))
+
+
+def all_steps(found: Prediction) -> str:
+    """Stock, *precise*, *turbo*."""
+    if found.work.is_live:
+        return " / ".join(f"{1 / found.told[who].seconds:.2g}" for who in SIDES)
+    return " / ".join(instead(found, who) or took(found.told[who].seconds * found.work.steps) for who in SIDES)
+
+
+# ---------------------------------------------------------------------------------------------------------------- tables
+
+
+def tables(results: Mapping[str, Any]) -> str:
+    """One of each work."""
+    found, lines = list(predictions(results)), []
+    for work in works():
+        ones = [one for one in found if one.work.name == work.name]
+        asked = who_does(work)
+        heads = ["Card", *(HEADS[who] for who in asked)]
+        is_sum = work.steps > 1
+        heads += ["all steps: " + " / ".join(HEADS[who] for who in SIDES)] if is_sum else []
+        lines += [f"Predicted, {work.title}:", "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+        for one in ones:
+            cells = [one.card.name, *(a_step(one, who) for who in asked), *([all_steps(one)] if is_sum else [])]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n")
+
+
+def short_table(results: Mapping[str, Any]) -> str:
+    """README's: a line for each card."""
+    lines = [
+        f"| Card | {' | '.join(f'{name}, {unit}' for name, _, unit in SHORT)} |",
+        f"|{' --- |' * (len(SHORT) + 1)}",
+    ]
+    found = {(one.card.name, one.work.name): one for one in predictions(results)}
+    for card in CARDS:
+        cells = (in_short(found[card.name, work], unit) for _, work, unit in SHORT)
+        lines.append(f"| {card.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def in_short(found: Prediction, unit: Unit) -> str:
+    """All steps by everyone whom README names."""
+    cells = []
+    for who in SHORT_SIDES:
+        if who not in found.told:
+            cells.append("-")
+            continue
+        seconds = found.told[who].seconds * found.work.steps
+        figure = {"min": seconds / 60, "s": seconds, "a second": 1 / seconds}[unit]
+        cells.append(f"{figure:.2g}" if figure < 100 else f"{figure:.0f}")
+    return " / ".join(cells)
+
+
+def slowed(results: Mapping[str, Any]) -> tuple[float, float]:
+    """How many times as long README's videos take where INT8 products run at half their rate: the least and the most."""
+    videos = {work for _, work, unit in SHORT if unit == "min"}
+    told = [one.told[who] for one in predictions(results) if one.work.name in videos for who in SHORT_SIDES]
+    found = [one.slow / one.seconds for one in told if one.slow is not None]
+    return min(found), max(found)

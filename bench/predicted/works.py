@@ -1,0 +1,82 @@
+"""What the tables tell: a model at a size, and how many steps it usually takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..end_to_end.bounds import QWEN3, READ, WAN, Sizes
+from ..end_to_end.pictures import KLEIN, UNETS, Z_IMAGE, Unet
+from .families import Flux1, flux1, flux2, qwen3, wan, z_image
+from .load import Load
+from .speeds import Kind
+from .unets import taesd, unet
+
+WAN5 = Sizes(3072, 14336, 30)
+# SD-Turbo's and SD 2.1's: SD 1.5's with another prompt, and heads of 64.
+TURBO: Unet = replace(UNETS["sd15"], text=1024, linear=True)
+LIVE = "Live video 512x512, SD-Turbo in 1 step between TAESD"
+LATENT = 8  # pixels of a side per latent pixel
+
+
+@dataclass(frozen=True)
+class Work:
+    """prompts: of a step; forwards: in how many calls they are computed. is_live: told in frames a second."""
+
+    name: str
+    kind: Kind
+    load: Load
+    steps: int
+    prompts: int = 1
+    forwards: int = 1
+    is_live: bool = False
+
+    @property
+    def title(self) -> str:
+        """For a heading."""
+        if self.is_live:
+            return f"{self.name}, frames a second"
+        if self.kind == "text":
+            return f"{self.name}, seconds"
+        guided = " with guidance" if self.prompts == 2 else ""
+        return f"{self.name}: seconds a step{guided}, and all {self.steps} steps"
+
+
+def _video(name: str, size: Sizes, tokens: int, steps: int, prompts: int = 2) -> Work:
+    """Each prompt is a call of its own: two at once would not fit beside the weights."""
+    return Work(name, "video", wan(size, tokens), steps, prompts, prompts)
+
+
+def _tokens(height: int, width: int, frames: int, side: int = 2 * LATENT) -> int:
+    """side: pixels of a token."""
+    return ((frames - 1) // 4 + 1) * (height // side) * (width // side)
+
+
+def _pixels(side: int, per: int = LATENT) -> int:
+    """Of a square picture's latent."""
+    return (side // per) ** 2
+
+
+def works() -> list[Work]:
+    usual, large = _tokens(480, 832, 81), _tokens(720, 1280, 81)
+    return [
+        _video("Wan 1.3B 480x832x33", WAN["wan13"], _tokens(480, 832, 33), 30),
+        _video("Wan 1.3B 480x832x81", WAN["wan13"], usual, 30),
+        _video("Wan 14B 480x832x81", WAN["wan14"], usual, 20),
+        _video("Wan 14B 720x1280x81", WAN["wan14"], large, 20),
+        _video("Wan 14B 480x832x81 in 4 steps", WAN["wan14"], usual, 4, prompts=1),
+        _video("Wan 2.2 5B 704x1280x121", WAN5, _tokens(704, 1280, 121, side=32), 20),
+        Work("Flux.2 klein 4B 1024x1024", "picture", flux2(KLEIN["klein4"], _pixels(1024, 16)), 4),
+        Work("Flux.2 klein 9B 1024x1024", "picture", flux2(KLEIN["klein9"], _pixels(1024, 16)), 4),
+        Work("Flux.1 dev 1024x1024", "picture", flux1(Flux1(), _pixels(1024)), 20),
+        Work("Z-Image Turbo 1024x1024", "picture", z_image(Z_IMAGE, _pixels(1024)), 8),
+        Work("SD 1.5 512x512", "u-net", unet(UNETS["sd15"], _pixels(512), 2), 20, prompts=2),
+        Work("SDXL 1024x1024", "u-net", unet(UNETS["sdxl"], _pixels(1024), 2), 20, prompts=2),
+        Work(
+            LIVE,
+            "u-net",
+            unet(TURBO, _pixels(512)) + taesd(512 * 512),
+            1,
+            is_live=True,
+        ),
+        Work("Qwen3-4B reads 512 tokens for klein", "text", qwen3(replace(QWEN3, layers=READ["flux2"])), 1),
+    ]
