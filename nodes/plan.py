@@ -61,6 +61,9 @@ class Plan(io.ComfyNode):
         from ..fusion.estimate.plan import estimate  # noqa: PLC0415
         from ..fusion.estimate.words import as_text  # noqa: PLC0415
 
-        found = estimate(model, latent["samples"].shape, steps, guidance)
+        samples = latent["samples"]
+        if samples.is_nested:  # of several kinds, a film and its sound: the first says most
+            samples = samples.unbind()[0]
+        found = estimate(model, samples.shape, steps, guidance)
         picture, text = draw(found, theme), as_text(found)
         return io.NodeOutput(text, as_image(picture), ui=shown(picture, text, cls))

@@ -193,7 +193,7 @@ def press() -> None:
     """The pictures that users download, in as few colours as they need."""
     for path in (DOCS / "images").glob("*.png"):
         with Image.open(path) as image:
-            pressed = image.convert("RGB").quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+            pressed = image.convert("RGB").quantize(64, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         pressed.save(path, optimize=True)
 
 

@@ -47,6 +47,7 @@ BELOW_FAMILIES = [
         "arguments",
         "attention",
         "completeness",
+        "cost",
         "errors",
         "family",
         "fused",
@@ -79,7 +80,7 @@ PAGES = [
     ROOT / "kernels_cuda" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-FOLDERS = (*MAY_IMPORT, "bench", "checkpoints", "tests", "docs", "workflows", "locales")
+FOLDERS = (*MAY_IMPORT, "bench", "checkpoints", "tests", "docs", "workflows", "subgraphs", "locales")
 SUFFIXES = (".py", ".md", ".json", ".cu", ".cuh", ".svg", ".png")
 # What pages name that is a user's, ComfyUI's, or made by a command.
 ELSEWHERE = ("models/", "ComfyUI/", "comfy/", "output/", "build/", ".venv", ".cache", "/dev/", "results/real")

@@ -13,6 +13,7 @@ from .card import card
 from .clip import write_clip
 from .examples import CLIP
 
+SHOWN = 384  # pixels of a side of a picture in the template browser: users download them all
 WORKFLOWS, SUBGRAPHS = ROOT / "workflows", ROOT / "subgraphs"
 
 
@@ -42,7 +43,7 @@ def main() -> None:
         path.write_text(text, encoding="utf-8")
     write_clip(WORKFLOWS / CLIP)
     for path, example in pictures.items():
-        card(example).save(path, quality=70, optimize=True, progressive=True)
+        card(example).resize((SHOWN, SHOWN)).save(path, quality=70, optimize=True, progressive=True)
     print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}, {len(BLUEPRINTS)} blueprints in {SUBGRAPHS}")
 
 
