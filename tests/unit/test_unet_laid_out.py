@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import comfy.ldm.modules.diffusionmodules.openaimodel as stock
+import comfy.lora
 import comfy.model_management as mm
 import comfy.ops
 import comfy.sd
@@ -247,10 +248,16 @@ def test_all_that_lora_files_bring(
         patch.setattr(laid_out, "serves", lambda _device: False)
         plain, want = sample(on_cpu, scene), sample(patched(on_cpu, file), scene)
     assert distance(want, plain) > 0.01
-    changed = patched(model, file)
+    changed, as_in_file, stocks = patched(model, file), [], comfy.lora.calculate_weight
+
+    def noted(patches: Any, weight: Tensor, *others: Any, **more: Any) -> Any:
+        as_in_file.append(weight.is_contiguous())
+        return stocks(patches, weight, *others, **more)
+
+    monkeypatch.setattr(comfy.lora, "calculate_weight", noted)
     for one, result in ((changed, want), (model, plain), (changed, want)):
         assert torch.equal(sample(one, scene), result)
-    assert not handed_back() and laid_out_in(model)
+    assert not handed_back() and laid_out_in(model) and len(as_in_file) > 20 and all(as_in_file)
 
 
 def test_each_kind_does_something(folder: Path, backends: Backends) -> None:
