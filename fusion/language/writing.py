@@ -29,6 +29,7 @@ from ...kernels_cuda import rms_parts
 from ..few_products import few_products
 from ..fused import all_off
 from ..stream.encoding import words_held
+from ..stream.no_head import NoHead
 from ..text_stack import HAND_BACK
 from ..wide import Wide, norm_weight
 from . import pace
@@ -149,6 +150,8 @@ class Text:
         self._next: Next | None = None
         head: Any = getattr(self._stack, "lm_head", None)
         self._head: Any = self._stack.embed_tokens if head is None else head
+        if isinstance(head, NoHead):
+            head()  # which says what the file lacks
 
     def next(self, sampler: Sampler) -> int:
         """One more token."""
