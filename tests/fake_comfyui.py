@@ -1,5 +1,5 @@
 """A server that answers as ComfyUI's HTTP interface does, and fails as it is told to. It computes nothing: a prompt's output is its
-own text, `seconds` after it has begun."""
+own text, some time after it has begun."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from typing import Any
 class FakeComfyUI:
     """`with FakeComfyUI() as server:` answers at `server.url` until it is killed.
 
-    seconds     of a prompt
+    lasts       seconds of a prompt, by its text
     on_prompt   called with a prompt's text when it was queued, before it is answered; what it returns False for gets no answer
     begun       texts of prompts in the order in which they were queued
     cancelled   ids that were taken off the queue or interrupted
     """
 
-    def __init__(self, seconds: float = 0.02, on_prompt: Callable[[str], bool | None] | None = None) -> None:
-        self.seconds, self.on_prompt = seconds, on_prompt
+    def __init__(
+        self, lasts: Callable[[str], float] = lambda _: 0.02, on_prompt: Callable[[str], bool | None] = lambda _: True
+    ) -> None:
+        self.lasts, self.on_prompt = lasts, on_prompt
         self.begun: list[str] = []
         self.cancelled: list[str] = []
         self.prompts: dict[str, tuple[str, float]] = {}
@@ -59,8 +61,8 @@ class FakeComfyUI:
     def queue(self, text: str, prompt_id: str) -> bool:
         """Whether it is to be answered."""
         self.begun.append(text)
-        self.prompts[prompt_id] = text, time.monotonic() + self.seconds
-        return self.on_prompt is None or self.on_prompt(text) is not False
+        self.prompts[prompt_id] = text, time.monotonic() + self.lasts(text)
+        return self.on_prompt(text) is not False
 
     def history(self, prompt_id: str) -> dict[str, Any]:
         text, ends = self.prompts.get(prompt_id, ("", float("inf")))
