@@ -20,6 +20,7 @@ MOST_WORKERS = 4  # of the tests: each holds a torch and a ComfyUI of its own
 sys.path.insert(0, str(ROOT / "tests"))
 
 from bed import browser, comfyui, depth, environment, steps  # noqa: E402 - the path above comes first
+from bed import wheel as wheels  # noqa: E402
 from bed.paths import Bed  # noqa: E402
 from bed.server import has_nvidia_gpu, link_folder  # noqa: E402
 
@@ -65,18 +66,31 @@ def command_line() -> argparse.ArgumentParser:
     )
     add["quantise"].add_argument("--force", action="store_true", help="replace OUT where it is there")
     add["quantise"].add_argument("--architecture", metavar="WORD", help="of a GGUF file, where it is not known")
+    add["wheel"].add_argument("--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave it")
     add["test"].add_argument(
         "--thorough", action="store_true", help="property tests, fuzzing and hostile use at full depth, not a quarter"
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["bench"].add_argument(
         "part",
-        choices=["kernels", "pager", "models", "host", "saving", "pair", "fidelity", "all", "report", "compare"],
+        choices=[
+            "kernels",
+            "modules",
+            "pager",
+            "models",
+            "host",
+            "saving",
+            "pair",
+            "fidelity",
+            "all",
+            "report",
+            "compare",
+        ],
         help="what to measure, or `report`: only the tables and plots, or `compare A B`: what moved between two results",
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
-        "quantise": quantise, "doctor": doctor, "workflows": workflows, "docs": docs,
+        "quantise": quantise, "doctor": doctor, "workflows": workflows, "docs": docs, "wheel": wheel,
     }.items():  # fmt: skip
         add[name].set_defaults(run=run)
     return cli
@@ -88,7 +102,8 @@ HELP = {
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --compile none; "
-    "pager: --gb N, --folder DIR; models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
+    "modules: --only ROW, --quick; pager: --gb N, --folder DIR; "
+    "models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
     "host: --dry, --profile, --quick; saving: --dry, --quick; pair: --ram GIB, --dry, --quick; "
     "fidelity: --prompts N, --seeds N, --only NAME, --dry, --quick; "
     "all: --free GIB, --list, --part N/M, --only ROW, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
@@ -96,6 +111,7 @@ HELP = {
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
     "docs": "write the tables of supported models anew, after a family came or grew",
+    "wheel": "write the modules of docs/modules.md as a wheel for torch without ComfyUI",
     "setup": "only set up what the other commands need",
 }
 
@@ -160,6 +176,12 @@ def workflows(options: argparse.Namespace, _rest: list[str]) -> int:
 def docs(options: argparse.Namespace, _rest: list[str]) -> int:
     bed, _ = set_up(options, with_browser=False)
     return call(bed, "-m", "bed.families", env={"PYTHONPATH": str(ROOT / "tests")})
+
+
+def wheel(options: argparse.Namespace, _rest: list[str]) -> int:
+    """Sets nothing up: it only reads the tree."""
+    steps.say(f"written: {wheels.build(options.output)}")
+    return 0
 
 
 def bench(options: argparse.Namespace, rest: list[str]) -> int:

@@ -11,7 +11,19 @@ from pathlib import Path
 PARTS = {
     **{
         name: name
-        for name in ("all", "compare", "host", "kernels", "models", "pager", "pair", "prediction", "report", "saving")
+        for name in (
+            "all",
+            "compare",
+            "host",
+            "kernels",
+            "models",
+            "modules",
+            "pager",
+            "pair",
+            "prediction",
+            "report",
+            "saving",
+        )
     },
     "fidelity": "fidelity.cli",
     "turing": "turing.cli",

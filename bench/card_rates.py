@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..fusion.estimate.rates import Rates
+
 Who = Literal["stock", "peer", "precise", "fast", "turbo", "sparse"]
 OURS: tuple[Who, ...] = ("precise", "fast", "turbo", "sparse")
 WHO: tuple[Who, ...] = ("stock", "peer", *OURS)
@@ -112,18 +114,6 @@ ASSUMED = (
     "not counted: text encoders, VAEs and files before the first step, and the host. A U-Net's call of tens of milliseconds may "
     "wait for Python, stock's longer than ours: take frames a second as the most that can be",
 )
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Operations per second of products and attention, bytes per second of memory and bus. own: of self attention's dense work,
-    where not all of it is done."""
-
-    gemm: float
-    attention: float
-    memory: float
-    bus: float
-    own: float | None = None
 
 
 def shares(model: Mapping[str, Any], torchs_attention: str, slow: bool = False) -> dict[str, float]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from .end_to_end.parts import by_file
 from .end_to_end.results import HEAD, line, refresh_bounds
-from .end_to_end.rows import Row, all_rows, quick, unpromised
+from .end_to_end.rows import SIZES, Row, all_rows, quick, unpromised
 from .end_to_end.runner import Bench, add_options
 
 
@@ -35,7 +35,7 @@ def chosen_rows(options: argparse.Namespace) -> list[Row]:
     if options.size:
         changes["height"], changes["width"] = (int(side) for side in options.size.split("x"))
     changes |= {name: getattr(options, name) for name in ("frames", "steps") if getattr(options, name)}
-    rows = [replace(row, **changes) if row.work != "text" else row for row in rows]
+    rows = [replace(row, **changes) if row.work not in SIZES else row for row in rows]
     if changes.keys() & {"height", "width", "frames"}:  # what is asked is asked of the row as it was
         rows = [replace(unpromised(row), group="own size") for row in rows]
         rows = list({row.name: row for row in rows}.values())

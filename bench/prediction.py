@@ -1,7 +1,8 @@
 """What works would take on cards that nobody measured: counts of operations and bytes, at rates that are told one by one.
 
     python bench prediction            the tables, the assumptions, and the same sums' error on the card that was measured
-    python bench prediction --write    the same into bench/README, and a line for each card into README
+    python bench prediction --write    the same into bench/README, a line for each card into README, and what the node
+                                       that estimates goes by into fusion/estimate
 
 Products, convolutions and attention are operations over a rate, everything else bytes over the bandwidth, weights that do not fit
 bytes over the bus; a step is the sum of the first four, or the last if that is longer. On the H200 the rates are those of its
@@ -16,8 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..fusion.estimate.rates import FILE
 from .card_rates import ASSUMED, CARDS, read
 from .predicted.held import check, farthest
+from .predicted.shipped import shipped_text
 from .predicted.told import HEADS, SHORT_SIDES, short_table, slowed, tables
 
 PAGE = Path(__file__).parent / "README.md"
@@ -93,4 +96,5 @@ def main(arguments: Sequence[str] = ()) -> int:
         return 0
     for path, render in ((PAGE, rendered), (README, rendered_short)):
         path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+    FILE.write_text(shipped_text(load()), encoding="utf-8")
     return 0

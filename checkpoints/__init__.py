@@ -28,6 +28,7 @@ from . import (
     ltx,
     minimax,
     narrow,
+    qwen3_vl,
     qwen_image,
     sd3,
     spiece,
@@ -59,6 +60,7 @@ __all__ = [
     "ltx",
     "minimax",
     "narrow",
+    "qwen3_vl",
     "qwen_image",
     "sd3",
     "t5xxl",
@@ -133,6 +135,7 @@ def _other_families() -> dict[str, Kind]:
     }
     kinds |= {name: Kind("diffusion_models", name, table, storages) for name, (table, storages) in plain.items()}
     kinds["qwen3"] = Kind("text_encoders", "qwen3", llama.table(llama.QWEN3), llama.STORAGES)
+    kinds["qwen3_vl"] = Kind("text_encoders", "qwen3_vl", qwen3_vl.table(qwen3_vl.SIZE), qwen3_vl.STORAGES)
     gemma = llama.table(llama.GEMMA2)
     kinds["gemma2"] = Kind("text_encoders", "gemma2", gemma, llama.STORAGES, finish=_with_gemma_tokenizer)
     kinds["clip_l"] = Kind("text_encoders", "clip_l", clip_l.table(), clip_l.STORAGES)

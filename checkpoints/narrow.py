@@ -12,6 +12,7 @@
     HuMo, Animate   the layers of audio_proj; those of motion_encoder and face_encoder
     VAEs (KL)       the encoder's base width of 128
     CLIP            widths and layers of the text encoders within whole checkpoints
+    Qwen3-VL        of a small vocabulary: a token beyond it stands for one in it
     Qwen3 4B        its layers, the three of them that klein reads, and its vocabulary: a token beyond it stands for one in it
 
 A full-size file loads as ever: at published sizes each rule gives the number that stock has.
@@ -48,6 +49,7 @@ def opened(comfy: Any) -> Iterator[None]:
             _read_encoder_width,
             _read_qwen3,
             _read_clip,
+            _fold_qwen3_vl,
         ):
             stack.enter_context(change(comfy))
         yield
@@ -251,4 +253,19 @@ def _read_clip(comfy: Any) -> Iterator[None]:
         stock(self, *args, model_options=given, **options)
 
     with _replaced(comfy.sd.CLIP, "__init__", construct):
+        yield
+
+
+@contextmanager
+def _fold_qwen3_vl(comfy: Any) -> Iterator[None]:
+    """Pictures among the tokens stay."""
+    kind = comfy.text_encoders.qwen3vl.Qwen3VLClipModel
+    stock = kind.process_tokens
+
+    def process(self: Any, tokens: Any, device: Any) -> Any:
+        last = self.transformer.get_input_embeddings().weight.shape[0] - 1
+        folded = [[one % last if isinstance(one, int) and one > last else one for one in prompt] for prompt in tokens]
+        return stock(self, folded, device)
+
+    with _replaced(kind, "process_tokens", process):
         yield

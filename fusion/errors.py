@@ -19,6 +19,12 @@ class NotStreamable(WrongFile):
     __module__ = "fusestream"
 
 
+class WrongInput(ValueError):
+    """What a node is given and cannot serve, told with what to give it instead."""
+
+    __module__ = "fusestream"
+
+
 class NotWhileStreaming(RuntimeError):
     """Something that needs all of a model's weights at once."""
 

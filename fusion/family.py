@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..kernels_cuda import KernelPolicy
     from ..memory import WeightFile
+    from .cost import Cost
 
 
 class Role(Enum):
@@ -70,6 +71,7 @@ class Family:
     ops         what the Kernels nodes can switch of it
     types       of a diffusion model, the types in which its blocks can be ours, by torch's names
     blocks      of a network, by name, in the order in which they run; None: found by themselves
+    cost        of a diffusion model, what a forward of one prompt costs, of (network, shape of the latent); None: not counted
     need        bytes that a step's activations take, of (network, shape of the latent, its type), or None where
                 stock's reckoning is to hold; None: always stock's
     in_pieces   of a diffusion model, whether its blocks compute what lies between two products in smaller pieces where
@@ -100,6 +102,7 @@ class Family:
     blocks: Callable[[Any], Sequence[tuple[str, Any]]] | None = None
     need: Callable[[Any, Sequence[int], torch.dtype], float | None] | None = None
     in_pieces: bool = False
+    cost: Callable[[Any, Sequence[int]], Cost | None] | None = None
     options: Callable[[WeightFile], Mapping[str, Any]] | None = None
     kind: Callable[[WeightFile], str | None] | None = None
     expects: Callable[[WeightFile], Expected] | None = None

@@ -28,7 +28,7 @@ class Held(NamedTuple):
     here: Tensor
 
 
-class HeldPatcher(ModelPatcher):  # type: ignore[misc]
+class HeldPatcher(ModelPatcher):
     """Stock's plain patcher over a model whose weights stay where they were beside those on the card."""
 
     def load(
@@ -61,7 +61,7 @@ class HeldPatcher(ModelPatcher):  # type: ignore[misc]
 def patcher_of(model: nn.Module, load_device: torch.device, offload_device: torch.device) -> HeldPatcher:
     """One for a model as stock builds it: what its weights become on a device is noted in its modules, whatever the file has."""
     nbytes = sum(tensor.numel() * kind.itemsize for _, _, tensor, kind in _tensors(model))
-    model._register_state_dict_hook(_as_the_file_has_it)
+    model._register_state_dict_hook(_as_the_file_has_it)  # type: ignore[no-untyped-call]
     return HeldPatcher(model, load_device=load_device, offload_device=offload_device, size=nbytes)
 
 
@@ -93,8 +93,8 @@ def _put(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
     if own in module._buffers:
         module._buffers[own] = tensor
     else:
-        is_one = isinstance(tensor, nn.Parameter)
-        module._parameters[own] = tensor if is_one else nn.Parameter(tensor, requires_grad=False)
+        parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+        module._parameters[own] = parameter
     return tensor
 
 

@@ -1,7 +1,8 @@
 """What the families of VAEs have in common: how much memory they may take, how a convolution's weights are taken, progress. A U-Net
 takes its convolutions' weights so, too.
 
-Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type.
+Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type. A VAE's are laid out for the kernels
+at each use, a U-Net's when they arrive on the card (`stream/laid_out.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def weight_bytes(module: nn.Module) -> int:
 
 @contextlib.contextmanager
 def weights(module: nn.Module, policy: KernelPolicy, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """A convolution's weight and bias where x is and as x is, the weight channels-last."""
+    """A convolution's weight and bias where x is and as x is, the weight channels-last: as it lies, or a copy."""
     with operands(x, policy, module) as [own]:
-        # Laid out anew each time: what were kept would lie amid what passes, and the allocator could give none of it back.
+        # No copy is kept: it would lie amid what passes, and the allocator could give none of it back.
         yield own.matrix.contiguous(memory_format=last_format(own.matrix)), own.bias
 
 

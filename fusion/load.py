@@ -18,8 +18,9 @@ import torch
 
 from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
 from ..kernels_cuda.ops.checks import word
-from . import attention, before_sampling, graphed, inspection, other_cards, recognise
+from . import attention, before_sampling, graphed, inspection, other_cards, pace, recognise
 from .completeness import naming, odd_layers, refuse_misfits
+from .estimate.measured import describe
 from .families import family_of
 from .family import Family, Role
 from .fused import all_off
@@ -33,7 +34,7 @@ from .loading import (
     require_all_weights,
     streamed_or_stock,
 )
-from .stream import branches, conditions, progress, skeleton, step
+from .stream import branches, conditions, laid_out, progress, skeleton, step
 from .stream.blocks import found_in
 from .stream.patcher import StreamingModelPatcher
 from .stream.reckoning import Reckoning
@@ -105,7 +106,8 @@ def load_streamed_diffusion_model(
             source, dtype, find, is_known=family is not None, preferred=types, is_checkpoint=is_checkpoint
         )
         fused = 0 if family is None else family.fuse(parts.model.diffusion_model, policy)
-        stream = Stream(source, parts.blocks, parts.layers, device, in_bytes(vram_budget))
+        layers = laid_out.of_layers(parts.blocks, parts.layers)
+        stream = Stream(source, parts.blocks, layers, device, in_bytes(vram_budget))
     except BaseException:
         source.close()
         raise
@@ -125,6 +127,7 @@ def load_streamed_diffusion_model(
     progress.attach(model)
     attention.install(model, policy)
     before_sampling.attach(model, path, family)
+    pace.attach(model, describe)
     return model
 
 

@@ -29,6 +29,7 @@ from . import int8_files
 from .packed_layout import half as packed_half
 from .packed_layout import is_held
 from .stream.blocks import is_quantised, layout_of
+from .stream.laid_out import in_file_order
 from .stream.lora import Added
 
 HALVED = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2)  # what `to_half` takes
@@ -120,8 +121,12 @@ def half(weight: Any, policy: KernelPolicy) -> Tensor:
         if layout_of(weight) in SCALED and weight._params.scale.numel() == 1:
             return to_half(weight._qdata, weight._params.scale.reshape(1), policy=policy)
         weight = weight.dequantize()
-    found: Tensor = to_half(weight, policy=policy) if weight.dtype in HALVED else weight.half()
-    return found
+    if weight.dtype not in HALVED:
+        found: Tensor = weight.half()
+        return found
+    if weight.ndim < 3 or weight.is_contiguous():
+        return to_half(weight, policy=policy)
+    return to_half(weight.movedim(1, -1), policy=policy).movedim(-1, 1)  # a convolution's, which lies channels-last
 
 
 def _changed(module: Any, weight: Any, policy: KernelPolicy) -> Tensor:
@@ -130,6 +135,7 @@ def _changed(module: Any, weight: Any, policy: KernelPolicy) -> Tensor:
     functions = module.weight_function
     if not functions:
         return half(weight, policy)
+    weight = in_file_order(weight)
     if all(isinstance(function, Added) for function in functions):
         made = half(weight, policy)
         made = made.clone() if made is weight else made

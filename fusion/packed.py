@@ -43,10 +43,10 @@ def rows(stored: Tensor, extent: Extent) -> Tensor:
 
 
 def convert(stored: Tensor, out: Tensor, encoding: Encoding) -> None:
-    """The pager's conversion: of what is to be numbers on the device, and comes packed or in another type."""
+    """The pager's conversion: of what is to be numbers on the device, and comes packed, in another type or in another order."""
     if not encoding.is_packed:
         out.copy_(stored)
-    elif out.dtype is UNPACKED:
+    elif out.dtype is UNPACKED and out.is_contiguous():
         unpacked(stored, encoding.name, out.view(-1))
     else:
         out.copy_(unpacked(stored, encoding.name).view(out.shape))

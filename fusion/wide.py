@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from ..kernels_cuda import KernelPolicy, join_sums, linear, linear_, linear_pair, norm_modulate, rms_parts
-from ..kernels_cuda.ops.half_range import LARGEST
+from ..kernels_cuda.ops.half_range import LARGEST, saturated
 from ..kernels_cuda.ops.linear import Activation
+from ..kernels_cuda.ops.parts import split
 from .operands import Weights, operands, packed
 
 TORCHS = KernelPolicy.of("off")
@@ -69,6 +70,23 @@ class Wide:
         if not self.splits:
             return self.rms(x, weight, eps, torch.float16)
         return rms_parts(x, norm_weight(weight, x), eps=eps, policy=self.ops)
+
+    def normed(self, norm: Any, x: Tensor) -> Tensor:
+        """The same of one of stock's LayerNorms."""
+        if self.splits:
+            return split(norm(x))
+        if norm.weight_function or norm.bias_function:  # another node's patches
+            return saturated(norm(x)).half()
+        weight, bias = (one.to(x.device) for one in (norm.weight, norm.bias))
+        return norm_modulate(x, weight=weight, bias=bias, eps=norm.eps, out_dtype=torch.float16, policy=self.ops)
+
+    def activated(self, h: Tensor, module: Any, activation: Activation) -> Sequence[Tensor]:
+        """activation(module(h)) of an `operand`, for one of stock's Linears: as fp16 [batch, tokens, n], or two parts that add up
+        to it."""
+        with operands(h, self.ops, module) as [own]:
+            if self.splits:
+                return join_sums(self.product(h, own.matrix, own.bias), activation=activation, policy=self.ops).unbind()
+            return (linear(h, own.matrix, own.bias, activation=activation, saturate=True, policy=self.ops),)
 
     def product(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """An `operand` times a weight [n, width], and a bias: [batch, tokens, n] fp16, or fp32 sums in two parts,

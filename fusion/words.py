@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+# What loaders call the precisions of a `KernelPolicy`.
+QUALITIES = {"Exact": "precise", "Balanced": "fast", "Fastest": "turbo"}
+
+
+def quality(precision: str) -> str:
+    """What loaders call this precision."""
+    return next(name for name, one in QUALITIES.items() if one == precision)
+
 
 def counted(count: int, one: str, many: str = "") -> str:
     """`1 pack`, `3 packs`; many: where it takes more than an s."""
     return f"{count} {one}" if count == 1 else f"{count} {many or one + 's'}"
+
+
+def took(seconds: float) -> str:
+    """Time for people: `0.45 s`, `38 s`, `8 min`, `2 h 5 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    if round(seconds) < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")

@@ -12,8 +12,10 @@ from .ledger import LEDGER
 from .ops.activations import gelu, gelu_mul, silu, silu_mul, silu_mul_
 from .ops.attention import attention
 from .ops.attention_operands import BlockList, Tail
+from .ops.bordered_conv import bordered_conv2d, bordered_upsample_conv2d
 from .ops.channel_rms_silu import channel_rms_silu
 from .ops.conv import conv2d, conv3d, fold_batch_norm
+from .ops.decode_attention import decode_attention
 from .ops.dequantise import dequantise, dequantise_rows
 from .ops.diffusion_step import diffusion_step
 from .ops.few_rows import few_rows, few_rows_serves
@@ -30,6 +32,7 @@ from .ops.mlp import mlp
 from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
 from .ops.rms_parts import rms_parts
 from .ops.rms_rope import rms_rope_
+from .ops.rms_rope_keep import rms_rope_keep
 from .ops.rms_rope_sums import rms_rope_sums
 from .ops.rows_to_int8 import Int8Rows, rows_to_int8
 from .ops.sparse_routing import choose_blocks
@@ -55,11 +58,14 @@ __all__ = [
     "Tail",
     "attention",
     "best_rotation",
+    "bordered_conv2d",
+    "bordered_upsample_conv2d",
     "channel_rms_silu",
     "check_policy",
     "choose_blocks",
     "conv2d",
     "conv3d",
+    "decode_attention",
     "dequantise",
     "dequantise_rows",
     "diffusion_step",
@@ -96,6 +102,7 @@ __all__ = [
     "residual_gate_norm_modulate",
     "rms_parts",
     "rms_rope_",
+    "rms_rope_keep",
     "rms_rope_sums",
     "rows_of",
     "rows_to_int8",

@@ -32,8 +32,8 @@ class Ticket(Protocol):
     def order(self) -> int: ...
 
 
-# Stored weight, weight of another type, how the first is stored. Both on the device, on the copies' order. What is packed is
-# handed in as uint8 [bytes].
+# Stored weight, weight of another type or with its channels last, how the first is stored. Both on the device, on the copies'
+# order. What is packed is handed in as uint8 [bytes].
 Convert = Callable[[torch.Tensor, torch.Tensor, Encoding], None]
 
 
@@ -232,10 +232,10 @@ class HostBackend:
         start = now()
         for weight, at in zip(copy.layer.weights, copy.layer.offsets, strict=True):
             stored = copy.room[at : at + weight.nbytes]
-            if weight.is_converted:
+            if weight.is_staged:
                 stored = self._staging[: weight.extent.nbytes]
             self._source.read_into(weight.extent, stored.numpy().data)
-            if weight.is_converted:
+            if weight.is_staged:
                 self._convert(as_stored(stored, weight), view(copy.room, at, weight), weight.extent.encoding)
         if copy.layer.weights:
             self._ledger.add("copy", copy.layer.name, start, now(), copy.layer.stored_bytes, "file")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -28,11 +28,17 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of a file as it shall be on the device. dtype None: as stored, which of packed numbers is bytes in a row."""
+    """A tensor of a file as it shall be on the device. dtype None: as stored, which of packed numbers is bytes in a row.
+    channels_last: the channels of a [n, c, ...] lie side by side there, as torch.channels_last has it; its shape stays."""
 
     name: str
     extent: Extent
     dtype: torch.dtype | None = None
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.channels_last and len(self.device_shape) < 3:
+            raise ValueError(f"{self.name} is {list(self.device_shape)} on the device, and has no channels to lie last")
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -54,6 +60,11 @@ class Weight:
     @property
     def is_converted(self) -> bool:
         return self.device_dtype != self.stored_dtype
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether its bytes on the device are made of the file's: of another type, or in another order."""
+        return self.is_converted or self.channels_last
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -96,6 +107,12 @@ class Layer:
         """In the file, and over the bus."""
         return sum(weight.extent.nbytes for weight in self.weights)
 
+    def as_in_file(self) -> Layer:
+        """The same, no weight in an order of its own."""
+        if not any(weight.channels_last for weight in self.weights):
+            return self
+        return Layer(self.name, tuple(replace(weight, channels_last=False) for weight in self.weights))
+
     def views(self, room: torch.Tensor) -> dict[str, torch.Tensor]:
         """The weights as tensors in `room`, uint8 [at least nbytes]. Nothing is copied."""
         return {weight.name: view(room, at, weight) for at, weight in zip(self.offsets, self.weights, strict=True)}
@@ -105,7 +122,11 @@ def view(room: torch.Tensor, at: int, weight: Weight) -> torch.Tensor:
     """One weight in a room of bytes."""
     # A view of another type made in inference mode would be an inference tensor for as long as it is kept.
     with torch.inference_mode(False):
-        return room[at : at + weight.nbytes].view(weight.device_dtype).view(weight.device_shape)
+        numbers = room[at : at + weight.nbytes].view(weight.device_dtype)
+        if not weight.channels_last:
+            return numbers.view(weight.device_shape)
+        n, c, *rest = weight.device_shape
+        return numbers.view(n, *rest, c).movedim(-1, 1)
 
 
 def as_stored(stored: torch.Tensor, weight: Weight) -> torch.Tensor:
@@ -114,5 +135,5 @@ def as_stored(stored: torch.Tensor, weight: Weight) -> torch.Tensor:
 
 
 def staging_bytes(layers: Sequence[Layer]) -> int:
-    """Room that conversion needs beside the layers: the largest weight that is stored in another type."""
-    return max((w.extent.nbytes for layer in layers for w in layer.weights if w.is_converted), default=0)
+    """Room that conversion needs beside the layers: the largest weight that is stored in another type or order."""
+    return max((w.extent.nbytes for layer in layers for w in layer.weights if w.is_staged), default=0)

@@ -1,9 +1,10 @@
 """Managed memory: layers have one address for ever, and pages come to the device and leave it.
 
 One pool holds a model's layers, each from a whole 2 MiB page on. Its home is RAM, where every layer is filled in at its first
-use: converted there, once, if it is stored in another type. Bringing a layer is a prefetch on the copy stream, and as the
-pages are advised as mostly read, that makes a second copy beside the one in RAM. Evicting drops that copy: nothing is copied
-back. Explicit like this no kernel ever meets a page that is not there, and a pool may be larger than the card.
+use: converted there, once, if it is stored in another type or is to lie in another order. Bringing a layer is a prefetch on
+the copy stream, and as the pages are advised as mostly read, that makes a second copy beside the one in RAM. Evicting drops
+that copy: nothing is copied back. Explicit like this no kernel ever meets a page that is not there, and a pool may be larger
+than the card.
 
 A place of the pager is here a claim on so many bytes of the device, whichever addresses they are at. The pages of a claim's
 last layer leave before the next one's come; leaving is not in any stream's order, so the copying thread waits until the last

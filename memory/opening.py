@@ -62,6 +62,7 @@ def open_pager(
     where = torch.device(device)
     if where.type == "cpu":
         ledger.note("backend", "host: the device is the CPU")
+        layers = suited(layers, where)
         made: Backend = HostBackend(source, ledger, convert, staging_bytes(layers))
         return _paged(layers, budget, vram, made, ledger, None)
     if backend == "host":
@@ -97,9 +98,16 @@ READERS_HELP = 4
 def bounds(layers: Sequence[Layer], device: str | torch.device) -> tuple[int, int]:
     """The least budget that these layers can pass through on the device, and the one in which all of them stay. Upper bounds:
     what a room takes differs by backend, which is not chosen yet."""
-    room = aligned if torch.device(device).type == "cpu" else pages
+    where = torch.device(device)
+    room = aligned if where.type == "cpu" else pages
+    layers = suited(layers, where)
     rooms, staging = [room(layer.nbytes) for layer in layers], room(staging_bytes(layers))
     return least_budget(rooms) + staging, sum(rooms) + staging
+
+
+def suited(layers: Sequence[Layer], device: torch.device) -> Sequence[Layer]:
+    """As a device wants them: channels lie last for a card's kernels alone, on the CPU every weight is as in the file."""
+    return [layer.as_in_file() for layer in layers] if device.type == "cpu" else layers
 
 
 def _paged(

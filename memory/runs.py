@@ -19,7 +19,7 @@ MERGED_GAP = 1 << 20
 @dataclass(frozen=True)
 class Run:
     """Bytes `[begin, begin + nbytes)` of a file. They go to byte `at` of the layer's room as they are; or, with a weight,
-    to the conversion that writes that weight there."""
+    to the conversion that writes that weight there, of another type or in another order."""
 
     file: OpenFile
     begin: int
@@ -29,13 +29,13 @@ class Run:
 
 
 def runs_of(layer: Layer, home: Callable[[Extent], OpenFile]) -> tuple[Run, ...]:
-    """Neighbours that are not converted come as one. `home` tells an extent's file."""
+    """Neighbours that go as they are come as one. `home` tells an extent's file."""
     runs: list[Run] = []
     for weight, at in zip(layer.weights, layer.offsets, strict=True):
         file, extent = home(weight.extent), weight.extent
         if not extent.nbytes:
             continue
-        if weight.is_converted:
+        if weight.is_staged:
             runs.append(Run(file, extent.begin, extent.nbytes, at, weight))
             continue
         last = runs[-1] if runs else None

@@ -1,7 +1,7 @@
 """Device buffers through which layers pass: for every system and card, and the fastest where pages can be registered.
 
-A copy is a handful of driver calls on the copy stream. Weights that are stored in another type go to a staging room first,
-from which the conversion writes them to their place, in the same order.
+A copy is a handful of driver calls on the copy stream. Weights that are stored in another type, or lie in another order on
+the device, go to a staging room first, from which the conversion writes them to their place, in the same order.
 """
 
 from __future__ import annotations

@@ -12,9 +12,13 @@ from ..fusion import readers
 from ..fusion.budgets import AUTO, MOST, refusal
 from ..fusion.families import FAMILIES
 from ..fusion.family import Role
+from ..fusion.words import QUALITIES
 from . import queued
 
 ANY = "auto"  # of a text encoder's type: what the file tells
+BY_PRECISION = (
+    "by precision"  # of the quality: what the input precision says, as workflows have it from before there was one
+)
 
 
 def fused(role: Role) -> str:
@@ -37,19 +41,52 @@ def text_encoder_paths() -> tuple[str, ...]:
     return tuple(path for path in found if path is not None)
 
 
-def kernels(tooltip: str) -> Any:
-    return io.Combo.Input("kernels", options=["auto", "on", "off"], default="auto", optional=True, tooltip=tooltip)
-
-
-def precision(tooltip: str) -> Any:
+def kernels(tooltip: str, *, is_advanced: bool = False) -> Any:
     return io.Combo.Input(
-        "precision", options=["precise", "fast", "turbo"], default="precise", optional=True, tooltip=tooltip
+        "kernels",
+        options=["auto", "on", "off"],
+        default="auto",
+        optional=True,
+        advanced=is_advanced or None,
+        tooltip=tooltip,
     )
+
+
+def precision(tooltip: str, *, is_advanced: bool = False) -> Any:
+    return io.Combo.Input(
+        "precision",
+        options=["precise", "fast", "turbo"],
+        default="precise",
+        optional=True,
+        advanced=is_advanced or None,
+        tooltip=tooltip,
+    )
+
+
+def quality(tooltip: str) -> Any:
+    """What a loader asks first. Behind the inputs that were there before: a workflow that has none goes by its precision."""
+    return io.Combo.Input(
+        "quality", options=[BY_PRECISION, *QUALITIES], default=BY_PRECISION, optional=True, tooltip=tooltip
+    )
+
+
+def precision_of(quality: str, precision: Any) -> Any:
+    """Of these two inputs."""
+    return QUALITIES.get(quality, precision)
 
 
 def vram_budget(tooltip: str) -> Any:
     """GiB; 0 and AUTO have meanings of their own. The front end rounds to the step, and shows as many digits as it has."""
-    return io.Float.Input("vram_budget", default=AUTO, min=AUTO, max=MOST, step=0.05, optional=True, tooltip=tooltip)
+    return io.Float.Input(
+        "vram_budget",
+        display_name="vram_budget (-1: auto)",
+        default=AUTO,
+        min=AUTO,
+        max=MOST,
+        step=0.05,
+        optional=True,
+        tooltip=tooltip,
+    )
 
 
 def odd_budget(node: str | None, name: str | None = None) -> str | None:

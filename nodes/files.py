@@ -79,7 +79,7 @@ def fingerprint(role: Role, name: str | None) -> str:
     """Of the file: another one once it was replaced, written to or touched, so that ComfyUI does not hand out what it loaded
     before. Short, and tells nothing: it is saved with every picture. A name that comes by a link is not known yet."""
     path = where(role, name)
-    return "".join(map(_state, halves_of(role, name) or ())) if path is None else _state(path)
+    return "".join(map(state, halves_of(role, name) or ())) if path is None else state(path)
 
 
 async def fault(role: Role, widget: str, name: str | None) -> str | None:
@@ -93,7 +93,7 @@ async def fault(role: Role, widget: str, name: str | None) -> str | None:
         return None
     if path is None:
         return f"{name} is not in models/{FOLDERS[role]} any more. Press R, and choose a file that is there."
-    return await asyncio.to_thread(_header_fault, path, _state(path), role)
+    return await asyncio.to_thread(_header_fault, path, state(path), role)
 
 
 async def missing_part(node: str | None, widget: str, name: str | None) -> str | None:
@@ -103,7 +103,7 @@ async def missing_part(node: str | None, widget: str, name: str | None) -> str |
     if graph is None or path is None:
         return None
     taken = [role for place, role in PLACES.items() if graph.is_taken(str(node), place)]
-    beside = await asyncio.to_thread(_beside, path, _state(path)) if taken else None
+    beside = await asyncio.to_thread(_beside, path, state(path)) if taken else None
     if beside is None:
         return None
     for role in taken:
@@ -123,7 +123,7 @@ async def wrong_vae(node: str | None, widget: str, name: str | None, role: Role 
         vae_name = entry["inputs"].get(VAE_LOADERS.get(entry["class_type"], ""))
         vae = where(Role.VAE, vae_name) if isinstance(vae_name, str) else None
         if vae is not None:
-            found = await asyncio.to_thread(_mismatch, model, _state(model), vae, _state(vae))
+            found = await asyncio.to_thread(_mismatch, model, state(model), vae, state(vae))
             if found is not None:
                 return found
     return None
@@ -148,7 +148,7 @@ def _not_in_list(role: Role, widget: str, name: str) -> str | None:
     return f"Value not in list: {widget}: {name!r} not in {told}"
 
 
-def _state(path: str) -> str:
+def state(path: str) -> str:
     """Of the file, and of the others where a model lies in several."""
     told = [_told(file) for file in gguf_split.named_alike(Path(path))]
     if isinstance(told[0], str) and len(told) == 1:  # the loader will say so

@@ -44,6 +44,23 @@ ERRORS = "precise 0.099 %, fast 0.10 %, turbo 0.55 %, ComfyUI in FP16 0.10 %"
 # Of one call of the larger trained model: `python3 dev.py bench fidelity --model DIR`.
 SPARSE_ERRORS = "0.5 changes one call of a small trained model by 2.9 %, 0.3 by 5.6 %, radial by 4.7 %"
 
+
+@dataclass(frozen=True)
+class Tiers:
+    """Predicted for a card: how many times as fast as with precise a step of `WORK` is with fast and with turbo. README has the
+    seconds."""
+
+    card: str
+    fast: float
+    turbo: float
+
+    def __str__(self) -> str:
+        return f"{self.card} {self.fast:.1f} and {self.turbo:.1f}"
+
+
+WORK = "14B 480x832x81"
+TIERS = (Tiers("RTX 2060 Super", 1.4, 2.3), Tiers("RTX 3060 Ti", 1.7, 2.7), Tiers("RTX 4060", 1.7, 2.6))
+
 FAST = Predicted("attention 128 fast", "attention 128 precise", 1.4)
 TURBO = Predicted("attention 128 turbo_half", "attention 128 precise", 1.9)
 

@@ -118,8 +118,13 @@ class Graph:
                     goes_on = self._passes_latents(node)
                 else:
                     goes_on = len(self.links_of(node, *MODELS, ANY)) == 1
-                    if goes_on and LATENT in self._kinds[node].outputs:  # it samples
+                    kind = self._kinds[node]
+                    if goes_on and LATENT in kind.outputs:  # it samples
                         yield from self._encoders(node)
+                    elif (
+                        goes_on and IMAGE in kind.outputs and kind.is_plain
+                    ):  # and decodes: there are no latents outside of it
+                        yield from self._one_vae(node)
                 if goes_on:
                     waiting += self._outputs(node, type)
 

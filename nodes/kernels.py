@@ -46,6 +46,7 @@ PRODUCTS = (
     "silu_mul_",
     "gelu",
     "gelu_mul",
+    "few_rows",
     "linear_int8",
     "linear_int8_",
     "rows_to_int8",
@@ -102,7 +103,7 @@ TEXT_SWITCHES = of_families(
     Role.TEXT,
     Switch(
         "attention",
-        ("attention",),
+        ("attention", "decode_attention"),
         f"Attention with its relative bias made inside. {MEASURED_ON}: {gains.TEXT_ATTENTION} of the speed of stock's.",
     ),
     Switch(
@@ -123,7 +124,7 @@ TEXT_SWITCHES = of_families(
     ),
     Switch(
         "rope",
-        ("rms_rope_", "rms_rope_sums"),
+        ("rms_rope_", "rms_rope_keep", "rms_rope_sums"),
         f"RMSNorm of each head and RoPE, of Qwen3. {MEASURED_ON}, precision fast: {gains.TEXT_ROPE} of stock's speed.",
     ),
 )

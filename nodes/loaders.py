@@ -14,12 +14,18 @@ from comfy_api.latest import io
 
 from ..fusion.budgets import AUTO
 from ..fusion.family import Role
-from . import choices, files, gains, meter, notices, small_vaes
+from . import choices, files, gains, meter, notices, progress_text, small_vaes, step_times, user_settings
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
 
 CATEGORY = "FuseStream"
+QUALITY = (
+    "Exact adds in FP32, Balanced in FP16, which GeForce cards do twice as fast, Fastest also multiplies in 8 bits. Error of one "
+    f"model call beside FP32 (Exact is precise, Balanced fast, Fastest turbo): {gains.ERRORS}. Predicted, not measured, times as "
+    f"fast as Exact with Balanced and Fastest, for {gains.WORK}: {'; '.join(map(str, gains.TIERS))}. FuseStream Plan reckons it "
+    "for your card. by precision: what the input precision says. A FuseStream Kernels node behind this loader wins."
+)
 
 
 class DiffusionModelLoader(io.ComfyNode):
@@ -46,13 +52,16 @@ class DiffusionModelLoader(io.ComfyNode):
                 choices.kernels(
                     "auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card; "
                     "found out while it computes. on: FuseStream's, or an error. off: as without FuseStream.",
+                    is_advanced=True,
                 ),
                 choices.precision(
+                    "Asked where quality is 'by precision'. "
                     "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: by "
                     f"prediction attention {gains.FAST} as fast as with precise on an {gains.PREDICTED_FOR}. The video changes a "
                     f"little. turbo also multiplies in 8 bits: attention's queries by keys, {gains.TURBO} as fast, and "
                     "all matrices. For long or large videos, which change more. precise adds in FP32. Error of one model call "
                     f"beside FP32: {gains.ERRORS}.",
+                    is_advanced=True,
                 ),
                 choices.vram_budget(
                     "-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "
@@ -60,21 +69,30 @@ class DiffusionModelLoader(io.ComfyNode):
                     "Or so many GiB (1.5 do for 14B in fp16; more is faster). 0: ComfyUI's own memory management, and only the "
                     "attention is FuseStream's; not for GGUF files, which it does not read.",
                 ),
+                choices.quality(QUALITY),
             ],
             outputs=[io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers.")],
         )
 
     @classmethod
     def execute(
-        cls, model_name: str, kernels: Mode = "auto", precision: Precision = "precise", vram_budget: float = AUTO
+        cls,
+        model_name: str,
+        kernels: Mode = "auto",
+        precision: Precision = "precise",
+        vram_budget: float = AUTO,
+        quality: str = choices.BY_PRECISION,
     ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
         notices.attach()
         path = files.path_of(Role.DIFFUSION, model_name)
-        policy = fusion.KernelPolicy.of(kernels, precision=precision)
+        policy = fusion.KernelPolicy.of(kernels, precision=choices.precision_of(quality, precision))
+        user_settings.apply()
         model = fusion.load_diffusion_model(path, policy, vram_budget)
+        step_times.read()
         meter.watch(model, cls.hidden)
+        progress_text.watch(model, cls.hidden)
         return io.NodeOutput(model)
 
     @classmethod
@@ -114,11 +132,13 @@ class TextEncoderLoader(io.ComfyNode):
                     "auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
                     "FuseStream's kernel or torch's, whichever is faster; found out while it computes. on: "
                     "FuseStream's, or an error. off: as without FuseStream, which computes in FP32.",
+                    is_advanced=True,
                 ),
                 choices.precision(
                     "precise: the error beside an FP32 file is 1.04 times ComfyUI's own with the same FP16 file. fast: "
                     "about 1.25 times, with half the arithmetic. An encoder mostly waits for its weights: fast gains little. "
                     "turbo: as fast.",
+                    is_advanced=True,
                 ),
                 choices.vram_budget(
                     "-1: the encoder's blocks stream from the file through the VRAM that is free; RAM need not hold "
@@ -150,6 +170,7 @@ class TextEncoderLoader(io.ComfyNode):
         policy = fusion.KernelPolicy.of(kernels, precision=precision)
         folders = folder_paths.get_folder_paths("embeddings")
         others = choices.text_encoder_paths()
+        user_settings.apply()
         clip = fusion.load_text_encoder(path, folders, policy, vram_budget, type, others=others)
         meter.watch(clip.patcher, cls.hidden)
         return io.NodeOutput(clip)
@@ -188,10 +209,12 @@ class VAELoader(io.ComfyNode):
                     "Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (found out "
                     "while it computes), in fp16, planned for 3 GiB of VRAM with no tiles. On an H200, 832x480x81: decoding 1.9 "
                     "times as fast as stock, encoding 1.7 times. on: FuseStream's, or an error. off: as without FuseStream.",
+                    is_advanced=True,
                 ),
                 choices.precision(
                     "fast lets FuseStream's kernels add in FP16, which GeForce cards do twice as fast. The video "
                     "changes a little. turbo: as fast. precise adds in FP32.",
+                    is_advanced=True,
                 ),
             ],
             outputs=[
@@ -242,17 +265,21 @@ class CheckpointLoader(io.ComfyNode):
                 choices.kernels(
                     "Of all three parts. auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your "
                     "card; found out while it computes. on: FuseStream's, or an error. off: as without FuseStream.",
+                    is_advanced=True,
                 ),
                 choices.precision(
-                    "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast; the picture "
-                    "changes a little. turbo also multiplies the diffusion model's matrices in 8 bits, for large pictures, which "
+                    "Asked where quality is 'by precision'. fast lets FuseStream's attention and products add in FP16, which "
+                    "GeForce cards do twice as fast; the picture changes a little. turbo also multiplies the diffusion model's "
+                    "matrices in 8 bits, for large pictures, which "
                     "change more. precise adds in FP32.",
+                    is_advanced=True,
                 ),
                 choices.vram_budget(
                     "-1: the blocks of the diffusion model and of the text encoder stream from the file through the VRAM that is "
                     "free. Or so many GiB for each of the two; more is faster. 0: ComfyUI's own memory management; of the "
                     "diffusion model only the attention is FuseStream's then.",
                 ),
+                choices.quality(QUALITY),
             ],
             outputs=[
                 io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers."),
@@ -263,15 +290,23 @@ class CheckpointLoader(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, ckpt_name: str, kernels: Mode = "auto", precision: Precision = "precise", vram_budget: float = AUTO
+        cls,
+        ckpt_name: str,
+        kernels: Mode = "auto",
+        precision: Precision = "precise",
+        vram_budget: float = AUTO,
+        quality: str = choices.BY_PRECISION,
     ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
         notices.attach()
         path = files.path_of(Role.CHECKPOINT, ckpt_name)
-        policy = fusion.KernelPolicy.of(kernels, precision=precision)
+        policy = fusion.KernelPolicy.of(kernels, precision=choices.precision_of(quality, precision))
         folders = folder_paths.get_folder_paths("embeddings")
+        user_settings.apply()
         parts = fusion.load_checkpoint(path, folders, policy, vram_budget)
+        step_times.read()
+        progress_text.watch(parts.model, cls.hidden)
         for patcher in (parts.model, getattr(parts.clip, "patcher", None)):
             meter.watch(patcher, cls.hidden)
         return io.NodeOutput(*parts)

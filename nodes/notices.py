@@ -1,8 +1,9 @@
-"""What `fusion` warns of while a graph runs, told to the page, which shows it as a toast: in the log hardly anybody sees it."""
+"""What `fusion` warns of while a graph runs, told to the page, which shows it as a toast: in the log hardly anybody sees it. And
+how fast a text was written, on the node that asked for it."""
 
 from __future__ import annotations
 
-from .front_end import running_node, tell
+from .front_end import running_node, running_server, tell
 
 EVENT = "fusestream.notice"
 
@@ -10,8 +11,17 @@ EVENT = "fusestream.notice"
 def attach() -> None:
     """Let `fusion` tell the page. Called by nodes that run, as often as they like."""
     from ..fusion import notices  # noqa: PLC0415 - the server starts without it
+    from ..fusion.language import pace  # noqa: PLC0415
 
     notices.listen(show)
+    pace.listen(show_on_node)
+
+
+def show_on_node(words: str) -> None:
+    """As text on the node that runs now."""
+    server, node = running_server(), running_node()
+    if server is not None and node is not None and server.client_id is not None:
+        server.send_progress_text(words, node, server.client_id)
 
 
 def show(sentence: str) -> None:

@@ -143,13 +143,17 @@ class Compare(io.ComfyNode):
         return io.NodeOutput(text, ui=shown(report.draw_pair(first, second, theme), text, cls))
 
 
-def shown(picture: Image, text: str, cls: type[io.ComfyNode]) -> dict[str, Any]:
-    """Picture and text, as the front end takes them from a node."""
+def as_image(picture: Image) -> Any:
+    """As an IMAGE [1, height, width, 3] in fp32."""
     import numpy  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
-    pixels = torch.from_numpy(numpy.asarray(picture, dtype=numpy.float32) / 255.0)[None]
-    return {**ui.PreviewImage(pixels, cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}
+    return torch.from_numpy(numpy.asarray(picture, dtype=numpy.float32) / 255.0)[None]
+
+
+def shown(picture: Image, text: str, cls: type[io.ComfyNode]) -> dict[str, Any]:
+    """Picture and text, as the front end takes them from a node."""
+    return {**ui.PreviewImage(as_image(picture), cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}
 
 
 def prefix_fault(prefix: str) -> str | None:

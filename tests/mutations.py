@@ -74,6 +74,7 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "fusion/stream/embedding.py": ("test_umt5_streamed",),
     "fusion/stream/factors.py": ("test_lora",),
     "fusion/stream/grain.py": ("test_small_budgets",),
+    "fusion/stream/laid_out.py": ("test_unet_laid_out",),
     "fusion/stream/lora.py": ("test_lora", "test_operands"),
     "fusion/stream/model_call.py": ("test_model_call",),
     "fusion/stream/no_vision.py": ("test_gguf_language_models",),

@@ -42,6 +42,10 @@ def packed_file(
         add_tokenizer(writer, tokenizer)
     for i, (name, tensor) in enumerate(tensors.items()):
         wanted = (KIND.F32, KIND.F16, KIND.BF16)[i % 3]
+        if tensor.ndim > 4:  # more than the format has
+            writer.add_array(f"comfy.gguf.orig_shape.{name}", list(tensor.shape))
+            writer.add_tensor(name, quantised(tensor.flatten(1), KIND.F16, i), raw_dtype=KIND.F16)
+            continue
         if tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
             wanted = KIND[kind] if tensor.shape[1] % gguf_files.TYPES[kind][1] == 0 else KIND.Q8_0
         writer.add_tensor((names or {}).get(name, name), quantised(tensor, wanted, i), raw_dtype=wanted)

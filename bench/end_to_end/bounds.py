@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...fusion.cost import Cost
+from ...fusion.families.wan.cost import TEXT_TOKENS, forward
 from ..predicted.unets import unet
 from . import pictures
-from .cost import Cost
 from .rows import WINDOWS_BUS, Row
 from .storages import STORED
 
-TEXT_TOKENS = 512
-TEXT_WIDTH = 4096
 PATCH = 2  # latent pixels of a side per token
 LATENT_CHANNELS = 16
 MULTIPLIERS = (1, 2, 4, 4)
@@ -54,6 +53,9 @@ class Language:
 
 
 QWEN3 = Language(width=2560, ffn=9728, heads=32, key_heads=8, head_width=128, layers=36, vocabulary=151936)
+WRITERS = {"vl2": Language(2048, 6144, 16, 8, 128, 28, QWEN3.vocabulary), "vl4": QWEN3}
+EYES = Sizes(1024, 4096, 24)  # of either
+WORDS = 32  # tokens of a prompt beside a picture
 READ = {"flux2": 27}  # layers of it that somebody reads; all where it is not said
 
 
@@ -73,13 +75,7 @@ def wan_tokens(row: Row) -> int:
 
 def wan_forward(size: Sizes, tokens: int, text: int = TEXT_TOKENS) -> Cost:
     """One forward of one prompt through a Wan transformer."""
-    d, f = size.dim, size.ffn
-    square = 2.0 * d * d
-    block = 6 * tokens * square + 2 * text * square + 4.0 * tokens * d * f  # self q k v o, cross q o; cross k v; ffn
-    ends = 2.0 * tokens * d * (LATENT_CHANNELS * PATCH**2) * 2 + 2.0 * text * d * (TEXT_WIDTH + d)
-    seen = 4.0 * tokens * d * (tokens + text)
-    weights = 2.0 * (8 * d * d + 2 * d * f)
-    return Cost(size.layers * block + ends, size.layers * seen, size.layers * weights)
+    return forward(size.dim, size.ffn, size.layers, tokens, text)
 
 
 def umt5_forward(size: Sizes, tokens: int = TEXT_TOKENS) -> Cost:
@@ -97,6 +93,25 @@ def qwen3_forward(size: Language, tokens: int = TEXT_TOKENS) -> Cost:
     weights = 2.0 * size.width * (queries + keys) + 3.0 * size.width * size.ffn
     seen = 4.0 * tokens * tokens * queries
     return Cost(size.layers * 2.0 * tokens * weights, size.layers * seen, size.layers * 2.0 * weights)
+
+
+def written_token(size: Language) -> Cost:
+    """One more token: all weights for one row, and the words' matrix."""
+    found = qwen3_forward(size, 1)
+    words = size.width * size.vocabulary
+    return Cost(found.gemm + 2.0 * words, found.attention, found.weights + 2.0 * words)
+
+
+def seen_picture(size: Language, height: int, width: int) -> Cost:
+    """A picture through the eyes, four patches to a token, and with a prompt through the language model."""
+    patches = (height // 16) * (width // 16)
+    d, four = EYES.dim, 4 * EYES.dim
+    weights = EYES.layers * (4 * d * d + 2 * d * EYES.ffn)
+    mergers = 4 * (four * four + four * size.width)
+    read = qwen3_forward(size, patches // 4 + WORDS)
+    gemm = 2.0 * patches * (weights + 3 * 2 * 16 * 16 * d) + 2.0 * patches / 4 * mergers
+    seen = EYES.layers * 4.0 * patches * patches * d
+    return Cost(gemm + read.gemm, seen + read.attention, 2.0 * (weights + mergers) + read.weights)
 
 
 def _cube(into: int, out: int, box: Box) -> float:
@@ -161,6 +176,10 @@ def cost_of(row: Row) -> Cost:
         raise ValueError("a whole video or picture has the bounds of its parts")
     if row.work == "text":
         return umt5_forward(UMT5) if row.model == "t5" else qwen3_forward(language(row))
+    if row.work == "write":
+        return written_token(WRITERS[row.model])
+    if row.work == "see":
+        return seen_picture(WRITERS[row.model], row.height, row.width)
     if row.is_picture:
         return picture_cost(row)
     if row.work == "sample":
@@ -174,7 +193,7 @@ def language(row: Row) -> Language:
 
 
 def picture_cost(row: Row) -> Cost:
-    if row.work == "sample":
+    if row.work in ("sample", "live"):  # of a frame what the network does
         _, height, width = row.latent_shape
         if row.model in pictures.KLEIN:
             return pictures.klein_forward(pictures.KLEIN[row.model], height * width)
@@ -191,7 +210,7 @@ def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
     first: every weight still has to come; later, those that found room stay.
     """
     cost = cost_of(row)
-    prompts = row.prompts if row.work == "sample" else 1
+    prompts = row.prompts if row.work in ("sample", "live") else 1
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
     stored = cost.weights * STORED[row.storage]
     moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)

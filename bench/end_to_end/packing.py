@@ -27,7 +27,9 @@ GROUP = 256  # of a rotation, and of a K block
 FINER = re.compile(
     r"blocks\.\d+\.(self|cross)_attn\.v\.weight|blocks\.\d+\.ffn\.2\.weight|.*\.(attn_v|ffn_down)\.weight"
 )
-BLOCKS = re.compile(r"(blocks\.\d+|enc\.blk\.\d+|model\.layers\.\d+|model\.embed_tokens|token_embd)\.")
+BLOCKS = re.compile(
+    r"(blocks\.\d+|enc\.blk\.\d+|model\.(language_model\.)?layers\.\d+|model\.visual\.blocks\.\d+|model\.embed_tokens|token_embd)\."
+)
 UNPACKED = re.compile(r".*\.attn_rel_b\.weight")
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .cost import Cost
+from ...fusion.cost import Cost
+from ...fusion.families.flux2 import cost as flux
+from ...fusion.families.z_image import cost as z_image
 
 HALF = 2.0  # bytes
 MULTIPLIERS = (1, 2, 4, 4)  # of a VAE's width, from pixels down
@@ -55,7 +57,6 @@ class ZImage:
     tokens: int = 256  # of a long prompt: stock fills none up
     channels: int = 16
     patch: int = 2
-    modulation: int = 256
 
 
 @dataclass(frozen=True)
@@ -95,29 +96,15 @@ IMAGE_VAES = {"flux2_vae": ImageVae(channels=32, folded=True), "flux_vae": Image
 
 def klein_forward(size: Klein, pixels: int) -> Cost:
     """One forward. pixels: of the latent, a token each. A double block has the matrices of a block for either stream."""
-    d, tokens = size.dim, pixels + size.tokens
-    block = 13.0 * d * d  # q, k, v and the projection; both halves of the MLP's way in, and its way out
-    ends = 2.0 * d * (2 * pixels * size.channels + size.tokens * size.text)
-    count = size.double + size.single
-    return Cost(
-        gemm=count * 2 * tokens * block + ends,
-        attention=count * 4.0 * tokens * tokens * d,
-        weights=HALF * block * (2 * size.double + size.single),
-    )
+    block = 13.0 * size.dim**2  # q, k, v and the projection; both halves of the MLP's way in, and its way out
+    return flux.forward(size.dim, size.double, size.single, block, pixels, size.channels, size.text, size.tokens)
 
 
 def z_image_forward(size: ZImage, pixels: int) -> Cost:
     """One forward. pixels: of the latent, four in a token. The pixels, the prompt and both pass blocks of their own number."""
-    d, picture, text = size.dim, pixels // size.patch**2, size.tokens
-    block = 4.0 * d * d + 3.0 * d * size.ffn
-    passes = [(size.layers, picture + text), (size.refiners, picture), (size.refiners, text)]
-    ends = 2.0 * d * (2 * picture * size.channels * size.patch**2 + text * size.text)
-    modulated = 4.0 * d * size.modulation  # the prompt's own blocks are not
-    return Cost(
-        gemm=sum(2 * count * tokens * block for count, tokens in passes) + ends,
-        attention=sum(4.0 * count * tokens * tokens * d for count, tokens in passes),
-        weights=HALF * (sum(count for count, _ in passes) * block + (size.layers + size.refiners) * modulated),
-    )
+    ends = float(size.channels * size.patch**2)
+    picture = pixels // size.patch**2
+    return z_image.forward(size.dim, size.ffn, size.layers, size.refiners, picture, ends, size.text, size.tokens)
 
 
 def _square(into: int, out: int, pixels: float) -> float:

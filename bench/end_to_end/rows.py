@@ -13,9 +13,23 @@ from .pictures import LATENTS
 from .storages import GGUF, shown
 
 Model = Literal[
-    "wan13", "wan14", "vae", "t5", "qwen3", "klein4", "klein9", "z_image", "sd15", "sdxl", "flux2_vae", "flux_vae"
+    "wan13",
+    "wan14",
+    "vae",
+    "t5",
+    "qwen3",
+    "klein4",
+    "klein9",
+    "z_image",
+    "sd15",
+    "sdxl",
+    "flux2_vae",
+    "flux_vae",
+    "vl2",
+    "vl4",
 ]
-Work = Literal["sample", "decode", "encode", "text", "video", "picture"]
+Work = Literal["sample", "decode", "encode", "text", "video", "picture", "live", "write", "see"]
+Through = Literal["TAESD", "the VAE"]
 TITLES: dict[Model, str] = {
     "wan13": "1.3B",
     "wan14": "14B",
@@ -29,6 +43,8 @@ TITLES: dict[Model, str] = {
     "sdxl": "SDXL",
     "flux2_vae": "Flux.2 VAE",
     "flux_vae": "Flux VAE",
+    "vl2": "Qwen3-VL 2B",
+    "vl4": "Qwen3-VL 4B",
 }
 # The tiny checkpoints that stand in for them where there is no card.
 TINY: dict[Model, str] = {
@@ -44,6 +60,8 @@ TINY: dict[Model, str] = {
     "sdxl": "sdxl",
     "flux2_vae": "flux2_vae",
     "flux_vae": "flux_vae",
+    "vl2": "qwen3_vl",
+    "vl4": "qwen3_vl",
 }
 GUIDED: tuple[Model, ...] = (
     "wan13",
@@ -54,6 +72,7 @@ GUIDED: tuple[Model, ...] = (
 VAES: tuple[Model, ...] = ("vae", "flux2_vae", "flux_vae")
 # Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
 WHOLE: dict[Work, tuple[Model, Model]] = {"video": ("t5", "vae"), "picture": ("qwen3", "flux2_vae")}
+SIZES: dict[Work, str] = {"text": "512 tokens", "write": "a token"}  # of work that has no pixels
 LATENT = 8  # pixels of a side per latent pixel
 TIME = 4  # frames per latent frame, after the first
 WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
@@ -109,6 +128,7 @@ class Row:
     lora     rank of a LoRA on every matrix of the blocks; 0: none
     cold     the file is dropped from the page cache first
     free     GiB of the card that are left free, where that is not `--free`
+    through  of live video: what is between pixels and latents
     """
 
     model: Model
@@ -131,6 +151,7 @@ class Row:
     lora: int = 0
     cold: bool = False
     free: float | None = None
+    through: Through | None = None
     stock: Side | None = field(default=STOCK)
     ours: Side | None = field(default=OURS)
 
@@ -146,8 +167,10 @@ class Row:
 
     def _called(self, note: str) -> str:
         size = f"{self.height}x{self.width}" + (f"x{self.frames}" if self.frames else "")
-        size = "512 tokens" if self.work == "text" else size
-        verb = f" {self.work}" if self.model in VAES or self.is_whole else ""
+        size = SIZES.get(self.work, size)
+        size += f" through {self.through}" if self.through else ""
+        told = self.model in VAES or self.is_whole or self.is_live or self.work in ("write", "see")
+        verb = f" {self.work}" if told else ""
         return ", ".join(part for part in (f"{TITLES[self.model]}{verb} {size}", note) if part)
 
     @property
@@ -165,6 +188,11 @@ class Row:
         return self.work in WHOLE
 
     @property
+    def is_live(self) -> bool:
+        """Whether frames are made anew one by one: `steps` of them, with a step of the model each."""
+        return self.work == "live"
+
+    @property
     def is_picture(self) -> bool:
         """Whether its own model makes pictures: no frames."""
         return self.model in LATENTS
@@ -172,7 +200,7 @@ class Row:
     @property
     def prompts(self) -> int:
         """Of a step."""
-        return 2 if self.model in GUIDED else 1
+        return 2 if self.model in GUIDED and not self.is_live else 1
 
     @property
     def sides(self) -> tuple[tuple[str, Side], ...]:
@@ -408,8 +436,37 @@ def small() -> list[Row]:
     return rows
 
 
+def live() -> list[Row]:
+    """Frames of 512x512, one by one, as stock's VAE Encode, KSampler and VAE Decode make them. 120 of them a second are asked with
+    TAESD, and 60 with the VAE."""
+    row = Row("sd15", "live", 512, 512, steps=200, group="live", through="TAESD")
+    held = {"note": "held to Turing", **TURING}
+    return [
+        replace(row, asked=8.0, seconds=1 / 120),
+        replace(row, asked=2.0, **held),  # type: ignore[arg-type]
+        replace(row, through="the VAE", seconds=1 / 60),
+        replace(row, through="the VAE", asked=2.0, **held),  # type: ignore[arg-type]
+    ]
+
+
+def writing() -> list[Row]:
+    """Qwen3-VL writes: a step is a token, the first one with all that is loaded and chosen. And sees a picture with a prompt, up
+    to the first word about it. Stock has no sizes for the 2B, and reads none of these packed files."""
+
+    def token(model: Model, **others: object) -> Row:
+        return replace(Row(model, "write", steps=128, group="writing"), **others)  # type: ignore[arg-type]
+
+    return [
+        token("vl4", seconds=0.033, first_seconds=1.5),
+        token("vl4", seconds=0.0035, storage="q8_0", note="Q8_0", stock=None),
+        token("vl4", seconds=0.0025, storage="q4_k_m", note="Q4_K_M", stock=None),
+        token("vl2", seconds=0.0022, stock=None),
+        Row("vl4", "see", 768, 768, steps=5, seconds=0.12, group="writing"),
+    ]
+
+
 def all_rows() -> list[Row]:
-    rows = table() + more() + small() + packed() + pictures()
+    rows = table() + more() + small() + packed() + pictures() + live() + writing()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows
@@ -417,8 +474,8 @@ def all_rows() -> list[Row]:
 
 def quick(row: Row) -> Row:
     """The same row at a size for two CPU cores. The figures mean nothing; that it runs does."""
-    small: dict[str, Any] = {} if row.work == "text" else {"height": 64, "width": 64, "frames": 5 if row.frames else 0}
-    small["steps"] = 2 if row.work == "sample" else 1
+    small: dict[str, Any] = {} if row.work in SIZES else {"height": 64, "width": 64, "frames": 5 if row.frames else 0}
+    small["steps"] = {"sample": 2, "write": 2, "live": 3}.get(row.work, 1)
     if row.needs_pack and gguf_pack.folder() is None:
         small["stock"] = None
     return replace(unpromised(row), **small, note=row.note or "tiny")

@@ -11,17 +11,18 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
 from ... import checkpoints
-from ...checkpoints import flux, kl_vae, llama, spiece, umt5, unet, wan, wan_vae, z_image
+from ...checkpoints import flux, kl_vae, llama, qwen3_vl, spiece, umt5, unet, wan, wan_vae, z_image
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
-from .bounds import QWEN3, UMT5, WAN
+from .bounds import EYES, QWEN3, UMT5, WAN
+from .bounds import WRITERS as WRITERS_OF_TEXT
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, in_bytes, packed, plain
 from .pictures import IMAGE_VAES, KLEIN, UNETS, Z_IMAGE
 from .rows import TINY, Model
@@ -42,6 +43,9 @@ def table(model: Model) -> Table:
         return umt5.table(umt5.Umt5Size(UMT5.dim, heads, 64, UMT5.ffn, UMT5.layers, VOCABULARY))
     if model == "qwen3":
         return llama.table(llama.LlamaSize(**asdict(QWEN3)))
+    if model in WRITERS_OF_TEXT:
+        language = llama.LlamaSize(**asdict(WRITERS_OF_TEXT[model]))
+        return qwen3_vl.table(qwen3_vl.Qwen3VLSize(language, EYES.dim, EYES.ffn, EYES.layers, places=2304))
     if model in KLEIN:
         klein = KLEIN[model]
         return flux.table(flux.FluxSize(klein.dim, klein.double, klein.single, klein.text, klein.channels, shared=True))
@@ -67,7 +71,31 @@ def tiny_table(model: str) -> Table:
         return umt5.table(umt5.Umt5Size(width=32))
     if model == "qwen3":
         return llama.table(llama.QWEN3)
+    if model in WRITERS_OF_TEXT:
+        return qwen3_vl.table(qwen3_vl.SIZE)
     return wan.table(wan.WanSize(text=4096))
+
+
+def small_vae(name: str, generator: torch.Generator, *, tiny: bool) -> dict[str, torch.Tensor]:
+    """Weights of TAESD, or of Stable Diffusion's VAE, for the latents of SD 1.5: too small to be worth a file. tiny: of a narrow
+    VAE; TAESD is as it is."""
+    if name == "taesd":
+        from comfy.taesd.taesd import TAESD  # noqa: PLC0415 - where files are written there is no ComfyUI
+
+        shapes = {key: value.shape for key, value in TAESD(latent_channels=4).state_dict().items()}
+    else:
+        size = kl_vae.SIZES["sd_vae"] if tiny else replace(kl_vae.SIZES["sd_vae"], width=128)
+        shapes = {key: torch.Size(spec.shape) for key, spec in kl_vae.table(size).items()}
+    return {key: _vae_tensor(key, shape, generator) for key, shape in shapes.items()}
+
+
+def _vae_tensor(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """Such that what goes through is about as large as what came in."""
+    if len(shape) > 1:
+        return torch.randn(shape, generator=generator).mul_(math.prod(shape[1:]) ** -0.5)
+    if "norm" in name and name.endswith("weight"):
+        return torch.ones(shape)
+    return torch.full(shape, 1.0 if name == "vae_scale" else 0.0)
 
 
 def path_of(folder: Path, model: str, storage: str) -> Path:

@@ -21,15 +21,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import pictures
-from .bounds import TEXT_TOKENS
+from ...fusion.families.wan.cost import TEXT_TOKENS
+from . import bounds, pictures, writing
 from .rows import TAKES, WHOLE, Model, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
 GUIDANCE = 6.0
+LIVE_STRENGTH = 0.5
 POOLED = {"sdxl": 1280}  # width of what goes with a prompt's tokens
-KINDS = {"t5": "wan", "qwen3": "lumina2"}  # stock's types of text encoders, where a row names none
+KINDS = {
+    "t5": "wan",
+    "qwen3": "lumina2",
+    "vl2": "qwen_image",
+    "vl4": "qwen_image",
+}  # stock's types of text encoders, where a row names none
 
 
 def row_of(job: dict[str, Any]) -> Row:
@@ -184,7 +190,7 @@ class Run:
             drop_from_cache(self.paths[self.row.model])
         works = {
             "sample": self.sample, "text": self.text, "decode": self.decode, "encode": self.encode, "video": self.whole,
-            "picture": self.whole,
+            "picture": self.whole, "live": self.live, "write": self.write, "see": self.see,
         }  # fmt: skip
         return works[self.row.work]()
 
@@ -280,6 +286,28 @@ class Run:
 
         return {"load s": loading, **self.repeated(encode)}
 
+    def write(self) -> dict[str, Any]:
+        """Seconds of each token; of the first with the prompt. What is compared are the logits of the first."""
+        clip, loading = self.text_encoder(self.row.model)
+        with writing.watched(clip, self.clock) as seen:
+            ticks = [self.clock()]
+            clip.generate(writing.prompt(clip), do_sample=False, max_length=self.row.steps, seed=0)
+        ticks += seen.ticks
+        seconds = [after - before for before, after in itertools.pairwise(ticks)]
+        return {"load s": loading, "s": seconds, **self.judged(seen.logits)}
+
+    def see(self) -> dict[str, Any]:
+        """A picture, and the first word about it."""
+        clip, loading = self.text_encoder(self.row.model)
+        with writing.watched(clip, self.clock) as seen:
+
+            def look(number: int) -> Any:
+                tokens = writing.prompt(clip, writing.picture(self.row.height, self.row.width, number))
+                clip.generate(tokens, do_sample=False, max_length=1, seed=0)
+                return seen.logits
+
+            return {"load s": loading, **self.repeated(look)}
+
     def text_encoder(self, model: Model) -> tuple[Any, float]:
         import comfy.sd  # noqa: PLC0415
 
@@ -343,6 +371,8 @@ class Run:
         from ... import checkpoints  # noqa: PLC0415
 
         options: dict[str, Any]
+        if model in bounds.WRITERS:
+            return writing.sizes_of(self.paths[model])
         if model == "qwen3":
             options = dict(checkpoints.llama.options_of(checkpoints.llama.QWEN3))
             if self.row.kind == "flux2":  # which reads layers that the tiny one does not have
@@ -388,6 +418,77 @@ class Run:
             seconds.append(self.clock() - start)
             first = out if first is None else first
         return {"s": seconds, **self.judged(first)}
+
+    # ----------------------------------------------------------------------------------------------------- live video
+
+    def live(self) -> dict[str, Any]:
+        """Frames one by one, a step of the model each: seconds from one new frame to the next."""
+        import torch  # noqa: PLC0415
+
+        model, loading = self.diffusion_model()
+        size = (self.row.steps, self.row.height, self.row.width, 3)
+        frames = torch.rand(size, generator=torch.Generator().manual_seed(0))
+        made: list[Any] = []
+        ticks = [self.clock()]
+
+        def deliver(frame: Any) -> None:
+            made.append(frame if not made else None)  # the first is judged, the others go
+            ticks.append(time.perf_counter())
+
+        vae = self.drawn_vae()
+        prompts = self.made_up_prompts(model)
+        (self.live_by_ours if self.ours else self.live_by_stock)(model, prompts, vae, frames, deliver)
+        seconds = [after - before for before, after in itertools.pairwise(ticks)]
+        return {
+            "load s": loading,
+            "s": seconds,
+            "frames a second": 1 / sorted(seconds)[len(seconds) // 2],
+            **self.judged(made[0]),
+        }
+
+    def live_by_ours(
+        self, model: Any, prompts: tuple[Any, Any], vae: Any, frames: Any, deliver: Callable[[Any], None]
+    ) -> None:
+        live: Any = importlib.import_module("fusestream.fusion.live.engine")
+        settings = importlib.import_module("fusestream.fusion.live.settings").Settings(steps=1, strength=LIVE_STRENGTH)
+        live.run(model, *prompts, vae, frames, settings, deliver)
+
+    def live_by_stock(
+        self, model: Any, prompts: tuple[Any, Any], vae: Any, frames: Any, deliver: Callable[[Any], None]
+    ) -> None:
+        """What VAE Encode, KSampler and VAE Decode do with each frame."""
+        import comfy.sample  # noqa: PLC0415
+
+        for frame in frames:
+            latent = vae.encode(frame[None])
+            noise = comfy.sample.prepare_noise(latent, 0)
+            latent = comfy.sample.sample(
+                model,
+                noise,
+                1,
+                1.0,
+                "euler",
+                "simple",
+                *prompts,
+                latent,
+                denoise=LIVE_STRENGTH,
+                disable_pbar=True,
+                seed=0,
+            )
+            deliver(vae.decode(latent)[0])
+
+    def drawn_vae(self) -> Any:
+        """Of Stable Diffusion's latents, with random weights."""
+        import comfy.sd  # noqa: PLC0415
+        import torch  # noqa: PLC0415
+
+        from . import weights  # noqa: PLC0415
+
+        name = "taesd" if self.row.through == "TAESD" else "sd_vae"
+        drawn = weights.small_vae(name, torch.Generator().manual_seed(0), tiny=self.job["quick"])
+        if self.ours:
+            return self.fusion.load_vae_in_parts(name, drawn, policy=self.policy)
+        return comfy.sd.VAE(sd=drawn)
 
     # ------------------------------------------------------------------------------------------------------- findings
 

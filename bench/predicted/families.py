@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..end_to_end.bounds import TEXT_TOKENS, Language, Sizes, qwen3_forward, wan_forward
-from ..end_to_end.cost import Cost
+from ...fusion.cost import Cost
+from ...fusion.families.wan.cost import TEXT_TOKENS
+from ..end_to_end.bounds import Language, Sizes, qwen3_forward, wan_forward
 from ..end_to_end.pictures import HALF, Klein, ZImage, klein_forward, z_image_forward
 from .load import Load
 

@@ -36,7 +36,7 @@ class Case:
     who: Sequence[Side] = ("stock", "ours")
 
 
-def _wan(row: Row) -> Case:
+def wan_case(row: Row) -> Case:
     label = WAN13 if row.model == "wan13" else WAN14
     products = (
         (f"{label}, q", 3.0),  # q, k and v; the cross attention's q and o are as these two
@@ -70,7 +70,7 @@ def cases() -> list[Case]:
         sampling("z_image", 1024, 1024, 0, 6),
     ]
     text = Row("qwen3", "text", kind="flux2", note="for klein")
-    return [*map(_wan, videos), *map(_picture, pictures), _text(text)]
+    return [*map(wan_case, videos), *map(_picture, pictures), _text(text)]
 
 
 def measured_speeds(results: Mapping[str, Any], case: Case, side: Side) -> Speeds:

@@ -17,6 +17,7 @@ FOLDERS = (
     "z_image",
     "unet",
     "t5",
+    "qwen3_vl",
     "qwen3",
     "clip",
     "image_vae",

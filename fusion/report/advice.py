@@ -53,8 +53,9 @@ def rules(report: Report) -> Iterator[str]:
             )
     if report.device.upper().find("GEFORCE") >= 0 and "precise" in report.policy:
         yield (
-            "precision 'fast' adds in FP16, which a GeForce card does twice as fast; 'turbo' also rounds attention's queries and "
-            "keys to 8 bits, which is faster still for long or large videos. Look whether you see the difference."
+            "quality 'Balanced' in the loader adds in FP16, which a GeForce card does twice as fast; 'Fastest' also rounds "
+            "attention's queries and keys to 8 bits, which is faster still for long or large videos. Look whether you see the "
+            "difference."
         )
 
 

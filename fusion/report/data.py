@@ -102,6 +102,38 @@ class Sparsity:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """The last one. seconds: of a step; spent: in all, the first step included, which brings the weights."""
+
+    steps: int
+    seconds: float
+    spent: float
+
+
+@dataclass(frozen=True)
+class LiveStage:
+    """seconds: usually, of a group of frames. waited: before it begins, when what it gets is there."""
+
+    name: str
+    seconds: float
+    waited: float
+
+
+@dataclass(frozen=True)
+class Live:
+    """The last live video. rate: frames a second of the last groups. overlap: of the time in which a stage ran, the share in which
+    several did. timeline: stages of the last groups, `layer` the group's number."""
+
+    frames: int
+    skipped: int
+    batch: int
+    rate: float
+    stages: tuple[LiveStage, ...]
+    overlap: float
+    timeline: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True)
 class Report:
     """title: the model. state: in a sentence, where its weights are. All else is empty where it does not apply."""
 
@@ -124,6 +156,8 @@ class Report:
     what_if: tuple[WhatIf, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     sparsity: Sparsity | None = None
+    sampling: Sampling | None = None
+    live: Live | None = None
     kernels: tuple[KernelRow, ...] = ()
     refusals: tuple[RefusalRow, ...] = ()
     messages: tuple[str, ...] = ()

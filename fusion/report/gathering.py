@@ -18,13 +18,15 @@ from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
 from ...memory.ram import measure_ram
 from .. import chose, other_cards, saturation
 from ..fused import policy_of_model
+from ..pace import pace_of
 from ..sparse.model import sparse_of
 from ..stream import vram
 from ..stream.branches import branch_of, branches, passes_under
 from ..stream.stream import GRAPHS, STREAM, Stream
 from ..words import counted
 from .advice import advise
-from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sparsity, WhatIf
+from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
+from .live import live_of
 from .passes import cut, last_pass, typical
 
 NO_MODEL = "No model is connected: only kernels and memory are reported."
@@ -39,7 +41,7 @@ def gather(model: Any = None) -> Report:
     gaps: list[str] = []
     stream = stream_of(model)
     report = Report("no model", NO_MODEL) if model is None else Report("model", state_of_whole())
-    for part in (title, policy, sparsity, memories, kernels):
+    for part in (title, policy, sparsity, sampling, live, memories, kernels):
         with noting(gaps, part.__name__):
             report = replace(report, **part(model))
     choosing = chose.words(getattr(model, "model", None))
@@ -131,6 +133,14 @@ def title(model: Any) -> dict[str, Any]:
     return {"title": name, "device": shown}
 
 
+def sampling(model: Any) -> dict[str, Any]:
+    """Of a streamed MODEL that has sampled."""
+    pace = pace_of(model)
+    if pace is None or pace.last is None:
+        return {}
+    return {"sampling": Sampling(pace.last.steps, pace.last.seconds, pace.last.spent)}
+
+
 def policy(model: Any) -> dict[str, Any]:
     """In the words of the nodes."""
     if model is None:
@@ -152,6 +162,11 @@ def sparsity(model: Any) -> dict[str, Any]:
     tallied, asked = found.tally.read(), found.settings.words()
     times = (tallied.seconds.get("sparse"), tallied.seconds.get("dense"))
     return {"sparsity": Sparsity(asked, tallied.sparse, tallied.visited, *times, tallied.dense)}
+
+
+def live(model: Any) -> dict[str, Any]:
+    """Of a MODEL that a Live Video node has used."""
+    return {"live": live_of(model)}
 
 
 def memories(model: Any) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from PIL import Image
 from ..words import counted
 from .canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
 from .data import Report, duration, size
-from .text import sparse_words
+from .live import draw_live
+from .text import sampling_words, sparse_words
 
 ROWS = (("copy", "bus"), ("use", "compute"), ("stall", "waits"))
 NOTHING = 1e-3  # of a pass: a wait that is none
@@ -18,6 +19,8 @@ def draw(report: Report, theme: ThemeName = "dark") -> Image.Image:
     """RGB, as wide as WIDTH; as high as there is something to show."""
     canvas = Canvas(theme)
     head(canvas, report)
+    if report.live is not None:
+        draw_live(canvas, report)
     if report.timeline:
         timeline(canvas, report)
     if report.layers:
@@ -41,6 +44,8 @@ def head(canvas: Canvas, report: Report) -> None:
             f"A pass takes {duration(report.pass_seconds)}{predicted}; {report.stall_share:.1%} of it waits for weights.",
             SMALL,
         )
+    if report.sampling is not None:
+        canvas.line(f"The last sampling: {sampling_words(report.sampling)}.", SMALL)
     if report.sparsity is not None:
         canvas.line(f"Sparse attention: {sparse_words(report.sparsity)}.", SMALL)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..words import counted
-from .data import Report, Sparsity, duration, size
+from ..words import counted, took
+from .data import Report, Sampling, Sparsity, duration, size
+from .live import live_lines
 
 MOST_LINES = 40  # of kernels or refusals: a long session meets hundreds of shapes
 
@@ -25,6 +26,8 @@ def lines(report: Report) -> Iterator[str]:
         yield from section("Slowest waits", waits(report))
     if report.sparsity is not None:
         yield from section("Sparse attention", sparse_attention(report.sparsity))
+    if report.live is not None:
+        yield from section("Live video", live_lines(report.live))
     yield from section("Memory", memory(report))
     yield from section("Kernels: who computed what (all models since ComfyUI started)", kernels(report))
     yield from section("Why not another", refusals(report))
@@ -41,6 +44,8 @@ def section(title: str, body: Iterator[str] | tuple[str, ...]) -> Iterator[str]:
 
 
 def streaming(report: Report) -> Iterator[str]:
+    if report.sampling is not None:
+        yield f"the last sampling: {sampling_words(report.sampling)}"
     if report.passes:
         yield (
             f"a pass through {counted(len(report.layers), 'block')}: {duration(report.pass_seconds)}, of which "
@@ -64,6 +69,11 @@ def streaming(report: Report) -> Iterator[str]:
             yield f"and with more VRAM for the blocks, up to all {size(report.what_if[-1].nbytes)}: the same"
             return
         yield f"predicted with {size(one.nbytes)} for the blocks: {duration(one.seconds)} a pass"
+
+
+def sampling_words(found: Sampling) -> str:
+    """As under the loader when it is over."""
+    return f"{counted(found.steps, 'step')}, {took(found.seconds)} a step, {took(found.spent)} in all"
 
 
 def waits(report: Report) -> Iterator[str]:

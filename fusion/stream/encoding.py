@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 from ..mixing import mix
 from . import progress
@@ -26,6 +27,16 @@ def watch_encoding(model: Any, stream: Stream) -> None:
 def hold_while_writing(network: Any, stream: Stream, block: int) -> None:
     """Let the table that a network's words come from be there when they are looked up: stock does not call it."""
     mix(network, _Writes, **{HEAD: (stream, block)})
+
+
+def words_held(network: Any) -> AbstractContextManager[None]:
+    """For this time the table that a network's words come from is where it computes. Of one whose words do not stream nothing has
+    to be done."""
+    held = network.__dict__.get(HEAD)
+    if held is None:
+        return contextlib.nullcontext()
+    stream, block = held
+    return cast(AbstractContextManager[None], stream.bound(block))
 
 
 class _Encodes:
@@ -51,6 +62,5 @@ def _whole(stream: Stream) -> Iterator[None]:
 class _Writes:
     def logits(self, *args: Any, **kwargs: Any) -> Any:
         """Stock's."""
-        stream, block = self.__dict__[HEAD]
-        with stream.bound(block):
+        with words_held(self):
             return super().logits(*args, **kwargs)  # type: ignore[misc]

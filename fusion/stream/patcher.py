@@ -22,6 +22,7 @@ import torch
 from ..errors import NotWhileStreaming
 from ..fused import policy_of_model
 from ..packed_layout import is_held
+from . import laid_out
 from .blocks import is_quantised, stored
 from .patches import with_hooked
 from .reckoning import RECKONING
@@ -172,6 +173,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             # The rest, all of it. Never a full load, in which stock calls `to` on the whole model.
             super().load(device, ALL, force_patch_weights=force_patch_weights, full_load=False, **kwargs)
             self._move_rest(device)
+            if laid_out.serves(device):
+                laid_out.as_kernels_want(self.model)
             self.loaded_size()
 
     def _set_patches(self) -> None:
@@ -219,6 +222,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
                 entry[-2].to(device_to)
             self._move_rest(device_to)
             self.model.device = device_to
+        if unpatch_weights:
+            laid_out.as_in_file(self.model)  # as whoever patches them next takes them to be
 
     def partially_unload(
         self,

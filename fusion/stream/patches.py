@@ -18,6 +18,7 @@ import comfy.utils
 import torch
 
 from .blocks import FP8, Paged
+from .laid_out import in_file_order
 
 # Of each key its patches, in order. A patch is a tuple that is made once and handed on to clones.
 PatchSet = Mapping[str, tuple[Any, ...]]
@@ -59,7 +60,7 @@ def patched(
 ) -> torch.Tensor:
     """What becomes of this weight: of its type, and `as_held`, by its module, quantised anew if it is quantised."""
     first, then = stages(patches)
-    out = weight
+    out = weight = in_file_order(weight)
     module = paged.module if as_held else None
     if first:
         computed = comfy.model_management.lora_compute_dtype(device)
@@ -67,7 +68,7 @@ def patched(
     if then:
         original = {paged.key: [(weight, None)]}  # from which a hook with another model's weights takes its difference
         out = _patched_once(paged, module, out, then, device, torch.float32, original)
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 class Applied:

@@ -88,6 +88,11 @@ class Pool:
                 other.shrink(missing)
         return self.budget.left
 
+    def measure(self) -> None:
+        """How much its members may hold in all."""
+        with self._lock:
+            self._measure()
+
     def _measure(self) -> None:
         ceilings = [member.ceiling for member in self._members]
         if ceilings:
@@ -112,6 +117,14 @@ def pool_of(device: torch.device) -> Pool:
         return _pools[device]
 
 
+def measure_anew() -> None:
+    """What stock reserves has changed."""
+    with _pools_lock:
+        pools = list(_pools.values())
+    for pool in pools:
+        pool.measure()
+
+
 class CountedRam(RamBudget):
     """Pinned and registered RAM that stock's own account knows of too: it would pin beyond the system's limit otherwise."""
 
@@ -127,6 +140,7 @@ class CountedRam(RamBudget):
 
 
 _ram: RamBudget | None = None
+_ram_limit: float | None = None  # GiB; None: what is found
 
 
 def ram_for(nbytes: int) -> RamBudget:
@@ -134,6 +148,17 @@ def ram_for(nbytes: int) -> RamBudget:
     as these bytes need of the system's limit."""
     global _ram  # noqa: PLW0603 - the machine's RAM is one thing too
     with _pools_lock:
-        _ram = _ram or CountedRam.auto()
+        _ram = _ram or CountedRam.auto(_ram_limit)
     comfy.model_management.ensure_pin_registerable(min(nbytes, _ram.total - _ram.taken))
     return _ram
+
+
+def limit_ram(gib: float | None) -> None:
+    """From now on all streamed models together pin no more; None: as much as is free. What is idle beyond it is given back at once,
+    the rest when its model is unloaded."""
+    global _ram_limit
+    with _pools_lock:
+        _ram_limit, ram = gib, _ram
+    if ram is not None:
+        ram.total = CountedRam.auto(gib).total + (ram.taken if gib is None else 0)
+        ram.beg(0)

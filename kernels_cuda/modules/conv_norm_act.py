@@ -1,27 +1,30 @@
-"""FusedConvNormAct2d: a convolution, the batch norm behind it, and an activation, in one kernel.
+"""FusedConvNormAct2d: a convolution, the norm behind it, and an activation, in as few kernels as they take.
 
 In eval mode a batch norm is a factor and an offset for each channel: `fold_batch_norm` puts both into the convolution's weight and
-bias, once, and the kernel's epilogue has ReLU and SiLU, so of three passes over the image one is left. What training needs (batch
-statistics, gradients) is torch's own.
+bias, once, and the kernel's epilogue has ReLU and SiLU, so of three passes over the image one is left. An instance norm waits for
+all of the picture: it is a module of its own behind the convolution, with the ReLU in it. What training needs (batch statistics,
+gradients) is torch's own.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...gpu.capture import capturing
-from ..call import Call
 from ..launcher import obstacle
-from ..ops.conv import CONV, CUTS, conv2d, image_obstacles
-from ..ops.conv_operands import Padding
+from ..ops.bordered_conv import BORDERED_CONV, bordered_conv2d
+from ..ops.borders import border_obstacle
+from ..ops.conv import CONV, conv2d
+from ..ops.conv_operands import Operands
 from ..policy import STANDARD, KernelPolicy
-from .folding import Folded, fold, foldable
-from .handing_back import TRACED, general_obstacle, hand_back, replaced, traced
+from .folding import Folded, Own, fold, foldable
+from .geometry import PADS, Geometry, as_wanted, geometry_of, misfit, prepared
+from .handing_back import TRACED, general_obstacle, hand_back, refusal, replaced, traced
+from .instance_norm import FusedInstanceNorm2d
 from .kept import Kept, marks_of
 
 Size = int | tuple[int, int]
@@ -32,31 +35,27 @@ EPILOGUES: dict[str | None, Literal["none", "relu", "silu"]] = {None: "none", "r
 MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Identity: None}
 
 
-class Geometry(NamedTuple):
-    """As the op wants it."""
-
-    stride: int
-    padding: Padding
-
-
 class FusedConvNormAct2d(nn.Module):
-    """activation(BatchNorm2d(Conv2d(x))) with torch's arguments, defaults and state dict: `conv.*` and `norm.*`.
+    """activation(norm(Conv2d(x))) with torch's arguments, defaults and state dict: `conv.*` and `norm.*`.
 
-    norm        "batch", or None for none
+    norm        "batch", "instance", or None for none
+    affine      of the norm; an instance norm of torch's has to be asked for it
     activation  "relu", "silu" or None
     policy      which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
 
     One kernel of ours computes it for fp16 on an NVIDIA card, in eval mode, where no gradient is wanted, if the convolution is 3x3
-    with a stride of 1 or 2 or 1x1, without groups and dilation. Else torch's modules, which this one holds, compute what they
-    always do. `obstacle(x)` says why.
+    with a stride of 1 or 2 or 1x1, without groups and dilation; an instance norm is one more. Of other taps and strides torch
+    computes the product, of the folded weights, and one pass of ours what is behind it. Else torch's modules, which this one
+    holds, compute what they always do. `obstacle(x)` says why.
 
     The folded weights are a second copy of the convolution's on the card. They are made anew when a parameter, a buffer or
     `norm.eps` has changed. What torch does not count cannot be seen: call `refold()` after writing through `.data`, or to
     parameters that were made in inference mode (`load_state_dict` needs no such word).
     """
 
+    pad: Any  # torch's module before the convolution, or None
     conv: nn.Conv2d
-    norm: nn.BatchNorm2d | None
+    norm: nn.BatchNorm2d | FusedInstanceNorm2d | None
     activation: Activation
     policy: KernelPolicy
 
@@ -72,17 +71,18 @@ class FusedConvNormAct2d(nn.Module):
         bias: bool = True,
         padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
         *,
-        norm: Literal["batch"] | None = "batch",
+        norm: Literal["batch", "instance"] | None = "batch",
         activation: Activation = "relu",
         eps: float = 1e-5,
         momentum: float | None = 0.1,
+        affine: bool = True,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         policy: KernelPolicy = STANDARD,
     ) -> None:
         super().__init__()
-        if norm not in ("batch", None):
-            raise ValueError(f"norm is {norm!r}, expected 'batch' or None")
+        if norm not in ("batch", "instance", None):
+            raise ValueError(f"norm is {norm!r}, expected 'batch', 'instance' or None")
         conv = nn.Conv2d(
             in_channels,
             out_channels,
@@ -96,45 +96,63 @@ class FusedConvNormAct2d(nn.Module):
             device=device,
             dtype=dtype,
         )
-        batch_norm = None if norm is None else nn.BatchNorm2d(out_channels, eps, momentum, device=device, dtype=dtype)
-        self._hold(conv, batch_norm, activation, policy)
+        made: Any = {"batch": nn.BatchNorm2d, "instance": nn.InstanceNorm2d, None: None}[norm]
+        layer = None if made is None else made(out_channels, eps, momentum, affine, device=device, dtype=dtype)
+        self._hold(conv, layer, activation, policy)
 
     @classmethod
     def of(
         cls,
         conv: nn.Conv2d,
-        norm: nn.BatchNorm2d | None = None,
+        norm: nn.BatchNorm2d | nn.InstanceNorm2d | None = None,
         activation: Activation | nn.Module = None,
         *,
+        pad: nn.Module | None = None,
         policy: KernelPolicy = STANDARD,
     ) -> FusedConvNormAct2d:
-        """Over modules that exist: they are held, not copied, so parameters and statistics are shared.
+        """Over modules that exist: parameters and statistics are shared, not copied.
+
+        pad  torch's ReflectionPad2d, ReplicationPad2d or ZeroPad2d in front of a convolution that has no padding of its own
 
         activation  a name, or torch's module: `FusedConvNormAct2d.of(*nn.Sequential(conv, norm, nn.ReLU()))`
         """
         if not isinstance(conv, nn.Conv2d):
             raise TypeError(f"conv is a {type(conv).__name__}, expected a Conv2d")
-        if norm is not None and not isinstance(norm, nn.BatchNorm2d):
-            raise TypeError(f"norm is a {type(norm).__name__}, expected a BatchNorm2d or None")
+        if norm is not None and not isinstance(norm, (nn.BatchNorm2d, nn.InstanceNorm2d)):
+            raise TypeError(f"norm is a {type(norm).__name__}, expected a BatchNorm2d, an InstanceNorm2d or None")
         if norm is not None and norm.num_features != conv.out_channels:
             raise ValueError(f"norm is of {norm.num_features} channels, conv's result has {conv.out_channels}")
         if isinstance(activation, nn.Module):
             if type(activation) not in MODULES:
                 raise TypeError(f"activation is a {type(activation).__name__}, expected ReLU, SiLU or Identity")
             activation = MODULES[type(activation)]
+        if pad is not None and (type(pad) not in PADS or conv.padding not in ((0, 0), "valid")):
+            raise TypeError(
+                f"pad is a {type(pad).__name__} before padding {conv.padding}, expected one of torch's before none"
+            )
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made._hold(conv, norm, activation, policy)
+        made._hold(conv, norm, activation, policy, pad)
         made.training = (conv if norm is None else norm).training
         return made
 
-    def _hold(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: Activation, policy: KernelPolicy) -> None:
+    def _hold(
+        self,
+        conv: nn.Conv2d,
+        norm: nn.BatchNorm2d | nn.InstanceNorm2d | None,
+        activation: Activation,
+        policy: KernelPolicy,
+        pad: nn.Module | None = None,
+    ) -> None:
         if activation not in EPILOGUES:
             raise ValueError(f"activation is {activation!r}, expected 'relu', 'silu' or None")
+        self.register_module("pad", pad)
         self.conv = conv
+        if isinstance(norm, nn.InstanceNorm2d):
+            norm = FusedInstanceNorm2d.of(norm, "relu" if activation == "relu" else None, policy=policy)
         self.register_module("norm", norm)
         self.activation, self.policy = activation, policy
-        self._kept: Kept[Folded | str] = Kept()
+        self._kept: Kept[Folded | Own | str] = Kept()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [b, in_channels, h, w] -> [b, out_channels, h', w'] of x's dtype.
@@ -142,23 +160,15 @@ class FusedConvNormAct2d(nn.Module):
         Our kernel is for channels-last images: it copies another x into that format, and its results are channels-last. Of a
         network in torch.channels_last torch's are as well, and only the first layer copies.
         """
-        found = self._served(x)
-        if isinstance(found, str):
-            hand_back(type(self).__name__, CONV.name, found, x, self.policy)
-            return self._by_torch(x)
-        folded, (stride, padding) = found
-        return conv2d(
-            as_wanted(x),
-            folded.weight,
-            folded.bias,
-            stride=stride,
-            padding=padding,
-            activation=EPILOGUES[self.activation],
-            policy=self.policy,
-        )
+        instance = self._instance
+        value = self._convolved(x)
+        if instance is None:
+            return value
+        value = instance(value)
+        return functional.silu(value) if self.activation == "silu" else value
 
     def obstacle(self, x: Tensor) -> str | None:
-        """Why our kernel cannot compute this module for x, in words a user understands; None if it can.
+        """Why our kernels cannot compute this module for x, in words a user understands; None if they can.
 
         Includes what the op has against a size, which `forward` leaves to the op: it runs torch's convolution then.
         """
@@ -166,24 +176,77 @@ class FusedConvNormAct2d(nn.Module):
         if isinstance(found, str):
             return found
         folded, geometry = found
-        tensors = as_wanted(x).unsqueeze(2), folded.weight.unsqueeze(2), folded.bias, None, None
-        options = (EPILOGUES[self.activation], 1, 0, geometry.stride, *geometry.padding)
-        call = Call(CONV.name, tensors, options, self.policy)
-        reasons = [candidate.refuse(call) for candidate in CONV.candidates if candidate.ours]
-        return None if None in reasons else "; ".join(reason for reason in reasons if reason)
+        if geometry.is_bordered:
+            bordered = self._epilogue, geometry.stride, *geometry.padding, geometry.border
+            reason = refusal(BORDERED_CONV, (as_wanted(x), folded.weight, folded.bias), bordered, self.policy)
+        x, padding = prepared(x, geometry)
+        tensors = x.unsqueeze(2), folded.weight.unsqueeze(2), folded.bias, None, None
+        options = self._epilogue, 1, 0, geometry.stride, *padding
+        if not geometry.is_bordered:
+            reason = refusal(CONV, tensors, options, self.policy)
+        if reason is not None or self._instance is None:
+            return reason
+        b, n, _, h, w = Operands.of(tensors, options).shape
+        between = torch.empty(b, n, h, w, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        return self._instance.obstacle(between)
 
     def refold(self) -> None:
         """The next call folds anew. For changes that torch does not count."""
         self._kept.outdate()
+
+    def forget(self) -> None:
+        """Let go of the memory of what was folded."""
+        self._kept.forget()
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}" + ("" if self.policy == STANDARD else f", policy={self.policy!r}")
 
     # ------------------------------------------------------------------------------------------------- who computes
 
+    @property
+    def _instance(self) -> FusedInstanceNorm2d | None:
+        """The norm that is a module of its own, with the ReLU in it."""
+        return self.norm if isinstance(self.norm, FusedInstanceNorm2d) else None
+
+    @property
+    def _epilogue(self) -> Literal["none", "relu", "silu"]:
+        """What the convolution's kernel does to its result: what comes behind an instance norm does not concern it."""
+        return EPILOGUES[None if self._instance is not None else self.activation]
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        """All but an instance norm and what is behind it."""
+        found = self._served(x)
+        if isinstance(found, str):
+            hand_back(type(self).__name__, CONV.name, found, x, self.policy)
+            return self._by_torch(x)
+        folded, geometry = found
+        if geometry.is_bordered:
+            return bordered_conv2d(
+                as_wanted(x),
+                folded.weight,
+                folded.bias,
+                padding=geometry.padding,
+                border=geometry.border,  # type: ignore[arg-type]
+                stride=geometry.stride,
+                activation=self._epilogue,
+                policy=self.policy,
+            )
+        x, padding = prepared(x, geometry)
+        return conv2d(
+            x,
+            folded.weight,
+            folded.bias,
+            stride=geometry.stride,
+            padding=padding,
+            activation=self._epilogue,
+            policy=self.policy,
+        )
+
     def _by_torch(self, x: Tensor) -> Tensor:
         """As torch's modules compute it. The activation is not in place: hooks may have kept what comes before it."""
-        value: Tensor = self.conv(x)
+        value: Tensor = self.conv(x if self.pad is None else self.pad(x))
+        if self._instance is not None:
+            return value
         if self.norm is not None:
             value = self.norm(value)
         if self.activation is None:
@@ -194,7 +257,7 @@ class FusedConvNormAct2d(nn.Module):
         """What the op is to be called with, or why torch computes."""
         if traced():
             return TRACED
-        conv, norm = self.conv, self.norm
+        conv, norm = self.conv, self._folds
         if self.policy.mode(CONV.name) == "off":
             return f"the kernels of {CONV.name} are off"
         reason = replaced("conv", conv, nn.Conv2d)
@@ -211,15 +274,29 @@ class FusedConvNormAct2d(nn.Module):
         )
         if isinstance(geometry, str):
             return geometry
-        folded = misfit(x, conv, geometry.padding) or self._folded(sources)
+        if self.pad is not None:
+            reason = replaced("pad", self.pad, type(self.pad))
+            if reason is not None:
+                return reason
+            geometry = Geometry(geometry.stride, self.pad.padding, PADS[type(self.pad)], geometry.taps)
+        reason = misfit(x, conv, geometry.padding)
+        if reason is None and geometry.border is not None:
+            reason = border_obstacle(x, geometry.padding, geometry.border)
+        folded = reason or self._folded(sources)
         return folded if isinstance(folded, str) else (folded, geometry)
 
     # ------------------------------------------------------------------------------------------------------ folding
 
+    @property
+    def _folds(self) -> nn.BatchNorm2d | None:
+        """The norm that is folded into the convolution's weights."""
+        norm = self.norm
+        return None if norm is None or isinstance(norm, FusedInstanceNorm2d) else norm
+
     def _sources(self) -> tuple[Tensor | None, ...]:
         """What the folded weights are made from. torch does not count what a norm in training mode writes to its running
         statistics, but it counts the batches."""
-        conv, norm = self.conv, self.norm
+        conv, norm = self.conv, self._folds
         try:  # where torch keeps them: asked as attributes they take three times as long
             own = conv._parameters
             if norm is None:
@@ -235,58 +312,36 @@ class FusedConvNormAct2d(nn.Module):
 
     def _folded(self, sources: tuple[Tensor | None, ...]) -> Folded | str:
         """The folded weights, from what is kept or made now; or why there are none."""
-        eps = None if self.norm is None else self.norm.eps
+        norm = self._folds
+        eps = None if norm is None else norm.eps
         marks = marks_of(sources, eps, self.policy.isa)
         found = self._kept.find(marks)
+        if found is Own.WEIGHTS:
+            return Folded(self.conv.weight, self.conv.bias, False)
         if found is not None:
             return found
         if capturing():  # what were made now would be memory of the graph, and empty until it is replayed
             return "a CUDA graph is being recorded, and the weights are not folded: call the module once before"
-        return self._kept.keep(marks, sources, self._fold())
+        made = self._fold()
+        own = isinstance(made, Folded) and made.weight is self.conv.weight and made.bias is self.conv.bias
+        self._kept.keep(marks, sources, Own.WEIGHTS if own else made)
+        return made
 
     def _fold(self) -> Folded | str:
         device = self.conv.weight.device
-        reason = foldable(self.conv, self.norm)
+        norm = self._folds
+        reason = foldable(self.conv, norm)
         if reason is None and device.type == "cuda":
             reason = obstacle(device, self.policy.isa)
-        return fold(self.conv, self.norm, self._kept.latest) if reason is None else reason
+        return fold(self.conv, norm, self._kept.latest) if reason is None else reason
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         self._kept.outdate()  # parameters of inference mode count no writes
         super()._load_from_state_dict(*arguments, **options)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        self._kept.forget()  # .to() is about memory: nothing stays behind
+        self.forget()  # .to() is about memory: nothing stays behind
         return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
-
-
-# --------------------------------------------------------------------------------------------------------- the pieces
-
-
-@lru_cache(maxsize=256)
-def geometry_of(
-    taps: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...] | str,
-    dilation: tuple[int, ...],
-    groups: int,
-    padding_mode: str,
-) -> Geometry | str:
-    """A Conv2d's arguments as the op wants them, or what of them the kernels do not serve."""
-    down, across = taps
-    if groups != 1:
-        return f"{groups} groups: the kernels have none"
-    if set(dilation) != {1}:
-        return f"a dilation of {dilation}: the kernels have none"
-    if padding_mode != "zeros":
-        return f"padding_mode is {padding_mode!r}: the kernels pad with zeros"
-    if len(set(stride)) > 1 or ((down, across), stride[0]) not in CUTS:
-        step = "x".join(map(str, dict.fromkeys(stride)))
-        return f"{down}x{across} taps with stride {step}: the kernels are 3x3 with stride 1 or 2, and 1x1"
-    if isinstance(padding, str):
-        padding = (down // 2, across // 2) if padding == "same" else (0, 0)
-    top, left = padding
-    return Geometry(stride[0], (left, left, top, top))
 
 
 def statistics_obstacle(norm: nn.BatchNorm2d) -> str | None:
@@ -294,25 +349,3 @@ def statistics_obstacle(norm: nn.BatchNorm2d) -> str | None:
     if norm.training:
         return "the norm is in training mode, and computes the statistics of each batch"
     return "the norm keeps no running statistics" if norm.running_mean is None else None
-
-
-def misfit(x: Tensor, conv: nn.Conv2d, padding: Padding) -> str | None:
-    """Shapes for which torch has an answer or an error of its own."""
-    if x.ndim != 4:
-        return f"x has {x.ndim} dimensions, not 4"
-    if not x.numel():
-        return "x is empty"
-    if x.device != conv.weight.device:
-        return f"x is on {x.device}, the weights are on {conv.weight.device}"
-    left, right, top, bottom = padding
-    down, across = conv.kernel_size
-    if x.shape[1] != conv.weight.shape[1] or x.shape[2] + top + bottom < down or x.shape[3] + left + right < across:
-        return f"an image {list(x.shape[1:])} does not go with a weight {list(conv.weight.shape)}"
-    return None
-
-
-def as_wanted(x: Tensor) -> Tensor:
-    """x, or a copy of it where it is not channels-last or its pixels are at odd addresses."""
-    if x.data_ptr() % 16 == 0 and x.is_contiguous(memory_format=torch.channels_last):
-        return x
-    return x if next(image_obstacles(x=x), None) is None else x.clone(memory_format=torch.channels_last)

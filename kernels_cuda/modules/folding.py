@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,12 @@ from ..ops.conv import fold_batch_norm, weight_obstacles
 
 HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative
 SMALLEST = 2.0**-25  # half of fp16's smallest step, absolute
+
+
+class Own(Enum):
+    """What is kept where the op reads the convolution's own weight and bias: nothing that would hold on to their memory."""
+
+    WEIGHTS = "weights"
 
 
 class Folded(NamedTuple):
@@ -41,7 +48,7 @@ def foldable(conv: nn.Conv2d, norm: nn.BatchNorm2d | None) -> str | None:
     return None
 
 
-def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, before: Folded | str | None) -> Folded | str:
+def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None, before: Folded | Own | str | None) -> Folded | str:
     """The weights for the op, in the memory of those before them if there are any: a CUDA graph that was recorded over these goes
     on with the new ones. Or why there are none."""
     # Not in inference mode, even where the caller is: what is kept may be written to again outside of it.

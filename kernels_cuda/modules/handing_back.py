@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.utils.parametrize import is_parametrized
 
+from ..call import Call, Options, Tensors
 from ..errors import KernelRefused
 from ..ledger import LEDGER
 from ..ops.checks import word, wrong_dtype
 from ..policy import KernelPolicy
-from ..registry import GRADIENT
+from ..registry import GRADIENT, Op
 
 DEVICES = ("cuda",)  # tests add the CPU, where the ops run their references
 TYPES = (torch.float16,)
@@ -37,6 +39,8 @@ def general_obstacle(x: Any, weights: Iterable[Tensor | None]) -> str | None:
     """Why no op of ours may be handed x and these weights, whatever the op: in words a user understands. None if one may."""
     if type(x) not in (Tensor, nn.Parameter):
         return f"x is a {type(x).__name__}, not a plain tensor"
+    if x.is_nested or x.layout is not torch.strided:
+        return "x is nested, or sparse"
     if x.device.type not in DEVICES:
         return f"x is on the {x.device.type.upper()}"
     if x.dtype not in TYPES:
@@ -60,6 +64,30 @@ def replaced(name: str, part: nn.Module, known: type[nn.Module]) -> str | None:
     return f"the forward of {name} was replaced" if "forward" in part.__dict__ else None
 
 
+def own_obstacle(op: Op, module: nn.Module, policy: KernelPolicy) -> str | None:
+    """Why torch computes whatever x is: somebody traces, the kernels are off, or the weight is not torch's plain one."""
+    if traced():
+        return TRACED
+    if policy.mode(op.name) == "off":
+        return f"the kernels of {op.name} are off"
+    return "its weights are parametrised" if is_parametrized(module) else None
+
+
+def unlike(x: Tensor, weights: Iterable[Tensor | None]) -> str | None:
+    """Weights of another type than x, or elsewhere. torch has an error of its own for it, or promotes."""
+    for t in weights:
+        if t is not None and (t.dtype is not x.dtype or t.device != x.device):
+            return f"x is {x.dtype} on {x.device}, the weights are {t.dtype} on {t.device}"
+    return None
+
+
+def refusal(op: Op, tensors: Tensors, options: Options, policy: KernelPolicy) -> str | None:
+    """Why no kernel of an op of ours can compute a call; None if one can."""
+    call = Call(op.name, tensors, options, policy)
+    reasons = [candidate.refuse(call) for candidate in op.candidates if candidate.ours]
+    return None if None in reasons else "; ".join(reason for reason in reasons if reason)
+
+
 def hand_back(module: str, op: str, reason: str, x: Any, policy: KernelPolicy) -> None:
     """Torch computes, and why. The ledger is asked first: this may be a hot path."""
     mode = policy.mode(op)
@@ -71,4 +99,6 @@ def hand_back(module: str, op: str, reason: str, x: Any, policy: KernelPolicy) -
 
 def _describe(x: Any) -> str:
     """What a call was about, for messages."""
-    return f"{word(x)}{list(x.shape)} on {x.device}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+    if not isinstance(x, Tensor) or x.is_nested:
+        return f"a {type(x).__name__}"
+    return f"{word(x)}{list(x.shape)} on {x.device}"

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..call import Call, Options
+from ..call import Options
 from ..ops.linear import LINEAR, linear
 from ..ops.linear_attention import LINEAR_ATTENTION, MAPS, linear_attention, stock
 from ..policy import STANDARD, KernelPolicy
-from .handing_back import TRACED, general_obstacle, hand_back, replaced, traced
+from .handing_back import TRACED, general_obstacle, hand_back, refusal, replaced, traced, unlike
 
 FEATURES = 256  # random ones, if nobody says how many
 
@@ -114,15 +114,10 @@ class FusedLinearAttention(nn.Module):
         none = (None, None)
         products: Options = ("none", 1.0, False, None)
         heads = self._heads(x, context, lambda x, weight, _: x.new_empty(*x.shape[:-1], weight.shape[0]))
-        calls = (
-            Call(LINEAR.name, (x, self.in_proj_weight, self.in_proj_bias, *none), products, self.policy),
-            Call(LINEAR_ATTENTION.name, (*heads, self.features), self._options(), self.policy),
+        product = (x, self.in_proj_weight, self.in_proj_bias, *none)
+        return refusal(LINEAR, product, products, self.policy) or refusal(
+            LINEAR_ATTENTION, (*heads, self.features), self._options(), self.policy
         )
-        for op, call in zip((LINEAR, LINEAR_ATTENTION), calls, strict=True):
-            reasons = [candidate.refuse(call) for candidate in op.candidates if candidate.ours]
-            if None not in reasons:
-                return "; ".join(reason for reason in reasons if reason)
-        return None
 
     def extra_repr(self) -> str:
         found = f"{self.embed_dim}, {self.num_heads}, feature_map={self.feature_map!r}, causal={self.causal}"
@@ -157,10 +152,7 @@ class FusedLinearAttention(nn.Module):
         reason = replaced("out_proj", self.out_proj, nn.Linear) or general_obstacle(x, weights)
         if reason is None and context is not None:
             reason = general_obstacle(context, weights)
-        for t in weights:
-            if reason is None and t is not None and (t.dtype is not x.dtype or t.device != x.device):
-                reason = f"x is {x.dtype} on {x.device}, the weights are {t.dtype} on {t.device}"
-        return reason
+        return reason or unlike(x, weights)
 
 
 class Product(Protocol):

@@ -134,7 +134,7 @@ ConvParams = parameter_struct(
     (c_int64, "x_batch x_frame cache_batch cache_frame residual_batch residual_frame out_batch out_frame"),
     (c_int, "x_row x_pixel cache_row cache_pixel residual_row residual_pixel out_row out_pixel"),
     (c_int, "height width out_height out_width top left channels n"),
-    (c_int, "time_taps time_step before cached frames activation bias_is_float"),
+    (c_int, "time_taps time_step before cached frames activation bias_is_float border"),
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import c_int, c_int64
+from ctypes import c_float, c_int, c_int64
 from typing import NamedTuple
 
 import torch
@@ -18,13 +18,24 @@ from ..call import Call, Plan, round_up
 from ..launcher import Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
-from .checks import check_one_of, word, wrong_dtype
+from .checks import check_one_of, check_scale, word, wrong_dtype
 from .packed_blocks import BLOCK_TYPES, unpacked, unpacked_shape
+from .parts import PARTS
+from .to_half import reference as as_half
 
 MOST_ROWS = 16  # of x: two tiles of a tensor core
 ROWS = 16  # kRows: of the weight, of a block of threads
 THREADS = 256  # kThreads
-PLAIN = {"I8": torch.int8, "F16": torch.float16}  # what is not packed, by the names that files have for it
+# What is not packed, by the names that files have for it.
+PLAIN = {
+    "I8": torch.int8,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+SCALED = ("I8", "F8_E4M3", "F8_E5M2")
+WRITTEN = (torch.float16, torch.float32)
 
 
 class Step(NamedTuple):
@@ -37,8 +48,8 @@ class Step(NamedTuple):
 STEPS = {
     **{name: Step(256, BLOCK_TYPES[name].bytes * 256 // BLOCK_TYPES[name].elements) for name in ("Q4_0", "Q8_0")},
     **{name: Step(256, BLOCK_TYPES[name].bytes) for name in ("Q4_K", "Q5_K", "Q6_K")},
-    "I8": Step(256, 256),
-    "F16": Step(128, 256),
+    **dict.fromkeys(("I8", "F8_E4M3", "F8_E5M2"), Step(256, 256)),
+    **dict.fromkeys(("F16", "BF16"), Step(128, 256)),
 }
 
 
@@ -50,19 +61,25 @@ def few_rows(
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    factor: float = 1.0,
+    joined: bool = False,
+    out_dtype: torch.dtype | None = None,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
-    """residual + x @ weight^T * scale + bias, each part optional: rounded once, to x's type.
+    """residual + factor * x @ weight^T * scale + bias, each part optional: rounded once, to x's type.
 
-    x         [..., k] fp16, contiguous; the kernels take up to 16 rows
-    weight    of n rows and k columns: [n, bytes of a row] uint8 of packed blocks, [n, k] int8 or fp16; contiguous, from a
-              multiple of 16 bytes on
-    encoding  what the weight is: a name of BLOCK_TYPES (the kernels have those of STEPS), "I8" or "F16"
-    scale     [n] or [n, 1] fp32: what the rows of an "I8" weight are multiplied by
-    bias      [n], fp16 or fp32
-    residual  [..., n] fp16, contiguous
+    x          [..., k] fp16, contiguous; the kernels take up to 16 rows
+    weight     of n rows and k columns: [n, bytes of a row] uint8 of packed blocks, or [n, k] of a type in PLAIN; contiguous, from
+               a multiple of 16 bytes on. bf16 counts as the fp16 that it becomes, which saturates
+    encoding   what the weight is: a name of BLOCK_TYPES or of PLAIN (the kernels have those of STEPS)
+    scale      one element, [n] or [n, 1] fp32: what the rows of an int8 or fp8 weight are multiplied by
+    bias       [n], fp16 or fp32
+    residual   like the result, fp16 or fp32, contiguous
+    factor     a power of two
+    joined     x is [2, ..., k], two parts of what is multiplied, whose products are added up: the result is [..., n]
+    out_dtype  fp32 instead of x's type: the sums as they are
     """
-    result: Tensor = FEW_ROWS((x, weight, scale, bias, residual), (encoding,), policy)
+    result: Tensor = FEW_ROWS((x, weight, scale, bias, residual), (encoding, factor, joined, out_dtype), policy)
     return result
 
 
@@ -83,35 +100,77 @@ def numbers(weight: Tensor, encoding: str, scale: Tensor | None, dtype: torch.dt
     """The weight, [n, k] in this type."""
     if encoding not in PLAIN:
         return unpacked(weight, encoding, dtype)
-    return weight.to(dtype) if scale is None else weight.to(dtype) * scale.to(dtype).reshape(-1, 1)
+    found = (as_half(weight, None) if encoding == "BF16" else weight).to(dtype)
+    return found if scale is None else found * scale.to(dtype).reshape(-1, 1)
 
 
-def compute(value: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+def compute(
+    value: Tensor, bias: Tensor | None, residual: Tensor | None, factor: float = 1.0, *, joined: bool = False
+) -> Tensor:
+    if joined:
+        value = value[0] + value[1]
+    if factor != 1:
+        value = value * factor
     if bias is not None:
         value = value + bias.to(value.dtype)
     return value if residual is None else value + residual.to(value.dtype)
 
 
 def reference(
-    x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None, encoding: str
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    encoding: str,
+    factor: float = 1.0,
+    joined: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     value = x.to(dtype) @ numbers(weight, encoding, scale, dtype).t()
-    return compute(value, bias, residual).to(x.dtype)
+    return compute(value, bias, residual, factor, joined=joined).to(
+        x.dtype if dtype is torch.float64 else out_dtype or x.dtype
+    )
 
 
 def stock(
-    x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None, encoding: str
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    encoding: str,
+    factor: float = 1.0,
+    joined: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """What has no kernel for it runs: the weight becomes fp16, then cuBLAS."""
-    half = numbers(weight, encoding, scale, torch.float32).to(x.dtype)
-    value = functional.linear(x, half, None if bias is None else bias.to(x.dtype))
-    return value if residual is None else value + residual
+    """What has no kernel for it runs: the weight becomes numbers of the result's type, then cuBLAS."""
+    dtype = out_dtype or x.dtype
+    plain = numbers(weight, encoding, scale, torch.float32).to(dtype)
+    alone = bias is not None and not joined and factor == 1
+    value = functional.linear(x.to(dtype), plain, bias.to(dtype) if alone and bias is not None else None)
+    return compute(value, None if alone else bias, residual, factor, joined=joined).to(dtype)
 
 
-def fake(x: Tensor, weight: Tensor, *_: object) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+def fake(
+    x: Tensor,
+    weight: Tensor,
+    _scale: Tensor | None,
+    _bias: Tensor | None,
+    _residual: Tensor | None,
+    _encoding: str,
+    _factor: float,
+    joined: bool,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    return x.new_empty((*leading(x, joined=joined), weight.shape[0]), dtype=out_dtype or x.dtype)
+
+
+def leading(x: Tensor, *, joined: bool) -> tuple[int, ...]:
+    """Of the result's shape, without its rows' length."""
+    return tuple(x.shape[1:-1] if joined else x.shape[:-1])
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
@@ -120,15 +179,17 @@ FewRowsParams = parameter_struct(
     "FewRowsParams",
     (Pointer, "weight x scale bias residual out"),
     (c_int64, "row_bytes"),
-    (c_int, "m n k steps bias_is_float"),
+    (c_float, "factor"),
+    (c_int, "m n k steps scale_step joined bias_is_float residual_is_float out_is_float"),
 )
 
 
 def validate(call: Call) -> None:
     """Shapes and types that no implementation could serve."""
     x, weight, scale, bias, residual = call.tensors
-    (encoding,) = call.options
+    encoding, factor, joined, out_dtype = call.options
     assert x is not None and weight is not None
+    check_scale(factor)
     check_one_of("encoding", encoding, (*BLOCK_TYPES, *PLAIN))
     wanted = PLAIN.get(encoding, torch.uint8)
     if weight.dtype is not wanted:
@@ -139,24 +200,29 @@ def validate(call: Call) -> None:
     n, k = shape
     if x.ndim == 0 or x.shape[-1] != k:
         raise ValueError(f"x: {list(x.shape)} does not go with {encoding} rows of {k}")
-    if scale is not None and (encoding != "I8" or scale.shape not in ((n,), (n, 1))):
-        raise ValueError(f"scale: {list(scale.shape)} is not one for each of {n} rows of I8, but of {encoding}")
+    if joined and (x.ndim < 2 or x.shape[0] != PARTS):
+        raise ValueError(f"x: {list(x.shape)} is not [2, ..., {k}], two parts of what is multiplied")
+    if out_dtype not in (None, x.dtype, torch.float32):
+        raise ValueError(f"out_dtype is {word(out_dtype)}, expected float32 or x's own")
+    if scale is not None and (encoding not in SCALED or not (scale.numel() == 1 or scale.shape in ((n,), (n, 1)))):
+        raise ValueError(f"scale: {list(scale.shape)} is not one for each of {n} rows of I8 or fp8, but of {encoding}")
     if bias is not None and bias.shape != (n,):
         raise ValueError(f"bias: {list(bias.shape)} is not [{n}]")
-    if residual is not None and residual.shape != (*x.shape[:-1], n):
-        raise ValueError(f"residual: {list(residual.shape)} is not the result's shape {[*x.shape[:-1], n]}")
+    result = [*leading(x, joined=joined), n]
+    if residual is not None and list(residual.shape) != result:
+        raise ValueError(f"residual: {list(residual.shape)} is not the result's shape {result}")
 
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     x, weight, scale, bias, residual = call.tensors
-    (encoding,) = call.options
+    encoding = call.options[0]
     assert x is not None and weight is not None
     if encoding not in STEPS:
         yield f"weights are {encoding}, the kernels take {', '.join(STEPS)}"
-    yield from wrong_dtype((torch.float16,), x=x, residual=residual)
+    yield from wrong_dtype((torch.float16,), x=x)
     yield from wrong_dtype((torch.float32,), scale=scale)
-    yield from wrong_dtype((torch.float16, torch.float32), bias=bias)
+    yield from wrong_dtype(WRITTEN, bias=bias, residual=residual)
     named = {"x": x, "weight": weight, "scale": scale, "bias": bias, "residual": residual}
     for name, t in named.items():
         if t is not None and not t.is_contiguous():
@@ -180,7 +246,8 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix sizes, grid and kernel; what remains per call is the output and the pointers."""
     x, weight = call.tensors[:2]
     assert x is not None and weight is not None
-    new_out = output((*x.shape[:-1], weight.shape[0]), x.dtype, card.index)
+    *_, joined, out_dtype = call.options
+    new_out = output((*leading(x, joined=joined), weight.shape[0]), out_dtype or x.dtype, card.index)
     launch = _prepare(call, card)
 
     def run(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None) -> Tensor:
@@ -203,8 +270,8 @@ def _nothing(*_: int) -> None:
 
 
 def _prepare(call: Call, card: Card) -> Launch | Callable[..., None]:
-    x, weight, _, bias, _ = call.tensors
-    (encoding,) = call.options
+    x, weight, scale, bias, residual = call.tensors
+    encoding, factor, joined, out_dtype = call.options
     assert x is not None and weight is not None
     m, n, k = _rows(x), weight.shape[0], x.shape[-1]
     if m * n == 0:
@@ -216,7 +283,12 @@ def _prepare(call: Call, card: Card) -> Launch | Callable[..., None]:
         n=n,
         k=k,
         steps=k // step.elements,
+        factor=factor,
+        scale_step=scale is not None and scale.numel() > 1,
+        joined=m // PARTS if joined else 0,
         bias_is_float=bias is not None and bias.dtype is torch.float32,
+        residual_is_float=residual is not None and residual.dtype is torch.float32,
+        out_is_float=out_dtype is torch.float32,
     )
     kernel = card.kernel("few_rows", f"few_rows_{encoding}_{8 if m <= 8 else 16}")
     return kernel.prepare(params, grid=(-(-n // ROWS), 1, 1), block=THREADS, shape=call.describe())
@@ -225,12 +297,17 @@ def _prepare(call: Call, card: Card) -> Launch | Callable[..., None]:
 def shape_class(call: Call) -> str:
     x, weight = call.tensors[:2]
     assert x is not None and weight is not None
-    return f"{call.options[0]} {round_up(_rows(x))}x{weight.shape[0]}x{x.shape[-1]}"
+    encoding, _, joined, out_dtype = call.options
+    asked = f"{' joined' if joined else ''}{' float32' if out_dtype is torch.float32 else ''}"
+    return f"{encoding} {round_up(_rows(x))}x{weight.shape[0]}x{x.shape[-1]}{asked}"
 
 
 FEW_ROWS = Op(
     name="few_rows",
-    schema="(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, str encoding, str policy) -> Tensor",
+    schema=(
+        "(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, str encoding, float factor, bool joined, "
+        "ScalarType? out_dtype, str policy) -> Tensor"
+    ),
     reference=reference,
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),

@@ -7,8 +7,9 @@
 #include "keep_order.cuh"
 
 // kTapRows x kTapColumns taps of an image; the block is kWarpsDown x kWarpsAcross warps, and a warp's part kTall image
-// rows of 16 pixels by kGroups x 16 channels.
-template <int kTapRows, int kTapColumns, int kStride, int kWarpsDown, int kWarpsAcross, int kTall, int kGroups>
+// rows of 16 pixels by kGroups x 16 channels. kBordered: see PatchCopy.
+template <int kTapRows, int kTapColumns, int kStride, int kWarpsDown, int kWarpsAcross, int kTall, int kGroups,
+          bool kBordered = false>
 struct Conv {
     static constexpr int kTaps = kTapRows * kTapColumns;
     static constexpr int kThreads = kWarpsDown * kWarpsAcross * 32;
@@ -17,7 +18,7 @@ struct Conv {
     static constexpr bool kPhased = kTapRows == 2;  // an upsampling: blockIdx.z is the phase
 
     using Shape = Patch<kTapRows, kTapColumns, kStride, kImageRows>;
-    using Copy = PatchCopy<Shape, kThreads>;
+    using Copy = PatchCopy<Shape, kThreads, kBordered>;
     using Tile = SwizzledTile<kStepK>;
 
     // Tiles of weights in flight. Where a patch serves one tap, patches keep step with them; else the next patch comes
@@ -156,7 +157,7 @@ struct Conv {
         __device__ void fetch_part(unsigned to, int part) {
             if (patches.time >= p.time_taps) return;
             Copy::template fetch<kPart>(held_patch, to, source(patches), origin, p.height, p.width,
-                                        p.channels - patches.channel, part);
+                                        p.channels - patches.channel, p.border, part);
         }
         __device__ void store_part(unsigned to, int part) { Copy::template store<kPart>(held_patch, to, part); }
 

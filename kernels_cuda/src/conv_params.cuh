@@ -3,6 +3,10 @@
 
 #include "mma.cuh"
 
+// What stands beyond an image's edge: the pixels inside of it from the second one on, or the edge's own again and
+// again.
+enum Border { kReflect, kReplicate };
+
 struct ConvParams {
     const __half* x;         // [batch, frame, row, pixel, channel], channels adjacent
     const __half* cache;     // the frames just before x, likewise, or null
@@ -23,4 +27,5 @@ struct ConvParams {
     int frames;                 // of out
     int activation;             // enum Activation
     int bias_is_float;
+    int border;  // enum Border, of the kernels of bordered_conv
 };

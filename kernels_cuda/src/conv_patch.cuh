@@ -46,20 +46,30 @@ struct Frame {
 };
 
 // A block's copies of a patch, in parts of kPart units of 16 bytes for each thread. origin: the input pixel of the
-// patch's corner. What lies outside the image or beyond the channels is zero and not read.
-template <class Shape, int kThreads>
+// patch's corner. What lies outside the image or beyond the channels is zero and not read; kBordered: outside the
+// image and its border, which has pixels of the image.
+template <class Shape, int kThreads, bool kBordered>
 struct PatchCopy {
     static constexpr int kSteps = (Shape::kUnits + kThreads - 1) / kThreads;
 
+    // The row or column of the image that is seen at this one. A border is narrower than the image; what a block sees
+    // beyond it, next to the image's far end, is nobody's, and may come out as negative.
+    __device__ static int inside(int at, int size, int border) {
+        if (border == kReplicate) return min(max(at, 0), size - 1);
+        const int from_start = at < 0 ? -at : at;
+        return from_start < size ? from_start : 2 * (size - 1) - from_start;
+    }
+
     template <int kPart, int kHeld>
     __device__ static void fetch(uint4 (&held)[kHeld], unsigned patch, const Frame& frame, int2 origin, int height,
-                                 int width, int channels, int part) {
+                                 int width, int channels, int border, int part) {
 #pragma unroll
         for (int i = 0; i < kPart; i++) {
             const int index = (part * kPart + i) * kThreads + thread_again(), unit = index % 4;
             if (index >= Shape::kUnits) continue;
             const int row = index / 4 / Shape::kWidth, pixel = index / 4 % Shape::kWidth;
-            const int y = origin.y + row, x = origin.x + pixel;
+            int y = origin.y + row, x = origin.x + pixel;
+            if (kBordered) y = inside(y, height, border), x = inside(x, width, border);
             const bool exists = unsigned(y) < unsigned(height) && unsigned(x) < unsigned(width) && unit * 8 < channels;
             const __half* source = frame.at + (y * frame.row + x * frame.pixel + unit * 8);
 #if __CUDA_ARCH__ >= 800

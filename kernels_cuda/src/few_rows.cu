@@ -2,6 +2,9 @@
 //
 //   out[m, n] = round(sum over k of x[m, k] * w[n, k] + bias[n] + residual[m, n])
 //
+// A factor, a power of two, may stand before the sum over k. Joined, x is two parts of what is multiplied, rows m and m
+// + M / 2, and their sums are added up. A result of floats is not rounded.
+//
 // Weights are read once and never written anywhere as numbers: what is streamed is the packed bytes, and they bound the
 // time. x is halves; sums are floats.
 //
@@ -13,6 +16,8 @@
 //   Q6_K         q times the scale of its group, which from 2048 on is rounded to 11 bits; then times d
 //   I8           q, over all of k; then times the row's scale
 //   F16          the weight
+//   BF16         the weight, as a half that saturates
+//   F8           the weight, which is a half; then times the scale
 //
 // So products are exact but for Q6_K, whose weights have the one rounding that fp16 would give them.
 //
@@ -51,11 +56,14 @@ struct FewRowsParams {
     const __half* x;
     const float* scale;  // of each row of the weight; or null
     const void* bias;
-    const __half* residual;
-    __half* out;
+    const void* residual;
+    void* out;
     i64 row_bytes;
+    float factor;
     int m, n, k, steps;
-    int bias_is_float;
+    int scale_step;  // 0: one scale for all rows
+    int joined;      // rows of the result, if x is two parts; else 0
+    int bias_is_float, residual_is_float, out_is_float;
 };
 
 constexpr int kRows = 16;  // of the weight, of a block
@@ -197,6 +205,50 @@ struct WeightF16 {
     }
 };
 
+struct WeightBF16 {
+    static constexpr int kStep = 128, kBytes = 256, kPitch = 320, kScaled = 0;
+    static constexpr bool kHasMin = false;
+
+    Bytes step;
+
+    __device__ explicit WeightBF16(Bytes of) : step(of) {}
+    __device__ static float finite(unsigned bits_of_float) {
+        const float v = __uint_as_float(bits_of_float);
+        return isfinite(v) ? fminf(fmaxf(v, -65504.0f), 65504.0f) : v;
+    }
+    __device__ void weights(int e, int first, unsigned (&out)[4]) const {
+        unsigned words[4];
+        load_words<Reading::kCached>(words, step + 2 * (e + first));
+#pragma unroll
+        for (int i = 0; i < 4; i++) out[i] = to_halves(finite(words[i] << 16), finite(words[i] & 0xffff0000u));
+    }
+};
+
+// Eight bits are the upper ones of a half: E5M2 as they are, E4M3 one place lower, and 2^-8 of the number.
+template <bool kE4M3>
+struct WeightF8 {
+    static constexpr int kStep = 256, kBytes = 256, kPitch = 288, kScaled = 0;
+    static constexpr bool kHasMin = false;
+
+    Bytes step;
+
+    __device__ explicit WeightF8(Bytes of) : step(of) {}
+    __device__ static unsigned halves(unsigned bytes, unsigned which) {
+        const unsigned v = __byte_perm(bytes, 0, which);
+        if (!kE4M3) return v;
+        const unsigned low = (v & 0x80008000u) | ((v & 0x7f007f00u) >> 1);
+        return bits(__hmul2(*reinterpret_cast<const __half2*>(&low), __float2half2_rn(256.0f)));
+    }
+    __device__ void weights(int e, int first, unsigned (&out)[4]) const {
+        unsigned bytes[2];
+        words_at<8>(step + e + first, bytes);
+#pragma unroll
+        for (int i = 0; i < 4; i++) out[i] = halves(bytes[i / 2], i % 2 ? 0x3424 : 0x1404);
+    }
+};
+
+using WeightF8_E4M3 = WeightF8<true>;
+using WeightF8_E5M2 = WeightF8<false>;
 using WeightQ4_0 = Blocks32<Q4_0, 160>;
 using WeightQ8_0 = Blocks32<Q8_0, 288>;
 using WeightQ4_K = SixBitGroups<Q4_K, 160>;
@@ -370,15 +422,25 @@ struct FewRows {
     // A thread for each result of the block.
     __device__ void finish(const float* sums) const {
         const int column = threadIdx.x / kRows, n = blockIdx.x * kRows + threadIdx.x % kRows;
-        if (column >= min(kColumns, p.m) || n >= p.n) return;
-        float total = 0;
-#pragma unroll
-        for (int warp = 0; warp < kWarps; warp++) total += sums[warp * kColumns * kRows + threadIdx.x];
-        if (p.scale) total *= p.scale[n];
+        if (column >= min(kColumns, p.joined ? p.joined : p.m) || n >= p.n) return;
+        float total = of_column(sums, threadIdx.x);
+        if (p.joined) total += of_column(sums, threadIdx.x + p.joined * kRows);
+        if (p.scale) total *= p.scale[static_cast<i64>(n) * p.scale_step];
+        total *= p.factor;
         if (p.bias) total += load_element(p.bias, n, p.bias_is_float);
         const i64 at = static_cast<i64>(column) * p.n + n;
-        if (p.residual) total += __half2float(p.residual[at]);
-        p.out[at] = __float2half_rn(total);
+        if (p.residual) total += load_element(p.residual, at, p.residual_is_float);
+        if (p.out_is_float) {
+            static_cast<float*>(p.out)[at] = total;
+        } else {
+            static_cast<__half*>(p.out)[at] = __float2half_rn(total);
+        }
+    }
+    __device__ static float of_column(const float* sums, int at) {
+        float total = 0;
+#pragma unroll
+        for (int warp = 0; warp < kWarps; warp++) total += sums[warp * kColumns * kRows + at];
+        return total;
     }
 };
 
@@ -396,3 +458,6 @@ FEW_ROWS_OF(Q5_K)
 FEW_ROWS_OF(Q6_K)
 FEW_ROWS_OF(I8)
 FEW_ROWS_OF(F16)
+FEW_ROWS_OF(BF16)
+FEW_ROWS_OF(F8_E4M3)
+FEW_ROWS_OF(F8_E5M2)

@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 
+PROGRESS_TEXT = (3).to_bytes(4, "big")  # ComfyUI's BinaryEventTypes.TEXT
+
 Workflow = dict[str, dict[str, Any]]
 Listener = Callable[[str, dict[str, Any]], None]
 
@@ -46,9 +48,16 @@ class Client:
         self.url = url
         self.id = uuid.uuid4().hex
 
-    def run(self, workflow: Workflow, listener: Listener | None = None, timeout: float = 300) -> Run:
-        """Queue `workflow` (API format) and wait for its end; `listener` sees every message as it arrives."""
-        return asyncio.run(asyncio.wait_for(self._run(workflow, listener), timeout))
+    def run(
+        self,
+        workflow: Workflow,
+        listener: Listener | None = None,
+        timeout: float = 300,
+        progress_text: Callable[[str, str], None] | None = None,
+    ) -> Run:
+        """Queue `workflow` (API format) and wait for its end; `listener` sees every message as it arrives, `progress_text` each
+        text for a node."""
+        return asyncio.run(asyncio.wait_for(self._run(workflow, listener, progress_text), timeout))
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> int:
         """POST JSON to `path`; the HTTP status."""
@@ -70,7 +79,9 @@ class Client:
 
         return asyncio.run(call())
 
-    async def _run(self, workflow: Workflow, listener: Listener | None) -> Run:
+    async def _run(
+        self, workflow: Workflow, listener: Listener | None, progress_text: Callable[[str, str], None] | None
+    ) -> Run:
         async with (
             aiohttp.ClientSession() as session,
             session.ws_connect(f"{self.url}/ws", params={"clientId": self.id}, max_msg_size=0) as socket,
@@ -84,8 +95,11 @@ class Client:
             node: str | None = None
             since = time.monotonic()
             async for message in socket:
-                if message.type != aiohttp.WSMsgType.TEXT:
-                    continue  # binary messages are preview pictures
+                if message.type != aiohttp.WSMsgType.TEXT:  # binary messages are preview pictures, and texts for nodes
+                    if progress_text is not None and message.data[:4] == PROGRESS_TEXT:
+                        length = int.from_bytes(message.data[4:8], "big")
+                        progress_text(message.data[8 : 8 + length].decode(), message.data[8 + length :].decode())
+                    continue
                 event = json.loads(message.data)
                 kind, data = event["type"], event["data"]
                 if data.get("prompt_id") != run.prompt_id:

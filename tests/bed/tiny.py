@@ -46,7 +46,8 @@ def write_published(models: Path, names: Collection[str] | None = None) -> None:
             hollow.write_hollow(file.tiny, target)
         elif not target.exists():
             making = target.parent / "making"  # beside it a file of the tiny model's own name may lie already
-            checkpoints.write(file.tiny, making, file.storage, seed).rename(target)
+            write = checkpoints.whole.write if file.folder == "checkpoints" else checkpoints.write
+            write(file.tiny, making, file.storage, seed=seed).rename(target)
             shutil.rmtree(making)
 
 

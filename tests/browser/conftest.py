@@ -22,15 +22,17 @@ import bed.browser
 from bed import tiny
 from bed.paths import ROOT
 from bed.server import Server
-from bed.templates.examples import PICTURE
+from bed.templates.clip import write_clip
+from bed.templates.examples import CLIP, PICTURE
 from browser.front_end import FrontEnd
 
 FAILURES = ROOT / "output" / "test-failures"
 BAD_FILE = "not_a_model.safetensors"
-# The last of these keep a browser from calling home; a test machine may have no way out.
+# A test machine may have no way out: the third line keeps a browser from calling home.
 CHROMIUM = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream",  # a camera that shows a test picture, and is allowed
 ]  # fmt: skip
 # Two cores that also run the model: generous, and reached only by a test that fails.
 expect.set_options(timeout=20_000)
@@ -49,6 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tiny.write_published(base / "models")
     (base / "input").mkdir()
     Image.radial_gradient("L").convert("RGB").save(base / "input" / PICTURE)
+    write_clip(base / "input" / CLIP, side=64, frames=5)
     (base / "models" / "diffusion_models" / BAD_FILE).write_text("<html>404: no such model</html>", encoding="utf-8")
     with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), base) as server:
         yield server

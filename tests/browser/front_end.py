@@ -12,6 +12,7 @@ from typing import Any
 
 from playwright.sync_api import ConsoleMessage, Error, Locator, Page, Request, Response, TimeoutError, expect
 
+from bed import templates
 from bed.depth import is_thorough
 from bed.server import PACK
 
@@ -77,6 +78,8 @@ class FrontEnd:
         return dialog
 
     def open_template(self, name: str) -> None:
+        """By its short name."""
+        name = templates.TITLES[name]
         dialog = self.browse_templates()
         template = dialog.get_by_test_id(f"template-workflow-{name}")
         template.click()

@@ -184,20 +184,24 @@ def test_it_speaks_the_users_language(front: FrontEnd, settings: dict[str, Any])
     assert panel.evaluate(CLIPPED) == []
 
 
-@pytest.mark.parametrize("settings", [{"FuseStream.Defaults.Precision": "turbo", "FuseStream.Defaults.Kernels": "on"}])
+@pytest.mark.parametrize("settings", [{"FuseStream.Defaults.Quality": "Fastest", "FuseStream.Defaults.Kernels": "on"}])
 def test_new_loaders_begin_as_the_settings_say(front: FrontEnd) -> None:
     for name in ("DiffusionModel", "TextEncoder", "VAE"):
         values = front.page.evaluate(ADD, f"FuseStream{name}Loader")
-        assert (values["precision"], values["kernels"]) == ("turbo", "on")
+        tier = values.get("quality", values["precision"])
+        assert (tier, values["kernels"]) == ("Fastest" if "quality" in values else "turbo", "on")
     front.open_template("wan2.1_t2v_1.3B")
     saved = [node["inputs"] for node in front.prompt().values() if node["class_type"].startswith("FuseStream")]
     assert {(one["precision"], one["kernels"]) for one in saved if "precision" in one} == {("precise", "auto")}
+    assert [one["quality"] for one in saved if "quality" in one] == ["Exact"]
     front.page.get_by_role("button", name="Settings (Ctrl").click()
     dialog = front.page.get_by_role("dialog")
     dialog.get_by_text(PACK, exact=True).first.click()
     for name in (
-        "Precision of new loaders",
+        "Quality of new loaders",
         "Kernels of new loaders",
         "Live meter below loaders while a model streams",
+        "VRAM left to others, in GiB",
+        "RAM that streamed models may pin, in GiB",
     ):
         expect(dialog.get_by_text(name)).to_be_visible()

@@ -29,6 +29,7 @@ PICTURES = (
     ("text-encoder-kernels", "FuseStreamTextEncoderKernels", "off", "CLIPTextEncode", "clip"),
     ("vae-kernels", "FuseStreamVAEKernels", "off", "VAEDecode", "vae"),
     ("sparse-attention", "FuseStreamSparseAttention", "top-k", "KSampler", "model"),
+    ("live-video", "FuseStreamLiveVideo", 1, "PreviewImage", "images"),
 )
 LOADERS_EXAMPLE, LOADERS_PICTURE = "wan2.1_t2v_1.3B", ROOT / "docs" / "images" / "loaders.png"
 REPORT_PICTURE = ROOT / "docs" / "images" / "report-node.png"
@@ -83,6 +84,22 @@ EXAMINED = """() => {
     const [left, top] = app.canvasPosToClientPos([-70, -55])
     return {x: left, y: top, width: 840, height: app.graph.nodes[0].size[1] + 75}
 }"""
+# A plan of the example alone, with its text and its picture; the box around it on the page.
+PLAN = """type => {
+    const plan = LiteGraph.createNode(type), by = name => app.graph.nodes.find(n => n.type === name)
+    app.graph.add(plan)
+    by('FuseStreamDiffusionModelLoader').connect(0, plan, 'model')
+    by('EmptyHunyuanLatentVideo').connect(0, plan, 'latent')
+    app.graph.remove(by('SaveVideo'))
+    plan.widgets.find(w => w.name === 'steps').value = 20
+    plan.pos = [9000, 0]
+    plan.setSize([800, 920])
+    app.canvas.ds.scale = 0.9
+    app.canvas.ds.offset = [-8850, 120]
+    app.canvas.setDirty(true, true)
+    const [left, top] = app.canvasPosToClientPos([9000, 0])
+    return {x: left - 60, y: top - 45, width: 840, height: 890}
+}"""
 # Which build of Linux the picture was taken on is of no interest.
 ANY_KERNEL = """() => {
     for (const area of document.querySelectorAll(".fusestream-text textarea")) {
@@ -113,7 +130,7 @@ def test_help_pages_show_their_nodes(request: pytest.FixtureRequest) -> None:
         checkpoint.parent.mkdir(exist_ok=True)
         checkpoint.touch()  # a name to choose is all that a picture needs
         take(request.getfixturevalue("front"))
-    others = [("doctor", DOCTOR), ("compare", "FuseStreamCompare")]
+    others = [("doctor", DOCTOR), ("compare", "FuseStreamCompare"), ("plan", "FuseStreamPlan")]
     for picture, node in (*((picture, node) for picture, node, *_ in PICTURES), *others):
         assert f"](images/{picture}.png)" in (DOCS / f"{node}.md").read_text(encoding="utf-8")
         with Image.open(DOCS / "images" / f"{picture}.png") as image:
@@ -145,6 +162,7 @@ def take(front: FrontEnd) -> None:
     clip: Any = front.page.evaluate(COMPARE)
     front.page.wait_for_timeout(1000)
     front.page.screenshot(path=DOCS / "images" / "compare.png", clip=clip)
+    take_plan(front)
     for picture, *drawn in PICTURES:
         clip = front.page.evaluate(DRAW, drawn)
         front.page.wait_for_timeout(500)  # a frame or two on a busy machine
@@ -156,6 +174,27 @@ def take(front: FrontEnd) -> None:
     front.page.evaluate(ANY_KERNEL)
     clip = front.page.evaluate(EXAMINED)
     front.page.screenshot(path=DOCS / "images" / "doctor.png", clip=clip)
+    press()
+
+
+def take_plan(front: FrontEnd) -> None:
+    """Of a size that was sampled before."""
+    front.open_template(LOADERS_EXAMPLE)
+    front.page.evaluate(SET, SMALL)
+    clip: Any = front.page.evaluate(PLAN, "FuseStreamPlan")
+    front.page.set_viewport_size({"width": 1280, "height": 1100})
+    front.run()
+    front.page.wait_for_timeout(6000)
+    front.page.screenshot(path=DOCS / "images" / "plan.png", clip=clip)
+    front.page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def press() -> None:
+    """The pictures that users download, in as few colours as they need."""
+    for path in (DOCS / "images").glob("*.png"):
+        with Image.open(path) as image:
+            pressed = image.convert("RGB").quantize(64, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        pressed.save(path, optimize=True)
 
 
 def take_comparison(front: FrontEnd) -> None:

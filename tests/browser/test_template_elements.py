@@ -100,7 +100,7 @@ def test_nothing_overlaps_and_every_note_can_be_read(front: FrontEnd) -> None:
     for theme, examples in (("dark", EXAMPLES), ("light", EXAMPLES[:1])):
         front.page.evaluate("theme => app.extensionManager.setting.set('Comfy.ColorPalette', theme)", theme)
         for example in examples:
-            workflow = json.loads((WORKFLOWS / f"{example.name}.json").read_text(encoding="utf-8"))
+            workflow = json.loads((WORKFLOWS / f"{example.title}.json").read_text(encoding="utf-8"))
             front.page.evaluate(OPEN, workflow)
             front.page.wait_for_function(DRAWN)
             front.page.evaluate(SETTLED)

@@ -141,7 +141,7 @@ def test_all_of_a_node_stays_and_one_undo_takes_it_back(front: FrontEnd, scene: 
     assert said(front, "success") == ["Swapped: 3. Undo takes it back."]
     defaults = {"kernels": "auto", "precision": "precise"}
     swapped = {
-        MODEL: {"model_name": UNET_FILE, **defaults, "vram_budget": -1},
+        MODEL: {"model_name": UNET_FILE, **defaults, "vram_budget": -1, "quality": "Exact"},
         TEXT: {"text_encoder_name": CLIP_FILE, **defaults, "vram_budget": -1, "type": "wan"},
         VAE: {"vae_name": VAE_FILE, **defaults},
     }

@@ -39,7 +39,7 @@ TESTS = {
         (
             "test_int8_block.py", "test_many_prompts.py", "test_packed_models.py", "test_patcher.py", "test_qwen3.py",
             "test_sparse_node.py",
-            "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py", "test_weights_elsewhere.py",
+            "test_style.py", "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py", "test_weights_elsewhere.py",
         ),
         UNDER_TEST,
     ),

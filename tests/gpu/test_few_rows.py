@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import KernelRefused, few_rows
-from fusestream.kernels_cuda.ops.few_rows import STEPS, numbers, reference
+from fusestream.kernels_cuda.ops.few_rows import PLAIN, SCALED, STEPS, numbers, reference
 from fusestream.kernels_cuda.ops.packed_blocks import BLOCK_TYPES
 
 ENCODINGS = list(STEPS)
@@ -23,6 +23,8 @@ def weight_of(encoding, n, k):
     """Any quants, with scales such as weights have."""
     if encoding == "F16":
         return torch.randn(n, k, device="cuda").half()
+    if encoding == "BF16" or encoding.startswith("F8"):
+        return torch.randn(n, k, device="cuda").to(PLAIN[encoding])
     if encoding == "I8":
         return torch.randint(-128, 128, (n, k), dtype=torch.int8, device="cuda")
     kind = BLOCK_TYPES[encoding]
@@ -34,7 +36,7 @@ def weight_of(encoding, n, k):
 
 
 def operands(encoding, m, n, k, bias=None, added=False):
-    scale = torch.rand(n, device="cuda") * 0.01 if encoding == "I8" else None
+    scale = torch.rand(1 if encoding.startswith("F8") else n, device="cuda") * 0.01 if encoding in SCALED else None
     vector = None if bias is None else torch.randn(n, device="cuda").to(bias)
     residual = torch.randn(m, n, device="cuda").half() if added else None
     return torch.randn(m, k, device="cuda").half(), weight_of(encoding, n, k), scale, vector, residual
@@ -88,6 +90,33 @@ def test_weights_of_models(isa, encoding, n, k):
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 def test_the_definition(isa, encoding, m, n, steps, bias, added):
     check(encoding, operands(encoding, m, n, steps * STEPS[encoding].elements, bias, added), isa)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("residual", [None, torch.float16, torch.float32])
+def test_two_parts_joined_as_floats(isa, encoding, rows, residual):
+    """Up to eight tokens of two parts each, as the stream of a language model adds them up."""
+    whole = torch.randn(rows, 2560, device="cuda")
+    x = torch.stack((whole.half(), (whole - whole.half()).half()))
+    weight = weight_of(encoding, 200, 2560)
+    added = None if residual is None else torch.randn(rows, 200, device="cuda").to(residual)
+    options = {"residual": added, "factor": 64.0, "joined": True, "out_dtype": torch.float32}
+    got = few_rows(x, weight, encoding, **options, policy=on(isa))
+    want = reference(x.double(), weight, None, None, added, encoding, 64.0, True)
+    size = 64 * (whole.double().abs() @ numbers(weight, encoding, None, torch.float64).abs().t())
+    allowed = (HALF_STEP if encoding == "Q6_K" else 2.0**-17) * size + 1e-6
+    assert got.dtype is torch.float32 and ((got.double() - want).abs() <= allowed).all()
+
+
+def test_bf16_saturates(isa):
+    """What fp16 cannot hold, as `to_half` has it."""
+    weight = torch.zeros(3, 256, device="cuda", dtype=torch.bfloat16)
+    weight[0, 0], weight[1, 0], weight[2, 0] = 1e6, -1e6, 1e-9
+    x = torch.zeros(1, 256, device="cuda").half()
+    x[0, 0] = 1
+    got = few_rows(x, weight, "BF16", out_dtype=torch.float32, policy=on(isa))
+    assert got.tolist() == [[65504.0, -65504.0, 0.0]]
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

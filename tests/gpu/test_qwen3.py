@@ -82,7 +82,7 @@ def stock_of(model: Any, x: torch.Tensor, mask: torch.Tensor | None = None, taps
 def ours_of(
     model: Any, policy: KernelPolicy, x: torch.Tensor, mask: torch.Tensor | None = None, taps: Any = None
 ) -> torch.Tensor:
-    from fusestream.fusion.families.qwen3 import encoder
+    from fusestream.fusion.language import stack as encoder
 
     encoder.fuse(model, policy)
     stack = model.transformer.model
@@ -163,15 +163,21 @@ def test_each_kernel_may_be_off(models, op):
 
 
 @torch.inference_mode()
-def test_text_is_written_by_stock(models):
-    from fusestream.fusion.families.qwen3 import encoder
+def test_text_is_written(models, monkeypatch):
+    """As stock's FP32 writes it."""
+    import comfy.model_management
 
+    from fusestream.fusion.language import stack as encoder
+
+    monkeypatch.setattr(comfy.model_management, "should_use_bf16", lambda *_, **__: False)
     model = models[torch.float16]
-    encoder.fuse(model, KernelPolicy.of("off"))
-    model.transformer.model.__dict__["fusestream_policy"] = KernelPolicy.of("auto")
-    options = {"do_sample": False, "max_length": 4, "temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
-    written = model.generate([[(5, 1.0), (7, 1.0)]], repetition_penalty=1.0, seed=0, **options)
-    assert len(written) == 4
+    options = {"do_sample": False, "max_length": 12, "temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
+    texts = []
+    for policy in (KernelPolicy.of("off"), KernelPolicy.of("on")):
+        encoder.fuse(model)
+        model.transformer.model.__dict__["fusestream_policy"] = policy
+        texts.append(model.generate([[(5, 1.0), (7, 1.0)]], repetition_penalty=1.0, seed=0, **options))
+    assert texts[0] == texts[1] and len(texts[0]) == 12
 
 
 # Of stock's time. A short prompt's is the host's, which whatever runs beside this takes from both, but not alike.
@@ -181,7 +187,7 @@ MOST = {60: 1.15, TOKENS: 1.0}
 @torch.inference_mode()
 def test_faster_than_stock(models):
     """Milliseconds a layer of the encoder alone, its weights on the card: stock's, ours, for a short prompt and for klein's."""
-    from fusestream.fusion.families.qwen3 import encoder
+    from fusestream.fusion.language import stack as encoder
 
     half, layers = models[torch.float16], max(TAPS)
     encoder.fuse(half, KernelPolicy.of("auto"))

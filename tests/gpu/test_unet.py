@@ -3,6 +3,7 @@ ComfyUI."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -256,3 +257,50 @@ def test_a_streamed_one_samples_what_stocks_does(kind, tmp_path):
     ours, theirs, exact = (sample(model, scene) for model in models)
     assert not torch.equal(ours, theirs)
     assert error(ours, exact) <= max(1.1 * error(theirs, exact), 2e-3)
+
+
+@pytest.mark.parametrize("backend", ["slots", "managed"])
+@pytest.mark.parametrize("window", ["least", "all"])
+def test_weights_that_were_laid_out_are_copied_for_no_call(backend, window, tmp_path, monkeypatch):
+    """The latents are those of weights that are laid out at each use, bit for bit; and with all kernels off those of a model of
+    which nothing is laid out."""
+    import comfy
+    import family_scenes
+    from gpu.models import OFF, load
+    from scenes import sample
+
+    from fusestream import checkpoints
+    from fusestream.fusion import attention, images
+    from fusestream.fusion.families.unet import pictures
+    from fusestream.fusion.stream import laid_out
+
+    copied, own = [], images.weights
+
+    @contextlib.contextmanager
+    def weights(module, policy, x):
+        with own(module, policy, x) as (weight, bias):
+            copied.append(weight.data_ptr() != module.weight.data_ptr())
+            yield weight, bias
+
+    monkeypatch.setattr(pictures, "weights", weights)
+    path, scene, on = checkpoints.write("sd15", tmp_path), family_scenes.inputs("sd15"), KernelPolicy.of("on")
+
+    def streamed(policy: KernelPolicy) -> Any:
+        model = load(path, policy, backend)
+        if window == "all":
+            model.stream.ceiling = None
+        return model
+
+    with checkpoints.narrow.opened(comfy):
+        with monkeypatch.context() as patch:
+            patch.setattr(laid_out, "mix", lambda *_: None)
+            before = sample(streamed(on), scene)
+        assert any(copied)
+        copied.clear()
+        model = streamed(on)
+        for _ in range(2):
+            assert torch.equal(sample(model, scene), before)
+        assert copied and not any(copied)
+        off = model.clone()
+        attention.install(off, OFF)
+        assert torch.equal(sample(off, scene), sample(streamed(OFF), scene))

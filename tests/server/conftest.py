@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def server(files: list[Path]) -> Iterator[Server]:
-    with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), files[0].parents[2]) as server:
+    base = files[0].parents[2]
+    other = base / "custom_nodes" / "AnOtherPack"  # which comes before ours
+    other.mkdir(parents=True)
+    shutil.copyfile(Path(__file__).with_name("other_pack.py"), other / "__init__.py")
+    with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), base) as server:
         yield server
 
 

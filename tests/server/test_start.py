@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from bed.server import PACK, Server, prepare
+from bed.templates import TITLES
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPLAINTS = re.compile(r"IMPORT FAILED|Cannot import|Traceback|Error while calling")
@@ -111,15 +113,15 @@ def test_help_page_is_served(server: Server, node: str) -> None:
 
 def test_every_example_workflow_is_a_template_with_a_picture_and_a_twin(server: Server) -> None:
     listed: Any = server.get("/workflow_templates")
-    names = {path.stem for path in (ROOT / "workflows").glob("*.json")}
-    assert set(listed[PACK]) == names and names
+    assert set(listed[PACK]) == {path.stem for path in (ROOT / "workflows").glob("*.json")} == set(TITLES.values())
     classes: Any = server.get("/object_info")
-    for name in names:
-        graph = json.loads(text(server, f"/api/workflow_templates/{PACK}/{name}.json"))
+    for name, title in TITLES.items():
+        address = f"/api/workflow_templates/{PACK}/{urllib.parse.quote(title)}"
+        graph = json.loads(text(server, f"{address}.json"))
         api = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text(encoding="utf-8"))
         unknown = {node["class_type"] for node in api.values()} - set(classes)
         assert not unknown
         in_graph = sorted(node["type"] for node in graph["nodes"] if "Note" not in node["type"])
         assert in_graph == sorted(node["class_type"] for node in api.values())
-        with urllib.request.urlopen(f"{server.url}/api/workflow_templates/{PACK}/{name}.jpg", timeout=30) as picture:
+        with urllib.request.urlopen(f"{server.url}{address}.jpg", timeout=30) as picture:
             assert picture.read(3) == b"\xff\xd8\xff"

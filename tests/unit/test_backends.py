@@ -51,9 +51,10 @@ class BadDisk(OSError):
 
 
 class Bed:
-    """A weight file, a device, and a pager of one kind over them."""
+    """A weight file, a device, and a pager of one kind over them. channels: of each `b.weight`, which then has nine taps, and lies
+    channels-last on the device."""
 
-    def __init__(self, folder, counts, *, dtype=torch.float16, device_dtype=None, number=0) -> None:
+    def __init__(self, folder, counts, *, dtype=torch.float16, device_dtype=None, channels=0, number=0) -> None:
         self.path = folder / f"weights{number}.safetensors"
         generator = torch.Generator().manual_seed(sum(counts) + number)
         self.want = {
@@ -61,6 +62,10 @@ class Bed:
             for i, count in enumerate(counts)
             for name in ("a.bias", "b.weight")
         }
+        if channels:
+            self.want = {
+                name: t.view(-1, channels, 3, 3) if name.endswith("b.weight") else t for name, t in self.want.items()
+            }
         save_file(self.want, self.path)
         self.source = Checkpoint.open(self.path)
         self.layers = [
@@ -68,7 +73,12 @@ class Bed:
                 f"layer {i}",
                 # not in the file's order, so that not all of it is one run
                 tuple(
-                    Weight(f"{i:02}.{name}", self.source.extents[f"{i:02}.{name}"], device_dtype)
+                    Weight(
+                        f"{i:02}.{name}",
+                        self.source.extents[f"{i:02}.{name}"],
+                        device_dtype,
+                        bool(channels) and name == "b.weight",
+                    )
                     for name in (("b.weight", "a.bias") if i % 3 else ("a.bias", "b.weight"))
                 ),
             )
@@ -196,6 +206,29 @@ def test_managed_converts_once_when_it_fills(beds):
         bed.a_pass()
     assert bed.ledger.summary()["counts"]["fill"] == 3
     assert bed.memory.most_resident <= 2 * PAGE and bed.memory.evictions > 3
+
+
+@pytest.mark.parametrize("kind", [*WAYS, "managed"])
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("channels", [1, 8])
+def test_channels_lie_last_where_a_weight_says_so(beds, kind, stored, channels):
+    """The same numbers in the same shape and place; whatever else is in the layer lies as in the file."""
+    bed = beds([7200, 72, 720, 7200, 7200], dtype=stored, device_dtype=torch.float16, channels=channels)
+    pager = bed.open(kind, 10 * PAGE)
+    bed.a_pass()
+    staging = pager._backend.overhead_bytes
+    assert staging >= (kind != "managed") * 7200 * stored.itemsize
+    pager.resize(staging + window(kind, bed.layers[0].nbytes))
+    bed.a_pass()
+    assert pager.plan.streamed
+    for i, layer in enumerate(bed.layers):
+        with pager.use(i) as weights:
+            one = weights[f"{i:02}.b.weight"]
+            assert one.is_contiguous(memory_format=torch.channels_last) and one.data_ptr() % 16 == 0
+            assert one.is_contiguous() == (channels == 1) and weights[f"{i:02}.a.bias"].is_contiguous()
+            assert sum(w.nbytes for w in weights.values()) <= layer.nbytes
+    if kind == "managed":
+        assert bed.ledger.summary()["counts"]["fill"] == len(bed.layers), "laid out once"
 
 
 @pytest.mark.parametrize("ram", [1 * MIB, 1.5 * MIB, 3 * MIB])

@@ -27,6 +27,7 @@ import comfy.text_encoders.t5
 import comfy.utils
 import pytest
 import torch
+from comfy.text_encoders import qwen3vl
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from fusestream import checkpoints
@@ -328,6 +329,29 @@ def test_weights_have_the_names_and_shapes_of_stocks_model(model: str) -> None:
     assert {name: spec.shape for name, spec in weights.table(model).items()} == wanted
 
 
+@pytest.mark.parametrize(("model", "gb"), [("vl2", 4.26), ("vl4", 8.88)])
+def test_weights_of_qwen3_vl_have_the_names_and_shapes_of_stocks_model(model: rows.Model, gb: float) -> None:
+    """Of the 2B, the sizes alone: stock has none."""
+    table = weights.table(model)
+    assert sum(math.prod(spec.shape) for spec in table.values()) * 2e-9 == pytest.approx(gb, rel=0.02)
+    if model == "vl4":
+        made = qwen3vl._make_qwen3vl_model("qwen3vl_4b")({}, HALF, "meta", comfy.ops.manual_cast)
+        told = {"model.": "model.language_model.", "visual.": "model.visual."}
+        wanted = {
+            told[f"{name.partition('.')[0]}."] + name.partition(".")[2]: tuple(tensor.shape)
+            for name, tensor in made.state_dict().items()
+        }
+        assert {name: spec.shape for name, spec in table.items()} == wanted
+
+
+def test_a_token_costs_its_weights_and_a_picture_its_patches() -> None:
+    of_2b, of_4b = (bounds.written_token(bounds.WRITERS[name]) for name in ("vl2", "vl4"))
+    assert (of_2b.weights, of_4b.weights) == pytest.approx((3.44e9, 8.04e9), rel=0.02)
+    assert of_4b.gemm == pytest.approx(of_4b.weights)
+    seen = bounds.seen_picture(bounds.WRITERS["vl4"], 768, 768)  # 2304 patches, 576 and 32 tokens, by hand
+    assert seen.gemm == pytest.approx(2 * 2304 * 24 * 12.6e6 + 2 * 576 * 4 * 27.3e6 + 2 * 608 * 3.63e9, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("model", "gb"), [("klein4", 7.8), ("klein9", 18.2), ("z_image", 12.3), ("sd15", 1.72), ("sdxl", 5.13)]
 )
@@ -356,6 +380,23 @@ def test_a_picture_is_promised_as_the_work_was_asked_for() -> None:
         assert found["met"] is is_met and groups.promised(found) == "2.5x, peak < 3 GiB"
     assert all(row.asked or row.seconds for row in rows.pictures())
     assert all(rows.quick(row).peak is None for row in rows.pictures())
+
+
+def test_live_video_is_asked_for_by_frames_a_second() -> None:
+    names = {row.name: row for row in rows.live()}
+    assert list(names) == [
+        f"SD 1.5 live 512x512 through {through}{held}"
+        for through in ("TAESD", "the VAE")
+        for held in ("", ", held to Turing")
+    ]
+    for name, row in names.items():
+        of_a_step = bounds.bound(rows.Row("sd15", "sample", 512, 512), FIELD)["bound"]
+        assert row.files == (("sd15", "fp16"),) and row.prompts == 1
+        assert bounds.bound(row, FIELD)["bound"] == pytest.approx(of_a_step / 2), "the network once, for one prompt"
+        assert row.plain is None or row.plain in names, name
+    assert names["SD 1.5 live 512x512 through TAESD"].seconds == pytest.approx(1 / 120)
+    assert bounds.bound(names["SD 1.5 live 512x512 through TAESD"], FIELD)["bound"] < 1 / 120
+    assert rows.quick(row).steps == 3
 
 
 def test_a_picture_is_drawn_without_frames() -> None:

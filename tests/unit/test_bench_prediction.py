@@ -17,9 +17,11 @@ from fusestream.bench.predicted import held, told, works
 from fusestream.bench.predicted.families import HEAD, wan
 from fusestream.bench.predicted.load import Load, Speeds, step_seconds
 from fusestream.bench.predicted.passes import kernels_row, pass_bytes
+from fusestream.bench.predicted.shipped import shipped_text
 from fusestream.bench.predicted.speeds import speeds_on
 from fusestream.bench.predicted.unets import LEAST_ROWS
 from fusestream.bench.turing.cli import BLACKWELL_RESULTS, NEWER_RESULTS
+from fusestream.fusion.estimate.rates import FILE
 from fusestream.kernels_cuda.ops import int8_rule
 
 RESULTS = prediction.load()
@@ -44,6 +46,10 @@ def test_the_pages_show_the_prediction() -> None:
     assert prediction.rendered_short(readme) == readme, "call `python3 dev.py bench report`"
     forged = readme.replace("| RTX 2060 Super |", "| RTX 9999 |")
     assert forged != readme and prediction.rendered_short(forged) == readme
+
+
+def test_what_ships_is_what_the_results_say() -> None:
+    assert FILE.read_text(encoding="utf-8") == shipped_text(RESULTS), "call `python3 dev.py bench report`"
 
 
 def test_every_card_and_work_is_told_and_called_a_prediction() -> None:

@@ -30,6 +30,8 @@ KINDS = {
     "SaveLatent": Kind(("LATENT",), is_end=True),
     "Blend": Kind(("LATENT",)),
     "Train": Kind(("MODEL",)),
+    "Live": Kind(("IMAGE", "VIDEO")),
+    "TheirLive": Kind(("IMAGE",), is_plain=False),
     "Device": Kind(("VAE",)),
     "Number": Kind(("INT",)),
     "Reroute": Kind(("*",), is_plain=False),
@@ -70,6 +72,12 @@ def met(prompt: dict[str, Any], loader: str = "model", ends: set[str] | None = N
 
 def test_the_decoder_of_what_is_sampled() -> None:
     assert met(plain()) == ["vae"]
+
+
+def test_the_vae_of_what_is_sampled_and_decoded_in_one_node() -> None:
+    for kind, found in (("Live", ["vae"]), ("TheirLive", [])):
+        live = node(kind, model="model.0", vae="vae.0")
+        assert met(plain(live=live, save=node("Save", images="live.0"), sampler=None, empty=None, decode=None)) == found
 
 
 def test_through_loras_a_guider_an_upscaler_a_reroute_and_a_subgraph() -> None:
@@ -252,7 +260,12 @@ def test_a_whole_checkpoints_own_vae_is_found() -> None:
     assert met(prompt) == ["whole"]
 
 
-EXAMPLES = sorted((ROOT / "workflows" / "api").glob("*.json"))
+# Of those in which a diffusion model samples.
+EXAMPLES = [
+    path
+    for path in sorted((ROOT / "workflows" / "api").glob("*.json"))
+    if "FuseStreamVAELoader" in path.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -263,7 +276,8 @@ def test_each_model_of_the_examples_meets_its_vae(path: Any) -> None:
         name: Kind(tuple(type for _, type in signature(name).outputs), is_end=name.startswith("Save")) for name in types
     }
     graph = Graph(prompt, kinds.get)
-    (vae,) = (name for name, one in prompt.items() if one["class_type"] == "FuseStreamVAELoader")
-    models = [name for name, one in prompt.items() if one["class_type"] == "FuseStreamDiffusionModelLoader"]
+    whole = "FuseStreamCheckpointLoader"
+    (vae,) = (name for name, one in prompt.items() if one["class_type"] in ("FuseStreamVAELoader", whole))
+    models = [name for name, one in prompt.items() if one["class_type"] in ("FuseStreamDiffusionModelLoader", whole)]
     found = {vae for model in models for vae in graph.vaes(model)}
     assert found == {vae}

@@ -30,7 +30,7 @@ from taped import TapingRecorder
 from fusestream import checkpoints
 from fusestream.checkpoints import llama
 from fusestream.fusion import graph, graphed, sparse
-from fusestream.fusion.families.qwen3 import encoder
+from fusestream.fusion.language import stack
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.load_text import load_streamed_text_encoder
 from fusestream.fusion.report.gathering import gather
@@ -473,7 +473,7 @@ def test_prompts_of_one_length_are_replayed(
 ) -> None:
     from fusestream.fusion import load_text
 
-    monkeypatch.setattr(encoder, "fuse", partial(encoder.fuse, on_cpu=True))
+    monkeypatch.setattr(stack, "fuse", partial(stack.fuse, on_cpu=True))
     monkeypatch.setattr(load_text, "Graphs", partial(graph.Graphs, recorder=recorder))
     path = checkpoints.write("qwen3", families_folder, "fp16")
 

@@ -38,12 +38,16 @@ SOURCES = [path for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglo
 
 FAMILIES = ROOT / "fusion" / "families"
 # What families are made of. Whoever loads, reports or overrides may ask which there are.
-BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
+BELOW_FAMILIES = [
+    *sorted((ROOT / "fusion" / "stream").rglob("*.py")),
+    *sorted((ROOT / "fusion" / "language").rglob("*.py")),
+] + [
     ROOT / "fusion" / f"{name}.py"
     for name in (
         "arguments",
         "attention",
         "completeness",
+        "cost",
         "errors",
         "family",
         "fused",
@@ -64,8 +68,6 @@ BELOW_FAMILIES = sorted((ROOT / "fusion" / "stream").rglob("*.py")) + [
 # Ops that nothing in the pack asks for yet, and why they stay. What nobody asks for and nobody will goes.
 KEPT = {
     "dequantise_rows": "packed embeddings",
-    "diffusion_step": "live video: steps of milliseconds, where the sampler's own passes count",
-    "instance_norm": "networks that carry a style over",
     "residual_gate_norm_modulate": "modules: a residual and the norm behind it",
 }
 
@@ -78,7 +80,7 @@ PAGES = [
     ROOT / "kernels_cuda" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-FOLDERS = (*MAY_IMPORT, "bench", "checkpoints", "tests", "docs", "workflows", "locales")
+FOLDERS = (*MAY_IMPORT, "bench", "checkpoints", "tests", "docs", "workflows", "subgraphs", "locales")
 SUFFIXES = (".py", ".md", ".json", ".cu", ".cuh", ".svg", ".png")
 # What pages name that is a user's, ComfyUI's, or made by a command.
 ELSEWHERE = ("models/", "ComfyUI/", "comfy/", "output/", "build/", ".venv", ".cache", "/dev/", "results/real")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, few_rows
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops.few_rows import PLAIN, STEPS, obstacles
+from fusestream.kernels_cuda.ops.few_rows import PLAIN, SCALED, STEPS, obstacles
 from fusestream.kernels_cuda.ops.packed_blocks import BLOCK_TYPES
 
 OFF = KernelPolicy.of("off")
@@ -25,6 +25,10 @@ def weight_of(encoding, n, k, make=None):
     """Any quants, with scales such as weights have."""
     if encoding == "F16":
         return torch.randn(n, k, generator=make).half()
+    if encoding == "BF16":
+        return torch.randn(n, k, generator=make).bfloat16()
+    if encoding.startswith("F8"):
+        return torch.randn(n, k, generator=make).to(PLAIN[encoding])
     if encoding == "I8":
         return torch.randint(-128, 128, (n, k), generator=make, dtype=torch.int8)
     kind = BLOCK_TYPES[encoding]
@@ -38,7 +42,8 @@ def weight_of(encoding, n, k, make=None):
 def by_numpy(weight, encoding, scale):
     """The weight as somebody else reads it."""
     if encoding in PLAIN:
-        return weight.double() if scale is None else weight.double() * scale.double().reshape(-1, 1)
+        numbers = (weight.half() if encoding == "BF16" else weight).double()
+        return numbers if scale is None else numbers * scale.double().reshape(-1, 1)
     return torch.from_numpy(by_gguf(weight.numpy(), GGMLQuantizationType[encoding]).astype(np.float64))
 
 
@@ -58,7 +63,7 @@ def test_the_definition(encoding, leading, n, steps, scaled, bias, added, policy
     make = torch.Generator().manual_seed(seed)
     k = 256 * steps
     x, weight = torch.randn(*leading, k, generator=make).half(), weight_of(encoding, n, k, make)
-    scale = torch.rand(n, 1, generator=make) if encoding == "I8" and scaled else None
+    scale = torch.rand(*((n, 1) if n % 2 else (1,)), generator=make) if encoding in SCALED and scaled else None
     vector = None if bias is None else torch.randn(n, generator=make).to(bias)
     residual = torch.randn(*leading, n, generator=make).half() if added else None
     got = few_rows(x, weight, encoding, scale=scale, bias=vector, residual=residual, policy=policy)
@@ -74,6 +79,32 @@ def test_the_definition(encoding, leading, n, steps, scaled, bias, added, policy
     allowed = allowed + 2.0**-24
     finite = want.abs() < 65000
     assert ((got.double() - want).abs() <= allowed)[finite].all()
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    encoding=st.sampled_from([*STEPS]),
+    rows=st.sampled_from([(), (1,), (1, 1), (3,)]),
+    bias=st.booleans(),
+    residual=st.sampled_from([None, torch.float16, torch.float32]),
+    factor=st.sampled_from([1.0, 64.0]),
+    policy=st.sampled_from([KernelPolicy(), OFF]),
+)
+def test_two_parts_joined_as_floats(encoding, rows, bias, residual, factor, policy):
+    """What precision `precise` multiplies by: nothing is rounded but the operands."""
+    whole = torch.randn(*rows, 256)
+    x = torch.stack((whole.half(), (whole - whole.half()).half()))
+    weight = weight_of(encoding, 5, 256)
+    vector = torch.randn(5) if bias else None
+    added = None if residual is None else torch.randn(*rows, 5).to(residual)
+    given = {"bias": vector, "residual": added, "factor": factor, "joined": True, "out_dtype": torch.float32}
+    got = few_rows(x, weight, encoding, **given, policy=policy)
+    numbers = by_numpy(weight, encoding, None)
+    want = factor * (whole.double() @ numbers.t())
+    for t in (vector, added):
+        want = want if t is None else want + t.double()
+    assert got.dtype is torch.float32 and got.shape == (*rows, 5)
+    assert (got.double() - want).abs().max() <= 1e-5 * factor * (whole.double().abs() @ numbers.abs().t() + 1).max()
 
 
 def test_float64_stays():
@@ -97,6 +128,10 @@ X, W = torch.zeros(2, 256).half(), torch.zeros(3, 144, dtype=torch.uint8)
         (X[:, :128], W, "Q4_K", {}, r"x: \[2, 128\] does not go with Q4_K rows of 256"),
         (X, W, "Q4_K", {"scale": torch.ones(3)}, r"scale: \[3\] .* but of Q4_K"),
         (X, torch.zeros(3, 256).char(), "I8", {"scale": torch.ones(2)}, r"scale: \[2\] is not one for each of 3 rows"),
+        (X, W, "Q4_K", {"joined": True, "residual": torch.ones(2, 3)}, r"\[2, 3\] is not the result's shape \[3\]"),
+        (torch.zeros(3, 256).half(), W, "Q4_K", {"joined": True}, r"x: \[3, 256\] is not \[2, \.\.\., 256\]"),
+        (X, W, "Q4_K", {"out_dtype": torch.float64}, "out_dtype is float64, expected float32 or x's own"),
+        (X, W, "Q4_K", {"factor": 3.0}, "scale is 3.0, expected a power of two"),
         (X, W, "Q4_K", {"bias": torch.ones(2)}, r"bias: \[2\] is not \[3\]"),
         (X, W, "Q4_K", {"residual": torch.ones(3, 2)}, r"residual: \[3, 2\] is not the result's shape \[2, 3\]"),
     ],
@@ -113,7 +148,7 @@ def test_wrong_operands_are_named(x, weight, encoding, more, message):
         ((X, weight_of("Q3_K", 3, 256), None, None, None), "Q3_K", "weights are Q3_K, the kernels take Q4_0"),
         ((X.float(), W, None, None, None), "Q4_K", "x is float32"),
         ((X, W, None, torch.ones(3).double(), None), "Q4_K", "bias is float64"),
-        ((X, W, None, None, torch.ones(2, 3)), "Q4_K", "residual is float32"),
+        ((X, W, None, None, torch.ones(2, 3).double()), "Q4_K", "residual is float64"),
         ((X, torch.zeros(3, 288).byte()[:, ::2], None, None, None), "Q4_K", "weight is not contiguous"),
         ((torch.zeros(2, 264).half()[:, 8:], W, None, None, None), "Q4_K", "x is not contiguous"),
         ((torch.zeros(17, 256).half(), W, None, None, None), "Q4_K", "x has 17 rows, the kernels take up to 16"),
@@ -126,13 +161,13 @@ def test_wrong_operands_are_named(x, weight, encoding, more, message):
     ],
 )
 def test_what_the_kernels_do_not_take(tensors, encoding, reason):
-    assert next(obstacles(Call("few_rows", tensors, (encoding,)))).startswith(reason)
+    assert next(obstacles(Call("few_rows", tensors, (encoding, 1.0, False, None)))).startswith(reason)
 
 
 def test_what_the_kernels_take():
     for encoding, step in STEPS.items():
         tensors = torch.zeros(16, step.elements).half(), weight_of(encoding, 5, step.elements), None, None, None
-        assert not list(obstacles(Call("few_rows", tensors, (encoding,))))
+        assert not list(obstacles(Call("few_rows", tensors, (encoding, 1.0, False, None))))
         assert tensors[1].nbytes == 5 * step.bytes
 
 
@@ -155,5 +190,5 @@ def test_compile_and_registration(encoding):
 
     compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, weight, scale), product(x, weight, scale), rtol=0, atol=0)
-    arguments = (x, weight, scale, None, torch.randn(2, 4).half(), encoding, KernelPolicy().token)
+    arguments = (x, weight, scale, None, torch.randn(2, 4).half(), encoding, 1.0, False, None, KernelPolicy().token)
     torch.library.opcheck(OPS["few_rows"].traced, arguments)

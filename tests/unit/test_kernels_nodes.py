@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fusestream import checkpoints, fusion
+from fusestream.bench import prediction
 from fusestream.fusion import attention, int8_weights, operands, products
 from fusestream.fusion.families.t5 import encoder as t5
 from fusestream.fusion.families.wan import block as wan
@@ -20,7 +21,7 @@ from fusestream.fusion.override import NotOurs
 from fusestream.kernels_cuda import OPS, KernelRefused
 from fusestream.kernels_cuda.ops import matrices
 from fusestream.kernels_cuda.policy import PRECISIONS
-from fusestream.nodes import gains
+from fusestream.nodes import choices, gains
 from fusestream.nodes.kernels import (
     MODEL_SWITCHES,
     SAME,
@@ -31,7 +32,7 @@ from fusestream.nodes.kernels import (
     VAEKernels,
     policy_from,
 )
-from fusestream.nodes.loaders import DiffusionModelLoader, TextEncoderLoader, VAELoader
+from fusestream.nodes.loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 
 ROOT = Path(__file__).resolve().parents[2]
 AUTO, OFF = fusion.KernelPolicy.of("auto"), fusion.KernelPolicy.of("off")
@@ -102,6 +103,23 @@ def test_gains_that_nobody_measured_are_predicted(gain: gains.Predicted) -> None
     assert gain.times == pytest.approx(predicted, rel=0.1), "predicted anew? Write the figure into nodes/gains.py"
 
 
+@pytest.mark.parametrize("tiers", gains.TIERS, ids=lambda tiers: tiers.card)
+def test_what_a_quality_gains_is_predicted(tiers: gains.Tiers) -> None:
+    told = {(card, work): found for card, work, found in prediction.predictions(prediction.load())}
+    seconds = told[tiers.card, gains.WORK]
+    found = [seconds["precise"].seconds / seconds[who].seconds for who in ("fast", "turbo")]
+    assert [tiers.fast, tiers.turbo] == pytest.approx(found, abs=0.06), "predicted anew? Write it into nodes/gains.py"
+
+
+def test_a_quality_is_a_precision_and_none_leaves_it_to_that() -> None:
+    told = [choices.precision_of(quality, "turbo") for quality in ("by precision", "Exact", "Balanced", "Fastest")]
+    assert told == ["turbo", "precise", "fast", "turbo"]
+    for node in (DiffusionModelLoader, CheckpointLoader):
+        inputs = node.define_schema().inputs
+        assert inputs[-1].id == "quality" and inputs[-1].options[0] == inputs[-1].default == "by precision"
+        assert {one.id for one in inputs if one.advanced} == {"kernels", "precision"}
+
+
 def test_every_node_offers_every_tier_in_the_order_of_the_policy() -> None:
     """Appended: what a workflow stored keeps its meaning."""
     for node in (DiffusionModelLoader, TextEncoderLoader, VAELoader, ModelKernels, TextEncoderKernels, VAEKernels):
@@ -143,7 +161,8 @@ def test_two_branches_of_one_text_encoder(folder: Path, loaded: Any, budget: flo
     """In turns: the policy is of the one that ComfyUI has loaded last."""
     clip = fusion.load_text_encoder(str(checkpoints.write("umt5", folder)), [], fusion.KernelPolicy.of(loaded), budget)
     branch = out_of(TextEncoderKernels.execute(clip, "auto", "fast", attention="off"))
-    asked, of_loader = fusion.KernelPolicy.of("auto", precision="fast", attention="off"), fusion.KernelPolicy.of(loaded)
+    both: Any = dict.fromkeys(("attention", "decode_attention"), "off")
+    asked, of_loader = fusion.KernelPolicy.of("auto", precision="fast", **both), fusion.KernelPolicy.of(loaded)
     assert branch.cond_stage_model is clip.cond_stage_model
     stack = clip.cond_stage_model.umt5xxl.transformer.encoder
     for one, policy in ((branch, asked), (clip, of_loader), (branch, asked), (branch, asked), (clip, of_loader)):

@@ -19,10 +19,13 @@ from fusestream.memory import (
     CudaError,
     DeviceBudget,
     Extent,
+    HostBackend,
     Layer,
     Ledger,
     OverBudget,
+    Pager,
     Weight,
+    bounds,
     open_pager,
     staging_bytes,
 )
@@ -590,6 +593,35 @@ def test_what_needs_no_conversion_needs_no_room_for_it(source):
     assert staging_bytes([]) == staging_bytes([layer_of(source, "a", "b")]) == 0
     halves = layer_of(source, "b", "big", dtype=torch.float16)
     assert staging_bytes([halves]) == source.extents["big"].nbytes, "one at a time"
+
+
+def test_what_lies_in_another_order_comes_by_way_of_the_room_for_conversion(tmp_path):
+    """Where kernels are: on the CPU every weight lies as in the file. The backend itself does what it is told."""
+    want = {"conv": torch.randn(4, 6, 3, 2), "bias": torch.randn(4)}
+    save_file(want, tmp_path / "w.safetensors")
+    with Checkpoint.open(tmp_path / "w.safetensors") as source:
+        weights = [Weight(name, source.extents[name], channels_last=name == "conv") for name in ("conv", "bias")]
+        layer = Layer("conv", tuple(weights))
+        plain = layer.as_in_file()
+        assert plain.weights == tuple(Weight(w.name, w.extent) for w in weights) and plain.as_in_file() is plain
+        assert [run.weight for run in runs_of(layer, source.home)] == [weights[0], None]
+        assert (staging_bytes([layer]), staging_bytes([plain])) == (4 * 6 * 3 * 2 * 4, 0)
+        assert [sum(bounds([each], "cpu")) for each in (layer, plain)] == [sum(bounds([plain], "cpu"))] * 2
+        assert bounds([layer], "cuda")[0] > bounds([plain], "cuda")[0]
+        for layers in ([layer], [plain]):
+            pager = open_pager(source, layers, DeviceBudget(MIB), MIB, "cpu")
+            with pager.use(0) as found:
+                assert all(torch.equal(found[name], t) and found[name].is_contiguous() for name, t in want.items())
+            pager.close()
+        ledger = Ledger()
+        backend = HostBackend(source, ledger, None, staging_bytes([layer]))
+        pager = Pager([layer], MIB, DeviceBudget(MIB), backend, ledger)
+        with pager.use(0) as found:
+            assert all(torch.equal(found[name], t) for name, t in want.items())
+            assert found["conv"].is_contiguous(memory_format=torch.channels_last)
+        pager.close()
+        with pytest.raises(ValueError, match=r"bias is \[4\] on the device, and has no channels"):
+            Weight("bias", source.extents["bias"], channels_last=True)
 
 
 def test_what_has_no_bytes_is_told_with_none(device):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fusestream.fusion import notices
+from fusestream.fusion.language import pace
 from fusestream.nodes import front_end
 from fusestream.nodes import notices as page
 
@@ -76,3 +77,19 @@ def test_the_page_of_who_queued_the_prompt_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(front_end, "running_server", lambda: None)
     notices.warn("and another")
     assert len(sent) == 1
+
+
+def test_the_pace_of_a_text_stands_on_the_node_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    server = SimpleNamespace(client_id="someone", send_progress_text=lambda *given: sent.append(given))
+    monkeypatch.setattr(page, "running_server", lambda: server)
+    monkeypatch.setattr(pace, "_listeners", [])
+    page.attach()
+    page.attach()
+    with in_run("first"):
+        pace.tell(pace.Pace(3, 0.25, 0.5, 2 * 10**9))
+    assert sent == [("3 tokens, the first after 0.25 s, then 4.0 a second: 2.00 GB a token, 8 GB/s", "9", "someone")]
+    server.client_id = None
+    with in_run("first"):
+        pace.tell(pace.Pace(3, 0.25, 0.5, 2 * 10**9))
+    assert len(sent) == 1, "nobody is there to see it"

@@ -12,20 +12,10 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
-from plain_device import PlainDevice, PlainManagedMemory
+from plain_backends import BACKENDS, MIB, plain_backends
 
 from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream import grain
-from fusestream.fusion.stream import stream as streaming
-from fusestream.memory import Pager, Parcels, RamBudget, bounds
-from fusestream.memory.host import Host
-from fusestream.memory.managed import ManagedBackend
-from fusestream.memory.slots import SlotsBackend
-
-MIB = 2**20
-BACKENDS = ["registered", "pinned", "managed"]
-
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
@@ -36,43 +26,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    devices: list[PlainDevice] = []
-    kind = ""
+def load(folder: Path) -> Iterator[Callable[..., Any]]:
+    with plain_backends() as backends:
 
-    def open_pager(source: Any, layers: Any, vram: Any, budget: int, *_: Any, ledger: Any, **__: Any) -> Pager:
-        devices.append(device := PlainDevice())
-        ram = RamBudget(64 * MIB)
-        if kind == "managed":
-            backend: Any = ManagedBackend(device, PlainManagedMemory(device), source, layers, ram, ledger)
-        else:
-            backend = SlotsBackend(device, layers, Host(device, source, layers, ram, ledger, kind), ledger)
-        try:
-            return Pager(layers, budget, vram, backend, ledger)
-        except BaseException:
-            backend.close()
-            raise
+        def loaded(backend: str, storage: str) -> tuple[Any, Any]:
+            path = str(checkpoints.write("wan_t2v", folder, storage))
+            model = load_streamed_diffusion_model(path)
+            backends.become(model, backend)
+            return model, comfy.sd.load_diffusion_model(path)
 
-    def loaded(backend: str, storage: str) -> tuple[Any, Any]:
-        nonlocal kind
-        kind = backend
-        path = str(checkpoints.write("wan_t2v", folder, storage))
-        model = load_streamed_diffusion_model(path)
-        model.stream.ceiling = model.stream.least
-        return model, comfy.sd.load_diffusion_model(path)
-
-    def open_parcels(stream: Any, _ram: Any) -> Parcels:
-        return Parcels(devices[-1], RamBudget(4 * MIB), stream.ledger)
-
-    monkeypatch.setattr(streaming, "open_pager", open_pager)
-    monkeypatch.setattr(streaming.Stream, "_open_parcels", open_parcels)
-    monkeypatch.setattr(grain, "bounds", lambda layers, device: bounds(layers, "cuda"))
-    yield loaded
-    mm.unload_all_models()
-    assert not [error for device in devices for error in device.errors]
-    assert not any(device.registered or device.pinned for device in devices), "all was given back"
-    for device in devices:
-        device.stop()
+        yield loaded
 
 
 def sample(model: Any, deed: Any = None) -> torch.Tensor:

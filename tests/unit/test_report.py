@@ -114,6 +114,9 @@ def made_up() -> Report:
 def test_of_a_streamed_run(streamed: Any) -> None:
     found = report.gather(streamed)
     assert found.gaps == ()
+    assert found.sampling is not None and found.sampling.steps == 3
+    assert found.sampling.spent >= 2 * found.sampling.seconds > 0
+    assert "the last sampling: 3 steps, " in report.as_text(found)
     assert found.streams and found.passes == 3 and next(layer.name for layer in found.layers) == "blocks.0"
     plan = streamed.stream.pager.plan
     assert [layer.resident for layer in found.layers] == [i in plan.resident for i in range(len(found.layers))]
@@ -275,7 +278,7 @@ def test_the_first_pass_is_left_out_of_what_is_usual() -> None:
 def test_waiting_asks_for_vram(made_up: Report) -> None:
     (first, *_), last = advise(made_up), advise(made_up)[-1]
     assert "raise vram_budget to 12.00" in first and "7% of a pass" in first and "instead of 21.60 s" in first
-    assert "precision 'fast'" in last
+    assert "quality 'Balanced'" in last
     disk = advise(replace(made_up, rate=2e9, what_if=()))
     assert "more VRAM would not help" in disk[0] and "2.0 GB/s, which is a disk's rate" in disk[1]
 

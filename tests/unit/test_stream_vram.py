@@ -105,7 +105,7 @@ def test_stock_lets_go_of_as_much_as_may_be_pinned(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(comfy.model_management, "ensure_pin_registerable", asked.append)
     monkeypatch.setattr(comfy.model_management, "TOTAL_PINNED_MEMORY", 0)
     monkeypatch.setattr(vram, "_ram", None)
-    monkeypatch.setattr(CountedRam, "auto", classmethod(lambda cls: cls(10 * MIB)))
+    monkeypatch.setattr(CountedRam, "auto", classmethod(lambda cls, _gib: cls(10 * MIB)))
     ram = vram.ram_for(4 * MIB)
     assert vram.ram_for(40 * MIB) is ram and ram.total == 10 * MIB
     assert ram.try_take(3 * MIB)

@@ -21,8 +21,7 @@ import comfy.model_management
 import torch
 from torch import Tensor, nn
 
-from ....kernels_cuda import STANDARD, KernelPolicy, attention, gelu, join_sums, linear, norm_modulate
-from ....kernels_cuda.ops.half_range import saturated
+from ....kernels_cuda import STANDARD, KernelPolicy, attention, gelu
 from ....kernels_cuda.ops.linear import Activation
 from ....kernels_cuda.ops.parts import join, split
 from ... import text_stack
@@ -150,7 +149,7 @@ class FusedLayer:
 def attend(layer: Any, x: Tensor, prompt: Prompt) -> None:
     """x += attention(norm(x))."""
     module, wide = layer.self_attn, prompt.wide
-    parts = wide.projections(normed(layer.layer_norm1, x, wide), (module.q_proj, module.k_proj, module.v_proj))
+    parts = wide.projections(wide.normed(layer.layer_norm1, x), (module.q_proj, module.k_proj, module.v_proj))
     q, k, v = (part.view(*part.shape[:2], module.heads, -1) for part in parts)
     out = attention(q, k, v, prompt.visible, causal=prompt.visible is None, policy=wide.ops)
     wide.add(x, [out.flatten(2)], module.out_proj)
@@ -159,30 +158,16 @@ def attend(layer: Any, x: Tensor, prompt: Prompt) -> None:
 def feed_forward(layer: Any, x: Tensor, wide: Wide) -> None:
     """x += fc2(GELU(fc1(norm(x))))."""
     mlp = layer.mlp
-    h = normed(layer.layer_norm2, x, wide)
-    with operands(h, wide.ops, mlp.fc1) as [own]:
-        hidden = activated(h, own.matrix, own.bias, id(mlp.activation), wide)
+    h = wide.normed(layer.layer_norm2, x)
+    kind = IN_PRODUCTS.get(id(mlp.activation))
+    hidden = quick(h, mlp.fc1, wide) if kind is None else wide.activated(h, mlp.fc1, kind)
     wide.add(x, hidden, mlp.fc2)
 
 
-def normed(norm: Any, x: Tensor, wide: Wide) -> Tensor:
-    """What goes into a product: [batch, tokens, width] fp16, or both parts of it, [2, batch, tokens, width]."""
+def quick(h: Tensor, module: Any, wide: Wide) -> Sequence[Tensor]:
+    """As `Wide.activated`, of the GELU that is no product's."""
+    with operands(h, wide.ops, module) as [own]:
+        sums = wide.product(h, own.matrix, own.bias)
     if wide.splits:
-        return split(norm(x))
-    if norm.weight_function or norm.bias_function:  # another node's patches
-        return saturated(norm(x)).half()
-    weight, bias = (one.to(x.device) for one in (norm.weight, norm.bias))
-    return norm_modulate(x, weight=weight, bias=bias, eps=norm.eps, out_dtype=torch.float16, policy=wide.ops)
-
-
-def activated(h: Tensor, weight: Tensor, bias: Tensor | None, activation: int, wide: Wide) -> Sequence[Tensor]:
-    """GELU(h @ weight^T + bias) for h as `normed` makes it: as fp16 [batch, tokens, hidden], or two parts that add up to it."""
-    kind = IN_PRODUCTS.get(activation)
-    if wide.splits:
-        sums = wide.product(h, weight, bias)
-        if kind is not None:
-            return join_sums(sums, activation=kind, policy=wide.ops).unbind()
         return split(gelu(join(sums), "quick", policy=wide.ops)).unbind()
-    if kind is not None:
-        return (linear(h, weight, bias, activation=kind, saturate=True, policy=wide.ops),)
-    return (gelu(wide.product(h, weight, bias), "quick", policy=wide.ops),)
+    return (gelu(sums, "quick", policy=wide.ops),)

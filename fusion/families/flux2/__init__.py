@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...cost import Cost
 
 NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.norm\.(key|query)_norm\.(scale|weight)")
 # What relatives with such blocks do not have: HunyuanVideo refines its text, ControlNets end without a last layer.
@@ -63,6 +64,12 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     return need(net, shape, dtype)
 
 
+def _cost(net: Any, shape: Sequence[int]) -> Cost | None:
+    from .cost import cost  # noqa: PLC0415
+
+    return cost(net, shape)
+
+
 def _reads(net: Any) -> tuple[int, str | None] | None:
     width = getattr(net.txt_in, "in_features", None)
     return None if width is None else (width, ENCODERS.get(width))
@@ -92,6 +99,7 @@ FLUX = Family(
         "to_half",
     ),
     need=_need,
+    cost=_cost,
     expects=_expects,
     vaes=VAES,
     reads=_reads,

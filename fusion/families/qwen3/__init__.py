@@ -21,13 +21,13 @@ def _expects(header: WeightFile) -> Expected:
 
 
 def _fuse(model: Any, policy: KernelPolicy) -> int:
-    from .encoder import fuse  # noqa: PLC0415
+    from ...language.stack import fuse  # noqa: PLC0415
 
     return fuse(model, policy)
 
 
 def _idle(model: Any, device: torch.device) -> int:
-    from .encoder import idle  # noqa: PLC0415
+    from ...language.stack import idle  # noqa: PLC0415
 
     return idle(model, device)
 
@@ -35,11 +35,13 @@ def _idle(model: Any, device: torch.device) -> int:
 QWEN3 = Family(
     name="Qwen3",
     role=Role.TEXT,
-    covers="Qwen3 0.6B to 8B (Flux.2 klein, Z-Image): FP16 products around an FP32 stream, no layers that nothing reads",
+    covers="Qwen3 0.6B to 8B (Flux.2 klein, Z-Image): FP16 products around an FP32 stream, no layers that nothing reads; writes",
     recognises=is_qwen3,
     fuse=_fuse,
     ops=(
         "attention",
+        "decode_attention",
+        "few_rows",
         "int8_to_half",
         "join_sums",
         "linear",
@@ -48,6 +50,7 @@ QWEN3 = Family(
         "norm_modulate",
         "rms_parts",
         "rms_rope_",
+        "rms_rope_keep",
         "rms_rope_sums",
         "to_half",
     ),

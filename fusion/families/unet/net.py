@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ....kernels_cuda import KernelPolicy
 from ...fused import fuse_block
 from ...mixing import mix
+from ...stream.laid_out import lay_out
 from . import pictures, transformer
 from .run import RUN, Part, Run
 
@@ -43,6 +44,10 @@ def fuse(net: Any, policy: KernelPolicy) -> int:
 
 
 def _fuse_part(module: nn.Module, mixin: type[Part], run: Run, obstacle: str | None) -> None:
+    if obstacle is None and run.loader.mode("conv") != "off":  # or stock would have to lay them back for each call
+        for part in module.modules():
+            if isinstance(part, nn.Conv2d):
+                lay_out(part)
     fuse_block(module, mixin, obstacle)
     module.__dict__[RUN] = run
 

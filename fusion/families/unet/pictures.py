@@ -4,7 +4,8 @@
 
 Pictures are channels-last: a norm with its SiLU, a convolution with all that is added to its result, is one pass each. The time's
 embedding is added by the first convolution, as a residual with one pixel for each row of the batch. Weights are laid out for the
-kernels at each use: kept, they would double what convolutions take of the card.
+kernels once, when they arrive on the card (`stream/laid_out.py`), and take no more of it than otherwise. What is not, as on the
+CPU, is laid out at each use.
 
 What a block on the way up is given, x and the picture kept on the way down, stays stock's concatenation: the groups of its first
 norm lie across the seam (1280 and 640 channels in groups of 60), so no norm of either alone would do, and a convolution with two

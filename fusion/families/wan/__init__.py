@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...cost import Cost
 
 QUERY = re.compile(r"(model\.diffusion_model\.|)blocks\.\d+\.self_attn\.q\.weight")
 BESIDE = ("head.modulation", "time_projection.1.weight")
@@ -53,6 +54,12 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     return need(net, shape, dtype)
 
 
+def _cost(net: Any, shape: Sequence[int]) -> Cost | None:
+    from .cost import cost  # noqa: PLC0415
+
+    return cost(net, shape)
+
+
 def _reads(net: Any) -> tuple[int, str] | None:
     width = getattr(net.text_embedding[0], "in_features", None)
     return None if width is None else (width, "umt5_xxl_fp8_e4m3fn_scaled.safetensors")
@@ -86,6 +93,7 @@ WAN = Family(
     blocks=_blocks,
     need=_need,
     in_pieces=True,
+    cost=_cost,
     expects=_expects,
     vaes=VAES,
     reads=_reads,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...cost import Cost
 
 NORM = re.compile(
     r"(model\.diffusion_model\.|)(layers|noise_refiner|context_refiner)\.\d+\.attention\.(q|k)_norm\.weight"
@@ -57,6 +58,12 @@ def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     return need(net, shape, dtype)
 
 
+def _cost(net: Any, shape: Sequence[int]) -> Cost | None:
+    from .cost import cost  # noqa: PLC0415
+
+    return cost(net, shape)
+
+
 def _reads(net: Any) -> tuple[int, str | None] | None:
     width = getattr(net.cap_embedder[-1], "in_features", None)
     return None if width is None else (width, ENCODERS.get(width))
@@ -86,6 +93,7 @@ Z_IMAGE = Family(
     ),
     types=("float16", "float32"),
     need=_need,
+    cost=_cost,
     expects=_expects,
     vaes={16: "ae.safetensors"},
     reads=_reads,

@@ -3,21 +3,30 @@
 import { app } from "../../../scripts/app.js"
 
 const KERNELS_SETTING = "FuseStream.Defaults.Kernels"
-const PRECISION_SETTING = "FuseStream.Defaults.Precision"
-const WIDGETS = { kernels: KERNELS_SETTING, precision: PRECISION_SETTING }
-const LOADERS = ["FuseStreamDiffusionModelLoader", "FuseStreamTextEncoderLoader", "FuseStreamVAELoader"]
+const QUALITY_SETTING = "FuseStream.Defaults.Quality"
+// A widget, and of it what a setting's value means: loaders without a quality have a precision.
+const PRECISIONS = { Exact: "precise", Balanced: "fast", Fastest: "turbo" }
+const WIDGETS = {
+    kernels: () => app.extensionManager.setting.get(KERNELS_SETTING),
+    quality: () => app.extensionManager.setting.get(QUALITY_SETTING),
+    precision: node => node.widgets.some(each => each.name === "quality") ? "precise" : PRECISIONS[app.extensionManager.setting.get(QUALITY_SETTING)],
+}
+const BY_PRECISION = "by precision"
+const LOADERS = [
+    "FuseStreamDiffusionModelLoader", "FuseStreamTextEncoderLoader", "FuseStreamVAELoader", "FuseStreamCheckpointLoader",
+]
 
 app.registerExtension({
     name: "FuseStream.Defaults",
     settings: [
         {
-            id: PRECISION_SETTING,
-            name: "Precision of new loaders",
+            id: QUALITY_SETTING,
+            name: "Quality of new loaders",
             tooltip: "What a FuseStream loader begins with when you add it. Those in your workflows stay as they are.",
-            category: ["FuseStream", "New loaders", "Precision"],
+            category: ["FuseStream", "New loaders", "Quality"],
             type: "combo",
-            options: ["precise", "fast", "turbo"],
-            defaultValue: "precise",
+            options: Object.keys(PRECISIONS),
+            defaultValue: "Exact",
         },
         {
             id: KERNELS_SETTING,
@@ -31,9 +40,26 @@ app.registerExtension({
     ],
     nodeCreated(node) {
         if (!LOADERS.includes(node.comfyClass)) return
-        for (const [name, setting] of Object.entries(WIDGETS)) {
-            const widget = node.widgets.find(each => each.name === name), chosen = app.extensionManager.setting.get(setting)
-            if (widget.options.values.includes(chosen)) widget.value = chosen
+        goByPrecision(node)
+        for (const [name, of] of Object.entries(WIDGETS)) {
+            const widget = node.widgets.find(each => each.name === name), chosen = widget && of(node)
+            if (widget?.options.values.includes(chosen)) widget.value = chosen
         }
     },
 })
+
+/** Where a precision was chosen, by hand or by a workflow from before there was a quality, the quality leaves it to that. */
+function goByPrecision(node) {
+    const [quality, precision] = ["quality", "precision"].map(name => node.widgets.find(each => each.name === name))
+    if (!quality) return
+    const callback = precision.callback, onConfigure = node.onConfigure
+    precision.callback = function (...told) {
+        quality.value = BY_PRECISION
+        return callback?.apply(this, told)
+    }
+    const place = node.widgets.filter(each => each.serialize !== false).indexOf(quality)
+    node.onConfigure = function (saved) {
+        onConfigure?.call(this, saved)
+        if (saved.widgets_values && saved.widgets_values[place] === undefined) quality.value = BY_PRECISION
+    }
+}

@@ -2,7 +2,7 @@
 
 import { app } from "../../../scripts/app.js"
 
-const SIZES = { FuseStreamReport: [540, 980], FuseStreamCompare: [1080, 860], FuseStreamDoctor: [700, 320] }
+const SIZES = { FuseStreamPlan: [540, 760], FuseStreamReport: [540, 980], FuseStreamCompare: [1080, 860], FuseStreamDoctor: [700, 320] }
 
 app.registerExtension({
     name: "FuseStream.Sizes",

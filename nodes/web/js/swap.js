@@ -1,6 +1,7 @@
 // A workflow as it is saved, with other loaders in the place of its own: ComfyUI's and the GGUF pack's, and FuseStream's. Only what
 // is saved of these nodes is rewritten, so that all else about them stays: place, size, colour, group, mode, links.
 
+import { app } from "../../../scripts/app.js"
 import { makeRoom } from "./room.js"
 
 const DIFFUSION = "FuseStreamDiffusionModelLoader", TEXT = "FuseStreamTextEncoderLoader", VAE = "FuseStreamVAELoader"
@@ -86,8 +87,15 @@ function attempt(node, { theirs, ours, widgets }, toOurs) {
         }
         if (value !== undefined) there.value = value
     }
-    const height = LiteGraph.vueNodesMode ? ROW * (after.widgets.length + 2) : after.computeSize()[1]
+    const height = LiteGraph.vueNodesMode ? ROW * (rowsOf(after.widgets) + 2) : after.computeSize()[1]
     return { node: rewritten(node, after.serialize()), names, height }
+}
+
+/** How many rows of a node are for widgets, where nodes are elements: the advanced ones have one together, a button. */
+function rowsOf(widgets) {
+    const all = app.extensionManager.setting.get("Comfy.Node.AlwaysShowAdvancedWidgets")
+    const advanced = all ? 0 : widgets.filter(widget => widget.options?.advanced).length
+    return widgets.length - advanced + (advanced ? 1 : 0)
 }
 
 /** A saved node's values by their widgets' names. order: of a type that is not installed. */

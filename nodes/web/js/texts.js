@@ -1,4 +1,4 @@
-// The text of the doctor's, the report's and the comparison's node, on the node.
+// The text of the doctor's, the plan's, the report's and the comparison's node, on the node.
 
 import { app } from "../../../scripts/app.js"
 import { examine } from "./doctor.js"
@@ -6,7 +6,7 @@ import { TextBox, button } from "./text_box.js"
 import { words } from "./words.js"
 
 const DOCTOR = "FuseStreamDoctor"
-const LEAST = { [DOCTOR]: 120, FuseStreamReport: 120, FuseStreamCompare: 90 } // its box's height
+const LEAST = { [DOCTOR]: 120, FuseStreamPlan: 120, FuseStreamReport: 120, FuseStreamCompare: 90 } // its box's height
 const SHARE = 1 / 4 // of a node's height, the most that the box takes where there is a picture below it
 const MARGIN = 10 // around a box on a node
 

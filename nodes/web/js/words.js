@@ -40,6 +40,11 @@ const ENGLISH = {
     aPass: "{seconds} a pass, {percent}% of it waiting",
     sideBySide: "Show side by side",
     thisMachine: "This machine",
+    useCamera: "Use the camera",
+    stopCamera: "Stop the camera",
+    cameraTooltip: "Its frames go to this node, where neither frames nor video is connected. Stopping it ends a run with what was made.",
+    cameraInsecure: "The browser gives cameras only to pages on this machine (localhost) or with https.",
+    cameraRefused: "No camera: {error}",
 }
 
 let translated = {}

@@ -3,16 +3,18 @@
     files.py       the published weight files: name, size, folder, address
     signatures.py  which inputs, widgets and outputs a node has, in the order in which a workflow stores them
     graph.py       a graph: laid out for a person, as an API prompt for a machine
-    examples.py    the twelve graphs
+    examples.py    the graphs, and the titles under which they are found
+    blueprints.py  of some of them, one node for all of it: `subgraphs/`
     note.py        the note on each: which file goes where, what an 8 GB card should expect
     prediction.py  the arithmetic behind that expectation
     card.py        the pictures in the template browser
+    clip.py        the clip that one of them changes
 
 Our own nodes' inputs come from the published schema (`tests/unit/schema.json`): after an input was added, run it again.
 """
 
 from __future__ import annotations
 
-from .examples import EXAMPLES, Example
+from .examples import EXAMPLES, TITLES, Example
 
-__all__ = ["EXAMPLES", "Example"]
+__all__ = ["EXAMPLES", "TITLES", "Example"]

@@ -1,4 +1,4 @@
-"""Write every file in `workflows/`, and take away what no example makes any more."""
+"""Write every file in `workflows/` and `subgraphs/`, and take away what no example makes any more."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 
 from ..paths import ROOT
 from . import EXAMPLES
+from .blueprints import BLUEPRINTS, blueprint
 from .card import card
+from .clip import write_clip
+from .examples import CLIP
 
-WORKFLOWS = ROOT / "workflows"
+SHOWN = 384  # pixels of a side of a picture in the template browser: users download them all
+WORKFLOWS, SUBGRAPHS = ROOT / "workflows", ROOT / "subgraphs"
 
 
 def texts() -> dict[Path, str]:
@@ -18,9 +22,9 @@ def texts() -> dict[Path, str]:
     out = {}
     for example in EXAMPLES:
         graph = example.graph()
-        out[WORKFLOWS / f"{example.name}.json"] = _text(graph.ui())
+        out[WORKFLOWS / f"{example.title}.json"] = _text(graph.ui())
         out[WORKFLOWS / "api" / f"{example.name}.json"] = _text(graph.api())
-    return out
+    return out | {SUBGRAPHS / f"{task.name}.json": _text(blueprint(task)) for task in BLUEPRINTS}
 
 
 def _text(content: Any) -> str:
@@ -29,16 +33,18 @@ def _text(content: Any) -> str:
 
 def main() -> None:
     wanted = texts()
-    pictures = {WORKFLOWS / f"{example.name}.jpg": example for example in EXAMPLES}
-    for folder in (WORKFLOWS, WORKFLOWS / "api"):
+    pictures = {WORKFLOWS / f"{example.title}.jpg": example for example in EXAMPLES}
+    SUBGRAPHS.mkdir(exist_ok=True)
+    for folder in (WORKFLOWS, WORKFLOWS / "api", SUBGRAPHS):
         for path in folder.iterdir():
             if path.suffix in (".json", ".jpg") and path not in wanted and path not in pictures:
                 path.unlink()
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
+    write_clip(WORKFLOWS / CLIP)
     for path, example in pictures.items():
-        card(example).save(path, quality=85)
-    print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}")
+        card(example).resize((SHOWN, SHOWN)).save(path, quality=70, optimize=True, progressive=True)
+    print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}, {len(BLUEPRINTS)} blueprints in {SUBGRAPHS}")
 
 
 if __name__ == "__main__":

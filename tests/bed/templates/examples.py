@@ -9,7 +9,7 @@ from typing import Any
 from . import files, prediction
 from .files import File
 from .graph import BROWN, GREEN, RED, Column, Graph, Node, Output
-from .note import Work, note
+from .note import Work, note, plain
 
 FOX = "a red fox runs through a snowy pine forest, morning light, the camera follows at its side"
 AVOID = (
@@ -32,18 +32,33 @@ KLEIN_FILES = (
 )
 FP16 = "It computes in FP16 on every card; *--bf16-unet* keeps ComfyUI's own operations and bf16."
 PICTURE = "example.png"
+TOGETHER = 7.0  # GiB of VRAM for all models of an example that share a budget
+ASK = (
+    "Describe this picture as the first frame of a video, and what happens next: who moves and how, and how the camera moves. One "
+    "paragraph, nothing else."
+)
+CLIP = "live_clip.mp4"  # made by clip.py
 METER = 68  # more room below a loader that streams: its live meter is drawn there
 
 
 @dataclass(frozen=True)
 class Example:
-    """A workflow by file name, with the two lines of its picture in the template browser."""
+    """A workflow by a short name, with the two lines of its picture in the template browser. There it stands under its title, the
+    name of its file, and can be found by that."""
 
     name: str
     headline: str
     subline: str
     build: Callable[[Graph], None]
     is_picture: bool = False
+    samples: bool = True  # whether a diffusion model does the work
+
+    @property
+    def title(self) -> str:
+        """Numbered, since the browser goes by the letters: what to begin with comes first."""
+        return f"FuseStream {EXAMPLES.index(self) + 1:02} - {self.headline} ({self.subline})"
+
+    is_live: bool = False
 
     def graph(self) -> Graph:
         graph = Graph(self.name)
@@ -112,6 +127,59 @@ def image_to_video(graph: Graph) -> None:
     _save(graph, columns[3], sampled[0], vae[0], work, columns[4])
     about = "Image to video: the picture becomes the first frame, the text says what happens. Choose yours in **First frame**."
     _note(graph, columns[3:], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
+
+
+def caption_and_animate(graph: Graph) -> None:
+    """A language model sees the picture and writes what will happen; both models, and the text encoder, share one budget."""
+    columns = _columns(300, 300, 270, 270, 330)
+    work = Work(prediction.LARGE, 832, 480, 33, 20)
+    budget: dict[str, Any] = {"vram_budget": TOGETHER}
+    model = _model_loader(graph, columns[0], files.I2V, **budget)
+    writer = _encoder_loader(graph, columns[0], files.QWEN3_VL, title="What sees and writes", **budget)
+    encoder = _encoder_loader(graph, columns[0], **budget)
+    vision = _vision(graph, columns[1])
+    image = graph.add(columns[1], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
+    told = graph.add(
+        columns[1],
+        "TextGenerate",
+        "What happens next",
+        330,
+        clip=writer[0],
+        image=image[0],
+        prompt=ASK,
+        max_length=160,
+        sampling_mode="off",
+        thinking=False,
+        use_default_template=True,
+    )
+    vae = _vae_loader(graph, columns[1], files.VAE21)
+    shifted = _shift(graph, columns[2], model[0], 8.0)
+    positive = graph.add(columns[2], "CLIPTextEncode", "As it was written", 80, GREEN, clip=encoder[0], text=told[0])
+    negative = graph.add(columns[2], "CLIPTextEncode", "What to avoid", 150, RED, clip=encoder[0], text=AVOID)
+    seen = graph.add(columns[2], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
+    made = graph.add(
+        columns[2],
+        "WanImageToVideo",
+        "Size and length",
+        positive=positive[0],
+        negative=negative[0],
+        vae=vae[0],
+        clip_vision_output=seen[0],
+        start_image=image[0],
+        **_sizes(work),
+    )
+    sampled = _sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 6.0)
+    _save(graph, columns[3], sampled[0], vae[0], work, columns[4])
+    about = (
+        "Qwen3-VL sees the picture in **First frame** and writes what may happen next; Wan makes a video of both. Say in **What "
+        "happens next** what you want to have told, or turn its **sampling_mode** on for another text each time."
+    )
+    advice = (
+        f"All loaders share **vram_budget** {TOGETHER:g}: what one of them needs, the others give back. {LONGER} "
+        "**qwen3_vl_2b_instruct.safetensors** is *model.safetensors* there. The 4B and 8B of Qwen3-VL, with type *qwen_image*, "
+        "write better and slower."
+    )
+    _note(graph, columns[3:], "Caption and animate: Qwen3-VL and Wan 2.1", about, work, advice, tall=390)
 
 
 def first_and_last_frame(graph: Graph) -> None:
@@ -185,7 +253,6 @@ def pair(graph: Graph) -> None:
     """Wan 2.2's two experts: one for the first steps, one for the others, each with its own loader."""
     columns = _columns(310, 310, 290, 580)
     work = Work(prediction.LARGE, 832, 480, 33, 20)
-    switch = work.steps // 2
     high = _model_loader(graph, columns[0], files.HIGH, "First steps: high noise")
     low = _model_loader(graph, columns[0], files.LOW, "Other steps: low noise")
     encoder, vae = _encoder_loader(graph, columns[0]), _vae_loader(graph, columns[1], files.VAE21)
@@ -198,30 +265,89 @@ def pair(graph: Graph) -> None:
     shifted = [_shift(graph, columns[1], loader[0], 8.0) for loader in (high, low)]
     positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=110)
     latent = _size(graph, columns[1], work)
-    last = latent[0]
+    last = _take_turns(graph, (columns[2], columns[2]), shifted, positive[0], negative[0], latent[0], work, 3.5)
+    _save(graph, columns[3], last, vae[0], work, tall=230)
+
+
+def image_to_video_pair(graph: Graph) -> None:
+    about = (
+        "Image to video with Wan 2.2 in 4 steps: two models of 14B, each with its LoRA, two steps each. The picture becomes the "
+        "first frame, the text says what happens. Choose yours in **First frame**. **cfg** stays at 1, and **What to avoid** has "
+        "no effect."
+    )
+    _pair_in_four_steps(graph, "Wan 2.2 image to video, 14B in 4 steps", MOVE, about, ("First frame",))
+
+
+def first_and_last_pair(graph: Graph) -> None:
+    about = (
+        "First and last frame to video with Wan 2.2 in 4 steps: the model finds the way from one picture to the other. Choose "
+        "yours in **First frame** and **Last frame**. Two models of 14B, each with its LoRA, two steps each. **cfg** stays at "
+        "1, and **What to avoid** has no effect."
+    )
+    text, frames = "one scene turns slowly into the other", ("First frame", "Last frame")
+    _pair_in_four_steps(graph, "Wan 2.2 first and last frame to video, 14B in 4 steps", text, about, frames)
+
+
+def _pair_in_four_steps(graph: Graph, title: str, text: str, about: str, frames: Sequence[str]) -> None:
+    """From a first frame, or from a first one and a last one."""
+    columns = _columns(260, 240, 240, 240, 240, 240)
+    work = Work(prediction.LARGE, 832, 480, 33, 4, prompts=1)
+    high = _model_loader(graph, columns[0], files.I2V_HIGH, "First steps: high noise")
+    low = _model_loader(graph, columns[0], files.I2V_LOW, "Other steps: low noise")
+    encoder = _encoder_loader(graph, columns[0])
+    shifted = []
+    for loader, lora in ((high, files.FOUR_STEPS_HIGH), (low, files.FOUR_STEPS_LOW)):
+        named: dict[str, Any] = {"model": loader[0], "lora_name": lora.name, "strength_model": 1.0}
+        patched = graph.add(columns[1], "LoraLoaderModelOnly", files=(lora,), **named)
+        shifted.append(_shift(graph, columns[1], patched[0], 5.0))
+    vae = _vae_loader(graph, columns[1], files.VAE21)
+    positive, negative = _prompts(graph, columns[1], encoder[0], text, tall=90)
+    images = [graph.add(columns[2], "LoadImage", frame, tall=314, image=PICTURE, upload="image")[0] for frame in frames]
+    given: dict[str, Any] = {"positive": positive[0], "negative": negative[0], "vae": vae[0], **_sizes(work)}
+    type_ = "WanImageToVideo" if len(images) == 1 else "WanFirstLastFrameToVideo"
+    links: dict[str, Any] = dict(zip(("start_image", "end_image"), images, strict=False))
+    made = graph.add(columns[3], type_, "Size and length", **given, **links)
+    last = _take_turns(graph, columns[3:5], shifted, made[0], made[1], made[2], work, 1.0)
+    _save(graph, columns[5], last, vae[0], work, tall=230)
+    advice = f"{STREAMS} Both loaders share the larger of their budgets: only one samples at a time. {LONGER}"
+    _note(graph, columns[3:], title, about, work, advice, tall=270)
+
+
+def _take_turns(
+    graph: Graph,
+    columns: Sequence[Column],
+    models: Sequence[Node],
+    positive: Output,
+    negative: Output,
+    latent: Output,
+    work: Work,
+    cfg: float,
+) -> Output:
+    """Two samplers, each in its column: one for the first half of the steps, one for the others."""
+    switch, last = work.steps // 2, latent
     for index, (noise, seed, after, start, end, left) in enumerate(
         (("enable", 42, "randomize", 0, switch, "enable"), ("disable", 0, "fixed", switch, 10000, "disable"))
     ):
         last = graph.add(
-            columns[2],
+            columns[index],
             "KSamplerAdvanced",
             ("First steps", "Other steps")[index],
-            model=shifted[index][0],
-            positive=positive[0],
-            negative=negative[0],
+            model=models[index][0],
+            positive=positive,
+            negative=negative,
             latent_image=last,
             add_noise=noise,
             noise_seed=seed,
             control_after_generate=after,
             steps=work.steps,
-            cfg=3.5,
+            cfg=cfg,
             sampler_name="euler",
             scheduler="simple",
             start_at_step=start,
             end_at_step=end,
             return_with_leftover_noise=left,
         )[0]
-    _save(graph, columns[3], last, vae[0], work, tall=230)
+    return last
 
 
 def five(graph: Graph) -> None:
@@ -358,6 +484,26 @@ def z_image(graph: Graph) -> None:
     _note(graph, columns[1:3], "Z-Image Turbo", about, work, advice, tall=360)
 
 
+def style_transfer(graph: Graph) -> None:
+    """A picture as it is, and the network that has the look."""
+    columns = _columns(340, 340, 480)
+    image = graph.add(columns[0], "LoadImage", "Picture or frames", tall=314, image=PICTURE, upload="image")
+    style = graph.add(columns[1], "FuseStreamLoadStyleModel", style_name="ink and wash (example)")
+    made = graph.add(columns[1], "FuseStreamApplyStyle", style=style[0], image=image[0])
+    graph.add(columns[2], "SaveImage", tall=480, images=made[0], filename_prefix="FuseStream")
+    about = (
+        "Another look for a picture, in one pass of a small network. The one that is chosen comes with FuseStream: a tiny net that "
+        "was trained on made pictures. Published ones go into *models/style_models*: transformer nets of PyTorch's "
+        "*fast_neural_style* (.pth or .safetensors), or an AdaIN decoder with *vgg_normalised.pth* as **encoder_name** and a "
+        "picture of the look at **style_image**. Press **R** after putting them there."
+    )
+    advice = (
+        "Pictures that are too large for the VRAM go in bands, with the same result. For a video connect its frames, and set "
+        "**smooth** to 0.5 against flicker."
+    )
+    _put_note(graph, columns[:2], "How it works, what to expect", plain("Style transfer", about, advice), 330)
+
+
 def _columns(*widths: int) -> list[Column]:
     gap, x, out = 30, 40, []
     for width in widths:
@@ -391,16 +537,18 @@ def _loaders(
 
 
 def _model_loader(graph: Graph, column: Column, file: File, title: str | None = None, **more: Any) -> Node:
-    values = {"vram_budget": AUTOMATIC, **more}
+    values = {"vram_budget": AUTOMATIC, "quality": "Exact", **more}
     type_ = "FuseStreamDiffusionModelLoader"
     loader = graph.add(column, type_, title, model_name=file.name, files=(file,), **values)
     column.y += METER
     return loader
 
 
-def _encoder_loader(graph: Graph, column: Column, file: File = files.UMT5, type_: str = "auto") -> Node:
-    values: dict[str, Any] = {"text_encoder_name": file.name, "vram_budget": AUTOMATIC, "type": type_}
-    loader = graph.add(column, "FuseStreamTextEncoderLoader", files=(file,), **values)
+def _encoder_loader(
+    graph: Graph, column: Column, file: File = files.UMT5, type_: str = "auto", title: str | None = None, **more: Any
+) -> Node:
+    values: dict[str, Any] = {"text_encoder_name": file.name, "vram_budget": AUTOMATIC, "type": type_, **more}
+    loader = graph.add(column, "FuseStreamTextEncoderLoader", title, files=(file,), **values)
     column.y += METER
     return loader
 
@@ -509,28 +657,87 @@ def _write(
 
 
 def _note(
-    graph: Graph, span: Sequence[Column], title: str, about: str, work: Work, advice: str, tall: int = 310
+    graph: Graph, span: Sequence[Column], title: str, about: str, work: Work | None, advice: str, tall: int = 310
 ) -> None:
     """Across the columns of `span`, below what they have so far; what comes later goes below the note."""
+    text = note(title, about, graph.files(), work, advice)
+    _put_note(graph, span, "Which file goes where, what to expect", text, tall)
+
+
+def _put_note(graph: Graph, span: Sequence[Column], heading: str, text: str, tall: int) -> None:
     first, last = span[0], span[-1]
     below = Column(first.x, last.x + last.width - first.x, max(column.y for column in span))
-    text = note(title, about, graph.files(), work, advice)
-    graph.add(below, "MarkdownNote", "Which file goes where, what to expect", tall, BROWN, text=text)
+    graph.add(below, "MarkdownNote", heading, tall, BROWN, text=text)
     for column in span:
         column.y = below.y
 
 
+def live_video(graph: Graph) -> None:
+    columns = _columns(330, 330, 330, 400)
+    about = (
+        "A video through SD-Turbo, frame by frame: one step for each, and the frame before is blended in where nothing moves. "
+        f"**{CLIP}** is in the *workflows* folder of this pack: put it into ComfyUI's *input* folder, or choose one of yours in "
+        "**The video to change**. **strength** says how much of it is made anew."
+    )
+    _live(graph, columns, "Live video with SD-Turbo", about, file=CLIP, blend=0.5)
+
+
+def live_camera(graph: Graph) -> None:
+    columns = _columns(330, 330, 330, 400)
+    about = (
+        "Your camera through SD-Turbo: press **Run**, allow the camera, look at the node; **Stop the camera** ends the video, and "
+        "it is saved. Browsers give cameras only to pages on this machine (localhost) or with https. **skip** leaves out frames "
+        "in which nothing happens."
+    )
+    _live(graph, columns, "Live camera with SD-Turbo", about, blend=0.3, skip=0.005)
+
+
+def _live(
+    graph: Graph, columns: Sequence[Column], title: str, about: str, file: str | None = None, **more: Any
+) -> None:
+    """What both have in common. file: of a video; None: the camera."""
+    weights = files.SD_TURBO
+    loader = graph.add(columns[0], "FuseStreamCheckpointLoader", ckpt_name=weights.name, files=(weights,))
+    columns[0].y += METER
+    if file is not None:
+        video = graph.add(columns[0], "LoadVideo", "The video to change", tall=420, file=file, upload="image")
+        more["video"] = video[0]
+    model, encoder, vae = (loader[slot] for slot in range(3))
+    positive, negative = _prompts(graph, columns[1], encoder, "a painting of toys, thick strokes of oil on canvas")
+    links: dict[str, Any] = {"model": model, "positive": positive[0], "negative": negative[0], "vae": vae}
+    # Higher by the camera's button, and by the newest frame, which is drawn on the node while it runs.
+    live = graph.add(columns[2], "FuseStreamLiveVideo", tall=760, scheduler="sd_turbo", **links, **more)
+    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-live", "format": "auto", "codec": "auto"}
+    graph.add(columns[3], "SaveVideo", tall=480, video=live[1], **saved)
+    advice = (
+        "For more frames a second connect a *FuseStream VAE Loader* with **taesd** in place of the checkpoint's VAE: put "
+        "taesd_encoder and taesd_decoder, 5 MB each, from *madebyollin/taesd* on github.com, into *vae_approx*. It computes in "
+        "FP16."
+    )
+    _note(graph, columns[1:2], title, about, None, advice, tall=400)
+
+
+# In the order in which somebody gets to know them.
 EXAMPLES = (
-    Example("wan2.1_t2v_1.3B", "Text to video", "Wan 2.1, 1.3B", text_to_video_small),
-    Example("wan2.1_t2v_14B", "Text to video", "Wan 2.1, 14B", text_to_video),
+    Example("wan2.1_t2v_1.3B", "Start here, text to video", "Wan 2.1, 1.3B", text_to_video_small),
+    Example("flux2_klein_4B", "Text to picture", "Flux.2 klein 4B, 4 steps", klein, is_picture=True),
     Example("wan2.1_t2v_14B_4_steps", "Text to video", "Wan 2.1, 14B, 4 steps", four_steps),
+    Example("wan2.2_i2v_14B_4_steps", "Image to video", "Wan 2.2, 14B, 4 steps", image_to_video_pair),
+    Example("wan2.2_flf2v_14B_4_steps", "First and last frame", "Wan 2.2, 14B, 4 steps", first_and_last_pair),
+    Example("wan2.2_ti2v_5B", "Text or image to video", "Wan 2.2, 5B", five),
+    Example("wan2.1_t2v_14B", "Text to video", "Wan 2.1, 14B", text_to_video),
+    Example("wan2.2_t2v_14B", "Text to video", "Wan 2.2, the 14B pair", pair),
     Example("wan2.1_i2v_14B", "Image to video", "Wan 2.1, 14B", image_to_video),
     Example("wan2.1_flf2v_14B", "First and last frame", "Wan 2.1, 14B", first_and_last_frame),
     Example("wan2.1_vace_1.3B", "Reference to video", "Wan 2.1 VACE, 1.3B", vace),
-    Example("wan2.2_t2v_14B", "Text to video", "Wan 2.2, the 14B pair", pair),
-    Example("wan2.2_ti2v_5B", "Text or image to video", "Wan 2.2, 5B", five),
-    Example("flux2_klein_4B", "Text to picture", "Flux.2 klein 4B, 4 steps", klein, is_picture=True),
+    Example("caption_and_animate", "Caption and animate", "Qwen3-VL 2B and Wan 2.1, 14B", caption_and_animate),
     Example("flux2_klein_edit", "Change a picture", "Flux.2 klein 4B, 4 steps", klein_edit, is_picture=True),
     Example("z_image_turbo", "Text to picture", "Z-Image Turbo, 8 steps", z_image, is_picture=True),
+    Example(
+        "style_transfer", "Another look", "one pass of a small net", style_transfer, is_picture=True, samples=False
+    ),
+    Example("live_video_sd_turbo", "Live video", "SD-Turbo, 1 step a frame", live_video, is_live=True),
+    Example("live_camera", "Live camera", "SD-Turbo, 1 step a frame", live_camera, is_live=True),
     Example("with_and_without", "A and B", "with and without our kernels", side_by_side),
 )
+TITLES = {example.name: example.title for example in EXAMPLES}

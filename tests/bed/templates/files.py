@@ -11,7 +11,8 @@ Z_IMAGE_RELEASE = "Comfy-Org/z_image_turbo"
 
 @dataclass(frozen=True)
 class File:
-    """One weight file. `folder` is the one below ComfyUI's `models`; `tiny` and `storage` name its stand-in."""
+    """One weight file. `folder` is the one below ComfyUI's `models`; `tiny` and `storage` name its stand-in. `inside`: the folder
+    of the release, `.` for its root."""
 
     name: str
     gigabytes: float
@@ -20,12 +21,14 @@ class File:
     tiny: str
     storage: str = "fp16"
     inside: str = ""
+    published: str = ""
 
     @property
     def url(self) -> str:
-        """Where it can be downloaded."""
+        """Where it can be downloaded. Some are published by a name that tells nothing; they go by another here."""
         inside = self.inside or f"split_files/{self.folder}"
-        return f"https://huggingface.co/{self.release}/resolve/main/{inside}/{self.name}"
+        path = self.published or f"{inside}/{self.name}"
+        return f"https://huggingface.co/{self.release}/resolve/main/{path}".replace("/./", "/")
 
 
 def _model(name: str, gigabytes: float, release: str, tiny: str, storage: str) -> File:
@@ -39,6 +42,8 @@ FLF2V = _model("wan2.1_flf2v_720p_14B_fp8_e4m3fn.safetensors", 16.4, WAN21, "wan
 VACE = _model("wan2.1_vace_1.3B_fp16.safetensors", 4.3, WAN21, "wan_vace", "fp16")
 HIGH = _model("wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan_t2v", "fp8_scaled")
 LOW = _model("wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan_t2v", "fp8_scaled")
+I2V_HIGH = _model("wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan22_i2v", "fp8_scaled")
+I2V_LOW = _model("wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan22_i2v", "fp8_scaled")
 TI2V = _model("wan2.2_ti2v_5B_fp16.safetensors", 10.0, WAN22, "wan22_5b", "fp16")
 
 UMT5 = File("umt5_xxl_fp8_e4m3fn_scaled.safetensors", 6.7, "text_encoders", WAN21, "umt5", "fp8_scaled")
@@ -55,13 +60,32 @@ FOUR_STEPS = File(
     inside="Lightx2v",
 )
 
+FOUR_STEPS_HIGH, FOUR_STEPS_LOW = (
+    File(f"wan2.2_i2v_lightx2v_4steps_lora_v1_{noise}_noise.safetensors", 1.23, "loras", WAN22, "lora_ab", "bf16")
+    for noise in ("high", "low")
+)
+
+QWEN3_VL = File(
+    "qwen3_vl_2b_instruct.safetensors",
+    4.3,
+    "text_encoders",
+    "Qwen/Qwen3-VL-2B-Instruct",
+    "qwen3_vl",
+    "bf16",
+    published="model.safetensors",
+)
+
 KLEIN = _model("flux-2-klein-4b.safetensors", 7.8, "Comfy-Org/flux2-klein", "flux2", "bf16")
 Z_IMAGE = _model("z_image_turbo_bf16.safetensors", 12.3, Z_IMAGE_RELEASE, "z_image", "bf16")
 QWEN3 = File("qwen_3_4b.safetensors", 8.0, "text_encoders", Z_IMAGE_RELEASE, "qwen3", "bf16")
 FLUX2_VAE = File("flux2-vae.safetensors", 0.34, "vae", "Comfy-Org/flux2-dev", "flux2_vae")
 FLUX_VAE = File("ae.safetensors", 0.34, "vae", Z_IMAGE_RELEASE, "flux_vae")
 
+# A whole checkpoint: model, text encoder and VAE.
+SD_TURBO = File("sd_turbo.safetensors", 5.2, "checkpoints", "stabilityai/sd-turbo", "sd21", inside=".")
+
 FILES = (
     *(T2V_SMALL, T2V, I2V, FLF2V, VACE, HIGH, LOW, TI2V, UMT5, VAE21, VAE22, VISION, FOUR_STEPS),
-    *(KLEIN, Z_IMAGE, QWEN3, FLUX2_VAE, FLUX_VAE),
+    *(I2V_HIGH, I2V_LOW, FOUR_STEPS_HIGH, FOUR_STEPS_LOW),
+    *(KLEIN, Z_IMAGE, QWEN3, QWEN3_VL, FLUX2_VAE, FLUX_VAE, SD_TURBO),
 )

@@ -22,11 +22,13 @@ BROWN = {"color": "#432", "bgcolor": "#653"}
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a node, to be connected to an input. shown: by a widget that it feeds, and nothing reads that."""
+    """One output of a node, to be connected to an input. shown: by a widget that it feeds, and nothing reads that. kind: its
+    type."""
 
     node: int
     slot: int
     shown: Any = 0
+    kind: str = "INT"
 
 
 @dataclass
@@ -63,7 +65,8 @@ class Node:
         return {name: self.values[name] for name in names if name in self.values}
 
     def __getitem__(self, slot: int) -> Output:
-        return Output(self.id, slot, self.values.get("value", 0))
+        kind = self.signature.outputs[slot][1]
+        return Output(self.id, slot, "" if kind == "STRING" else self.values.get("value", 0), kind)
 
 
 @dataclass
@@ -143,13 +146,14 @@ class Graph:
 
 def _sockets(node: Node) -> dict[str, str]:
     """Name to type of the inputs that the file lists: all sockets, and the widgets that are fed."""
-    fed = [name for name in node.links if name in node.signature.widgets]
-    return node.signature.sockets | dict.fromkeys(fed, "INT")
+    fed = {name: source.kind for name, source in node.links.items() if name in node.signature.widgets}
+    return node.signature.sockets | fed
 
 
 def _prompt(node: Node) -> dict[str, Any]:
     signed = node.signature
     inputs = {name: node.values[name] for name in signed.widgets if name not in signed.hidden}
+    inputs |= signed.sent
     inputs |= {name: [str(source.node), source.slot] for name, source in node.links.items()}
     out: dict[str, Any] = {"class_type": node.type, "inputs": inputs}
     if node.title is not None:

@@ -9,6 +9,8 @@ from ..paths import ROOT
 from .files import File
 from .prediction import LARGE, SMALL, Joint, Model, seconds_a_step
 
+UNKNOWN = "How many frames a second it makes was not measured yet on any card."
+
 
 @dataclass(frozen=True)
 class Work:
@@ -25,8 +27,8 @@ class Work:
     references: int = 0
 
 
-def note(title: str, about: str, files: list[File], work: Work, advice: str) -> str:
-    """The note's Markdown.
+def note(title: str, about: str, files: list[File], work: Work | None, advice: str) -> str:
+    """The note's Markdown. work: None where nothing is predicted.
 
     Without `code` and without a table: nodes that the front end draws as elements give these two colours of their own, whatever
     the note's, and names of files in blue on brown cannot be read.
@@ -43,12 +45,17 @@ def note(title: str, about: str, files: list[File], work: Work, advice: str) -> 
             *(f"- **{file.name}** ({file.gigabytes:g} GB) into *{file.folder}*" for file in files),
             "",
             f"They are published on huggingface.co in {_listed([f'*{release}*' for release in releases])}. "
-            "Press **R** after putting them there, then **Run**.",
+            "Press **R** after putting them there, then **Run**. *Live preview method* in the settings shows what is being made.",
             "",
-            f"**On an 8 GB card.** {expectation(work)} {advice}",
+            f"**On an 8 GB card.** {UNKNOWN if work is None else expectation(work)} {advice}",
             "",
         ]
     )
+
+
+def plain(title: str, about: str, advice: str) -> str:
+    """The Markdown of an example that needs no file and samples nothing."""
+    return "\n".join([f"# {title}", "", about, "", f"**On an 8 GB card.** Not measured yet. {advice}", ""])
 
 
 def expectation(work: Work) -> str:

@@ -7,7 +7,8 @@ against the real front end: a name or an order that is wrong makes another promp
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -21,12 +22,13 @@ WIDGETS = ("COMBO", "FLOAT", "INT", "BOOLEAN", "STRING")
 @dataclass(frozen=True)
 class Signature:
     """`sockets`: name to type, a `?` before the type of one that may stay open. `hidden`: widgets of the front end alone,
-    stored behind the widget they belong to and never sent."""
+    stored behind the widget they belong to and never sent. `sent`: what the front end sends besides."""
 
     sockets: dict[str, str]
     widgets: tuple[str, ...]
     outputs: tuple[tuple[str, str], ...]
     hidden: frozenset[str] = frozenset()
+    sent: Mapping[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -73,6 +75,7 @@ STOCK = {
         "LATENT",
     ),
     "LoadImage": _stock("", "image +upload", "IMAGE MASK"),
+    "LoadVideo": replace(_stock("", "file +upload", "VIDEO"), sent={"video-preview": ""}),
     "LoraLoaderModelOnly": _stock("model:MODEL", "lora_name strength_model", "MODEL"),
     "MarkdownNote": _stock("", "text", ""),
     "ModelSamplingAuraFlow": _stock("model:MODEL", "shift", "MODEL"),
@@ -87,6 +90,11 @@ STOCK = {
     ),
     "SaveImage": _stock("images:IMAGE", "filename_prefix", "images:IMAGE"),
     "SaveVideo": _stock("video:VIDEO", "filename_prefix format codec", "video:VIDEO"),
+    "TextGenerate": _stock(
+        "clip:CLIP image:?IMAGE video:?IMAGE audio:?AUDIO",
+        "prompt max_length sampling_mode thinking use_default_template",
+        "generated_text:STRING",
+    ),
     "TrimVideoLatent": _stock("samples:LATENT", "trim_amount", "LATENT"),
     "VAEDecode": _stock("samples:LATENT vae:VAE", "", "IMAGE"),
     "VAEEncode": _stock("pixels:IMAGE vae:VAE", "", "LATENT"),

@@ -1,0 +1,33 @@
+"""A device as its driver tells it, for `rates.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...gpu import NoDriver, driver
+from ...gpu.cuda import CLOCK_KHZ, MEMORY_BUS_BITS, MEMORY_CLOCK_KHZ, MULTIPROCESSORS, CudaError
+from ..doctor.card import NO_TENSOR_CORES
+from .rates import Card
+
+TRANSFERS = 2  # of GDDR in a clock of the memory
+
+
+def card_of(device: Any) -> Card | None:
+    """None: it is no NVIDIA card."""
+    device = torch.device(device)
+    if device.type != "cuda" or torch.version.hip:
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+    has_tensor_cores = capability != (7, 5) or not any(word in name for word in NO_TENSOR_CORES)
+    try:
+        count, clock, memory, bits = (
+            driver().attribute(index, which)
+            for which in (MULTIPROCESSORS, CLOCK_KHZ, MEMORY_CLOCK_KHZ, MEMORY_BUS_BITS)
+        )
+    except (NoDriver, CudaError):  # what is not told is 0, and nothing is reckoned with it
+        count = clock = memory = bits = 0
+    bandwidth = TRANSFERS * memory * 1e3 * bits / 8
+    return Card(name, (capability[0], capability[1]), count, clock * 1e3, bandwidth, has_tensor_cores)

@@ -1,0 +1,139 @@
+"""Whether a latent fits beside a model's weights, by the reckoning that the loaders go by (`stream/reckoning.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ...memory import make_plan
+from ..stream.reckoning import RECKONING, RESERVE, STOCK_ASKS, Reckoning, own_reserve
+from ..stream.stream import Stream
+
+
+class Verdict(Enum):
+    WHOLE = "fits, all of the model stays"
+    STREAMS = "fits, weights stream"
+    TIGHT = "fits, and takes what the desktop should have"
+    NOT = "does not fit"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """All in bytes of the device.
+
+    free         what there is for the model, its step and the reserve: what is free, what the model holds, and what ComfyUI
+                 unloads for it, of which the last is `others`
+    rest         of the model, what does not stream
+    sizes        of the blocks, in order, or where not even two of them fit of their parts; stored: share of them that crosses the
+                 bus
+    held         what they get; window: of this what blocks pass through
+    stays, passes  how many stay, and how many pass through
+    activations  of a step, computed in so many forwards; least: of one prompt alone, in small pieces
+    lacks        what is missing, where it does not fit
+    """
+
+    verdict: Verdict
+    free: int
+    others: int
+    rest: int
+    sizes: tuple[int, ...]
+    stored: float
+    parts: bool
+    held: int
+    window: int
+    stays: int
+    passes: int
+    activations: int
+    least: int
+    forwards: int
+    reserve: int
+    lacks: int = 0
+
+    @property
+    def model(self) -> int:
+        """All of the blocks."""
+        return sum(self.sizes)
+
+
+def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bool = False) -> Fit:
+    """Of a streamed MODEL, for a latent of this shape. prompts: of each step. is_automatic: as if its vram_budget were."""
+    stream: Stream = patcher.stream
+    reckoning: Reckoning = getattr(patcher.model, RECKONING)
+    device = torch.device(patcher.load_device)
+    rest, others = patcher._rest_size(), _others(patcher, device)
+    free = int(patcher.get_free_memory(device)) + patcher.loaded_size() + others
+    with _asked(patcher.model, shape, prompts) as (one, all_prompts, batched):
+        room = _room(patcher, free)
+    held = int(max(stream.narrow, min(room, stream.most if is_automatic else stream.wanted)))
+    grain = next((one for one in stream.grains if one.bounds(device)[0] <= held), stream.grains[-1])
+    layers = grain.paged
+    plan = make_plan([layer.nbytes for layer in layers], held)
+    forwards = 1 if prompts == 1 or STOCK_ASKS * batched < free - rest - plan.footprint else prompts
+    saved = reckoning.ratio * reckoning.saves if reckoning.is_ours else 0.0  # by computing in smaller pieces
+    needed = rest + stream.narrow + int(one - saved) + own_reserve()
+    return Fit(
+        verdict=_verdict(needed, free, streams=bool(plan.streamed)),
+        free=free,
+        others=others,
+        rest=rest,
+        sizes=plan.sizes,
+        stored=sum(layer.stored_bytes for layer in layers) / max(1, sum(plan.sizes)),
+        parts=grain is not stream.grains[0],
+        held=plan.footprint,
+        window=plan.window_bytes,
+        stays=len(plan.resident),
+        passes=len(plan.streamed),
+        activations=int(one if forwards == prompts else all_prompts),
+        least=int(one - saved),
+        forwards=forwards,
+        reserve=RESERVE,
+        lacks=max(0, needed - free),
+    )
+
+
+def _verdict(needed: int, free: int, *, streams: bool) -> Verdict:
+    if needed > free:
+        return Verdict.NOT
+    if needed + RESERVE > free:
+        return Verdict.TIGHT
+    return Verdict.STREAMS if streams else Verdict.WHOLE
+
+
+def _others(patcher: Any, device: torch.device) -> int:
+    """Bytes of the device that other models hold, which ComfyUI unloads for this one."""
+    loaded = [one for one in comfy.model_management.current_loaded_models if one.model is not None]
+    theirs = {
+        id(one.model.model): one for one in loaded if one.model.model is not patcher.model and one.device == device
+    }
+    return sum(int(one.model_loaded_memory()) for one in theirs.values())
+
+
+@contextmanager
+def _asked(model: Any, shape: Sequence[int], prompts: int) -> Iterator[tuple[float, float, float]]:
+    """As stock asks before it loads, and when it batches. Yields the bytes for one prompt, for all, and what stock is told then."""
+    reckoning: Reckoning = getattr(model, RECKONING)
+    before, pair = reckoning.is_alone, [2 * shape[0], *shape[1:]]
+    reckoning.is_alone = prompts == 1
+    try:
+        both = float(model.memory_required(pair))
+        one = float(model.memory_required(list(shape)))
+        with reckoning.batching():
+            batched = float(model.memory_required(pair))
+        yield one, one if prompts == 1 else both, batched
+    finally:
+        reckoning.is_alone = before
+
+
+def _room(patcher: Any, free: int) -> float:
+    """Bytes for the blocks if so much were free: asked of a clone, which is told so."""
+    asked = patcher.clone()
+    asked.get_free_memory = lambda _device: free - patcher.loaded_size()
+    room: float = asked._room(math.inf)
+    return room

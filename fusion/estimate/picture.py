@@ -1,0 +1,105 @@
+"""An estimate as a picture: memory as a bar, and how long it takes beside what would change it."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+from ..report.canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
+from ..report.data import size
+from ..words import took
+from . import words
+from .fit import Fit, Verdict
+from .plan import Estimate
+from .rates import Source
+
+NAMES = 400.0  # room for the names of rows
+ROW = 54
+
+
+def draw(found: Estimate, theme: ThemeName = "dark") -> Image.Image:
+    """RGB, as wide as WIDTH; as high as there is something to show."""
+    canvas = Canvas(theme)
+    canvas.line(found.title)
+    below = " | ".join(word for word in (found.card, found.kernels) if word)
+    if below:
+        canvas.line(below, SMALL, canvas.theme.faint)
+    canvas.line(words.asked(found), SMALL)
+    if found.fit is None:
+        canvas.line(words.WHOLE, SMALL)
+    else:
+        canvas.line(words.verdict(found.fit))
+        memory(canvas, found.fit)
+        if found.seconds is None:
+            canvas.y += 12
+        else:
+            times(canvas, found)
+        canvas.line(words.time(found), SMALL)
+    for gap in found.gaps:
+        canvas.line(gap, SMALL, canvas.theme.stall)
+    return canvas.finished()
+
+
+def memory(canvas: Canvas, fit: Fit) -> None:
+    """One bar: what is taken, of what is free; what is too much stands over its end."""
+    theme = canvas.theme
+    parts = [
+        ("weights", fit.held - fit.window, theme.resident),
+        ("window", fit.window, theme.copy),
+        ("rest", fit.rest, theme.page),
+        ("activations", fit.activations, theme.use),
+    ]
+    parts = [part for part in parts if part[1] > 0]
+    left, top, right, _ = canvas.panel("Memory", 108, [(name, colour) for name, _, colour in parts])
+    start, end = left + 12, right - 12
+    whole = max(fit.free, sum(nbytes for _, nbytes, _ in parts))
+    scale = (end - start) / max(whole, 1)
+    x = start
+    for _, nbytes, colour in parts:
+        canvas.rect((x, top + 12, max(x + 1, x + nbytes * scale - 1), top + 56), colour)
+        x += nbytes * scale
+    limit = start + fit.free * scale
+    if x > limit:  # too much of it
+        canvas.rect((limit, top + 48, x, top + 60), theme.stall)
+    canvas.rect((limit - 2, top + 6, limit + 1, top + 62), theme.ink)
+    told = [f"{size(nbytes)} {name}" for name, nbytes, _ in parts]
+    canvas.text(start, top + 70, canvas.fitted(", ".join(told), (end - start) * 0.82, SMALL), SMALL, theme.faint)
+    canvas.text(end, top + 70, f"{size(fit.free)} free", SMALL, theme.ink, "ra")
+
+
+def times(canvas: Canvas, found: Estimate) -> None:
+    """A bar of minutes for what was asked, and for each change that is known."""
+    theme = canvas.theme
+    assert found.total is not None and found.seconds is not None
+    is_too_large = found.fit is not None and found.fit.verdict is Verdict.NOT
+    rows = [("as it is", found.seconds, found.total, Verdict.NOT.value if is_too_large else "")]
+    rows += [
+        (words.change_name(change), change.seconds, change.total, _fits(found, change.fit))
+        for change in found.changes
+        if change.seconds is not None and change.total is not None
+    ]
+    keys = (
+        [("measured", theme.use)] if found.source in (Source.MEASURED, Source.SCALED) else [("predicted", theme.copy)]
+    )
+    colour = keys[0][1]
+    left, top, right, _ = canvas.panel("Time in all", ROW * len(rows) + 12, keys)
+    longest = max(total for _, _, total, _ in rows) or 1e-9
+    start, end = left + 12 + NAMES, right - 300
+    for number, (name, seconds, total, fits) in enumerate(rows):
+        y = top + 8 + ROW * number
+        canvas.text(left + 12, y + ROW / 2 - 2, canvas.fitted(name, NAMES - 12, SMALL), SMALL, theme.ink, "lm")
+        x = start + (end - start) * total / longest
+        canvas.rect((start, y + 8, x, y + ROW - 12), colour)
+        told = fits or f"{took(total)}, {took(seconds)} a step"
+        canvas.text(
+            x + 12, y + ROW / 2 - 2, canvas.fitted(told, WIDTH - MARGIN - x - 18, SMALL), SMALL, theme.faint, "lm"
+        )
+
+
+def _fits(found: Estimate, fit: Fit | None) -> str:
+    """What is more than a time: that it fits, where the rest does not, or the other way round."""
+    if fit is None or found.fit is None or (fit.verdict is Verdict.NOT) == (found.fit.verdict is Verdict.NOT):
+        return ""
+    return fit.verdict.value
+
+
+__all__ = ["draw"]

@@ -1,0 +1,33 @@
+"""Seconds of a step, added up: products and attention are operations over a rate, all else bytes over the memory's bandwidth,
+weights that do not stay bytes over the bus, beside the computing as the plan has them. Nothing in here is fitted to a measured
+row: what it is off by, bench/README says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...memory import Rates as Speeds
+from ...memory import make_plan, simulate
+from ..cost import Cost
+from .rates import Passes, Rates, compute_seconds
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What streams. sizes: bytes of each block on the device, in order; stored: share of them that crosses the bus; held: bytes of
+    the device for them."""
+
+    sizes: Sequence[int]
+    stored: float
+    held: int
+
+
+def step_seconds(cost: Cost, rates: Rates, passes: Passes, blocks: Blocks, prompts: int, forwards: int) -> float:
+    """One step of so many prompts, computed in so many forwards: each of these brings the weights that do not stay."""
+    compute = prompts / forwards * compute_seconds(cost, rates, passes)
+    total = sum(blocks.sizes)
+    if total == 0:
+        return forwards * compute
+    speeds = Speeds(rates.bus / max(blocks.stored, 1e-9), tuple(compute * size / total for size in blocks.sizes))
+    return forwards * simulate(make_plan(blocks.sizes, blocks.held, speeds), speeds).steady

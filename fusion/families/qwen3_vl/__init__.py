@@ -1,0 +1,76 @@
+"""Qwen3-VL: a language model that sees pictures, as a text encoder and to write with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...family import Expected, Family, Role
+from .layout import is_qwen3_vl
+
+if TYPE_CHECKING:
+    import torch
+
+    from ....kernels_cuda import KernelPolicy
+    from ....memory import WeightFile
+
+
+def _expects(header: WeightFile) -> Expected:
+    from .layout import expected  # noqa: PLC0415
+
+    return expected(header)
+
+
+def _options(header: WeightFile) -> Mapping[str, Any]:
+    from .sizes import options  # noqa: PLC0415
+
+    return options(header)
+
+
+def _kind(header: WeightFile) -> str | None:
+    """Who reads the 4B and the 8B is asked for; of other sizes nobody but who wants text."""
+    from .sizes import options  # noqa: PLC0415
+
+    return "QWEN_IMAGE" if options(header) else None
+
+
+def _fuse(model: Any, policy: KernelPolicy) -> int:
+    from ...language.stack import fuse  # noqa: PLC0415
+    from .eyes import fuse as fuse_eyes  # noqa: PLC0415
+
+    return fuse(model, policy) + fuse_eyes(model, policy)
+
+
+def _idle(model: Any, device: torch.device) -> int:
+    from ...language.stack import idle  # noqa: PLC0415
+
+    return idle(model, device)
+
+
+QWEN3_VL = Family(
+    name="Qwen3-VL",
+    role=Role.TEXT,
+    covers="Qwen3-VL 2B, 4B and 8B: its eyes and its language model, FP16 products around FP32 streams; writes",
+    recognises=is_qwen3_vl,
+    fuse=_fuse,
+    ops=(
+        "attention",
+        "decode_attention",
+        "few_rows",
+        "int8_to_half",
+        "join_sums",
+        "linear",
+        "linear_",
+        "linear_pair",
+        "norm_modulate",
+        "rms_parts",
+        "rms_rope_",
+        "rms_rope_keep",
+        "rms_rope_sums",
+        "to_half",
+    ),
+    options=_options,
+    kind=_kind,
+    expects=_expects,
+    idle=_idle,
+)

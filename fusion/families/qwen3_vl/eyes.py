@@ -1,0 +1,245 @@
+"""Qwen3-VL's eyes over our kernels: stock's own modules, computing in FP16 around an FP32 stream.
+
+    patches ─ product, + places ─ blocks ─ merger, of 2 x 2 neighbours
+    x += proj(attention(rope(q), rope(k), v))       q, k, v of norm1(x)
+    x += fc2(GELU(fc1(norm2(x))))
+
+Stock computes them in FP32 and widens every weight at every use; here products are FP16 with FP32 sums (`wide.py`). A patch is a
+row, and the convolution that stock makes of it is a product: kernel and stride are alike. Heads of 72, the 8B's, pass as 96,
+whose last are zero. Behind some blocks a merger tells the language model what was seen so far.
+
+A picture of many patches passes in chunks, but for the attention, which has all its queries, keys and values as fp16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import torch
+from comfy.text_encoders import qwen3vl as stock
+from torch import Tensor, nn
+
+from ....kernels_cuda import STANDARD, KernelPolicy, attention, rms_rope_
+from ....kernels_cuda.ops.linear import Activation
+from ....kernels_cuda.ops.parts import split
+from ... import text_stack
+from ...fused import POLICY, all_off
+from ...mixing import mix
+from ...operands import operands
+from ...text_stack import HAND_BACK
+from ...wide import Wide
+
+OPS = ("norm_modulate", "linear", "linear_", "join_sums", "attention", "rms_rope_")
+CHUNK = 2048  # patches between two products: 50 MB of fp32, for the 8B's
+SERVED = (64, 96, 128)  # heads that the attention has kernels for
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What every block of one call shares.
+
+    wide      how to compute
+    cos, sin  [patches, head / 2] fp32
+    frames    patches of each picture or frame: they see each other
+    """
+
+    wide: Wide
+    cos: Tensor
+    sin: Tensor
+    frames: tuple[int, ...]
+
+
+def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
+    """Let the eyes of every Qwen3-VL in a stock text encoder model compute through our ops from now on. In place. Returns how many
+    blocks: none where all is left to stock.
+
+    on_cpu: on the CPU too, where the ops run their references: for tests.
+    """
+    fused = 0
+    for eyes in () if all_off(policy, OPS) else eyes_of(model):
+        mix(eyes, FusedEyes, **{POLICY: policy}, fusestream_on_cpu=on_cpu)
+        for block in eyes.blocks:
+            mix(block, FusedBlock)
+            fused += 1
+        for merger in (eyes.merger, *eyes.deepstack_merger_list):
+            mix(merger, FusedMerger)
+    return fused
+
+
+def eyes_of(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        if isinstance(module, stock.Qwen3VLVisionModel):
+            yield module
+
+
+# ------------------------------------------------------------------------------------------------------------ the eyes
+
+
+class FusedEyes:
+    """What the class of fused eyes is mixed with. fusestream_on_cpu: computes there too, over the references."""
+
+    fusestream_policy: KernelPolicy
+    fusestream_on_cpu: bool
+
+    def forward(self, x: Tensor, grid_thw: Tensor) -> Any:
+        """Stock's Qwen3VLVisionModel, of patches [n, 3 * 2 * 16 * 16] fp32, four that will be merged behind each other, and how
+        many there are: [pictures, 3], frames, rows and columns. Returns [n / 4, width] fp32, and the same of each merger
+        between."""
+        policy, eyes = self.fusestream_policy, self
+        if not all_off(policy, OPS):
+            reason = obstacle(eyes, x)
+            if reason is None:
+                return look(eyes, Wide(policy), x, grid_thw)
+            HAND_BACK(reason, x, forced=policy.default == "on", quietly=not x.is_cuda)
+        return super().forward(x, grid_thw)  # type: ignore[misc]
+
+
+def obstacle(eyes: Any, x: Tensor) -> str | None:
+    """Why stock must compute this call, in words a user understands; None if we may."""
+    policy, on_cpu = eyes.fusestream_policy, eyes.fusestream_on_cpu
+    parts = (*eyes.blocks, eyes.patch_embed, eyes.merger, *eyes.deepstack_merger_list)
+    reason = text_stack.obstacle(parts, x[None], None, policy, on_cpu=on_cpu, runs=len(eyes.blocks))
+    if reason is not None:
+        return reason
+    d = eyes.hidden_size // eyes.num_heads
+    return None if d <= max(SERVED) and d % 2 == 0 else f"its eyes have heads of {d}, which no kernel serves"
+
+
+def look(eyes: Any, wide: Wide, x: Tensor, grid_thw: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Stock's forward."""
+    grid = [tuple(map(int, row)) for row in grid_thw.tolist()]
+    x = embedded(eyes, wide, x)
+    x += places(eyes, grid, x.device)
+    angle = eyes.rot_pos_emb(torch.tensor(grid)).to(x.device, torch.float32).reshape(x.shape[0], -1)
+    frames = tuple(h * w for t, h, w in grid for _ in range(t))
+    sight = Sight(wide, angle.cos(), angle.sin(), frames)
+    told: list[Tensor] = []
+    x = x[None]
+    for i, block in enumerate(eyes.blocks):
+        x = block(x, sight)
+        if i in eyes.deepstack_visual_indexes:
+            told.append(eyes.deepstack_merger_list[eyes.deepstack_visual_indexes.index(i)](x[0], wide))
+    return eyes.merger(x[0], wide), told
+
+
+def embedded(eyes: Any, wide: Wide, x: Tensor) -> Tensor:
+    """What the first convolution makes of patches [n, k] fp32, each of which is a row: [n, width] fp32."""
+    module = eyes.patch_embed.proj
+    with operands(x.new_empty(0, dtype=torch.float16), wide.ops, module) as [own]:
+        weight = own.matrix.flatten(1)
+        return torch.cat([summed(wide, parted(wide, rows), weight, own.bias) for rows in torch.split(x, CHUNK)])
+
+
+def places(eyes: Any, grid: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
+    """The learnt places of a square, interpolated over each picture: [patches, width]. In the type of the table and in the order in
+    which stock has it, without its lists of numbers."""
+    side, merge, found = eyes.num_grid_per_side, eyes.spatial_merge_size, []
+    table = eyes.pos_embed
+    own = table.weight.dtype
+    for frames, height, width in grid:
+        down, across = (torch.linspace(0, side - 1, n) for n in (height, width))
+        above, before = down.int(), across.int()
+        below, behind = ((at + 1).clip(max=side - 1) for at in (above, before))
+        dh, dw = down - above, across - before
+        corners = torch.stack(
+            [(row[:, None] * side + column[None]).flatten() for row in (above, below) for column in (before, behind)]
+        )
+        shares = torch.stack([(a[:, None] * b[None]).flatten() for a in (1 - dh, dh) for b in (1 - dw, dw)])
+        parts = table(corners.long().to(device)).to(device) * shares.to(device, own)[..., None]
+        one = (parts[0] + parts[1] + parts[2] + parts[3]).view(height // merge, merge, width // merge, merge, -1)
+        found.append(one.transpose(1, 2).flatten(0, 3).repeat(frames, 1))
+    return torch.cat(found)
+
+
+def parted(wide: Wide, x: Tensor) -> Tensor:
+    """What a product is given of x fp32."""
+    return split(x) if wide.splits else x.half()
+
+
+def summed(wide: Wide, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A product's result as fp32, of an operand."""
+    out = wide.product(h, weight, bias)
+    return out[0] + out[1] if wide.splits else out.float()
+
+
+# ------------------------------------------------------------------------------------------------------------- a block
+
+
+class FusedBlock:
+    """What the class of a fused block is mixed with."""
+
+    def forward(self, x: Tensor, cu_seqlens: Any = None, *more: Any, **others: Any) -> Any:
+        """Stock's Qwen35VisionBlock. Where the eyes are ours, `cu_seqlens` is their `Sight`, and x [1, patches, width] their own
+        fp32 stream, which is added to in place; else it is stock's call."""
+        if not isinstance(cu_seqlens, Sight):
+            return super().forward(x, cu_seqlens, *more, **others)  # type: ignore[misc]
+        comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
+        block: Any = self
+        attend(block, x, cu_seqlens)
+        feed_forward(block, x, cu_seqlens.wide)
+        return x
+
+
+def attend(block: Any, x: Tensor, sight: Sight) -> None:
+    """x += proj(attention(...)) of the normalised x."""
+    module, wide = block.attn, sight.wide
+    d = module.head_dim
+    room = next((one for one in SERVED if one >= d), d)
+    heads = torch.zeros if room > d else torch.empty
+    qkv = heads(1, x.shape[1], 3, module.num_heads, room, dtype=torch.float16, device=x.device)
+    at = 0
+    for rows in torch.split(x, CHUNK, 1):
+        [made] = wide.projections(wide.normed(block.norm1, rows), (module.qkv,))
+        made = made.view(1, -1, 3, module.num_heads, d)
+        some = slice(at, at + rows.shape[1])
+        q, k = made[:, :, 0], made[:, :, 1]
+        rms_rope_(
+            q, k, None, None, sight.cos[some], sight.sin[some], eps=0.0, norm="none", interleaved=False, policy=wide.ops
+        )
+        qkv[:, some, ..., :d] = made
+        at = some.stop
+    q, k, v = qkv.unbind(2)
+    at = 0
+    for frame in sight.frames:
+        some = slice(at, at + frame)
+        out = attention(q[:, some], k[:, some], v[:, some], scale=d**-0.5, policy=wide.ops)[..., :d].flatten(2)
+        for rows, values in zip(torch.split(x[:, some], CHUNK, 1), torch.split(out, CHUNK, 1), strict=True):
+            wide.add(rows, [values.contiguous()], module.proj)
+        at = some.stop
+
+
+def feed_forward(block: Any, x: Tensor, wide: Wide, activation: Activation = "gelu_tanh") -> None:
+    """x += fc2(GELU(fc1(norm2(x))))."""
+    for rows in torch.split(x, CHUNK, 1):
+        hidden = wide.activated(wide.normed(block.norm2, rows), block.mlp.linear_fc1, activation)
+        wide.add(rows, hidden, block.mlp.linear_fc2)
+
+
+# ------------------------------------------------------------------------------------------------------------ a merger
+
+
+class FusedMerger:
+    """What the class of a fused merger is mixed with."""
+
+    def forward(self, x: Tensor, wide: Wide | None = None) -> Tensor:
+        """Stock's merger, of x [patches, width] fp32, four neighbours behind each other: [patches / 4, the language model's width].
+        Where the eyes are ours, with how they compute."""
+        if wide is None:
+            found: Tensor = super().forward(x)  # type: ignore[misc]
+            return found
+        return merged(self, wide, x)
+
+
+def merged(merger: Any, wide: Wide, x: Tensor) -> Tensor:
+    """linear_fc2(GELU(linear_fc1(norm(x)))): the norm is of each patch, or of the four together."""
+    found = []
+    for rows in torch.split(x.view(-1, merger.merge_dim), CHUNK // 4):
+        h = wide.normed(merger.norm, rows.view(1, -1, merger.norm.weight.shape[0]))
+        hidden = wide.activated(h.view(*h.shape[:-2], *rows.shape), merger.linear_fc1, "gelu")
+        with operands(hidden[0], wide.ops, merger.linear_fc2) as [own]:
+            parts = torch.stack(list(hidden)) if wide.splits else hidden[0]
+            found.append(summed(wide, parts, own.matrix, own.bias)[0])
+    return torch.cat(found)

@@ -1,0 +1,236 @@
+"""Text, written token by token by a language model whose layers are ours: stock's `generate`, of the same arguments.
+
+    prompt     all layers, one after the other, in chunks of tokens; keys and values are kept (`cache.py`)
+    a token    all layers of one row (`layer.Next`), the words' matrix, and the choice (`sampler.py`); its number crosses to the
+    host, which
+               is the only wait
+
+Between two tokens nothing that the device needs is on the host: the token's row of the embedding is taken where the table is, its
+place is counted there. A table that stays in the file, or is packed, is asked by the host, which has the number anyway.
+
+Stock writes with weights widened to bf16 or FP32 at each use, once for each token. What is written is the same where the
+arithmetic is: greedy text beside stock's FP32. Where a call is none of ours, stock's `generate` writes, and the ledger has the
+reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import comfy.model_management
+import comfy.utils
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from ...kernels_cuda import rms_parts
+from ..few_products import few_products
+from ..fused import all_off
+from ..stream.encoding import words_held
+from ..stream.no_head import NoHead
+from ..text_stack import HAND_BACK
+from ..wide import Wide, norm_weight
+from . import pace
+from .cache import Cache
+from .layer import Next, Prompt
+from .pace import Pace
+from .sampler import Sampler, Wish
+
+OPS = (
+    "attention",
+    "decode_attention",
+    "few_rows",
+    "join_sums",
+    "linear",
+    "rms_parts",
+    "rms_rope_keep",
+    "rms_rope_sums",
+)
+PLAIN = (torch.float16, torch.bfloat16, torch.float32)  # tables of which rows are taken on the device
+
+
+class Writes:
+    """What the class of a network that can write is mixed with, around a fused stack."""
+
+    model: Any
+
+    def generate(
+        self,
+        embeds: Tensor | None = None,
+        do_sample: bool = True,
+        max_length: int = 256,
+        temperature: float = 1.0,
+        top_k: int = 50,
+        top_p: float = 0.9,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = 42,
+        stop_tokens: Sequence[int] | None = None,
+        initial_tokens: Sequence[int] = (),
+        execution_dtype: torch.dtype | None = None,
+        presence_penalty: float | None = 0.0,
+        **others: Any,
+    ) -> list[int]:
+        """Stock's, of embeds [1, tokens, width]: the tokens that follow, up to one that ends the text."""
+        wish = Wish(do_sample, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, seed)
+        stack, policy = self.model, self.model.fusestream_policy
+        if not all_off(policy, OPS) and embeds is not None:
+            x = embeds if embeds.ndim == 3 else embeds[None]
+            found = prompt_of(self, x, execution_dtype, others)
+            if isinstance(found, Prompt):
+                stops = stack.config.stop_tokens if stop_tokens is None else stop_tokens
+                positions = others.get("position_ids")
+                first = x.shape[1] if positions is None else int(positions[:, -1].max()) + 1
+                text = Text(self, found, x.float(), max_length, first)
+                sampler = Sampler(self, wish, stack.config.vocab_size, initial_tokens, x.device)
+                return written(text, sampler, max_length, stops)
+            HAND_BACK(found, x, forced=policy.default == "on", quietly=not x.is_cuda)
+        tokens: list[int] = super().generate(  # type: ignore[misc]
+            embeds,
+            do_sample,
+            max_length,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            seed,
+            stop_tokens=stop_tokens,
+            initial_tokens=list(initial_tokens),
+            execution_dtype=execution_dtype,
+            presence_penalty=presence_penalty,
+            **others,
+        )
+        return tokens
+
+
+def prompt_of(network: Any, x: Tensor, dtype: torch.dtype | None, others: Mapping[str, Any]) -> Prompt | str:
+    """What the layers share of the prompt, or why stock must write, in words a user understands."""
+    from .stack import prompt_of as of_stack  # noqa: PLC0415 - which mixes this module's class into networks
+
+    if len(x) > 1:
+        return "several texts are written at once"
+    if dtype is not None:
+        return f"the text is wanted in {str(dtype).removeprefix('torch.')}"
+    if network.model.norm is None:
+        return "its last norm is not in the file"
+    asked = {name: value for name, value in others.items() if name != "min_tokens"}
+    found: Prompt | str = of_stack(network.model, x.float(), None, None, asked)
+    return found
+
+
+def written(text: Text, sampler: Sampler, most: int, stops: Sequence[int]) -> list[int]:
+    """The tokens, up to one that ends the text, or so many."""
+    bar: Any = comfy.utils.ProgressBar(most)
+    tokens: list[int] = []
+    times = [time.monotonic()]
+    for _ in tqdm(range(most), desc="Generating tokens"):
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        tokens.append(text.next(sampler))
+        times.append(time.monotonic())
+        bar.update(1)
+        if tokens[-1] in stops:
+            break
+    if tokens:
+        pace.tell(Pace(len(tokens), times[1] - times[0], times[-1] - times[1], *text.bound(len(tokens))))
+    return tokens
+
+
+class Text:
+    """A text that is being written."""
+
+    def __init__(self, network: Any, prompt: Prompt, x: Tensor, most: int, position: int) -> None:
+        """x: the prompt's embeddings [1, tokens, width] fp32. most: tokens to be written. position: of the first of them."""
+        self._network, self._stack, self._prompt = network, network.model, prompt
+        self._x = x
+        self._count, self._most, self._position = x.shape[1], x.shape[1] + most, position
+        self._cache: Cache | None = None
+        self._next: Next | None = None
+        head: Any = getattr(self._stack, "lm_head", None)
+        self._head: Any = self._stack.embed_tokens if head is None else head
+        if isinstance(head, NoHead):
+            head()  # which says what the file lacks
+
+    def next(self, sampler: Sampler) -> int:
+        """One more token."""
+        if self._cache is None:
+            with words_held(self._network):
+                pass  # a streamed table takes its place before anything is brought for the layers
+            self._cache = Cache(self._stack, self._count, self._most, self._x.device)
+            x = self._read()
+            self._look_ahead()
+        else:
+            if self._count == self._cache.places:
+                self._cache.grow()
+                self._look_ahead()
+            x = self._pass()
+        with words_held(self._network):
+            token = sampler(self._logits(x))
+            row = self._row(token)
+        found = int(token[0])  # the one time that the host waits
+        self._x = row if row is not None else self._embedded(found)
+        return found
+
+    def bound(self, written: int) -> tuple[int, float | None]:
+        """Bytes that a token of so many reads, and what the card's memory has in a second."""
+        kept = 0 if self._cache is None else self._cache.nbytes(self._count - written // 2)
+        return pace.weight_bytes((*self._stack.layers, self._head)) + kept, pace.memory_of(self._x.device)
+
+    def _read(self) -> Tensor:
+        """The prompt, through all layers: what comes out for its last token, [1, 1, width]."""
+        prompt, cache = self._prompt, self._cache
+        assert cache is not None, "there is room"
+        x = self._x.clone(memory_format=torch.contiguous_format)
+        for i, layer in enumerate(self._stack.layers):
+            x, _ = layer(x=x, attention_mask=prompt, past_key_value=cache.of(i))
+            if prompt.pictures is not None:
+                prompt.pictures.add(x, i)
+        return x[:, -1:].contiguous()
+
+    def _pass(self) -> Tensor:
+        """The last token, through all layers."""
+        assert self._cache is not None and self._next is not None, "the prompt was read"
+        x = self._x
+        for i, layer in enumerate(self._stack.layers):
+            x, _ = layer(x=x, attention_mask=self._next, past_key_value=self._cache.of(i))
+        self._next.at.add_(1)
+        self._count += 1
+        return x
+
+    def _look_ahead(self) -> None:
+        """The angles of all places that there is room for, and the next one's number, on the device."""
+        assert self._cache is not None
+        prompt, places, device = self._prompt, self._cache.places, self._x.device
+        read = prompt.cos.shape[2]
+        ahead = torch.arange(self._position, self._position + places - read, device=device)[None]
+        cos, sin, _ = self._stack.compute_freqs_cis(ahead, device)
+        cosines, sines = (
+            torch.cat((mine.reshape(read, -1), more[..., : mine.shape[-1]].reshape(places - read, -1)))
+            for mine, more in ((prompt.cos, cos), (prompt.sin, sin))
+        )
+        place = torch.tensor([self._count], dtype=torch.int32, device=device)
+        self._next = Next(prompt.wide, cosines, sines, place)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[1, words] fp32, of what came out for a token, [1, 1, width]."""
+        wide: Wide = self._prompt.wide
+        norm = self._stack.norm
+        h = rms_parts(x, norm_weight(norm.weight, x), eps=norm.eps, policy=wide.ops)
+        [logits] = few_products(h, (self._head,), wide.ops, joined=True)
+        return logits[:, -1]
+
+    def _row(self, token: Tensor) -> Tensor | None:
+        """A token's embedding [1, 1, width] fp32, of a table that lies where it is wanted; None: the host is to ask for it."""
+        table: Any = self._stack.embed_tokens
+        weight = table._parameters["weight"]
+        here = type(weight) is nn.Parameter and weight.dtype in PLAIN and weight.device == token.device
+        if not here or table.weight_function:
+            return None
+        rows: Tensor = weight.index_select(0, token.view(-1)).float()
+        return rows[None]
+
+    def _embedded(self, token: int) -> Tensor:
+        found: Tensor = self._stack.embed_tokens(torch.tensor([[token]]), out_dtype=torch.float32)
+        return found.to(self._x.device, torch.float32)

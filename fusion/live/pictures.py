@@ -1,0 +1,73 @@
+"""Between frames and latents, by stock's VAE or ours, on the device.
+
+Stock's `VAE.encode` and `decode` ask each time what of VRAM is free, may move models for it, and carry each result to the host.
+Here the VAE is loaded beside the diffusion model once, and its module is called as those call it: a frame stays on the device from
+its pixels to its pixels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.utils
+import torch
+from torch import Tensor
+
+
+class Pictures:
+    """Of one VAE, of stock's class, whose weights are where it computes."""
+
+    def __init__(self, vae: Any) -> None:
+        vae.throw_exception_if_invalid()
+        self._vae = vae
+        self._module = vae.first_stage_model
+        self._in_parts = getattr(self._module, "comfy_has_chunked_io", False)
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = self._vae.device
+        return found
+
+    def encode(self, frames: Tensor) -> Tensor:
+        """Frames [n, h, w, 3], 0 to 1, on the device -> latents [n, c, h', w'], of a video VAE [n, c, 1, h', w']."""
+        vae = self._vae
+        pixels = vae.vae_encode_crop_pixels(frames).movedim(-1, 1)
+        if vae.latent_dim == 3:
+            pixels = pixels.unsqueeze(2)
+        pixels = vae.process_input(pixels).to(vae.vae_dtype)
+        made: Tensor = self._module.encode(pixels, device=vae.device) if self._in_parts else self._module.encode(pixels)
+        made = made.to(vae.vae_output_dtype())
+        formed: Tensor | None = None if vae.format_encoded is None else vae.format_encoded(made)
+        return made if formed is None else formed
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents -> frames [n, h, w, 3], 0 to 1, on the device."""
+        vae = self._vae
+        if vae.latent_dim == 2 and latents.ndim == 5:
+            latents = latents[:, :, 0]
+        made = self._module.decode(latents.to(device=vae.device, dtype=vae.vae_dtype))
+        # Of its own: `process_output` writes into it.
+        pixels: Tensor = vae.process_output(made.to(dtype=vae.vae_output_dtype(), copy=True)).movedim(1, -1)
+        return pixels.reshape(-1, *pixels.shape[-3:]) if pixels.ndim == 5 else pixels
+
+    def bytes_for(self, frames: torch.Size, latents: torch.Size) -> int:
+        """What an encoding and a decoding need of VRAM beside the weights, as stock reckons it; both may run at once."""
+        vae = self._vae
+        n, h, w, c = frames
+        pixels = (n, c, 1, h, w) if vae.latent_dim == 3 else (n, c, h, w)
+        both = vae.memory_used_encode(pixels, vae.vae_dtype) + vae.memory_used_decode(latents, vae.vae_dtype)
+        return int(n * both)
+
+
+def fitted(frames: Tensor, width: int, height: int) -> Tensor:
+    """Frames [n, h, w, 3], scaled to this size; what stands over is cut off."""
+    if frames.shape[1:3] == (height, width):
+        return frames
+    scaled: Tensor = comfy.utils.common_upscale(frames.movedim(-1, 1), width, height, "area", "center")
+    return scaled.movedim(1, -1)
+
+
+def to_floats(frame: Tensor) -> Tensor:
+    """A frame of bytes, or of floats from 0 to 1, as fp32."""
+    floats = frame.to(torch.float32)
+    return floats / 255 if frame.dtype is torch.uint8 else floats

@@ -1,0 +1,164 @@
+"""Frames that a page's camera sends while a node runs: a few wait, and the oldest of them go when more come than are taken.
+
+The node asks its page for them with a word that only that page hears; with it the page sends them (`camera_route.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from .front_end import running_server, tell
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EVENT = "fusestream.camera"
+WAITING = 2  # frames
+FIRST, LATER = 60.0, 5.0  # seconds without a frame: before the first one a user may have to allow it
+ASK_EVERY = 1.0  # seconds, until the page answers: it may have been opened anew
+POLL = 0.005
+MOST_BYTES = 4 << 20  # of a picture as it is sent
+MOST_PIXELS = 4096 * 4096
+LONGEST_REASON = 300  # letters
+SLACK = 0.8  # of the time between two frames: what comes sooner is let go of
+
+_open: dict[str, Camera] = {}  # by the word that a page sends
+
+
+class NoCamera(RuntimeError):
+    """There is none, or no frame came of it at all."""
+
+    __module__ = "fusestream"
+
+
+class Camera:
+    """Of one run of a node. width, height: 0 where the camera's own are wanted. fps: the most that are taken of a second."""
+
+    def __init__(
+        self, node: str | None, width: int, height: int, fps: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.word = secrets.token_urlsafe(16)
+        self._asks = {"node": node, "width": width, "height": height, "fps": fps, "word": self.word}
+        self._least = SLACK / fps
+        self._clock = clock
+        self._waiting: deque[bytes] = deque(maxlen=WAITING)
+        self._came = threading.Condition()
+        self._put_at = float("-inf")
+        self._is_stopped = False
+        self._why_not: str | None = None
+        self.hang_up: Callable[[], None] | None = None  # closes the page's connection, while there is one
+        server = running_server()
+        if server is None or server.client_id is None:
+            raise NoCamera("The camera is a page's, and no page has queued this. Connect frames or video.")
+        _open[self.word] = self
+
+    def put(self, picture: bytes) -> None:
+        """A picture has come, as JPEG. From any thread."""
+        now = self._clock()
+        with self._came:
+            if now - self._put_at >= self._least:
+                self._put_at = now
+                self._waiting.append(picture)
+                self._came.notify()
+
+    def stop(self) -> None:
+        """The user has ended it: what came is still made."""
+        with self._came:
+            self._is_stopped = True
+            self._came.notify()
+
+    def refuse(self, reason: str) -> None:
+        """The page has none: a sentence, in its user's language."""
+        with self._came:
+            self._why_not = reason[:LONGEST_REASON]
+            self._came.notify()
+
+    def frames(self) -> Iterator[Tensor | None]:
+        """[h, w, 3] bytes; None: there is none at the moment. Ends with the camera."""
+        from ..fusion import notices  # noqa: PLC0415 - the server starts without it
+
+        count, last, asked = 0, self._clock(), float("-inf")
+        try:
+            while True:
+                with self._came:
+                    if not self._waiting and not self._is_stopped:
+                        self._came.wait(POLL)
+                    picture = self._waiting.popleft() if self._waiting else None
+                if self._why_not is not None:
+                    raise NoCamera(f"{self._why_not.rstrip('.')}. {INSTEAD}")
+                now = self._clock()
+                if picture is not None:
+                    count, last = count + 1, now
+                    yield pixels_of(picture)
+                    continue
+                if self._is_stopped:
+                    return
+                if now - last > (LATER if count else FIRST):
+                    if not count:
+                        raise NoCamera(NOTHING_CAME)
+                    notices.warn(
+                        f"The camera stopped after {count} frames: nothing came for {LATER:g} s. The video ends there."
+                    )
+                    return
+                if self.hang_up is None and now - asked >= ASK_EVERY:
+                    asked = now
+                    tell(EVENT, self._asks)
+                yield None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Nothing is taken any more. May be called again."""
+        if _open.pop(self.word, None) is not None:
+            tell(EVENT, {"node": self._asks["node"], "word": None})
+        hang_up, self.hang_up = self.hang_up, None
+        if hang_up is not None:
+            hang_up()
+
+
+INSTEAD = "Or connect frames or video."
+NOTHING_CAME = (
+    f"No frame came from a camera in {FIRST:g} s. Press Use the camera on the node, and allow it; browsers give cameras only to "
+    f"pages on this machine (localhost) or with https. {INSTEAD}"
+)
+
+
+def of(word: str) -> Camera | None:
+    """The camera that waits for whoever knows this word."""
+    return _open.get(word)
+
+
+def close_all() -> None:
+    """Those whose prompt has ended."""
+    for camera in list(_open.values()):
+        camera.close()
+
+
+class WrongPicture(ValueError):
+    """What came is no picture, or one that is too large."""
+
+    __module__ = "fusestream"
+
+
+def pixels_of(picture: bytes) -> Tensor:
+    """[h, w, 3] bytes of a JPEG."""
+    import numpy  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415
+
+    try:
+        with Image.open(io.BytesIO(picture), formats=("JPEG",)) as found:
+            if found.width * found.height > MOST_PIXELS:
+                raise WrongPicture(
+                    f"The camera sent a picture of {found.width}x{found.height}. Choose a smaller width and height."
+                )
+            pixels: Any = numpy.asarray(found.convert("RGB"))
+    except (UnidentifiedImageError, OSError) as error:
+        raise WrongPicture(f"What the camera sent is no picture: {error}. Load the page anew, and run again.") from None
+    return torch.from_numpy(pixels.copy())

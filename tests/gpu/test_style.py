@@ -1,0 +1,31 @@
+"""Style networks of the published widths on the GPU, in halves: whole pictures, bands, and what both take of the memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+
+@pytest.mark.usefixtures("as_comfyui_runs")
+def test_a_picture_in_another_look_as_a_whole_and_in_bands(tmp_path):
+    """The published widths, in halves, at 1080p: the same picture, and bands need a part of the memory."""
+    pytest.importorskip("comfy.model_management", reason="ComfyUI is not on the path")
+    from safetensors.torch import save_file
+
+    from fusestream.checkpoints import style as made
+    from fusestream.fusion.style.apply import Settings, apply
+    from fusestream.fusion.style.load import load
+
+    save_file(made.transformer(made.PUBLISHED, 5), tmp_path / "net.safetensors")
+    model = load(str(tmp_path / "net.safetensors"))
+    assert model.dtype is torch.float16
+    picture = functional.interpolate(torch.rand(1, 3, 30, 40), (1080, 1920), mode="bicubic").clamp(0, 1).movedim(1, -1)
+    results, peaks = [], []
+    for rows in (None, 128):
+        apply(model, picture, None, Settings(rows=rows))  # kernels are chosen
+        torch.cuda.reset_peak_memory_stats()
+        results.append(apply(model, picture, None, Settings(rows=rows)))
+        peaks.append(torch.cuda.max_memory_allocated())
+    torch.testing.assert_close(*results, atol=0.02, rtol=0.02)
+    assert peaks[1] < 0.6 * peaks[0]

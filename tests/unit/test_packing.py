@@ -1,0 +1,104 @@
+"""What the Comfy Registry packs: all that runs and nothing else, small enough, and whole without the rest of the repository."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bed.depth import is_thorough
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_BYTES = 8 * 2**20
+RUNS = {
+    "__init__.py", "fusion", "gpu", "kernels_cuda", "locales", "memory", "nodes", "subgraphs", "workflows",
+    "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml", ".comfyignore", ".gitignore",
+    "checkpoints",  # the example of a style alone
+}  # fmt: skip
+# As ComfyUI loads a pack; then all that its nodes import when they run.
+LOAD = """
+import asyncio, importlib, importlib.util, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+sys.path.insert(0, sys.argv[2])
+sys.argv = sys.argv[:1]
+import comfy.cli_args
+comfy.cli_args.args.cpu = True
+spec = importlib.util.spec_from_file_location("packed", folder / "__init__.py", submodule_search_locations=[str(folder)])
+pack = sys.modules["packed"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(pack)
+extension = asyncio.run(pack.comfy_entrypoint())
+nodes = asyncio.run(extension.get_node_list())
+assert all(node.GET_SCHEMA().node_id.startswith("FuseStream") for node in nodes)
+for part in ("nodes", "fusion", "memory", "kernels_cuda", "gpu"):
+    for path in sorted((folder / part).rglob("*.py")):
+        names = path.relative_to(folder).with_suffix("").parts
+        if "__main__" not in names and "build" not in names:
+            importlib.import_module(".".join(("packed", *names)).removesuffix(".__init__"))
+from packed.fusion.style.load import EXAMPLES
+assert len(list(EXAMPLES.glob("*.safetensors"))) == 1
+print(len(nodes), "nodes")
+"""
+
+
+def git(*arguments: str, told: str = "") -> list[str]:
+    """Paths. That none is found is told as an error."""
+    command = ["git", "-c", f"core.excludesFile={ROOT / '.comfyignore'}", *arguments]
+    said = subprocess.run(command, cwd=ROOT, input=told, capture_output=True, text=True, check=False)
+    assert said.returncode in (0, 1), said.stderr
+    return [path for path in said.stdout.split("\0") if path]
+
+
+@pytest.fixture(scope="module")
+def packed() -> list[str]:
+    """The paths of what is packed: the repository's files but those that `.comfyignore` names."""
+    every = git("ls-files", "-z")
+    ignored = set(git("check-ignore", "--no-index", "--stdin", "-z", told="\0".join(every)))
+    return [path for path in every if path not in ignored and (ROOT / path).is_file()]
+
+
+def test_only_what_runs_is_packed(packed: list[str]) -> None:
+    assert {path.split("/")[0] for path in packed} <= RUNS
+    assert [path for path in packed if path.startswith("checkpoints/")] == [
+        "checkpoints/trained/style_ink_fp16.safetensors"
+    ]
+    assert "kernels_cuda/prebuilt/kernels.tar.xz" in packed
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "nodes" / "web").rglob("*.*")}
+    assert pages and pages <= set(packed), "help pages, their pictures and scripts"
+    assert not [path for path in packed if path.startswith("workflows/api/")]
+
+
+def test_it_is_small(packed: list[str]) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in packed:
+            archive.write(ROOT / path, path)
+    assert content.tell() < MOST_BYTES, f"{content.tell() / 2**20:.2f} MiB"
+
+
+@pytest.mark.skipif(not is_thorough(), reason="imports every module")
+def test_it_needs_nothing_that_is_not_packed(packed: list[str], tmp_path: Path) -> None:
+    for path in packed:
+        if path.endswith((".py", ".json", ".cu", ".cuh", ".safetensors")):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            os.link(ROOT / path, tmp_path / path)
+    command = [sys.executable, "-c", LOAD, str(tmp_path), os.environ["COMFYUI_PATH"]]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert said.returncode == 0 and re.search(r"\d+ nodes", said.stdout), said.stderr
+
+
+def test_the_registry_is_told_where_all_of_it_is() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for key in ("Repository", "Documentation", '"Bug Tracker"', "Icon", "Banner"):
+        assert re.search(rf'^{key} = "https://', project, re.MULTILINE), key
+    for name, shape in (("icon", 1), ("banner", 21 / 9)):
+        picture = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+        width, height = (int(size) for size in re.search(r'width="(\d+)" height="(\d+)" role', picture).groups())  # type: ignore[union-attr]
+        assert width / height == pytest.approx(shape, rel=0.01)
+        assert f"docs/images/{name}.svg" in project
