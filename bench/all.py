@@ -107,10 +107,10 @@ def states_of(parts: Sequence[Part], into: Path) -> dict[str, State]:
 
     found = {}
     for row in (row for part in parts for row in part.rows):
-        models = tuple(sorted({model for model, _ in row.files}))
-        if models not in known:
-            known[models] = sources.of_models(models)
-        found[row.name] = state(measured.get(row.name), known[models])
+        key = (row.work, *sorted({model for model, _ in row.files}))
+        if key not in known:
+            known[key] = sources.of_models(key[1:], row.work)
+        found[row.name] = state(measured.get(row.name), known[key])
     own = {
         "kernels": (sources.KERNELS, [row.get("environment", {}) for row in data.get("kernels", {}).get("rows", [])]),
         "pager": (sources.PAGER, [data["pager"].get("environment", {})] if "pager" in data else []),

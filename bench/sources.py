@@ -19,7 +19,9 @@ FAMILIES = "fusion/families"
 FAMILY = {
     "wan13": "wan", "wan14": "wan", "vae": "wan", "t5": "t5", "qwen3": "qwen3", "klein4": "flux2", "klein9": "flux2",
     "z_image": "z_image", "sd15": "unet", "sdxl": "unet", "flux2_vae": "image_vae", "flux_vae": "image_vae",
+    "vl2": "qwen3_vl", "vl4": "qwen3_vl",
 }  # fmt: skip
+ALSO = {"live": {"image_vae"}}  # by the work: TAESD's or the VAE's, which is no model of the row's
 
 
 def digest(folder: str, root: Path = ROOT, without: Sequence[str] = ()) -> str | None:
@@ -41,8 +43,8 @@ def of_folders(folders: Iterable[str], root: Path = ROOT, without: Sequence[str]
     return hashlib.sha256(repr([pair for pair in found if pair[1]]).encode()).hexdigest()[:16]
 
 
-def of_models(models: Iterable[str], root: Path = ROOT) -> str:
+def of_models(models: Iterable[str], work: str = "", root: Path = ROOT) -> str:
     """What a row of whole models rests on: everything but the families that it has nothing of."""
-    own = {FAMILY[model] for model in models}
+    own = {FAMILY[model] for model in models} | ALSO.get(work, set())
     others = [path.name for path in sorted((root / FAMILIES).iterdir()) if path.is_dir() and path.name not in own]
     return of_folders(MODELS, root, [f"{FAMILIES}/{name}" for name in others])

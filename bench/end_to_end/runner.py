@@ -247,7 +247,7 @@ class Bench:
         into = results_file(self.options, lambda: of_card)
         rates = next((data for path in (into, of_card) if measured_rates(data := read(path))), {})
         found = row_result(row, runs, rates, self.free(row), self.options.quick)
-        here = {**environment, "sources": sources.of_models(model for model, _ in row.files)}
+        here = {**environment, "sources": sources.of_models((model for model, _ in row.files), row.work)}
         found |= {"accuracy": accuracy, "environment": here}
         if self.files.real:
             found["weights"] = {model: self.files.real[model, storage].name for model, storage in row.files}

@@ -84,7 +84,7 @@ def test_rows_that_the_file_has_can_be_left_out(tmp_path: Path) -> None:
 def test_rows_of_other_sources_are_stale_and_can_be_measured_again(tmp_path: Path) -> None:
     cut, into = bench_all.planned(is_quick=False), tmp_path / "card.json"
     current, stale, unknown = cut[0].rows[:3]
-    now = sources.of_models(model for model, _ in current.files)
+    now = sources.of_models((model for model, _ in current.files), current.work)
     for row, environment in ((current, {"sources": now}), (stale, {"sources": "0" * 16}), (unknown, {})):
         results.merge(into, {"name": row.name, "environment": environment})
     rows_of_kernels = [{"environment": {"sources": digest}} for digest in (sources.of_folders(sources.KERNELS), "1")]
@@ -106,22 +106,23 @@ def test_rows_of_other_sources_are_stale_and_can_be_measured_again(tmp_path: Pat
 def test_a_row_rests_on_its_own_family_and_what_all_share(tmp_path: Path) -> None:
     assert {model for row in rows.all_rows() for model, _ in row.files} <= sources.FAMILY.keys() == rows.TITLES.keys()
     assert all((ROOT / sources.FAMILIES / family).is_dir() for family in sources.FAMILY.values())
-    names = ("wan/block.py", "wan/vae/x.py", "flux2/single.py", "unet/net.py")
+    names = ("wan/block.py", "wan/vae/x.py", "flux2/single.py", "unet/net.py", "image_vae/tiny.py")
     for name in ("gpu/a.py", "kernels_cuda/src/a.cu", "fusion/b.py", *(f"{sources.FAMILIES}/{name}" for name in names)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one")
 
     def changed(name: str) -> set[str]:
         """Whose rows are stale behind a change of this file."""
-        asked = {"wan": ("t5", "wan13", "vae"), "flux": ("klein4",), "both": ("klein9", "vae")}
-        before = {who: sources.of_models(models, tmp_path) for who, models in asked.items()}
+        asked = {"wan": ("t5", "wan13", "vae"), "flux": ("klein4",), "both": ("klein9", "vae"), "live": ("sd15",)}
+        before = {who: sources.of_models(models, who, tmp_path) for who, models in asked.items()}
         (tmp_path / name).write_text("two")
-        return {who for who, models in asked.items() if sources.of_models(models, tmp_path) != before[who]}
+        return {who for who, models in asked.items() if sources.of_models(models, who, tmp_path) != before[who]}
 
-    assert changed("kernels_cuda/src/a.cu") == changed("fusion/b.py") == {"wan", "flux", "both"}
+    assert changed("kernels_cuda/src/a.cu") == changed("fusion/b.py") == {"wan", "flux", "both", "live"}
     assert changed("fusion/families/wan/vae/x.py") == {"wan", "both"}
     assert changed("fusion/families/flux2/single.py") == {"flux", "both"}
-    assert changed("fusion/families/unet/net.py") == set() == changed("kernels_cuda/README.md")
+    assert changed("fusion/families/unet/net.py") == changed("fusion/families/image_vae/tiny.py") == {"live"}
+    assert changed("kernels_cuda/README.md") == set()
 
 
 def test_quick_tries_every_group_and_storage() -> None:
