@@ -5,6 +5,7 @@
     python bench all --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
     python bench all --part left             rows for which the parts so far had no time
     python bench all --missing               only rows of whole models that the file does not have yet
+    python bench all --stale                 those too that were measured with other sources than these
     python bench all --merge OTHER.json      rows measured elsewhere, on a card of the same name
     python bench all --real DIR              a folder's own checkpoints; into bench/results/real
     python bench all --quick                 every group on tiny checkpoints and the CPU: that it runs, not how fast
@@ -21,11 +22,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from . import sources
 from .end_to_end.machine import card_results
 from .end_to_end.parts import Part, parts_of, row_seconds
 from .end_to_end.results import HEAD, line, merge_file, note_left, read, rows_left
@@ -72,19 +76,71 @@ def with_rows(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
     return [part for part in left if part.rows]
 
 
-def without_measured(parts: Sequence[Part], into: Path) -> list[Part]:
-    """The same parts, under the same numbers, less the rows that the file has."""
-    have = {row["name"] for row in read(into).get("models", {}).get("rows", [])}
-    return [replace(part, rows=tuple(row for row in part.rows if row.name not in have)) for part in parts]
+def without_measured(parts: Sequence[Part], into: Path, *, is_stale_too: bool = False) -> list[Part]:
+    """The same parts, under the same numbers, less the rows that the file has. is_stale_too: but for stale ones."""
+    states = states_of(parts, into)
+    wanted = set(State) - {State.CURRENT} if is_stale_too else {State.MISSING}
+    return [replace(part, rows=tuple(row for row in part.rows if states[row.name] in wanted)) for part in parts]
 
 
-def listed(parts: Sequence[Part]) -> str:
-    """What each part holds, and takes on an H200."""
+class State(Enum):
+    """Of a row. CURRENT: measured with these sources."""
+
+    CURRENT = ""
+    STALE = "measured with other sources"
+    UNKNOWN = "measured before sources were noted"
+    MISSING = "not measured"
+
+
+def states_of(parts: Sequence[Part], into: Path) -> dict[str, State]:
+    """Of every row of whole models, and of the benches of their own by kind: as their worst row."""
+    data = read(into)
+    measured = {row["name"]: row.get("environment", {}) for row in data.get("models", {}).get("rows", [])}
+    known: dict[tuple[str, ...], str] = {}
+
+    def state(environment: Mapping[str, Any] | None, now: str) -> State:
+        if environment is None:
+            return State.MISSING
+        if "sources" not in environment:
+            return State.UNKNOWN
+        return State.CURRENT if environment.get("sources") == now else State.STALE
+
+    found = {}
+    for row in (row for part in parts for row in part.rows):
+        key = (row.work, *sorted({model for model, _ in row.files}))
+        if key not in known:
+            known[key] = sources.of_models(key[1:], row.work)
+        found[row.name] = state(measured.get(row.name), known[key])
+    own = {
+        "kernels": (sources.KERNELS, [row.get("environment", {}) for row in data.get("kernels", {}).get("rows", [])]),
+        "pager": (sources.PAGER, [data["pager"].get("environment", {})] if "pager" in data else []),
+    }
+    for kind, (folders, environments) in own.items():
+        now = sources.of_folders(folders)
+        found[kind] = max((state(one, now) for one in environments or [None]), key=list(State).index)
+    return found
+
+
+def listed(parts: Sequence[Part], states: Mapping[str, State]) -> str:
+    """What each part holds and takes on an H200, and which rows are not there or stale, where states are known."""
     lines = []
     for number, part in enumerate(parts, 1):
-        lines.append(f"part {number}/{len(parts)}, about {part.seconds:.0f} s: {part.title}")
-        lines += [f"    {row_seconds(row):4.0f} s  {row.name}" for row in part.rows]
-    return "\n".join([*lines, f"together about {sum(part.seconds for part in parts) / 60:.0f} minutes of an H200"])
+        own = states.get(part.kind, State.CURRENT).value
+        title = f"{part.title} ({own})" if own else part.title
+        lines.append(f"part {number}/{len(parts)}, about {part.seconds:.0f} s: {title}")
+        for row in part.rows:
+            said = states.get(row.name, State.CURRENT).value
+            lines.append(f"    {row_seconds(row):4.0f} s  {row.name}" + (f"  ({said})" if said else ""))
+    minutes = sum(part.seconds for part in parts) / 60
+    lines.append(f"together about {minutes:.0f} minutes of an H200")
+    told = Counter(states[row.name] for part in parts for row in part.rows if row.name in states)
+    lines += [f"rows {state.value}: {told[state]} of {told.total()}" for state in State if state.value and told[state]]
+    return "\n".join(lines)
+
+
+def listed_file(options: argparse.Namespace) -> Path | None:
+    """Whose rows a list tells of; None where neither a card nor the options say it."""
+    return results_file(options) if options.results or options.quick or shutil.which("nvidia-smi") else None
 
 
 class All:
@@ -191,6 +247,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     cli.add_argument("--only", action="append", metavar="ROW", help="of whole models only this row; may be repeated")
     cli.add_argument("--missing", action="store_true", help="leave out rows of whole models that the file has")
+    cli.add_argument(
+        "--stale", action="store_true", help="as --missing, but measure those of other sources than these again"
+    )
     cli.add_argument("--list", action="store_true", help="only name the parts and their rows")
     options = cli.parse_args(arguments)
     options.side, options.repeats, options.accuracy, options.shared = "both", 1, False, True
@@ -202,10 +261,11 @@ def main(arguments: list[str] | None = None) -> int:
         parts = with_rows(parts, options.only)
         if not parts:
             cli.error("no row of whole models is called so; --list shows them")
-    if options.missing:
-        parts = without_measured(parts, results_file(options))
+    if options.missing or options.stale:
+        parts = without_measured(parts, results_file(options), is_stale_too=options.stale)
     if options.list:
-        print(listed(parts))
+        into = listed_file(options)
+        print(listed(parts, {} if into is None else states_of(parts, into)))
         return 0
     try:
         now = chosen(parts, options.part)

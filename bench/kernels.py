@@ -33,6 +33,7 @@ from ..kernels_cuda.call import Call
 from ..kernels_cuda.policy import Mode
 from ..kernels_cuda.purse import Purse
 from . import rows as row_files
+from . import sources
 from .chosen import CHOSEN
 from .end_to_end.machine import ask_card
 from .end_to_end.results import card_file, read, rounded, write
@@ -242,7 +243,7 @@ def save(path: Path, section: str, results: list[dict[str, Any]], host: dict[str
     """Merge by op and label into the card's file; other sections stay."""
     data = read(path)
     old = {(r["op"], r["label"]): r for r in data.get(section, {}).get("rows", [])}
-    here = environment()
+    here = {**environment(), "sources": sources.of_folders(sources.KERNELS)}
     merged = {**old, **{(r["op"], r["label"]): {**r, "environment": here} for r in results}}
     data[section] = {"host": host, "rows": [rounded(r) for r in merged.values()]}
     write(path, data)

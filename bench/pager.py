@@ -31,6 +31,7 @@ import torch
 from ..memory import Checkpoint, DeviceBudget, Layer, Ledger, Pager, RamBudget, Rates, Weight, open_pager, simulate
 from ..memory.device import CudaDevice
 from ..memory.ledger import overlap_of
+from . import sources
 from .end_to_end.disk import is_in_ram
 from .end_to_end.results import card_file, read, rounded, write
 from .kernels import environment
@@ -420,7 +421,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("no NVIDIA GPU on this machine")
         return 1
     window = int((options.window_gb or options.gb * 3 / 28) * 1e9)
-    head = {"environment": environment(), "gb": options.gb, "window gb": window / 1e9, "layers": LAYERS}
+    here = {**environment(), "sources": sources.of_folders(sources.PAGER)}
+    head = {"environment": here, "gb": options.gb, "window gb": window / 1e9, "layers": LAYERS}
     rows = Rows(None if options.dry else head, options.results or card_file(torch.cuda.get_device_name()))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         start = time.perf_counter()

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .. import sources
 from . import gguf_pack
 from .bounds import measured_rates
 from .files import Files
@@ -246,7 +247,8 @@ class Bench:
         into = results_file(self.options, lambda: of_card)
         rates = next((data for path in (into, of_card) if measured_rates(data := read(path))), {})
         found = row_result(row, runs, rates, self.free(row), self.options.quick)
-        found |= {"accuracy": accuracy, "environment": environment}
+        here = {**environment, "sources": sources.of_models((model for model, _ in row.files), row.work)}
+        found |= {"accuracy": accuracy, "environment": here}
         if self.files.real:
             found["weights"] = {model: self.files.real[model, storage].name for model, storage in row.files}
         if len(runs) == len(row.sides) or self.options.results:

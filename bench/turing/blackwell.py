@@ -1,8 +1,8 @@
 """Blackwell in numbers (sm_120): GeForce RTX 50. Letters: machine.py.
 
-By NVIDIA's whitepaper on it a multiprocessor's tensor cores do in a cycle what Ada's do, in FP16 and in INT8 [W], and a chain of
-HMMA takes what Ampere's latency says (ampere.py). Everything else is taken to be Ada's [?]: no kernel of ours was held to a figure
-of such a card.
+A multiprocessor's tensor cores do in a cycle what Ada's do in FP16, by an RTX 5090's published peak; in INT8 twice that [?]; and a
+chain of HMMA takes what Ampere's latency says (ampere.py). Everything else is taken to be Ada's [?]: nothing that was measured on
+such a card was found to hold a prediction against.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
+import importlib.util
 import json
 import os
 import secrets
@@ -47,18 +48,22 @@ TESTS = {
 ALONE = ("test_kernel_system.py", "test_many_prompts.py", "test_pager.py", "test_patcher.py", "test_wan_vae.py")
 
 
+def _bench_sources() -> Any:
+    """bench/sources.py, which is of a package that a script is not in."""
+    spec = importlib.util.spec_from_file_location("bench_sources", ROOT / "bench" / "sources.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SOURCES = _bench_sources()
+
+
 def sources_hash() -> dict[str, str]:
-    """One hash per folder under test: of the code, not of its prose or its build products."""
-    hashes = {}
-    for folder in UNDER_TEST:
-        files = sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".cu", ".cuh"))
-        if files:
-            digest = hashlib.sha256()
-            for path in files:
-                name = path.relative_to(ROOT).as_posix().encode()
-                digest.update(name + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
-            hashes[folder] = digest.hexdigest()[:16]
-    return hashes
+    """One hash per folder under test."""
+    found = ((folder, SOURCES.digest(folder, ROOT)) for folder in UNDER_TEST)
+    return {folder: digest for folder, digest in found if digest is not None}
 
 
 class Outcomes:

@@ -1,0 +1,50 @@
+"""Which sources a measurement rests on, as a hash: a row that was measured with others is stale.
+
+Standard library only, and nothing of the package: tests/gpu/run.py, whose record goes by the same hashes, reads this file by its
+path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = (".py", ".cu", ".cuh")
+KERNELS, PAGER = ("gpu", "kernels_cuda"), ("gpu", "memory")
+MODELS = ("gpu", "kernels_cuda", "memory", "fusion")
+FAMILIES = "fusion/families"
+# The family of each of the bench's models: of the others' sources it knows nothing.
+FAMILY = {
+    "wan13": "wan", "wan14": "wan", "vae": "wan", "t5": "t5", "qwen3": "qwen3", "klein4": "flux2", "klein9": "flux2",
+    "z_image": "z_image", "sd15": "unet", "sdxl": "unet", "flux2_vae": "image_vae", "flux_vae": "image_vae",
+    "vl2": "qwen3_vl", "vl4": "qwen3_vl",
+}  # fmt: skip
+ALSO = {"live": {"image_vae"}}  # by the work: TAESD's or the VAE's, which is no model of the row's
+
+
+def digest(folder: str, root: Path = ROOT, without: Sequence[str] = ()) -> str | None:
+    """Of a folder's code, not of its prose or its build products; None where there is none. without: folders below `root`."""
+    files = sorted(path for path in (root / folder).rglob("*") if path.suffix in CODE)
+    names = {path.relative_to(root).as_posix(): path for path in files}
+    kept = {name: path for name, path in names.items() if not name.startswith(tuple(f"{one}/" for one in without))}
+    if not kept:
+        return None
+    found = hashlib.sha256()
+    for name, path in kept.items():
+        found.update(name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return found.hexdigest()[:16]
+
+
+def of_folders(folders: Iterable[str], root: Path = ROOT, without: Sequence[str] = ()) -> str:
+    """All of them in one."""
+    found = ((folder, digest(folder, root, without)) for folder in folders)
+    return hashlib.sha256(repr([pair for pair in found if pair[1]]).encode()).hexdigest()[:16]
+
+
+def of_models(models: Iterable[str], work: str = "", root: Path = ROOT) -> str:
+    """What a row of whole models rests on: everything but the families that it has nothing of."""
+    own = {FAMILY[model] for model in models} | ALSO.get(work, set())
+    others = [path.name for path in sorted((root / FAMILIES).iterdir()) if path.is_dir() and path.name not in own]
+    return of_folders(MODELS, root, [f"{FAMILIES}/{name}" for name in others])
