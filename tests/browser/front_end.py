@@ -77,6 +77,13 @@ class FrontEnd:
         expect(dialog.get_by_role("main").get_by_text(PACK, exact=True)).to_be_visible()
         return dialog
 
+    def search_templates(self, word: str) -> Locator:
+        """Open the template browser and type what is searched for; the dialog."""
+        self.page.get_by_role("button", name="Templates").click()
+        dialog = self.page.get_by_role("dialog")
+        dialog.get_by_role("searchbox").or_(dialog.get_by_placeholder("Search")).first.fill(word)
+        return dialog
+
     def open_template(self, name: str) -> None:
         """By its short name."""
         name = templates.TITLES[name]

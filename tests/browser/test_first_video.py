@@ -19,7 +19,7 @@ from playwright.sync_api import expect
 from bed import tiny
 from bed.paths import ROOT
 from bed.server import MODEL_FOLDERS, PACK, Server
-from browser.front_end import FrontEnd
+from browser.front_end import DRAWN, FrontEnd
 from browser.widgets import Canvas
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,8 +55,11 @@ def test_from_the_readme_to_the_first_video(front: FrontEnd, server: Server) -> 
     assert len(FILES) == 3
     there = {path.name for folder in MODEL_FOLDERS for path in (server.base / "models" / folder).glob("*.safetensors")}
     assert there == {name for name, _ in FILES}
-    (template,) = re.findall(r"choose \*\*FuseStream\*\* at the side, and in it \*\*([\w.]+)\*\*", WALK)
-    front.open_template(template)
+    ((word, title),) = re.findall(r"search for \*(\w+)\*, and open \*\*(.+?)\*\*", WALK)
+    dialog = front.search_templates(word)
+    dialog.get_by_test_id(re.compile("^template-workflow-")).filter(has_text=title).click()
+    expect(dialog).to_be_hidden()
+    front.page.wait_for_function(DRAWN)
     expect(front.error).to_be_hidden()
     widgets = Canvas(front.page)
     for name, value in {"width": 64, "height": 64, "length": 5}.items():

@@ -105,9 +105,7 @@ def test_no_template_lacks_its_picture_or_twin() -> None:
 
 
 def test_who_searches_for_the_pack_finds_them_the_first_one_first(front: FrontEnd) -> None:
-    front.page.get_by_role("button", name="Templates").click()
-    dialog = front.page.get_by_role("dialog")
-    dialog.get_by_role("searchbox").or_(dialog.get_by_placeholder("Search")).first.fill("fusestream")
+    dialog = front.search_templates("fusestream")
     cards = dialog.get_by_test_id(re.compile("^template-workflow-FuseStream"))
     expect(cards).to_have_count(len(TITLES))
 
