@@ -25,7 +25,7 @@ TEXTS = """() => [...document.querySelectorAll('.fusestream-text')].map(box => {
     twin.remove()
     return [area.value, lines]
 })"""
-# What was ever seen of a meter: its words, and whether it was below its node.
+# What was ever seen of a meter: its words, and whether it was below its node, or above where another node lies below.
 WATCH = """() => {
     window.seen = []
     new MutationObserver(() => {
@@ -33,8 +33,9 @@ WATCH = """() => {
             const node = app.graph.getNodeById(meter.dataset.fusestreamMeter)
             const [x, y] = app.canvasPosToClientPos([node.pos[0], node.pos[1] + node.size[1]])
             const box = meter.getBoundingClientRect()
-            const below = box.top >= y && box.width > 0 && Math.abs(box.left - x) < 3
-            window.seen.push({ words: meter.innerText, blocks: meter.lastChild.children.length, below, type: node.type })
+            const clear = box.top >= y || box.bottom <= app.canvasPosToClientPos([node.pos[0], node.pos[1] - 20])[1]
+            const beside = clear && box.width > 0 && Math.abs(box.left - x) < 3
+            window.seen.push({ words: meter.innerText, blocks: meter.lastChild.children.length, beside, type: node.type })
         }
     }).observe(document.body, { subtree: true, childList: true, attributes: true })
 }"""
@@ -86,7 +87,7 @@ def test_reports_and_the_meter(front: FrontEnd) -> None:
     for said, lines in texts:
         assert lines >= said.rstrip().count("\n") + 1 > 5, "lines run into each other"
     seen = [one for one in front.page.evaluate("window.seen") if one["type"] == MODEL]
-    assert any(one["below"] for one in seen) and all(one["blocks"] == 4 for one in seen if one["words"]), seen[:3]
+    assert any(one["beside"] for one in seen) and all(one["blocks"] == 4 for one in seen if one["words"]), seen[:3]
     assert seen[-1]["words"].startswith("RAM "), "of a CPU"
     assert "VRAM" not in seen[-1]["words"] and "GB/s" in seen[-1]["words"]
     expect(front.page.locator("[data-fusestream-meter]")).to_have_count(0)

@@ -80,7 +80,7 @@ def unreadable(front: FrontEnd, name: str) -> list[str]:
 
 
 def fed_texts(name: str) -> int:
-    nodes = json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
+    nodes = json.loads((WORKFLOWS / f"{TITLES[name]}.json").read_text(encoding="utf-8"))["nodes"]
     inputs = (one for node in nodes for one in node["inputs"])
     return sum(one["type"] == "STRING" and "widget" in one and one["link"] is not None for one in inputs)
 
