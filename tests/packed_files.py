@@ -17,6 +17,8 @@ KIND = gguf.GGMLQuantizationType
 # The types that the package packs itself; in the others' matrices are other numbers of about that size.
 PACKS = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F32", "F16", "BF16"}
 
+MADE_OF = "comfy.gguf.orig_shape"  # in the metadata, before a tensor's name
+
 
 def quantised(tensor: torch.Tensor, kind: Any, seed: int) -> Any:
     """A matrix in the package's packing, or of its shape."""
@@ -43,7 +45,7 @@ def packed_file(
     for i, (name, tensor) in enumerate(tensors.items()):
         wanted = (KIND.F32, KIND.F16, KIND.BF16)[i % 3]
         if tensor.ndim > 4:  # more than the format has
-            writer.add_array(f"comfy.gguf.orig_shape.{name}", list(tensor.shape))
+            writer.add_array(f"{MADE_OF}.{name}", list(tensor.shape))
             writer.add_tensor(name, quantised(tensor.flatten(1), KIND.F16, i), raw_dtype=KIND.F16)
             continue
         if tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
@@ -58,10 +60,12 @@ def packed_file(
 
 def unpacked(path: Path) -> dict[str, torch.Tensor]:
     """A GGUF file's tensors by the package: fp16 of what is packed."""
-    found = {}
-    for tensor in gguf.GGUFReader(path).tensors:
+    found, reader = {}, gguf.GGUFReader(path)
+    for tensor in reader.tensors:
         array: Any = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        one = torch.from_numpy(array.copy()).reshape(*reversed(tensor.shape.tolist()))
+        made_of: Any = reader.get_field(f"{MADE_OF}.{tensor.name}")
+        shape = reversed(tensor.shape.tolist()) if made_of is None else made_of.contents()
+        one = torch.from_numpy(array.copy()).reshape(*shape)
         found[tensor.name] = one.to(
             {KIND.F32: torch.float32, KIND.BF16: torch.bfloat16}.get(tensor.tensor_type, torch.float16)
         )
