@@ -2,8 +2,7 @@
 
     prompt     all layers, one after the other, in chunks of tokens; keys and values are kept (`cache.py`)
     a token    all layers of one row (`layer.Next`), the words' matrix, and the choice (`sampler.py`); its number crosses to the
-    host, which
-               is the only wait
+               host, which is the only wait
 
 Between two tokens nothing that the device needs is on the host: the token's row of the embedding is taken where the table is, its
 place is counted there. A table that stays in the file, or is packed, is asked by the host, which has the number anyway.
