@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import expect
 
+from bed.depth import is_thorough
 from bed.paths import ROOT
 from bed.templates import TITLES
 from browser.front_end import FrontEnd
@@ -41,7 +42,7 @@ def test_every_template_has_its_picture(front: FrontEnd) -> None:
 
 def test_every_template_opens_whole_and_readable(front: FrontEnd) -> None:
     faults = {}
-    for name in NAMES:
+    for name in NAMES if is_thorough() else NAMES[::2]:  # the other kind of nodes sees all of them
         front.open_template(name)
         expect(front.page.get_by_role("dialog")).to_be_hidden()
         expect(front.error).to_be_hidden()

@@ -5,7 +5,9 @@ Both have the same methods. Nodes are named by id, widgets by name.
 
 from __future__ import annotations
 
-from playwright.sync_api import Locator, Page, expect
+import contextlib
+
+from playwright.sync_api import Locator, Page, TimeoutError, expect
 
 # The middle of a widget's box, in page coordinates.
 MIDDLE = """([id, name]) => {
@@ -42,8 +44,13 @@ class Canvas:
         assert self.page.evaluate(VALUE, [node, widget]) == value
 
     def choose(self, node: str, widget: str, value: str) -> None:
-        self.page.mouse.click(*self.page.evaluate(MIDDLE, [node, widget]))
-        self.page.locator(".litecontextmenu").get_by_role("menuitem").filter(has_text=value).click()
+        menu = self.page.locator(".litecontextmenu")
+        for _ in range(3):  # a node may still move, or grow, under the click
+            self.page.mouse.click(*self.page.evaluate(MIDDLE, [node, widget]))
+            with contextlib.suppress(TimeoutError):
+                menu.wait_for(timeout=5000)
+                break
+        menu.get_by_role("menuitem").filter(has_text=value).click()
         assert self.page.evaluate(VALUE, [node, widget]) == value
 
     def video(self, node: str) -> Locator:

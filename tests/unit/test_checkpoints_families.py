@@ -148,7 +148,7 @@ def test_hears_the_prompt(exact: dict[str, list[list[torch.Tensor]]], kind: str)
 
 
 @pytest.mark.usefixtures("small_ones_too")
-@pytest.mark.parametrize("kind", KINDS if is_thorough() else KINDS[::2])
+@pytest.mark.parametrize("kind", KINDS if is_thorough() else KINDS[::4])
 @torch.inference_mode(False)
 def test_every_tensor_matters(families_folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every weight that stock uses at all moves the output."""

@@ -62,7 +62,7 @@ def test_the_file_is_recognised(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "storage"), [*((kind, "fp16") for kind in KINDS), ("flux2", "bf16"), ("flux1", "fp8_e4m3fn")]
+    ("kind", "storage"), [*((kind, "fp16") for kind in KINDS), (SOME[0], "bf16"), ("flux1", "fp8_e4m3fn")]
 )
 def test_the_latents_are_as_near_as_fp16_is(folder: Path, kind: str, storage: str) -> None:
     """Flux.2 and Flux.1 with a reference picture beside the prompt; prompts of two in one batch."""
@@ -93,7 +93,7 @@ def test_a_batch_of_two(folder: Path, kind: str) -> None:
     assert fused.shape[0] == 2 and not handed_back() and as_near(fused, theirs, exact)
 
 
-@pytest.mark.parametrize("kind", ["flux2", "flux1"])
+@pytest.mark.parametrize("kind", SOME)
 def test_each_kernel_can_be_switched_off(folder: Path, kind: str) -> None:
     path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
     fused = sample(load(path), scene, cfg=1.0)

@@ -251,7 +251,10 @@ def test_its_matrices_are_packed_in_the_window(wan_folder: Path) -> None:
     assert stream.ledger.peak("VRAM") <= stream.least < 1.5 * halves, "two blocks pass, each of a third of its halves"
 
 
-@pytest.mark.parametrize("name", [kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"])
+LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"]
+
+
+@pytest.mark.parametrize("name", LORAS if is_thorough() else LORAS[::2])
 def test_a_lora_does_to_it_what_it_does_to_its_dequantised_file(wan_folder: Path, name: str) -> None:
     ours, stock = wan(wan_folder)
     plain = sample(ours, SCENE)

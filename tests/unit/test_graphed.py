@@ -27,6 +27,7 @@ from gpu.models import with_loras
 from scenes import sample
 from taped import TapingRecorder
 
+from bed.depth import is_thorough
 from fusestream import checkpoints
 from fusestream.checkpoints import llama
 from fusestream.fusion import graph, graphed, sparse
@@ -79,7 +80,11 @@ def warmed(path: Path, recorder: TapingRecorder) -> tuple[Any, torch.Tensor]:
 HANDED_BACK = {kind: {"it is given a PackedLayout"} for kind in checkpoints.minimax.SIZES}
 
 
-@pytest.mark.parametrize("kind", [*checkpoints.wan.SIZES, *family_scenes.KINDS])
+# They take the CPU seconds each.
+LONG = () if is_thorough() else ("flux2", "ltx2", "ltx23", "wan_animate")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in (*checkpoints.wan.SIZES, *family_scenes.KINDS) if kind not in LONG])
 def test_the_latents_are_the_same(families_folder: Path, kind: str, recorder: TapingRecorder, studio: Any) -> None:
     path = checkpoints.write(kind, families_folder, "fp16")
     scene = studio.scene(kind) if kind in checkpoints.wan.SIZES else inputs(kind)

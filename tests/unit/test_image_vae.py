@@ -121,6 +121,7 @@ def test_bands_make_what_the_whole_makes(nets, kind, policy):
             close(getattr(net, way)(given.clone(), room=room), whole)
 
 
+@pytest.mark.skipif(not is_thorough(), reason="what no size chooses: --thorough")
 def test_every_way_of_keeping_is_exact(nets):
     """All that could be chosen, not only what some sizes choose."""
     net = ours(nets["sd_vae"])

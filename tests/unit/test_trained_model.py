@@ -115,6 +115,7 @@ def test_the_vae_keeps_colours_shapes_and_ways(whose: str) -> None:
         assert (back - film[0]).square().mean() < 4 * 10**-2.9, "29 dB"
 
 
+@pytest.mark.skipif(not is_thorough(), reason="twenty seconds of sampling: --thorough; the demo makes one in any run")
 def test_a_video_shows_what_its_prompt_says() -> None:
     """On stock's loaders and on ours, ours streaming too; and both show the same."""
     made = {
