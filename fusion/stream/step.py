@@ -136,7 +136,7 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
     free, total = torch.cuda.mem_get_info(device)
     most = _counted("reserved_bytes", "current", device) + max(free - nbytes, 0)
     known = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 and newer
-    before = 1.0 if known is None else known(device)
+    before = 1.0 if known is None else min(known(device), 1.0)  # of cudaMallocAsync's there is more than all at first
     torch.cuda.set_per_process_memory_fraction(min(before, most / total), device)
     try:
         yield

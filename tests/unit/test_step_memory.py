@@ -410,6 +410,11 @@ def test_a_step_may_take_what_leaves_the_reserve_and_what_torch_has(
         assert card.fractions == [pytest.approx(part)]
         raise KeyError
     assert card.fractions[1:] == [0.9]
+    # What cudaMallocAsync says before it is told: it must not be told so itself.
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.2e8)
+    with step._leaving(leave, card.device):
+        assert card.fractions[-1] <= 1
+    assert card.fractions[-1] == 1.0
     monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")  # before torch 2.8
     with step._leaving(leave, card.device):
         pass
