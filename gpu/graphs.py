@@ -31,7 +31,8 @@ from .nvidia import other_maker
 Work = Callable[[], Any]
 
 SWITCH = "FUSESTREAM_GRAPHS"
-SWITCHED_OFF = f"they are switched off: no card has proven them yet ({SWITCH}=1 in the environment switches them on)"
+OFF = "0"
+SWITCHED_OFF = f"they are switched off: {SWITCH}={OFF} stands in the environment"
 ALLOCATORS = ("native", "cudaMallocAsync")
 GIVEN_UP = 2  # CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
@@ -89,7 +90,7 @@ class CudaRecorder:
         other = other_maker(device)
         if other is not None:
             return other
-        if not os.environ.get(SWITCH):
+        if os.environ.get(SWITCH) == OFF:
             return SWITCHED_OFF
         if self._broken is not None:
             return self._broken

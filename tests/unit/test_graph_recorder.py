@@ -112,7 +112,7 @@ class Torch:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Torch]:
-    monkeypatch.setenv(graphs.SWITCH, "1")
+    monkeypatch.delenv(graphs.SWITCH, raising=False)
     yield Torch(monkeypatch)
     monkeypatch.undo()
 
@@ -120,10 +120,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Torch]:
 def works() -> None: ...
 
 
-def test_nothing_is_recorded_unless_somebody_asks(fake: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_recorded_where_it_is_switched_off(fake: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CudaRecorder().obstacle(DEVICE) is None
-    monkeypatch.delenv(graphs.SWITCH)
-    assert f"{graphs.SWITCH}=1" in str(CudaRecorder().obstacle(DEVICE))
+    monkeypatch.setenv(graphs.SWITCH, "0")
+    assert f"{graphs.SWITCH}=0" in str(CudaRecorder().obstacle(DEVICE))
 
 
 def test_a_recording_and_its_release(fake: Torch) -> None:
