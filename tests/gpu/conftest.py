@@ -15,9 +15,9 @@ SEED = int(os.environ.get("FUSESTREAM_SEED") or random.SystemRandom().randrange(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sanitize: short enough to run under compute-sanitizer")
+    config.addinivalue_line("markers", "timed: compares times, with nothing beside it")
     os.environ["FUSESTREAM_SEED"] = str(SEED)  # for tests that draw by other means
     os.environ["FUSESTREAM_POISON"] = os.environ["FUSESTREAM_CHECK_BOUND"] = "1"
-    os.environ["FUSESTREAM_GRAPHS"] = "1"
 
 
 def pytest_report_header() -> str:

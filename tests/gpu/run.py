@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import hashlib
 import importlib.util
 import json
@@ -23,8 +24,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import sanitizers
@@ -37,15 +41,20 @@ TESTS = {
     "test_pager.py": ("gpu", "memory"),
     **dict.fromkeys(
         (
-            "test_int8_block.py", "test_many_prompts.py", "test_packed_models.py", "test_patcher.py", "test_qwen3.py",
-            "test_sparse_node.py",
-            "test_style.py", "test_umt5.py", "test_wan_attention.py", "test_wan_vae.py", "test_weights_elsewhere.py",
+            "test_flux2.py", "test_graph.py", "test_image_vae.py", "test_int8_block.py", "test_live.py",
+            "test_many_prompts.py", "test_packed_models.py", "test_patcher.py", "test_qwen3.py", "test_qwen3_vl.py",
+            "test_sparse_node.py", "test_style.py", "test_umt5.py", "test_unet.py", "test_wan_attention.py",
+            "test_wan_vae.py", "test_weights_elsewhere.py", "test_z_image.py",
         ),
         UNDER_TEST,
     ),
 }  # fmt: skip
 # These measure times or the card's memory: nothing runs beside them.
-ALONE = ("test_kernel_system.py", "test_many_prompts.py", "test_pager.py", "test_patcher.py", "test_wan_vae.py")
+MOST_LINES = 1500  # of a file in which something failed
+ALONE = (
+    "test_graph.py", "test_kernel_system.py", "test_many_prompts.py", "test_pager.py", "test_patcher.py", "test_wan_vae.py",
+)  # fmt: skip
+TIMED = "timed"  # the mark of tests of other files that do
 
 
 def _bench_sources() -> Any:
@@ -114,32 +123,41 @@ def run_here(arguments: list[str], result: Path | None) -> tuple[int, Outcomes]:
     return status, outcomes
 
 
-def run_apart(files: list[Path], jobs: int, arguments: list[str], folder: Path) -> tuple[int, Outcomes]:
-    """Each file in a process of its own, `jobs` at a time, under one seed; then those that want to be alone."""
-    outcomes, worst = Outcomes(), 0
+def run_apart(
+    files: list[Path], jobs: int, arguments: list[str], folder: Path, save: Callable[[Outcomes], None]
+) -> tuple[int, Outcomes]:
+    """Each file in a process of its own, `jobs` at a time, under one seed; then what wants to be alone. Saved as they end."""
+    outcomes, worst, one_at_a_time = Outcomes(), 0, Lock()
     env = {**os.environ, "FUSESTREAM_SEED": os.environ.get("FUSESTREAM_SEED") or str(secrets.randbelow(2**31))}
 
-    def one(file: Path) -> None:
+    def one(*files: Path, told: Sequence[str] = ()) -> None:
         nonlocal worst
-        result = folder / f"{file.stem}.json"
-        command = [sys.executable, str(Path(__file__)), "--result", str(result), str(file), *arguments]
+        result = folder / f"{files[0].stem}{len(files)}{len(told)}.json"
+        command = [sys.executable, str(Path(__file__)), "--result", str(result), *map(str, files), *arguments, *told]
         done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
         lines = (done.stdout + done.stderr).strip().splitlines()
-        print("\n".join(lines[-60:] if done.returncode else lines[-1:]), flush=True)
-        worst = max(worst, abs(done.returncode))
-        if result.exists():
-            outcomes.merge(json.loads(result.read_text()))
-        else:
-            outcomes.files[file.relative_to(ROOT).as_posix()] = Counter(failed=1)
+        print("\n".join(lines[-MOST_LINES:] if done.returncode else lines[-1:]), flush=True)
+        with one_at_a_time:
+            worst = max(worst, abs(done.returncode))
+            if result.exists():
+                outcomes.merge(json.loads(result.read_text()))
+            else:
+                outcomes.files |= {file.relative_to(ROOT).as_posix(): Counter(failed=1) for file in files}
+            save(outcomes)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, [file for file in files if file.name not in ALONE]))
+        side_by_side = partial(one, told=("-m", f"not {TIMED}"))
+        list(pool.map(side_by_side, [file for file in files if file.name not in ALONE]))
+    timed = [file for file in files if file.name not in ALONE and f"pytest.mark.{TIMED}" in file.read_text()]
+    if timed:
+        one(*timed, told=("-m", TIMED))
     for file in files:
         if file.name in ALONE:
             one(file)
     return worst, outcomes
 
 
+@functools.cache
 def environment() -> dict[str, str]:
     import torch
 
@@ -158,6 +176,12 @@ def environment() -> dict[str, str]:
         "cuda": str(torch.version.cuda),
         "python": sys.version.split()[0],
     }
+
+
+@functools.cache
+def state_of_the_archive() -> str:
+    check = [sys.executable, str(ROOT / "kernels_cuda" / "build"), "--check"]
+    return subprocess.run(check, check=False, capture_output=True, text=True).stdout.strip()
 
 
 def sources_of(file: str) -> dict[str, str]:
@@ -179,13 +203,7 @@ def stale_files(entry: dict[str, Any]) -> list[Path]:
 
 def write_record(outcomes: Outcomes, sanitized: dict[str, sanitizers.Result], files: list[Path]) -> None:
     """What ran takes the place of what is known of these files; the rest stays."""
-    here = environment()
-    archive = subprocess.run(
-        [sys.executable, str(ROOT / "kernels_cuda" / "build"), "--check"],
-        check=False,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
+    here, archive = environment(), state_of_the_archive()
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     before = record.get(here["gpu"], {})
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
@@ -246,13 +264,18 @@ def main() -> int:
         files = [file for file in files if file in stale_files(known)]
     if options.file:
         files = [file for file in files if file.name in options.file]
+    partial = any(argument.startswith(("-k", "-m", "tests/")) for argument in rest)
+
+    def save(outcomes: Outcomes) -> None:
+        if not partial and any(count["passed"] + count["failed"] for count in outcomes.files.values()):
+            write_record(outcomes, {}, files)
+
     if options.jobs > 1:
         with tempfile.TemporaryDirectory() as folder:
-            status, outcomes = run_apart(files, options.jobs, rest, Path(folder))
+            status, outcomes = run_apart(files, options.jobs, rest, Path(folder), save)
     else:
         status, outcomes = run_here([*map(str, files), *rest], None)
     sanitized = sanitizers.run(files, ROOT, options.jobs) if options.sanitize else {}
-    partial = any(argument.startswith(("-k", "-m", "tests/")) for argument in rest)
     ran = sum(count["passed"] + count["failed"] for count in outcomes.files.values())
     if ran and not partial:
         write_record(outcomes, sanitized, files)
