@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusestream.kernels_cuda import OPS, KernelPolicy, autotune
+from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, autotune
 from fusestream.kernels_cuda.purse import Purse
 
 LAYOUTS = ("first", "last")  # of images: pixels of a channel adjacent, or channels of a pixel
@@ -156,6 +156,11 @@ def until_chosen(run: Callable[[], Any], most: int = 600) -> Any:
     finally:
         tuner.purse = purse
     raise AssertionError(f"nobody was chosen in {most} calls")
+
+
+def tried(op: str) -> Mapping[str, float]:
+    """Seconds of each candidate of the last shape that was chosen for. A candidate may call ops that choose themselves."""
+    return [choice for choice in LEDGER.choices if choice.op == op][-1].seconds
 
 
 @contextlib.contextmanager

@@ -189,6 +189,7 @@ def test_memory():
     assert taken <= SLACK * (9 * unit + CHUNK_BYTES)
 
 
+@pytest.mark.timed
 def test_faster_than_stock():
     """Milliseconds of both blocks at 1024x1024, their weights on the card."""
     blocks = Blocks("flux2", 64)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from statistics import median
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from gpu.support import error, in_half, room_of, until_chosen
+from gpu.support import compared, error, in_half, in_turns, ratio, room_of, until_chosen
 
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
@@ -77,6 +77,7 @@ def test_bands_make_what_the_whole_makes(net, isa, way):
         assert difference < 2e-3
 
 
+@pytest.mark.timed
 @torch.inference_mode()
 @pytest.mark.parametrize("size", [(1024, 1024), (2048, 2048)], ids=["1024", "2048"])
 @pytest.mark.parametrize("way", ["decode", "encode"])
@@ -84,7 +85,7 @@ def test_faster_than_stock_and_within_3_gib(net, way, size):
     """Seconds beside stock's once each is warm, and what the allocator holds, weights included."""
     h, w = size
     given = torch.randn((1, 16, h // 8, w // 8) if way == "decode" else (1, 3, h, w)).half()
-    found = {}
+    held, runs = {}, {}
     for name, half in (("stock", halved(net)), ("ours", halved(net, KernelPolicy.of("auto")))):
         out = torch.empty(half.decode_output_shape(given.shape)) if name == "ours" and way == "decode" else None
 
@@ -100,16 +101,13 @@ def test_faster_than_stock_and_within_3_gib(net, way, size):
         weights = sum(p.numel() * 2 for p in half.parameters())
         others = torch.cuda.memory_reserved() - weights
         torch.cuda.reset_peak_memory_stats()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
         run()
-        end.record()
-        end.synchronize()
-        found[name] = start.elapsed_time(end) / 1e3, (torch.cuda.max_memory_reserved() - others) / 2**30
+        held[name], runs[name] = (torch.cuda.max_memory_reserved() - others) / 2**30, run
         torch.cuda.empty_cache()
-    print(f"{way} {h}x{w}, seconds and GiB: {found}")
-    assert found["ours"][0] < found["stock"][0]
-    assert found["ours"][1] <= 3.0
+    found = in_turns(**runs)
+    print(f"{way} {h}x{w}, ms: {compared(found, 1)}; GiB: {held}")
+    assert ratio(found) < 1
+    assert held["ours"] <= 3.0
 
 
 def held_by(half: Any, way: str, given: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -136,7 +134,7 @@ def test_one_picture_after_another(net, way, side, asks):
     if way == "decode":
         options = {"output_buffer": torch.empty(half.decode_output_shape(given.shape), dtype=torch.float16)}
         given = given.cuda()
-    getattr(half, way)(given, **options)  # while kernels are chosen
+    until_chosen(lambda: getattr(half, way)(given, **options))
     torch.cuda.empty_cache()
     weights = sum(p.numel() * p.element_size() for p in half.parameters())
     others = torch.cuda.memory_reserved() - weights
@@ -203,29 +201,17 @@ def test_a_small_one_is_as_near_to_fp32_as_stock(small, isa, way):
     assert not [refusal for refusal in LEDGER.refusals if refusal.candidate == "cuda"]
 
 
-ROUNDS = 9  # alternated: what else happens on the machine meets both
-
-
+@pytest.mark.timed
 @torch.inference_mode()
 @pytest.mark.parametrize("way", ["decode", "encode"])
 def test_a_small_one_is_faster_than_stock_and_within_3_gib(small, way):
     halves = {"stock": small_halved(small), "ours": small_halved(small, KernelPolicy.of("auto"))}
     given = torch.randn((1, 16, 128, 128) if way == "decode" else (1, 3, 1024, 1024), device="cuda").half()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    until_chosen(lambda: getattr(halves["ours"], way)(given))
-    times: dict[str, list[float]] = {name: [] for name in halves}
-    for _ in range(ROUNDS):
-        for name, half in halves.items():
-            start.record()
-            getattr(half, way)(given)
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end))
-    found = {name: median(each[2:]) for name, each in times.items()}  # the first two warm up
+    found = in_turns(**{name: partial(getattr(half, way), given) for name, half in halves.items()})
     half = small_halved(small, KernelPolicy.of("auto"))
     large = torch.randn((1, 16, 512, 512) if way == "decode" else (1, 3, 4096, 4096)).half()
     out, held = held_by(half, way, large)
-    print(f"TAESD {way} 1024x1024, ms: {found}; 4096x4096: {held:.2f} GiB held")
+    print(f"TAESD {way} 1024x1024, ms: {compared(found, 1)}; 4096x4096: {held:.2f} GiB held")
     assert out.isfinite().all()
-    assert found["ours"] < found["stock"]
+    assert ratio(found) < 1
     assert held <= 3.0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.support import until_chosen
 
 from fusestream import checkpoints
 from fusestream.kernels_cuda import KernelPolicy
@@ -91,15 +92,24 @@ def by_stock(
     return torch.stack(made).float()
 
 
+def alike(got: torch.Tensor, want: torch.Tensor) -> None:
+    """But for roundings: a frame of which something was read too early, or that is another's, is nowhere near."""
+    assert got.shape == want.shape
+    apart = (got - want).abs().flatten(1)
+    print(f"apart: {apart.mean(1).max():.2g} on average over a frame, {apart.max():.2g} at most")
+    assert apart.mean(1).max() < NEAR / 4 and apart.max() < 10 * NEAR
+
+
 @pytest.mark.parametrize("whose", ["stock's", "ours", "ours through TAESD"])
 @pytest.mark.parametrize(("steps", "cfg", "sampler"), [(1, 1.0, "euler"), (2, 3.0, "euler"), (3, 1.0, "lcm")])
 def test_each_frame_is_what_stocks_nodes_make(parts, whose, steps, cfg, sampler):
     frames = clip(5)
+    by_stock(parts[whose], frames[:1], steps, cfg, sampler)  # the first of a process is not quite like all others
     want = by_stock(parts[whose], frames, steps, cfg, sampler)
     for batch in (1, 2):
         got = live(parts[whose], frames, steps=steps, cfg=cfg, sampler=sampler, batch=batch)
-        assert got.shape == want.shape and want.std() > 0.01
-        torch.testing.assert_close(got, want, atol=NEAR, rtol=0)
+        assert want.std() > 0.01
+        alike(got, want)
 
 
 @pytest.mark.parametrize("whose", ["stock's", "ours through TAESD"])
@@ -107,10 +117,16 @@ def test_stages_on_streams_make_what_stages_in_order_make(parts, whose, monkeypa
     """Many short frames, so that whatever is not waited for is read too early."""
     from fusestream.fusion.live import engine, lanes
 
+    class Waits(lanes.InOrder):
+        def take(self, handed: lanes.Handed) -> torch.Tensor:
+            torch.cuda.synchronize()  # the copy to the host is on its way
+            return handed.value
+
     frames, told = clip(60), {"blend": 0.6, "skip": 0.0}
+    until_chosen(lambda: live(parts[whose], frames[:4], **told))
     overlapped = live(parts[whose], frames, **told)
-    monkeypatch.setattr(engine, "lanes_for", lambda _device: lanes.contextlib.nullcontext(lanes.InOrder()))
-    torch.testing.assert_close(overlapped, live(parts[whose], frames, **told), atol=NEAR, rtol=0)
+    monkeypatch.setattr(engine, "lanes_for", lambda _device: lanes.contextlib.nullcontext(Waits()))
+    alike(overlapped, live(parts[whose], frames, **told))
 
 
 def test_the_kernel_blends(parts):

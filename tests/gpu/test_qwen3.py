@@ -184,6 +184,7 @@ def test_text_is_written(models, monkeypatch):
 MOST = {60: 1.15, TOKENS: 1.0}
 
 
+@pytest.mark.timed
 @torch.inference_mode()
 def test_faster_than_stock(models):
     """Milliseconds a layer of the encoder alone, its weights on the card: stock's, ours, for a short prompt and for klein's."""

@@ -170,6 +170,7 @@ def test_a_large_picture_within_a_bound():
     assert peak < 1.5
 
 
+@pytest.mark.timed
 @torch.inference_mode()
 def test_faster_than_stock():
     """Milliseconds a token of these layers, weights on the card: stock's, ours."""

@@ -152,6 +152,7 @@ def test_scattered_and_missing_masks(nets):
 MOST = {60: 1.15, TOKENS: 1.0}
 
 
+@pytest.mark.timed
 @torch.inference_mode()
 def test_faster_than_stock(nets):
     """Milliseconds a block of the encoder alone, its weights on the card: stock's, ours, for a short prompt and a full one."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpu.models import OFF, load, sample, stock, with_loras
-from gpu.support import error
+from gpu.support import error, until_chosen
 
 from fusestream import checkpoints
 from fusestream.kernels_cuda import KernelPolicy
@@ -101,10 +102,10 @@ def test_hooks_over_our_kernels(folder: Path, monkeypatch: Any) -> None:
         for policy, dtype in ((KernelPolicy(), torch.float16), (OFF, torch.float16), (OFF, torch.float32))
     ]
 
-    plain = sample(models[0])
+    plain = until_chosen(lambda: sample(models[0]))
     with monkeypatch.context() as patch:
         hooking(patch, folder)
-        ours, theirs, exact = (sample(model) for model in models)
+        ours, theirs, exact = (until_chosen(partial(sample, model)) for model in models)
     print(f"hooks: error {error(ours, exact):.3g}, stock's {error(theirs, exact):.3g}")
     assert error(ours, exact) <= 1.2 * error(theirs, exact) < error(plain, exact)
     assert torch.equal(sample(models[0]), plain)
@@ -153,5 +154,6 @@ def test_weights_are_held_in_fp8_where_that_is_asked_for(
     with monkeypatch.context() as patch:
         patch.setattr(comfy.cli_args.args, "fp8_e4m3fn_unet", True)
         model = load(path, backend=backend)
-    assert model.stream.layers[0].nbytes < 0.6 * load(path).stream.layers[0].nbytes
-    assert torch.equal(sample(model), sample(load(tmp_path / "rounded.safetensors")))
+    as_it_is, twin = load(path), load(tmp_path / "rounded.safetensors")
+    assert model.stream.layers[0].nbytes < 0.6 * as_it_is.stream.layers[0].nbytes
+    assert torch.equal(sample(model), sample(twin))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.support import error
+from gpu.support import compared, error, in_turns, ratio
 
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
 
@@ -95,18 +95,14 @@ def test_what_overflows_stays_finite(isa, default):
     assert bool(block.run(KernelPolicy.of(default, isa=isa)).isfinite().all())
 
 
+@pytest.mark.timed
 def test_faster_than_stock():
     """Milliseconds of a block at 1024x1024, its weights on the card."""
-    block, found = Block(64), {}
-    for name, policy in (("stock", None), ("auto", KernelPolicy()), ("on", KernelPolicy.of("on"))):
-        for _ in range(3):
-            block.run(policy)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(5):
-            block.run(policy)
-        end.record()
-        end.synchronize()
-        found[name] = start.elapsed_time(end) / 5
-    print(f"ms: {found}")
-    assert found["auto"] < found["stock"]
+    block = Block(64)
+    found = in_turns(
+        stock=lambda: block.run(None),
+        on=lambda: block.run(KernelPolicy.of("on")),
+        auto=lambda: block.run(KernelPolicy()),
+    )
+    print(f"ms: {compared(found, 1)}")
+    assert ratio(found) < 1
