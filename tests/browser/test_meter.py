@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from browser.colours import PIXEL, contrast
 from browser.front_end import RENDERERS, FrontEnd
 from browser.overlays import CLIPPED, GIB, HEAR, READING, hear, texts
 
@@ -56,17 +57,11 @@ BOX = """id => {
 }"""
 # Red, green, blue and opacity of what it is painted with, its own ground first, then its ink and its bars.
 COLOURS = """meter => {
-    const context = new OffscreenCanvas(1, 1).getContext('2d')
-    const pixel = colour => {
-        context.clearRect(0, 0, 1, 1)
-        context.fillStyle = colour
-        context.fillRect(0, 0, 1, 1)
-        return [...context.getImageData(0, 0, 1, 1).data]
-    }
+    %s
     const bars = [meter.querySelector('.fusestream-bar > div'), ...meter.lastChild.children]
     const painted = [getComputedStyle(meter).backgroundColor, getComputedStyle(meter.querySelector('.fusestream-line div')).color]
     return [...painted, ...new Set(bars.map(one => getComputedStyle(one).backgroundColor))].map(pixel)
-}"""
+}""".replace("%s", PIXEL)
 SUBGRAPH = """() => {
     app.graph.clear()
     const inner = LiteGraph.createNode('%s')
@@ -96,18 +91,6 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     across = one["left"] < other["right"] - 1 and other["left"] < one["right"] - 1
     return across and one["top"] < other["bottom"] - 1 and other["top"] < one["bottom"] - 1
-
-
-def contrast(one: list[int], other: list[int]) -> float:
-    """As WCAG reckons it; both are opaque."""
-    assert one[3] == other[3] == 255
-
-    def light(colour: list[int]) -> float:
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in colour[:3])]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
-
-    lights = sorted((light(one), light(other)))
-    return lights[1] / lights[0]
 
 
 def test_real_figures_are_read_in_every_theme(front: FrontEnd) -> None:

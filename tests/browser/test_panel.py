@@ -10,28 +10,33 @@ from playwright.sync_api import Locator, expect
 
 from bed.paths import ROOT
 from bed.server import PACK
+from browser.colours import PIXEL, contrast
 from browser.front_end import FrontEnd
-from browser.test_meter import contrast
+from browser.overlays import HEAR
 from browser.test_report import graph
 
 MODEL = "wan2.1_t2v_1.3B_fp16.safetensors"
 ENCODER = "umt5_xxl_fp8_e4m3fn_scaled.safetensors"
+# A model that the server does not know.
+GONE = {
+    "id": 4711,
+    "name": MODEL,
+    "kind": "WAN21",
+    "device": "cuda:0",
+    "vram": 2**30,
+    "streams": False,
+    "waiting": False,
+}
 # Of each text in the panel: its words, its ink and its ground in red, green, blue and opacity.
 INKS = """panel => {
-    const context = new OffscreenCanvas(1, 1).getContext('2d')
-    const pixel = colour => {
-        context.clearRect(0, 0, 1, 1)
-        context.fillStyle = colour
-        context.fillRect(0, 0, 1, 1)
-        return [...context.getImageData(0, 0, 1, 1).data]
-    }
+    %s
     const ground = one => {
         const found = pixel(getComputedStyle(one).backgroundColor)
         return found[3] ? found : ground(one.parentElement)
     }
     return [...panel.querySelectorAll('*')].filter(one => one.checkVisibility() && [...one.childNodes].some(n => n.nodeType === 3))
         .map(one => [one.textContent, pixel(getComputedStyle(one).color), ground(one)])
-}"""
+}""".replace("%s", PIXEL)
 # What is wider than its place.
 CLIPPED = """panel => [panel, ...panel.querySelectorAll('*')]
     .filter(one => one.clientWidth > 0 && one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"""
@@ -120,6 +125,36 @@ def test_while_a_graph_runs_a_model_waits_for_its_end(front: FrontEnd) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}])
+def test_a_button_outlasts_what_is_shown_anew(front: FrontEnd) -> None:
+    """While a model streams its figures change every second; a press in which they do is one, and the focus stays."""
+    other = {**GONE, "id": 4712, "name": ENCODER}
+    served = [GONE]
+    front.page.route("**/fusestream/models", lambda route: route.fulfill(json={"models": served}))
+    panel = open_panel(front)
+    button = item(panel, MODEL).get_by_role("button")
+    button.hover()
+    front.page.mouse.down()
+    served[:] = [{**GONE, "vram": 2 * 2**30}, other]
+    front.page.evaluate(HEAR, ["panel", {}])
+    expect(item(panel, MODEL)).to_contain_text("Holds 2.00 GiB")
+    front.page.mouse.up()
+    expect(panel.get_by_role("status")).to_have_text(f"{MODEL} was not in memory any more.")
+    expect(item(panel, ENCODER)).to_be_visible()
+    last = item(panel, ENCODER).get_by_role("button")
+    last.focus()
+    served.reverse()
+    front.page.evaluate(HEAR, ["panel", {}])
+    names = panel.get_by_role("list").first.get_by_role("strong")
+    expect(names).to_have_text([ENCODER, MODEL])
+    expect(last).to_be_focused()
+    served[:] = [{**GONE, "vram": 3 * 2**30}]
+    front.page.evaluate(HEAR, ["panel", {}])
+    expect(item(panel, MODEL)).to_contain_text("Holds 3.00 GiB")
+    expect(names).to_have_text([MODEL])
+    front.problems.clear()  # the browser notes the 404
+
+
+@pytest.mark.parametrize("settings", [{}])
 def test_a_closed_panel_asks_for_nothing(front: FrontEnd) -> None:
     asked: list[str] = []
     front.page.on("request", lambda request: asked.append(request.url) if "/fusestream/" in request.url else None)
@@ -149,16 +184,7 @@ def test_a_closed_panel_asks_for_nothing(front: FrontEnd) -> None:
 
 @pytest.mark.parametrize("settings", [{}])
 def test_a_model_that_is_gone_and_a_server_that_does_not_answer_are_said(front: FrontEnd) -> None:
-    gone = {
-        "id": 4711,
-        "name": MODEL,
-        "kind": "WAN21",
-        "device": "cuda:0",
-        "vram": 2**30,
-        "streams": False,
-        "waiting": False,
-    }
-    front.page.route("**/fusestream/models", lambda route: route.fulfill(json={"models": [gone]}))
+    front.page.route("**/fusestream/models", lambda route: route.fulfill(json={"models": [GONE]}))
     panel = open_panel(front)
     expect(item(panel, MODEL)).to_contain_text("Holds 1.00 GiB")
     item(panel, MODEL).get_by_role("button").click()

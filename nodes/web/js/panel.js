@@ -33,6 +33,13 @@ const made = (parent, kind, text = "") => {
     return element
 }
 
+const put = (element, text) => {
+    if (element.textContent !== text) element.textContent = text
+}
+
+// A server that was started again counts from 1.
+const key = ({ id, name }) => `${id} ${name}`
+
 class Panel {
     constructor(parent) {
         this.element = made(parent, "div")
@@ -40,6 +47,9 @@ class Panel {
         made(this.element, "h2", "FuseStream")
         made(this.element, "h3", words("inMemory"))
         this.models = made(this.element, "ul")
+        this.items = new Map() // of each model in it
+        this.none = made(this.element, "p", words("noModels"))
+        this.none.hidden = true
         this.said = made(this.element, "p")
         this.said.setAttribute("role", "status")
         made(this.element, "h3", words("lastRuns"))
@@ -84,25 +94,26 @@ class Panel {
         }
     }
 
+    /** A model keeps its elements while it is there: a button replaced between a mouse's press and its release gets no click. */
     #showModels(models) {
-        const focused = document.activeElement?.dataset.fusestreamModel
-        this.models.replaceChildren()
-        for (const model of models) {
-            const item = made(this.models, "li")
-            made(item, "strong", model.name)
-            made(item, "p", words(model.streams ? "streams" : "doesNotStream", { kind: model.kind, device: model.device }))
-            made(item, "p", words("holds", { vram: gib(model.vram) }))
-            if (model.streams) {
-                const { resident, window, pinned } = model
-                made(item, "p", words("ofThese", { resident: gib(resident), window: gib(window), pinned: gib(pinned) }))
-            }
-            const one = button(item, words(model.waiting ? "releaseWaits" : "release"), () => this.#release(model), words("releaseTooltip"))
-            one.dataset.fusestreamModel = model.id
-            one.disabled = model.waiting
-            one.setAttribute("aria-label", `${one.textContent} ${model.name}`)
-            if (focused === String(model.id)) one.focus()
-        }
-        if (!models.length) made(this.models, "p", words("noModels"))
+        const focused = document.activeElement, before = this.items
+        this.items = new Map(models.map(model => [key(model), before.get(key(model)) ?? this.#item(model)]))
+        for (const [gone, item] of before) if (!this.items.has(gone)) item.remove()
+        models.forEach((model, i) => {
+            const item = this.items.get(key(model)), there = this.models.children[i]
+            if (item !== there) this.models.insertBefore(item, there ?? null)
+            describe(item, model)
+        })
+        this.none.hidden = models.length > 0
+        if (document.activeElement !== focused && this.models.contains(focused)) focused.focus() // what is moved loses it
+    }
+
+    #item(model) {
+        const item = document.createElement("li")
+        made(item, "strong", model.name)
+        for (let line = 0; line < 3; line++) made(item, "p")
+        button(item, "", () => this.#release(model), words("releaseTooltip"))
+        return item
     }
 
     #showRuns(reports) {
@@ -131,6 +142,19 @@ class Panel {
         }
         await this.look()
     }
+}
+
+/** Put a model's figures into its item. What has not changed is not written again: a selection in it stays. */
+function describe(item, model) {
+    const [kind, holds, ofThese] = item.querySelectorAll("p"), one = item.querySelector("button")
+    const { resident, window, pinned } = model
+    put(kind, words(model.streams ? "streams" : "doesNotStream", { kind: model.kind, device: model.device }))
+    put(holds, words("holds", { vram: gib(model.vram) }))
+    ofThese.hidden = !model.streams
+    if (model.streams) put(ofThese, words("ofThese", { resident: gib(resident), window: gib(window), pinned: gib(pinned) }))
+    put(one, words(model.waiting ? "releaseWaits" : "release"))
+    one.disabled = model.waiting
+    one.setAttribute("aria-label", `${one.textContent} ${model.name}`)
 }
 
 async function asked(path) {
