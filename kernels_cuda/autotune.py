@@ -50,7 +50,7 @@ class Tuner:
     def __init__(
         self,
         file: WinnersFile,
-        lap: Callable[[torch.device], Any] = Lap,
+        lap: Callable[[torch.device, float | None], Any] = Lap,
         card_key: Callable[[Call], str] = card_key,
         purse: Purse | None = None,
     ) -> None:

@@ -23,6 +23,7 @@ class Lap(Protocol):
     """A time that is known later: see stopwatch.py."""
 
     host: float
+    waited: bool
 
     def end(self) -> None: ...
 
@@ -46,7 +47,7 @@ class Failure:
 class Choosing:
     """Belongs to one signature and one thread, as plans do.
 
-    lap      begins to time work on a device
+    lap      begins to time work on a device, which waited so long for the host before, if it did
     elsewhere  who was chosen for this class of shapes meanwhile, at another signature
     served   is told of each turn, before it is taken
     lost     is told of each candidate that failed where another could serve
@@ -60,7 +61,7 @@ class Choosing:
         able: Sequence[Candidate],
         turns: Turns,
         *,
-        lap: Callable[[torch.device], Lap],
+        lap: Callable[[torch.device, float | None], Lap],
         elsewhere: Callable[[], str | None],
         served: Callable[[Turn], None],
         lost: Callable[[Call, Failure], None],
@@ -74,6 +75,7 @@ class Choosing:
         self._served, self._lost, self._chosen, self._settle = served, lost, chosen, settle
         self._plans: dict[str, Plan] = {}
         self._pending: deque[tuple[Turn, Lap]] = deque()
+        self._waited: dict[str, float] = {}  # seconds that the host was at a candidate, where the device waited for it
         self._plan: Plan | None = None  # once chosen: whoever was bound to this keeps calling it
 
     def __call__(self, *tensors: Tensor | None) -> Any:
@@ -118,9 +120,11 @@ class Choosing:
         plan = self._prepared(turn.name, tensors)
         if not turn.is_timed:
             return plan(*tensors)
-        lap = self._lap(self._device)
+        lap = self._lap(self._device, self._waited.get(turn.name))
         result = plan(*tensors)
         lap.end()
+        if lap.waited:
+            self._waited[turn.name] = lap.host
         self._pending.append((turn, lap))
         return result
 
@@ -132,7 +136,7 @@ class Choosing:
             if seconds is None:
                 return
             self._pending.popleft()
-            self._turns.heard(turn, seconds, lap.host)
+            self._turns.heard(turn, seconds, lap.host, waited=lap.waited)
 
     def _prepared(self, name: str, tensors: tuple[Tensor | None, ...]) -> Plan:
         plan = self._plans.get(name)

@@ -7,6 +7,8 @@ took for it when that is known, which may be many calls later (`heard`). No call
     then           three times are enough where the two least agree, seven in any case. What disturbs a time only ever adds to it,
                    so the least counts
     a clear loser  1.5 times as slow as the best at its one time, or 1.15 times at the least of several: no more turns
+    waits          a time in which the device waited for the host says how quick the host was: it counts for nothing, unless there
+                   are no others. Calls that the host is too slow for are captured and replayed without it, as one graph
     dear ones      wait until the purse has what a turn is likely to cost (purse.py)
     in between     the best so far serves
 
@@ -29,6 +31,8 @@ MARGIN = 0.02
 LOST_AT_ONCE = 1.5  # times the best one's median, at the one time that there is
 LOST = 1.15  # the same for the least of several
 UNKNOWN = 1.5  # times the best: what one is reckoned to take that has not run yet
+HOSTS = 0.02  # of a time: less of the host in it is no matter
+MOST_WAITS = 3  # of a candidate, that count for nothing
 MOST_CALLS = 256  # then what is known by then decides
 
 
@@ -49,6 +53,7 @@ class _Runner:
     ratio: float | None  # of its time to the best one's, at another size
     runs: int = 0
     waiting: int = 0  # turns whose time is not known yet
+    waits: int = 0
     first: float | None = None  # the first run, less what the host was at it
     times: list[float] = field(default_factory=list)
     has_failed: bool = False
@@ -136,12 +141,16 @@ class Turns:
         self._purse.earn(best.figure)
         return self._turn(best, is_timed=False)
 
-    def heard(self, turn: Turn, seconds: float, host: float = 0.0) -> None:
-        """What the device took for a turn, in the order of the turns; and how long the host was at it."""
+    def heard(self, turn: Turn, seconds: float, host: float = 0.0, *, waited: bool = False) -> None:
+        """What the device took for a turn, in the order of the turns; how long the host was at it, and whether the device waited
+        for it."""
         runner = self._runners[turn.name]
         runner.waiting -= 1
         if runner.first is None:
             seconds = runner.first = max(0.0, seconds - host)
+        elif waited and host > HOSTS * seconds and runner.waits < MOST_WAITS:
+            runner.waits += 1
+            seconds = max(0.0, seconds - host)
         else:
             runner.times.append(seconds)
         best = self._best.figure

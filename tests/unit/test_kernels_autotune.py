@@ -37,9 +37,9 @@ class Process:
         self.seconds, self.shape, self.now = seconds, shape, 0.0
         self.tuner = Tuner(WinnersFile(folder / "winners.json"), self.lap, lambda _: "a card", Purse(1e9))
 
-    def lap(self, _device: torch.device) -> Any:
+    def lap(self, _device: torch.device, _before: float | None) -> Any:
         start, end = self.now, []
-        return SimpleNamespace(host=0.0, end=lambda: end.append(self.now), seconds=lambda: end[0] - start)
+        return SimpleNamespace(host=0.0, waited=False, end=lambda: end.append(self.now), seconds=lambda: end[0] - start)
 
     def runs(self, name: str) -> Callable[..., str]:
         def run(*_: Any) -> str:
@@ -271,7 +271,43 @@ def test_a_device_that_is_idle_spins_while_launches_are_queued(monkeypatch: pyte
     if not can_spin:
         monkeypatch.setattr(stopwatch, "_spin", None)
     stopwatch.Lap(torch.device("cuda:1")).end()
-    assert events.said == [f"spin {stopwatch.QUEUEING}"] * can_spin + ["mark"] * 2
+    assert events.said == [f"spin {cycles(stopwatch.QUEUEING)}"] * can_spin + ["mark"] * 2
+
+
+def cycles(seconds: float) -> int:
+    return round(stopwatch.CLOCK * seconds)
+
+
+@pytest.mark.parametrize(("before", "seconds"), [(1e-5, stopwatch.QUEUEING), (1e-4, 1.5e-4), (0.1, stopwatch.MOST)])
+def test_a_device_that_waited_for_the_host_spins_as_long_as_the_host_needs(
+    monkeypatch: pytest.MonkeyPatch, before: float, seconds: float
+) -> None:
+    """Though it has something to do yet. And a lap says whether it waited: then it was at its start before the host was done."""
+    events = Events(monkeypatch, is_idle=False)
+    lap = stopwatch.Lap(torch.device("cuda:1"), before)
+    lap.end()
+    assert events.said == [f"spin {cycles(seconds)}", "mark", "mark"] and not lap.waited
+    start: Any = lap._start
+    start.is_over = True
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: 10.5)
+    lap.end()
+    assert lap.waited
+
+
+def test_who_made_the_device_wait_is_given_more_time_ahead(tmp_path: Path) -> None:
+    some, asked = Process(tmp_path, fast=1e-5, stock=2e-5), []
+    as_it_is = some.lap
+
+    def lap(device: torch.device, before: float | None) -> Any:
+        asked.append(before)
+        found = as_it_is(device, before)
+        found.waited, found.host = before is None, 1e-4
+        return found
+
+    some.lap = lap  # type: ignore[method-assign]
+    some.tuner._lap = lap
+    assert some.serves("fast", "stock")[-1] == "fast"
+    assert asked.count(None) == 2 and set(asked) == {None, 1e-4}
 
 
 # ------------------------------------------------------------------------------------------------ in place, halfway

@@ -36,10 +36,10 @@ class Clock:
         self.ran.append(name)
         self.now += self.times.get(name, 0.0)
 
-    def lap(self, _device):
+    def lap(self, _device, _before):
         start = self.now
         end = []
-        return SimpleNamespace(host=0.0, end=lambda: end.append(self.now), seconds=lambda: end[0] - start)
+        return SimpleNamespace(waited=False, host=0.0, end=lambda: end.append(self.now), seconds=lambda: end[0] - start)
 
 
 clock = Clock()
@@ -566,7 +566,7 @@ def test_while_a_graph_is_captured_the_best_so_far_serves_and_nothing_is_timed(m
     """The choice goes on after it."""
     op, policy = make(Fast(), STOCK), KernelPolicy()
     tuner.times.update(fast=2.0, stock=1.0)
-    monkeypatch.setattr(tuner, "_lap", lambda _: pytest.fail("timed"))
+    monkeypatch.setattr(tuner, "_lap", lambda *_: pytest.fail("timed"))
     monkeypatch.setattr(choosing, "capturing", lambda: True)
     for _ in range(3):
         op((x, None), (0.0,), policy)

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda.purse import GRANT, SHARE, Purse
-from fusestream.kernels_cuda.turns import LOST_AT_ONCE, MARGIN, MOST_CALLS, MOST_TIMES, Turn, Turns, _Runner
+from fusestream.kernels_cuda.turns import (
+    HOSTS,
+    LOST_AT_ONCE,
+    MARGIN,
+    MOST_CALLS,
+    MOST_TIMES,
+    MOST_WAITS,
+    Turn,
+    Turns,
+    _Runner,
+)
 
 
 @dataclass
@@ -298,3 +308,26 @@ def test_one_disturbed_time_of_the_best_costs_the_others_nothing() -> None:
         if turn.is_timed:
             some.heard(turn, LOST_AT_ONCE * 0.99 if turn.name == "stock" else 3.0)
     assert some.winner is None
+
+
+def test_a_time_in_which_the_device_waited_for_the_host_does_not_count() -> None:
+    """Of two that take 10 and 20 us, the slower has the quicker host. But for three waits: who has no others is known by those."""
+    for always in (False, True):
+        some = turns("stock", "ours")
+        seconds, host = {"stock": 1e-5, "ours": 2e-5}, {"stock": 9e-5, "ours": 3e-5}
+        runs: Counter[str] = Counter()
+        while some.winner is None:
+            turn = some.take()
+            runs[turn.name] += 1
+            waited = always or runs[turn.name] < MOST_WAITS
+            took = seconds[turn.name] + (host[turn.name] if waited else 0)
+            some.heard(turn, took, host[turn.name], waited=waited) if turn.is_timed else None
+        assert some.winner == ("ours" if always else "stock")
+        assert some.seconds["stock"] == pytest.approx(1e-4 if always else 1e-5)
+
+
+def test_a_little_of_the_host_in_a_time_is_no_matter() -> None:
+    some = turns("stock", "ours")
+    for _ in range(2):
+        some.heard(some.take(), 1e-2, HOSTS * 1e-2, waited=True)
+    assert some.seconds["stock"] == 1e-2
