@@ -70,7 +70,8 @@ def put_together(value: Any, tensors: Iterator[Tensor], known: dict[int, Tensor]
     if _is_sequence(value):
         parts = [put_together(each, tensors, known) for each in value]
         return kind(*parts) if hasattr(value, "_fields") else kind(parts)
-    made = {field.name: put_together(getattr(value, field.name), tensors, known) for field in dataclasses.fields(value)}
+    given = [field.name for field in dataclasses.fields(value) if field.init]  # the others are made of these
+    made = {name: put_together(getattr(value, name), tensors, known) for name in given}
     same = all(made[name] is getattr(value, name) for name in made)
     return value if same else dataclasses.replace(value, **made)
 

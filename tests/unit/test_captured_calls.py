@@ -24,7 +24,7 @@ from fusestream.fusion.stream.settled import Settled
 from fusestream.gpu import capture
 from fusestream.gpu.graphs import NotRecorded
 from fusestream.gpu.rehearsal import NotRecordable, Rehearsal, _untold, _waits_told
-from fusestream.kernels_cuda import LEDGER
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 CPU = torch.device("cpu")
 
@@ -458,6 +458,11 @@ def test_arguments_are_taken_apart_and_put_together() -> None:
     own = [t.clone() for t in tensors]
     made = put_together(value, iter(own))
     assert made[0]["a"][0] is made[0]["b"][1] is own[0] and made[1].mask is own[1] and made[2] is value[2]
+    for policy in (
+        KernelPolicy(),
+        KernelPolicy.of("on", attention="off", linear="auto"),
+    ):  # with what is made of its fields
+        assert put_together(policy, iter(())) == policy
     aliased = [{"a": (x, 1), "b": [y, y]}, *value[1:]]
     assert taken_apart(aliased, [], CPU) != form
 
