@@ -130,6 +130,7 @@ class Op:
     fake         run(*tensors, *options) -> empty outputs, for torch.compile
     candidates   ours first, best first; then stock's
     kernels      unit -> every kernel the plans may launch: the archive is checked for them
+    others_race  whether the others take turns where none of ours can serve, and not only stock's own choice among them
     shape_class  a coarse name of the call: a winner is chosen once per class. Where the policy decides who may compute, its tier
                  is in the name
     validate     raises ValueError for shapes that make no sense together: in every mode, before any candidate is asked.
@@ -144,6 +145,7 @@ class Op:
     shape_class: Callable[[Call], str]
     kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     validate: Callable[[Call], None] = lambda _: None
+    others_race: bool = False
 
     def __post_init__(self) -> None:
         self._thread = _PlansOfThread()
@@ -198,7 +200,7 @@ class Op:
         if mode == "on":
             runners = ours[:1]
             LEDGER.chose(Choice(self.name, self.shape_class(call), ours[0].name, "forced on"))
-        elif not ours:
+        elif not ours and not (self.others_race and call.device.type == "cuda"):
             on_cpu = call.device.type == "cpu"
             runners = [StockCandidate(self.reference, "the reference") if on_cpu else self._without_ours(call)]
         else:

@@ -457,5 +457,6 @@ ATTENTION = Op(
     ),
     shape_class=shape_class,
     validate=validate,
+    others_race=True,  # torch takes flash before cuDNN, whoever is faster
     kernels={"attention": KERNELS, int8_heads.UNIT: int8_heads.KERNELS},
 )

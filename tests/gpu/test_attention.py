@@ -7,11 +7,11 @@ import os
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, locate
+from gpu.support import HALF_STEP, SMALLEST, locate, tried, until_chosen
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda import BlockList, KernelPolicy, KernelRefused, attention
+from fusestream.kernels_cuda import LEDGER, BlockList, KernelPolicy, KernelRefused, attention
 from fusestream.kernels_cuda.ops.attention import HEADS, WIDE
 from fusestream.kernels_cuda.ops.attention_operands import arguments
 
@@ -337,3 +337,13 @@ def test_auto_serves_everything():
     q, k, v = inputs(1, 60, 60, 2, 2, 64)
     exact, sizes = oracle(q, k, v, causal=True)
     check(attention(q, k, v, causal=True), exact, sizes, "precise", score_error(q, k, "precise"), "auto")
+
+
+@pytest.mark.parametrize("d", [40, 160])
+def test_torchs_kernels_take_turns_where_ours_do_not_serve(d):
+    q, k, v = inputs(2, 1024, 1000, 4, 4, d)
+    LEDGER.clear()
+    got = until_chosen(lambda: attention(q, k, v, policy=KernelPolicy()))
+    assert {"torch flash", "torch mem-efficient"} <= tried("attention").keys()
+    torch.testing.assert_close(got, reference(q, k, v).half(), atol=2e-3, rtol=2e-3)
+    assert "heads have" in " ".join(refusal.reason for refusal in LEDGER.refusals if refusal.candidate == "cuda")
