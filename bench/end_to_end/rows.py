@@ -393,7 +393,7 @@ def packed() -> list[Row]:
 
 def pictures() -> list[Row]:
     """Flux.2 klein and Z-Image, the text encoder and the VAEs around them; a step is of one prompt, as they were distilled to. And
-    Stable Diffusion's U-Nets, with guidance."""
+    Stable Diffusion's U-Nets, with guidance. So many steps that most of them come after the kernels are chosen."""
 
     def row(model: Model, work: Work, side: int, steps: int, **others: object) -> Row:
         return replace(Row(model, work, side, side, steps=steps, group="pictures"), **others)  # type: ignore[arg-type]
@@ -405,14 +405,14 @@ def pictures() -> list[Row]:
         row("klein4", "sample", 2048, 3, asked=1.0),  # which asks for the peak
         row("klein4", "picture", 1024, 4, asked=1.8, kind="flux2"),
         row("klein9", "sample", 1024, 6, asked=1.25, asked_first=5.0),
-        row("z_image", "sample", 1024, 6, asked=1.4, asked_first=5.0),
-        row("z_image", "sample", 1024, 6, asked=1.5, **held),
-        row("sd15", "sample", 512, 20, asked=5.4),
-        row("sd15", "sample", 512, 20, asked=2.0, **held),
-        row("sdxl", "sample", 1024, 8, asked=2.3),
-        row("sdxl", "sample", 1024, 8, asked=2.0, **held),
+        row("z_image", "sample", 1024, 16, asked=1.4, asked_first=5.0),
+        row("z_image", "sample", 1024, 16, asked=1.5, **held),
+        row("sd15", "sample", 512, 60, asked=5.4),
+        row("sd15", "sample", 512, 60, asked=2.0, **held),
+        row("sdxl", "sample", 1024, 30, asked=2.3),
+        row("sdxl", "sample", 1024, 30, asked=2.0, **held),
         Row(
-            "qwen3", "text", steps=5, seconds=0.03, first_seconds=0.4, kind="flux2", note="for klein", group="pictures"
+            "qwen3", "text", steps=16, seconds=0.03, first_seconds=0.4, kind="flux2", note="for klein", group="pictures"
         ),
     ]
     for vae in ("flux2_vae", "flux_vae"):
@@ -421,7 +421,7 @@ def pictures() -> list[Row]:
             ("decode", 2048, 2.5),
             ("encode", 1024, 2.0),
         )
-        rows += [row(vae, work, side, 4, asked=ratio, peak=3.0) for work, side, ratio in works]
+        rows += [row(vae, work, side, 12, asked=ratio, peak=3.0) for work, side, ratio in works]
     return rows
 
 
