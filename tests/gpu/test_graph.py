@@ -241,7 +241,8 @@ def test_what_a_graph_takes_is_what_the_card_lacks(folder: Path) -> None:
     held = used()
     freed = model.stream.release_graphs() / MIB
     print(f"graphs say {beside:.1f} MiB; the card had {held - used():.1f} more free after their release")
-    assert freed == beside and abs(held - used() - beside) <= 8
+    granule = 32 if torch.cuda.get_allocator_backend() == ASYNC else 0  # of what the driver's pool gives back
+    assert freed == beside and abs(held - used() - beside) <= 8 + granule
 
 
 # ------------------------------------------------------------------------------------- what a graph holds is there as long
