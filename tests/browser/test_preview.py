@@ -16,6 +16,7 @@ from browser.front_end import FrontEnd
 from fusestream.nodes import moving_preview
 
 COLOURS = {"red": (200, 0, 0), "green": (0, 140, 0), "blue": (0, 0, 200)}
+LEAST = 20_000  # pixels on the page of a picture that can be seen well
 ELEMENTS = {True: "elements", False: "canvas"}  # what draws a node; the canvas is the one that needs the pack
 
 # A sampler alone in the middle of the page, with widgets or without; its id.
@@ -24,7 +25,7 @@ ALONE = """async type => {
     const node = LiteGraph.createNode(type)
     app.graph.add(node)
     node.pos = [0, 0]
-    node.setSize([300, 600])
+    node.setSize([300, node.computeSize()[1]])
     app.canvas.ds.scale = 0.8
     app.canvas.ds.offset = [500, 150]
     app.canvas.setDirty(true, true)
@@ -60,8 +61,8 @@ def still(colour: str) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def seen(front: FrontEnd, least: int = 2000) -> set[str]:
-    """The colours of which there was a picture's worth on the page for a while: all of them at some time, not all at once."""
+def seen(front: FrontEnd) -> set[str]:
+    """The colours of which there was a picture on the page for a while: all of them at some time, not all at once."""
     found: set[str] = set()
     for _ in range(25):
         page = Image.open(io.BytesIO(front.page.screenshot())).convert("RGB")
@@ -72,7 +73,7 @@ def seen(front: FrontEnd, least: int = 2000) -> set[str]:
             )
             for name, colour in COLOURS.items()
         }
-        found |= {name for name, count in near.items() if count >= least}
+        found |= {name for name, count in near.items() if count >= LEAST}
         if len(found) == len(COLOURS):
             break
         front.page.wait_for_timeout(70)

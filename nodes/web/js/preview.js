@@ -8,6 +8,8 @@ import { nodeOf } from "./places.js"
 
 const SETTING = "FuseStream.Preview.Moving"
 const WEBP = [[0, "RIFF"], [8, "WEBP"]] // where a file of this kind has which letters
+const ELEMENT = "$$comfy_animation_preview", LEAST_HEIGHT = "--comfy-widget-min-height" // the front end's names
+const HEIGHT = "220" // as it gives to previews that stand still
 
 /** Any other preview comes as JPEG or PNG. */
 async function moves(blob) {
@@ -15,10 +17,17 @@ async function moves(blob) {
     return WEBP.every(([at, word]) => letters.startsWith(word, at))
 }
 
-/** The front end takes a preview for one that stands still whenever a new one comes. Here it cannot. */
+/** The front end takes a preview for one that stands still whenever a new one comes. Here it cannot. It asks at each drawing. */
 function play(node) {
     node.widgets ??= [] // a sampler that has none shows nothing in an element
-    Object.defineProperty(node, "animatedImages", { configurable: true, get: () => true, set() {} })
+    Object.defineProperty(node, "animatedImages", { configurable: true, get: () => { makeRoom(node); return true }, set() {} })
+}
+
+function makeRoom(node) {
+    const style = node.widgets.find(each => each.name === ELEMENT)?.element.style
+    if (!style || style.getPropertyValue(LEAST_HEIGHT)) return
+    style.setProperty(LEAST_HEIGHT, HEIGHT)
+    node.graph?.setDirtyCanvas(true, true)
 }
 
 function stop(node) {
