@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import alias, between_prompts, camera_route, doctor_route, panel_routes, queued, step_times, user_settings
+from . import (
+    alias,
+    between_prompts,
+    camera_route,
+    doctor_route,
+    moving_preview,
+    panel_routes,
+    queued,
+    step_times,
+    user_settings,
+)
 from .doctor import Doctor
 from .fuse import FuseNode
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
@@ -47,6 +57,7 @@ class FuseStream(ComfyExtension):
         step_times.attach()
         user_settings.attach()
         camera_route.attach()
+        moving_preview.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

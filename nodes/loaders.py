@@ -14,7 +14,18 @@ from comfy_api.latest import io
 
 from ..fusion.budgets import AUTO
 from ..fusion.family import Role
-from . import choices, files, gains, meter, notices, progress_text, small_vaes, step_times, user_settings
+from . import (
+    choices,
+    files,
+    gains,
+    meter,
+    moving_preview,
+    notices,
+    progress_text,
+    small_vaes,
+    step_times,
+    user_settings,
+)
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
@@ -93,6 +104,7 @@ class DiffusionModelLoader(io.ComfyNode):
         step_times.read()
         meter.watch(model, cls.hidden)
         progress_text.watch(model, cls.hidden)
+        moving_preview.watch(model)
         return io.NodeOutput(model)
 
     @classmethod
@@ -307,6 +319,7 @@ class CheckpointLoader(io.ComfyNode):
         parts = fusion.load_checkpoint(path, folders, policy, vram_budget)
         step_times.read()
         progress_text.watch(parts.model, cls.hidden)
+        moving_preview.watch(parts.model)
         for patcher in (parts.model, getattr(parts.clip, "patcher", None)):
             meter.watch(patcher, cls.hidden)
         return io.NodeOutput(*parts)

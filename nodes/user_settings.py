@@ -15,6 +15,7 @@ from .front_end import running_server
 
 # As nodes/web/js has them.
 METER, RESERVE, RAM = "FuseStream.Meter.Enabled", "FuseStream.Memory.Reserve", "FuseStream.Memory.RAM"
+PREVIEW = "FuseStream.Preview.Moving"
 
 _read: dict[str, Any] = {}
 _state: tuple[int, int] | None = None

@@ -12,10 +12,11 @@ from typing import Any
 
 import aiohttp
 
-PROGRESS_TEXT = (3).to_bytes(4, "big")  # ComfyUI's BinaryEventTypes.TEXT
+PROGRESS_TEXT, PREVIEW = ((i).to_bytes(4, "big") for i in (3, 4))  # ComfyUI's BinaryEventTypes
 
 Workflow = dict[str, dict[str, Any]]
 Listener = Callable[[str, dict[str, Any]], None]
+Watcher = Callable[[dict[str, Any], bytes], None]
 
 
 class Rejected(RuntimeError):
@@ -54,10 +55,13 @@ class Client:
         listener: Listener | None = None,
         timeout: float = 300,
         progress_text: Callable[[str, str], None] | None = None,
+        preview: Watcher | None = None,
+        preview_method: str = "default",
     ) -> Run:
         """Queue `workflow` (API format) and wait for its end; `listener` sees every message as it arrives, `progress_text` each
-        text for a node."""
-        return asyncio.run(asyncio.wait_for(self._run(workflow, listener, progress_text), timeout))
+        text for a node, `preview` each preview, as the front end does, with what is told of it."""
+        run = self._run(workflow, listener, progress_text, preview, preview_method)
+        return asyncio.run(asyncio.wait_for(run, timeout))
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> int:
         """POST JSON to `path`; the HTTP status."""
@@ -80,13 +84,21 @@ class Client:
         return asyncio.run(call())
 
     async def _run(
-        self, workflow: Workflow, listener: Listener | None, progress_text: Callable[[str, str], None] | None
+        self,
+        workflow: Workflow,
+        listener: Listener | None,
+        progress_text: Callable[[str, str], None] | None,
+        preview: Watcher | None,
+        preview_method: str,
     ) -> Run:
         async with (
             aiohttp.ClientSession() as session,
             session.ws_connect(f"{self.url}/ws", params={"clientId": self.id}, max_msg_size=0) as socket,
         ):
-            body = {"prompt": workflow, "client_id": self.id}
+            if preview is not None:
+                await socket.send_json({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
+            extra = {"preview_method": preview_method}
+            body = {"prompt": workflow, "client_id": self.id, "extra_data": extra}
             async with session.post(f"{self.url}/prompt", json=body) as answer:
                 reply = await answer.json()
                 if answer.status != 200:
@@ -96,9 +108,12 @@ class Client:
             since = time.monotonic()
             async for message in socket:
                 if message.type != aiohttp.WSMsgType.TEXT:  # binary messages are preview pictures, and texts for nodes
+                    length = int.from_bytes(message.data[4:8], "big")
+                    head, rest = message.data[8 : 8 + length], message.data[8 + length :]
                     if progress_text is not None and message.data[:4] == PROGRESS_TEXT:
-                        length = int.from_bytes(message.data[4:8], "big")
-                        progress_text(message.data[8 : 8 + length].decode(), message.data[8 + length :].decode())
+                        progress_text(head.decode(), rest.decode())
+                    if preview is not None and message.data[:4] == PREVIEW:
+                        preview(json.loads(head), rest)
                     continue
                 event = json.loads(message.data)
                 kind, data = event["type"], event["data"]

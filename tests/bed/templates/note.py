@@ -45,7 +45,8 @@ def note(title: str, about: str, files: list[File], work: Work | None, advice: s
             *(f"- **{file.name}** ({file.gigabytes:g} GB) into *{file.folder}*" for file in files),
             "",
             f"They are published on huggingface.co in {_listed([f'*{release}*' for release in releases])}. "
-            "Press **R** after putting them there, then **Run**. *Live preview method* in the settings shows what is being made.",
+            "Press **R** after putting them there, then **Run**. "
+            "To see what is being made, set *Live preview method* in the settings to *latent2rgb*.",
             "",
             f"**On an 8 GB card.** {UNKNOWN if work is None else expectation(work)} {advice}",
             "",
