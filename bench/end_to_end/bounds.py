@@ -193,7 +193,7 @@ def language(row: Row) -> Language:
 
 
 def picture_cost(row: Row) -> Cost:
-    if row.work in ("sample", "live"):  # of a frame what the network does
+    if row.work in ("sample", "call", "live"):  # of a frame what the network does
         _, height, width = row.latent_shape
         if row.model in pictures.KLEIN:
             return pictures.klein_forward(pictures.KLEIN[row.model], height * width)
@@ -210,7 +210,7 @@ def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
     first: every weight still has to come; later, those that found room stay.
     """
     cost = cost_of(row)
-    prompts = row.prompts if row.work in ("sample", "live") else 1
+    prompts = row.prompts if row.work in ("sample", "call", "live") else 1
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
     stored = cost.weights * STORED[row.storage]
     moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)

@@ -28,7 +28,7 @@ Model = Literal[
     "vl2",
     "vl4",
 ]
-Work = Literal["sample", "decode", "encode", "text", "video", "picture", "live", "write", "see"]
+Work = Literal["sample", "call", "decode", "encode", "text", "video", "picture", "live", "write", "see"]
 Through = Literal["TAESD", "the VAE"]
 TITLES: dict[Model, str] = {
     "wan13": "1.3B",
@@ -72,6 +72,7 @@ GUIDED: tuple[Model, ...] = (
 VAES: tuple[Model, ...] = ("vae", "flux2_vae", "flux_vae")
 # Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
 WHOLE: dict[Work, tuple[Model, Model]] = {"video": ("t5", "vae"), "picture": ("qwen3", "flux2_vae")}
+TOLD: tuple[Work, ...] = ("call", "live", "write", "see")  # what their model is not known for
 SIZES: dict[Work, str] = {"text": "512 tokens", "write": "a token"}  # of work that has no pixels
 LATENT = 8  # pixels of a side per latent pixel
 TIME = 4  # frames per latent frame, after the first
@@ -169,7 +170,7 @@ class Row:
         size = f"{self.height}x{self.width}" + (f"x{self.frames}" if self.frames else "")
         size = SIZES.get(self.work, size)
         size += f" through {self.through}" if self.through else ""
-        told = self.model in VAES or self.is_whole or self.is_live or self.work in ("write", "see")
+        told = self.model in VAES or self.is_whole or self.work in TOLD
         verb = f" {self.work}" if told else ""
         return ", ".join(part for part in (f"{TITLES[self.model]}{verb} {size}", note) if part)
 
@@ -400,17 +401,18 @@ def pictures() -> list[Row]:
 
     held = {"note": "held to Turing", **TURING}
     rows = [
-        row("klein4", "sample", 1024, 6, seconds=0.065, first_seconds=0.8),
-        row("klein4", "sample", 1024, 6, asked=1.5, **held),
-        row("klein4", "sample", 2048, 3, asked=1.0),  # which asks for the peak
+        row("klein4", "sample", 1024, 12, seconds=0.065, first_seconds=0.8),
+        row("klein4", "sample", 1024, 12, asked=1.5, **held),
+        row("klein4", "sample", 2048, 6, asked=1.0),  # which asks for the peak
         row("klein4", "picture", 1024, 4, asked=1.8, kind="flux2"),
-        row("klein9", "sample", 1024, 6, asked=1.25, asked_first=5.0),
+        row("klein9", "sample", 1024, 12, asked=1.25, asked_first=5.0),
         row("z_image", "sample", 1024, 16, asked=1.4, asked_first=5.0),
         row("z_image", "sample", 1024, 16, asked=1.5, **held),
-        row("sd15", "sample", 512, 60, asked=5.4),
+        row("sd15", "sample", 512, 60),
+        row("sd15", "call", 512, 60, asked=5.4, seconds=0.007),
         row("sd15", "sample", 512, 60, asked=2.0, **held),
-        row("sdxl", "sample", 1024, 30, asked=2.3),
-        row("sdxl", "sample", 1024, 30, asked=2.0, **held),
+        row("sdxl", "sample", 1024, 60, asked=2.3, seconds=0.04),
+        row("sdxl", "sample", 1024, 60, asked=2.0, **held),
         Row(
             "qwen3", "text", steps=16, seconds=0.03, first_seconds=0.4, kind="flux2", note="for klein", group="pictures"
         ),
@@ -475,7 +477,7 @@ def all_rows() -> list[Row]:
 def quick(row: Row) -> Row:
     """The same row at a size for two CPU cores. The figures mean nothing; that it runs does."""
     small: dict[str, Any] = {} if row.work in SIZES else {"height": 64, "width": 64, "frames": 5 if row.frames else 0}
-    small["steps"] = {"sample": 2, "write": 2, "live": 3}.get(row.work, 1)
+    small["steps"] = {"sample": 2, "call": 2, "write": 2, "live": 3}.get(row.work, 1)
     if row.needs_pack and gguf_pack.folder() is None:
         small["stock"] = None
     return replace(unpromised(row), **small, note=row.note or "tiny")

@@ -189,8 +189,8 @@ class Run:
         if self.row.cold:
             drop_from_cache(self.paths[self.row.model])
         works = {
-            "sample": self.sample, "text": self.text, "decode": self.decode, "encode": self.encode, "video": self.whole,
-            "picture": self.whole, "live": self.live, "write": self.write, "see": self.see,
+            "sample": self.sample, "call": self.call, "text": self.text, "decode": self.decode, "encode": self.encode,
+            "video": self.whole, "picture": self.whole, "live": self.live, "write": self.write, "see": self.see,
         }  # fmt: skip
         return works[self.row.work]()
 
@@ -215,10 +215,17 @@ class Run:
 
     def sample(self) -> dict[str, Any]:
         model, loading = self.diffusion_model()
-        forwards = count_forwards(model.model)
+        forwards = time_forwards(model.model, time.perf_counter)  # stock does both prompts of guidance in one or in two
         out, seconds = self.sampled(model, *self.made_up_prompts(model))
-        found = {"forwards a step": forwards[0] / self.row.steps, "computes in": str(model.model.get_dtype())[6:]}
+        found = {"forwards a step": len(forwards) / self.row.steps, "computes in": str(model.model.get_dtype())[6:]}
         return {"load s": loading, "s": seconds, **found, **self.judged(out)}
+
+    def call(self) -> dict[str, Any]:
+        """Seconds of each call of the network alone, without what the sampler does around it."""
+        model, loading = self.diffusion_model()
+        seconds = time_forwards(model.model, self.clock)
+        out, _ = self.sampled(model, *self.made_up_prompts(model))
+        return {"load s": loading, "s": seconds, "computes in": str(model.model.get_dtype())[6:], **self.judged(out)}
 
     def diffusion_model(self) -> tuple[Any, float]:
         import comfy.sd  # noqa: PLC0415
@@ -543,17 +550,20 @@ def qwen3_tokens(number: int) -> dict[str, Any]:
     return {"qwen3_4b": [[((3 * i + number) % 200, 1.0) for i in range(TEXT_TOKENS)]]}
 
 
-def count_forwards(model: Any) -> list[int]:
-    """Counts the calls of stock's model from now on: it does both prompts of guidance in one or in two. Nothing is put on the
-    network itself: a hook would keep it from being captured."""
-    count, apply = [0], model.apply_model
+def time_forwards(model: Any, clock: Callable[[], float]) -> list[float]:
+    """Seconds of each call of stock's model from now on. Nothing is put on the network itself: a hook would keep it from being
+    captured."""
+    seconds: list[float] = []
+    apply = model.apply_model
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        count[0] += 1
-        return apply(*args, **kwargs)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = clock()
+        out = apply(*args, **kwargs)
+        seconds.append(clock() - start)
+        return out
 
-    model.apply_model = counted
-    return count
+    model.apply_model = timed
+    return seconds
 
 
 def random_lora(model: Any, rank: int) -> dict[str, Any]:
