@@ -81,6 +81,11 @@ def stored(module: Any, h: Tensor, policy: KernelPolicy) -> Stored | None:
     return found if found is not None and serves(h, found) else None
 
 
+def read_in_place(module: Any, x: Tensor, policy: KernelPolicy) -> bool:
+    """Whether an operation's weight is read as it lies, for rows x [..., k] in two parts."""
+    return stored(module, x.new_empty((2, *x.shape), dtype=torch.float16), policy) is not None
+
+
 def serves(h: Tensor, own: Stored) -> bool:
     """Whether the kernels take these rows and this weight: from a multiple of 16 bytes on."""
     lies_well = own.numbers.is_contiguous() and own.numbers.data_ptr() % ALIGNED == 0

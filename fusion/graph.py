@@ -18,6 +18,10 @@ the next move (a LoRA may change from call to call), some calls in a row must fi
 
 A call in which a kernel was still being chosen does not count, and is not captured: a graph holds chosen ones only. What cannot be
 captured runs as ever; the report has the reason.
+
+Some calls read and write memory beside what they are given, which lies where it does for a while: a text's keys and values.
+Whoever calls names it. With other memory the call is captured anew at once, since it is known to pay; and who gives the memory up
+says so before (`let_go`), so that no graph outlives it.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from ..gpu.rehearsal import NotRecordable, Rehearsal
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
 from .arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
-from .stream.doors import STREAMED
+from .stream.doors import NOWHERE, STREAMED
 from .stream.settled import Settled
 from .unchanged import Unchanged, difference
 from .words import counted
@@ -131,8 +135,15 @@ class _Call:
         self.refused: str | None = None
         self.is_for_now = False  # refused until the model's memory is another
         self.graph: _Graph | None = None
+        self.memory: object = None  # that it reads and writes beside
         self.wasted = 0  # graphs in a row that nobody replayed
         self.calm = 0  # calls since anything moved, as far as they were counted
+
+    def moved(self) -> None:
+        """Something of what it computes with is elsewhere now."""
+        self.calm = 0
+        if self.is_for_now:
+            self.refused, self.is_for_now = None, False
 
     @property
     def is_calm(self) -> bool:
@@ -158,6 +169,7 @@ class Graphs:
         self._lock = threading.RLock()
         self._is_capturing = False
         self.attempts = self.captured = self.replayed = 0
+        self.tokens = 0  # of the replayed ones, those with memory beside: of texts
         self.peak = 0
 
     @property
@@ -169,14 +181,17 @@ class Graphs:
         """What they take of the device."""
         return sum(call.graph.counted for call in tuple(self._calls.values()) if call.graph is not None)
 
-    def call(self, body: Body, given: Sequence[Any], key: Hashable = ()) -> Any:
+    def call(self, body: Body, given: Sequence[Any], key: Hashable = (), memory: object = None) -> Any:
         """body(*given): what a key has in common computes the same. key: what else it depends on. The body must not keep what it is
-        given, nor write to it."""
+        given, nor write to it.
+
+        memory: stands for what else the body reads and writes, at addresses that are the same as long as this is. What it writes
+        there must be the same however often it runs, once or three times, for one call. Give it up with `let_go`."""
         if self._is_capturing or torch.compiler.is_compiling():
             return body(*given)
-        call, tensors = self._known(given, key)
+        call, tensors = self._known(given, key, memory)
         if call is None:
-            return body(*given) if self._generation is not None else self._arrived(body, given, key)
+            return body(*given) if self._generation is not None else self._arrived(body, given, key, memory)
         if call.graph is None:
             return self._toward(call, body, given, tensors)
         comfy.model_management.throw_exception_if_processing_interrupted()
@@ -184,7 +199,16 @@ class Graphs:
         if found is None:
             return body(*given)
         self._owner.ran_as_a_graph()
+        self.tokens += memory is not None
         return found[0]
+
+    def let_go(self, memory: object) -> None:
+        """It is about to be given up: what was captured with it goes."""
+        with self._lock:
+            for call in tuple(self._calls.values()):
+                if call.memory is memory:
+                    self._drop(call)
+                    call.memory = None
 
     def refuse(self, reason: str) -> None:
         """The call at hand is not for graphs, for a reason that a user may want to know where there could be some."""
@@ -212,7 +236,8 @@ class Graphs:
         if not self.captured:
             return ""
         held = f"{counted(self.count, 'graph', 'graphs')} in {self.nbytes / GIB:.2f} GiB of VRAM"
-        calls = f"{counted(self.replayed, 'call was', 'calls were')} replayed, {self.captured} captured"
+        texts = f" ({counted(self.tokens, 'token', 'tokens')} of text)" if self.tokens else ""
+        calls = f"{counted(self.replayed, 'call was', 'calls were')} replayed{texts}, {self.captured} captured"
         return f"Short calls run as CUDA graphs: {calls}; {held} now."
 
     # ------------------------------------------------------------------------------------------------------------- inside
@@ -227,7 +252,7 @@ class Graphs:
             self._looked_up = found.generation
         return Settled((found.generation, self._net.addresses()))
 
-    def _known(self, given: Sequence[Any], key: Hashable) -> tuple[_Call | None, list[Tensor]]:
+    def _known(self, given: Sequence[Any], key: Hashable, memory: object) -> tuple[_Call | None, list[Tensor]]:
         """The call's key, or None where it cannot be captured, and its tensors."""
         device, tensors = self._owner.device, list[Tensor]()
         reason = self._recorder.obstacle(device)
@@ -241,9 +266,7 @@ class Graphs:
             self.release()
             self._generation = settled.generation
             for call in self._calls.values():
-                call.calm = 0
-                if call.is_for_now:
-                    call.refused, call.is_for_now = None, False
+                call.moved()
         if settled.generation is None:
             self._owner.note("CUDA graphs", f"none: {settled.why}")
             return None, tensors
@@ -257,6 +280,11 @@ class Graphs:
         self._calls.move_to_end(whole_key)
         while len(self._calls) > MOST_CALLS:
             self._drop(self._calls.popitem(last=False)[1])
+        if call.memory is not memory:
+            with self._lock:
+                self._drop(call)
+            call.memory = memory
+            call.moved()
         return (None if call.refused is not None else call), tensors
 
     def _replay(self, call: _Call, tensors: Sequence[Tensor]) -> tuple[Any] | None:
@@ -278,12 +306,12 @@ class Graphs:
                 self._keep_to_the_budget(call)
             return (out,)
 
-    def _arrived(self, body: Body, given: Sequence[Any], key: Hashable) -> Any:
+    def _arrived(self, body: Body, given: Sequence[Any], key: Hashable, memory: object) -> Any:
         """A call of a model that is not settled. It may be afterwards: then this was the first call of its key."""
         before = self._undecided()
         out = body(*given)
         if self._undecided() == before and self._settled().generation is not None:
-            call, _ = self._known(given, key)
+            call, _ = self._known(given, key, memory)
             if call is not None:
                 call.ran = max(call.ran, 1)
         return out
@@ -343,7 +371,10 @@ class Graphs:
         if changed is not None:
             self._never(call, f"it keeps something between two calls ({changed})")
             return out
-        if self._undecided() != before or self._settled().generation != self._generation:
+        if self._undecided() != before:
+            call.ran = 0  # other memory, and other kernels: to watch it while they are chosen is not worth it
+            return out
+        if self._settled().generation != self._generation:
             return out
         try:
             copies = [own_copy(tensor) for tensor in made]
@@ -445,8 +476,22 @@ def _surroundings() -> Hashable:
     )
 
 
-def replayed(block: Any, body: Body, given: Sequence[Any], key: Hashable = ()) -> Any:
-    """body(*given), which runs this block and its kin: as a graph where their stream has graphs and they pay."""
-    stream, number = block.__dict__.get(STREAMED, (None, 0))
+def replayed(block: Any, body: Body, given: Sequence[Any], key: Hashable = (), memory: object = None) -> Any:
+    """body(*given), which runs this block and its kin: as a graph where their stream has graphs and they pay. memory: as in
+    `Graphs.call`."""
+    stream, number = block.__dict__.get(STREAMED, NOWHERE)
     graphs: Graphs | None = getattr(stream, "graphs", None)
-    return body(*given) if graphs is None else graphs.call(body, given, (number, key))
+    return body(*given) if graphs is None else graphs.call(body, given, (number, key), memory)
+
+
+def let_go(block: Any, memory: object) -> None:
+    """What was replayed with this memory is not to be any more."""
+    graphs: Graphs | None = getattr(block.__dict__.get(STREAMED, NOWHERE)[0], "graphs", None)
+    if graphs is not None:
+        graphs.let_go(memory)
+
+
+def stays(block: Any) -> bool:
+    """Whether all that streams with this block lies where it will be read, so that a call may be replayed."""
+    stream = block.__dict__.get(STREAMED, NOWHERE)[0]
+    return stream is not None and stream.settled().generation is not None

@@ -7,6 +7,10 @@
 Between two tokens nothing that the device needs is on the host: the token's row of the embedding is taken where the table is, its
 place is counted there. A table that stays in the file, or is packed, is asked by the host, which has the number anyway.
 
+So a token's way through the layers, with the words' matrix where that stays in its place, is one CUDA graph, if the card would wait
+for the host (`graph.py`). It reads and writes keys and values where they lie: for other room it is captured anew, and it goes with
+the text. The first tokens are written launch after launch, since many a text is no longer.
+
 Stock writes with weights widened to bf16 or FP32 at each use, once for each token. What is written is the same where the
 arithmetic is: greedy text beside stock's FP32. Where a call is none of ours, stock's `generate` writes, and the ledger has the
 reason.
@@ -14,8 +18,10 @@ reason.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import comfy.model_management
@@ -25,8 +31,9 @@ from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ...kernels_cuda import rms_parts
-from ..few_products import few_products
+from ..few_products import few_products, read_in_place
 from ..fused import all_off
+from ..graph import let_go, replayed, stays
 from ..stream.encoding import words_held
 from ..stream.no_head import NoHead
 from ..text_stack import HAND_BACK
@@ -47,6 +54,7 @@ OPS = (
     "rms_rope_keep",
     "rms_rope_sums",
 )
+EARLY = 4  # tokens that are written launch after launch: to capture one takes as long as some
 PLAIN = (torch.float16, torch.bfloat16, torch.float32)  # tables of which rows are taken on the device
 
 
@@ -84,7 +92,8 @@ class Writes:
                 first = x.shape[1] if positions is None else int(positions[:, -1].max()) + 1
                 text = Text(self, found, x.float(), max_length, first)
                 sampler = Sampler(self, wish, stack.config.vocab_size, initial_tokens, x.device)
-                return written(text, sampler, max_length, stops)
+                with contextlib.closing(text):
+                    return written(text, sampler, max_length, stops)
             HAND_BACK(found, x, forced=policy.default == "on", quietly=not x.is_cuda)
         tokens: list[int] = super().generate(  # type: ignore[misc]
             embeds,
@@ -147,6 +156,8 @@ class Text:
         self._count, self._most, self._position = x.shape[1], x.shape[1] + most, position
         self._cache: Cache | None = None
         self._next: Next | None = None
+        self._written = 0
+        self._words_in_place: bool | None = None  # whether their matrix is read as it lies; None: not looked at yet
         head: Any = getattr(self._stack, "lm_head", None)
         self._head: Any = self._stack.embed_tokens if head is None else head
         if isinstance(head, NoHead):
@@ -154,6 +165,7 @@ class Text:
 
     def next(self, sampler: Sampler) -> int:
         """One more token."""
+        are_logits = False
         if self._cache is None:
             with words_held(self._network):
                 pass  # a streamed table takes its place before anything is brought for the layers
@@ -162,15 +174,21 @@ class Text:
             self._look_ahead()
         else:
             if self._count == self._cache.places:
+                self._let_go()
                 self._cache.grow()
                 self._look_ahead()
-            x = self._pass()
+            x, are_logits = self._pass()
         with words_held(self._network):
-            token = sampler(self._logits(x))
+            token = sampler(x if are_logits else self._logits(x))
             row = self._row(token)
         found = int(token[0])  # the one time that the host waits
         self._x = row if row is not None else self._embedded(found)
+        self._written += 1
         return found
+
+    def close(self) -> None:
+        """No token follows."""
+        self._let_go()
 
     def bound(self, written: int) -> tuple[int, float | None]:
         """Bytes that a token of so many reads, and what the card's memory has in a second."""
@@ -188,15 +206,45 @@ class Text:
                 prompt.pictures.add(x, i)
         return x[:, -1:].contiguous()
 
-    def _pass(self) -> Tensor:
-        """The last token, through all layers."""
-        assert self._cache is not None and self._next is not None, "the prompt was read"
-        x = self._x
-        for i, layer in enumerate(self._stack.layers):
-            x, _ = layer(x=x, attention_mask=self._next, past_key_value=self._cache.of(i))
+    def _pass(self) -> tuple[Tensor, bool]:
+        """The last token, through all layers: what comes out for it, [1, 1, width], or already its logits, and whether it is
+        them."""
+        assert self._next is not None, "the prompt was read"
+        if self._written < EARLY:
+            x, with_words = self._through(self._x, with_words=False), False
+        else:
+            with_words, first = self._words_stay(), self._stack.layers[0]
+            body, key = partial(self._through, with_words=with_words), ("a token", with_words, self._prompt.wide)
+            x = replayed(first, body, (self._x,), key, memory=self._next)
+        # Not before: whoever captures a token may let it pass twice, and each time it belongs to the same place.
         self._next.at.add_(1)
         self._count += 1
-        return x
+        return x, with_words
+
+    def _through(self, x: Tensor, *, with_words: bool) -> Tensor:
+        """A token, through all layers, and the words' matrix. Nothing else but its keys and values is written."""
+        assert self._cache is not None
+        for i, layer in enumerate(self._stack.layers):
+            x, _ = layer(x=x, attention_mask=self._next, past_key_value=self._cache.of(i))
+        if not with_words:
+            return x
+        with words_held(self._network):
+            return self._logits(x)
+
+    def _words_stay(self) -> bool:
+        """Whether a graph may hold their product. A matrix that streams would come twice for a token, for its row too; of one that
+        is not read as it lies a graph would hold a copy."""
+        if not stays(self._stack.layers[0]):
+            return False
+        if self._words_in_place is None:
+            with words_held(self._network):
+                self._words_in_place = read_in_place(self._head, self._x, self._prompt.wide.ops)
+        return self._words_in_place
+
+    def _let_go(self) -> None:
+        """What was captured reads and writes keys and values, which are about to go."""
+        if self._next is not None:
+            let_go(self._stack.layers[0], self._next)
 
     def _look_ahead(self) -> None:
         """The angles of all places that there is room for, and the next one's number, on the device."""

@@ -218,13 +218,15 @@ class Stream:
                     f"{self.blocks[order[-1]].name} runs inside of another block, and has never run before.",
                     self.path,
                 )
-            held = self.held
+            held, whole, free = self.held, self.most, vram.free(self._device)
             self.unload()
             self.order.become(order)
             self._bound()
             if held:
+                # Where all of it was there, what joins may be there too: ComfyUI asks how much is wanted at the next load only.
+                more = max(0, min(self.most - whole, free)) if held >= whole else 0
                 with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
-                    self._load(self._device, held, (self.grain,))
+                    self._load(self._device, held + more, (self.grain,))
 
     # ------------------------------------------------------------------------------------------------------ memory
 

@@ -105,6 +105,12 @@ def whole(device: torch.device) -> int:
     return max(0, int(total - comfy.model_management.extra_reserved_memory()))
 
 
+def free(device: torch.device) -> int:
+    """What of a device's memory weights could take at this moment, with what computing needs left."""
+    management = comfy.model_management
+    return max(0, int(management.get_free_memory(device)) - int(management.minimum_inference_memory()))
+
+
 _pools: dict[torch.device, Pool] = {}
 _pools_lock = threading.Lock()
 

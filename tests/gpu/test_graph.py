@@ -148,6 +148,91 @@ def test_encodings_are_the_same(folder: Path, kind: str, type_: str, name: str) 
     assert graphs.replayed >= 2 and not reasons(), (reasons(), clip.patcher.stream.ledger.summary()["notes"])
 
 
+# ---------------------------------------------------------------------------------------------------------------- texts
+
+
+def writers(folder: Path, storage: str = "fp16") -> tuple[Any, Any]:
+    """One without graphs, and one that has them; kernels are chosen, and neither keeps eyes that it does not use."""
+    from fusestream.fusion.load_text import load_streamed_text_encoder
+
+    path = checkpoints.write("qwen3_vl", folder, storage)
+    plain, clip = (load_streamed_text_encoder(str(path), []) for _ in range(2))
+    plain.patcher.stream.graphs = None
+    pays(clip.patcher)
+    until_chosen(lambda: write(plain))
+    write(clip, 1)
+    return plain, clip
+
+
+def write(clip: Any, most: int = 40, **options: Any) -> list[int]:
+    asked = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "seed": 3}
+    prompt = {"qwen3vl_8b": [[(word, 1.0) for word in (5, 7, 9, 200, 7)]]}
+    tokens: list[int] = clip.generate(prompt, max_length=most, repetition_penalty=1.0, **{**asked, **options})
+    return tokens
+
+
+@pytest.mark.parametrize("storage", ["fp16", "fp8_e4m3fn"])
+def test_texts_are_the_same(folder: Path, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token for token, while room for keys grows; drawn, too."""
+    from fusestream.fusion.language import cache
+
+    monkeypatch.setattr(cache, "AT_FIRST", 1)
+    monkeypatch.setattr(cache, "STEP", 16)
+    plain, clip = writers(folder, storage)
+    graphs = clip.patcher.stream.graphs
+    for options in ({}, {}, {"do_sample": True, "temperature": 0.9, "seed": 11}):
+        before = graphs.tokens
+        assert write(clip, **options) == write(plain, **options)
+        assert graphs.tokens >= before + 20, (reasons(), clip.patcher.stream.ledger.summary()["notes"])
+        assert graphs.nbytes == clip.patcher.stream.beside == 0, "it went with the text"
+    assert not reasons()
+
+
+def test_an_interrupt_between_two_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And memory that is wanted there."""
+    import comfy.model_management as mm
+
+    from fusestream.fusion.language import writing
+
+    plain, clip = writers(folder)
+    stream, want, following = clip.patcher.stream, write(plain), writing.Text.next
+
+    def interrupts(self: Any, sampler: Any) -> int:
+        if self._written == 20:
+            mm.interrupt_current_processing()
+        return following(self, sampler)
+
+    def gives_back(self: Any, sampler: Any) -> int:
+        if self._written % 12 == 11:
+            assert stream.release_graphs()
+        return following(self, sampler)
+
+    assert write(clip) == want
+    monkeypatch.setattr(writing.Text, "next", interrupts)
+    with pytest.raises(mm.InterruptProcessingException):
+        write(clip)
+    assert stream.beside == 0
+    monkeypatch.setattr(writing.Text, "next", gives_back)
+    assert write(clip) == want and stream.beside == 0
+    monkeypatch.undo()
+    mm.interrupt_current_processing(False)
+    assert write(clip) == want
+
+
+def test_100_texts_leave_no_vram(folder: Path) -> None:
+    plain, clip = writers(folder)
+    want, before, graphs = write(plain, 12), 0.0, clip.patcher.stream.graphs
+    for i in range(100):
+        if i == 10:
+            before = used()
+        captured = graphs.captured
+        assert write(clip, 12) == want
+        assert i < 2 or graphs.captured == captured + 1, (i, reasons())
+    after = used()
+    print(f"{before:.0f} MiB after 10 texts, {after:.0f} after 100")
+    assert after <= before + 2 and len(graphs._calls) < 4
+
+
 # --------------------------------------------------------------------------------------------------- between two steps
 
 

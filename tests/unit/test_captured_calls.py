@@ -183,6 +183,98 @@ def test_what_waits_for_the_card_is_never_captured(graphs: Graphs, model: Model,
     assert "the card takes" in model.notes["CUDA graphs"] and not refusals(), "which is as it should be"
 
 
+# ------------------------------------------------------------------------------------------------------- memory beside
+
+
+class Room:
+    """Rows that calls write to, one after the other."""
+
+    def __init__(self) -> None:
+        self.rows, self.at = torch.zeros(32, 4), torch.zeros(1, dtype=torch.long)
+        self.ran = 0
+
+    def body(self, x: Tensor) -> Tensor:
+        self.ran += 1
+        self.rows.index_copy_(0, self.at, x)
+        return self.rows.sum(0)
+
+
+def written(graphs: Graphs, room: Room, calls: int) -> None:
+    """As many, each seeing all rows before."""
+    for _ in range(calls):
+        x, before = torch.randn(1, 4), room.rows.sum(0)
+        torch.testing.assert_close(graphs.call(room.body, (x,), memory=room), before + x[0])
+        room.at.add_(1)
+
+
+def test_memory_beside_is_written_as_ever(graphs: Graphs, recorder: TapingRecorder) -> None:
+    room = Room()
+    written(graphs, room, 8)
+    assert (graphs.captured, graphs.replayed, graphs.tokens, room.ran) == (1, 5, 5, 4)
+    assert room.rows[:8].abs().sum(1).all() and not room.rows[8:].any()
+    graphs.let_go(room)
+    assert not recorder.tapes and graphs.nbytes == 0
+    written(graphs, room, 2)
+    assert (graphs.captured, graphs.replayed) == (2, 6), "it is still known to pay"
+
+
+def test_other_memory_is_captured_anew_at_once(graphs: Graphs, model: Model, recorder: TapingRecorder) -> None:
+    for i in range(1, 200):
+        room = Room()
+        written(graphs, room, 5)
+        assert graphs.captured == i and len(recorder.tapes) == 1 and len(graphs._calls) == 1
+        if i % 2:
+            graphs.let_go(room)
+            assert not recorder.tapes and model.budget == 8 * NBYTES
+    graphs.let_go(Room())
+    assert len(recorder.tapes) == 0, "the last one is gone, and another was never there"
+
+
+def test_letting_go_leaves_other_calls(graphs: Graphs, model: Model, recorder: TapingRecorder) -> None:
+    room = Room()
+    warm(graphs, model)
+    written(graphs, room, 4)
+    graphs.let_go(room)
+    assert len(recorder.tapes) == 1
+    warm(graphs, model, calls=1)
+    assert graphs.replayed == 2 and "2 calls were replayed (1 token of text)" in graphs.words()
+
+
+def test_memory_in_turns(graphs: Graphs, recorder: TapingRecorder) -> None:
+    """Two texts at once are not captured from token to token."""
+    rooms = Room(), Room()
+    for _ in range(30):
+        for room in rooms:
+            written(graphs, room, 1)
+    assert recorder.recorded < 6
+
+
+def test_no_room_for_one_may_be_room_for_another(graphs: Graphs, model: Model) -> None:
+    model.budget, first, second = 0, Room(), Room()
+    written(graphs, first, 5)
+    model.budget = 8 * NBYTES
+    written(graphs, first, 2)
+    assert refusals() == [graph.NO_ROOM] and graphs.captured == 1 and graphs.replayed == 0
+    written(graphs, second, 2)
+    assert graphs.captured == 2 and graphs.replayed == 1
+
+
+def test_kernels_that_other_memory_is_chosen_for(graphs: Graphs, measured: list[int]) -> None:
+    """It has another size: until they are, nothing is watched."""
+    first, second = Room(), Room()
+    written(graphs, first, 4)
+    attempts = graphs.attempts
+
+    def measures(x: Tensor) -> Tensor:
+        measured[0] += second.ran < 5
+        return second.body(x)
+
+    for _ in range(9):
+        graphs.call(measures, (torch.randn(1, 4),), memory=second)
+        second.at.add_(1)
+    assert graphs.attempts == attempts + 2 and graphs.captured == 2 and graphs.replayed == 2
+
+
 # -------------------------------------------------------------------------------------------------------- what ends it
 
 

@@ -24,6 +24,7 @@ from fusestream.checkpoints import llama
 from fusestream.fusion.errors import WrongFile
 from fusestream.fusion.families.qwen3_vl import eyes, sizes
 from fusestream.fusion.language import cache, layer, pace, stack, writing
+from fusestream.fusion.stream import vram
 from fusestream.fusion.stream.no_head import NoHead
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from fusestream.memory import read_header
@@ -168,6 +169,23 @@ def test_through_the_smallest_window(folder: Path) -> None:
     stream.ceiling = stream.least
     assert write(clip) == write(stocks(path))
     assert stream.ledger.peak("VRAM") <= stream.least
+
+
+def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for when the first text is written, with the weights of all layers there; or nothing more is free then."""
+    path, following = checkpoints.write("qwen3_vl", folder), writing.Text.next
+    for free in (2**40, 0):
+        clip, streamed = load(path), list[int]()
+        monkeypatch.setattr(vram, "free", lambda _device, free=free: free)
+
+        def counting(self: Any, sampler: Any, stream: Any = clip.patcher.stream, found: list[int] = streamed) -> int:
+            token = following(self, sampler)
+            found.append(len(stream.pager.plan.streamed))
+            return token
+
+        monkeypatch.setattr(writing.Text, "next", counting)
+        write(clip)
+        assert len(streamed) == 12 and any(streamed) == all(streamed) == (not free)
 
 
 def test_precision_fast_and_loras(folder: Path) -> None:
