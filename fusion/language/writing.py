@@ -34,7 +34,7 @@ from ...kernels_cuda import rms_parts
 from ..few_products import few_products, read_in_place
 from ..fused import all_off
 from ..graph import let_go, replayed, stays
-from ..stream.encoding import words_held
+from ..stream.encoding import begin_writing, words_held
 from ..stream.no_head import NoHead
 from ..text_stack import HAND_BACK
 from ..wide import Wide, norm_weight
@@ -167,8 +167,7 @@ class Text:
         """One more token."""
         are_logits = False
         if self._cache is None:
-            with words_held(self._network):
-                pass  # a streamed table takes its place before anything is brought for the layers
+            begin_writing(self._network, self._stack.layers)
             self._cache = Cache(self._stack, self._count, self._most, self._x.device)
             x = self._read()
             self._look_ahead()

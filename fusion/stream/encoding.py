@@ -7,12 +7,13 @@ has no end of its own that a patcher hears of.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from ..mixing import mix
 from . import progress
+from .doors import STREAMED
 from .stream import Stream
 
 STREAM = "fusestream_encodes"
@@ -37,6 +38,18 @@ def words_held(network: Any) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
     stream, block = held
     return cast(AbstractContextManager[None], stream.bound(block))
+
+
+def begin_writing(network: Any, layers: Sequence[Any]) -> None:
+    """Before the first of these layers is called: a streamed table of words takes its place, and its stream is told what a text
+    needs of a model that sees as well."""
+    doors = [layer.__dict__[STREAMED] for layer in layers if STREAMED in layer.__dict__]
+    blocks = [i for _, i in doors]
+    if not doors or None in blocks:  # or their parts are paged
+        with words_held(network):
+            return
+    stream: Stream = doors[0][0]
+    stream.runs_only(blocks, now=[network.__dict__[HEAD][1]] if HEAD in network.__dict__ else ())
 
 
 class _Encodes:

@@ -55,6 +55,10 @@ class Order:
             last += 1
         return (*self.paged[:at], *range(i, last), *self.paged[at:])
 
+    def are_new(self, blocks: Collection[int]) -> bool:
+        """Whether no pass has run any of them."""
+        return not self._has_settled and not any(i in (self._running or {}) for i in blocks)
+
     def end(self) -> tuple[int, ...] | None:
         """The pass is over: the order that it asks for, where that is another one."""
         running, self._running = self._running or {}, None

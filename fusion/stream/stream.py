@@ -205,8 +205,38 @@ class Stream:
             yield ran
         finally:
             wanted = self.order.end()
-        if wanted is not None:
+        # Where all of them stay, the order is no matter, and all would come anew.
+        if wanted is not None and not (self._all_stay and set(wanted) == set(self.order.paged)):
             self._reorder(wanted)
+
+    @property
+    def _all_stay(self) -> bool:
+        """Whether none of what is paged passes through."""
+        return self.pager is not None and not self.pager.plan.streamed
+
+    def runs_only(self, blocks: Sequence[int], now: Sequence[int] = ()) -> None:
+        """What is under way runs these blocks, again and again, and no others. now: those of them that are not called, and are
+        brought here. Where nobody has used the others yet, or not all of them stay, these are brought when they are called. Else
+        they are brought now: then all is in its place."""
+        used = {*now, *blocks}
+
+        def others() -> list[int]:
+            return [i for i in self.order.paged if i not in used]
+
+        def only() -> list[int]:
+            spare = [i for i in now if i not in self.order.place]
+            return spare + [i for i in self.order.paged if i in used]
+
+        if others() and self.order.are_new(others()):
+            self._reorder(only())
+        for i in now:
+            with self.bound(i):  # where it finds its place
+                pass
+        if others() and not self._all_stay:
+            self._reorder(only())
+        for i in others():
+            with self.bound(i):
+                pass
 
     def _reorder(self, order: Sequence[int]) -> None:
         """Page these blocks, in this order. What was on the device comes anew."""

@@ -94,3 +94,14 @@ def test_a_block_that_comes_unexpected_is_paged_behind_the_one_before_it() -> No
     assert order.with_block(3) == (0, 1, 4, 3, 2)
     order.runs(2)
     assert order.end() is None, "the pass ran as it is paged now"
+
+
+def test_blocks_are_new_until_a_pass_has_shown_what_runs() -> None:
+    order = Order(4)
+    assert order.are_new((2, 3)) and order.are_new(())
+    order.begin()
+    order.runs(0)
+    order.runs(2)
+    assert order.are_new((1, 3)) and not order.are_new((2, 3))
+    order.end()
+    assert not order.are_new((1, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -172,20 +173,21 @@ def test_through_the_smallest_window(folder: Path) -> None:
 
 
 def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for when the first text is written, with the weights of all layers there; or nothing more is free then."""
+    """It is asked for when the first text is written, with the weights of all layers there. Where nothing more is free then, the
+    eyes, which have seen, make room."""
     path, following = checkpoints.write("qwen3_vl", folder), writing.Text.next
     for free in (2**40, 0):
-        clip, streamed = load(path), list[int]()
+        clip, streamed = load(path), list[tuple[int, bool]]()
         monkeypatch.setattr(vram, "free", lambda _device, free=free: free)
 
-        def counting(self: Any, sampler: Any, stream: Any = clip.patcher.stream, found: list[int] = streamed) -> int:
+        def counting(self: Any, sampler: Any, stream: Any = clip.patcher.stream, found: Any = streamed) -> int:
             token = following(self, sampler)
-            found.append(len(stream.pager.plan.streamed))
+            found.append((len(stream.pager.plan.streamed), any(at.name.startswith("visual") for at in stream.layers)))
             return token
 
         monkeypatch.setattr(writing.Text, "next", counting)
         write(clip)
-        assert len(streamed) == 12 and any(streamed) == all(streamed) == (not free)
+        assert streamed == [(0, bool(free))] * 12
 
 
 def test_precision_fast_and_loras(folder: Path) -> None:
@@ -393,3 +395,43 @@ def test_a_file_without_the_words_matrix(writers: tuple[Any, Any]) -> None:
             write(writers[0], "words")
     finally:
         del parts["lm_head"]
+
+
+# ---------------------------------------------------------------------------------------------- what a text needs of them
+
+
+def copies(clip: Any) -> Counter[str]:
+    return Counter(entry.layer for entry in clip.patcher.stream.ledger.entries if entry.kind == "copy")
+
+
+def test_a_text_by_words_alone_brings_no_eyes_and_all_else_stays(folder: Path) -> None:
+    """From the first token on: what is in its place can be captured."""
+    clip = load(checkpoints.write("qwen3_vl", folder))
+    stream = clip.patcher.stream
+    write(clip, "words")
+    assert not [name for name in copies(clip) if name.startswith("visual")]
+    assert stream.settled().generation is not None and "model.embed_tokens" in {layer.name for layer in stream.layers}
+    before = copies(clip)
+    write(clip, "words")
+    assert copies(clip) == before, "nothing comes again"
+
+
+def test_eyes_that_were_used_stay_with_the_rest(folder: Path) -> None:
+    clip = load(checkpoints.write("qwen3_vl", folder))
+    stream = clip.patcher.stream
+    write(clip, "picture")
+    assert stream.settled().generation is not None
+    before, wanted = copies(clip), write(clip, "words")
+    assert write(clip, "picture") and write(clip, "words") == wanted and copies(clip) == before
+    assert stream.held == stream.most
+
+
+def test_eyes_go_while_what_a_token_needs_does_not_fit(folder: Path) -> None:
+    """Else they would take room from it, and be brought with each token for nobody."""
+    path = checkpoints.write("qwen3_vl", folder)
+    wanted, clip = write(load(path), "picture"), load(path)
+    clip.patcher.stream.ceiling = clip.patcher.stream.least
+    assert write(clip, "picture") == wanted
+    # Each of the picture's layers came for the picture, and perhaps ahead of it once more.
+    assert max(count for name, count in copies(clip).items() if name.startswith("visual")) <= 3 < len(wanted)
+    assert write(clip, "picture") == wanted
