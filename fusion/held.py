@@ -66,11 +66,14 @@ def patcher_of(model: nn.Module, load_device: torch.device, offload_device: torc
 
 
 def hold(model: nn.Module, device: torch.device) -> None:
-    """Let all that the model computes with lie on the device, in the types in which it computes."""
+    """Let all that the model computes with lie on the device, in the types in which it computes; and where the kernels are ours, the
+    weights of convolutions of pictures as they are read."""
     held: dict[str, Held] = model.__dict__.setdefault(HELD, {})
+    is_ours = hasattr(model, "fusestream_policy") and device.type == "cuda"
     for module, name, tensor, kind in list(_tensors(model)):
         if tensor.device != device or tensor.dtype is not kind:
-            held[name] = Held(tensor, _put(module, name, tensor.to(device, kind)))
+            form = torch.channels_last if is_ours and tensor.ndim == 4 else torch.preserve_format
+            held[name] = Held(tensor, _put(module, name, tensor.to(device, kind, memory_format=form)))
 
 
 def give_back(model: nn.Module) -> None:

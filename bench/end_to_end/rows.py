@@ -441,7 +441,7 @@ def small() -> list[Row]:
 def live() -> list[Row]:
     """Frames of 512x512, one by one, as stock's VAE Encode, KSampler and VAE Decode make them. 120 of them a second are asked with
     TAESD, and 60 with the VAE."""
-    row = Row("sd15", "live", 512, 512, steps=200, group="live", through="TAESD")
+    row = Row("sd15", "live", 512, 512, steps=120, group="live", through="TAESD")
     held = {"note": "held to Turing", **TURING}
     return [
         replace(row, asked=8.0, seconds=1 / 120),

@@ -43,12 +43,13 @@ class OutOfVram(torch.OutOfMemoryError):
 
 @dataclass
 class Tally:
-    """What a run did. batch: frames that passed together. ran: the last stages."""
+    """What a run did. batch: frames that passed together. ran: the last stages. replayed: encodings and decodings, as graphs."""
 
     batch: int = 1
     frames: int = 0
     skipped: int = 0
     groups: int = 0
+    replayed: int = 0
     ran: deque[Ran] = field(default_factory=lambda: deque(maxlen=MOST_RAN))
 
 
@@ -91,6 +92,7 @@ def run(
             "a smaller width and height, batch 1, or take TAESD as the VAE."
         ) from None
     finally:
+        live.end()
         setattr(model.model, LAST, live.tally)
     return live.tally
 
@@ -183,10 +185,15 @@ class _Live(comfy.samplers.Sampler):
         """Bring model and VAE to the device together, with room for what both need at a time."""
         n = self._settings.batch
         frames = torch.Size((n, *self._size, 3))
-        need = self._pictures.bytes_for(frames, torch.Size((n, *latent.shape[1:])))
-        need += guider.inner_model.memory_required([2 * n, *latent.shape[1:]])
+        of_vae = self._pictures.bytes_for(frames, torch.Size((n, *latent.shape[1:])))
+        need = of_vae + guider.inner_model.memory_required([2 * n, *latent.shape[1:]])
         together = [guider.model_patcher, *guider.loaded_models]
         comfy.model_management.load_models_gpu(together, memory_required=need, minimum_memory_required=need)
+        self._pictures.begin(of_vae)
+
+    def end(self) -> None:
+        """No more frames are made. May be called where none was."""
+        self.tally.replayed += self._pictures.end()
 
     def _all(self, lanes: Lanes) -> None:
         waiting: list[tuple[Tensor, Tensor | None, _Made]] = []

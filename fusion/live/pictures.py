@@ -2,26 +2,52 @@
 
 Stock's `VAE.encode` and `decode` ask each time what of VRAM is free, may move models for it, and carry each result to the host.
 Here the VAE is loaded beside the diffusion model once, and its module is called as those call it: a frame stays on the device from
-its pixels to its pixels.
+its pixels to its pixels. What of it is ours is short, and its calls are alike: they are captured as CUDA graphs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import comfy.utils
 import torch
 from torch import Tensor
 
+from ...gpu.graphs import RECORDER, Recorder
+from ...kernels_cuda import KernelPolicy
+from ..graph import Graphs
+from ..lying import Lying
+
 
 class Pictures:
     """Of one VAE, of stock's class, whose weights are where it computes."""
 
-    def __init__(self, vae: Any) -> None:
+    def __init__(self, vae: Any, recorder: Recorder = RECORDER) -> None:
         vae.throw_exception_if_invalid()
         self._vae = vae
         self._module = vae.first_stage_model
-        self._in_parts = getattr(self._module, "comfy_has_chunked_io", False)
+        self._recorder = recorder
+        self._graphs: Graphs | None = None
+        self._told: dict[str, int] = {}
+
+    def begin(self, nbytes: int) -> None:
+        """Many frames follow. nbytes: what was asked for on the device, beside the weights, which lie there."""
+        policy: KernelPolicy | None = getattr(self._module, "fusestream_policy", None)
+        if policy is None or policy.is_off:
+            return  # stock computes
+        if hasattr(self._module, "fusestream_room"):
+            self._told["room"] = self._module.fusestream_room(self.device)  # once: it takes as long as some kernels
+        self._graphs = Graphs(Lying(self._module, self.device, nbytes), self._module, self._recorder)
+
+    def end(self) -> int:
+        """No more frames follow. Returns how many calls were replayed."""
+        graphs, self._graphs = self._graphs, None
+        self._told = {}
+        if graphs is None:
+            return 0
+        graphs.release()
+        return graphs.replayed
 
     @property
     def device(self) -> torch.device:
@@ -30,22 +56,34 @@ class Pictures:
 
     def encode(self, frames: Tensor) -> Tensor:
         """Frames [n, h, w, 3], 0 to 1, on the device -> latents [n, c, h', w'], of a video VAE [n, c, 1, h', w']."""
+        return self._run(self._encoded, frames, "encode")
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents -> frames [n, h, w, 3], 0 to 1, on the device."""
+        return self._run(self._decoded, latents, "decode")
+
+    def _run(self, body: Callable[[Tensor], Tensor], given: Tensor, what: str) -> Tensor:
+        if self._graphs is None:
+            return body(given)
+        made: Tensor = self._graphs.call(body, (given,), what)
+        return made
+
+    def _encoded(self, frames: Tensor) -> Tensor:
         vae = self._vae
         pixels = vae.vae_encode_crop_pixels(frames).movedim(-1, 1)
         if vae.latent_dim == 3:
             pixels = pixels.unsqueeze(2)
         pixels = vae.process_input(pixels).to(vae.vae_dtype)
-        made: Tensor = self._module.encode(pixels, device=vae.device) if self._in_parts else self._module.encode(pixels)
-        made = made.to(vae.vae_output_dtype())
+        # Without a device: who names one has pixels on the host, and is shown a bar.
+        made: Tensor = self._module.encode(pixels, **self._told).to(vae.vae_output_dtype())
         formed: Tensor | None = None if vae.format_encoded is None else vae.format_encoded(made)
         return made if formed is None else formed
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Latents -> frames [n, h, w, 3], 0 to 1, on the device."""
+    def _decoded(self, latents: Tensor) -> Tensor:
         vae = self._vae
         if vae.latent_dim == 2 and latents.ndim == 5:
             latents = latents[:, :, 0]
-        made = self._module.decode(latents.to(device=vae.device, dtype=vae.vae_dtype))
+        made = self._module.decode(latents.to(device=vae.device, dtype=vae.vae_dtype), **self._told)
         # Of its own: `process_output` writes into it.
         pixels: Tensor = vae.process_output(made.to(dtype=vae.vae_output_dtype(), copy=True)).movedim(1, -1)
         return pixels.reshape(-1, *pixels.shape[-3:]) if pixels.ndim == 5 else pixels

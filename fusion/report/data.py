@@ -122,7 +122,7 @@ class LiveStage:
 @dataclass(frozen=True)
 class Live:
     """The last live video. rate: frames a second of the last groups. overlap: of the time in which a stage ran, the share in which
-    several did. timeline: stages of the last groups, `layer` the group's number."""
+    several did. timeline: stages of the last groups, `layer` the group's number. replayed: encodings and decodings, as graphs."""
 
     frames: int
     skipped: int
@@ -131,6 +131,7 @@ class Live:
     stages: tuple[LiveStage, ...]
     overlap: float
     timeline: tuple[Stretch, ...]
+    replayed: int = 0
 
 
 @dataclass(frozen=True)

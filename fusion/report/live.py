@@ -35,7 +35,14 @@ def live_of(model: Any) -> Live | None:
     )
     rate = len(whole) * tally.batch / span if span > 0 else 0.0
     return Live(
-        tally.frames, tally.skipped, tally.batch, rate, stages, overlapped(tally.ran), _timeline(whole[-SHOWN:])
+        tally.frames,
+        tally.skipped,
+        tally.batch,
+        rate,
+        stages,
+        overlapped(tally.ran),
+        _timeline(whole[-SHOWN:]),
+        tally.replayed,
     )
 
 
@@ -72,6 +79,8 @@ def live_lines(found: Live) -> Iterator[str]:
     each = "each frame" if found.batch == 1 else f"each {found.batch} frames"
     yield f"{each}: " + ", ".join(f"{stage.name} {duration(stage.seconds)}" for stage in found.stages)
     yield f"several stages ran at once in {found.overlap:.0%} of the time"
+    if found.replayed:
+        yield f"{counted(found.replayed, 'encoding or decoding was', 'encodings and decodings were')} replayed as CUDA graphs"
     for stage in found.stages:
         if stage.waited:
             yield f"{stage.name} began {duration(stage.waited)} behind what it gets"

@@ -129,6 +129,20 @@ def test_stages_on_streams_make_what_stages_in_order_make(parts, whose, monkeypa
     alike(overlapped, live(parts[whose], frames, **told))
 
 
+def test_encoding_and_decoding_are_replayed(parts, monkeypatch):
+    """As graphs, on their streams beside the network's, they make what they make launch after launch."""
+    from fusestream.fusion.live import engine
+    from fusestream.fusion.live.settings import Settings
+
+    own, frames = parts["ours through TAESD"], clip(30)
+    until_chosen(lambda: live(own, frames[:4]))
+    made: list[torch.Tensor] = []
+    tally = engine.run(*own, frames, Settings(seed=5), made.append)
+    assert tally.replayed >= 2 * (len(frames) - 6)
+    monkeypatch.setenv("FUSESTREAM_GRAPHS", "0")
+    alike(torch.stack(made), live(own, frames))
+
+
 def test_the_kernel_blends(parts):
     """Guidance, step and blend in one launch: none of its calls is refused."""
     own, frames = parts["ours"], clip(4)

@@ -31,7 +31,7 @@ def test_every_row_is_in_one_part_and_every_part_fits_into_a_call() -> None:
     names = [row.name for part in cut for row in part.rows]
     assert sorted(names) == sorted(row.name for row in rows.all_rows())
     assert all(part.seconds < 8.8 * 60 for part in cut), "minutes of a part"
-    assert sum(part.seconds for part in cut) <= 39 * 60, "minutes of the whole"
+    assert sum(part.seconds for part in cut) <= 40 * 60, "minutes of the whole"
     assert [part.kind for part in cut[-2:]] == ["kernels", "pager"]
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -26,13 +27,16 @@ import torch
 from comfy_api.latest import InputImpl, Types
 from comfy_execution.graph_utils import ExecutionBlocker
 from comfy_extras import nodes_custom_sampler
+from taped import NBYTES, TapingRecorder
 
 import nodes
-from fusestream import checkpoints
+from fusestream import checkpoints, fusion
+from fusestream.bench.end_to_end import weights
 from fusestream.checkpoints import narrow
 from fusestream.fusion import report
 from fusestream.fusion.errors import WrongInput
 from fusestream.fusion.live import change, engine, kept, lanes, sources
+from fusestream.fusion.live.pictures import Pictures
 from fusestream.fusion.live.settings import SD_TURBO, Settings
 from fusestream.fusion.live.video import NotWritten, VideoFile
 from fusestream.fusion.report.data import Report
@@ -344,6 +348,73 @@ def test_an_interrupt_at_any_frame_keeps_what_was_made(
     assert InputImpl.VideoFromFile(str(file)).get_components().images.shape == (3, SIDE, SIDE, 3)
     assert threading.active_count() <= running
     assert len(live(stage, clip(2))[0]) == 2, "and the next run goes on"
+
+
+@pytest.fixture(scope="module")
+def tiny(stage: Stage) -> Stage:
+    """The same with TAESD of ours, whose weights are drawn."""
+    drawn = weights.small_vae("taesd", torch.Generator().manual_seed(0), tiny=True)
+    with torch.inference_mode():
+        return stage._replace(vae=fusion.load_vae_in_parts("taesd", drawn))
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> TapingRecorder:
+    """What the VAE's stages are recorded with."""
+    found = TapingRecorder()
+    monkeypatch.setattr(engine, "Pictures", partial(Pictures, recorder=found))
+    return found
+
+
+def test_encoding_and_decoding_are_replayed(
+    tiny: Stage, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, told = clip(8), {"blend": 0.5}
+    recorder.nothing = "nothing is recorded"
+    want, tally = live(tiny, frames, **told)
+    assert tally.replayed == 0 and not recorder.recorded
+    recorder.nothing = None
+    got, tally = live(tiny, frames, **told)
+    assert recorder.recorded == 2 and tally.replayed == 2 * (8 - 3) and torch.equal(got, want)
+    assert "10 encodings and decodings were replayed as CUDA graphs" in "\n".join(live_lines(live_of(tiny.model)))
+    assert not recorder.tapes, "nothing is kept when the frames end"
+
+
+def test_what_stock_decodes_is_not_replayed(stage: Stage, recorder: TapingRecorder) -> None:
+    _, tally = live(stage, clip(5))
+    assert tally.replayed == 0 and not recorder.recorded
+
+
+def test_a_vae_that_moves_is_captured_anew(tiny: Stage, recorder: TapingRecorder) -> None:
+    """ComfyUI wants the room in the middle: what was captured has the addresses from before."""
+    frames = clip(10)
+    want, _ = live(tiny, frames)
+
+    def moves() -> Iterator[torch.Tensor]:
+        for i, frame in enumerate(frames):
+            if i == 6:
+                tiny.vae.patcher.detach()
+                tiny.vae.patcher.patch_model(tiny.vae.device)
+            yield frame
+
+    before = recorder.recorded
+    got, _ = live(tiny, moves())
+    assert torch.equal(got, want) and recorder.recorded == before + 4 and not recorder.tapes
+
+
+def test_a_bound_of_memory_that_is_too_small_for_graphs(tiny: Stage, recorder: TapingRecorder) -> None:
+    pictures = Pictures(tiny.vae, recorder)
+    frame, latent = clip(1), None
+    pictures.begin(NBYTES // 2)
+    for _ in range(5):
+        found = pictures.decode(pictures.encode(frame))
+        assert latent is None or torch.equal(latent, found)
+        latent = found
+    assert pictures.end() == 0 and not recorder.tapes
+    pictures.begin(100 * NBYTES)
+    for _ in range(5):
+        assert torch.equal(pictures.decode(pictures.encode(frame)), found)
+    assert pictures.end() == 4 and not recorder.tapes
 
 
 def test_too_little_memory_is_told_with_what_to_do(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,6 +266,10 @@ class Fused:
         scale = folding(vae) * 2 ** (vae.decoder.num_resolutions - 1)
         return b, vae.decoder.conv_out.out_channels, scale * h, scale * w
 
+    def fusestream_room(self, device: torch.device) -> int:
+        """What `room` is there now, unless given."""
+        return room_for(self, self.fusestream_limit, device)
+
     @torch.no_grad()
     def decode(
         self, z: Tensor, output_buffer: Tensor | None = None, room: int | None = None, **_options: Any
@@ -291,7 +295,7 @@ class Fused:
         return super().encode(Ordered(x, order), **options)  # type: ignore[misc]
 
     def _order(self, device: torch.device, room: int | None, alone: bool, into: Tensor | None = None) -> Order:
-        found = room_for(self, self.fusestream_limit, device) if room is None else room
+        found = self.fusestream_room(device) if room is None else room
         return Order(self.fusestream_policy, device, found, alone, alone and on_card(device), into)
 
 

@@ -261,6 +261,10 @@ class FusedTiny:
         b, _, h, w = shape
         return b, 3, SCALE * fold(self) * h, SCALE * fold(self) * w
 
+    def fusestream_room(self, device: torch.device) -> int:
+        """What `room` is there now, unless given."""
+        return room_for(self, self.fusestream_limit, device)
+
     @torch.no_grad()
     def decode(
         self, x: Tensor, output_buffer: Tensor | None = None, room: int | None = None, **_options: Any
@@ -322,7 +326,7 @@ class FusedTiny:
         return scaled
 
     def _count(self, decodes: bool, height: int, width: int, x: Tensor, device: torch.device, room: int | None) -> int:
-        found = room_for(self, self.fusestream_limit, device) if room is None else room
+        found = self.fusestream_room(device) if room is None else room
         return count_for(self, decodes, height, width, x.element_size(), found)
 
     def _around(
