@@ -66,7 +66,7 @@ def patcher_of(model: nn.Module, load_device: torch.device, offload_device: torc
 
 
 def hold(model: nn.Module, device: torch.device) -> None:
-    """Let all that the model computes with lie on the device, in the types in which it computes; and where the kernels are ours, the
+    """Let all that the model computes with lie on the device, in the types in which it computes; where the kernels are ours, the
     weights of convolutions of pictures as they are read."""
     held: dict[str, Held] = model.__dict__.setdefault(HELD, {})
     is_ours = hasattr(model, "fusestream_policy") and device.type == "cuda"
