@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from scenes import distance
 
 from fusestream.fusion import KernelPolicy
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.kernels_cuda.registry import Op
 
 OFF = KernelPolicy.of("off")
 HALF = torch.float16
@@ -31,5 +34,21 @@ def load(path: Path, policy: KernelPolicy | None = None, dtype: torch.dtype = HA
 
 
 def as_near(fused: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Against stock's in fp32, at most 1.1 times the error of stock's in fp16; and computed by ours."""
-    return not torch.equal(fused, theirs) and distance(fused, exact) <= max(1.1 * distance(theirs, exact), 1e-3)
+    """Against stock's in fp32, hardly more than the error of stock's in fp16, which is another one by a quarter from CPU to CPU; and
+    computed by ours."""
+    return not torch.equal(fused, theirs) and distance(fused, exact) <= max(1.3 * distance(theirs, exact), 1e-3)
+
+
+@contextlib.contextmanager
+def modes() -> Iterator[dict[str, set[str]]]:
+    """In which modes each op is asked for meanwhile. By what it computes it cannot be told: some CPUs round as our kernels do."""
+    found: dict[str, set[str]] = {}
+    run = Op.run
+
+    def noted(self: Op, tensors: Any, options: Any, policy: KernelPolicy) -> Any:
+        found.setdefault(self.name, set()).add(policy.mode(self.name))
+        return run(self, tensors, options, policy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Op, "run", noted)
+        yield found

@@ -15,7 +15,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
-from in_halves import HALF, OFF, as_near, load
+from in_halves import HALF, OFF, as_near, load, modes
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
@@ -99,8 +99,10 @@ def test_each_kernel_can_be_switched_off(folder: Path, kind: str) -> None:
     fused = sample(load(path), scene, cfg=1.0)
     own = {"flux2": ("linear_pair", "linear_pair_", "norm_modulate", "rms_rope_"), "flux1": ("linear",)}
     for op in (*own[kind], "linear_"):
-        without = sample(load(path, KernelPolicy.of(**{op: "off"})), scene, cfg=1.0)
-        assert op in FLUX.ops and op in OPS and 0 < distance(without, fused) < 0.01, op
+        with modes() as asked:
+            without = sample(load(path, KernelPolicy.of(**{op: "off"})), scene, cfg=1.0)
+        assert op in FLUX.ops and op in OPS and distance(without, fused) < 0.01, op
+        assert asked.pop(op) == {"off"} and set().union(*asked.values()) == {"auto"}, op
     all_off = KernelPolicy.of("off", **dict.fromkeys(FLUX.ops, "off"))
     off = [sample(load(path, policy), scene, cfg=1.0) for policy in (all_off, OFF)]
     assert torch.equal(*off) and not handed_back()

@@ -16,7 +16,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
-from in_halves import HALF, OFF, SIDES, as_near, load
+from in_halves import HALF, OFF, SIDES, as_near, load, modes
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
@@ -100,8 +100,10 @@ def test_each_kernel_can_be_switched_off(folder: Path, kind: str, monkeypatch: p
     path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
     fused = sample(load(path), scene)
     for op in ("conv", "gelu_mul", "group_norm_silu", "linear", "linear_", "norm_modulate", "upsample_conv2d"):
-        without = sample(load(path, KernelPolicy.of(**{op: "off"})), scene)
-        assert op in UNET.ops and op in OPS and 0 < distance(without, fused) < 0.01, op
+        with modes() as asked:
+            without = sample(load(path, KernelPolicy.of(**{op: "off"})), scene)
+        assert op in UNET.ops and op in OPS and distance(without, fused) < 0.01, op
+        assert asked.pop(op) == {"off"} and set().union(*asked.values()) == {"auto"}, op
     all_off = KernelPolicy.of("off", **dict.fromkeys(UNET.ops, "off"))
     assert torch.equal(sample(load(path, all_off), scene), sample(load(path, OFF), scene)) and not handed_back()
 

@@ -13,7 +13,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
-from in_halves import HALF, OFF, load
+from in_halves import HALF, OFF, load, modes
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import distance, sample
@@ -73,9 +73,10 @@ def test_each_kernel_can_be_switched_off(folder: Path) -> None:
     path = checkpoints.write("z_image", folder)
     fused = painted(path)
     for op in ("linear", "linear_", "linear_pair", "norm_modulate", "rms_rope_", "gated_residual", "gated_residual_"):
-        off = distance(painted(path, KernelPolicy.of(**{op: "off"})), fused)
-        is_a_sum = op.startswith("gated")  # which torch rounds as the op does
-        assert op in Z_IMAGE.ops and op in OPS and (off == 0 if is_a_sum else 0 < off < 0.01), op
+        with modes() as asked:
+            without = painted(path, KernelPolicy.of(**{op: "off"}))
+        assert op in Z_IMAGE.ops and op in OPS and distance(without, fused) < 0.01, op
+        assert asked.pop(op) == {"off"} and set().union(*asked.values()) == {"auto"}, op
 
 
 def test_int8_files_under_turbo(folder: Path) -> None:
