@@ -34,7 +34,7 @@ def load(path: Path, policy: KernelPolicy | None = None, dtype: torch.dtype = HA
 
 
 def as_near(fused: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Against stock's in fp32, hardly more than the error of stock's in fp16, which is another one by a quarter from CPU to CPU; and
+    """Against stock's in fp32, hardly more than the error of stock's in fp16, which differs by a quarter from CPU to CPU; and
     computed by ours."""
     return not torch.equal(fused, theirs) and distance(fused, exact) <= max(1.3 * distance(theirs, exact), 1e-3)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import itertools
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
