@@ -55,6 +55,7 @@ OPS = (
     "rms_rope_sums",
 )
 EARLY = 4  # tokens that are written launch after launch: to capture one takes as long as some
+LONG = 32  # tokens: with that many more, what they do not use of a model that streams is worth its room to them
 PLAIN = (torch.float16, torch.bfloat16, torch.float32)  # tables of which rows are taken on the device
 
 
@@ -172,6 +173,8 @@ class Text:
             x = self._read()
             self._look_ahead()
         else:
+            if self._written == LONG:
+                begin_writing(self._network, self._stack.layers, at_last=True)
             if self._count == self._cache.places:
                 self._let_go()
                 self._cache.grow()

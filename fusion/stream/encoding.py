@@ -40,16 +40,17 @@ def words_held(network: Any) -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], stream.bound(block))
 
 
-def begin_writing(network: Any, layers: Sequence[Any]) -> None:
+def begin_writing(network: Any, layers: Sequence[Any], *, at_last: bool = False) -> None:
     """Before the first of these layers is called: a streamed table of words takes its place, and its stream is told what a text
-    needs of a model that sees as well."""
+    needs of a model that sees as well. at_last: the text has become long, see `Stream.runs_only`."""
     doors = [layer.__dict__[STREAMED] for layer in layers if STREAMED in layer.__dict__]
     blocks = [i for _, i in doors]
     if not doors or None in blocks:  # or their parts are paged
         with words_held(network):
             return
     stream: Stream = doors[0][0]
-    stream.runs_only(blocks, now=[network.__dict__[HEAD][1]] if HEAD in network.__dict__ else ())
+    head = [network.__dict__[HEAD][1]] if HEAD in network.__dict__ else []
+    stream.runs_only(blocks, now=head, at_last=at_last)
 
 
 class _Encodes:

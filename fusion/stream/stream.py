@@ -101,6 +101,7 @@ class Stream:
         self._unloading = False
         self.changes = Changes()
         self._stands_still = False  # the blocks hold their weights until further notice
+        self._is_narrowed = False  # to blocks that run again and again: others had been paged
         self._was_refused = False  # the file, while it was used: what was brought of it is not to be gone on with
         self._lock = threading.RLock()
         self._bound()
@@ -205,19 +206,21 @@ class Stream:
             yield ran
         finally:
             wanted = self.order.end()
-        # Where all of them stay, the order is no matter, and all would come anew.
-        if wanted is not None and not (self._all_stay and set(wanted) == set(self.order.paged)):
-            self._reorder(wanted)
+        # Where all of them stay, the order is no matter, and all would come anew. What was left out comes when it is called.
+        if wanted is None or self._is_narrowed or (self._all_stay and set(wanted) == set(self.order.paged)):
+            return
+        self._reorder(wanted)
 
     @property
     def _all_stay(self) -> bool:
         """Whether none of what is paged passes through."""
         return self.pager is not None and not self.pager.plan.streamed
 
-    def runs_only(self, blocks: Sequence[int], now: Sequence[int] = ()) -> None:
+    def runs_only(self, blocks: Sequence[int], now: Sequence[int] = (), *, at_last: bool = False) -> None:
         """What is under way runs these blocks, again and again, and no others. now: those of them that are not called, and are
-        brought here. Where nobody has used the others yet, or not all of them stay, these are brought when they are called. Else
-        they are brought now: then all is in its place."""
+        brought here. Where all of them stay, the others are brought now: then all is in its place. Where nobody has used the others
+        yet, they are brought when they are called. at_last: where not all of them stay, too; whoever says so knows that it goes on
+        for long, since all comes anew."""
         used = {*now, *blocks}
 
         def others() -> list[int]:
@@ -232,11 +235,13 @@ class Stream:
         for i in now:
             with self.bound(i):  # where it finds its place
                 pass
-        if others() and not self._all_stay:
+        if self._all_stay:
+            for i in others():
+                with self.bound(i):
+                    pass
+        elif at_last and others():
             self._reorder(only())
-        for i in others():
-            with self.bound(i):
-                pass
+            self._is_narrowed = True
 
     def _reorder(self, order: Sequence[int]) -> None:
         """Page these blocks, in this order. What was on the device comes anew."""
@@ -250,6 +255,7 @@ class Stream:
                 )
             held, whole, free = self.held, self.most, vram.free(self._device)
             self.unload()
+            self._is_narrowed = False
             self.order.become(order)
             self._bound()
             if held:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.support import compared, in_turns, ratio
+from gpu.support import compared, in_turns, ratio, until_chosen
 
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
 
@@ -290,7 +290,7 @@ def test_weights_that_were_laid_out_are_copied_for_no_call(backend, window, tmp_
     with checkpoints.narrow.opened(comfy):
         with monkeypatch.context() as patch:
             patch.setattr(laid_out, "mix", lambda *_: None)
-            before = sample(streamed(on), scene)
+            before = until_chosen(lambda: sample(streamed(on), scene))
         assert any(copied)
         copied.clear()
         model = streamed(on)

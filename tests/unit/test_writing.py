@@ -173,9 +173,10 @@ def test_through_the_smallest_window(folder: Path) -> None:
 
 
 def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for when the first text is written, with the weights of all layers there. Where nothing more is free then, the
-    eyes, which have seen, make room."""
+    """It is asked for when the first text is written, with the weights of all layers there. Where nothing more is free then, some
+    of it streams, until the text is long: then the eyes, which have seen, make room."""
     path, following = checkpoints.write("qwen3_vl", folder), writing.Text.next
+    monkeypatch.setattr(writing, "LONG", 4)
     for free in (2**40, 0):
         clip, streamed = load(path), list[tuple[int, bool]]()
         monkeypatch.setattr(vram, "free", lambda _device, free=free: free)
@@ -187,7 +188,9 @@ def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(writing.Text, "next", counting)
         write(clip)
-        assert streamed == [(0, bool(free))] * 12
+        before, after = streamed[:4], streamed[4:]
+        assert after == [(0, bool(free))] * 8 and all(eyes for _, eyes in before)
+        assert all((count > 0) == (not free) for count, _ in before)
 
 
 def test_precision_fast_and_loras(folder: Path) -> None:
@@ -426,12 +429,27 @@ def test_eyes_that_were_used_stay_with_the_rest(folder: Path) -> None:
     assert stream.held == stream.most
 
 
-def test_eyes_go_while_what_a_token_needs_does_not_fit(folder: Path) -> None:
+def test_eyes_go_while_a_long_text_does_not_fit_beside_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else they would take room from it, and be brought with each token for nobody."""
     path = checkpoints.write("qwen3_vl", folder)
     wanted, clip = write(load(path), "picture"), load(path)
+    monkeypatch.setattr(writing, "LONG", 2)
     clip.patcher.stream.ceiling = clip.patcher.stream.least
-    assert write(clip, "picture") == wanted
-    # Each of the picture's layers came for the picture, and perhaps ahead of it once more.
-    assert max(count for name, count in copies(clip).items() if name.startswith("visual")) <= 3 < len(wanted)
-    assert write(clip, "picture") == wanted
+    for texts in (1, 2):
+        assert write(clip, "picture") == wanted
+        # Each of the picture's layers came for the picture, and perhaps ahead of it and of two tokens.
+        eyes = [count for name, count in copies(clip).items() if name.startswith("visual")]
+        assert max(eyes) <= 5 * texts < len(wanted) * texts
+
+
+def test_for_a_short_text_nothing_comes_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caption of a few words about each of many pictures."""
+    clip, made = load(checkpoints.write("qwen3_vl", folder)), list[int]()
+    stream = clip.patcher.stream
+    stream.ceiling = (stream.least + stream.most) // 2
+    write(clip, "picture"), write(clip, "picture")
+    reorder = stream._reorder
+    monkeypatch.setattr(stream, "_reorder", lambda order: (made.append(len(order)), reorder(order)))
+    for _ in range(3):
+        write(clip, "picture")
+    assert not made and stream.pager.plan.streamed
