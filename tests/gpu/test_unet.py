@@ -290,7 +290,8 @@ def test_weights_that_were_laid_out_are_copied_for_no_call(backend, window, tmp_
     with checkpoints.narrow.opened(comfy):
         with monkeypatch.context() as patch:
             patch.setattr(laid_out, "mix", lambda *_: None)
-            before = until_chosen(lambda: sample(streamed(on), scene))
+            model = streamed(on)
+            before = until_chosen(lambda: sample(model, scene))
         assert any(copied)
         copied.clear()
         model = streamed(on)
