@@ -71,10 +71,11 @@ def open_pager(
         raise NoDriver(f"{other}: weights stream to NVIDIA cards, and to the CPU")
     ram = ram or RamBudget.auto()
     cuda = CudaDevice(where.index if where.index is not None else torch.cuda.current_device())
-    able = backend == "managed" or (backend == "auto" and why_not_managed(cuda, layers, ram, guard) is None)
+    against_managed = why_not_managed(cuda, layers, ram, guard, budget)
+    able = backend == "managed" or (backend == "auto" and against_managed is None)
     bus = measure_rates(cuda, [run for layer in layers for run in runs_of(layer, source.home)], able)
     ledger.note("rates", str(bus))
-    name, why = choose_backend(backend, why_not_managed(cuda, layers, ram, guard), bus)
+    name, why = choose_backend(backend, against_managed, bus)
     ledger.note("backend", f"{name}: {why}")
     if name == "managed":
         made = ManagedBackend(cuda, CudaManagedMemory(cuda), source, layers, ram, ledger, convert, guard)
@@ -120,12 +121,16 @@ def _paged(
         raise
 
 
-def why_not_managed(device: CudaDevice, layers: Sequence[Layer], ram: RamBudget, guard: bool) -> str | None:
-    """What speaks against managed memory before anything is measured."""
+def why_not_managed(
+    device: CudaDevice, layers: Sequence[Layer], ram: RamBudget, guard: bool, budget: int
+) -> str | None:
+    """What speaks against managed memory before anything is measured. budget: bytes of the device for these layers."""
     gib = 2**30
     pool = sum(pages(layer.nbytes) for layer in layers) + PAGE
     if not device.is_managed_capable:
         return "this system does not page managed memory (it takes Linux, and not WSL)"
+    if budget >= sum(pages(layer.nbytes) for layer in layers) + pages(staging_bytes(layers)):
+        return "all of it stays on the card, where a managed pool is one more copy, and its calls can be no CUDA graphs"
     if sum(layer.nbytes for layer in layers) > 1.01 * sum(layer.stored_bytes for layer in layers):
         return "the weights are stored in a smaller type than they are used in, and managed memory keeps the larger"
     if pool > ram.total - ram.taken:

@@ -70,7 +70,7 @@ class Changes:
             return Settled(None, min(self._disturbances))
         standing = pager.standing()
         if standing is None:
-            return Settled(None, "part of it streams" if pager.plan.streamed else "its weights are on their way")
+            return Settled(None, _why_not(pager))
         generation = self._moves, standing
         if generation != self._settled_at:
             reason = unpatched(pager)
@@ -78,6 +78,12 @@ class Changes:
                 return Settled(None, reason)
             self._settled_at = generation
         return Settled(generation)
+
+
+def _why_not(pager: Pager) -> str:
+    if pager.plan.streamed:
+        return "part of it streams"
+    return "its weights are on their way" if pager.is_writable else "its weights are in managed memory"
 
 
 class Objects:

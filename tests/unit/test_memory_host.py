@@ -313,17 +313,20 @@ def test_the_choice_of_a_backend_has_a_reason():
 
 def test_what_speaks_against_managed_memory(source, monkeypatch):
     gpu = type("Gpu", (), {"is_managed_capable": True})()
-    layers = [layer_of(source, "a", "b")]
+    layers = [layer_of(source, name) for name in ("a", "b", "c")]
     ram = RamBudget(1 << 30)
-    assert why_not_managed(gpu, layers, ram, False) is None
+    little, most = bounds(layers, "cuda")
+    assert why_not_managed(gpu, layers, ram, False, little) is None
+    assert why_not_managed(gpu, layers, ram, False, most - 1) is None
+    assert "stays on the card" in why_not_managed(gpu, layers, ram, False, most)
     monkeypatch.setattr(
         opening_module, "CudaManagedMemory", lambda device: type("M", (), {"free_bytes": lambda self: 5})()
     )
-    assert "the guard is on" in why_not_managed(gpu, layers, ram, True)
-    assert "RAM budget" in why_not_managed(gpu, layers, RamBudget(MIB), False)
-    assert "smaller type" in why_not_managed(gpu, [layer_of(source, "a", dtype=torch.float32)], ram, False)
+    assert "the guard is on" in why_not_managed(gpu, layers, ram, True, little)
+    assert "RAM budget" in why_not_managed(gpu, layers, RamBudget(MIB), False, little)
+    assert "smaller type" in why_not_managed(gpu, [layer_of(source, "a", dtype=torch.float32)], ram, False, 0)
     gpu.is_managed_capable = False
-    assert "not WSL" in why_not_managed(gpu, layers, ram, False)
+    assert "not WSL" in why_not_managed(gpu, layers, ram, False, most)
 
 
 def test_on_the_cpu_there_is_the_host(source):
