@@ -58,7 +58,7 @@ def text() -> str:
         f"Videos are at most {farthest(results, VIDEOS):.0%} off, where weights come over the bus most of all: there nothing is "
         f"added for copies that do not hide. Pictures are up to {farthest(results, PICTURES):.0%} off, and a text encoder more: "
         "products of few rows do not fill an H200 as they fill a small card, and its blocks are so short that they wait for the "
-        "host. U-Nets and live video were not measured on a card yet.\n\n"
+        "host. U-Nets and live video are not in that comparison.\n\n"
         "That holds the adding up to account, not the shares assumed for other cards: those from the machine code were within 5 % "
         "of what is published for two attention kernels on a T4, and within 9 % on Ampere and Ada where the clock is known "
         "(`bench/turing`).\n"
