@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bed import pack
+from bed import depth, pack
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -65,7 +65,13 @@ def group(path: PurePath) -> str:
     return "served" if path.parent.name in SERVED else path.stem
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [
+        item for item in items if depth.is_left_out(item.path.relative_to(ROOT / "tests").as_posix(), item.name)
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: FIRST.index(name) if (name := group(item.path)) in FIRST else len(FIRST))
 
 

@@ -1,8 +1,101 @@
-"""How deep property tests, fuzzing and hostile use go: a part of their examples, or with `dev.py test --thorough` all of them."""
+"""How deep property tests, fuzzing and hostile use go: a part of their examples, or with `dev.py test --thorough` all of them.
+
+And what runs with `--thorough` alone: tests that take long for what they tell beside others, of one kind among many or in another
+renderer, all found by a name here.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+
+# By file, how names of its tests begin.
+LONG: dict[str, Sequence[str]] = {
+    # Pages: what is seen in the other renderer, in the other colours, in another language, or by a smaller test too.
+    "browser/test_locales.py": ("test_nodes_and_their_meter_speak_the_users_language[ja]",),
+    "browser/test_meter.py": ("test_it_covers_no_other_node",),
+    "browser/test_panel.py": ("test_models_are_seen_and_let_go_of[light]", "test_it_speaks_the_users_language[settings1]"),
+    "browser/test_preview.py": (
+        "test_every_frame_is_seen_at_the_sampler[canvas",
+        "test_every_frame_is_seen_at_the_sampler[elements-SamplerCustomAdvanced]",
+        "test_in_a_subgraph_it_moves_where_its_node_is[canvas]",
+    ),
+    "browser/test_template.py": ("test_every_template_has_its_picture",),
+    "browser/test_template_elements.py": ("test_nothing_overlaps_and_every_note_can_be_read",),
+    "browser/test_texts.py": ("test_the_menu_has_a_doctor_in_the_users_language",),
+    "browser/test_toasts.py": ("test_an_error_says_its_sentence[light]",),
+    "browser/test_toggles.py": ("test_toggles_change_what_the_reports_say_ran",),
+    "browser/test_use_loaders.py": ("test_the_app_mode_and_the_open_subgraph_stay",),
+    # Examples whose kind of model another one runs.
+    "server/test_picture_templates.py": ("test_a_caption_becomes_a_video",),
+    "server/test_templates.py": (
+        "test_example_makes_its_video[wan2.2_ti2v_5B]",
+        "test_example_makes_its_video[wan2.1_flf2v_14B]",
+        "test_example_makes_its_video[wan2.2_flf2v_14B_4_steps]",
+    ),
+    "unit/test_adding_a_family.py": ("test_who_types_the_page_has_a_family",),
+    "unit/test_bench_fidelity.py": ("test_all_that_a_cpu_can_tell_apart_is_measured",),
+    "unit/test_checkpoints_clip_vision.py": ("test_every_weight_matters",),
+    "unit/test_checkpoints_families.py": (
+        "test_encoder_loads_whole_and_reads[qwen3]",
+        "test_encoder_loads_whole_and_reads[t5xxl]",
+        "test_every_tensor_matters[ltx23]",
+    ),
+    "unit/test_checkpoints_umt5.py": ("test_every_block_and_every_role_matters",),
+    "unit/test_families_stream.py": (
+        "test_the_latents_are_stocks_with_a_lora_and_without[flux2]",
+        "test_the_latents_are_stocks_with_a_lora_and_without[ltx2]",
+        "test_the_latents_are_stocks_with_a_lora_and_without[wan_animate]",
+        "test_the_latents_are_stocks_with_a_lora_and_without[sdxl]",
+        "test_the_latents_are_stocks_with_a_lora_and_without[minimax",
+    ),
+    "unit/test_flux_blocks.py": ("test_references_by_every_method", "test_other_tiers[fast]"),
+    "unit/test_gguf_models.py": (
+        "test_a_umt5_encodes_as_its_dequantised_file[Q4_K]",
+        "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file[lora_loha]",
+        "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file[lora_fun]",
+        "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file[lora_oft]",
+    ),
+    "unit/test_gpu_sanitizers.py": ("test_the_cases_are_those_marked",),
+    "unit/test_graphed.py": tuple(
+        f"test_the_latents_are_the_same[{kind}]"
+        for kind in ("wan_flf2v", "wan_humo", "wan_fun_control", "wan22_5b", "wan_i2v", "wan22_fun_control", "wan_s2v", "sdxl")
+    ),
+    "unit/test_image_vae.py": (
+        "test_half_precision_is_as_near_as_stocks[flux2_vae]",
+        "test_bands_make_what_the_whole_makes[flux_vae-references]",
+        "test_bands_make_what_the_whole_makes[sd_vae-references]",
+        "test_bands_make_what_the_whole_makes[flux2_vae-stock's ops]",
+    ),
+    "unit/test_loaders.py": (
+        "test_text_encoder_is_what_stock_loads[umt5-fp32]",
+        "test_text_encoder_is_what_stock_loads[umt5-fp8_e4m3fn]",
+        "test_text_encoder_is_what_stock_loads[umt5-bf16]",
+    ),
+    "unit/test_mutate.py": ("test_a_small_module_is_tried_from_end_to_end",),
+    "unit/test_patcher.py": ("test_torch_compile_goes_around_it[keys1]",),
+    "unit/test_qwen3_streamed.py": (
+        "test_switched_off_it_is_stocks[0.0]",
+        "test_the_encoding_is_stocks[fp32",
+        "test_the_encoding_is_stocks[fp8_scaled-z_image",
+        "test_gguf_files[z_image",
+        "test_loras[fast",
+    ),
+    "unit/test_trained_model.py": (
+        "test_the_vae_keeps_colours_shapes_and_ways[stock]",
+        "test_latents_have_the_spread_that_stock_expects",
+    ),
+    "unit/test_unet_blocks.py": (
+        "test_each_kernel_can_be_switched_off[sdxl]",
+        "test_two_rows_prompts_of_different_lengths_odd_sizes[9x7",
+        "test_loras[in the weight-sdxl]",
+        "test_loras[in the product-sdxl]",
+    ),
+    "unit/test_unet_patches.py": tuple(
+        f"test_nodes_of_stock[{node}]" for node in ("SAG", "FreeU V2", "HyperTile", "Deep Shrink", "LCM")
+    ),
+    "unit/test_writing_graphed.py": ("test_many_texts",),
+}  # fmt: skip
 
 SWITCH = "FUSESTREAM_THOROUGH"
 
@@ -15,3 +108,8 @@ def is_thorough() -> bool:
 def examples(all_of_them: int) -> int:
     """So many of them as are to be tried."""
     return all_of_them if is_thorough() else max(all_of_them // 4, 10)
+
+
+def is_left_out(file: str, test: str) -> bool:
+    """Whether it is one of those. file: below `tests`; test: its name with its parameters."""
+    return not is_thorough() and test.startswith(tuple(LONG.get(file, ())))
