@@ -63,4 +63,8 @@ CHOSEN_MODELS = (
     "Z-Image 1024x1024",
     "Qwen3-4B 512 tokens, for klein",
     "Flux.2 VAE decode 2048x2048",
+    "SD 1.5 512x512",
+    "SDXL 1024x1024",
+    "SD 1.5 live 512x512 through TAESD",
+    "Qwen3-VL 4B write a token",
 )

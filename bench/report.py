@@ -156,7 +156,7 @@ def models_table(results: dict[str, Any]) -> str:
 def models_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Both sides from one run, on a card: tries of the bench on the CPU are none."""
     rows: list[dict[str, Any]] = results.get("models", {}).get("rows", [])
-    shown = ("table", "pictures")
+    shown = ("table", "pictures", "live", "writing")
     return [r for r in rows if r["group"] in shown and "quick" not in r and {"stock", "ours"} <= r.keys()]
 
 

@@ -16,6 +16,8 @@ CUBINS = ("sm_75", "sm_80", "sm_90", "sm_120")
 PTX = ("compute_75", "compute_80")
 # Oldest first: the archive is read in this order and the oldest cards have the slowest hosts.
 VARIANTS = (*CUBINS, *PTX)
+# Runs where it is asked for by name: every card has a better one. In an archive of its own, which users are not given.
+ONLY_FORCED = ("compute_75",)
 # May be added for a unit whose tuning differs there: see build/matrix.py.
 EXTRA_CUBINS = ("sm_86", "sm_89", "sm_100", "sm_90a")
 

@@ -27,6 +27,13 @@ from .errors import ArchiveError
 FORMAT = 1
 LARGEST_MEMBER = 256 * 2**20
 
+Filters = Sequence[Mapping[str, Any]]
+# For a release. Instructions have 16 bytes, and one card's code is much like another's, megabytes later.
+SMALLEST: Filters = (
+    {"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "lc": 0, "lp": 4, "pb": 4, "dict_size": 2**26},
+)
+QUICK: Filters = ({"id": lzma.FILTER_LZMA2, "preset": 0},)
+
 # variant -> unit -> (code, kernel facts)
 Built = Mapping[str, Mapping[str, tuple[bytes, dict[str, dict[str, int]]]]]
 
@@ -52,10 +59,8 @@ class Unit:
     kernels: dict[str, dict[str, int]]
 
 
-def write(
-    path: Path, built: Built, *, source_hash: str, compiler: str, preset: int | None = 6 | lzma.PRESET_EXTREME
-) -> Manifest:
-    """Pack compiled units; without a preset, uncompressed. The file appears whole or not at all."""
+def write(path: Path, built: Built, *, source_hash: str, compiler: str, filters: Filters | None = SMALLEST) -> Manifest:
+    """Pack compiled units; without filters, uncompressed. The file appears whole or not at all."""
     variants: dict[str, dict[str, Any]] = {}
     for variant, units in built.items():
         variants[variant] = {
@@ -76,7 +81,7 @@ def write(
                 _add(tar, member_name(variant, unit), code)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(raw.getvalue() if preset is None else lzma.compress(raw.getvalue(), preset=preset))
+    partial.write_bytes(raw.getvalue() if filters is None else lzma.compress(raw.getvalue(), filters=filters))
     partial.replace(path)
     return manifest
 

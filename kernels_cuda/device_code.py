@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import archive, unpacked
+from .arch import ONLY_FORCED
 from .build import matrix
 from .build.nvrtc import nvrtc
 from .build.unit import build
@@ -23,6 +24,7 @@ from .errors import ArchiveError, BuildError, CodeUnavailable
 from .ledger import LEDGER
 
 PREBUILT = Path(__file__).resolve().parent / "prebuilt" / "kernels.tar.xz"
+FORCED = "forced.tar.xz"  # beside it, where the pack is a contributor's: what is loaded by name alone
 
 
 def cache_folder() -> Path:
@@ -46,7 +48,7 @@ class DeviceCode:
 
 def load(preference: list[str], prebuilt: Path | None = None, cache: Path | None = None) -> DeviceCode:
     """Each unit in the first of these variants (best first) that can be had."""
-    path = prebuilt or Path(os.environ.get("FUSESTREAM_ARCHIVE") or PREBUILT)
+    path = prebuilt or _archive_of(preference)
     cache = cache or cache_folder()
     try:
         return _from_archive(path, preference, "prebuilt archive", cache)
@@ -59,6 +61,11 @@ def load(preference: list[str], prebuilt: Path | None = None, cache: Path | None
         message = f"{reason}; compiling them here is not possible either: {error}"
         LEDGER.say_once(f"No kernels: {message}. Reference implementations serve every operation.")
         raise CodeUnavailable(message) from error
+
+
+def _archive_of(preference: list[str]) -> Path:
+    path = Path(os.environ.get("FUSESTREAM_ARCHIVE") or PREBUILT)
+    return path.with_name(FORCED) if set(preference) <= set(ONLY_FORCED) else path
 
 
 def _from_archive(path: Path, preference: list[str], origin: str, cache: Path) -> DeviceCode:
@@ -87,5 +94,7 @@ def _compiled_here(variant: str, cache: Path) -> DeviceCode:
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # NVRTC runs outside the GIL
             built = dict(zip(names, pool.map(lambda unit: build(unit, variant), names), strict=True))
         packed = {unit: (one.code, one.kernels) for unit, one in built.items()}
-        archive.write(path, {variant: packed}, source_hash=source_hash, compiler=compiler.version, preset=0)
+        archive.write(
+            path, {variant: packed}, source_hash=source_hash, compiler=compiler.version, filters=archive.QUICK
+        )
         return _from_archive(path, [variant], "compiled here", cache)

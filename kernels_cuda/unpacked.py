@@ -41,7 +41,7 @@ def _keep(kept: Path, manifest: archive.Manifest, units: dict[str, archive.Unit]
     built: dict[str, dict[str, tuple[bytes, dict[str, dict[str, int]]]]] = {}
     for name, unit in units.items():
         built.setdefault(unit.variant, {})[name] = unit.code, unit.kernels
-    archive.write(kept, built, source_hash=manifest.source_hash, compiler=manifest.compiler, preset=None)
+    archive.write(kept, built, source_hash=manifest.source_hash, compiler=manifest.compiler, filters=None)
     of_this = kept.name.rsplit("-", 1)[0]
     for other in kept.parent.glob("unpacked-*.tar"):
         if not other.name.startswith(of_this):

@@ -1,6 +1,6 @@
 """Build the device code and pack the archive.
 
-    python kernels_cuda/build              compile what changed, write prebuilt/kernels.tar.xz, report the flagged kernels
+    python kernels_cuda/build              compile what changed, write the archives in prebuilt/, report the flagged kernels
     python kernels_cuda/build --all        report every kernel
     python kernels_cuda/build --check      compile nothing; exit 1 and say so if the archive is stale
     python kernels_cuda/build --only norm_modulate --variant sm_75      compile just these, do not pack
@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 from .. import archive
-from ..device_code import PREBUILT
+from ..arch import ONLY_FORCED
+from ..device_code import FORCED, PREBUILT
 from ..errors import ArchiveError, BuildError
 from . import matrix, report
 from .nvrtc import WHEELS, nvrtc
@@ -123,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--out", type=Path, default=PREBUILT, help="where the archive goes")
     options = cli.parse_args(arguments)
     if options.check:
-        return check(options.out)
+        return max(check(path) for path in both(options.out))
     started = time.monotonic()
     pairs = [
         (unit, variant)
@@ -147,15 +148,29 @@ def main(arguments: list[str] | None = None) -> int:
             f"Warning: built with {nvrtc().version}, whose cubins need a newer driver than those of {RELEASE_COMPILER}.x. "
             f"For a release: pip install {WHEELS}"
         )
-    manifest = archive.write(options.out, built, source_hash=matrix.source_hash(), compiler=nvrtc().version)
-    print(report.table(manifest, everything=options.all))
-    raw = sum(len(code) for units in built.values() for code, _ in units.values())
-    print(
-        f"{options.out.name}: {options.out.stat().st_size / 1024:.0f} KiB ({raw / 1024:.0f} unpacked), "
-        f"{len(matrix.units())} units, {len(built)} variants, sources {manifest.source_hash}, {manifest.compiler}, "
-        f"{time.monotonic() - started:.1f} s"
-    )
+    for path, manifest in write_both(options.out, built, nvrtc().version):
+        print(report.table(manifest, everything=options.all))
+        raw = sum(entry["size"] for units in manifest.variants.values() for entry in units.values())
+        print(
+            f"{path.name}: {path.stat().st_size / 1024:.0f} KiB ({raw / 1024:.0f} unpacked), "
+            f"{len(matrix.units())} units, {len(manifest.variants)} variants, sources {manifest.source_hash}, "
+            f"{manifest.compiler}, {time.monotonic() - started:.1f} s"
+        )
     return 0
+
+
+def both(path: Path) -> tuple[Path, Path]:
+    """The archive, and that of what is loaded by name alone."""
+    return path, path.with_name(FORCED)
+
+
+def write_both(path: Path, built: Built, compiler: str) -> list[tuple[Path, archive.Manifest]]:
+    """The variants, each in its archive."""
+    written = []
+    for into, is_forced in zip(both(path), (False, True), strict=True):
+        of_it = {variant: units for variant, units in built.items() if (variant in ONLY_FORCED) == is_forced}
+        written.append((into, archive.write(into, of_it, source_hash=matrix.source_hash(), compiler=compiler)))
+    return written
 
 
 def _archive_order(variant: str) -> tuple[bool, int, str]:

@@ -12,9 +12,16 @@ from collections.abc import Sequence
 # By file, how names of its tests begin.
 LONG: dict[str, Sequence[str]] = {
     # Pages: what is seen in the other renderer, in the other colours, in another language, or by a smaller test too.
+    "browser/test_camera.py": ("test_a_camera_that_is_refused_is_said_on_the_node",),
     "browser/test_locales.py": ("test_nodes_and_their_meter_speak_the_users_language[ja]",),
-    "browser/test_meter.py": ("test_it_covers_no_other_node",),
-    "browser/test_panel.py": ("test_models_are_seen_and_let_go_of[light]", "test_it_speaks_the_users_language[settings1]"),
+    "browser/test_meter.py": (
+        "test_it_covers_no_other_node",
+        "test_the_meter_can_be_switched_off",
+    ),
+    "browser/test_panel.py": (
+        "test_models_are_seen_and_let_go_of[light]",
+        "test_it_speaks_the_users_language",
+    ),
     "browser/test_preview.py": (
         "test_every_frame_is_seen_at_the_sampler[canvas",
         "test_every_frame_is_seen_at_the_sampler[elements-SamplerCustomAdvanced]",
@@ -22,19 +29,39 @@ LONG: dict[str, Sequence[str]] = {
     ),
     "browser/test_template.py": ("test_every_template_has_its_picture",),
     "browser/test_template_elements.py": ("test_nothing_overlaps_and_every_note_can_be_read",),
-    "browser/test_texts.py": ("test_the_menu_has_a_doctor_in_the_users_language",),
+    "browser/test_texts.py": (
+        "test_the_menu_has_a_doctor_in_the_users_language",
+        "test_the_menu_has_a_doctor_that_runs_no_graph",
+        "test_why_the_doctor_says_nothing_can_be_read",
+    ),
     "browser/test_toasts.py": ("test_an_error_says_its_sentence[light]",),
     "browser/test_toggles.py": ("test_toggles_change_what_the_reports_say_ran",),
-    "browser/test_use_loaders.py": ("test_the_app_mode_and_the_open_subgraph_stay",),
+    "browser/test_use_loaders.py": (
+        "test_the_app_mode_and_the_open_subgraph_stay",
+        "test_nothing_to_swap_is_said_in_the_users_language",
+        "test_what_would_be_covered_makes_room",
+    ),
     # Examples whose kind of model another one runs.
+    "server/test_demo.py": ("test_the_video_shows_what_was_asked[A green triangle",),
     "server/test_picture_templates.py": ("test_a_caption_becomes_a_video",),
     "server/test_templates.py": (
         "test_example_makes_its_video[wan2.2_ti2v_5B]",
         "test_example_makes_its_video[wan2.1_flf2v_14B]",
         "test_example_makes_its_video[wan2.2_flf2v_14B_4_steps]",
     ),
+    # One storage, kind or window of many, whose neighbours stay; or half a minute for one sentence.
     "unit/test_adding_a_family.py": ("test_who_types_the_page_has_a_family",),
-    "unit/test_bench_fidelity.py": ("test_all_that_a_cpu_can_tell_apart_is_measured",),
+    "unit/test_bench_fidelity.py": (
+        "test_all_that_a_cpu_can_tell_apart_is_measured",
+        "test_fewer_bits_are_farther_from_fp32",
+        "test_disturbed_weights_show",
+        "test_what_is_kept_is_json_and_leaves_the_rest",
+    ),
+    "unit/test_checkpoints.py": (
+        "test_same_bytes_in_another_process",
+        "test_same_bytes_twice_and_readable[umt5-fp8",
+        "test_same_bytes_twice_and_readable[sd15_wide",
+    ),
     "unit/test_checkpoints_clip_vision.py": ("test_every_weight_matters",),
     "unit/test_checkpoints_families.py": (
         "test_encoder_loads_whole_and_reads[qwen3]",
@@ -49,17 +76,37 @@ LONG: dict[str, Sequence[str]] = {
         "test_the_latents_are_stocks_with_a_lora_and_without[sdxl]",
         "test_the_latents_are_stocks_with_a_lora_and_without[minimax",
     ),
-    "unit/test_flux_blocks.py": ("test_references_by_every_method", "test_other_tiers[fast]"),
+    "unit/test_flux_blocks.py": (
+        "test_references_by_every_method",
+        "test_other_tiers[fast]",
+    ),
+    "unit/test_gguf_language_models.py": (
+        "test_it_encodes_as_its_dequantised_file[Qwen3 1.7B",
+        "test_it_encodes_as_its_dequantised_file[Qwen3 8B",
+        "test_it_encodes_as_its_dequantised_file[Qwen2.5 7B",
+        "test_it_encodes_as_its_dequantised_file[Qwen2.5-VL 3B",
+    ),
     "unit/test_gguf_models.py": (
         "test_a_umt5_encodes_as_its_dequantised_file[Q4_K]",
         "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file[lora_loha]",
         "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file[lora_fun]",
         "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file[lora_oft]",
     ),
+    "unit/test_gguf_tokenizer.py": (
+        "test_it_reads_as_the_model_it_was_made_of[normalised",
+        "test_it_reads_as_the_model_it_was_made_of[no bytes",
+        "test_it_reads_as_the_model_it_was_made_of[other names",
+    ),
     "unit/test_gpu_sanitizers.py": ("test_the_cases_are_those_marked",),
-    "unit/test_graphed.py": tuple(
-        f"test_the_latents_are_the_same[{kind}]"
-        for kind in ("wan_flf2v", "wan_humo", "wan_fun_control", "wan22_5b", "wan_i2v", "wan22_fun_control", "wan_s2v", "sdxl")
+    "unit/test_graphed.py": (
+        "test_the_latents_are_the_same[wan_flf2v]",
+        "test_the_latents_are_the_same[wan_humo]",
+        "test_the_latents_are_the_same[wan_fun_control]",
+        "test_the_latents_are_the_same[wan22_5b]",
+        "test_the_latents_are_the_same[wan_i2v]",
+        "test_the_latents_are_the_same[wan22_fun_control]",
+        "test_the_latents_are_the_same[wan_s2v]",
+        "test_the_latents_are_the_same[sdxl]",
     ),
     "unit/test_image_vae.py": (
         "test_half_precision_is_as_near_as_stocks[flux2_vae]",
@@ -67,13 +114,30 @@ LONG: dict[str, Sequence[str]] = {
         "test_bands_make_what_the_whole_makes[sd_vae-references]",
         "test_bands_make_what_the_whole_makes[flux2_vae-stock's ops]",
     ),
+    "unit/test_kernels_build.py": ("test_the_whole_command",),
     "unit/test_loaders.py": (
         "test_text_encoder_is_what_stock_loads[umt5-fp32]",
         "test_text_encoder_is_what_stock_loads[umt5-fp8_e4m3fn]",
         "test_text_encoder_is_what_stock_loads[umt5-bf16]",
     ),
     "unit/test_mutate.py": ("test_a_small_module_is_tried_from_end_to_end",),
-    "unit/test_patcher.py": ("test_torch_compile_goes_around_it[keys1]",),
+    "unit/test_patcher.py": (
+        "test_torch_compile_goes_around_it[keys1]",
+        "test_the_latents_are_stocks[wan_i2v-fp8",
+        "test_the_latents_are_stocks[wan_vace-fp8_metadata",
+        "test_the_latents_are_stocks[wan_vace-fp8_scaled_blocks",
+        "test_the_latents_are_stocks[wan_fun_control-fp8",
+        "test_the_latents_are_stocks[wan_flf2v-fp8",
+    ),
+    "unit/test_patcher_lora.py": (
+        "test_loras_are_stacked_weighed_anew_and_taken_away[fp8_scaled-all]",
+        "test_loras_are_stacked_weighed_anew_and_taken_away[fp8_e4m3fn-all]",
+        "test_loras_are_stacked_weighed_anew_and_taken_away[fp32-all]",
+        "test_fp8_weights_have_patches_added_on_the_way[fp8_scaled-all]",
+        "test_fp8_weights_have_patches_added_on_the_way[fp8_e4m3fn-all]",
+        "test_fp8_weights_have_patches_added_on_the_way[fp32-all]",
+    ),
+    "unit/test_progress.py": ("test_a_loader_counts_bytes_and_stops[wan_t2v]",),
     "unit/test_qwen3_streamed.py": (
         "test_switched_off_it_is_stocks[0.0]",
         "test_the_encoding_is_stocks[fp32",
@@ -81,9 +145,21 @@ LONG: dict[str, Sequence[str]] = {
         "test_gguf_files[z_image",
         "test_loras[fast",
     ),
+    "unit/test_sparse_model.py": ("test_a_lora_before_or_behind[False]",),
+    "unit/test_tiny_vae.py": (
+        "test_half_precision_is_as_near_as_stocks[taef1]",
+        "test_as_stock_whole_and_in_bands[taef2-encode",
+        "test_as_stock_whole_and_in_bands[taef2-decode-stock's ops]",
+        "test_as_stock_whole_and_in_bands[taef1",
+    ),
     "unit/test_trained_model.py": (
         "test_the_vae_keeps_colours_shapes_and_ways[stock]",
         "test_latents_have_the_spread_that_stock_expects",
+    ),
+    "unit/test_umt5_streamed.py": (
+        "test_the_encoding_is_stocks[fp8_comfy_quant]",
+        "test_the_encoding_is_stocks[fp32]",
+        "test_the_encoding_is_stocks[bf16]",
     ),
     "unit/test_unet_blocks.py": (
         "test_each_kernel_can_be_switched_off[sdxl]",
@@ -91,11 +167,47 @@ LONG: dict[str, Sequence[str]] = {
         "test_loras[in the weight-sdxl]",
         "test_loras[in the product-sdxl]",
     ),
-    "unit/test_unet_patches.py": tuple(
-        f"test_nodes_of_stock[{node}]" for node in ("SAG", "FreeU V2", "HyperTile", "Deep Shrink", "LCM")
+    "unit/test_unet_laid_out.py": (
+        "test_all_that_lora_files_bring[held1",
+        "test_all_that_lora_files_bring[held3",
+        "test_nothing_is_copied_for_a_call_and_the_latents_are_the_same[sdxl",
+        "test_of_whatever_type_the_file_has[bf16]",
     ),
-    "unit/test_writing_graphed.py": ("test_many_texts",),
-}  # fmt: skip
+    "unit/test_unet_patches.py": (
+        "test_nodes_of_stock[SAG]",
+        "test_nodes_of_stock[FreeU V2]",
+        "test_nodes_of_stock[HyperTile]",
+        "test_nodes_of_stock[Deep Shrink]",
+        "test_nodes_of_stock[LCM]",
+        "test_a_lora_by_a_hook_of_one_prompt[sdxl]",
+        "test_a_controlnet[sdxl]",
+        "test_patches[sd15-attn2 more]",
+        "test_patches[sd15-attn2 values]",
+        "test_patches[sd15-attn1 fewer]",
+        "test_patches[sd15-input block]",
+        "test_patches[sd15-attn1 replaced, a block]",
+        "test_patches[sd15-attn2 replaced, one of its own]",
+    ),
+    "unit/test_wan_blocks.py": (
+        "test_the_latents_are_as_near_as_fp16_is[wan_fun_control",
+        "test_the_latents_are_as_near_as_fp16_is[wan_flf2v",
+        "test_the_latents_are_as_near_as_fp16_is[wan22_fun_control",
+        "test_the_latents_are_as_near_as_fp16_is[wan22_i2v",
+    ),
+    "unit/test_wan_vae.py": (
+        "test_the_nodes_get_what_stock_gives[wan22_vae]",
+        "test_bands_make_what_the_whole_makes[wan22_vae-3]",
+        "test_bands_make_what_the_whole_makes[wan_vae-2]",
+        "test_720p_keeps_within_what_was_foretold_and_3_gib[wan22_vae-decode]",
+    ),
+    "unit/test_writing_graphed.py": (
+        "test_many_texts",
+        "test_other_storages[bf16]",
+        "test_other_storages[fp8_e4m3fn]",
+        "test_memory_is_wanted[weights]",
+    ),
+}
+
 
 SWITCH = "FUSESTREAM_THOROUGH"
 

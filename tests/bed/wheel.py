@@ -17,6 +17,7 @@ from .paths import ROOT
 
 FOLDERS = ("gpu", "kernels_cuda")
 SUFFIXES = (".py", ".cu", ".cuh", ".xz", ".md")
+LEFT_OUT = ("__pycache__", "forced.tar.xz")  # the second: code that no card takes unless it is told to
 EPOCH = (1980, 1, 1, 0, 0, 0)  # a zip knows no earlier time
 INIT = '''"""FuseStream's modules over its kernels, for any torch program: docs/modules.md of the project tells of them."""
 
@@ -38,7 +39,7 @@ def build(folder: Path) -> Path:
     tag, name = version(), f"fusestream-{version()}"
     files = {"fusestream/__init__.py": INIT.encode()}
     for path in sorted(path for one in FOLDERS for path in (ROOT / one).rglob("*") if path.suffix in SUFFIXES):
-        if "__pycache__" not in path.parts:
+        if not set(LEFT_OUT) & set(path.parts):
             files[f"fusestream/{path.relative_to(ROOT).as_posix()}"] = path.read_bytes()
     about = f"{name}.dist-info"
     files[f"{about}/licenses/LICENSE"] = (ROOT / "LICENSE").read_bytes()

@@ -239,6 +239,16 @@ def test_the_archive_in_the_tree_is_current():
         assert archive.read_units(device_code.PREBUILT, preference(capability))[1].keys() == set(matrix.units())
 
 
+@pytest.mark.parametrize("isa", ["sm_75", "sm_80"])
+def test_what_is_forced_is_there_too(isa, tmp_path, monkeypatch):
+    """Turing's code on a newer card lies in an archive of its own: no card takes it by itself."""
+    monkeypatch.delenv("FUSESTREAM_ARCHIVE", raising=False)
+    monkeypatch.setattr(device_code, "_compiled_here", lambda *_: pytest.fail("it is not there"))
+    code = device_code.load(preference((9, 0), isa), cache=tmp_path)
+    assert code.units.keys() == set(matrix.units()) and code.origin.startswith("prebuilt archive")
+    assert {unit.variant for unit in code.units.values()} == {f"compute_{isa[3:]}"}
+
+
 def test_the_source_hash_sees_every_change(tmp_path):
     for path in (*matrix.SOURCES.glob("*.cu"), *matrix.SOURCES.glob("*.cuh")):
         (tmp_path / path.name).write_bytes(path.read_bytes())

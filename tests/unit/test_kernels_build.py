@@ -19,7 +19,7 @@ import pytest
 
 from bed.depth import is_thorough
 from fusestream.kernels_cuda import OPS, archive, device_code, elf
-from fusestream.kernels_cuda.arch import CUBINS, is_ptx, number
+from fusestream.kernels_cuda.arch import CUBINS, ONLY_FORCED, is_ptx, number
 from fusestream.kernels_cuda.build import cli, matrix, nvrtc, report
 from fusestream.kernels_cuda.build.nvrtc import parse_usage
 from fusestream.kernels_cuda.build.unit import build
@@ -35,14 +35,17 @@ needs_compiler = pytest.mark.skipif(nvrtc.find() is None, reason=f"no compiler: 
 @pytest.fixture(scope="session")
 def packed():
     """What is in the archive, or None where the sources or the compiler are others."""
-    path = device_code.PREBUILT
-    if cli.check(path):
-        return None
-    manifest = archive.read_manifest(path)
-    if manifest.compiler != nvrtc.nvrtc().version:
-        return None
-    code = {variant: archive.read_units(path, [variant])[1] for variant in manifest.variants}
-    return {variant: {unit: (of.code, of.kernels) for unit, of in units.items()} for variant, units in code.items()}
+    found = {}
+    for path in cli.both(device_code.PREBUILT):
+        if cli.check(path):
+            return None
+        manifest = archive.read_manifest(path)
+        if manifest.compiler != nvrtc.nvrtc().version:
+            return None
+        for variant in manifest.variants:
+            units = archive.read_units(path, [variant])[1]
+            found[variant] = {unit: (of.code, of.kernels) for unit, of in units.items()}
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -220,12 +223,14 @@ def test_the_whole_command(small_house, built, tmp_path):
 
     run = cli_script()
     assert run.returncode == 0, run.stderr
+    forced = out.with_name(device_code.FORCED)
+    assert tuple(archive.read_manifest(forced).variants) == ONLY_FORCED
     hashed = archive.read_manifest(out).source_hash
     assert "kernels.tar.xz:" in run.stdout and f"sources {hashed}" in run.stdout and hashed != matrix.source_hash()
     check = cli_script("--check")
-    assert check.returncode == 0 and "is current" in check.stdout
+    assert check.returncode == 0 and check.stdout.count("is current") == 2
     for variant in built:
-        units = archive.read_units(out, [variant])[1]
+        units = archive.read_units(forced if variant in ONLY_FORCED else out, [variant])[1]
         wanted = {unit: built[variant][unit][0] for unit in SMALL_UNITS if unit in built[variant]}
         assert {unit: of.code for unit, of in units.items()} == wanted
     again = cli_script()

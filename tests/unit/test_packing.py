@@ -16,7 +16,7 @@ from bed.depth import is_thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = "kernels_cuda/prebuilt/kernels.tar.xz"  # of which every card gets all
-MOST_BYTES, MOST_BESIDE_KERNELS = 9 * 2**20, int(1.75 * 2**20)
+MOST_BYTES, MOST_BESIDE_KERNELS = 8_000_000, 2_000_000
 RUNS = {
     "__init__.py", "fusion", "gpu", "kernels_cuda", "locales", "memory", "nodes", "subgraphs", "workflows",
     "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml", ".comfyignore", ".gitignore",
