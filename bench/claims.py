@@ -209,7 +209,8 @@ def _managed(f: Figures) -> str:
         return UNKNOWN
     return (
         f"Works, and is slower: {rate[0]} against {slots:.0f} into slots; eviction by an advise flip takes {evict:.2g} ms for half "
-        "a GiB. Windows cannot do it. It stays as a backend; slots are the usual choice"
+        "a GiB. Windows cannot do it. It stays as a backend; slots are the usual choice, and the only one of a model that fits: "
+        "over managed memory no call can be captured"
     )
 
 
