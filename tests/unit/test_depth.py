@@ -9,16 +9,24 @@ from bed.paths import ROOT
 
 
 def test_what_is_left_out_is_there() -> None:
-    for file, names in depth.LONG.items():
-        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
-        for name in names:
-            assert f"def {name.partition('[')[0]}(" in text, f"{file} has no {name}"
+    for found in (depth.LONG, depth.HALVED):
+        for file, names in found.items():
+            text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+            for name in names:
+                assert f"def {name.partition('[')[0]}(" in text, f"{file} has no {name}"
 
 
 def test_thorough_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    file, name = "unit/test_writing_graphed.py", "test_many_texts"
+    graphed, qwen3, wan = "unit/test_writing_graphed.py", "unit/test_qwen3_streamed.py", "unit/test_checkpoints_wan.py"
+    tests = [
+        (graphed, "test_another_prompt"),
+        (graphed, "test_many_texts"),
+        (qwen3, "test_loras[fast-fp16]"),
+        (qwen3, "test_loras[precise-fp16]"),
+        *((wan, f"test_loads_whole_and_samples[{kind}]") for kind in "abcd"),
+        ("unit/test_other.py", "test_loads_whole_and_samples[a]"),
+    ]
     monkeypatch.delenv(depth.SWITCH, raising=False)
-    assert depth.is_left_out(file, name) and not depth.is_left_out(file, "test_another_prompt")
-    assert depth.is_left_out("unit/test_qwen3_streamed.py", "test_loras[fast-fp16]")
+    assert depth.left_out(tests) == {1, 2, 5, 7}
     monkeypatch.setenv(depth.SWITCH, "1")
-    assert not depth.is_left_out(file, name)
+    assert depth.left_out(tests) == set()
