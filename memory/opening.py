@@ -129,7 +129,7 @@ def why_not_managed(
     pool = sum(pages(layer.nbytes) for layer in layers) + PAGE
     if not device.is_managed_capable:
         return "this system does not page managed memory (it takes Linux, and not WSL)"
-    if budget >= sum(pages(layer.nbytes) for layer in layers) + pages(staging_bytes(layers)):
+    if budget >= bounds(layers, "cuda")[1]:
         return "all of it stays on the card, where a managed pool is one more copy, and its calls can be no CUDA graphs"
     if sum(layer.nbytes for layer in layers) > 1.01 * sum(layer.stored_bytes for layer in layers):
         return "the weights are stored in a smaller type than they are used in, and managed memory keeps the larger"

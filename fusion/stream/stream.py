@@ -232,16 +232,18 @@ class Stream:
 
         if others() and self.order.are_new(others()):
             self._reorder(only())
-        for i in now:
-            with self.bound(i):  # where it finds its place
-                pass
+        self._bring(now)
         if self._all_stay:
-            for i in others():
-                with self.bound(i):
-                    pass
+            self._bring(others())
         elif at_last and others():
             self._reorder(only())
             self._is_narrowed = True
+
+    def _bring(self, blocks: Sequence[int]) -> None:
+        """Let these blocks find their places, and their weights be there."""
+        for i in blocks:
+            with self.bound(i):
+                pass
 
     def _reorder(self, order: Sequence[int]) -> None:
         """Page these blocks, in this order. What was on the device comes anew."""

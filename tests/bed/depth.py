@@ -159,11 +159,9 @@ LONG: dict[str, Sequence[str]] = {
     ),
     "unit/test_patcher_lora.py": (
         "test_loras_are_stacked_weighed_anew_and_taken_away[fp8_scaled-all]",
-        "test_loras_are_stacked_weighed_anew_and_taken_away[fp8_e4m3fn-all]",
         "test_loras_are_stacked_weighed_anew_and_taken_away[fp32-all]",
         "test_fp8_weights_have_patches_added_on_the_way[fp8_scaled-all]",
         "test_fp8_weights_have_patches_added_on_the_way[fp8_e4m3fn-all]",
-        "test_fp8_weights_have_patches_added_on_the_way[fp32-all]",
         "test_loras_are_stacked_weighed_anew_and_taken_away[fp8_scaled-least]",
     ),
     "unit/test_progress.py": ("test_a_loader_counts_bytes_and_stops",),
