@@ -52,19 +52,13 @@ CHOSEN_TIERS = (
 # What says most to somebody who asks how fast it is: the README has no more.
 CHOSEN_MODELS = (
     "1.3B 480x832x81",
-    "1.3B 480x832x81, held to Turing",
     "14B 480x832x81",
     "14B 720x1280x81",
-    "UMT5-XXL 512 tokens",
     "VAE decode 720x1280x81",
-    "VAE encode 720x1280x81",
     "klein 4B 1024x1024",
-    "klein 4B picture 1024x1024",
     "Z-Image 1024x1024",
-    "Qwen3-4B 512 tokens, for klein",
     "Flux.2 VAE decode 2048x2048",
     "SD 1.5 512x512",
-    "SDXL 1024x1024",
     "SD 1.5 live 512x512 through TAESD",
     "Qwen3-VL 4B write a token",
 )
