@@ -50,7 +50,7 @@ from .words import counted
 
 PAYS = 0.9  # of the time that a call takes, that the host must be busy for it
 MOST_GRAPHS = 4  # of a model, the ones used last
-MOST_BYTES = 2**29  # of one graph: work that needs more is not short
+MOST_BYTES = 2**30  # of one graph: work that needs more is not short. A step of SDXL at 1024x1024 takes 0.58 GiB
 MOST_CALLS = 64  # of which it is remembered how far they are
 MOST_PATIENCE = 64  # calls that have to find everything in its place, after many graphs that nobody replayed
 GIB = 2**30

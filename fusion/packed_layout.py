@@ -112,3 +112,10 @@ def half(tensor: Any) -> Tensor:
     """What it is, fp16 in its shape: a new tensor."""
     found: Tensor = unpacked(tensor._qdata, tensor._params.encoding).view(tensor._params.orig_shape)
     return found
+
+
+def rows(tensor: Any, numbers: Tensor) -> Tensor:
+    """Some rows of a packed matrix, by number [n]: fp16 [n, width]."""
+    params = tensor._params
+    stored = tensor._qdata.view(params.orig_shape[0], -1).index_select(0, numbers)
+    return unpacked(stored.view(-1), params.encoding).view(-1, params.orig_shape[1])

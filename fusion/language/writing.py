@@ -5,7 +5,7 @@
                host, which is the only wait
 
 Between two tokens nothing that the device needs is on the host: the token's row of the embedding is taken where the table is, its
-place is counted there. A table that stays in the file, or is packed, is asked by the host, which has the number anyway.
+place is counted there. A table that stays in the file is asked by the host, which has the number anyway.
 
 So a token's way through the layers, with the words' matrix where that stays in its place, is one CUDA graph, if the card would wait
 for the host (`graph.py`). It reads and writes keys and values where they lie: for other room it is captured anew, and it goes with
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ...kernels_cuda import rms_parts
+from .. import packed_layout
 from ..few_products import few_products, read_in_place
 from ..fused import all_off
 from ..graph import let_go, replayed, stays
@@ -274,11 +275,16 @@ class Text:
         """A token's embedding [1, 1, width] fp32, of a table that lies where it is wanted; None: the host is to ask for it."""
         table: Any = self._stack.embed_tokens
         weight = table._parameters["weight"]
-        here = type(weight) is nn.Parameter and weight.dtype in PLAIN and weight.device == token.device
-        if not here or table.weight_function:
+        if table.weight_function or weight.device != token.device:
             return None
-        rows: Tensor = weight.index_select(0, token.view(-1)).float()
-        return rows[None]
+        rows: Tensor
+        if packed_layout.is_held(weight):
+            rows = packed_layout.rows(weight, token.view(-1)).to(weight.dtype)
+        elif type(weight) is nn.Parameter and weight.dtype in PLAIN:
+            rows = weight.index_select(0, token.view(-1))
+        else:
+            return None
+        return rows.float()[None]
 
     def _embedded(self, token: int) -> Tensor:
         found: Tensor = self._stack.embed_tokens(torch.tensor([[token]]), out_dtype=torch.float32)

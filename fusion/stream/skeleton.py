@@ -271,7 +271,7 @@ def _text_parts(
     root = _root_of([name for name, _ in named])
     heads = list(_heads(model))
     named += [(name, head) for name, head, _ in heads]
-    _keep_packed(named)
+    _keep_packed(named, tables=[head for _, head, _ in heads])
     blocks = blocks_of(root, [(name.removeprefix(root), module) for name, module in named])
     _require(model, blocks, missing, source, is_known=is_known)
     layers = tuple(block.layer() for block in blocks)
@@ -312,13 +312,14 @@ def _tables(model: nn.Module, source: Checkpoint) -> Iterator[Paged]:
             continue
         seen.add(id(table))
         weight = table.weight
-        if is_quantised(weight):
+        data: Any = stored(weight)
+        if is_quantised(weight) and not packed_layout.is_held(weight):
             raise NotStreamable(
                 f"{source.files[0].path}: its token embedding is quantised, of which no rows can be read. "
                 + without_streaming(source.files[0].path)
             )
-        if isinstance(weight, StandIn) and weight.extent is not None:
-            mix(table, FileEmbedding, fusestream_source=source, fusestream_extent=weight.extent)
+        if isinstance(data, StandIn) and data.extent is not None:
+            mix(table, FileEmbedding, fusestream_source=source, fusestream_extent=data.extent)
             name = names[id(table)]
             yield Paged(f"{name}.weight", f"{name}.weight", table, "weight", table.weight)
 
@@ -407,13 +408,14 @@ def _cast_blocks(blocks: Named, types: Types) -> None:
                     operation._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
 
 
-def _keep_packed(blocks: Named) -> None:
+def _keep_packed(blocks: Named, tables: Sequence[nn.Module] = ()) -> None:
     """The matrices in the model's blocks that the file holds in ggml's blocks stay so on the device too. Others of that kind, of
-    convolutions for one, are unpacked as they arrive."""
+    convolutions for one, are unpacked as they arrive. tables: of tokens, with which words are multiplied."""
     for _, block in blocks if packed_layout.CAN_HOLD else ():
         for _, operation in operations(block):
             weight: Any = operation._parameters.get("weight")
-            if not isinstance(operation, nn.Linear) or not isinstance(weight, StandIn) or weight.dtype in FP8:
+            is_matrix = isinstance(operation, nn.Linear) or any(operation is table for table in tables)
+            if not is_matrix or not isinstance(weight, StandIn) or weight.dtype in FP8:
                 continue
             if weight.extent is not None and weight.extent.is_packed:
                 kept = packed_layout.held(weight.as_stored(), weight.extent, weight.dtype)

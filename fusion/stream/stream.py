@@ -491,7 +491,7 @@ class Stream:
             return numbers
 
         def rows(ids: torch.Tensor) -> torch.Tensor:
-            return rows_of(self._source, weight.extent, ids).to(weight.device_dtype)
+            return rows_of(self._source, weight.extent, ids).to(paged.stand_in.dtype)
 
         return promise(paged.stand_in, key, read, rows if paged in self.left else None)
 
@@ -505,7 +505,7 @@ class Stream:
         }
         for paged in self.left:
             table: Any = paged.module
-            found[paged.key] = (paged, Weight(paged.name, table.fusestream_extent, paged.stand_in.dtype))
+            found[paged.key] = (paged, Weight(paged.name, table.fusestream_extent, paged.storage.dtype))
         return found
 
     def set_patches(

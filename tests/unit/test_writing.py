@@ -163,6 +163,28 @@ def test_packed_files(folder: Path, tmp_path: Path, kind: str) -> None:
     assert write(ours) == write(stock) and ours_wrote()
 
 
+def test_the_words_of_a_packed_file_stay_packed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table that words are multiplied with takes what it takes in the file, and gives each token's row where it lies; with a
+    LoRA the file is asked for rows."""
+    path = packed_file(tmp_path / "x.gguf", load_file(checkpoints.write("qwen3_vl", folder)), "Q8_0")
+    asked = count_of(monkeypatch, writing.Text, "_embedded")
+    ours, stock = load(path), load(path, default="off")
+    before = write(stock)
+    assert write(ours) == before and not asked
+    stream = ours.patcher.stream
+    [table] = [layer for layer in stream.layers if layer.name.endswith("embed_tokens")]
+    assert table.nbytes == -(-table.stored_bytes // 256) * 256
+    [key] = [key for key in stock.patcher.model_state_dict() if key.endswith("embed_tokens.weight")]
+    rows, width = stream.weight(key).shape
+    generator = torch.Generator().manual_seed(3)
+    up, down = torch.randn(rows, 2, generator=generator), torch.randn(2, width, generator=generator)
+    for clip in (ours, stock):
+        clip.add_patches({key: LoRAAdapter(set(), (up, down * 0.1, 2.0, None, None, None))}, 0.7)
+    assert write(ours) == write(stock) != before and asked and ours_wrote()
+
+
 def test_through_the_smallest_window(folder: Path) -> None:
     path = checkpoints.write("qwen3_vl", folder)
     clip = load(path)

@@ -175,7 +175,8 @@ def decode(
         return
     layers = order.layers(keeps=WEIGHTS)
     end = half.norm_out, half.conv_out
-    Passage(layers, found.banded, found.way, plan, partial(_rows, box.pop()), end, progress).run(put)
+    like = z.dtype, z.device
+    Passage(layers, found.banded, found.way, plan, partial(_rows, box.pop()), end, progress, like).run(put)
 
 
 class FusedEncoder:
@@ -219,7 +220,8 @@ def encode(half: Any, order: Order, x: Tensor, found: Journey, plan: Plan | None
     box: list[Tensor] = []
     if found.way is not None and plan is not None:
         banded = order.layers(keeps=WEIGHTS)
-        made = Passage(banded, found.banded, found.way, plan, pixels, None, progress).run()
+        like = x.dtype, order.device
+        made = Passage(banded, found.banded, found.way, plan, pixels, None, progress, like).run()
         assert made is not None
         box.append(made)
         del made

@@ -25,6 +25,7 @@ class Passage:
     banded  the stages that it passes in bands
     given   rows of what the bands begin with: pixels that come piece by piece, or what lies on the card
     end     the last norm and convolution of a decoder
+    like    of what type pictures are, and where they lie
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Passage:
         given: Rows,
         end: tuple[Any, Any] | None,
         progress: Progress,
+        like: tuple[torch.dtype, torch.device],
     ) -> None:
         self._layers, self._way, self._plan, self._given, self._end = layers, way, plan, given, end
+        self._dtype, self._device = like
         self._modules, self._progress = modules(banded), progress
         self._kept: dict[int, Tensor] = {}
         self._moments: dict[int, Tensor] = {}
@@ -66,6 +69,9 @@ class Passage:
         number, p = each.number, self._way.pictures[each.number]
         moments, counts = [], []
         late: tuple[int, int, Tensor] | None = None
+        # What stays gets its place before what passes: else it would lie amid it.
+        for kept in (number,) * each.keeps + (number + 1,) * each.fills:
+            self._room(kept)
         for first, last in self._bands(p.height, each):
             made = self._made(number, first, last, fills=each.fills)
             if each.gathers:
@@ -110,16 +116,16 @@ class Passage:
             number = self._way.pictures[number].source
         return number
 
-    def _room(self, number: int, like: Tensor) -> Tensor:
+    def _room(self, number: int) -> Tensor:
         home = self._place(number)
         if home not in self._kept:
             p = self._way.pictures[number]
             shape, last = (1, p.channels, p.height, p.width), torch.channels_last
-            self._kept[home] = torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=last)
+            self._kept[home] = torch.empty(shape, dtype=self._dtype, device=self._device, memory_format=last)
         return self._kept[home]
 
     def _write(self, number: int, first: int, last: int, rows: Tensor) -> None:
-        self._room(number, rows)[:, :, first:last].copy_(rows)
+        self._room(number)[:, :, first:last].copy_(rows)
 
     def _free(self, number: int) -> None:
         if number == 0:
@@ -185,7 +191,7 @@ class Passage:
         inner = self._moments[number - 1]
         if number in self._plan.filled:
             seen = layers.norm(block.norm2, self._had(number - 1, low, high), inner)
-            return layers.second(block.conv2, seen, self._room(number, seen)[:, :, first:last], above, below)
+            return layers.second(block.conv2, seen, self._room(number)[:, :, first:last], above, below)
         if self._is_kept(number - 1):
             skip = layers.shortcut(block, self._had(p.source, first, last))
             seen = layers.norm(block.norm2, self._had(number - 1, low, high), inner)
