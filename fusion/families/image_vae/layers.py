@@ -12,6 +12,7 @@ weights, and what leaves the VAE is as large as ever.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import comfy.model_management
@@ -51,6 +52,11 @@ class Layers:
         self._place: Tensor | None = None
         self._taken = 0
 
+    def ready(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make the place of the weights."""
+        self.tidy()  # or it lies in what a picture left, and holds all of that
+        self._place = torch.empty(self._keeps // dtype.itemsize, dtype=dtype, device=device)
+
     def forget(self) -> None:
         self._kept.clear()
         self._taken = 0
@@ -59,11 +65,8 @@ class Layers:
         """What was made of a module's weights, in its place if there is room."""
         size = sum(-(-t.numel() // ALIGNED) * ALIGNED for t in made)
         item = made[0].element_size()
-        if (self._taken + size) * item > self._keeps:
+        if self._place is None or (self._taken + size) * item > self._keeps:
             return made
-        if self._place is None:
-            self.tidy()  # or it lies in what a picture left, and holds all of that
-            self._place = made[0].new_empty(self._keeps // item)
         kept = []
         for t in made:
             lies = self._place[self._taken : self._taken + t.numel()].as_strided(t.shape, t.stride())
@@ -76,6 +79,13 @@ class Layers:
         """Give back to the card what torch's allocator holds and nobody has, where it is more than so many bytes."""
         if self.tidies and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
             torch.cuda.empty_cache()
+
+    def slab(self, size: int, device: torch.device) -> None:
+        """Let torch's allocator hold so many bytes in one piece, for what comes."""
+        if self.tidies:
+            # Where another program has taken them meanwhile, it asks for what it needs, and says what that was.
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.empty(size, dtype=torch.uint8, device=device)
 
     # ----------------------------------------------------------------------------------------------------- convolutions
 

@@ -48,9 +48,11 @@ class Passage:
     def run(self, leave: Leave | None = None) -> Tensor | None:
         """All passes. leave: gets the rows that leave, from which to which; None: the last picture is returned, whole."""
         way = self._way
+        self._layers.ready(self._dtype, self._device)
         if way.pictures[0].normed:
             self._moments[0] = self._layers.moments(self._norm(0), self._given(0, way.pictures[0].height))
         for each in self._plan.passes:
+            self._places(each)
             if each.number == len(way.pictures):
                 assert leave is not None
                 self._leave(each, leave)
@@ -69,9 +71,6 @@ class Passage:
         number, p = each.number, self._way.pictures[each.number]
         moments, counts = [], []
         late: tuple[int, int, Tensor] | None = None
-        # What stays gets its place before what passes: else it would lie amid it.
-        for kept in (number,) * each.keeps + (number + 1,) * each.fills:
-            self._room(kept)
         for first, last in self._bands(p.height, each):
             made = self._made(number, first, last, fills=each.fills)
             if each.gathers:
@@ -100,15 +99,22 @@ class Passage:
 
     def _bands(self, height: int, each: Pass) -> Iterator[tuple[int, int]]:
         """From which row to which, with what is to be done around each band."""
-        for number, band in enumerate(parts(height, each.rows)):
+        for band in parts(height, each.rows):
             comfy.model_management.throw_exception_if_processing_interrupted()
-            # Another pass, and at the picture's edge a band has fewer rows around it: what they left fits nothing that comes.
-            if number < 2:
-                self._layers.tidy(each.spare)
             yield band
             self._progress.add(1)
 
     # --------------------------------------------------------------------------------------------------- what is kept
+
+    def _places(self, each: Pass) -> None:
+        """What stays gets a place of its own before a pass, and what passes one slab: bands are of many sizes, and in what one left
+        the next would not fit. Each piece of memory that is asked of the card and given back takes a millisecond."""
+        if each.slab is not None:
+            self._layers.tidy()
+        for kept in (each.number,) * each.keeps + (each.number + 1,) * each.fills:
+            self._room(kept)
+        if each.slab is not None:
+            self._layers.slab(each.slab, self._device)
 
     def _place(self, number: int) -> int:
         """The picture in whose place it is kept."""

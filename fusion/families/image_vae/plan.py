@@ -95,7 +95,7 @@ class Pass:
     lags     whether a band is written only when the next one was made: its place is the source's, whose rows are still needed
     fills    whether the block's shortcut of it goes straight to where the block's result will be kept
     frees    the pictures that nobody needs after it
-    spare    bytes of the room that it leaves
+    slab     bytes of the one piece of memory that its bands pass through; None: what the pass before left will do
     """
 
     number: int
@@ -106,7 +106,7 @@ class Pass:
     lags: bool
     fills: bool
     frees: tuple[int, ...]
-    spare: int
+    slab: int | None
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,8 @@ class Outline:
     filled    blocks' results whose shortcuts are made with the pictures before them: their inputs are not there any more later
     in_place  those that take the place of their sources
     alive     bytes that are kept during each pass; most: the most of them
-    frees     the places that nobody needs after a pass
+    takes     bytes of the places that are taken for a pass, largest first
+    frees     the places that nobody needs after a pass; leaves: their bytes, largest first
     products  as many as there are without rows that bands have in common
     """
 
@@ -359,6 +360,8 @@ class Outline:
         self.alive = [sum(sizes[k] for k, end in until.items() if begins[k] <= now <= end) for now in self.numbers]
         self.most = max(self.alive)
         self.frees = [tuple(sorted(k for k, end in until.items() if end == now)) for now in self.numbers]
+        self.leaves = [sorted((sizes[k] for k in frees if k), reverse=True) for frees in self.frees]
+        self.takes = [sorted((sizes[k] for k in until if k and begins[k] == now), reverse=True) for now in self.numbers]
 
 
 @lru_cache(maxsize=1024)
@@ -376,14 +379,19 @@ def _products(way: Way, number: int) -> int:
 def planned(outline: Outline, room: int) -> Plan:
     """The plan of an outline, its bands as large as the room allows."""
     way, reckoning = outline.way, _Reckoning(outline)
-    peak = products = 0
+    peak = products = slab = 0
+    left: list[int] = []
     passes = []
-    for k, alive, frees in zip(outline.numbers, outline.alive, outline.frees, strict=True):
+    for turn, (k, alive) in enumerate(zip(outline.numbers, outline.alive, strict=True)):
         height = way.pictures[min(k, way.last)].height
         lags = k in outline.in_place and k - 1 not in outline.kept
         rows, transient = _rows(reckoning, k, lags, height, room - alive)
         count = -(-height // rows)
-        peak = max(peak, alive + int(HELD * transient))
+        passing = int(HELD * transient)
+        # What is as large as what went lies where that was. All else would lie amid the slab.
+        stays = left == outline.takes[turn] and passing <= slab
+        slab, left = slab if stays else passing, outline.leaves[turn]
+        peak = max(peak, alive + slab)
         products += count * _at(reckoning, k, rows).products
         passes.append(
             Pass(
@@ -394,8 +402,8 @@ def planned(outline: Outline, room: int) -> Plan:
                 keeps=k in outline.kept,
                 lags=lags,
                 fills=k + 1 in outline.filled,
-                frees=frees,
-                spare=max(0, room - alive - int(HELD * transient)),
+                frees=outline.frees[turn],
+                slab=None if stays else slab,
             )
         )
     return Plan(tuple(passes), outline.kept, outline.in_place, outline.filled, peak, products)
