@@ -163,9 +163,7 @@ def test_packed_files(folder: Path, tmp_path: Path, kind: str) -> None:
     assert write(ours) == write(stock) and ours_wrote()
 
 
-def test_the_words_of_a_packed_file_stay_packed(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_words_of_a_packed_file_stay_packed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table that words are multiplied with takes what it takes in the file, and gives each token's row where it lies; with a
     LoRA the file is asked for rows."""
     path = packed_file(tmp_path / "x.gguf", load_file(checkpoints.write("qwen3_vl", folder)), "Q8_0")
