@@ -103,7 +103,8 @@ class Tuner:
         ratios = _ratios(near)
         order = sorted(able, key=lambda candidate: ratios.get(candidate.name, math.inf)) if near else able
         ours = frozenset(candidate.name for candidate in able if candidate.ours)
-        turns = Turns([candidate.name for candidate in order], ours, self.purse, ratios)
+        late = {candidate.name: begun for candidate in able if (begun := candidate.begin(call)) is not None}
+        turns = Turns([candidate.name for candidate in order], ours, self.purse, ratios, late)
         LEDGER.chose(Choice(op, shape, turns.best, CHOOSING))
         here = key(op, shape, card)
 

@@ -14,6 +14,7 @@ from .policy import STANDARD, KernelPolicy
 Tensors = tuple["Tensor | None", ...]
 Options = tuple[Any, ...]
 Plan = Callable[..., Any]
+Begun = Callable[[], bool]
 
 ALIGNMENT = 16
 
@@ -68,6 +69,10 @@ class Candidate(Protocol):
 
     def tactics(self, call: Call) -> Sequence[Candidate]:
         """The ways to run it that are worth trying, best known first; itself where there is only one."""
+
+    def begin(self, call: Call) -> Begun | None:
+        """Where its first run would keep the work waiting, for a library that is loaded or code that is compiled only then: begin
+        that now, beside the work. Returns what tells whether it is done; None: there is nothing of the kind."""
 
     def prepare(self, call: Call) -> Plan:
         """A plan for this signature: called as plan(*tensors), it returns the op's result.

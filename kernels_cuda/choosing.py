@@ -120,7 +120,9 @@ class Choosing:
         plan = self._prepared(turn.name, tensors)
         if not turn.is_timed:
             return plan(*tensors)
-        lap = self._lap(self._device, self._waited.get(turn.name))
+        # Where the device waited for one candidate it is likely to wait for the next.
+        before = self._waited.get(turn.name, max(self._waited.values(), default=None))
+        lap = self._lap(self._device, before)
         result = plan(*tensors)
         lap.end()
         if lap.waited:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from . import autotune
-from .call import Call, Candidate, Options, Plan, Tensors
+from .call import Begun, Call, Candidate, Options, Plan, Tensors
 from .errors import CodeUnavailable, KernelError, KernelRefused
 from .launcher import Card, card, forced_class
 from .ledger import LEDGER, Choice
@@ -49,10 +49,13 @@ def _wants_gradient(tensors: Tensors) -> bool:
 
 
 class OneWay:
-    """A candidate that there is only one way to run."""
+    """A candidate that there is only one way to run, and nothing to wait for."""
 
     def tactics(self: Candidate, call: Call) -> Sequence[Candidate]:  # noqa: ARG002
         return (self,)
+
+    def begin(self, call: Call) -> Begun | None:  # noqa: ARG002
+        return None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class StockCandidate(OneWay):
     name: str = "stock"
     ours: bool = False
     plan: Callable[[Call], Plan | None] = lambda _: None  # of a call for which stock's way is shorter than `run`
+    begins: Callable[[Call], Begun | None] = lambda _: None  # see Candidate.begin
 
     def refuse(self, call: Call) -> str | None:  # noqa: ARG002 - stock serves whatever stock serves
         return None
@@ -70,6 +74,9 @@ class StockCandidate(OneWay):
     def prepare(self, call: Call) -> Plan:
         run, options = self.run, call.options
         return self.plan(call) or (lambda *tensors: run(*tensors, *options))
+
+    def begin(self, call: Call) -> Begun | None:
+        return self.begins(call)
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class CudaCandidate:
     obstacles  yields reasons why not; only the first is asked for, so a check may rely on those before it
     plan       (call, card, tactic) -> plan. Tactic None: choose by rule
     ways       call -> tactics, best known first; one that cuts the work in a single way has none
+    begins     see Candidate.begin: of one that is torch's in part
     """
 
     name: str
@@ -87,6 +95,7 @@ class CudaCandidate:
     ways: Callable[[Call], Sequence[Any]] = lambda _: ()
     tactic: Any = None
     ours: bool = True
+    begins: Callable[[Call], Begun | None] = lambda _: None
 
     def refuse(self, call: Call) -> str | None:
         if call.device.type != "cuda":
@@ -105,6 +114,9 @@ class CudaCandidate:
     def tactics(self, call: Call) -> Sequence[Candidate]:
         ways = [replace(self, name=f"{self.name} {way}", tactic=way) for way in self.ways(call)]
         return ways or (self,)
+
+    def begin(self, call: Call) -> Begun | None:
+        return self.begins(call)
 
     def prepare(self, call: Call) -> Plan:
         return self.plan(call, self._card(call), self.tactic)

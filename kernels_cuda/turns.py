@@ -9,6 +9,7 @@ took for it when that is known, which may be many calls later (`heard`). No call
     a clear loser  1.5 times as slow as the best at its one time, or 1.15 times at the least of several: no more turns
     waits          a time in which the device waited for the host says how quick the host was: it counts for nothing, unless there
                    are no others. Calls that the host is too slow for are captured and replayed without it, as one graph
+    late ones      are passed over until they have begun (beside.py)
     dear ones      wait until the purse has what a turn is likely to cost (purse.py)
     in between     the best so far serves
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .purse import Purse
@@ -51,6 +52,7 @@ class _Runner:
     name: str
     handicap: float
     ratio: float | None  # of its time to the best one's, at another size
+    has_begun: Callable[[], bool] = lambda: True
     runs: int = 0
     waiting: int = 0  # turns whose time is not known yet
     waits: int = 0
@@ -78,20 +80,28 @@ class Turns:
     names   who takes part, in the order in which they are tried
     ours    those among them that have to beat the others by the margin
     ratios  what is known of some from another size: their time, in times of the best one's there
+    late    of those that are being begun beside the work, whether that is done
     """
 
     def __init__(
-        self, names: Sequence[str], ours: frozenset[str], purse: Purse, ratios: Mapping[str, float] | None = None
+        self,
+        names: Sequence[str],
+        ours: frozenset[str],
+        purse: Purse,
+        ratios: Mapping[str, float] | None = None,
+        late: Mapping[str, Callable[[], bool]] | None = None,
     ) -> None:
         known = ratios or {}
         self._runners = {name: _Runner(name, 1 + MARGIN if name in ours else 1.0, known.get(name)) for name in names}
+        for name, has_begun in (late or {}).items():
+            self._runners[name].has_begun = has_begun
         self._purse = purse
         self._calls = 0
         purse.begin()
 
     @property
     def best(self) -> str:
-        """The fastest so far; before anything is known, the first that has not failed."""
+        """The fastest so far; before anything is known, the first that has begun and not failed."""
         return self._best.name
 
     @property
@@ -121,7 +131,7 @@ class Turns:
 
     def take(self) -> Turn:
         """Whose turn the call at hand is."""
-        self._calls += 1
+        self._calls += all(runner.has_begun() for runner in self._able)
         best = self._best
         if (
             best.figure is None
@@ -130,7 +140,7 @@ class Turns:
         for runner in sorted(
             self._able, key=lambda one: one.runs
         ):  # of equals the first: they are tried in their order
-            if runner.waiting or runner.has_lost or runner.is_known:
+            if runner.waiting or runner.has_lost or runner.is_known or not runner.has_begun():
                 continue
             if runner is best:
                 return self._turn(best, is_timed=True)
@@ -183,7 +193,9 @@ class Turns:
     @property
     def _best(self) -> _Runner:
         known = [runner for runner in self._able if runner.figure is not None]
-        return min(known, key=_handicapped) if known else self._able[0]
+        if known:
+            return min(known, key=_handicapped)
+        return next((runner for runner in self._able if runner.has_begun()), self._able[0])
 
     def _turn(self, best: _Runner, *, is_timed: bool) -> Turn:
         best.runs += 1

@@ -31,9 +31,7 @@ class Cache:
         self._rooms = [self._empty(self.places) for _ in stack.layers]
 
     def nbytes(self, places: int) -> int:
-        config = self._stack.config
-        a_layer: int = 4 * places * config.num_key_value_heads * config.head_dim
-        return a_layer * len(self._stack.layers)
+        return kept_bytes(self._stack, places)
 
     def of(self, layer: int) -> Kept:
         return Kept.of(self._rooms[layer])
@@ -68,6 +66,12 @@ class Cache:
         short = wanted - int(management.get_free_memory(self._device))
         if short > 0 and (streamed := self._stack.layers[0].__dict__.get(STREAMED)) is not None:
             streamed[0].shrink(short)
+
+
+def kept_bytes(stack: Any, places: int) -> int:
+    """What the keys and values of so many tokens take, of all layers of a stack."""
+    a_layer: int = 4 * places * stack.config.num_key_value_heads * stack.config.head_dim
+    return a_layer * len(stack.layers)
 
 
 def rounded(places: int) -> int:

@@ -39,6 +39,7 @@ from ..stream.doors import STREAMED
 from ..text_stack import HAND_BACK, FusedEmbedding, padded, seen
 from ..wide import Wide
 from .layer import FusedLayer, Pictures, Prompt
+from .room import AsksForRoom
 from .writing import Writes
 
 OPS = (
@@ -78,6 +79,8 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
         table = net.model.embed_tokens
         if not table.weight.is_meta:  # a streamed encoder's table stays in the file
             mix(table, FusedEmbedding, **{POLICY: policy})
+        if hasattr(net, "generate"):
+            mix(model, AsksForRoom)
     return fused
 
 

@@ -355,8 +355,8 @@ BORDERED_CONV = Op(
     fake=fake,
     candidates=(
         CudaCandidate("cuda", obstacles, plan, ways),
-        StockCandidate(stock),
-        CudaCandidate("cudnn + fused pass", fused_obstacles, fused_plan, ours=False),
+        StockCandidate(stock, begins=conv_torch.begins),
+        CudaCandidate("cudnn + fused pass", fused_obstacles, fused_plan, ours=False, begins=conv_torch.begins),
     ),
     shape_class=shape_class,
     validate=validate,
@@ -377,7 +377,7 @@ BORDERED_UPSAMPLE_CONV = Op(
     fake=upsample_fake,
     candidates=(
         CudaCandidate("cuda", upsample_obstacles, upsample_plan, upsample_ways),
-        StockCandidate(upsample_stock),
+        StockCandidate(upsample_stock, begins=conv_torch.begins),
     ),
     shape_class=shape_class,
     validate=upsample_validate,

@@ -349,7 +349,11 @@ CONV = Op(
     ),
     reference=reference,
     fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock), conv_torch.FUSED),
+    candidates=(
+        CudaCandidate("cuda", obstacles, plan, ways),
+        StockCandidate(stock, begins=conv_torch.begins),
+        conv_torch.FUSED,
+    ),
     shape_class=shape_class,
     validate=validate,
     kernels={"conv": kernel_names(), conv_torch.UNIT: ("conv_rest",)},

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ctypes import c_int, c_uint32
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..call import Call, Plan
+from ..beside import begin
+from ..call import Begun, Call, Plan
 from ..launcher import Card, Pointer, parameter_struct
 from ..registry import CudaCandidate
 from .checks import bias_obstacles, wrong_dtype
@@ -102,4 +104,17 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     return run_each if joins else run
 
 
-FUSED = CudaCandidate("cudnn + fused pass", obstacles, plan, ours=False)
+def begins(call: Call) -> Begun:
+    """cuDNN, and what it looks up at its first convolution."""
+    x = call.tensors[0]
+    assert x is not None
+    return begin(("convolution", x.device, x.dtype), x.device, partial(_first, x.device, x.dtype))
+
+
+def _first(device: torch.device, dtype: torch.dtype) -> None:
+    x, weight = (torch.zeros(64, 64, size, size, dtype=dtype, device=device) for size in (8, 3))
+    last = torch.channels_last
+    torch.nn.functional.conv2d(x.to(memory_format=last), weight.to(memory_format=last), padding=1)
+
+
+FUSED = CudaCandidate("cudnn + fused pass", obstacles, plan, ours=False, begins=begins)

@@ -16,7 +16,8 @@ from torch.backends import cuda as switches
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..call import Call, Plan
+from ..beside import begin
+from ..call import Begun, Call, Plan
 from ..registry import OneWay
 from .attention_operands import Operands
 
@@ -28,6 +29,7 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 SERVING = {name: backend for name, backend in BACKENDS.items() if backend is not SDPBackend.MATH}
+FIRST_TOKENS = 256
 MOST_SCORES = 2**25  # held at a time by torch's math: 128 MB in fp32, and as much again for their softmax
 # Whether torch may use a backend, and to say so.
 _SWITCHES: dict[SDPBackend, tuple[Callable[[], bool], Callable[[bool], None]]] = {
@@ -45,17 +47,22 @@ _ABLE = {
 
 def sdpa_arguments(o: Operands) -> dict[str, Any]:
     """q, k, v as [batch, heads, tokens, d] views, the dense mask if one is needed, and the flags."""
-    nothing_else = o.key_lengths is None and o.mask is None and o.distance_bias is None and o.blocks is None
-    only_causal = nothing_else and o.causal and o.shift == 0 and o.left < 0 and o.right < 0
+    causal = only_causal(o)
     return {
         "query": o.q.transpose(1, 2),
         "key": o.keys.transpose(1, 2),
         "value": o.values.transpose(1, 2),
-        "attn_mask": None if only_causal else dense_mask(o),
-        "is_causal": only_causal,
+        "attn_mask": None if causal else dense_mask(o),
+        "is_causal": causal,
         "scale": o.scale,
         "enable_gqa": o.q.shape[2] != o.k.shape[2],
     }
+
+
+def only_causal(o: Operands) -> bool:
+    """Whether torch's own flag says all that is asked of the mask."""
+    nothing_else = o.key_lengths is None and o.mask is None and o.distance_bias is None and o.blocks is None
+    return nothing_else and o.causal and o.shift == 0 and o.left < 0 and o.right < 0
 
 
 def dense_mask(o: Operands) -> Tensor | None:
@@ -133,6 +140,31 @@ class alone:
 
 
 @dataclass(frozen=True)
+class First:
+    """cuDNN's attention at its first use: it is compiled for such heads and masks, whatever the number of tokens."""
+
+    device: torch.device
+    dtype: torch.dtype
+    d: int
+    heads: int
+    key_heads: int
+    causal: bool
+    is_masked: bool
+
+    def run(self) -> None:
+        """Attention over a few made-up tokens. Not by torch's switches, which hold for all threads."""
+        q, k = (
+            torch.zeros(1, FIRST_TOKENS, heads, self.d, dtype=self.dtype, device=self.device).transpose(1, 2)
+            for heads in (self.heads, self.key_heads)
+        )
+        mask = None
+        if self.is_masked:
+            mask = torch.zeros(1, 1, FIRST_TOKENS, FIRST_TOKENS, dtype=self.dtype, device=self.device)
+            mask = mask.expand(1, self.heads, -1, -1)
+        torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, k, mask, False, 0.0, self.causal, False)
+
+
+@dataclass(frozen=True)
 class TorchBackend(OneWay):
     """One backend of torch's attention, as a candidate of its own."""
 
@@ -147,6 +179,17 @@ class TorchBackend(OneWay):
         if o.q.numel() == 0 or o.k.shape[1] == 0:
             return "there is nothing to compute"
         return None if _ABLE[self.backend](_asked(o), False) else "torch says that this backend cannot serve the call"
+
+    def begin(self, call: Call) -> Begun | None:
+        if self.backend is not SDPBackend.CUDNN_ATTENTION:
+            return None
+        o = Operands.of(call.tensors, call.options)
+        causal = only_causal(o)
+        kind = First(
+            o.q.device, o.q.dtype, o.q.shape[3], o.q.shape[2], o.k.shape[2],
+            causal, is_masked=not causal and not (o.plain and o.key_lengths is None),
+        )  # fmt: skip
+        return begin(kind, o.q.device, kind.run)
 
     def prepare(self, call: Call) -> Plan:
         options, backend = call.options, self.backend

@@ -17,6 +17,7 @@ from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
+from . import conv_torch
 from .checks import bias_obstacles, check_one_of, word, wrong_dtype
 from .conv import (
     MOST,
@@ -217,7 +218,7 @@ UPSAMPLE_CONV = Op(
     schema="(Tensor x, Tensor weight, Tensor? bias, Tensor? folded, str activation, str policy) -> Tensor",
     reference=reference,
     fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock, begins=conv_torch.begins)),
     shape_class=shape_class,
     validate=validate,
     kernels={"conv": tuple(f"conv_2x2_{tactic}" for tactic in kernels_of(PLAIN))},

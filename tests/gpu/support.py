@@ -141,13 +141,15 @@ def compared(found: Mapping[str, Sequence[float]], among: int) -> str:
     return f"{', '.join(times)}: {ratio(found):.2f}"
 
 
-def until_chosen(run: Callable[[], Any], most: int = 600) -> Any:
+def until_chosen(run: Callable[[], Any], most: int = 600, longest: float = 20.0) -> Any:
     """What ops under `auto` give once they have chosen. They choose at their calls, as dear as it may be; between them the device
-    is waited for."""
+    is waited for. It takes no more than so many calls, or seconds, in which libraries may begin."""
     tuner = autotune.tuner()
     purse, tuner.purse = tuner.purse, Purse(math.inf)
+    calls, until = 0, time.monotonic() + longest
     try:
-        for _ in range(most):
+        while calls < most or time.monotonic() < until:
+            calls += 1
             before = tuner.undecided
             out = run()
             torch.cuda.synchronize()
@@ -155,7 +157,7 @@ def until_chosen(run: Callable[[], Any], most: int = 600) -> Any:
                 return out
     finally:
         tuner.purse = purse
-    raise AssertionError(f"nobody was chosen in {most} calls")
+    raise AssertionError(f"nobody was chosen in {calls} calls")
 
 
 def tried(op: str) -> Mapping[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from gpu.support import HALF_STEP, SMALLEST, locate, tried, until_chosen
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda import LEDGER, BlockList, KernelPolicy, KernelRefused, attention
+from fusestream.kernels_cuda import LEDGER, OPS, BlockList, KernelPolicy, KernelRefused, attention
+from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.attention import HEADS, WIDE
 from fusestream.kernels_cuda.ops.attention_operands import arguments
 
@@ -337,6 +339,31 @@ def test_auto_serves_everything():
     q, k, v = inputs(1, 60, 60, 2, 2, 64)
     exact, sizes = oracle(q, k, v, causal=True)
     check(attention(q, k, v, causal=True), exact, sizes, "precise", score_error(q, k, "precise"), "auto")
+
+
+@pytest.mark.parametrize("asked", [{}, {"causal": True}, {"key_lengths": True}], ids=["plain", "causal", "masked"])
+def test_cudnn_begins_beside_the_work(asked):
+    """What is begun there is what the first turn would wait for: an attention of another size takes no such time then."""
+    q, k, v = inputs(2, 700, 700, 8, 4, 128)
+    if "key_lengths" in asked:
+        asked = {"key_lengths": torch.full((2,), 650, dtype=torch.int32, device="cuda")}
+    call = Call("attention", *arguments(q, k, v, **asked))
+    cudnn = next(one for one in OPS["attention"].candidates if one.name == "torch cudnn")
+    if cudnn.refuse(call) is not None:
+        pytest.skip("torch's cuDNN attention does not serve this card")
+    began = time.perf_counter()
+    has_begun = cudnn.begin(call)
+    until = time.monotonic() + 30
+    while not has_begun() and time.monotonic() < until:
+        time.sleep(0.01)
+    took = time.perf_counter() - began
+    assert has_begun()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    got = cudnn.prepare(call)(*call.tensors)
+    torch.cuda.synchronize()
+    print(f"{took * 1e3:.0f} ms beside the work, {(time.perf_counter() - start) * 1e3:.0f} ms at the first turn")
+    torch.testing.assert_close(got, reference(q, k, v, **asked), atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("d", [40, 160])

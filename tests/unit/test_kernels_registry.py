@@ -60,6 +60,9 @@ class Fast:
     def tactics(self, call):
         return (self,)
 
+    def begin(self, call):
+        return None
+
     def prepare(self, call):
         self.prepared.append(call)
         plus = call.options[0]

@@ -24,7 +24,7 @@ from fusestream import checkpoints, fusion
 from fusestream.checkpoints import llama
 from fusestream.fusion.errors import WrongFile
 from fusestream.fusion.families.qwen3_vl import eyes, sizes
-from fusestream.fusion.language import cache, layer, pace, stack, writing
+from fusestream.fusion.language import cache, layer, pace, room, stack, writing
 from fusestream.fusion.stream import vram
 from fusestream.fusion.stream.no_head import NoHead
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
@@ -271,6 +271,33 @@ def test_what_is_kept_is_little(writers: tuple[Any, Any]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- what users notice
+
+
+def test_comfyui_is_asked_to_keep_room_for_keys(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, writers: tuple[Any, Any]
+) -> None:
+    """Beside what it keeps free for whatever computes, and with each use: of the prompt at hand, pictures in it too."""
+    ours, stock = writers
+    model = ours.cond_stage_model
+    card = torch.device("cuda", 0)
+    always = room.LIBRARIES + int(0.8 * 2**30)
+    kept = {
+        count: model.memory_estimation_function({VL: [[(5, 1.0)] * count]}, device=card) - always for count in (7, 5000)
+    }
+    of_stack = ours.cond_stage_model.qwen3vl_8b.transformer.model
+    assert kept[7] == pytest.approx(cache.kept_bytes(of_stack, 1280), abs=1)
+    assert kept[5000] == pytest.approx(cache.kept_bytes(of_stack, 6144), abs=1)
+    seen = said(picture(2048, 2048))
+    assert model.memory_estimation_function(seen, device=card) - always > cache.kept_bytes(of_stack, 4096 + 1024)
+    assert model.memory_estimation_function(seen, device=torch.device("cpu")) == 0
+    asked: list[float] = []
+    monkeypatch.setattr(
+        comfy.model_management, "load_models_gpu", lambda _, memory_required: asked.append(memory_required)
+    )
+    monkeypatch.setattr(ours.patcher, "load_device", card)
+    ours.load_model({VL: [[(5, 1.0)] * 7]})
+    assert asked == [pytest.approx(always + kept[7])]
+    assert not hasattr(stock.cond_stage_model, "memory_estimation_function")
 
 
 def test_each_token_moves_the_bar_and_can_be_the_last(
