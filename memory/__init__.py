@@ -8,6 +8,7 @@ from .cuda_managed import NoManagedMemory
 from .encoding import ENCODINGS, Encoding
 from .file import BadFile, Extent, WeightFile
 from .formats import read_header
+from .handover import Handover
 from .layer import Layer, Weight, staging_bytes
 from .ledger import Ledger
 from .open_file import FileChanged
@@ -32,6 +33,7 @@ __all__ = [
     "Encoding",
     "Extent",
     "FileChanged",
+    "Handover",
     "HostBackend",
     "Layer",
     "Ledger",

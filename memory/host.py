@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 from .checkpoint import Checkpoint
 from .device import Device
 from .direct import DirectReads
+from .handover import Handover
 from .layer import Layer
 from .ledger import Ledger
 from .open_file import OpenFile
@@ -54,6 +55,7 @@ class Host:
         ram: RamBudget,
         ledger: Ledger,
         way: Way = "auto",
+        handover: Handover | None = None,
     ) -> None:
         self._device = device
         self._ram = ram
@@ -75,7 +77,7 @@ class Host:
             raise
         self._ring_taken = self._ring.size.nbytes
         if self.way == "registered":
-            self._registrar = Registrar(device, spans, ram, ledger)
+            self._registrar = Registrar(device, spans, ram, ledger, handover)
 
     @property
     def files(self) -> list[OpenFile]:

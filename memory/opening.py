@@ -21,6 +21,7 @@ from .budget import DeviceBudget
 from .checkpoint import Checkpoint
 from .cuda_managed import CudaManagedMemory
 from .device import CudaDevice
+from .handover import Handover
 from .host import Host, Way
 from .layer import Layer, staging_bytes
 from .ledger import Ledger
@@ -51,12 +52,13 @@ def open_pager(
     ledger: Ledger | None = None,
     compute: Sequence[float] | None = None,
     guard: bool = False,
+    handover: Handover | None = None,
 ) -> Pager:
     """A pager for these layers of `source`, which stays open as long as the pager is used.
 
     vram: what all models share on the device; budget: bytes of it for this one. ram: what may be pinned or registered; one
     found by itself is not shared with other models. compute: seconds of each layer, where they are known, for the plan.
-    guard: refuse managed pools beyond the card's free memory.
+    guard: refuse managed pools beyond the card's free memory. handover: from the pager that had these layers before, to the next.
     """
     ledger = ledger or Ledger()
     where = torch.device(device)
@@ -81,7 +83,7 @@ def open_pager(
         made = ManagedBackend(cuda, CudaManagedMemory(cuda), source, layers, ram, ledger, convert, guard)
         rate = bus.managed
     else:
-        bytes_ = Host(cuda, source, layers, ram, ledger, host)
+        bytes_ = Host(cuda, source, layers, ram, ledger, host, handover)
         try:
             made = SlotsBackend(cuda, layers, bytes_, ledger, convert)
         except BaseException:

@@ -3,7 +3,7 @@
 Layers are registered with the driver, part by part, once. Which layers: as many as the RAM budget holds, spread over the
 order, and always the same. Taking turns would be no use: the driver unregisters only when the device is idle, and keeps
 everybody waiting meanwhile (measured). So pages are unregistered when the budget is asked for by another model, when the plan
-changes and at the end.
+changes and at the end; not where the same model's next pager takes them over (`handover.py`).
 
 The driver does one thing at a time, and who has just had it gets it again (measured, too): a thread that registered one part
 after the other would keep the copies waiting until it is done. So the copying thread registers what it needs itself, and
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from .device import Device, Event
+from .handover import Handover
 from .ledger import Ledger
 from .page_cache import read_in
 from .plan import spread
@@ -103,11 +104,19 @@ class Entry:
 class Registrar:
     """The layers of one model. `take` is called by the copying thread, in the order of the copies."""
 
-    def __init__(self, device: Device, layers: Sequence[Sequence[Span]], ram: RamBudget, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        device: Device,
+        layers: Sequence[Sequence[Span]],
+        ram: RamBudget,
+        ledger: Ledger,
+        handover: Handover | None = None,
+    ) -> None:
         self._device = device
         self._ram = ram
         self._ledger = ledger
-        self._entries = [Entry(tuple(spans)) for spans in layers]
+        self._handover = handover or Handover()
+        self._entries = [self._handover.take(tuple(spans)) or Entry(tuple(spans)) for spans in layers]
         self._position = 0  # the layer that is needed now
         self._sending = False  # whether the copying thread is at work
         self._planning = False
@@ -241,7 +250,10 @@ class Registrar:
             self._changed.wait_for(lambda: all(e.state != "leaving" for e in self._entries))
         self._readers.shutdown(cancel_futures=True)
         for entry in self._entries:
-            self._unregister(entry)
+            if self._handover.is_under_way and entry.state == "here":
+                self._leave(entry)
+            else:
+                self._unregister(entry)
 
     # -------------------------------------------------------------------------------------------------- registering
 
@@ -328,6 +340,13 @@ class Registrar:
             entry.state = "refused"
             self._changed.notify_all()
         self._ledger.note("registering", f"given up for a layer: {error}")
+
+    def _leave(self, entry: Entry) -> None:
+        """A layer that is registered, to this model's next pager."""
+        if entry.last is not None:
+            entry.last.synchronize()
+        entry.last, entry.chosen = None, False
+        self._handover.leave(entry.spans, entry, self._unregister)
 
     def _unregister(self, entry: Entry) -> None:
         """Of a layer that is leaving or refused, or of any when closing."""

@@ -25,6 +25,7 @@ from ...memory import (
     Along,
     Checkpoint,
     FileChanged,
+    Handover,
     Layer,
     Ledger,
     OverBudget,
@@ -96,6 +97,7 @@ class Stream:
         self._source = source
         self._device = device
         self._pool: vram.Pool | None = None
+        self._handover = Handover()
         self._lent: set[int] = set()  # blocks in use that the pager does not have
         self._in_use = 0
         self._unloading = False
@@ -256,15 +258,16 @@ class Stream:
                     self.path,
                 )
             held, whole, free = self.held, self.most, vram.free(self._device)
-            self.unload()
-            self._is_narrowed = False
-            self.order.become(order)
-            self._bound()
-            if held:
-                # Where all of it was there, what joins may be there too: ComfyUI asks how much is wanted at the next load only.
-                more = max(0, min(self.most - whole, free)) if held >= whole else 0
-                with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
-                    self._load(self._device, held + more, (self.grain,))
+            with self._handover.under_way():
+                self.unload()
+                self._is_narrowed = False
+                self.order.become(order)
+                self._bound()
+                if held:
+                    # Where all of it was there, what joins may be there too: ComfyUI asks how much is wanted at the next load only.
+                    more = max(0, min(self.most - whole, free)) if held >= whole else 0
+                    with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
+                        self._load(self._device, held + more, (self.grain,))
 
     # ------------------------------------------------------------------------------------------------------ memory
 
@@ -444,6 +447,7 @@ class Stream:
             self._device,
             ram=ram,
             ledger=self.ledger,
+            handover=self._handover,
             **{"convert": packed.convert, **self.pager_options},
         )
         self.changes.moved()

@@ -36,6 +36,7 @@ from fusestream.memory import (
     registered,
 )
 from fusestream.memory import host as host_module
+from fusestream.memory.handover import Handover
 from fusestream.memory.host import Host
 from fusestream.memory.managed import PAGE, ManagedBackend
 from fusestream.memory.ram import Ram, RamBudget
@@ -834,6 +835,34 @@ def test_a_layer_of_several_parts_comes_whole(registering, monkeypatch):
         assert (
             sum(nbytes for _, nbytes in mine) == part.nbytes and mine[-1][0] + mine[-1][1] == part.address + part.nbytes
         )
+
+
+def test_the_next_pager_of_a_model_takes_over_what_is_registered(registering):
+    """In another order, of another five layers; what it does not have is given back, and so is all when it closes by itself."""
+    some, handover = registering(), Handover()
+    some.registrar._handover = handover
+    some.registrar.expect(range(6))
+    taken = [runs_of(layer, some.bed.source.home) for layer in some.bed.layers]
+    for i in range(5):  # the last one may have come ahead of use, or not
+        list(some.registrar.take(i, taken[i]))
+    device, all_sizes = some.bed.device, sum(some.sizes)
+    with handover.under_way():
+        some.registrar.close()
+        count = device.registrations
+        order = [3, 1, 0, 4]
+        second = registered.Registrar(device, [some.spans[i] for i in order], some.bed.ram, some.bed.ledger, handover)
+        second.expect(range(4))
+        for place, i in enumerate(order):
+            with second.at_once(place) as places:
+                assert places is not None, "nothing has to be made ready"
+                lies = [ctypes.string_at(address, nbytes) for _, address, nbytes in places.pieces]
+            content = some.bed.path.read_bytes()
+            assert lies == [content[run.begin : run.begin + run.nbytes] for run in taken[i]]
+        assert device.registrations == count
+    kept = sum(some.sizes[i] for i in order)
+    assert some.bed.ledger.held("registered RAM") == some.bed.ram.taken == kept < all_sizes
+    second.close()
+    assert some.bed.ledger.held("registered RAM") == some.bed.ram.taken == 0 and not device.registered
 
 
 def test_what_the_driver_refused_gives_its_ram_back(registering):
