@@ -12,7 +12,7 @@ from .handover import Handover
 from .layer import Layer, Weight, staging_bytes
 from .ledger import Ledger
 from .open_file import FileChanged
-from .opening import bounds, open_pager
+from .opening import bounds, open_pager, plan_of
 from .pager import Pager, PagerError
 from .parcels import Parcels, open_parcels
 from .plan import OverBudget, Plan, Prediction, Rates, least_budget, make_plan, simulate
@@ -56,6 +56,7 @@ __all__ = [
     "make_plan",
     "open_pager",
     "open_parcels",
+    "plan_of",
     "read_header",
     "simulate",
     "staging_bytes",

@@ -27,7 +27,7 @@ from .layer import Layer, staging_bytes
 from .ledger import Ledger
 from .managed import PAGE, ManagedBackend, pages
 from .pager import Pager
-from .plan import Rates, aligned, least_budget
+from .plan import Plan, Rates, aligned, least_budget, make_plan
 from .ram import RamBudget
 from .rates import BusRates, measure_rates
 from .runs import runs_of
@@ -101,11 +101,22 @@ READERS_HELP = 4
 def bounds(layers: Sequence[Layer], device: str | torch.device) -> tuple[int, int]:
     """The least budget that these layers can pass through on the device, and the one in which all of them stay. Upper bounds:
     what a room takes differs by backend, which is not chosen yet."""
+    rooms, staging = _rooms(layers, device)
+    return least_budget(rooms) + staging, sum(rooms) + staging
+
+
+def plan_of(layers: Sequence[Layer], device: str | torch.device, budget: int) -> Plan:
+    """What of these layers would stay in this budget, and what pass, before a backend is chosen. Raises OverBudget."""
+    rooms, staging = _rooms(layers, device)
+    return make_plan(rooms, budget - staging)
+
+
+def _rooms(layers: Sequence[Layer], device: str | torch.device) -> tuple[list[int], int]:
+    """What each layer takes of the device, and what is staged of one at a time."""
     where = torch.device(device)
     room = aligned if where.type == "cpu" else pages
     layers = suited(layers, where)
-    rooms, staging = [room(layer.nbytes) for layer in layers], room(staging_bytes(layers))
-    return least_budget(rooms) + staging, sum(rooms) + staging
+    return [room(layer.nbytes) for layer in layers], room(staging_bytes(layers))
 
 
 def suited(layers: Sequence[Layer], device: torch.device) -> Sequence[Layer]:

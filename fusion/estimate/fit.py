@@ -12,7 +12,8 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ...memory import make_plan
+from ...memory import plan_of
+from ..stream.grain import chosen
 from ..stream.reckoning import RECKONING, RESERVE, STOCK_ASKS, Reckoning, own_reserve
 from ..stream.stream import Stream
 
@@ -72,9 +73,9 @@ def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bo
     with _asked(patcher.model, shape, prompts) as (one, all_prompts, batched):
         room = _room(patcher, free)
     held = int(max(stream.narrow, min(room, stream.most if is_automatic else stream.wanted)))
-    grain = next((one for one in stream.grains if one.bounds(device)[0] <= held), stream.grains[-1])
+    grain = chosen(stream.grains, device, held)
     layers = grain.paged
-    plan = make_plan([layer.nbytes for layer in layers], held)
+    plan = plan_of(layers, device, held)
     forwards = 1 if prompts == 1 or STOCK_ASKS * batched < free - rest - plan.footprint else prompts
     saved = reckoning.ratio * reckoning.saves if reckoning.is_ours else 0.0  # by computing in smaller pieces
     needed = rest + stream.narrow + int(one - saved) + own_reserve()

@@ -1,8 +1,9 @@
 """How finely a model is paged: by blocks, or by the parts of blocks that are used one after another.
 
-Blocks as a whole are the fewest copies and the least work for the host. Where two of them do not fit, parts pass through two places
-of the size of the largest: of Wan's block self-attention, attention to the text and feed-forward, so that 14B in fp16 passes
-through 0.53 GiB instead of 1.31. A part is a block of its own to everything here, with a place in the order and patches of its own.
+Blocks as a whole are the fewest copies and the least work for the host. Parts pass through two places of the size of the largest:
+of Wan's block self-attention, attention to the text and feed-forward, so that 14B in fp16 passes through 0.53 GiB instead of 1.31,
+and of 6 GiB 0.78 more are for what stays. So where less crosses the bus that way, or two blocks do not fit at all, it is paged in
+parts (`chosen`). A part is a block of its own to everything here, with a place in the order and patches of its own.
 
 It is the family that takes a block apart (`FusedBlock.fusestream_in_parts`): by the modules through which a part is entered, its
 doors. A door that is called brings the part's weights, so stock's own forward finds them too; who computes past its doors says
@@ -17,10 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...memory import Layer, bounds
+from ...memory import Layer, OverBudget, bounds, plan_of
 from .blocks import Block, Paged, size
 from .order import Order
 from .patching import Patching
+
+WORTH_IT = 0.03  # of the bytes: twice as many copies to ask for
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,29 @@ class Grain:
         """Bytes of the device in which the blocks pass through, and in which all of them stay."""
         return bounds(self.paged, device)
 
+    def passing(self, device: torch.device, budget: int) -> int | None:
+        """Bytes that come over the bus in each pass, within this budget; None: it is too small."""
+        try:
+            return plan_of(self.paged, device, budget).bytes_per_pass
+        except OverBudget:
+            return None
+
     def doors(self) -> Iterator[tuple[nn.Module, int]]:
         """What is called when a block is needed, with the block's number."""
         for i, block in enumerate(self.blocks[: self.called]):
             for door in block.doors or (block.module,):
                 yield door, i
+
+
+def chosen(grains: Sequence[Grain], device: torch.device, budget: int) -> Grain:
+    """The one of these to page a model by, within this budget: the finer one where that saves `WORTH_IT` of what crosses the bus,
+    or where the other cannot pass."""
+    best, least = grains[-1], grains[-1].passing(device, budget)
+    for one in reversed(grains[:-1]):
+        bytes_ = one.passing(device, budget)
+        if bytes_ is not None and (least is None or least >= (1 - WORTH_IT) * bytes_):
+            best, least = one, bytes_
+    return best
 
 
 def whole(blocks: Sequence[Block], layers: Sequence[Layer], left: Sequence[Paged], spare: int, idle: int) -> Grain:
@@ -81,7 +102,7 @@ def _parts(block: Block, layer: Layer) -> Iterator[tuple[Block, Layer]]:
     found = [(tuple(doors), _behind(doors, block)) for doors in groups]
     if sorted(i for _, places in found for i in places) != list(range(len(block.paged))):
         return
-    names = {id(child): name for name, child in block.module.named_children()}
+    names = {id(child): name for name, child in block.module.named_modules()}
     for doors, places in found:
         name = f"{block.name}.{names[id(max(doors, key=size))]}"
         part = Block(name, block.module, tuple(block.paged[i] for i in places), doors)

@@ -55,14 +55,17 @@ def read_through(path: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def told_after_each_block(stream: Stream, tell: Callable[[], None]) -> Iterator[None]:
-    """For this time `tell` is called after each block that streamed, which may raise; beside who is told already."""
-    before = stream.watcher
+def told_of_each_block(stream: Stream, tell: Callable[[], None]) -> Iterator[None]:
+    """For this time `tell` is called when a block that streams has been used for the first time; it may raise. Beside who is told
+    already, of each use."""
+    before, used = stream.watcher, set()
 
     def both(i: int) -> None:
         if before is not None:
             before(i)
-        tell()
+        if i not in used:
+            used.add(i)
+            tell()
 
     stream.watcher = both
     try:
@@ -75,7 +78,7 @@ def told_after_each_block(stream: Stream, tell: Callable[[], None]) -> Iterator[
 def over_blocks(stream: Stream) -> Iterator[None]:
     """The running node's bar counts this stream's blocks, whoever computes them."""
     bar = Bar(len(stream.layers))
-    with told_after_each_block(stream, lambda: bar.add(1)):
+    with told_of_each_block(stream, lambda: bar.add(1)):
         yield
 
 
@@ -100,7 +103,7 @@ class FirstPass:
         blocks = len(stream.layers)
         bar = Bar(steps * blocks)
         bar.add(step * blocks)
-        with told_after_each_block(stream, lambda: bar.add(1)):
+        with told_of_each_block(stream, lambda: bar.add(1)):
             return call.run()
 
 

@@ -337,7 +337,7 @@ class Stream:
             self.pager.resize(budget)
             return
         self.unload()
-        self._become(next((one for one in grains if one.bounds(self._device)[0] <= budget), grains[-1]))
+        self._become(grain.chosen(grains, self._device, budget))
         self.pager = self._open(budget)
 
     def refresh(self) -> None:

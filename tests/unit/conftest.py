@@ -48,6 +48,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are taken apart where two of them do not fit, not where that only saves bytes: what these tests count are blocks."""
+    from fusestream.fusion.stream import grain
+
+    monkeypatch.setattr(grain, "WORTH_IT", 1.0)
+
+
 @pytest.fixture(scope="module")
 def families_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of tiny files of every family. Emptied afterwards: it holds a gigabyte and a half."""

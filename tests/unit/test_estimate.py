@@ -181,8 +181,9 @@ def test_what_streams_is_what_is_counted(kind: str, tmp_path: Path, small_ones_t
 
 def test_what_it_says_stays_is_what_stays(streamed: Any) -> None:
     found = fit_of(streamed, LATENT, 1)
-    assert found.verdict is Verdict.STREAMS and found.stays + found.passes == len(streamed.stream.layers)
     sample(streamed, 2)
+    assert found.verdict is Verdict.STREAMS and found.stays + found.passes == len(streamed.stream.layers)
+    assert found.parts is streamed.stream.is_in_parts is True, "more of it stays so"
     held = streamed.stream.pager.plan
     assert (len(held.resident), held.footprint, held.window_bytes) == (found.stays, found.held, found.window)
     after = fit_of(streamed, LATENT, 1)

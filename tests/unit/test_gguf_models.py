@@ -236,6 +236,7 @@ def test_a_wan_samples_as_its_dequantised_file(wan_folder: Path, kind: str) -> N
     assert torch.equal(sample(ours, SCENE), sample(stock, SCENE))
 
 
+@pytest.mark.usefixtures("whole_blocks")
 def test_its_matrices_are_packed_in_the_window(wan_folder: Path) -> None:
     ours, _ = wan(wan_folder)
     sample(ours, SCENE)

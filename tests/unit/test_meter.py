@@ -14,6 +14,7 @@ import torch
 
 from fusestream import checkpoints
 from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.stream import grain
 from fusestream.nodes import meter
 
 CPU = torch.device("cpu")
@@ -21,9 +22,11 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Loaded on the CPU: two of its four blocks fit."""
+    """Loaded on the CPU: two of its four blocks fit, which are not taken apart."""
     model = load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", tmp_path_factory.mktemp("models"))), 0.008)
-    model.load(model.load_device, 1e32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grain, "WORTH_IT", 1.0)
+        model.load(model.load_device, 1e32)
     found = model.stream
     found.kept_alive_by_the_test = model
     return found

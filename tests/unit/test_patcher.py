@@ -40,7 +40,7 @@ CASES = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks")
 
 
 @pytest.fixture(scope="module")

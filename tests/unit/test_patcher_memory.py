@@ -27,7 +27,7 @@ GIB = 2**30
 CPU = torch.device("cpu")
 
 
-pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks")
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ LORAS = (("lora_ab", 0.8), ("lora_lokr", -0.5))
 STORAGES = checkpoints.wan.STORAGES if is_thorough() else ("fp16", "fp8_scaled")
 MERGES = [(storage, which) for storage in ("fp32", "fp16") for which in ("both", "first", "second")]
 
-pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks")
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from fusestream.fusion.stream import progress
 from fusestream.kernels_cuda import KernelPolicy
 from fusestream.memory import Checkpoint
 
-pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks")
 STEPS = 3
 INTERRUPT = management.InterruptProcessingException
 

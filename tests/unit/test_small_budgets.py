@@ -223,6 +223,7 @@ def test_what_lies_between_products_is_small_where_vram_is_short(
     assert torch.equal(sample(model, scene), expected) and set(taken) == {reckoning.SMALL_PIECES}
 
 
+@pytest.mark.usefixtures("whole_blocks")
 def test_pieces_of_a_feed_forward_leave_the_result(path: str) -> None:
     """Of few rows the CPU sums in another order; so these are many."""
     model = load(path)

@@ -16,6 +16,7 @@ Activations, in units of both streams: the streams, q, k and v, what attention s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import comfy.ldm.flux.layers as stock
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, norm_modulate
 from ...products import feed_forward, product
+from ...stream.doors import within
 from .joint import attend
 from .modulation import Run, Segments, runs
 
@@ -69,6 +71,13 @@ def modulation(module: Any, vec: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]
     return given
 
 
+def parts(module: Any) -> list[list[nn.Module]]:
+    """What of a block is used together: of klein 9B in fp16 260 MiB, and 290 for either stream."""
+    attention = [part for attn in (module.txt_attn, module.img_attn) for part in (attn.qkv, attn.norm, attn.proj)]
+    modulated = [module.img_mod, module.txt_mod] if module.modulation else []
+    return [[*attention, *modulated], [module.txt_mlp], [module.img_mlp]]
+
+
 def block(
     module: Any,
     policy: KernelPolicy,
@@ -83,6 +92,22 @@ def block(
         _half(text, 0, module.txt_attn, module.txt_norm1, module.txt_norm2, module.txt_mlp),
         _half(picture, text.x.shape[1], module.img_attn, module.img_norm1, module.img_norm2, module.img_mlp),
     )
+    within(module.img_attn.qkv, _see_each_other, module, policy, halves, pe, mask, options)
+    for half in halves:
+        within(half.mlp, _fed_forward, half, policy)
+    return halves[1].x, halves[0].x
+
+
+def _see_each_other(
+    module: Any,
+    policy: KernelPolicy,
+    halves: Sequence[_Half],
+    pe: Tensor | None,
+    mask: Tensor | None,
+    options: dict[str, Any],
+) -> None:
+    """What the tokens of both streams see of each other is added to them."""
+    text, picture = halves
     (batch, text_tokens, dim), tokens = text.x.shape, text.x.shape[1] + picture.x.shape[1]
     qkv = picture.x.new_empty(batch, tokens, 3 * dim)
     for half in halves:
@@ -98,23 +123,24 @@ def block(
         for run in half.attention_runs:
             x, seen = half.x[:, run.tokens], attended[:, _among_all(half, run)]
             product(seen, half.attn.proj, policy, residual=x, gate=run.gate, out=x, saturate=True)
-    del attended, seen
-    for half in halves:
-        for run in half.ffn_runs:
-            x = half.x[:, run.tokens]
-            normed = norm_modulate(x, run.scale, run.shift, eps=half.norm2.eps, policy=policy)
-            feed_forward(
-                normed,
-                half.mlp[0],
-                half.mlp[2],
-                policy,
-                gated=_is_gated(half.mlp),
-                residual=x,
-                gate=run.gate,
-                out=x,
-                saturate=True,
-            )
-    return halves[1].x, halves[0].x
+
+
+def _fed_forward(half: _Half, policy: KernelPolicy) -> None:
+    """What the feed-forward makes of a stream is added to it."""
+    for run in half.ffn_runs:
+        x = half.x[:, run.tokens]
+        normed = norm_modulate(x, run.scale, run.shift, eps=half.norm2.eps, policy=policy)
+        feed_forward(
+            normed,
+            half.mlp[0],
+            half.mlp[2],
+            policy,
+            gated=_is_gated(half.mlp),
+            residual=x,
+            gate=run.gate,
+            out=x,
+            saturate=True,
+        )
 
 
 def _half(stream: Stream, first: int, attn: Any, norm1: Any, norm2: Any, mlp: Any) -> _Half:

@@ -9,7 +9,7 @@ business of stock's network, which calls ours as it would call its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import comfy.ldm.flux.layers as stock
@@ -53,6 +53,9 @@ class _FusedDouble(FusedBlock):
 
     fusestream_hand_back = HAND_BACK
 
+    def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
+        return double.parts(self)
+
     def forward(
         self,
         img: Tensor,
@@ -87,6 +90,9 @@ class _FusedSingle(FusedBlock):
     """The same for a block of the one stream that both become."""
 
     fusestream_hand_back = HAND_BACK
+
+    def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
+        return single.parts(self)
 
     def forward(
         self,

@@ -15,6 +15,7 @@ each where this one left it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import comfy.ldm.flux.layers as stock
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, norm_modulate
 from ...products import Part, product, product_in_parts
+from ...stream.doors import within
 from .joint import attend
-from .modulation import Segments, runs
+from .modulation import Run, Segments, runs
 
 
 def obstacle(block: Any) -> str | None:
@@ -40,6 +42,12 @@ def modulation(module: Any, vec: Any) -> Any:
     return module.modulation(vec)[0] if module.modulation else vec
 
 
+def parts(module: Any) -> list[list[nn.Module]]:
+    """What of a block is used together: of klein 9B in fp16 290 MiB and 130."""
+    modulated = [module.modulation] if module.modulation else []
+    return [[module.linear1, module.norm, *modulated], [module.linear2]]
+
+
 def block(
     module: Any,
     policy: KernelPolicy,
@@ -52,26 +60,44 @@ def block(
 ) -> Tensor:
     """Stock's SingleStreamBlock of x [batch, tokens, dim] fp16, text first. Written where it lies."""
     x = x.contiguous()
+    among = runs(mod, segments, x.shape[1])
+    both = within(module.linear1, _side_by_side, module, policy, x, among, pe, mask, options)
+    within(module.linear2, _joined, module, policy, x, both, among)
+    return x
+
+
+def _side_by_side(
+    module: Any,
+    policy: KernelPolicy,
+    x: Tensor,
+    among: Sequence[Run],
+    pe: Tensor | None,
+    mask: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:
+    """What the tokens see of each other, and beside it the middle of the feed-forward: [batch, tokens, dim + hidden]."""
     batch, tokens, dim = x.shape
     qkv = x.new_empty(batch, tokens, 3 * dim)
     both = x.new_empty(batch, tokens, dim + module.mlp_hidden_dim)
-    among = runs(mod, segments, tokens)
     for run in among:
         normed = norm_modulate(x[:, run.tokens], run.scale, run.shift, eps=module.pre_norm.eps, policy=policy)
         hidden = both[:, run.tokens, dim:]
-        parts = (
+        wanted = (
             Part(qkv[:, run.tokens]),
             Part(hidden, gated=True) if _is_gated(module) else Part(hidden, "gelu_tanh"),
         )
-        product_in_parts(normed, module.linear1, policy, parts)
+        product_in_parts(normed, module.linear1, policy, wanted)
         del normed
     all_tokens = [(module.norm, slice(0, tokens))]
     both[..., :dim] = attend(qkv, module.num_heads, all_tokens, policy, pe, mask, options, dict(options))
-    del qkv, parts
+    return both
+
+
+def _joined(module: Any, policy: KernelPolicy, x: Tensor, both: Tensor, among: Sequence[Run]) -> None:
+    """What the last product makes of both is added to x."""
     for run in among:
         at = x[:, run.tokens]
         product(both[:, run.tokens], module.linear2, policy, residual=at, gate=run.gate, out=at, saturate=True)
-    return x
 
 
 def _is_gated(block: Any) -> bool:
