@@ -120,9 +120,7 @@ class Choosing:
         plan = self._prepared(turn.name, tensors)
         if not turn.is_timed:
             return plan(*tensors)
-        # Where the device waited for one candidate it is likely to wait for the next.
-        before = self._waited.get(turn.name, max(self._waited.values(), default=None))
-        lap = self._lap(self._device, before)
+        lap = self._lap(self._device, self._waited.get(turn.name))
         result = plan(*tensors)
         lap.end()
         if lap.waited:

@@ -14,7 +14,6 @@ import torch
 
 from .cache import AT_FIRST, kept_bytes, rounded
 
-LIBRARIES = 160 << 20  # bytes: of machine code and workspaces, which no allocator counts; measured
 PIXELS = 28 * 28  # of a picture for each of its tokens, at the least
 
 
@@ -30,7 +29,7 @@ class AsksForRoom:
         management: Any = comfy.model_management
         computing: float = management.minimum_inference_memory() - management.extra_reserved_memory()
         places = rounded(max(lengths(tokens), default=0) + AT_FIRST)
-        return max(known, computing + LIBRARIES + max(kept_bytes(stack, places) for stack in self._stacks()))
+        return max(known, computing + max(kept_bytes(stack, places) for stack in self._stacks()))
 
     def _stacks(self) -> Iterator[Any]:
         from .stack import encoders  # noqa: PLC0415 - which mixes this class into models

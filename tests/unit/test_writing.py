@@ -24,7 +24,7 @@ from fusestream import checkpoints, fusion
 from fusestream.checkpoints import llama
 from fusestream.fusion.errors import WrongFile
 from fusestream.fusion.families.qwen3_vl import eyes, sizes
-from fusestream.fusion.language import cache, layer, pace, room, stack, writing
+from fusestream.fusion.language import cache, layer, pace, stack, writing
 from fusestream.fusion.stream import vram
 from fusestream.fusion.stream.no_head import NoHead
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
@@ -280,7 +280,7 @@ def test_comfyui_is_asked_to_keep_room_for_keys(
     ours, stock = writers
     model = ours.cond_stage_model
     card = torch.device("cuda", 0)
-    always = room.LIBRARIES + int(0.8 * 2**30)
+    always = int(0.8 * 2**30)
     kept = {
         count: model.memory_estimation_function({VL: [[(5, 1.0)] * count]}, device=card) - always for count in (7, 5000)
     }
