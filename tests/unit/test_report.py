@@ -172,6 +172,7 @@ def test_nothing_can_raise(monkeypatch: pytest.MonkeyPatch, streamed: Any) -> No
         assert report.gather(odd).gaps
 
 
+@pytest.mark.usefixtures("whole_blocks")
 def test_branches_of_one_stream_have_their_own_passes(path: str) -> None:
     """Whenever the reports are made."""
     model = load_streamed_diffusion_model(path, 0.008)
