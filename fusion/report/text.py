@@ -47,8 +47,9 @@ def streaming(report: Report) -> Iterator[str]:
     if report.sampling is not None:
         yield f"the last sampling: {sampling_words(report.sampling)}"
     if report.passes:
+        unit = "part" if " in parts: " in report.state else "block"
         yield (
-            f"a pass through {counted(len(report.layers), 'block')}: {duration(report.pass_seconds)}, of which "
+            f"a pass through {counted(len(report.layers), unit)}: {duration(report.pass_seconds)}, of which "
             f"{duration(report.stall_seconds)} waiting ({report.stall_share:.1%}); {counted(report.passes, 'pass', 'passes')} seen"
         )
     if report.predicted_pass is not None:

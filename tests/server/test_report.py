@@ -42,7 +42,7 @@ def test_reports_of_two_branches(server: Server, client: Client, two_branches: W
     assert run.error is None, run.error
     texts = {name: run.outputs[name]["text"][0] for name in ("a", "b", "both")}
     assert "kernels auto" in texts["a"] and "kernels off" in texts["b"] and "B / A" in texts["both"]
-    assert "a pass through 4 blocks" in texts["a"] and "Could not be found out" not in texts["a"] + texts["b"]
+    assert "a pass through 12 parts: " in texts["a"] and "Could not be found out" not in texts["a"] + texts["b"]
     for name in texts:
         (picture,) = run.outputs[name]["images"]
         shown = Image.open(io.BytesIO(client.fetch(picture)))
@@ -53,7 +53,7 @@ def test_reports_of_two_branches(server: Server, client: Client, two_branches: W
     for name in "ab":
         told: Any = texts[name].split("written: ")
         found = json.loads((folder.parent / told[1].strip()).read_text())
-        assert found["streams"] and len(found["layers"]) == 4
+        assert found["streams"] and len(found["layers"]) == 12
     assert client.run(two_branches).executed == [], "nothing changed, so nothing runs again"
 
 
