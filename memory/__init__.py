@@ -8,7 +8,7 @@ from .cuda_managed import NoManagedMemory
 from .encoding import ENCODINGS, Encoding
 from .file import BadFile, Extent, WeightFile
 from .formats import read_header
-from .handover import Handover
+from .kept_pages import KeptPages
 from .layer import Layer, Weight, staging_bytes
 from .ledger import Ledger
 from .open_file import FileChanged
@@ -33,8 +33,8 @@ __all__ = [
     "Encoding",
     "Extent",
     "FileChanged",
-    "Handover",
     "HostBackend",
+    "KeptPages",
     "Layer",
     "Ledger",
     "NoDriver",

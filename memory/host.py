@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from .checkpoint import Checkpoint
 from .device import Device
 from .direct import DirectReads
-from .handover import Handover
+from .kept_pages import KeptPages
 from .layer import Layer
 from .ledger import Ledger
 from .open_file import OpenFile
@@ -55,7 +55,7 @@ class Host:
         ram: RamBudget,
         ledger: Ledger,
         way: Way = "auto",
-        handover: Handover | None = None,
+        kept: KeptPages | None = None,
     ) -> None:
         self._device = device
         self._ram = ram
@@ -77,7 +77,7 @@ class Host:
             raise
         self._ring_taken = self._ring.size.nbytes
         if self.way == "registered":
-            self._registrar = Registrar(device, spans, ram, ledger, handover)
+            self._registrar = Registrar(device, spans, ram, ledger, kept)
 
     @property
     def files(self) -> list[OpenFile]:
@@ -126,7 +126,7 @@ class Host:
             self._ring.cancel(reading)
 
     def close(self) -> None:
-        """Copies are over; nothing stays pinned or registered. May be called twice."""
+        """Copies are over; nothing stays pinned, and registered what is kept for the next. May be called twice."""
         if self._registrar is not None:
             self._registrar.close()
         self._ring.close()

@@ -21,8 +21,8 @@ from .budget import DeviceBudget
 from .checkpoint import Checkpoint
 from .cuda_managed import CudaManagedMemory
 from .device import CudaDevice
-from .handover import Handover
 from .host import Host, Way
+from .kept_pages import KeptPages
 from .layer import Layer, staging_bytes
 from .ledger import Ledger
 from .managed import PAGE, ManagedBackend, pages
@@ -52,13 +52,14 @@ def open_pager(
     ledger: Ledger | None = None,
     compute: Sequence[float] | None = None,
     guard: bool = False,
-    handover: Handover | None = None,
+    kept: KeptPages | None = None,
 ) -> Pager:
     """A pager for these layers of `source`, which stays open as long as the pager is used.
 
     vram: what all models share on the device; budget: bytes of it for this one. ram: what may be pinned or registered; one
     found by itself is not shared with other models. compute: seconds of each layer, where they are known, for the plan.
-    guard: refuse managed pools beyond the card's free memory. handover: from the pager that had these layers before, to the next.
+    guard: refuse managed pools beyond the card's free memory. kept: what pagers of these layers before left registered, and this
+    one will.
     """
     ledger = ledger or Ledger()
     where = torch.device(device)
@@ -83,7 +84,7 @@ def open_pager(
         made = ManagedBackend(cuda, CudaManagedMemory(cuda), source, layers, ram, ledger, convert, guard)
         rate = bus.managed
     else:
-        bytes_ = Host(cuda, source, layers, ram, ledger, host, handover)
+        bytes_ = Host(cuda, source, layers, ram, ledger, host, kept)
         try:
             made = SlotsBackend(cuda, layers, bytes_, ledger, convert)
         except BaseException:
@@ -146,7 +147,7 @@ def why_not_managed(
         return "all of it stays on the card, where a managed pool is one more copy, and its calls can be no CUDA graphs"
     if sum(layer.nbytes for layer in layers) > 1.01 * sum(layer.stored_bytes for layer in layers):
         return "the weights are stored in a smaller type than they are used in, and managed memory keeps the larger"
-    if pool > ram.total - ram.taken:
+    if pool > ram.left():
         return f"a managed pool of {pool / gib:.2f} GiB is more than what is left of the RAM budget"
     if guard and pool > CudaManagedMemory(device).free_bytes():
         return f"a managed pool of {pool / gib:.2f} GiB is more than the card has free, and the guard is on"

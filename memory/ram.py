@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -49,6 +50,7 @@ class RamBudget:
         self._lock = threading.Lock()
         self._taken = 0
         self._lenders: list[Lender] = []
+        self._keepers: list[Lender] = []  # of what no loaded model uses
 
     @classmethod
     def auto(cls, gib: float | None = None, ram: Ram | None = None) -> RamBudget:
@@ -85,26 +87,46 @@ class RamBudget:
             assert nbytes <= self._taken, "more given back than was taken"
             self._taken -= nbytes
 
-    def join(self, lender: Lender) -> None:
+    def join(self, lender: Lender, *, keeps: bool = False) -> None:
+        """keeps: what no loaded model uses. It is given back first."""
         with self._lock:
-            self._lenders.append(lender)
+            (self._keepers if keeps else self._lenders).append(lender)
 
     def leave(self, lender: Lender) -> None:
         with self._lock:
-            self._lenders.remove(lender)
+            (self._keepers if lender in self._keepers else self._lenders).remove(lender)
+
+    def kept(self) -> int:
+        """Bytes, of those taken, that no loaded model uses."""
+        with self._lock:
+            keepers = list(self._keepers)
+        return sum(keeper.lendable() for keeper in keepers)
+
+    def left(self) -> int:
+        """Bytes that loaded models do not use."""
+        return self.total - self.taken + self.kept()
 
     def within_reach(self, asker: Lender) -> int:
         """What is left, and what the others could give back."""
         with self._lock:
-            others = [lender for lender in self._lenders if lender is not asker]
+            others = [lender for lender in self._keepers + self._lenders if lender is not asker]
             left = self.total - self._taken
         return left + sum(lender.lendable() for lender in others)
 
     def beg(self, nbytes: int, asker: Lender | None = None) -> None:
         """The others give back what they do not need. The asker holds no lock: others may be asking it."""
         with self._lock:
-            others = [lender for lender in self._lenders if lender is not asker]
-        for lender in others:
+            others = [lender for lender in self._keepers + self._lenders if lender is not asker]
+        self._ask(others, nbytes)
+
+    def beg_keepers(self, nbytes: int) -> None:
+        """The same, of those alone who keep what no loaded model uses."""
+        with self._lock:
+            keepers = list(self._keepers)
+        self._ask(keepers, nbytes)
+
+    def _ask(self, lenders: Sequence[Lender], nbytes: int) -> None:
+        for lender in lenders:
             with self._lock:
                 missing = self._taken + nbytes - self.total
             if missing <= 0:

@@ -3,7 +3,7 @@
 Layers are registered with the driver, part by part, once. Which layers: as many as the RAM budget holds, spread over the
 order, and always the same. Taking turns would be no use: the driver unregisters only when the device is idle, and keeps
 everybody waiting meanwhile (measured). So pages are unregistered when the budget is asked for by another model, when the plan
-changes and at the end; not where the same model's next pager takes them over (`handover.py`).
+changes and at the end; not where they are kept for the same model's next pager (`kept_pages.py`).
 
 The driver does one thing at a time, and who has just had it gets it again (measured, too): a thread that registered one part
 after the other would keep the copies waiting until it is done. So the copying thread registers what it needs itself, and
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from .device import Device, Event
-from .handover import Handover
+from .kept_pages import KeptPages
 from .ledger import Ledger
 from .page_cache import read_in
 from .plan import spread
@@ -110,13 +110,15 @@ class Registrar:
         layers: Sequence[Sequence[Span]],
         ram: RamBudget,
         ledger: Ledger,
-        handover: Handover | None = None,
+        kept: KeptPages | None = None,
     ) -> None:
         self._device = device
         self._ram = ram
         self._ledger = ledger
-        self._handover = handover or Handover()
-        self._entries = [self._handover.take(tuple(spans)) or Entry(tuple(spans)) for spans in layers]
+        self._kept = kept
+        self._entries = [self._taken_over(tuple(spans)) or Entry(tuple(spans)) for spans in layers]
+        if kept is not None:
+            kept.give_back()  # pages of layers as this pager does not have them
         self._position = 0  # the layer that is needed now
         self._sending = False  # whether the copying thread is at work
         self._planning = False
@@ -144,6 +146,8 @@ class Registrar:
                     leaving.append(entry)
         for entry in leaving:
             self._unregister(entry)
+        # Now, not layer by layer while the device is at work: the driver would wait for it each time.
+        self._ram.beg_keepers(sum(entry.nbytes for entry in self._entries if entry.chosen and not entry.has_ram))
         with self._changed:
             for entry in self._entries:
                 if entry.state == "refused" and not entry.has_ram:
@@ -237,7 +241,7 @@ class Registrar:
             freed += entry.nbytes
 
     def close(self) -> None:
-        """Copies are over; nothing stays registered. May be called twice."""
+        """Copies are over; what is registered is kept for the next, or unregistered. May be called twice."""
         with self._changed:
             if self._closing:
                 return
@@ -250,8 +254,8 @@ class Registrar:
             self._changed.wait_for(lambda: all(e.state != "leaving" for e in self._entries))
         self._readers.shutdown(cancel_futures=True)
         for entry in self._entries:
-            if self._handover.is_under_way and entry.state == "here":
-                self._leave(entry)
+            if self._kept is not None and entry.state == "here":
+                self._leave(entry, self._kept)
             else:
                 self._unregister(entry)
 
@@ -341,12 +345,17 @@ class Registrar:
             self._changed.notify_all()
         self._ledger.note("registering", f"given up for a layer: {error}")
 
-    def _leave(self, entry: Entry) -> None:
+    def _taken_over(self, spans: tuple[Span, ...]) -> Entry | None:
+        """A layer that this model's pager before left registered."""
+        found: Entry | None = None if self._kept is None else self._kept.take(spans, self._ram)
+        return found
+
+    def _leave(self, entry: Entry, kept: KeptPages) -> None:
         """A layer that is registered, to this model's next pager."""
         if entry.last is not None:
             entry.last.synchronize()
         entry.last, entry.chosen = None, False
-        self._handover.leave(entry.spans, entry, self._unregister)
+        kept.leave(entry.spans, entry, entry.nbytes, self._ram, self._unregister)
 
     def _unregister(self, entry: Entry) -> None:
         """Of a layer that is leaving or refused, or of any when closing."""

@@ -48,13 +48,18 @@ def is_there(id: int) -> bool:
 
 
 def release(id: int) -> None:
-    """Unload it as ComfyUI does when another model needs the memory; a prompt that uses it loads it again. Nothing may run."""
+    """Unload it as ComfyUI does when another model needs the memory, and keep no RAM for it; a prompt that uses it loads it again.
+    Nothing may run."""
     going = [
         loaded for loaded in management.current_loaded_models if loaded.model is not None and _id(loaded.model) == id
     ]
     staying = [loaded for loaded in management.current_loaded_models if loaded not in going]
+    streams = [getattr(loaded.model.model, "fusestream", None) for loaded in going]
     for device in dict.fromkeys(loaded.device for loaded in going):
         management.free_memory(ALL, device, staying)
+    for stream in streams:
+        if stream is not None:
+            stream.give_ram_back()
 
 
 def patchers() -> Iterator[Any]:

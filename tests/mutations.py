@@ -27,7 +27,7 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "memory/formats/gguf_split.py": (*_GGUF, "test_files"),
     "memory/formats/gguf_values.py": _GGUF,
     "memory/formats/safetensors.py": _FILES,
-    "memory/handover.py": ("test_backends",),
+    "memory/kept_pages.py": ("test_backends",),
     "memory/host.py": _BACKENDS,
     "memory/layer.py": ("test_memory_host", "test_pager", "test_packed_weights"),
     "memory/ledger.py": ("test_pager", "test_backends", "test_report"),

@@ -25,8 +25,11 @@ class Backends:
     """Of which kind each model's is. Those of which nothing is said stream as on any machine without a card."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Any, str] = {}  # by a stream's ledger
-        self._devices: list[tuple[Any, PlainDevice]] = []
+        # By a stream's ledger. A model's pagers share what a machine has once.
+        self._kinds: dict[Any, str] = {}
+        self._devices: dict[Any, PlainDevice] = {}
+        self._rams: dict[Any, RamBudget] = {}
+        self._kept: list[Any] = []
 
     def become(self, model: Any, kind: str) -> None:
         """From now on this model streams over one of BACKENDS, through the smallest window."""
@@ -38,13 +41,17 @@ class Backends:
         ledger, convert = options["ledger"], options["convert"]
         if ledger not in self._kinds:
             return _open_pager(source, layers, vram, budget, *others, **options)
-        kind, device, ram = self._kinds[ledger], PlainDevice(), RamBudget(64 * MIB)
-        self._devices.append((ledger, device))
+        kind, kept = self._kinds[ledger], options["kept"]
+        device = self._devices.setdefault(ledger, PlainDevice())
+        ram = self._rams.setdefault(ledger, RamBudget(64 * MIB))
+        self._kept.append(kept)
         if kind == "managed":
             memory = PlainManagedMemory(device)
             backend: Any = ManagedBackend(device, memory, source, layers, ram, ledger, convert)
         else:
-            backend = SlotsBackend(device, layers, Host(device, source, layers, ram, ledger, kind), ledger, convert)  # type: ignore[arg-type]
+            backend = SlotsBackend(
+                device, layers, Host(device, source, layers, ram, ledger, kind, kept), ledger, convert
+            )  # type: ignore[arg-type]
         try:
             return Pager(layers, budget, vram, backend, ledger)
         except BaseException:
@@ -52,11 +59,17 @@ class Backends:
             raise
 
     def _parcels(self, ledger: Any) -> Parcels | None:
-        devices = [device for own, device in self._devices if own is ledger]
-        return Parcels(devices[-1], RamBudget(4 * MIB), ledger) if devices else None
+        device = self._devices.get(ledger)
+        return None if device is None else Parcels(device, RamBudget(4 * MIB), ledger)
+
+    def device_of(self, model: Any) -> PlainDevice:
+        """Where this one streams, once it has."""
+        return self._devices[model.stream.ledger]
 
     def _check(self) -> None:
-        for _, device in self._devices:
+        for kept in self._kept:
+            kept.give_back()
+        for device in self._devices.values():
             assert not device.errors and not device.registered and not device.pinned, "all was given back"
             device.stop()
 

@@ -25,7 +25,7 @@ from ...memory import (
     Along,
     Checkpoint,
     FileChanged,
-    Handover,
+    KeptPages,
     Layer,
     Ledger,
     OverBudget,
@@ -97,7 +97,7 @@ class Stream:
         self._source = source
         self._device = device
         self._pool: vram.Pool | None = None
-        self._handover = Handover()
+        self._kept = KeptPages()
         self._lent: set[int] = set()  # blocks in use that the pager does not have
         self._in_use = 0
         self._unloading = False
@@ -258,7 +258,7 @@ class Stream:
                     self.path,
                 )
             held, whole, free = self.held, self.most, vram.free(self._device)
-            with self._handover.under_way():
+            with self._kept.returning():
                 self.unload()
                 self._is_narrowed = False
                 self.order.become(order)
@@ -348,6 +348,7 @@ class Stream:
                 return
             if self._was_refused or self._source.has_changed:
                 self.unload()
+                self._kept.give_back()
                 self._source.reopen()
                 self._was_refused = False
 
@@ -401,6 +402,11 @@ class Stream:
                 pager.close()
             self.patching.factors.close()
 
+    def give_ram_back(self) -> None:
+        """What is kept for when it is loaded again: somebody wants it to be gone."""
+        with self._lock:
+            self._kept.give_back()
+
     def __deepcopy__(self, memo: Any) -> Stream:
         raise NotWhileStreaming("A streamed model cannot be copied weight by weight.", self.path)
 
@@ -409,6 +415,7 @@ class Stream:
         with self._lock:
             self._in_use = 0
             self.unload()
+            self._kept.give_back()
             self._source.close()
             if self._pool is not None:
                 self._pool.leave(self)
@@ -426,6 +433,7 @@ class Stream:
 
     def _move(self, device: torch.device) -> None:
         self.unload()
+        self._kept.give_back()
         if self._pool is not None:
             self._pool.leave(self)
         self._device = device
@@ -438,7 +446,9 @@ class Stream:
     def _open(self, budget: int) -> Pager:
         assert self._pool is not None
         stored = sum(layer.stored_bytes for layer in self.layers)
-        ram = vram.ram_for(stored) if self._device.type != "cpu" else None  # the CPU pins nothing
+        ram = (
+            vram.ram_for(stored - self._kept.lendable()) if self._device.type != "cpu" else None
+        )  # the CPU pins nothing
         pager = open_pager(
             self._source,
             self.layers,
@@ -447,7 +457,7 @@ class Stream:
             self._device,
             ram=ram,
             ledger=self.ledger,
-            handover=self._handover,
+            kept=self._kept,
             **{"convert": packed.convert, **self.pager_options},
         )
         self.changes.moved()

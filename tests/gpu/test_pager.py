@@ -23,6 +23,7 @@ from fusestream.memory import (
     Checkpoint,
     DeviceBudget,
     FileChanged,
+    KeptPages,
     Layer,
     Ledger,
     OverBudget,
@@ -389,6 +390,29 @@ def test_a_file_that_changes_while_it_streams(tmp_path):
 def resident_kib() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+def test_a_model_that_comes_back_finds_its_pages_registered(model):
+    """As two models that take turns on the card do; the other registers first what is given back."""
+    kept, ram, ledger = KeptPages(), RamBudget(1024 * MIB), Ledger()
+
+    def load_and_run(budget):
+        pager = model.open("registered", budget, ram=ram, ledger=ledger, kept=kept)
+        assert model.passes(pager, times=2) == 0
+        pager.close()
+
+    load_and_run(20 * ROOM)
+    held = ledger.held("registered RAM")
+    assert ram.kept() == ram.taken == held >= LAYERS * 8 * MIB
+    for budget in (2, 5, 20):
+        load_and_run(budget * ROOM)
+        assert ledger.summary()["peak bytes"]["registered RAM"] == ledger.held("registered RAM") == held
+    ram.total = held + MIB * 8
+    other = model.open("registered", 3 * ROOM, ram=ram)
+    assert model.passes(other, times=2) == 0 and ram.taken <= ram.total
+    other.close()
+    kept.give_back()
+    assert ram.taken == ledger.held("registered RAM") == 0
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -7,9 +7,12 @@ import ctypes
 import gc
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,14 +39,15 @@ from fusestream.memory import (
     registered,
 )
 from fusestream.memory import host as host_module
-from fusestream.memory.handover import Handover
 from fusestream.memory.host import Host
+from fusestream.memory.kept_pages import SHARE, KeptPages
 from fusestream.memory.managed import PAGE, ManagedBackend
 from fusestream.memory.ram import Ram, RamBudget
 from fusestream.memory.runs import runs_of, spans_of
 from fusestream.memory.slots import SlotsBackend
 
 MIB = 1 << 20
+ROOT = Path(__file__).parents[2]
 WAYS = ("registered", "pinned", "direct")
 
 
@@ -837,32 +841,144 @@ def test_a_layer_of_several_parts_comes_whole(registering, monkeypatch):
         )
 
 
-def test_the_next_pager_of_a_model_takes_over_what_is_registered(registering):
-    """In another order, of another five layers; what it does not have is given back, and so is all when it closes by itself."""
-    some, handover = registering(), Handover()
-    some.registrar._handover = handover
-    some.registrar.expect(range(6))
-    taken = [runs_of(layer, some.bed.source.home) for layer in some.bed.layers]
-    for i in range(5):  # the last one may have come ahead of use, or not
-        list(some.registrar.take(i, taken[i]))
-    device, all_sizes = some.bed.device, sum(some.sizes)
-    with handover.under_way():
-        some.registrar.close()
-        count = device.registrations
-        order = [3, 1, 0, 4]
-        second = registered.Registrar(device, [some.spans[i] for i in order], some.bed.ram, some.bed.ledger, handover)
-        second.expect(range(4))
+class Turns:
+    """A model of six layers whose pagers come and go; what they leave is kept."""
+
+    def __init__(self, registering, kept=None) -> None:
+        self.some, self.kept = registering(), kept or KeptPages()
+        self.some.registrar.close()
+        self.bed, self.ledger, self.ram = self.some.bed, self.some.bed.ledger, self.some.bed.ram
+        self.runs = [runs_of(layer, self.bed.source.home) for layer in self.bed.layers]
+
+    def load(self, order=range(6)):
+        spans = [self.some.spans[i] for i in order]
+        made = registered.Registrar(self.bed.device, spans, self.ram, self.ledger, self.kept)
+        made.expect(range(len(spans)))
+        return made
+
+    def use(self, registrar, order=range(6)) -> None:
         for place, i in enumerate(order):
-            with second.at_once(place) as places:
+            list(registrar.take(place, self.runs[i]))
+
+    @property
+    def registered(self) -> int:
+        assert self.ledger.held("registered RAM") == self.ram.taken, "what is registered is accounted for"
+        assert (self.ram.taken == 0) is (not self.bed.device.registered)
+        return self.ram.taken
+
+    def end(self) -> None:
+        self.kept.give_back()
+        assert self.registered == 0 and not self.ram._keepers and not self.ram._lenders
+
+
+def test_a_model_that_comes_back_finds_its_pages_registered(registering):
+    turns = Turns(registering)
+    turns.ram.total *= 2
+    for _ in range(3):
+        registrar = turns.load()
+        turns.use(registrar)
+        count = turns.bed.device.registrations
+        registrar.close()
+        assert turns.ram.kept() == turns.registered == sum(turns.some.sizes)
+        again = turns.load()
+        content = turns.bed.path.read_bytes()
+        for i in range(6):
+            with again.at_once(i) as places:
                 assert places is not None, "nothing has to be made ready"
                 lies = [ctypes.string_at(address, nbytes) for _, address, nbytes in places.pieces]
-            content = some.bed.path.read_bytes()
-            assert lies == [content[run.begin : run.begin + run.nbytes] for run in taken[i]]
-        assert device.registrations == count
-    kept = sum(some.sizes[i] for i in order)
-    assert some.bed.ledger.held("registered RAM") == some.bed.ram.taken == kept < all_sizes
+            assert lies == [content[run.begin : run.begin + run.nbytes] for run in turns.runs[i]]
+        assert turns.bed.device.registrations == count and turns.ram.kept() == 0
+        again.close()
+    turns.end()
+
+
+def test_pages_are_kept_for_another_order_too(registering):
+    """Of four layers of six; of those that the next pager does not have nothing is kept."""
+    turns = Turns(registering)
+    first = turns.load()
+    turns.use(first)
+    count, order = turns.bed.device.registrations, [3, 1, 0, 4]
+    with turns.kept.returning():  # more than may be kept otherwise
+        first.close()
+        second = turns.load(order)
+    turns.use(second, order)
+    assert turns.bed.device.registrations == count
+    assert turns.registered == sum(turns.some.sizes[i] for i in order)
     second.close()
-    assert some.bed.ledger.held("registered RAM") == some.bed.ram.taken == 0 and not device.registered
+    turns.end()
+
+
+def test_no_more_is_kept_than_a_share_of_the_budget(registering):
+    turns = Turns(registering)
+    registrar = turns.load()
+    turns.use(registrar)
+    assert turns.registered == turns.ram.total
+    registrar.close()
+    a_layer = max(turns.some.sizes)
+    assert SHARE * turns.ram.total - a_layer < turns.ram.kept() == turns.registered <= SHARE * turns.ram.total
+    turns.end()
+
+
+def test_what_is_kept_is_given_back_first_and_before_the_next_model_copies(registering):
+    """Neither asks for what a loaded model has, nor gives back more than is wanted."""
+    gone = Turns(registering)
+    gone.ram.total *= 2
+    registrar = gone.load()
+    gone.use(registrar)
+    registrar.close()
+    wants = Turns(registering)
+    wants.ram = gone.ram
+    active = wants.load([0, 1])
+    wants.use(active, [0, 1])
+    before, a_layer = gone.ram.kept(), max(wants.some.sizes)
+    gone.ram.total = gone.ram.taken + a_layer
+    third = Turns(registering)
+    third.ram = gone.ram
+    came = third.load([0, 1, 2])
+    assert before - 3 * a_layer <= gone.ram.kept() <= before - a_layer, (
+        "when it was opened, as much as three layers lack"
+    )
+    third.use(came, [0, 1, 2])
+    assert wants.ledger.held("registered RAM") == sum(wants.some.sizes[:2]), "the loaded model's"
+    gone.ram.beg(gone.ram.total)
+    assert gone.ram.kept() == 0 and gone.ledger.held("registered RAM") == 0
+    for one, each in ((wants, active), (third, came)):
+        each.close()
+        one.kept.give_back()
+    gone.end()
+
+
+def test_what_another_budget_counted_is_not_taken_over(registering):
+    turns = Turns(registering)
+    turns.ram.total *= 2
+    registrar = turns.load()
+    turns.use(registrar)
+    registrar.close()
+    before, turns.ram = turns.ram, RamBudget(turns.ram.total)
+    again = turns.load()
+    assert before.taken == 0 and not turns.bed.device.registered
+    turns.use(again)
+    again.close()
+    turns.end()
+
+
+def test_what_is_kept_goes_with_the_process():
+    """Pagers close at its end, and leave what they have registered: it is unregistered all the same."""
+    program = """
+import sys, types
+pack = types.ModuleType("pack"); pack.__path__ = [sys.argv[1]]; sys.modules["pack"] = pack
+from pack.memory import kept_pages, pager, ram
+
+class Open:
+    def close(self):
+        print("closed")
+        kept.leave(1, "an entry", 10, budget, lambda entry: print("given back"))
+
+kept, budget, held = kept_pages.KeptPages(), ram.RamBudget(100), Open()
+pager._open.add(held)
+"""
+    told = subprocess.run([sys.executable, "-c", program, str(ROOT)], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines() == ["closed", "given back"], told.stderr
 
 
 def test_what_the_driver_refused_gives_its_ram_back(registering):

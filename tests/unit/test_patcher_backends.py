@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def load(folder: Path) -> Iterator[Callable[..., Any]]:
             backends.become(model, backend)
             return model, comfy.sd.load_diffusion_model(path)
 
+        loaded.device_of = backends.device_of  # type: ignore[attr-defined]
         yield loaded
 
 
@@ -64,6 +66,33 @@ def test_the_latents_are_stocks_with_loras_and_without(
         )
     assert ours.stream.pager.is_writable == (backend != "managed")
     assert 0 < ours.stream.held <= ours.stream.ledger.peak("VRAM") <= ours.stream.ceiling
+
+
+def test_a_model_that_takes_turns_with_others_stays_registered(load: Callable[..., Any], folder: Path) -> None:
+    """As text encoder and diffusion model do on a card that does not hold both. Until its file changes, it is let go of, or it ends."""
+    model, stock = load("registered", "fp16")
+    want = sample(stock)
+    assert torch.equal(sample(model), want)
+    device, stream = load.device_of(model), model.stream  # type: ignore[attr-defined]
+    count, held = device.registrations, stream.ledger.held("registered RAM")
+    for _ in range(3):
+        mm.unload_all_models()
+        assert stream.pager is None and stream.ledger.held("registered RAM") == held > 0
+        assert torch.equal(sample(model), want)
+        assert device.registrations == count
+    stream.give_ram_back()
+    assert stream.ledger.held("registered RAM") == held, "what a loaded model uses stays"
+    mm.unload_all_models()
+    stream.give_ram_back()
+    assert stream.ledger.held("registered RAM") == 0 and not device.registered
+    assert torch.equal(sample(model), want)
+    mm.unload_all_models()
+    os.utime(stream.path, ns=(1, 1))
+    stream.refresh()
+    assert stream.ledger.held("registered RAM") == 0 and not device.registered
+    assert torch.equal(sample(model), want)
+    stream.close()
+    assert stream.ledger.held("registered RAM") == 0 and not device.registered
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
