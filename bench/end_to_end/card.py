@@ -23,6 +23,9 @@ class Card:
         self._stop = threading.Event()
         self._ballast = 0
         self.start = self.low = 0
+        self.allocators = (
+            0  # bytes that torch's allocator held at the peak; the rest is the pager's, and the libraries'
+        )
 
     def __enter__(self) -> Card:
         if not torch.cuda.is_available():
@@ -48,11 +51,17 @@ class Card:
 
     def _watch(self) -> None:
         while not self._stop.wait(INTERVAL):
-            self.low = min(self.low, torch.cuda.mem_get_info()[0])
+            self._look()
+
+    def _look(self) -> None:
+        free = torch.cuda.mem_get_info()[0]
+        if free < self.low:
+            self.low, self.allocators = free, torch.cuda.memory_reserved()
 
     def restart(self) -> None:
         """Forget the peak so far."""
-        self.low = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+        if torch.cuda.is_available():
+            self.low, self.allocators = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
 
     @property
     def peak(self) -> float:

@@ -37,6 +37,7 @@ def side_result(runs: Runs) -> dict[str, Any]:
     }
     last = runs[-1]
     for name in (
+        "torch's at the peak GiB",
         "free GiB",
         "RAM peak GiB",
         "RAM held GiB",

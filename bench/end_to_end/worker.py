@@ -109,6 +109,7 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
             result["error"] = "out of memory"
             result["message"] = str(error).splitlines()[0][:200]
         result["peak GiB"] = card.peak
+        result["torch's at the peak GiB"] = card.allocators / 2**30
     result |= run.told()
     return result | host_memory(run.ram_before, result.get("pager", {})) | {"environment": describe()}
 
