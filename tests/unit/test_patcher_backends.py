@@ -69,7 +69,7 @@ def test_the_latents_are_stocks_with_loras_and_without(
 
 
 def test_a_model_that_takes_turns_with_others_stays_registered(load: Callable[..., Any], folder: Path) -> None:
-    """As text encoder and diffusion model do on a card that does not hold both. Until its file changes, it is let go of, or it ends."""
+    """As text encoder and diffusion model do on a card too small for both. Until its file changes, it is let go of, or it ends."""
     model, stock = load("registered", "fp16")
     want = sample(stock)
     assert torch.equal(sample(model), want)
