@@ -91,11 +91,15 @@ class TransformerNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu2(self.in2(self.conv2(self.relu1(self.in1(self.conv1(x))))))
-        return self.ending(self.middle(x))
+        return self.ending(self.middle(self.smaller(x)))
+
+    def smaller(self, x: Tensor) -> Tensor:
+        """[1, c, h / 2, w / 2] -> [1, c', h / 4, w / 4]."""
+        made: Tensor = self.relu3(self.in3(self.conv3(x)))
+        return made
 
     def middle(self, x: Tensor) -> Tensor:
-        """What is half as large or less: [1, c, h / 2, w / 2] before and behind."""
-        x = self.relu3(self.in3(self.conv3(x)))
+        """[1, c, h / 4, w / 4] -> [1, c', h / 2, w / 2]."""
         for number in range(1, self.sizes.blocks + 1):
             x = self.get_submodule(f"res{number}")(x)
         made: Tensor = self.relu4(self.in4(self.deconv1(x)))
@@ -152,8 +156,9 @@ class _InBands:
         half = convolved(bare["conv2"], padded(behind, bare["conv2"].conv)).all(max(rows // 2, 1))
         del first, behind
         half = self.net.relu2(self.net.in2(half))
-        small = self.net.middle(half)
-        del half
+        small = self.net.smaller(half)
+        del half  # before what is as large is made
+        small = self.net.middle(small)
         larger = convolved(bare["deconv2"], padded(upsampled(Rows.of(small)), bare["deconv2"].conv))
         behind = normed(larger, self.norms["in5"], rows, self.policy)
         return convolved(bare["deconv3"], padded(behind, bare["deconv3"].conv)).all(rows)

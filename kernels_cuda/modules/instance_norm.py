@@ -45,8 +45,9 @@ class FusedInstanceNorm2d(nn.InstanceNorm2d):
         if (num_features is None) is (num_channels is None):
             raise ValueError("either num_features or num_channels is wanted: they are two names of one number")
         width = num_features if num_channels is None else num_channels
-        assert width is not None and momentum is not None
-        super().__init__(width, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        assert width is not None
+        # torch's own hint has no None, which its code takes: a mean over all batches
+        super().__init__(width, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)  # type: ignore[arg-type]
         self._take(activation, policy)
 
     @classmethod

@@ -90,7 +90,8 @@ class FusedMultiheadAttention(nn.MultiheadAttention):
             return given
         batched = query.ndim == 3
         q, k, v = (batches_first(self, t) for t in (query, key, value))
-        out = linear(attended(self, q, k, v, *masks, self.policy), self.out_proj.weight, self.out_proj.bias)
+        attention = attended(self, q, k, v, *masks, self.policy)
+        out = linear(attention, self.out_proj.weight, self.out_proj.bias, policy=self.policy)
         if not batched:
             return out.squeeze(0), None
         return (out if self.batch_first else out.transpose(0, 1)), None

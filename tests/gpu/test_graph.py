@@ -387,39 +387,6 @@ def test_waits_that_python_does_not_see(folder: Path) -> None:
     assert rehearsal.nbytes == 12
 
 
-def test_a_recording_that_is_given_up_leaves_torch_whole(folder: Path) -> None:
-    """Memory goes back as ever, random numbers follow as ever, and graphs that were there are replayed."""
-    from fusestream.gpu.graphs import CudaRecorder, NotRecorded
-
-    model, want = warmed(checkpoints.write("wan_t2v", folder))
-    device = torch.device("cuda", torch.cuda.current_device())
-    recorder = CudaRecorder()
-    torch.cuda.manual_seed(3)
-    numbers = [torch.randn(5, device=device) for _ in range(2)]
-    torch.cuda.manual_seed(3)
-    assert torch.equal(torch.randn(5, device=device), numbers[0])
-    before = used()
-
-    def waits() -> None:
-        torch.empty(64 * MIB, dtype=torch.uint8, device=device).fill_(1)
-        room = torch.empty(64 * MIB, dtype=torch.uint8, device=device).fill_(1)
-        torch.cuda.current_stream().synchronize()
-        room.fill_(2)
-
-    with pytest.raises(NotRecorded):
-        recorder.record(device, waits)
-    assert recorder.obstacle(device) is not None
-    assert torch.equal(torch.randn(5, device=device), numbers[1]), "the generator is in no recording"
-    torch.empty(64 * MIB, dtype=torch.uint8, device=device)
-    assert used() <= before + 8, "it is given back"
-    replayed = model.stream.graphs.replayed
-    assert torch.equal(sample(model), want) and model.stream.graphs.replayed > replayed
-    model.stream.graphs.release()
-    for _ in range(3):
-        assert torch.equal(sample(model), want)
-    assert torch.empty(16, pin_memory=True).is_pinned()
-
-
 def test_random_numbers_and_graphs(folder: Path) -> None:
     """Captures and replays in between change nothing of what the default generator gives."""
     path = checkpoints.write("wan_t2v", folder)
@@ -466,6 +433,45 @@ def test_kernels_that_are_being_chosen_are_not_captured(
     monkeypatch.undo()
     for op in OPS.values():
         op.forget()
+
+
+# Stays for as long as the process, as the pack's own recorder does: what a recording that was given up held cannot be freed under
+# cudaMallocAsync, and torch ends the process if it is tried. Its addresses stay taken too, so nothing is captured behind this test.
+KEPT: list[object] = []
+
+
+def test_a_recording_that_is_given_up_leaves_torch_whole(folder: Path) -> None:
+    """Memory goes back as ever, random numbers follow as ever, and graphs that were there are replayed."""
+    from fusestream.gpu.graphs import CudaRecorder, NotRecorded
+
+    model, want = warmed(checkpoints.write("wan_t2v", folder))
+    device = torch.device("cuda", torch.cuda.current_device())
+    recorder = CudaRecorder()
+    KEPT.append(recorder)
+    torch.cuda.manual_seed(3)
+    numbers = [torch.randn(5, device=device) for _ in range(2)]
+    torch.cuda.manual_seed(3)
+    assert torch.equal(torch.randn(5, device=device), numbers[0])
+    before = used()
+
+    def waits() -> None:
+        torch.empty(64 * MIB, dtype=torch.uint8, device=device).fill_(1)
+        room = torch.empty(64 * MIB, dtype=torch.uint8, device=device).fill_(1)
+        torch.cuda.current_stream().synchronize()
+        room.fill_(2)
+
+    with pytest.raises(NotRecorded):
+        recorder.record(device, waits)
+    assert recorder.obstacle(device) is not None
+    assert torch.equal(torch.randn(5, device=device), numbers[1]), "the generator is in no recording"
+    torch.empty(64 * MIB, dtype=torch.uint8, device=device)
+    assert used() <= before + 8, "it is given back"
+    replayed = model.stream.graphs.replayed
+    assert torch.equal(sample(model), want) and model.stream.graphs.replayed > replayed
+    model.stream.graphs.release()
+    for _ in range(3):
+        assert torch.equal(sample(model), want)
+    assert torch.empty(16, pin_memory=True).is_pinned()
 
 
 # ------------------------------------------------------------------------------------------------------ the allocators

@@ -357,3 +357,30 @@ def test_upsampling_folds_again_when_the_weight_has_changed():
 def test_the_names_are_those_of_the_documentation():
     named = {name for name in modules.__all__ if name.startswith("Fused")}
     assert named == {type(twins.ours()).__name__ for twins in TWINS.values()} | {"FusedLinearAttention"}
+
+
+def test_attention_asks_all_its_products_by_its_policy(fused, monkeypatch):
+    """The one behind it too."""
+    from fusestream.kernels_cuda.modules import attending, multihead_attention
+
+    asked_with = []
+    for module in (attending, multihead_attention):
+        true = module.linear
+        monkeypatch.setattr(
+            module, "linear", lambda *a, true=true, **o: asked_with.append(o.get("policy")) or true(*a, **o)
+        )
+    policy = KernelPolicy(precision="fast")
+    made = half(FusedAttention(16, 2, policy=policy)).eval()
+    with torch.no_grad():
+        made(torch.randn(1, 4, 16).half())
+    assert asked_with == [policy] * 2  # one for queries, keys and values
+
+
+def test_an_instance_norm_takes_the_mean_of_all_batches():
+    """`momentum=None`, as torch's does."""
+    ours, theirs = (
+        kind(3, momentum=None, track_running_stats=True) for kind in (FusedInstanceNorm2d, nn.InstanceNorm2d)
+    )
+    for x in torch.randn(3, 2, 3, 8, 8):
+        assert torch.equal(ours(x), theirs(x))
+    assert torch.equal(ours.running_mean, theirs.running_mean) and ours.momentum is None
