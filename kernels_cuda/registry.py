@@ -161,6 +161,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self._thread = _PlansOfThread()
+        self.writes = tuple(i for i, word in enumerate(self.schema.partition("->")[0].split(",")) if "!)" in word)
         self.traced = _register(self)
         OPS[self.name] = self
 
