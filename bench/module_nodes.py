@@ -44,7 +44,7 @@ def upscaled(side: int, small: bool, on_card: bool) -> dict[str, Any]:
     from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel  # noqa: PLC0415
     from spandrel import ModelLoader  # noqa: PLC0415
 
-    from ..fusion import upscaler  # noqa: PLC0415
+    from ..fusion import picture_nets  # noqa: PLC0415
 
     torch.manual_seed(0)
     # As the node that loads does it, which wants a file's name.
@@ -57,7 +57,7 @@ def upscaled(side: int, small: bool, on_card: bool) -> dict[str, Any]:
         made: Tensor = ImageUpscaleWithModel.execute(model, image).args[0]
         return made
 
-    ours, table = upscaler.fused(stock, KernelPolicy())
+    ours, table = picture_nets.fused(stock, KernelPolicy())
     result: dict[str, Any] = {
         "op": "modules",
         "label": f"ESRGAN x4 {side} x {side}, through the nodes",
