@@ -31,7 +31,7 @@ class Case:
 
     label: str
     theirs: Callable[[], nn.Module]
-    ours: Callable[[Any], Callable[..., Any]]
+    ours: Callable[[Any], nn.Module]
     shapes: tuple[tuple[int, ...], ...]
     asked: Mapping[str, float] = field(default_factory=dict)
     peers: Callable[[Any], Ways] = lambda _: {}

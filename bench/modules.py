@@ -46,12 +46,7 @@ NAMES = {torch.channels_last: "channels-last", torch.contiguous_format: "channel
 
 def measured(case: Case, device: str, dtype: torch.dtype, modes: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Milliseconds of each way, GiB at the peak, errors against FP32."""
-    torch.manual_seed(0)
-    theirs = case.theirs().eval().requires_grad_(False).to(device, dtype)
-    theirs = formatted(theirs, case.formats[0]) if case.is_network else theirs
-    ours = case.ours(theirs)
-    if isinstance(ours, nn.Module):
-        ours = ours.eval().requires_grad_(False).to(device, dtype)
+    theirs, ours = sides(case, device, dtype)
     example = inputs(case, device, dtype)
     result: dict[str, Any] = {"op": SECTION, "label": case.label, "asked": dict(case.asked)}
     result["errors"] = errors(theirs, ours, example)
@@ -79,6 +74,14 @@ def measured(case: Case, device: str, dtype: torch.dtype, modes: Mapping[str, di
     result |= {"ours ms": min(first, last) * 1e3, "spread": abs(first - last) / min(first, last)}
     result["others"] = sorted(case.peers(theirs))
     return result
+
+
+def sides(case: Case, device: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
+    """torch's and ours, with the same weights."""
+    torch.manual_seed(0)
+    theirs = case.theirs().eval().requires_grad_(False).to(device, dtype)
+    theirs = formatted(theirs, case.formats[0]) if case.is_network else theirs
+    return theirs, case.ours(theirs).eval().requires_grad_(False).to(device, dtype)
 
 
 def once(run: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> float:
@@ -228,9 +231,8 @@ def tried(result: Mapping[str, Any]) -> str:
 
 def profiled(case: Case) -> str:
     """The kernels of one call of ours, longest first."""
-    torch.manual_seed(0)
-    theirs = formatted(case.theirs().eval().requires_grad_(False).to("cuda", torch.float16), case.formats[0])
-    ours, example = case.ours(theirs), inputs(case, "cuda", torch.float16)
+    _, ours = sides(case, "cuda", torch.float16)
+    example = inputs(case, "cuda", torch.float16)
     kernels.choose(ours, tuple(example))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         ours(*example)
