@@ -42,11 +42,6 @@ def isa_class(variant: str) -> IsaClass:
     return "sm_75" if number(variant) < 80 else "sm_80"
 
 
-def waits_itself(variant: str) -> bool:
-    """Whether kernels of this code may be launched before the one before them has ended: see src/ahead.cuh."""
-    return number(variant) >= 90
-
-
 def too_old(capability: tuple[int, int]) -> str | None:
     """Why a card cannot be served at all, or None."""
     if capability >= OLDEST:

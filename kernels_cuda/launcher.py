@@ -19,7 +19,7 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -166,6 +166,7 @@ class Kernel:
     handle: ctypes.c_void_p
     facts: dict[str, int]
     cut: tuple[int, ...] = ()  # how this variant cuts the work, where the source says so: an array `<name>_cut`
+    waits: bool = False  # for the launch before it, by itself: the source says so in `<name>_waits`, see src/ahead.cuh
 
     def prepare(
         self,
@@ -189,6 +190,8 @@ class Kernel:
             )
         if any(not 0 < size <= limit for size, limit in zip(grid, MAX_GRID, strict=True)) or not 0 < block <= 1024:
             raise KernelError(f"{what}: the grid is out of range")
+        if ahead and not self.waits:
+            raise KernelError(f"{what}: its code does not wait for the launch before it")
         self.card.allow_shared_bytes(self, shared_bytes)
         return Launch(self, params, grid, block, shared_bytes, what, ahead)
 
@@ -240,9 +243,9 @@ class Card:
         """The class of the code that serves a unit here."""
         return arch.isa_class(self.code.units[unit].variant)
 
-    def launches_ahead(self, unit: str) -> bool:
-        """Whether a unit's kernels may be launched with `ahead`: their code waits, and the driver keeps it so in a CUDA graph."""
-        return arch.waits_itself(self.code.units[unit].variant) and self.driver.is_at_least(*AHEAD_IN_GRAPHS)
+    def launches_ahead(self, unit: str, names: Iterable[str]) -> bool:
+        """Whether kernels may be launched with `ahead`: their code waits, and the driver keeps it so in a CUDA graph."""
+        return self.driver.is_at_least(*AHEAD_IN_GRAPHS) and all(self.kernel(unit, name).waits for name in names)
 
     def kernel(self, unit: str, name: str) -> Kernel:
         found = self._kernels.get((unit, name))
@@ -271,7 +274,8 @@ class Card:
                     "stack": self.calls.function_attribute(handle, LOCAL_BYTES, name),
                 }
                 cut = self.calls.global_ints(module, f"{name}_cut")
-                self._kernels[unit, name] = Kernel(self, unit, name, handle, {**facts, **live}, cut)
+                waits = self.calls.global_ints(module, f"{name}_waits") == (1,)
+                self._kernels[unit, name] = Kernel(self, unit, name, handle, {**facts, **live}, cut, waits)
             self._modules[unit] = module
 
     def allow_shared_bytes(self, kernel: Kernel, size: int) -> None:

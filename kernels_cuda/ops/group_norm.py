@@ -223,7 +223,7 @@ def norm_obstacles(call: Call) -> Iterator[str]:
 def ways(call: Call) -> list[str]:
     """Where code and driver allow it launches may begin ahead of the end of those before them; the rule is that they do not."""
     served_by = card_at(call.device.index, call.policy.isa or forced_class())
-    return [APART, AHEAD] if served_by.launches_ahead(UNIT) else []
+    return [APART, AHEAD] if served_by.launches_ahead(UNIT, WAITING) else []
 
 
 def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
@@ -391,6 +391,8 @@ KERNELS = (
     "group_norm_given",
     *(f"group_norm_{a}_{b}{c}" for a in ("first", "last") for b in ("stats", "apply") for c in ("", "_any")),
 )
+# Those that stand behind another launch of a call; `given` is the first of its calls.
+WAITING = tuple(name for name in KERNELS if "merge" in name or "apply" in name)
 STATISTICS = ("group_norm_moments", *(name for name in KERNELS if "stats" in name))
 
 

@@ -17,6 +17,10 @@
 #define FUSESTREAM_AHEAD 0
 #endif
 
+// Tells the host whether this code of a kernel waits; of an older archive, which lacks it, it is taken that it does
+// not.
+#define WAITS(NAME) extern "C" __device__ int NAME##_waits[1] = {FUSESTREAM_AHEAD};
+
 __device__ inline void next_may_begin() {
 #if FUSESTREAM_AHEAD
     asm volatile("griddepcontrol.launch_dependents;");

@@ -241,6 +241,7 @@ def test_launches_begin_ahead_where_their_code_waits(monkeypatch, ahead):
     """Only where it was chosen, and never the first of a call: it waits for all before."""
 
     asked = []
+    waiting = ("merge", "first_apply", "first_apply_any", "last_apply", "last_apply_any")
 
     class FakeKernel:
         def prepare(self, *_, ahead, **__):
@@ -249,8 +250,8 @@ def test_launches_begin_ahead_where_their_code_waits(monkeypatch, ahead):
     class FakeCard:
         index, multiprocessors = 0, 132
 
-        def launches_ahead(self, unit):
-            assert unit == "group_norm"
+        def launches_ahead(self, unit, names):
+            assert unit == "group_norm" and set(names) == {f"group_norm_{name}" for name in waiting}
             return ahead
 
         def kernel(self, *_):

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fusestream.gpu import Driver
-from fusestream.kernels_cuda import CodeUnavailable, arch, launcher, preload
+from fusestream.kernels_cuda import CodeUnavailable, launcher, preload
 from fusestream.kernels_cuda.driver_calls import PROGRAMMATIC_SERIALIZATION, LaunchAttribute, LaunchConfig
+from fusestream.kernels_cuda.errors import KernelError
 from fusestream.kernels_cuda.launcher import Pointer, parameter_struct, pointer_count
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,15 +105,13 @@ def test_a_launch_may_begin_ahead_of_the_end_of_the_one_before(monkeypatch):
     monkeypatch.setattr(launcher, "_current_device", lambda: 0)
     struct = parameter_struct("P", (Pointer, "x"))
     card = FakeCard()
-    kernel = launcher.Kernel(card, "unit", "name", ctypes.c_void_p(), {"parameters": 8})
+    kernel = launcher.Kernel(card, "unit", "name", ctypes.c_void_p(), {"parameters": 8}, waits=True)
     for ahead in (False, True):
         kernel.prepare(struct(), grid=(1, 1, 1), block=32, shape="", ahead=ahead)(0)
     assert card.seen == [[], [(PROGRAMMATIC_SERIALIZATION, 1)]]
-
-
-def test_which_code_waits_itself():
-    """What was compiled for 9.0 and newer; portable code of older ones does not, wherever it runs."""
-    assert [variant for variant in arch.VARIANTS if arch.waits_itself(variant)] == ["sm_90", "sm_120"]
+    older = launcher.Kernel(card, "unit", "name", ctypes.c_void_p(), {"parameters": 8})
+    with pytest.raises(KernelError, match="does not wait for the launch before it"):
+        older.prepare(struct(), grid=(1, 1, 1), block=32, shape="", ahead=True)
 
 
 class Library:
