@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import comfy.bg_removal_model as background
 import comfy.ldm.depth_anything_3.model as depth
 import comfy.model_management as management
 import comfy.model_patcher
@@ -12,14 +11,13 @@ import comfy.ops
 import comfy.supported_models
 import pytest
 import torch
-from comfy.background_removal import birefnet
-from comfy.ldm.rt_detr import rtdetr_v4
 from comfy_extras import nodes_depth_anything_3
 from comfy_extras.nodes_bg_removal import RemoveBackground
 from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
 from spandrel import ModelLoader
 from torch import nn
 
+from bed import picture_nets as nets
 from fusestream.fusion import picture_nets, plain_layers
 from fusestream.fusion.errors import WrongFile
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
@@ -125,33 +123,6 @@ def test_what_carries_no_network_is_refused():
 
 # ------------------------------------------------------------------------------- what is made of ComfyUI's own operations
 
-CPU = torch.device("cpu")
-
-
-def filled(net):
-    """ComfyUI's operations are made without weights."""
-    torch.manual_seed(5)
-    with torch.inference_mode(False), torch.no_grad():
-        for name, t in net.named_parameters():
-            if t.ndim > 1:
-                t.normal_(0, (1 / t[0].numel()) ** 0.5)
-            elif not name.endswith(("up", "reg_scale")):
-                t.copy_(torch.rand_like(t) * 0.1 + (1 if name.endswith("weight") else 0))
-        for name, t in net.named_buffers():
-            if name.endswith(("running_mean", "running_var")):
-                t.copy_(torch.rand_like(t) + (0.5 if name.endswith("var") else -0.5))
-    return net.eval()
-
-
-def model_of(kind, config, dtype):
-    """A MODEL as stock makes it of a file with this configuration."""
-    with torch.inference_mode(False):
-        settings = kind({"image_model": kind.__name__, **config})
-        settings.set_inference_dtype(dtype, None)
-        base = settings.get_model({}, "", device=CPU)
-        filled(base.diffusion_model)
-        return comfy.model_patcher.CoreModelPatcher(base, load_device=CPU, offload_device=CPU)
-
 
 def counted(table):
     return {kind: sum(line.by == kind for line in table.lines) for kind in {line.by for line in table.replaced}}
@@ -159,16 +130,7 @@ def counted(table):
 
 @pytest.fixture
 def remover(monkeypatch):
-    """BiRefNet with a shallow backbone, 64 pixels instead of 1024."""
-    whole = birefnet.SwinTransformer
-    monkeypatch.setattr(birefnet, "SwinTransformer", lambda **given: whole(**{**given, "depths": [2, 1, 1, 1]}))
-    with torch.inference_mode(False):
-        made = background.BackgroundRemovalModel(
-            f"{background.__file__.removesuffix('bg_removal_model.py')}background_removal/birefnet.json"
-        )
-        made.image_size = 64
-        filled(made.model)
-    return made
+    return nets.remover(monkeypatch)
 
 
 def test_a_background_is_removed_as_by_stock(remover, halves):
@@ -197,13 +159,8 @@ def test_a_background_is_removed_as_by_stock(remover, halves):
 def test_objects_are_detected_as_by_stock(monkeypatch, dtype):
     """RT-DETR with narrow stages; backbone and encoder on a small picture."""
     monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
-    stages = [[64, 8, 128, 1, False, False, 3, 2], [128, 8, 512, 1, True, False, 3, 2]]
-    stages += [[512, 8, 1024, 1, True, True, 5, 2], [1024, 8, 2048, 1, True, True, 5, 2]]
-    monkeypatch.setattr(rtdetr_v4.HGNetv2, "_STAGE_CFGS", stages)
-    sizes = {"enc_h": 32, "dec_h": 32, "enc_ff": 64, "dec_ff": 64}
-    model = model_of(comfy.supported_models.RT_DETR_v4, sizes, dtype)
+    model = nets.detector(monkeypatch, dtype)
     net = model.model.diffusion_model
-    net.encoder.pos_embed2 = net.encoder._build_pe(3, 2, 32)
     made, table = picture_nets.fused(model, KernelPolicy())
     ours = made.model.diffusion_model
     x = torch.rand(1, 3, 64, 96).to(dtype)
@@ -228,7 +185,7 @@ def test_depth_is_estimated_as_by_stock(monkeypatch):
     monkeypatch.setitem(depth._BACKBONE_PRESETS, "vits", small)
     config = {"backbone_name": "vits", "out_layers": [0, 1, 2, 3], "head_dim_in": 32, "head_features": 16}
     config["head_out_channels"] = [8, 16, 24, 32]
-    model = model_of(comfy.supported_models.DepthAnything3, config, torch.float32)
+    model = nets.model_of(comfy.supported_models.DepthAnything3, config, torch.float32)
     made, table = picture_nets.fused(model, KernelPolicy())
     image = torch.rand(1, 60, 80, 3)
     want, _, sky = nodes_depth_anything_3._run_da3(model, image, 56)
@@ -241,7 +198,7 @@ def test_depth_is_estimated_as_by_stock(monkeypatch):
 
 
 def test_which_models_are_none_of_this_nodes(stocks):
-    model = model_of(comfy.supported_models.DepthAnything3, {"backbone_name": "vits"}, torch.float32)
+    model = nets.model_of(comfy.supported_models.DepthAnything3, {"backbone_name": "vits"}, torch.float32)
     patched = model.clone()
     patched.add_object_patch("diffusion_model", nn.Identity())
     with pytest.raises(WrongFile, match="carries patches"):
@@ -257,7 +214,7 @@ def test_an_operation_that_does_more_than_torchs_is_left_as_it_is():
     """What patches at each call, or has hooks; and of the others nothing of what stock noted on them is taken along."""
     with torch.inference_mode(False):
         ops = comfy.ops.manual_cast
-        net = filled(
+        net = nets.filled(
             nn.Sequential(*(ops.Linear(3, 3) for _ in range(3)), ops.LayerNorm(3), ops.Conv2d(2, 4, 3, padding=1))
         )
         net[1].weight_function = [lambda t: t * 2]
