@@ -102,7 +102,7 @@ HELP = {
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --compile none; "
-    "modules: --only ROW, --quick; pager: --gb N, --folder DIR; "
+    "modules: --only ROW, --autotune, --profile, --quick; pager: --gb N, --folder DIR; "
     "models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
     "host: --dry, --profile, --quick; saving: --dry, --quick; pair: --ram GIB, --dry, --quick; "
     "fidelity: --prompts N, --seeds N, --only NAME, --dry, --quick; "

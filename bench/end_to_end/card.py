@@ -72,3 +72,6 @@ class Card:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        if self._ballast:
+            importlib.import_module("cuda.bindings.runtime").cudaFree(self._ballast)
+            self._ballast = 0

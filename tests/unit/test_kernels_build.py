@@ -25,7 +25,7 @@ from fusestream.kernels_cuda.build.nvrtc import parse_usage
 from fusestream.kernels_cuda.build.unit import build
 from fusestream.kernels_cuda.errors import BuildError
 from fusestream.kernels_cuda.launcher import pointer_count
-from fusestream.kernels_cuda.ops import attention, linear, linear_int8
+from fusestream.kernels_cuda.ops import attention, group_norm, linear, linear_int8
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_UNITS = ("gated_residual", "to_half")
@@ -145,6 +145,16 @@ def test_nothing_spills(built):
         if max(facts["spill_stores"], facts["spill_loads"]) > known_spill(variant, name)
     ]
     assert not bad
+
+
+@needs_compiler
+@pytest.mark.parametrize(("variant", "waits"), [("sm_80", 0), ("sm_90", 1), ("sm_120", 1)])
+def test_code_that_may_be_launched_ahead_says_so(variant, waits):
+    """Where the instruction is there, and for those kernels alone that execute it: no other name may be asked for."""
+    code = build("group_norm", variant).code
+    assert {elf.ints(code, f"{name}_waits") for name in group_norm.WAITING} == {(waits,)}
+    with pytest.raises(KeyError):
+        elf.ints(code, "group_norm_first_stats_waits")
 
 
 @needs_compiler
