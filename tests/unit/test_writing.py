@@ -183,6 +183,31 @@ def test_the_words_of_a_packed_file_stay_packed(folder: Path, tmp_path: Path, mo
     assert write(ours) == write(stock) != before and asked and ours_wrote()
 
 
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_matrices_that_a_packed_file_has_in_halves_stay_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its norms are in fp32, which stock takes for the type of all. As fp32 the table of words would be made half for each word."""
+    tensors = load_file(checkpoints.write("qwen3_vl", folder))
+    [table] = [name for name in tensors if name.endswith("embed_tokens.weight")]
+    [norm] = [name for name in tensors if name.endswith("layers.0.post_attention_layernorm.weight")]
+    mergers = [name for name in tensors if ".deepstack_merger_list." in name and name.endswith("fc1.weight")]
+    kinds = {norm: "F32", table: kind, **dict.fromkeys(mergers, kind)}
+    path = packed_file(tmp_path / "x.gguf", tensors, "Q8_0", kinds=kinds)
+    asked = count_of(monkeypatch, writing.Text, "_embedded")
+    ours, stock = load(path), load(path, default="off")
+    assert stock.cond_stage_model.dtypes == {torch.float32}
+    assert write(ours, "picture") == write(stock, "picture") and ours_wrote() and not asked
+    layers = {one.name: one for one in ours.patcher.stream.layers}
+    assert sum(name.rpartition(".")[0].endswith("deepstack_merger_list") for name in layers) == len(mergers)
+    for name, one in layers.items():
+        if name.endswith("embed_tokens") or "deepstack_merger_list" in name:
+            matrices = [weight for weight in one.weights if len(weight.extent.shape) == 2]
+            assert {weight.device_dtype for weight in matrices if not weight.is_packed} == {
+                torch.float16 if kind == "F16" else torch.bfloat16
+            }
+
+
 def test_through_the_smallest_window(folder: Path) -> None:
     path = checkpoints.write("qwen3_vl", folder)
     clip = load(path)
