@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -35,7 +33,6 @@ from .stream.laid_out import in_file_order
 from .stream.lora import Added
 
 HALVED = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2)  # what `to_half` takes
-LARGE = 2**27  # numbers of a weight: stock's ways to make it half would take half a gigabyte beside it, and more
 PACKED = "_fusestream_packed"
 SCALED = ("TensorCoreFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2Layout")  # fp8 data and one fp32 scale
 
@@ -120,31 +117,16 @@ def half(weight: Any, policy: KernelPolicy) -> Tensor:
         return packed_half(weight)
     if is_quantised(weight):
         if (matrix := int8_files.matrix_of(weight)) is not None:
-            made = unraced(matrix.numbers, policy)
-            return int8_to_half(matrix.numbers, matrix.scales, rotation=matrix.rotation, policy=made)
+            return int8_to_half(matrix.numbers, matrix.scales, rotation=matrix.rotation, policy=policy)
         if layout_of(weight) in SCALED and weight._params.scale.numel() == 1:
-            return to_half(weight._qdata, weight._params.scale.reshape(1), policy=unraced(weight._qdata, policy))
+            return to_half(weight._qdata, weight._params.scale.reshape(1), policy=policy)
         weight = weight.dequantize()
     if weight.dtype not in HALVED:
         found: Tensor = weight.half()
         return found
-    policy = unraced(weight, policy)
     if weight.ndim < 3 or weight.is_contiguous():
         return to_half(weight, policy=policy)
     return to_half(weight.movedim(1, -1), policy=policy).movedim(-1, 1)  # a convolution's, which lies channels-last
-
-
-@lru_cache(maxsize=64)
-def alone(policy: KernelPolicy, op: str) -> KernelPolicy:
-    """Where the policy leaves the choice, the kernel. Stock's way, which would be measured beside it, makes numbers of the whole
-    weight, once or several times: of a table of words that is a gigabyte and a half each."""
-    return policy if policy.mode(op) != "auto" else replace(policy, ops=(*policy.ops, (op, "on")))
-
-
-def unraced(weight: Tensor, policy: KernelPolicy) -> KernelPolicy:
-    """The same, for what makes this weight half: of a large one on a card the kernels do, and no race is for it."""
-    large = weight.is_cuda and weight.numel() > LARGE
-    return alone(alone(policy, "to_half"), "int8_to_half") if large else policy
 
 
 def _changed(module: Any, weight: Any, policy: KernelPolicy) -> Tensor:

@@ -251,23 +251,3 @@ def test_fp8_with_one_scale_is_widened_in_one_pass_and_all_else_by_stock(
     monkeypatch.setattr(module, "is_quantised", lambda one: one is weight)
     found = module.half(weight, POLICY)
     assert found.dtype is HALF and torch.equal(found.float(), data.float() * 2 if own else stocks)
-
-
-@pytest.mark.parametrize(
-    ("device", "numbers", "modes"), [("cuda", 2**27, 0), ("cuda", 2**27 + 1, 2), ("cpu", 2**28, 0)]
-)
-def test_what_makes_a_large_weight_half_is_not_raced(device: str, numbers: int, modes: int) -> None:
-    """Stock's ways, which would be measured beside it, take several times its room. Who switched an op off has it off."""
-    weight: Any = SimpleNamespace(is_cuda=device == "cuda", numel=lambda: numbers)
-    found = module.unraced(weight, POLICY)
-    assert [found.mode(op) for op in ("to_half", "int8_to_half")].count("on") == modes
-    assert (found == POLICY) is (modes == 0) and found.mode("linear") == "auto"
-    off = KernelPolicy(ops=(("to_half", "off"),))
-    assert module.unraced(weight, off).mode("to_half") == "off"
-
-
-def test_every_way_to_half_asks_whether_it_is_raced(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Tensor] = []
-    monkeypatch.setattr(module, "unraced", lambda weight, policy: asked.append(weight) or policy)
-    wide = torch.randn(3, 4)
-    assert torch.equal(module.half(wide, POLICY), wide.half()) and asked == [wide]
