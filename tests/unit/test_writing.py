@@ -22,9 +22,10 @@ from safetensors.torch import load_file
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import llama
+from fusestream.fusion import wide
 from fusestream.fusion.errors import WrongFile
 from fusestream.fusion.families.qwen3_vl import eyes, sizes
-from fusestream.fusion.language import cache, layer, pace, stack, writing
+from fusestream.fusion.language import cache, layer, pace, room, stack, writing
 from fusestream.fusion.stream import vram
 from fusestream.fusion.stream.no_head import NoHead
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
@@ -310,10 +311,17 @@ def test_comfyui_is_asked_to_keep_room_for_keys(
         count: model.memory_estimation_function({VL: [[(5, 1.0)] * count]}, device=card) - always for count in (7, 5000)
     }
     of_stack = ours.cond_stage_model.qwen3vl_8b.transformer.model
-    assert kept[7] == pytest.approx(cache.kept_bytes(of_stack, 1280), abs=1)
-    assert kept[5000] == pytest.approx(cache.kept_bytes(of_stack, 6144), abs=1)
+    read = room.READ * of_stack.config.intermediate_size  # of each token, of so many at a time
+    assert kept[7] == pytest.approx(cache.kept_bytes(of_stack, 1280) + 7 * read, abs=1)
+    assert kept[5000] == pytest.approx(cache.kept_bytes(of_stack, 6144) + wide.CHUNK_ROWS * read, abs=1)
+    ffn, width = ours.cond_stage_model.qwen3vl_8b.transformer.visual.blocks[0].mlp.linear_fc1.weight.shape
+    for side, patches in ((256, 4 * 84), (2048, 4 * 5350)):
+        tokens = patches // 4
+        found = model.memory_estimation_function(said(picture(side, side)), device=card) - always
+        seen = room.SEEN * ffn * min(patches, eyes.CHUNK) + room.STREAM * width * patches
+        kept_and_read = cache.kept_bytes(of_stack, cache.rounded(tokens + 1024)) + min(tokens, wide.CHUNK_ROWS) * read
+        assert found == pytest.approx(kept_and_read + seen, abs=1)
     seen = said(picture(2048, 2048))
-    assert model.memory_estimation_function(seen, device=card) - always > cache.kept_bytes(of_stack, 4096 + 1024)
     assert model.memory_estimation_function(seen, device=torch.device("cpu")) == 0
     asked: list[float] = []
     monkeypatch.setattr(
