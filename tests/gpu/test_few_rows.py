@@ -11,7 +11,17 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import KernelRefused, few_rows
-from fusestream.kernels_cuda.ops.few_rows import PLAIN, SCALED, STEPS, numbers, reference
+from fusestream.kernels_cuda.ops.few_rows import (
+    PLAIN,
+    RESIDENT,
+    ROWS,
+    SCALED,
+    STEPS,
+    TOKEN_ROWS,
+    kernel_for,
+    numbers,
+    reference,
+)
 from fusestream.kernels_cuda.ops.packed_blocks import BLOCK_TYPES
 
 ENCODINGS = list(STEPS)
@@ -64,6 +74,20 @@ def test_shapes(isa, encoding, m, n, steps):
     k = steps * STEPS[encoding].elements
     for bias, added in ((None, False), (torch.float16, True), (torch.float32, False)):
         check(encoding, operands(encoding, m, n, k, bias, added), isa)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("steps", [8, 9, 15, 17])
+def test_a_tokens_tiles(isa, encoding, m, steps):
+    """Blocks that have no tile more than others, one, and more than the warps keep sums of; steps that fall to the warps evenly and
+    not."""
+    blocks = RESIDENT * torch.cuda.get_device_properties(0).multi_processor_count
+    k = steps * STEPS[encoding].elements
+    for tiles in (1, blocks, blocks + 1, 5 * blocks + 3):
+        assert kernel_for(m, tiles * ROWS, steps, blocks // RESIDENT)[0] == TOKEN_ROWS
+        check(encoding, operands(encoding, m, tiles * ROWS, k, torch.float16, True), isa)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
