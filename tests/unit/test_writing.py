@@ -239,6 +239,31 @@ def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.Mon
         assert all((count > 0) == (not free) for count, _ in before)
 
 
+def test_a_long_text_takes_what_its_prompt_gave_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights had to leave it room, which is free when the model is paged anew for the text."""
+    clip, following = load(checkpoints.write("qwen3_vl", folder)), writing.Text.next
+    stream, free, asked = clip.patcher.stream, [0], list[tuple[int, float]]()
+    monkeypatch.setattr(writing, "LONG", 4)
+    monkeypatch.setattr(vram, "free", lambda _device: free[0])
+
+    def next_(self: Any, sampler: Any) -> int:
+        if self._written == 4:
+            free[0] = 12345
+            load_ = stream._load
+            monkeypatch.setattr(
+                stream,
+                "_load",
+                lambda device, n, grains, held=stream.held: (asked.append((held, n)), load_(device, n, grains)),
+            )
+        return following(self, sampler)
+
+    monkeypatch.setattr(writing.Text, "next", next_)
+    tokens = write(clip)
+    assert [n - held for held, n in asked] == [12345] and asked[0][0] > 0
+    monkeypatch.undo()
+    assert tokens == write(stocks(checkpoints.write("qwen3_vl", folder)))
+
+
 def test_precision_fast_and_loras(folder: Path) -> None:
     path = checkpoints.write("qwen3_vl", folder)
     ours, stock = load(path, precision="fast"), stocks(path)
