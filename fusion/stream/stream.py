@@ -238,7 +238,7 @@ class Stream:
         if self._all_stay:
             self._bring(others())
         elif at_last and others():
-            self._reorder(only())
+            self._reorder(only(), grows=True)
             self._is_narrowed = True
 
     def _bring(self, blocks: Sequence[int]) -> None:
@@ -247,8 +247,9 @@ class Stream:
             with self.bound(i):
                 pass
 
-    def _reorder(self, order: Sequence[int]) -> None:
-        """Page these blocks, in this order. What was on the device comes anew."""
+    def _reorder(self, order: Sequence[int], *, grows: bool = False) -> None:
+        """Page these blocks, in this order. What was on the device comes anew. grows: in what is free now beside what was held, for
+        a prompt that was read has given its room back."""
         with self._lock:
             if self._in_use:
                 if self.order.place.keys() >= set(order):
@@ -265,7 +266,8 @@ class Stream:
                 self._bound()
                 if held:
                     # Where all of it was there, what joins may be there too: ComfyUI asks how much is wanted at the next load only.
-                    more = max(0, min(self.most - whole, free)) if held >= whole else 0
+                    joins = max(0, min(self.most - whole, free)) if held >= whole else 0
+                    more = max(joins, free) if grows else joins
                     with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
                         self._load(self._device, held + more, (self.grain,))
 
