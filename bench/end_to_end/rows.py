@@ -93,6 +93,7 @@ class Side:
     windows    as Windows with a card in a PCIe 3 slot has it: windows.py
     pack       stock reads the file through city96's pack: gguf_pack.py
     ballast    whether all but `--free` GiB of the card are taken
+    cards      a step's prompts are computed on so many, by stock's MultiGPU CFG Split
     """
 
     comfy: tuple[str, ...] = ()
@@ -107,6 +108,7 @@ class Side:
     ballast: bool = True
     windows: bool = False
     pack: bool = False
+    cards: int = 1
 
 
 STOCK, OURS = Side(), Side()

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,15 +101,18 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
     run.paths = paths
     result: dict[str, Any] = {}
     ballast = run.job["free"] if run.side.ballast and run.cuda else None
-    with Card(ballast) as card, torch.inference_mode(), small_files_too(run.job):
-        result["free GiB"] = card.start / 2**30
+    with ExitStack() as stack, torch.inference_mode(), small_files_too(run.job):
+        cards = [stack.enter_context(Card(ballast, index)) for index in range(run.side.cards if run.cuda else 1)]
+        result["free GiB"] = cards[0].start / 2**30
         try:
             result |= run()
         except torch.OutOfMemoryError as error:
             result["error"] = "out of memory"
             result["message"] = str(error).splitlines()[0][:200]
-        result["peak GiB"] = card.peak
-        result["torch's at the peak GiB"] = card.allocators / 2**30
+        result["peak GiB"] = max(card.peak for card in cards)
+        result["torch's at the peak GiB"] = max(cards, key=lambda card: card.peak).allocators / 2**30
+        if len(cards) > 1:
+            result["peaks GiB"] = [card.peak for card in cards]
     result |= run.told()
     return result | host_memory(run.ram_before, result.get("pager", {})) | {"environment": describe()}
 
@@ -247,6 +250,8 @@ class Run:
             model = comfy.sd.load_lora_for_models(model, None, lora, 1.0, 0.0)[0]
             if len(model.patches) != len(lora) // 2:
                 raise RuntimeError(f"of {len(lora) // 2} parts of the LoRA {len(model.patches)} were taken")
+        if self.side.cards > 1:
+            model = split(model, self.side.cards, pretended=not self.cuda)
         self.model = model
         return model, loading
 
@@ -532,6 +537,26 @@ class Run:
                 "peak GiB": {name: round(n / 2**30, 3) for name, n in told["peak bytes"].items()},
             }
         return result
+
+
+def split(model: Any, cards: int, *, pretended: bool) -> Any:
+    """The model on so many cards, as stock's node makes it. pretended: they are the CPU, by names that torch tells apart."""
+    management: Any = importlib.import_module("comfy.model_management")
+    node = importlib.import_module("comfy_extras.nodes_multigpu").MultiGPUCFGSplitNode
+    found = management.get_all_torch_devices
+    if pretended:
+        import torch  # noqa: PLC0415
+
+        names = [torch.device("cpu"), *(torch.device("cpu", i) for i in range(cards - 1))]
+        management.get_all_torch_devices = lambda exclude_current=False: names[exclude_current:]
+    try:
+        model = node.execute(model, cards).result[0]
+    finally:
+        management.get_all_torch_devices = found
+    others = len(model.get_additional_models_with_key("multigpu"))
+    if others != cards - 1:
+        raise RuntimeError(f"of {cards} cards stock found {1 + others}")
+    return model
 
 
 def prompt_shape(model: Model, net: Any) -> tuple[int, Any]:
