@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-from . import opened, outcome, tiny
+from . import opened, outcome, pack, tiny
 from .client import Client, Listener, Rejected, Workflow
 from .paths import ROOT
 from .server import Server
@@ -24,7 +24,7 @@ from .templates import EXAMPLES
 from .templates.clip import write_clip
 from .templates.examples import CLIP, PICTURE
 
-tiny.pack.load()
+pack.load()
 
 from fusestream import checkpoints  # noqa: E402 - the line above makes it importable
 

@@ -112,6 +112,19 @@ def test_a_result_farther_from_one_cards_than_from_stocks_is_a_miss() -> None:
     assert two.met(row | {"error": None}) is None, "a turn is missing"
 
 
+def test_a_new_machine_remembers_nothing_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(worker.REMEMBERED, str(tmp_path))
+    with worker.machine(rows.Side()):
+        assert worker.os.environ[worker.REMEMBERED] == str(tmp_path)
+    with worker.machine(rows.Side(remembers=False)):
+        empty = Path(worker.os.environ[worker.REMEMBERED])
+        assert empty != tmp_path and not list(empty.iterdir())
+        (empty / "kernel-winners.json").write_text("{}")
+    assert not empty.exists() and worker.os.environ[worker.REMEMBERED] == str(tmp_path)
+    new = [row for row in rows.all_rows() if row.ours is not None and not row.ours.remembers]
+    assert {row.group for row in new} == {"short"} and all(row.asked_first for row in new)
+
+
 def test_what_was_found_is_kept_when_the_machine_goes(tmp_path: Path) -> None:
     bench: Any = Bench(tmp_path, RUNS, lost=("stock", 2))
     with pytest.raises(KeyboardInterrupt):
