@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import claims, groups, kitchen
+from . import claims, groups, kitchen, two
 from .chosen import CHOSEN, CHOSEN_MATRIX, CHOSEN_MODELS, CHOSEN_TIERS
 from .fidelity import long
 from .fidelity import table as fidelity
@@ -25,7 +25,7 @@ CLAIMS = ROOT / "docs" / "how-it-works.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(
-    r"(<!-- (kernels|matrix|tiers|modules|pager|host|saving|pair|fidelity|models|plot|plots|groups|claims):begin -->\n)"
+    r"(<!-- (kernels|matrix|tiers|modules|pager|host|saving|pair|two|fidelity|models|plot|plots|groups|claims):begin -->\n)"
     r".*?(<!-- \2:end -->)",
     re.DOTALL,
 )
@@ -212,7 +212,7 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
         dates = sorted({one["date"] for one in environments})
         several = {"date": f"{dates[0]} to {dates[-1]}"} if len(dates) > 1 else {}
         return {"torch": "-", "date": "-"} if not environments else environments[0] | several
-    if part in ("pager", "host", "saving", "pair", fidelity.SECTION):
+    if part in ("pager", "host", "saving", "pair", two.SECTION, fidelity.SECTION):
         found: dict[str, str] = results[part]["environment"]
         return found
     if part == "modules":
@@ -247,6 +247,8 @@ def head(card: str, results: dict[str, Any], part: str) -> str:
     if part == "pager":
         rows = results["pager"]
         text += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
+    if part == two.SECTION:
+        text += f", stock ComfyUI {environment['ComfyUI']}, {results[part]['free GiB']:g} GiB of each card free"
     if part == fidelity.SECTION:
         text += f", {fidelity.extent(results)}"
     if part == "models":
@@ -269,6 +271,7 @@ TABLES = {
     "host": host_table,
     "saving": saving_table,
     "pair": pair_table,
+    two.SECTION: two.table,
     fidelity.SECTION: fidelity_tables,
 }
 SECTION = {"matrix": "kernels", "tiers": "kernels"}  # of the results, where it has not the part's own name
@@ -284,6 +287,7 @@ def rendered_page(page: str) -> str:
         parts["plots"] += [shown(chart, card, results, "../docs/images") for chart in CHARTS]
         date = f" {head(card, results, 'models')}" if models_rows(results) else ""
         parts["groups"].append(f"**{card}**.{date}\n\n{groups.text(results)}")
+    parts[two.SECTION] = parts[two.SECTION] or [two.NOT_YET]
     parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
     parts["modules"] = parts["modules"] or ["Not measured yet.\n"]
     return filled(page, parts)

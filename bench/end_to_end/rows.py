@@ -93,6 +93,8 @@ class Side:
     windows    as Windows with a card in a PCIe 3 slot has it: windows.py
     pack       stock reads the file through city96's pack: gguf_pack.py
     ballast    whether all but `--free` GiB of the card are taken
+    remembers  what kernels were chosen before in this machine's life; else it is a new one
+    cards      a step's prompts are computed on so many, by stock's MultiGPU CFG Split
     """
 
     comfy: tuple[str, ...] = ()
@@ -107,6 +109,8 @@ class Side:
     ballast: bool = True
     windows: bool = False
     pack: bool = False
+    cards: int = 1
+    remembers: bool = True
 
 
 STOCK, OURS = Side(), Side()
@@ -182,6 +186,12 @@ class Row:
             return (own,)
         encoder, decoder = WHOLE[self.work]
         return (encoder, "fp16"), own, (decoder, "fp16")
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether something is asked of it."""
+        asked = (self.asked, self.asked_first, self.seconds, self.first_seconds, self.held, self.peak)
+        return any(one is not None for one in asked)
 
     @property
     def is_whole(self) -> bool:
@@ -387,6 +397,7 @@ def packed() -> list[Row]:
                 over=over,
                 stock=stock,
                 ours=windows,
+                asked=1.0,
             )
         )
     return rows
@@ -428,20 +439,45 @@ def pictures() -> list[Row]:
 
 
 def small() -> list[Row]:
-    """Cards of which little is free, on both sides: 2 GiB and more."""
+    """Cards of which little is free, on both sides: 2 GiB and more; what says most first. Of later steps there are as many as tell
+    whether one is computed again."""
     rows = []
-    for model, height, width, frames, steps in (("wan13", 480, 832, 81, 4), ("wan14", 480, 480, 17, 6)):
-        for gib in (2.0, 3.0, 4.0, 6.0):
+    for model, height, width, frames, steps in (("wan13", 480, 832, 81, 3), ("wan14", 480, 480, 17, 4)):
+        for gib in (3.0, 2.0, 4.0, 6.0):
             asked = 1.1 if gib == 3 else 1.0
             note = f"{gib:g} GiB free"
             rows.append(sampling(model, height, width, frames, steps, group="small", note=note, free=gib, asked=asked))  # type: ignore[arg-type]
     return rows
 
 
+def short() -> list[Row]:
+    """Steps of milliseconds, and the first time that anything runs: first calls of a machine that remembers nothing."""
+    new = {"note": "a new machine", "ours": Side(remembers=False)}
+    return [
+        sampling("wan13", 480, 832, 1, 16, group="short", asked=1.6, asked_first=1.1),
+        sampling("wan13", 208, 336, 33, 16, group="short", asked=1.1, asked_first=1.1),
+        sampling("wan13", 480, 480, 17, 4, group="short", asked=1.1, asked_first=1.1, **new),
+        Row("vae", "decode", 464, 848, 45, 3, group="short", asked_first=1.1, **new),  # type: ignore[arg-type]
+        Row("vae", "encode", 464, 848, 45, 3, group="short", asked_first=1.1, **new),  # type: ignore[arg-type]
+        Row(
+            "wan13",
+            "video",
+            480,
+            832,
+            33,
+            10,
+            group="short",
+            asked_first=1.3,
+            note="10 steps, a new machine",
+            ours=Side(remembers=False),
+        ),
+    ]
+
+
 def live() -> list[Row]:
     """Frames of 512x512, one by one, as stock's VAE Encode, KSampler and VAE Decode make them. 120 of them a second are asked with
     TAESD, and 60 with the VAE."""
-    row = Row("sd15", "live", 512, 512, steps=120, group="live", through="TAESD")
+    row = Row("sd15", "live", 512, 512, steps=90, group="live", through="TAESD")
     held = {"note": "held to Turing", **TURING}
     return [
         replace(row, asked=8.0, seconds=1 / 120),
@@ -468,7 +504,7 @@ def writing() -> list[Row]:
 
 
 def all_rows() -> list[Row]:
-    rows = table() + more() + small() + packed() + pictures() + live() + writing()
+    rows = table() + short() + more() + small() + packed() + pictures() + live() + writing()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows

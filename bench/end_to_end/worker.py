@@ -13,10 +13,11 @@ import itertools
 import json
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
 GUIDANCE = 6.0
 LIVE_STRENGTH = 0.5
+REMEMBERED = "FUSESTREAM_CACHE"  # where what was chosen lies
 POOLED = {"sdxl": 1280}  # width of what goes with a prompt's tokens
 KINDS = {
     "t5": "wan",
@@ -84,12 +86,30 @@ def begin(job: dict[str, Any]) -> None:
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """Start, wait for the word, load the model and do the row's work; what was found."""
-    begun = time.perf_counter()
-    begin(job)
-    started = {"start s": time.perf_counter() - begun}
-    run = Run(job)
-    print("READY", flush=True)
-    return started | done(run, json.loads(sys.stdin.readline())["paths"])
+    with machine(side_of(job)):
+        begun = time.perf_counter()
+        begin(job)
+        started = {"start s": time.perf_counter() - begun}
+        run = Run(job)
+        print("READY", flush=True)
+        return started | done(run, json.loads(sys.stdin.readline())["paths"])
+
+
+@contextmanager
+def machine(side: Side) -> Iterator[None]:
+    """One on which kernels were chosen before, or a new one."""
+    if side.remembers:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="fusestream-new-") as empty:
+        before = os.environ.get(REMEMBERED)
+        os.environ[REMEMBERED] = empty
+        try:
+            yield
+        finally:
+            os.environ.pop(REMEMBERED)
+            if before is not None:
+                os.environ[REMEMBERED] = before
 
 
 def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
@@ -101,15 +121,18 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
     run.paths = paths
     result: dict[str, Any] = {}
     ballast = run.job["free"] if run.side.ballast and run.cuda else None
-    with Card(ballast) as card, torch.inference_mode(), small_files_too(run.job):
-        result["free GiB"] = card.start / 2**30
+    with ExitStack() as stack, torch.inference_mode(), small_files_too(run.job):
+        cards = [stack.enter_context(Card(ballast, index)) for index in range(run.side.cards if run.cuda else 1)]
+        result["free GiB"] = cards[0].start / 2**30
         try:
             result |= run()
         except torch.OutOfMemoryError as error:
             result["error"] = "out of memory"
             result["message"] = str(error).splitlines()[0][:200]
-        result["peak GiB"] = card.peak
-        result["torch's at the peak GiB"] = card.allocators / 2**30
+        result["peak GiB"] = max(card.peak for card in cards)
+        result["torch's at the peak GiB"] = max(cards, key=lambda card: card.peak).allocators / 2**30
+        if len(cards) > 1:
+            result["peaks GiB"] = [card.peak for card in cards]
     result |= run.told()
     return result | host_memory(run.ram_before, result.get("pager", {})) | {"environment": describe()}
 
@@ -247,6 +270,8 @@ class Run:
             model = comfy.sd.load_lora_for_models(model, None, lora, 1.0, 0.0)[0]
             if len(model.patches) != len(lora) // 2:
                 raise RuntimeError(f"of {len(lora) // 2} parts of the LoRA {len(model.patches)} were taken")
+        if self.side.cards > 1:
+            model = split(model, self.side.cards, pretended=not self.cuda)
         self.model = model
         return model, loading
 
@@ -533,6 +558,26 @@ class Run:
                 "peak GiB": {name: round(n / 2**30, 3) for name, n in told["peak bytes"].items()},
             }
         return result
+
+
+def split(model: Any, cards: int, *, pretended: bool) -> Any:
+    """The model on so many cards, as stock's node makes it. pretended: they are the CPU, by names that torch tells apart."""
+    management: Any = importlib.import_module("comfy.model_management")
+    node = importlib.import_module("comfy_extras.nodes_multigpu").MultiGPUCFGSplitNode
+    found = management.get_all_torch_devices
+    if pretended:
+        import torch  # noqa: PLC0415
+
+        names = [torch.device("cpu"), *(torch.device("cpu", i) for i in range(cards - 1))]
+        management.get_all_torch_devices = lambda exclude_current=False: names[exclude_current:]
+    try:
+        model = node.execute(model, cards).result[0]
+    finally:
+        management.get_all_torch_devices = found
+    others = len(model.get_additional_models_with_key("multigpu"))
+    if others != cards - 1:
+        raise RuntimeError(f"of {cards} cards stock found {1 + others}")
+    return model
 
 
 def prompt_shape(model: Model, net: Any) -> tuple[int, Any]:
