@@ -20,6 +20,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_the_meter_can_be_switched_off",
     ),
     "browser/test_nodes.py": (
+        "test_help_page_speaks_the_users_language[ja]",
         "test_search_finds_every_node_by_name_and_alias",
         "test_every_input_and_output_has_a_tooltip",
     ),
