@@ -92,7 +92,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+class _RootIsNoPackage:
+    """The pack is loaded as ComfyUI loads it. Pytest would import its entry point once more, under the name of the folder that the
+    repository lies in, and fail where that is none of Python's."""
+
+    def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        return pytest.Dir.from_parent(parent, path=path) if path == ROOT else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_RootIsNoPackage())  # not this file's own hook: those are asked about what lies below it
     gpu = ROOT / "tests" / "gpu"
     if not COMFYUI and not all(gpu in [path := Path(name).resolve(), *path.parents] for name in config.args):
         pytest.exit("COMFYUI_PATH is not set: call `python3 dev.py test`, which also takes pytest's arguments.", 2)
