@@ -101,7 +101,9 @@ class _RootIsNoPackage:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(_RootIsNoPackage())  # not this file's own hook: those are asked about what lies below it
+    config.pluginmanager.register(
+        _RootIsNoPackage()
+    )  # not this file's own hook: those are asked about what lies below it
     gpu = ROOT / "tests" / "gpu"
     if not COMFYUI and not all(gpu in [path := Path(name).resolve(), *path.parents] for name in config.args):
         pytest.exit("COMFYUI_PATH is not set: call `python3 dev.py test`, which also takes pytest's arguments.", 2)
