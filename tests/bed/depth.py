@@ -68,6 +68,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_example_makes_its_video[wan2.2_ti2v_5B]",
         "test_example_makes_its_video[wan2.1_flf2v_14B]",
         "test_example_makes_its_video[wan2.2_flf2v_14B_4_steps]",
+        "test_example_makes_its_video[wan2.2_i2v_14B_4_steps_gguf]",
         "test_example_makes_its_video[wan2.1_i2v_14B]",
     ),
     # One storage, kind or window of many, whose neighbours stay; or half a minute for one sentence.

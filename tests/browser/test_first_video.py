@@ -23,7 +23,7 @@ from browser.front_end import DRAWN, FrontEnd
 from browser.widgets import Canvas
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-WALK = README[README.index("## Install") : README.index("[Eighteen examples]")]
+WALK = README[README.index("## Install") : README.index("[Twenty examples]")]
 FILES = re.findall(r"\| `(\S+\.safetensors)` \| [\d.]+ GB \| `models/(\w+)` \|", WALK)
 
 

@@ -43,7 +43,7 @@ def test_the_note_names_every_file(example: Example) -> None:
         value
         for node in graph.nodes
         for value in node.values.values()
-        if isinstance(value, str) and value.endswith(".safetensors")
+        if isinstance(value, str) and value.endswith((".safetensors", ".gguf"))
     }
     assert asked == {file.name for file in graph.files()}
     for file in graph.files():
