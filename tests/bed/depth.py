@@ -14,7 +14,10 @@ from collections.abc import Sequence
 LONG: dict[str, Sequence[str]] = {
     # Pages: what is seen in the other renderer, in the other colours, in another language, or by a smaller test too.
     "browser/test_camera.py": ("test_a_camera_that_is_refused_is_said_on_the_node",),
-    "browser/test_locales.py": ("test_nodes_and_their_meter_speak_the_users_language[ja]",),
+    "browser/test_locales.py": (
+        "test_nodes_and_their_meter_speak_the_users_language[ja]",
+        "test_notes_of_examples_are_in_the_users_language[zh]",
+    ),
     "browser/test_meter.py": (
         "test_it_covers_no_other_node",
         "test_the_meter_can_be_switched_off",
