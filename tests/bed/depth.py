@@ -14,12 +14,16 @@ from collections.abc import Sequence
 LONG: dict[str, Sequence[str]] = {
     # Pages: what is seen in the other renderer, in the other colours, in another language, or by a smaller test too.
     "browser/test_camera.py": ("test_a_camera_that_is_refused_is_said_on_the_node",),
-    "browser/test_locales.py": ("test_nodes_and_their_meter_speak_the_users_language[ja]",),
+    "browser/test_locales.py": (
+        "test_nodes_and_their_meter_speak_the_users_language[ja]",
+        "test_notes_of_examples_are_in_the_users_language[zh]",
+    ),
     "browser/test_meter.py": (
         "test_it_covers_no_other_node",
         "test_the_meter_can_be_switched_off",
     ),
     "browser/test_nodes.py": (
+        "test_help_page_speaks_the_users_language[ja]",
         "test_search_finds_every_node_by_name_and_alias",
         "test_every_input_and_output_has_a_tooltip",
     ),
@@ -67,6 +71,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_example_makes_its_video[wan2.2_ti2v_5B]",
         "test_example_makes_its_video[wan2.1_flf2v_14B]",
         "test_example_makes_its_video[wan2.2_flf2v_14B_4_steps]",
+        "test_example_makes_its_video[wan2.2_i2v_14B_4_steps_gguf]",
         "test_example_makes_its_video[wan2.1_i2v_14B]",
     ),
     # One storage, kind or window of many, whose neighbours stay; or half a minute for one sentence.

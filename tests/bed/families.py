@@ -1,7 +1,8 @@
 """The tables of supported models in README, in docs/models.md and on the nodes' help pages: `python3 dev.py docs`.
 
 What is fused is told by the families. What streams besides, and is held to it by tests, is told by the tiny true files in
-`checkpoints` that no family knows; docs/models.md has both, and README their names.
+`checkpoints` that no family knows; docs/models.md has both, and README their names. `covers.py` says it for the help pages in other
+languages.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from pathlib import Path
 
 from . import pack
+from .covers import COVERS, HEADS
 from .paths import ROOT
 
 pack.load()
@@ -23,12 +25,16 @@ BLOCK = re.compile(r"(<!-- families:begin -->\n).*?(<!-- families:end -->)", re.
 README = ROOT / "README.md"
 MODELS = ROOT / "docs" / "models.md"
 HELP = ROOT / "nodes" / "web" / "docs"
+LOADERS = {
+    "FuseStreamDiffusionModelLoader": (Role.DIFFUSION,),
+    "FuseStreamTextEncoderLoader": (Role.TEXT,),
+    "FuseStreamVAELoader": (Role.VAE,),
+}
 PAGES = {
     README: tuple(Role),
     MODELS: tuple(Role),
-    HELP / "FuseStreamDiffusionModelLoader.md": (Role.DIFFUSION,),
-    HELP / "FuseStreamTextEncoderLoader.md": (Role.TEXT,),
-    HELP / "FuseStreamVAELoader.md": (Role.VAE,),
+    **{HELP / f"{node}.md": roles for node, roles in LOADERS.items()},
+    **{HELP / node / f"{language}.md": roles for node, roles in LOADERS.items() for language in HEADS},
 }
 
 FOLDERS = {"diffusion_models": Role.DIFFUSION, "text_encoders": Role.TEXT, "vae": Role.VAE}
@@ -114,18 +120,23 @@ def stocks(role: Role) -> list[str]:
     return found
 
 
-def table(roles: tuple[Role, ...]) -> str:
-    """A help page's: a row for each family of these roles."""
-    lines = ["| Family | Computed by FuseStream |", "| --- | --- |"]
-    lines += [f"| {family.name} | {family.covers} |" for role in roles for family in FAMILIES if family.role is role]
-    return "\n".join(lines)
+def table(roles: tuple[Role, ...], language: str = "en") -> str:
+    """A help page's: a row for each family of these roles. One that nobody has translated yet is in English."""
+    family_head, covers_head = HEADS.get(language, ("Family", "Computed by FuseStream"))
+    rows = [
+        f"| {family.name} | {COVERS.get(family.covers, {}).get(language, family.covers)} |"
+        for role in roles
+        for family in FAMILIES
+        if family.role is role
+    ]
+    return "\n".join([f"| {family_head} | {covers_head} |", "| --- | --- |", *rows])
 
 
 def rendered(page: Path) -> str:
     """The page with its table."""
     text = page.read_text(encoding="utf-8")
     whole = {README: in_short, MODELS: everything}.get(page)
-    shown = whole() if whole else table(PAGES[page])
+    shown = whole() if whole else table(PAGES[page], page.stem)
     return BLOCK.sub(lambda found: f"{found[1]}\n{shown}\n\n{found[2]}", text)
 
 

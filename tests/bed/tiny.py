@@ -17,6 +17,7 @@ pack.load()
 
 from fusestream import checkpoints  # noqa: E402 - the line above makes it importable
 from fusestream.checkpoints import hollow  # noqa: E402
+from fusestream.checkpoints.quantise import quantise  # noqa: E402
 
 WORKFLOW = ROOT / "workflows" / "api" / "wan2.1_t2v_1.3B.json"
 # Our loaders in the order model, text encoder, VAE: the widget that names the file, and its folder below `models`.
@@ -47,7 +48,11 @@ def write_published(models: Path, names: Collection[str] | None = None) -> None:
         elif not target.exists():
             making = target.parent / "making"  # beside it a file of the tiny model's own name may lie already
             write = checkpoints.whole.write if file.folder == "checkpoints" else checkpoints.write
-            write(file.tiny, making, file.storage, seed=seed).rename(target)
+            written = write(file.tiny, making, file.storage, seed=seed)
+            if file.packed:
+                quantise(written, target, file.packed)
+            else:
+                written.rename(target)
             shutil.rmtree(making)
 
 

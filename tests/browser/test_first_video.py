@@ -1,6 +1,7 @@
 """A newcomer's walk: what README says from the installation to the first video, and nothing else, on a server of its own.
 
-Small files of random weights stand in for the published ones, and the video is made small: two cores have to do it.
+Small files of random weights stand in for the published ones, and the video is made small, by clicks that do not count: two cores
+have to do it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from browser.front_end import DRAWN, FrontEnd
 from browser.widgets import Canvas
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-WALK = README[README.index("## Install") : README.index("[Eighteen examples]")]
+WALK = README[README.index("## Install") : README.index("[Twenty examples]")]
+MOST_CLICKS = 5
+COUNT_CLICKS = "() => { window.clicks = 0; document.addEventListener('click', () => window.clicks++, true) }"
 FILES = re.findall(r"\| `(\S+\.safetensors)` \| [\d.]+ GB \| `models/(\w+)` \|", WALK)
 
 
@@ -55,17 +58,22 @@ def test_from_the_readme_to_the_first_video(front: FrontEnd, server: Server) -> 
     assert len(FILES) == 3
     there = {path.name for folder in MODEL_FOLDERS for path in (server.base / "models" / folder).glob("*.safetensors")}
     assert there == {name for name, _ in FILES}
+    front.page.evaluate(COUNT_CLICKS)
     ((word, title),) = re.findall(r"search for \*(\w+)\*, and open \*\*(.+?)\*\*", WALK)
     dialog = front.search_templates(word)
     dialog.get_by_test_id(re.compile("^template-workflow-")).filter(has_text=title).click()
     expect(dialog).to_be_hidden()
     front.page.wait_for_function(DRAWN)
     expect(front.error).to_be_hidden()
+    opened = front.page.evaluate("window.clicks")
     widgets = Canvas(front.page)
     for name, value in {"width": 64, "height": 64, "length": 5}.items():
         widgets.number(front.node("Size and length"), name, value)
     widgets.number(front.node("KSampler"), "steps", 2)
+    before = front.page.evaluate("window.clicks")
     front.run()
+    run = front.page.evaluate("window.clicks") - before
+    assert opened > 1 and run == 1 and opened + run <= MOST_CLICKS
     expect(front.error).to_be_hidden()
     assert "The video appears on the *Save Video* node and in `output/video`" in WALK
     expect(widgets.video(front.node("Save Video"))).to_be_visible()

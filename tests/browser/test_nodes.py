@@ -24,6 +24,21 @@ ALONE = """type => {
     node.pos = app.canvas.ds.convertCanvasToOffset([300, 300])
 }"""
 NODES = sorted(path.stem for path in DOCS.glob("*.md"))
+# What the button for help is called, the colours, and how wide the page is. The panel is the same with nodes of either kind.
+LANGUAGES = {"ja": ("ノード情報", "light", 1920), "zh": ("节点信息", "dark", 1440)}
+SHOTS = ROOT / "output" / "help"
+
+
+@pytest.fixture
+def language(request: pytest.FixtureRequest) -> str:
+    """English where a test asks for no other."""
+    found: str = getattr(request, "param", "en")
+    return found
+
+
+@pytest.fixture
+def settings(language: str) -> dict[str, Any]:
+    return {"Comfy.Locale": language, "Comfy.ColorPalette": LANGUAGES[language][1]} if language in LANGUAGES else {}
 
 
 @pytest.fixture
@@ -40,14 +55,31 @@ def test_every_node_has_a_help_page(ours: dict[str, dict[str, Any]]) -> None:
 def test_help_page_opens_from_the_node(front: FrontEnd) -> None:
     for node in NODES:
         front.page.evaluate(ALONE, node)
-        front.select(front.nodes()[0]["id"])
-        front.page.locator(".selection-toolbox").get_by_role("button", name="Node Info").click()
-        help_ = front.page.get_by_test_id("properties-panel").locator(".node-help-content")
-        source = (DOCS / f"{node}.md").read_text(encoding="utf-8")
-        expect(help_.get_by_role("heading", level=1)).to_have_text(source.splitlines()[0].removeprefix("# "))
-        assert letters(help_.inner_text()) == letters(source), "the page is not the file's text"
-        for picture in help_.get_by_role("img").all():
-            expect(picture).not_to_have_js_property("naturalWidth", 0)
+        assert_help(front, (DOCS / f"{node}.md").read_text(encoding="utf-8"), "Node Info")
+
+
+@pytest.mark.parametrize("language", ["ja", "zh"], indirect=True)
+def test_help_page_speaks_the_users_language(front: FrontEnd, language: str) -> None:
+    button, _, width = LANGUAGES[language]
+    front.page.set_viewport_size({"width": width, "height": 900})
+    for node in NODES:
+        front.page.evaluate(ALONE, node)
+        assert_help(front, (DOCS / node / f"{language}.md").read_text(encoding="utf-8"), button)
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        front.page.screenshot(path=SHOTS / f"{node}-{language}.png")
+
+
+def assert_help(front: FrontEnd, source: str, button: str) -> None:
+    """The only node's page, opened by its button, has this Markdown and its pictures."""
+    front.select(front.nodes()[0]["id"])
+    front.page.locator(".selection-toolbox").get_by_role("button", name=button).click()
+    help_ = front.page.get_by_test_id("properties-panel").locator(".node-help-content")
+    expect(help_.get_by_role("heading", level=1)).to_have_text(source.splitlines()[0].removeprefix("# "))
+    assert letters(help_.inner_text()) == letters(source), "the page is not the file's text"
+    for picture in help_.get_by_role("img").all():
+        expect(picture).not_to_have_js_property("naturalWidth", 0)
+    in_code = sum(code.count("*") for code in re.findall("`[^`]+`", source))
+    assert help_.inner_text().count("*") == in_code, "marks of emphasis that emphasise nothing"
 
 
 def test_search_finds_every_node_by_name_and_alias(front: FrontEnd, ours: dict[str, dict[str, Any]]) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from bed import steps
 from bed.depth import is_thorough
+from bed.paths import Bed
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = "kernels_cuda/prebuilt/kernels.tar.xz"  # of which every card gets all
@@ -22,6 +24,7 @@ RUNS = {
     "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml", ".comfyignore", ".gitignore",
     "checkpoints",  # the example of a style alone
 }  # fmt: skip
+COMFY_CLI = "comfy-cli==1.23.0"  # what a publisher calls
 # As ComfyUI loads a pack; then all that its nodes import when they run.
 LOAD = """
 import asyncio, importlib, importlib.util, sys
@@ -94,6 +97,52 @@ def test_it_needs_nothing_that_is_not_packed(packed: list[str], tmp_path: Path) 
     command = [sys.executable, "-c", LOAD, str(tmp_path), os.environ["COMFYUI_PATH"]]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert said.returncode == 0 and re.search(r"\d+ nodes", said.stdout), said.stderr
+
+
+@pytest.mark.skipif(not is_thorough(), reason="installs comfy-cli, in an environment of its own")
+def test_comfy_cli_packs_the_same_and_finds_no_fault(packed: list[str], tmp_path: Path) -> None:
+    """`comfy node pack` in a repository of these files, and what it packed through `comfy node validate`."""
+    comfy = comfy_cli()
+    tree, unpacked, home = tmp_path / "tree", tmp_path / "unpacked", tmp_path / "home"
+    for path in git("ls-files", "-z"):
+        if (ROOT / path).is_file():
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            os.link(ROOT / path, tree / path)
+    home.mkdir()
+    path = f"{comfy.parent}{os.pathsep}{os.environ['PATH']}"  # it calls its own ruff
+    env = {**os.environ, "HOME": str(home), "DO_NOT_TRACK": "1", "PATH": path}
+
+    def call(*command: str | Path, folder: Path) -> str:
+        said = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+        assert said.returncode == 0, f"{said.stdout}\n{said.stderr}"
+        return said.stdout + said.stderr
+
+    call("git", "init", "--quiet", folder=tree)
+    call("git", "add", "--all", "--force", folder=tree)
+    call(comfy, "--skip-prompt", "node", "pack", folder=tree)
+    zipped = tree / "node.zip"
+    assert zipped.stat().st_size < MOST_BYTES
+    with zipfile.ZipFile(zipped) as archive:
+        assert sorted(archive.namelist()) == sorted(packed)
+        archive.extractall(unpacked)
+    assert "All validation checks passed" in call(comfy, "--skip-prompt", "node", "validate", folder=unpacked)
+
+
+def comfy_cli() -> Path:
+    """Its command, in an environment that is kept."""
+    bed = Bed()
+    venv = bed.cache / "comfy-cli"
+    bin_ = venv / ("Scripts" if os.name == "nt" else "bin")
+
+    def install() -> None:
+        remedy = f"Check that PyPI can be reached, remove {venv} and call again."
+        steps.run([sys.executable, "-m", "venv", "--clear", venv], "making an environment for comfy-cli", remedy)
+        quietly = ["--disable-pip-version-check", "--quiet", "-c", bed.constraints]
+        steps.run([bin_ / "python", "-m", "pip", "install", *quietly, COMFY_CLI], "installing comfy-cli", remedy)
+
+    key = steps.key_of(sys.version, COMFY_CLI, bed.constraints)
+    steps.once(venv / ".installed", key, "installing comfy-cli (half a minute, 0.4 GB)", install)
+    return bin_ / "comfy"
 
 
 def test_the_registry_is_told_where_all_of_it_is() -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import pytest
 
 from bed.templates import EXAMPLES, Example
-from bed.templates.__main__ import SUBGRAPHS, WORKFLOWS, texts
+from bed.templates.__main__ import NOTES, SUBGRAPHS, WORKFLOWS, texts
 from bed.templates.files import FILES
 from bed.templates.graph import Column, Graph
 from bed.templates.prediction import KLEIN, LARGE, SMALL, Z_IMAGE, flops, flops_of_picture
+from bed.templates.said import LANGUAGES, SENTENCES, NotSaid, translated
 
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 
 
 def test_the_files_are_what_the_script_makes() -> None:
     wanted = texts()
-    files = [*WORKFLOWS.rglob("*.json"), *SUBGRAPHS.rglob("*")]
+    files = [*WORKFLOWS.rglob("*.json"), *SUBGRAPHS.rglob("*"), *NOTES.rglob("*")]
     found = {path: path.read_text(encoding="utf-8") for path in files}
     assert found.keys() == wanted.keys()
     changed = [path.name for path in wanted if found[path] != wanted[path]]
@@ -43,13 +47,39 @@ def test_the_note_names_every_file(example: Example) -> None:
         value
         for node in graph.nodes
         for value in node.values.values()
-        if isinstance(value, str) and value.endswith(".safetensors")
+        if isinstance(value, str) and value.endswith((".safetensors", ".gguf"))
     }
     assert asked == {file.name for file in graph.files()}
     for file in graph.files():
         assert f"**{file.name}** ({file.gigabytes:g} GB) into *{file.folder}*\n" in note and file.release in note
     said = "was not measured yet on any card" if example.is_live else "No such card was measured yet. Predicted"
     assert (said if example.samples else "Not measured yet.") in note
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@each_example
+def test_its_note_says_the_same_in_other_languages(example: Example, language: str) -> None:
+    """The same figures, and in bold what is in bold, in as many lines; nothing of the English sentences is left over."""
+    (english,) = (node.values["text"] for node in example.graph().nodes if node.type == "MarkdownNote")
+    note = translated(english, language)
+    assert Counter(re.findall(r"\d+(?:\.\d+)?", note)) == Counter(re.findall(r"\d+(?:\.\d+)?", english))
+    assert note.count("\n") == english.count("\n") and note.count("**") == english.count("**")
+    for file in example.graph().files():
+        assert f"**{file.name}**（{file.gigabytes:g} GB）" in note and f"*{file.release}*" in note
+
+
+def test_a_note_with_a_sentence_that_nobody_translated_is_refused() -> None:
+    with pytest.raises(NotSaid, match=r"no sentence for 'Take care\.'"):
+        translated("# Z-Image Turbo\n\nNot measured yet. Take care.", "zh")
+
+
+def test_every_translated_sentence_is_in_a_note() -> None:
+    notes = "\n".join(
+        node.values["text"] for one in EXAMPLES for node in one.graph().nodes if node.type == "MarkdownNote"
+    )
+    for sentence in SENTENCES:
+        words = ".+?".join(re.escape(piece) for piece in re.split(r"{\w+}", sentence["en"]))
+        assert re.search(words, notes), sentence["en"]
 
 
 def test_every_published_file_is_used() -> None:

@@ -24,6 +24,10 @@ MOVE = "the scene comes alive: a gentle wind, slow natural movement, the camera 
 AUTOMATIC = -1
 STREAMS = "The weights stream through the VRAM that is free (**vram_budget** -1)."
 LONGER = "The model was trained on 81 frames: set **length** to 81 once the first video works."
+PACKED = (
+    f"{STREAMS} They are unpacked for each product, which the prediction leaves out. No pack for GGUF is needed. Files from Q2_K "
+    "to Q8_0 work: the larger the number in the name, the nearer to the original, and the more to bring."
+)
 # What the notes on klein have in common: which files are smaller, and in which type it computes.
 SMALLER_ENCODER = "**qwen_3_4b_fp8_mixed.safetensors** (5.6 GB)"
 KLEIN_FILES = (
@@ -79,10 +83,31 @@ def text_to_video(graph: Graph) -> None:
 
 
 def four_steps(graph: Graph) -> None:
+    about = (
+        "Text to video in 4 steps: a distilled LoRA stands for most of the steps and for the guidance. **cfg** stays at 1, and "
+        "**What to avoid** has no effect."
+    )
+    _four_steps(graph, "Wan 2.1 text to video, 14B in 4 steps", about, f"{STREAMS} {LONGER}", files.T2V, files.UMT5)
+
+
+def four_steps_gguf(graph: Graph) -> None:
+    about = (
+        "Text to video in 4 steps out of GGUF files: about two thirds of the bytes of fp8, over the bus and of RAM. A distilled "
+        "LoRA stands for most of the steps and for the guidance. **cfg** stays at 1, and **What to avoid** has no effect."
+    )
+    advice = f"{PACKED} {LONGER}"
+    _four_steps(
+        graph, "Wan 2.1 text to video, 14B in 4 steps, GGUF", about, advice, files.T2V_GGUF, files.UMT5_GGUF, tall=360
+    )
+
+
+def _four_steps(
+    graph: Graph, title: str, about: str, advice: str, file: File, encoder_file: File, tall: int = 310
+) -> None:
     """As stock does it: the LoRA between loader and sampling, guidance off."""
     columns = _columns(340, 360, 320, 440)
     work = Work(prediction.LARGE, 832, 480, 33, 4, prompts=1)
-    model, encoder, vae = _loaders(graph, columns[0], files.T2V)
+    model, encoder, vae = _loaders(graph, columns[0], file, encoder=encoder_file)
     lora = graph.add(
         columns[1],
         "LoraLoaderModelOnly",
@@ -96,11 +121,7 @@ def four_steps(graph: Graph) -> None:
     latent = _size(graph, columns[2], work)
     sampled = _sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, 1.0, "lcm")
     _save(graph, columns[3], sampled[0], vae[0], work)
-    about = (
-        "Text to video in 4 steps: a distilled LoRA stands for most of the steps and for the guidance. **cfg** stays at 1, and "
-        "**What to avoid** has no effect."
-    )
-    _note(graph, columns[1:3], "Wan 2.1 text to video, 14B in 4 steps", about, work, f"{STREAMS} {LONGER}")
+    _note(graph, columns[1:3], title, about, work, advice, tall)
 
 
 def image_to_video(graph: Graph) -> None:
@@ -278,6 +299,16 @@ def image_to_video_pair(graph: Graph) -> None:
     _pair_in_four_steps(graph, "Wan 2.2 image to video, 14B in 4 steps", MOVE, about, ("First frame",))
 
 
+def image_to_video_pair_gguf(graph: Graph) -> None:
+    about = (
+        "Image to video with Wan 2.2 in 4 steps out of GGUF files: about two thirds of the bytes of fp8, over the bus and of RAM. "
+        "Two models of 14B, each with its LoRA, two steps each. Choose your picture in **First frame**. **cfg** stays at 1, and "
+        "**What to avoid** has no effect."
+    )
+    title, packed = "Wan 2.2 image to video, 14B in 4 steps, GGUF", (files.I2V_HIGH_GGUF, files.I2V_LOW_GGUF)
+    _pair_in_four_steps(graph, title, MOVE, about, ("First frame",), packed, files.UMT5_GGUF, PACKED)
+
+
 def first_and_last_pair(graph: Graph) -> None:
     about = (
         "First and last frame to video with Wan 2.2 in 4 steps: the model finds the way from one picture to the other. Choose "
@@ -288,13 +319,22 @@ def first_and_last_pair(graph: Graph) -> None:
     _pair_in_four_steps(graph, "Wan 2.2 first and last frame to video, 14B in 4 steps", text, about, frames)
 
 
-def _pair_in_four_steps(graph: Graph, title: str, text: str, about: str, frames: Sequence[str]) -> None:
+def _pair_in_four_steps(
+    graph: Graph,
+    title: str,
+    text: str,
+    about: str,
+    frames: Sequence[str],
+    pair: tuple[File, File] = (files.I2V_HIGH, files.I2V_LOW),
+    encoder_file: File = files.UMT5,
+    streams: str = STREAMS,
+) -> None:
     """From a first frame, or from a first one and a last one."""
     columns = _columns(260, 240, 240, 240, 240, 240)
     work = Work(prediction.LARGE, 832, 480, 33, 4, prompts=1)
-    high = _model_loader(graph, columns[0], files.I2V_HIGH, "First steps: high noise")
-    low = _model_loader(graph, columns[0], files.I2V_LOW, "Other steps: low noise")
-    encoder = _encoder_loader(graph, columns[0])
+    high = _model_loader(graph, columns[0], pair[0], "First steps: high noise")
+    low = _model_loader(graph, columns[0], pair[1], "Other steps: low noise")
+    encoder = _encoder_loader(graph, columns[0], encoder_file)
     shifted = []
     for loader, lora in ((high, files.FOUR_STEPS_HIGH), (low, files.FOUR_STEPS_LOW)):
         named: dict[str, Any] = {"model": loader[0], "lora_name": lora.name, "strength_model": 1.0}
@@ -309,7 +349,7 @@ def _pair_in_four_steps(graph: Graph, title: str, text: str, about: str, frames:
     made = graph.add(columns[3], type_, "Size and length", **given, **links)
     last = _take_turns(graph, columns[3:5], shifted, made[0], made[1], made[2], work, 1.0)
     _save(graph, columns[5], last, vae[0], work, tall=230)
-    advice = f"{STREAMS} Both loaders share the larger of their budgets: only one samples at a time. {LONGER}"
+    advice = f"{streams} Both loaders share the larger of their budgets: only one samples at a time. {LONGER}"
     _note(graph, columns[3:], title, about, work, advice, tall=270)
 
 
@@ -724,6 +764,8 @@ EXAMPLES = (
     Example("wan2.1_t2v_14B_4_steps", "Text to video", "Wan 2.1, 14B, 4 steps", four_steps),
     Example("wan2.2_i2v_14B_4_steps", "Image to video", "Wan 2.2, 14B, 4 steps", image_to_video_pair),
     Example("wan2.2_flf2v_14B_4_steps", "First and last frame", "Wan 2.2, 14B, 4 steps", first_and_last_pair),
+    Example("wan2.1_t2v_14B_4_steps_gguf", "Text to video, GGUF", "Wan 2.1, 14B, 4 steps", four_steps_gguf),
+    Example("wan2.2_i2v_14B_4_steps_gguf", "Image to video, GGUF", "Wan 2.2, 14B, 4 steps", image_to_video_pair_gguf),
     Example("wan2.2_ti2v_5B", "Text or image to video", "Wan 2.2, 5B", five),
     Example("wan2.1_t2v_14B", "Text to video", "Wan 2.1, 14B", text_to_video),
     Example("wan2.2_t2v_14B", "Text to video", "Wan 2.2, the 14B pair", pair),

@@ -11,8 +11,8 @@ Z_IMAGE_RELEASE = "Comfy-Org/z_image_turbo"
 
 @dataclass(frozen=True)
 class File:
-    """One weight file. `folder` is the one below ComfyUI's `models`; `tiny` and `storage` name its stand-in. `inside`: the folder
-    of the release, `.` for its root."""
+    """One weight file. `folder` is the one below ComfyUI's `models`; `tiny` and `storage` name its stand-in, of which a GGUF
+    file is made as `packed` says. `inside`: the folder of the release, `.` for its root."""
 
     name: str
     gigabytes: float
@@ -22,6 +22,7 @@ class File:
     storage: str = "fp16"
     inside: str = ""
     published: str = ""
+    packed: str = ""
 
     @property
     def url(self) -> str:
@@ -35,6 +36,10 @@ def _model(name: str, gigabytes: float, release: str, tiny: str, storage: str) -
     return File(name, gigabytes, "diffusion_models", release, tiny, storage)
 
 
+def _gguf(name: str, gigabytes: float, folder: str, release: str, tiny: str, packed: str, inside: str = ".") -> File:
+    return File(name, gigabytes, folder, release, tiny, "fp16", inside, packed=packed)
+
+
 T2V_SMALL = _model("wan2.1_t2v_1.3B_fp16.safetensors", 2.8, WAN21, "wan_t2v", "fp16")
 T2V = _model("wan2.1_t2v_14B_fp8_scaled.safetensors", 14.3, WAN21, "wan_t2v", "fp8_scaled")
 I2V = _model("wan2.1_i2v_480p_14B_fp8_scaled.safetensors", 16.4, WAN21, "wan_i2v", "fp8_scaled")
@@ -45,6 +50,23 @@ LOW = _model("wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wa
 I2V_HIGH = _model("wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan22_i2v", "fp8_scaled")
 I2V_LOW = _model("wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors", 14.3, WAN22, "wan22_i2v", "fp8_scaled")
 TI2V = _model("wan2.2_ti2v_5B_fp16.safetensors", 10.0, WAN22, "wan22_5b", "fp16")
+
+T2V_GGUF = _gguf(
+    "wan2.1-t2v-14b-Q4_K_M.gguf", 10.1, "diffusion_models", "city96/Wan2.1-T2V-14B-gguf", "wan_t2v", "q4_k_m"
+)
+I2V_HIGH_GGUF, I2V_LOW_GGUF = (
+    _gguf(
+        f"Wan2.2-I2V-A14B-{noise}-Q4_K_M.gguf",
+        9.65,
+        "diffusion_models",
+        "QuantStack/Wan2.2-I2V-A14B-GGUF",
+        "wan22_i2v",
+        "q4_k_m",
+        inside=noise,
+    )
+    for noise in ("HighNoise", "LowNoise")
+)
+UMT5_GGUF = _gguf("umt5-xxl-encoder-Q5_K_M.gguf", 4.15, "text_encoders", "city96/umt5-xxl-encoder-gguf", "umt5", "q5_k")
 
 UMT5 = File("umt5_xxl_fp8_e4m3fn_scaled.safetensors", 6.7, "text_encoders", WAN21, "umt5", "fp8_scaled")
 VAE21 = File("wan_2.1_vae.safetensors", 0.25, "vae", WAN21, "wan_vae")
@@ -87,5 +109,6 @@ SD_TURBO = File("sd_turbo.safetensors", 5.2, "checkpoints", "stabilityai/sd-turb
 FILES = (
     *(T2V_SMALL, T2V, I2V, FLF2V, VACE, HIGH, LOW, TI2V, UMT5, VAE21, VAE22, VISION, FOUR_STEPS),
     *(I2V_HIGH, I2V_LOW, FOUR_STEPS_HIGH, FOUR_STEPS_LOW),
+    *(T2V_GGUF, I2V_HIGH_GGUF, I2V_LOW_GGUF, UMT5_GGUF),
     *(KLEIN, Z_IMAGE, QWEN3, QWEN3_VL, FLUX2_VAE, FLUX_VAE, SD_TURBO),
 )

@@ -1,0 +1,66 @@
+"""What families cover, in the languages of the help pages: by the English words, so that words that change have none any more."""
+
+from __future__ import annotations
+
+HEADS = {"zh": ("系列", "由 FuseStream 计算"), "ja": ("系列", "FuseStream が計算するもの")}
+
+COVERS: dict[str, dict[str, str]] = {
+    "CLIP-L, CLIP-G and OpenCLIP H (Stable Diffusion, SDXL): FP16 products around an FP32 stream": {
+        "zh": "CLIP-L、CLIP-G 和 OpenCLIP H（Stable Diffusion、SDXL）：FP16 乘法，围绕 FP32 数据流",
+        "ja": "CLIP-L、CLIP-G、OpenCLIP H（Stable Diffusion、SDXL）：FP32 の流れの周りに FP16 の積",
+    },
+    "Flux.2 (klein 4B and 9B, dev), Flux.1 (dev, schnell, Kontext, Fill and their like), LongCat-Image and Chroma "
+    "(Ovis-Image and Chroma Radiance stream as all others do)": {
+        "zh": "Flux.2（klein 4B 和 9B、dev）、Flux.1（dev、schnell、Kontext、Fill 及其同类）、LongCat-Image 和 Chroma"
+        "（Ovis-Image 和 Chroma Radiance 与其他模型一样流式读取）",
+        "ja": "Flux.2（klein 4B と 9B、dev）、Flux.1（dev、schnell、Kontext、Fill とその仲間）、LongCat-Image、Chroma"
+        "（Ovis-Image と Chroma Radiance は、ほかのモデルと同じようにストリーミング）",
+    },
+    "Stable Diffusion's, SDXL's, Flux' and Flux.2's: encoding and decoding within 3 GiB up to 4096x4096, in bands without "
+    "seams, in fp16": {
+        "zh": "Stable Diffusion、SDXL、Flux 和 Flux.2 的：在 3 GiB 之内编码和解码，最大 4096x4096，分带而无接缝，fp16",
+        "ja": "Stable Diffusion、SDXL、Flux、Flux.2 のもの：4096x4096 まで 3 GiB 以内でエンコードとデコード、"
+        "継ぎ目のない帯で、fp16",
+    },
+    "TAESD's for Stable Diffusion, SDXL, SD 3, Flux and Flux.2: encoding and decoding within 3 GiB up to 4096x4096, in "
+    "bands without seams, in fp16": {
+        "zh": "用于 Stable Diffusion、SDXL、SD 3、Flux 和 Flux.2 的 TAESD：在 3 GiB 之内编码和解码，最大 4096x4096，"
+        "分带而无接缝，fp16",
+        "ja": "Stable Diffusion、SDXL、SD 3、Flux、Flux.2 用の TAESD：4096x4096 まで 3 GiB 以内でエンコードとデコード、"
+        "継ぎ目のない帯で、fp16",
+    },
+    "Qwen3 0.6B to 8B (Flux.2 klein, Z-Image): FP16 products around an FP32 stream, no layers that nothing reads; writes": {
+        "zh": "Qwen3 0.6B 到 8B（Flux.2 klein、Z-Image）：FP16 乘法，围绕 FP32 数据流，不计算没有人读取的层；能写作",
+        "ja": "Qwen3 0.6B から 8B（Flux.2 klein、Z-Image）：FP32 の流れの周りに FP16 の積、何も読まない層は計算しない。文章も書く",
+    },
+    "Qwen3-VL 2B, 4B and 8B: its eyes and its language model, FP16 products around FP32 streams; writes": {
+        "zh": "Qwen3-VL 2B、4B 和 8B：它的眼睛和语言模型，FP16 乘法，围绕 FP32 数据流；能写作",
+        "ja": "Qwen3-VL 2B、4B、8B：その目と言語モデル、FP32 の流れの周りに FP16 の積。文章も書く",
+    },
+    "UMT5-XXL (Wan) and T5-XXL: FP16 products around an FP32 stream, without the padding": {
+        "zh": "UMT5-XXL（Wan）和 T5-XXL：FP16 乘法，围绕 FP32 数据流，不含填充",
+        "ja": "UMT5-XXL（Wan）と T5-XXL：FP32 の流れの周りに FP16 の積、詰め物なし",
+    },
+    "Stable Diffusion 1.5, 2.1 and SDXL, their inpainting, Turbo, LCM, Lightning and Hyper versions: the whole U-Net, its "
+    "pictures channels-last from the first convolution to the last": {
+        "zh": "Stable Diffusion 1.5、2.1 和 SDXL，以及它们的重绘、Turbo、LCM、Lightning 和 Hyper 版本：整个 U-Net，"
+        "从第一个卷积到最后一个，图像都是通道在后",
+        "ja": "Stable Diffusion 1.5、2.1、SDXL と、それらのインペイント、Turbo、LCM、Lightning、Hyper 版：U-Net 全体、"
+        "最初の畳み込みから最後まで画像はチャンネルが末尾",
+    },
+    "Wan 2.1 and 2.2, 1.3B to 14B: T2V, I2V, FLF2V, VACE, Fun, camera, 5B, S2V, Animate (HuMo and causal Wan stream as all "
+    "others do)": {
+        "zh": "Wan 2.1 和 2.2，1.3B 到 14B：T2V、I2V、FLF2V、VACE、Fun、摄像机、5B、S2V、Animate"
+        "（HuMo 和因果 Wan 与其他模型一样流式读取）",
+        "ja": "Wan 2.1 と 2.2、1.3B から 14B：T2V、I2V、FLF2V、VACE、Fun、カメラ、5B、S2V、Animate"
+        "（HuMo と因果的な Wan は、ほかのモデルと同じようにストリーミング）",
+    },
+    "Wan 2.1's and 2.2's: encoding and decoding in bands of about 3 GiB, whatever the size": {
+        "zh": "Wan 2.1 和 2.2 的：以约 3 GiB 的带编码和解码，任何尺寸都可以",
+        "ja": "Wan 2.1 と 2.2 のもの：どんな大きさでも、約 3 GiB の帯でエンコードとデコード",
+    },
+    "Z-Image (Turbo, Base, Edit) and Lumina Image 2": {
+        "zh": "Z-Image（Turbo、Base、Edit）和 Lumina Image 2",
+        "ja": "Z-Image（Turbo、Base、Edit）と Lumina Image 2",
+    },
+}
