@@ -18,6 +18,7 @@ from comfy.ldm.modules.diffusionmodules.model import Encoder
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy
+from ... import finishing
 from ...images import HELD, LIMIT, Leftovers, Progress, channels_last, on_card, weight_bytes
 from ...mixing import mix
 from ...outbox import Outbox
@@ -88,6 +89,7 @@ class Order:
 
     device  where it computes
     into    where decoded pixels go; None: into a tensor like the latents
+    finishes  whether they are to be those of pictures there
     room    bytes that the parts of a picture may take
     alone   whether this is all of a picture, and no tile of one
     tidies  whether memory that is free goes back from torch's allocator to the card
@@ -99,6 +101,7 @@ class Order:
     alone: bool
     tidies: bool
     into: Tensor | None = None
+    finishes: bool = False
 
     def layers(self, keeps: int = 0) -> Layers:
         return Layers(self.policy, keeps, self.tidies)
@@ -133,7 +136,7 @@ class FusedDecoder:
         out = torch.empty(shape, device=z.device, dtype=z.dtype) if order.into is None else order.into
         found, plan = planned(half, h, w, z.element_size(), order.room)
         progress = Progress(b * (1 if plan is None else plan.bands), shown=order.alone)
-        outbox, leftovers = Outbox(out), Leftovers(half, z.shape)
+        outbox, leftovers = Outbox(out, order.finishes), Leftovers(half, z.shape)
         for sample in range(b):
             comfy.model_management.throw_exception_if_processing_interrupted()
             begun = order.begun(found, leftovers)
@@ -281,8 +284,11 @@ class Fused:
         output_buffer  where to put them, on any device and of any type; unless given, like z
         room           bytes that the parts of a picture may take, unless the limit shall decide it
         """
+        finishes = finishing.of(self, output_buffer)
         order = self._order(z.device, room, output_buffer is not None, output_buffer)
-        made: Tensor = super().decode(z, order=order)  # type: ignore[misc]
+        made: Tensor = super().decode(z, order=replace(order, finishes=finishes is not None))  # type: ignore[misc]
+        if finishes is not None and output_buffer is not None:
+            finishes.done(output_buffer)
         return made
 
     @torch.no_grad()
@@ -326,6 +332,7 @@ def install(vae: Any, policy: KernelPolicy) -> int:
     if unserved(net) is not None:
         return 0
     fuse(net, policy, LIMIT)
+    finishing.install(vae)
     vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
     vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
     return 1

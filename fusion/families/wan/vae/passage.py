@@ -6,9 +6,10 @@ user's interrupt is looked for, and the progress shown.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import comfy.ldm.wan.vae2_2
 import comfy.model_management
@@ -16,13 +17,11 @@ import torch
 from torch import Tensor
 
 from .....kernels_cuda import KernelPolicy
-from ....images import Progress, channels_last
+from ....images import Leftovers, Progress, channels_last, on_card, one_piece
 from ....outbox import Outbox, Place
 from .bands import WHOLE, Band, Work
 from .layers import causal_conv
 from .stages import Pieces, before_stages, behind_stages, gathered, in_pairs, stages, through
-
-Item = TypeVar("Item")
 
 KEPT = 1 << 28  # bytes of features that stay on the card; where all frames have more, they wait on the host
 
@@ -36,6 +35,7 @@ class Passage:
     bands   None: the whole image at once
     device  where it is computed
     alone   this is all of an image or video, and no tile of one
+    piece   bytes of the one piece of memory that it passes through
     """
 
     vae: Any
@@ -46,6 +46,7 @@ class Passage:
     device: torch.device
     progress: Progress
     alone: bool
+    piece: int
 
     @property
     def remember(self) -> bool:
@@ -55,7 +56,25 @@ class Passage:
     @property
     def tidies(self) -> bool:
         """Whether what the allocator holds is looked after: not for tiles, which are small and many."""
-        return self.alone and self.device.type == "cuda"
+        return self.alone and on_card(self.device)
+
+    @contextlib.contextmanager
+    def prepared(self, half: Any, shape: torch.Size) -> Iterator[None]:
+        """torch's allocator holds one piece of memory, in which each frame finds what it needs: the first, those behind it, and
+        those of each band are of many sizes, and in what one left the next would not fit. To give that back in between cost 160
+        pieces for a decoding of 480x832, asked of the card and given back."""
+        if not self.tidies:
+            yield
+            return
+        leftovers = Leftovers(half, shape, self.piece)
+        if not leftovers.lie_there():
+            torch.cuda.empty_cache()
+            one_piece(self.piece, self.device)
+        held = torch.cuda.memory_reserved()
+        yield
+        # What is more comes of kernels that took their turn while one was chosen: that goes before the next.
+        if torch.cuda.memory_reserved() <= held:
+            leftovers.are_left()
 
     # ------------------------------------------------------------------------------------------------------- decoding
 
@@ -74,7 +93,7 @@ class Passage:
 
     def _deliver(self, pieces: Pieces, band: Band | None, outbox: Outbox, sample: int) -> None:
         start = 0
-        for frames in self._tidy(pieces):
+        for frames in pieces:
             comfy.model_management.throw_exception_if_processing_interrupted()
             end = start + frames.shape[2]
             pixels = comfy.ldm.wan.vae2_2.unpatchify(frames, self.fold)
@@ -123,7 +142,7 @@ class Passage:
 
     def _pixels(self, x: Tensor, band: Band | None) -> Pieces:
         """Frames of x on the device: of all the image, or of what enters a band."""
-        for start, end in self._tidy(spans(x.shape[2])):
+        for start, end in spans(x.shape[2]):
             comfy.model_management.throw_exception_if_processing_interrupted()
             piece = x[:, :, start:end]
             if band is not None:
@@ -162,19 +181,6 @@ class Passage:
     def _taken_from(self, whole: Tensor) -> Pieces:
         for start, end in spans(whole.shape[2]):
             yield whole[:, :, start:end].to(self.device)
-
-    def _tidy(self, each: Iterable[Item]) -> Iterator[Item]:
-        """Around the first pieces, give back what the allocator holds: it fits none of the later ones.
-
-        The first is of one frame, those behind it of two, and of a band's none is as large as the band's before it. An
-        encoder's last stage gets its first two frames with the fourth pair.
-        """
-        if self.tidies:
-            torch.cuda.empty_cache()
-        for number, item in enumerate(each):
-            yield item
-            if self.tidies and number < 5:
-                torch.cuda.empty_cache()
 
 
 def spans(frames: int) -> Iterator[tuple[int, int]]:
