@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .....kernels_cuda import KernelPolicy
 from ....images import Leftovers, Progress, channels_last, on_card, one_piece
+from ....inbox import Inbox
 from ....outbox import Outbox, Place
 from .bands import WHOLE, Band, Work
 from .layers import causal_conv
@@ -142,13 +143,14 @@ class Passage:
 
     def _pixels(self, x: Tensor, band: Band | None) -> Pieces:
         """Frames of x on the device: of all the image, or of what enters a band."""
+        inbox = Inbox(self.device)
         for start, end in spans(x.shape[2]):
             comfy.model_management.throw_exception_if_processing_interrupted()
             piece = x[:, :, start:end]
             if band is not None:
                 low, high = (edge * self.fold for edge in band.enters)
                 piece = piece.narrow(self.job.dim, low, high - low)
-            yield comfy.ldm.wan.vae2_2.patchify(piece.to(self.device), self.fold)
+            yield comfy.ldm.wan.vae2_2.patchify(inbox.take(piece), self.fold)
             self.progress.add(end - start)
 
     # ----------------------------------------------------------------------------------------------------------- both
