@@ -134,7 +134,7 @@ def test_every_way_of_keeping_is_exact(nets):
             for last in plan.DECODING:
                 stages = 1 + max(p.stage for p in journey.way.pictures)
                 kept = plan._kept(journey.way, [*[keeps] * (stages - 1), last])
-                made = plan.planned(plan.Outline(journey.way, kept), 100 << 10)
+                made = plan.planned(plan.Outline(journey.way, *kept), 100 << 10)
                 patch.setattr(fused, "planned", lambda *_, found=(journey, made): found)
                 close(net.decode(z.clone()), whole)
 

@@ -118,8 +118,9 @@ class Passage:
 
     def _place(self, number: int) -> int:
         """The picture in whose place it is kept."""
-        while number in self._plan.in_place:
-            number = self._way.pictures[number].source
+        plan = self._plan
+        while number in plan.in_place or number in plan.over:
+            number = number - 1 if number in plan.over else self._way.pictures[number].source
         return number
 
     def _room(self, number: int) -> Tensor:
