@@ -1,8 +1,8 @@
 """What stock does with all pixels on the host, before a VAE has them and after: done with less.
 
-Behind a decoding stock goes over all pixels three times (+ 1, / 2, within 0 and 1), when the last of them has arrived: of a video of
-81 frames of 480x832 that is 2.3 GB of the host's memory read and written while the card waits. Here each piece is finished on the
-card, before it leaves. In front of an encoding stock makes three copies of all pixels (* 2, - 1, to the VAE's type), here one.
+Behind a decoding stock goes over all pixels three times (+ 1, / 2, within 0 and 1), when the last of them has arrived: of a video
+of 81 frames of 480x832 that is 2.3 GB of the host's memory read and written while the card waits. Here each piece is finished on
+the card, before it leaves. In front of an encoding stock makes three copies of all pixels (* 2, - 1, to the VAE's type), here one.
 
 Only what is stock's usual way for pictures is replaced, and the numbers are the same to the bit.
 """

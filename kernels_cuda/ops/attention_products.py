@@ -1,13 +1,14 @@
 """Attention of wide heads as two products of cuBLAS and a pass of ours between them.
 
-The VAEs have one head as wide as their channels, 384 to 1024, over all pixels of a latent: 65536 of them for a picture of 2048x2048,
-which is 8.8 TFLOP. No attention kernel keeps so wide a head in registers: torch's adds up in memory, at 138 TFLOP/s on an H200, where
-plain products of these sizes reach 600 and more. So scores are written out after all, a stripe of keys at a time, for some
-queries: `softmax_stripe` turns them into weights, and the second product adds to what there is. Per score 4 bytes are written and
-read, and 2 of its weight: beside a head of 512 that is a third of the products' time, beside one of 128 it would be all of it.
+The VAEs have one head as wide as their channels, 384 to 1024, over all pixels of a latent: 65536 of them for a picture of
+2048x2048, which is 8.8 TFLOP. No attention kernel keeps so wide a head in registers: torch's adds up in memory, at 138 TFLOP/s on
+an H200, where plain products of these sizes reach 600 and more. So scores are written out after all, a stripe of keys at a time,
+for some queries: `softmax_stripe` turns them into weights, and the second product adds to what there is. Per score 4 bytes are
+written and read, and 2 of its weight: beside a head of 512 that takes as long as the products, beside one of 128 four times as
+long.
 
-Scores, statistics and sums are fp32, weights fp16 between 0 and 1, as in the kernels that keep them. The maths and the access pattern
-of the pass stand at the head of src/softmax_stripe.cu.
+Scores, statistics and sums are fp32, weights fp16 between 0 and 1, as in the kernels that keep them. The maths and the access
+pattern of the pass stand at the head of src/softmax_stripe.cu.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ctypes import c_float, c_int
 import torch
 from torch import Tensor
 
-from ..call import Call, Plan, round_up
+from ..call import Call, Plan
 from ..launcher import Card, Pointer, output, parameter_struct
 from ..registry import CudaCandidate
 from .attention_operands import Operands, rows_apart
@@ -30,7 +31,9 @@ UNIT = "softmax_stripe"
 KERNELS = (UNIT,)
 THREADS = 256  # kThreads
 STRIPE = 4096  # keys at a time: kThreads * kQuads * 4
-ROWS = 8192  # queries at a time: as many tiles of 128x256 as the largest cards have multiprocessors, in the second product
+ROWS = (
+    8192  # queries at a time: as many tiles of 128x256 as the largest cards have multiprocessors, in the second product
+)
 NARROWEST = 256  # elements of a head: below, scores are more work than their products
 PITCH = 8  # scores and weights of a row start at 16 bytes
 

@@ -4,15 +4,16 @@
 //   p_j = half(exp2((s_j - m') * c))  c = scale * log2(e); 0 < p <= 1
 //   turn = exp2((m - m') * c)         l' = l * turn + sum_j exp2(...)      mixed *= turn
 //
-// The first stripe has no m, l and mixed before it. The second product then adds p v to `mixed`, in float, and behind the
-// last stripe mixed / l is the attention. Statistics are float, as in every attention here; a row with a NaN stays NaN.
+// The first stripe has no m, l and mixed before it. The second product then adds p v to `mixed`, in float, and behind
+// the last stripe mixed / l is the attention. Statistics are float, as in every attention here; a row with a NaN stays
+// NaN.
 //
-// Layout. scores: [row, pitch] float, weights: [row, pitch] half, of which `keys` columns count: the pitch is a multiple of
-// 8, so every row starts at 16 bytes; what lies behind the keys may be anything, and of the weights becomes zero.
-// most, sums: [row] float. mixed: [row, d] float, d a multiple of 4.
+// Layout. scores: [row, pitch] float, weights: [row, pitch] half, of which `keys` columns count: the pitch is a
+// multiple of 8, so every row starts at 16 bytes; what lies behind the keys may be anything, and of the weights becomes
+// zero. most, sums: [row] float. mixed: [row, d] float, d a multiple of 4.
 //
-// Bytes per score: 4 read, 2 written. `mixed` is read and written, 8 bytes an element, only by rows whose maximum grew: few,
-// behind the first stripes.
+// Bytes per score: 4 read, 2 written. `mixed` is read and written, 8 bytes an element, only by rows whose maximum grew:
+// few, behind the first stripes.
 //
 // Access. A block has a row in registers, kQuads quads for each thread, and reads it once.
 
@@ -49,8 +50,7 @@ __device__ inline float block_most(float v, float (&of_warp)[kThreads / 32]) {
     return v;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
-    softmax_stripe(const __grid_constant__ SoftmaxStripeParams p) {
+extern "C" __global__ void __launch_bounds__(kThreads) softmax_stripe(const __grid_constant__ SoftmaxStripeParams p) {
     __shared__ float of_warp[kThreads / 32];
     __shared__ BlockSum<kThreads / 32>::Slots slots;
     BlockSum<kThreads / 32> block_sum(slots);

@@ -31,7 +31,10 @@ def made(process_output=stocks_output, process_input=lambda image: image * 2.0 -
         __hash__ = object.__hash__
 
     return Vae(
-        process_output=process_output, process_input=process_input, first_stage_model=nn.Identity(), vae_dtype=torch.float16
+        process_output=process_output,
+        process_input=process_input,
+        first_stage_model=nn.Identity(),
+        vae_dtype=torch.float16,
     )
 
 

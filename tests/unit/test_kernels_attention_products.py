@@ -78,9 +78,7 @@ def inputs(b, s, t, h, hk, d, size=1.0):
     )
 
 
-@pytest.mark.parametrize(
-    ("s", "t"), [(16, 24), (33, 61), (7, 5), (40, 96), (1, 1)], ids=lambda n: str(n)
-)
+@pytest.mark.parametrize(("s", "t"), [(16, 24), (33, 61), (7, 5), (40, 96), (1, 1)], ids=str)
 @pytest.mark.parametrize("size", [1.0, 4.0])
 def test_stripes_add_up_to_the_whole(card, s, t, size):
     """Also with maxima that grow from stripe to stripe, heads that share keys, and rows that lie apart."""

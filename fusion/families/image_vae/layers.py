@@ -80,10 +80,9 @@ class Layers:
         if self.tidies and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
             torch.cuda.empty_cache()
 
-    def slab(self, size: int, device: torch.device) -> None:
-        """Let torch's allocator hold so many bytes in one piece, for what comes."""
-        if self.tidies:
-            one_piece(size, device)
+    def slab(self, size: int, device: torch.device) -> Tensor | None:
+        """So many bytes in one piece, which torch's allocator holds for what comes when this goes."""
+        return one_piece(size, device) if self.tidies else None
 
     # ----------------------------------------------------------------------------------------------------- convolutions
 

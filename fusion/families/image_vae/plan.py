@@ -30,6 +30,7 @@ from ...images import HELD
 
 Kind = Literal["given", "enter", "up", "down", "inner", "block"]
 
+SLAB = 768 << 20  # bytes that bands pass through at most: more fill no card better
 LEAST_ROWS = 8  # of a band: below, what is made again for the rows around it is most of the work
 MIDDLE = 5  # pictures as large as the latent, of the middle's width, that its attention needs at a time
 QUERIES = (
@@ -96,7 +97,9 @@ class Pass:
     lags     whether a band is written only when the next one was made: its place is that of a picture whose rows are still needed
     fills    whether the block's shortcut of it goes straight to where the block's result will be kept
     frees    the pictures that nobody needs after it
-    slab     bytes of the one piece of memory that its bands pass through; None: what the pass before left will do
+    slab     bytes of the one piece of memory that its bands pass through
+    anew     whether that is another piece than the pass before had
+    returns  whether what was kept until then goes back to the card: nothing that is kept from now on is as large
     """
 
     number: int
@@ -107,7 +110,9 @@ class Pass:
     lags: bool
     fills: bool
     frees: tuple[int, ...]
-    slab: int | None
+    slab: int
+    anew: bool
+    returns: bool
 
 
 @dataclass(frozen=True)
@@ -389,20 +394,25 @@ def _products(way: Way, number: int) -> int:
 
 
 def planned(outline: Outline, room: int) -> Plan:
-    """The plan of an outline, its bands as large as the room allows."""
+    """The plan of an outline, its bands as large as the room allows, and as is worth it."""
     way, reckoning = outline.way, _Reckoning(outline)
     peak = products = slab = 0
     left: list[int] = []
     passes = []
-    for turn, (k, alive) in enumerate(zip(outline.numbers, outline.alive, strict=True)):
+    cuts = []
+    for k, alive in zip(outline.numbers, outline.alive, strict=True):
         height = way.pictures[min(k, way.last)].height
         lags = k in outline.over or (k in outline.in_place and k - 1 not in outline.kept)
-        rows, transient = _rows(reckoning, k, lags, height, room - alive)
-        count = -(-height // rows)
-        passing = int(HELD * transient)
-        # What is as large as what went lies where that was. All else would lie amid the slab.
-        stays = left == outline.takes[turn] and passing <= slab
-        slab, left = slab if stays else passing, outline.leaves[turn]
+        rows, transient = _rows(reckoning, k, lags, height, min(SLAB, room - alive))
+        cuts.append((lags, rows, -(-height // rows), int(HELD * transient)))
+    for turn, (k, alive, (lags, rows, count, passing)) in enumerate(
+        zip(outline.numbers, outline.alive, cuts, strict=True)
+    ):
+        anew = passing > slab or alive + slab > room
+        if anew:  # one that will do for those behind it, too
+            slab = max(passing, min(room - alive, max(later for *_, later in cuts[turn:])))
+        # What is as large as what went lies where that was.
+        returns, left = bool(left) and left != outline.takes[turn], outline.leaves[turn]
         peak = max(peak, alive + slab)
         products += count * _at(reckoning, k, rows).products
         passes.append(
@@ -415,7 +425,9 @@ def planned(outline: Outline, room: int) -> Plan:
                 lags=lags,
                 fills=k + 1 in outline.filled,
                 frees=outline.frees[turn],
-                slab=None if stays else slab,
+                slab=slab,
+                anew=anew,
+                returns=returns,
             )
         )
     return Plan(tuple(passes), outline.kept, outline.in_place, outline.over, outline.filled, peak, products)

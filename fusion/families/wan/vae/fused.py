@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .....kernels_cuda import STANDARD, KernelPolicy
 from .... import finishing
 from ....errors import WrongFile
-from ....images import IN_ONE_PIECE, LIMIT, Progress, weight_bytes
+from ....images import IN_ONE_PIECE, LIMIT, OTHERS, Progress, weight_bytes
 from ....outbox import Outbox
 from .. import VAES
 from .bands import Band, Work
@@ -121,13 +121,12 @@ class Fused:
         parts = job.bands(bands) if bands else bands_for(job, self, self.fusestream_limit, z.device)
         alone = output_buffer is not None
         progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=alone)
-        piece = in_one_piece(job, len(parts or [None]))
-        passage = Passage(self, patch(self), self.fusestream_policy, job, parts, z.device, progress, alone, piece)
+        passage = self._passage(job, parts, z.device, progress, alone)
         finishes = finishing.of(self, output_buffer)
         outbox = Outbox(out, finishes is not None)
-        with passage.prepared(self.decoder, z.shape):
-            for sample in range(len(z)):
-                passage.decode(z[sample : sample + 1], outbox, sample)
+        for sample in range(len(z)):
+            one = z[sample : sample + 1]
+            passage.passed(passage.vae.decoder, z.shape, partial(passage.decode, one, outbox, sample))
         if finishes is not None:
             finishes.done(out)
         return out
@@ -148,10 +147,19 @@ class Fused:
             parts = job.bands(bands) if bands else bands_for(job, self, self.fusestream_limit, device)
         used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
         progress = Progress(len(x) * len(parts or [None]) * used, shown=alone)
-        piece = in_one_piece(job, len(parts or [None]))
-        passage = Passage(self, patch(self), self.fusestream_policy, job, parts, device, progress, alone, piece)
-        with passage.prepared(self.encoder, x.shape):
-            return torch.cat([passage.encode(x[at : at + 1, :, :used]) for at in range(len(x))])
+        passage = self._passage(job, parts, device, progress, alone)
+        samples = (x[at : at + 1, :, :used] for at in range(len(x)))
+        return torch.cat(
+            [passage.passed(passage.vae.encoder, x.shape, partial(passage.encode, one)) for one in samples]
+        )
+
+    def _passage(
+        self, job: Work, bands: list[Band] | None, device: torch.device, progress: Progress, alone: bool
+    ) -> Passage:
+        net: Any = self
+        piece = in_one_piece(job, len(bands or [None]))
+        most = max(piece, self.fusestream_limit - OTHERS - weight_bytes(net))
+        return Passage(net, patch(self), self.fusestream_policy, job, bands, device, progress, alone, piece, most)
 
 
 def _require_channels(vae: Any, z: Tensor) -> None:

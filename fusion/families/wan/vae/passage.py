@@ -6,8 +6,7 @@ user's interrupt is looked for, and the progress shown.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .....kernels_cuda import KernelPolicy
-from ....images import Leftovers, Progress, channels_last, on_card, one_piece
+from ....images import Leftovers, Progress, Result, channels_last, on_card
 from ....inbox import Inbox
 from ....outbox import Outbox, Place
 from .bands import WHOLE, Band, Work
@@ -37,6 +36,7 @@ class Passage:
     device  where it is computed
     alone   this is all of an image or video, and no tile of one
     piece   bytes of the one piece of memory that it passes through
+    most    and of all that is made on its way
     """
 
     vae: Any
@@ -48,6 +48,7 @@ class Passage:
     progress: Progress
     alone: bool
     piece: int
+    most: int
 
     @property
     def remember(self) -> bool:
@@ -59,23 +60,13 @@ class Passage:
         """Whether what the allocator holds is looked after: not for tiles, which are small and many."""
         return self.alone and on_card(self.device)
 
-    @contextlib.contextmanager
-    def prepared(self, half: Any, shape: torch.Size) -> Iterator[None]:
-        """torch's allocator holds one piece of memory, in which each frame finds what it needs: the first, those behind it, and
-        those of each band are of many sizes, and in what one left the next would not fit. To give that back in between cost 160
-        pieces for a decoding of 480x832, asked of the card and given back."""
+    def passed(self, half: Any, shape: torch.Size, run: Callable[[], Result]) -> Result:
+        """What `run` makes of a video of this shape. torch's allocator holds one piece of memory, in which each frame finds what it
+        needs: the first, those behind it, and those of each band are of many sizes, and in what one left the next would not fit. To
+        give that back in between cost 160 pieces for a decoding of 480x832, asked of the card and given back."""
         if not self.tidies:
-            yield
-            return
-        leftovers = Leftovers(half, shape, self.piece)
-        if not leftovers.lie_there():
-            torch.cuda.empty_cache()
-            one_piece(self.piece, self.device)
-        held = torch.cuda.memory_reserved()
-        yield
-        # What is more comes of kernels that took their turn while one was chosen: that goes before the next.
-        if torch.cuda.memory_reserved() <= held:
-            leftovers.are_left()
+            return run()
+        return Leftovers(half, shape, self.piece).serve(run, self.piece, self.most, self.device)
 
     # ------------------------------------------------------------------------------------------------------- decoding
 
