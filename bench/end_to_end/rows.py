@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import gguf_pack
-from .pictures import LATENTS
+from .pictures import LATENTS, Latent
 from .storages import GGUF, shown
 
 Model = Literal[
     "wan13",
     "wan14",
     "vae",
+    "vae22",
     "t5",
     "qwen3",
     "klein4",
@@ -34,6 +35,7 @@ TITLES: dict[Model, str] = {
     "wan13": "1.3B",
     "wan14": "14B",
     "vae": "VAE",
+    "vae22": "VAE 2.2",
     "t5": "UMT5-XXL",
     "qwen3": "Qwen3-4B",
     "klein4": "klein 4B",
@@ -51,6 +53,7 @@ TINY: dict[Model, str] = {
     "wan13": "wan_t2v",
     "wan14": "wan_t2v",
     "vae": "wan_vae",
+    "vae22": "wan22_vae",
     "t5": "umt5",
     "qwen3": "qwen3",
     "klein4": "flux2",
@@ -69,16 +72,17 @@ GUIDED: tuple[Model, ...] = (
     "sd15",
     "sdxl",
 )  # whose steps have two prompts; the others were distilled to one
-VAES: tuple[Model, ...] = ("vae", "flux2_vae", "flux_vae")
+VAES: tuple[Model, ...] = ("vae", "vae22", "flux2_vae", "flux_vae")
 # Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
 WHOLE: dict[Work, tuple[Model, Model]] = {"video": ("t5", "vae"), "picture": ("qwen3", "flux2_vae")}
 TOLD: tuple[Work, ...] = ("call", "live", "write", "see")  # what their model is not known for
 SIZES: dict[Work, str] = {"text": "512 tokens", "write": "a token"}  # of work that has no pixels
-LATENT = 8  # pixels of a side per latent pixel
 TIME = 4  # frames per latent frame, after the first
 WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
 TAKES: dict[Work, int] = {"video": 2, "picture": 4}  # of a row of whole ones; the first is apart
-CHANNELS = 16  # of a video's latents
+# Channels of a video's latents, and pixels of a side per latent pixel.
+VIDEO = Latent(16, 8)
+VIDEOS: dict[Model, Latent] = {"vae22": Latent(48, 16)}
 
 
 @dataclass(frozen=True)
@@ -226,13 +230,14 @@ class Row:
     @property
     def latent(self) -> tuple[int, int, int]:
         """Frames, height and width of a video's latent."""
-        return (self.frames - 1) // TIME + 1, self.height // LATENT, self.width // LATENT
+        side = VIDEOS.get(self.model, VIDEO).side
+        return (self.frames - 1) // TIME + 1, self.height // side, self.width // side
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """Of one latent: channels, frames, height and width; a picture has no frames."""
         if not self.is_picture:
-            return CHANNELS, *self.latent
+            return VIDEOS.get(self.model, VIDEO).channels, *self.latent
         latent = LATENTS[self.model]
         return latent.channels, self.height // latent.side, self.width // latent.side
 
@@ -262,7 +267,8 @@ def table() -> list[Row]:
     for work, asked in (("decode", (1.8, 5.0)), ("encode", (1.6, 4.0))):
         for (height, width), ratio in zip(((480, 832), (720, 1280)), asked, strict=True):
             rows.append(Row("vae", work, height, width, 81, 2, asked=ratio))  # type: ignore[arg-type]
-    return rows
+    both: tuple[Work, ...] = ("decode", "encode")
+    return rows + [Row("vae22", work, 704, 1280, 121, 2, asked=1.8, peak=3.0) for work in both]
 
 
 def more() -> list[Row]:

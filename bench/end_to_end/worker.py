@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -421,12 +421,22 @@ class Run:
         import comfy.sd  # noqa: PLC0415
         import comfy.utils  # noqa: PLC0415
 
-        if self.ours:
-            vae, loading = self._load(self.fusion.load_vae, self.paths[model], **self._budget())
-        else:
-            vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.paths[model])))
+        with self._widths(model):
+            if self.ours:
+                vae, loading = self._load(self.fusion.load_vae, self.paths[model], **self._budget())
+            else:
+                vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.paths[model])))
         self.model = vae.patcher
         return vae, loading
+
+    def _widths(self, model: Model) -> AbstractContextManager[None]:
+        """Stock has those of the published Wan 2.2 VAE built in: a tiny one needs them told."""
+        if not self.job["quick"] or model != "vae22":
+            return nullcontext()
+        from ... import checkpoints  # noqa: PLC0415
+
+        stock = importlib.import_module("comfy.ldm.wan.vae2_2")
+        return checkpoints.wan_vae.wan22_widths(stock, Path(self.paths[model]))
 
     def decode(self) -> dict[str, Any]:
         import torch  # noqa: PLC0415
