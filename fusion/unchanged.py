@@ -43,8 +43,8 @@ class Unchanged:
         return tuple(None if tensor is None else stored(tensor).data_ptr() for tensor in found)
 
     def kept(self) -> Kept:
-        """What each module keeps, and what is in its lists and dictionaries. Most of a module's are empty: of these nothing is made,
-        or Python's collector would look through all of ComfyUI meanwhile."""
+        """What each module keeps, and what is in its lists and dictionaries. Most of a module's are empty: of these nothing is
+        made, or Python's collector would look through all of ComfyUI meanwhile."""
         return [{name: _content(value) for name, value in module.__dict__.items()} for module in self._modules()]
 
     def _modules(self) -> Iterator[Any]:

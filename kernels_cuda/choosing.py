@@ -4,8 +4,8 @@ A candidate that cannot prepare, or whose plan raises, loses its place and the n
 a plan that raises has written to nothing that it reads (call.py).
 
 As a rule nothing is computed twice and nothing copied. But a model's call that is to be captured as a CUDA graph waits for the last
-of its kernels to be chosen, though most of them are called a few times in it. In such a call (`hurried`) more turns may follow behind
-a short one (`Turns.more`): what they write goes nowhere, and of operands that they would write over they get copies.
+of its kernels to be chosen, and some are called once in it. In such a call (`hurried`) more turns may follow behind a short one
+(`Turns.more`): what they write goes nowhere, and of operands that they would write over they get copies.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Room:
 
 
 class Sweeper:
-    """Before each of several laps on the same operands, what the last one has read is swept out of the device's cache, as it is where
-    a model's other weights pass through it between two calls."""
+    """Before each of several laps on the same operands, what the last one has read is swept out of the device's cache, as it is
+    where a model's other weights pass through it between two calls."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

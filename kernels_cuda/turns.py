@@ -1,7 +1,7 @@
 """Whose turn it is: candidates serve the calls that have to be made anyway, until the fastest is known.
 
 Numbers in, names out; nothing here knows a GPU. A call asks `take`, runs the candidate that it names, and tells what the device
-took for it when that is known, which may be many calls later (`heard`). No call waits, and none is made twice but for those of `more`.
+took for it when that is known, which may be many calls later (`heard`). No call waits, and none is made twice but for `more`.
 
     first run      tells how dear a second would be, and nothing else: it loads modules and asks libraries how to go about it
     then           three times are enough where the two least agree, seven in any case. What disturbs a time only ever adds to it,
@@ -11,8 +11,8 @@ took for it when that is known, which may be many calls later (`heard`). No call
                    are no others. Calls that the host is too slow for are captured and replayed without it, as one graph
     late ones      are passed over until they have begun (beside.py)
     dear ones      wait until the purse has what a turn is likely to cost (purse.py)
-    short ones     need not wait for a call of their own, where whoever calls is in a hurry: where the best takes two milliseconds at
-                   most, more turns follow the call at hand, on the same operands (`more`)
+    short ones     need not wait for a call of their own, where whoever calls is in a hurry: where the best takes two milliseconds
+                   at most, more turns follow the call at hand, on the same operands (`more`)
     in between     the best so far serves
 
 Who is in the race has been asked before whether it can serve, under one policy: all of them compute in the same tier.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
