@@ -158,13 +158,14 @@ def wan22_widths(vae2_2: ModuleType, path: Path) -> Iterator[None]:
     """While open, stock's `VAE` takes the widths of a Wan 2.2 VAE from the file. `vae2_2` is `comfy.ldm.wan.vae2_2`."""
     shape = shapes(path)
     widths = {"dim": shape["encoder.head.0.gamma"][0] // 4, "dec_dim": shape["decoder.head.0.gamma"][0]}
-    stock = vae2_2.WanVAE
-    changed: Any = vae2_2  # a module, to mypy, has no attributes to set
-    changed.WanVAE = lambda **options: stock(**(options | widths))
+    # The class stays: who first imports it meanwhile derives from it.
+    made: Any = vae2_2.WanVAE
+    begin = made.__init__
+    made.__init__ = lambda self, **options: begin(self, **(options | widths))
     try:
         yield
     finally:
-        changed.WanVAE = stock
+        made.__init__ = begin
 
 
 # Stock casts what it finds into its own VAE dtype, plain fp8 included; scaled fp8 it does not know here.
