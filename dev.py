@@ -81,6 +81,7 @@ def command_line() -> argparse.ArgumentParser:
             "host",
             "saving",
             "pair",
+            "two",
             "fidelity",
             "all",
             "report",
@@ -102,9 +103,10 @@ HELP = {
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --compile none; "
-    "modules: --only ROW, --quick; pager: --gb N, --folder DIR; "
+    "modules: --only ROW, --autotune, --profile, --quick; pager: --gb N, --folder DIR; "
     "models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
     "host: --dry, --profile, --quick; saving: --dry, --quick; pair: --ram GIB, --dry, --quick; "
+    "two: --free GIB, --only SIDE, --quick; "
     "fidelity: --prompts N, --seeds N, --only NAME, --dry, --quick; "
     "all: --free GIB, --list, --part N/M, --only ROW, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
     "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot or fp8)",
@@ -223,13 +225,15 @@ def check(bed: Bed) -> int:
     link_folder(packages / "fusestream", ROOT)
     modules = [f"-p=fusestream.{folder}" for folder in PACKAGES]
     env = {"MYPYPATH": os.pathsep.join([str(packages), str(ROOT / "tests")])}
+    beside = {"MYPYPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     config = f"--config-file={ROOT / 'pyproject.toml'}"
     sources = sorted(str(path) for suffix in ("cu", "cuh") for path in (ROOT / "kernels_cuda").rglob(f"*.{suffix}"))
     codes = [
         call(bed, "-m", "ruff", "check", "."),
         call(bed, "-m", "ruff", "format", "--check", "--diff", "."),
         call(bed, "-m", "mypy", config, *modules, "-p=bed", "-p=fuzz", "-p=hostile", env=env),
-        call(bed, "-m", "mypy", config, "dev.py", env=env),
+        # No part of a package: the folder that it lies in may have any name, too.
+        call(bed, "-m", "mypy", config, "--explicit-package-bases", "dev.py", env=beside),
         run(str(bed.python.with_name("clang-format")), "--dry-run", "-Werror", *sources),
     ]
     return next((code for code in codes if code), 0)

@@ -23,6 +23,7 @@ PARTS = {
             "prediction",
             "report",
             "saving",
+            "two",
         )
     },
     "fidelity": "fidelity.cli",

@@ -1,22 +1,25 @@
 """Measure everything, in parts that each fit into a call of nine minutes and merge into one result.
 
     python bench all --list                  the parts, their rows, and what each should take on an H200
-    python bench all --free 8                every part in turn; about 35 minutes on an H200
+    python bench all --free 8                every part in turn; about 41 minutes on an H200
     python bench all --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
     python bench all --part left             rows for which the parts so far had no time
     python bench all --missing               only rows of whole models that the file does not have yet
     python bench all --stale                 those too that were measured with other sources than these
+    python bench all --stale --promised      of these those that are promised something
     python bench all --merge OTHER.json      rows measured elsewhere, on a card of the same name
     python bench all --real DIR              a folder's own checkpoints; into bench/results/real
     python bench all --quick                 every group on tiny checkpoints and the CPU: that it runs, not how fast
 
-A row that would not fit into what is left of a part's `--minutes` is not begun: the next part takes it. What was measured is in
+A row that would not fit into what is left of a part's `--minutes`, or of the call's `--within`, is not begun: the next part takes
+it. What was measured is in
 the card's file at once, so a part that is interrupted keeps what it has.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import signal
 import subprocess
@@ -44,15 +47,16 @@ OTHERS = (
 OTHER_OPTIONS = {"kernels": ("--compile", "readme"), "pager": ()}
 
 
-def planned(is_quick: bool) -> list[Part]:
-    """All parts. Without a card each row is tried once at its tiny size, and what only a card can do is left out."""
+def planned(is_quick: bool, *, promised: bool = False) -> list[Part]:
+    """All parts. Without a card each row is tried once at its tiny size, and what only a card can do is left out. promised: with
+    the rows of whole models alone of which something is asked, cut anew."""
     if is_quick:
         kinds: dict[Any, Row] = {}  # rows that differ in a number alone try the same
         for row in all_rows():
             sides = [(side.comfy, side.attention, side.backend, side.ram_budget is None) for _, side in row.sides]
             kinds.setdefault((row.group, TINY[row.model], row.work, row.storage, row.kind, *sides), quick(row))
         return [Part("models", tuple({row.name: row for row in kinds.values()}.values()))]
-    return [*parts_of(all_rows()), *OTHERS]
+    return [*parts_of([row for row in all_rows() if row.is_promised or not promised]), *OTHERS]
 
 
 def chosen(parts: Sequence[Part], asked: Sequence[str]) -> list[Part]:
@@ -156,7 +160,9 @@ class All:
         try:
             for part in parts:
                 start = time.perf_counter()
-                if part.kind != "models":
+                if part.own_s > self.left_s():
+                    print(f"no time for {part.title}: about {part.own_s:.0f} s")
+                elif part.kind != "models":
                     self.other(part)
                 else:
                     self.models(bench, part)
@@ -168,6 +174,11 @@ class All:
             bench.close()
             bench.files.drop(())
             print("time: " + ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in bench.spent.items()))
+
+    def left_s(self) -> float:
+        """Seconds of the whole call."""
+        within: float = self.options.within
+        return within * 60 - (time.perf_counter() - self.begun) if within else math.inf
 
     def models(self, bench: Bench, part: Part) -> None:
         """A part's rows, after those that an earlier one had no time for."""
@@ -191,7 +202,8 @@ class All:
     def measure(self, bench: Bench, rows: Sequence[Row]) -> None:
         rows = bench.files.served_by_own(rows) if self.options.real else rows
         part = Part("models", tuple(rows))
-        seconds = None if self.options.quick else self.options.minutes * 60 or None
+        most = min(self.options.minutes * 60 or math.inf, self.left_s())
+        seconds = None if self.options.quick or math.isinf(most) else max(0.0, most)
         of = f", at most {seconds:.0f} here" if seconds else ""
         about = "" if self.options.quick else f", about {part.seconds:.0f} s on an H200{of}"
         bench.say(f"{part.title}: {len(rows)} rows{about}")
@@ -201,7 +213,8 @@ class All:
             done = {one["name"] for one in bench.found}
             note_left(self.into, [row.name for row in rows], [row.name for row in rows if row.name not in done])
         for row in bench.left:
-            more = ", more than a part has: use --minutes" if seconds and row_seconds(row) > seconds else ""
+            is_long = 0 < self.options.minutes * 60 < row_seconds(row)
+            more = ", more than a part has: use --minutes" if is_long else ""
             print(f"no time for {row.name}: about {row_seconds(row):.0f} s{more}; the next part takes it")
 
     def other(self, part: Part) -> None:
@@ -230,7 +243,7 @@ class All:
             self.failed.append(part.kind)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def command_line() -> argparse.ArgumentParser:
     cli = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="dev.py bench all"
     )
@@ -250,13 +263,24 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument(
         "--stale", action="store_true", help="as --missing, but measure those of other sources than these again"
     )
+    cli.add_argument(
+        "--promised",
+        action="store_true",
+        help="of whole models only rows of which something is asked, in parts of their own",
+    )
+    cli.add_argument("--within", type=float, default=0.0, metavar="MINUTES", help="the most the whole call may take")
     cli.add_argument("--list", action="store_true", help="only name the parts and their rows")
+    return cli
+
+
+def main(arguments: list[str] | None = None) -> int:
+    cli = command_line()
     options = cli.parse_args(arguments)
     options.side, options.repeats, options.accuracy, options.shared = "both", 1, False, True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.quick and options.real:
         cli.error("--quick tries tiny checkpoints of its own: not together with --real")
-    parts = planned(options.quick)
+    parts = planned(options.quick, promised=options.promised)
     if options.only:
         parts = with_rows(parts, options.only)
         if not parts:

@@ -15,6 +15,7 @@ HEADINGS = {
     "backend": "Slots and managed memory",
     "budget": "Budgets of VRAM for weights",
     "small": "Little of the card free",
+    "short": "Short work, and the first time",
     "lora": "With a LoRA",
     "video": "A whole video, text to frames",
     "growth": "More frames, more pixels",
@@ -36,7 +37,9 @@ HEAD = (
 PROMISED = (
     "table",
     "small",
+    "short",
     "packed",
+    "windows",
     "pictures",
     "live",
     "writing",

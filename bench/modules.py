@@ -1,11 +1,14 @@
 """Measure the modules and what is made of them: torch eager, torch.compile and ours in one process, on the same inputs.
 
-    python bench modules               seed sizes, a style network, an upscale model; writes bench/results/<gpu>.json
-    python bench modules --only style  the rows whose label contains this; merged into the same file
+    python bench modules               all rows, within 150 s of an H200; each is written to bench/results/<gpu>.json as it is done
+    python bench modules --only style  the rows whose label contains this; may be repeated; merged into the same file
+    python bench modules --autotune    torch.compile tries its own kernels for products and convolutions too: minutes more
+    python bench modules --profile     which kernels a call of ours takes its time in, of the rows chosen; nothing is written
     python bench modules --quick       small ones, on the CPU too: that it runs, not what it takes; nothing is written
 
-Operations are timed on the device alone (graph replays, cold cache), whole networks as they are called. Ours is `auto`, once it has
-chosen. The peak is torch's own count over one call, weights included. COMFYUI_PATH is needed for the networks.
+FP16 throughout. Operations are timed on the device alone (graph replays, cold cache), networks as they are called, nodes from RAM
+to RAM; medians. Ours is `auto`, once it has chosen, and is timed first and last: its better half counts, as of a peer that is tried
+in several ways the fastest. A miss says so here and in bench/README. COMFYUI_PATH is needed for networks and nodes.
 """
 
 from __future__ import annotations
@@ -14,237 +17,300 @@ import argparse
 import copy
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..kernels_cuda import LEDGER, KernelPolicy
-from ..kernels_cuda.modules import (
-    FusedAttention,
-    FusedFFN,
-    FusedInstanceNorm2d,
-    FusedOutputProjection,
-    fuse,
-)
-from . import kernels
+from ..kernels_cuda import LEDGER
+from . import kernels, module_nodes
 from .end_to_end.results import card_file
+from .end_to_end.start import start_comfyui
 from .measure import device_seconds, eager_seconds, sets_for
+from .module_cases import BEST, Case, cases
 
 GIB = 2**30
+SECTION = "modules"
+COMPILE = "torch.compile"
+# How torch.compile is called: what it does by itself, with CUDA graphs where the host is timed, and all that it has.
+USUAL: dict[str, dict[str, Any]] = {"default": {}}
+GRAPHS = {"reduce-overhead": {"mode": "reduce-overhead"}}
+TRYING_ALL = {"max-autotune": {"mode": "max-autotune-no-cudagraphs"}}
+A_TRY: dict[str, dict[str, Any]] = {"eager": {"backend": "eager"}}  # on the CPU, with no compiler
+EQUAL = 0.02  # what is promised never to be slower may be by so much: two runs of one kernel differ by that
+NAMES = {torch.channels_last: "channels-last", torch.contiguous_format: "channels-first"}
 
 
-@dataclass(frozen=True)
-class Case:
-    """torch() and ours(torch's) are called with inputs of these shapes. aims: torch eager and torch.compile over ours."""
-
-    label: str
-    torch: Callable[[], nn.Module]
-    ours: Callable[[Any], Callable[..., Any]]
-    shapes: tuple[tuple[int, ...], ...]
-    aims: tuple[float | None, float | None] = (None, None)
-    is_network: bool = False
-
-
-class Alone(nn.Module):
-    """nn.MultiheadAttention of x over itself, result alone."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.attention(x, x, x, need_weights=False)[0]
-        return made
-
-
-class Projected(nn.Module):
-    """A Linear and the residual."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        made: Tensor = self.linear(x) + residual
-        return made
-
-
-def attention(theirs: Alone) -> nn.Module:
-    made = FusedAttention(theirs.attention.embed_dim, theirs.attention.num_heads)
-    made.load_state_dict(theirs.attention.state_dict())
-    return made
-
-
-def feed_forward(theirs: nn.Sequential) -> nn.Module:
-    return FusedFFN.of(*theirs)
-
-
-def fused(theirs: nn.Module) -> nn.Module:
-    made = copy.deepcopy(theirs)
-    fuse(made)
-    return made
-
-
-def operations(tokens: int, side: int, width: int = 512, heads: int = 8, batch: int = 8) -> list[Case]:
-    """The four of the drop-in modules, at so many tokens and a picture of this side."""
-    rows = (batch, tokens, width)
-
-    def mlp() -> nn.Module:
-        return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    told = f"{batch} x {tokens} x {width}"
-    return [
-        Case(f"attention {told}, {heads} heads", lambda: Alone(width, heads), attention, (rows,), (1.0, 1.0)),
-        Case(f"feed-forward {told}", mlp, feed_forward, (rows,), (1.0, 1.0)),
-        Case(
-            f"output projection {told}",
-            lambda: Projected(width),
-            lambda theirs: FusedOutputProjection.of(theirs.linear),
-            (rows, rows),
-        ),
-        Case(
-            f"instance norm 256 x {side} x {side}",
-            lambda: nn.InstanceNorm2d(256, affine=True),
-            FusedInstanceNorm2d.of,
-            ((1, 256, side, side),),
-            (4.0, None),
-        ),
-    ]
-
-
-def style_network(side: tuple[int, int], small: bool, rows: int | None = None) -> Case:
-    """The transformer net at its published widths; rows: ours in bands of so many."""
-    from ..checkpoints import style  # noqa: PLC0415
-    from ..fusion.style import recognise  # noqa: PLC0415 - it imports ComfyUI
-    from ..fusion.style.transformer import TransformerNet  # noqa: PLC0415
-
-    weights = style.transformer() if small else style.transformer(style.PUBLISHED, 5)
-
-    def made() -> nn.Module:
-        net = TransformerNet(recognise.transformer_sizes(weights, "bench"))
-        net.load_state_dict(weights)
-        return net
-
-    def in_bands(theirs: nn.Module) -> Callable[..., Any]:
-        net: Any = copy.deepcopy(theirs)
-        net.fused(KernelPolicy())
-        return lambda x: net.in_bands(x, rows)
-
-    label, ours = f"style network {side[0]} x {side[1]}", fused if rows is None else in_bands
-    if rows is not None:
-        label += f", ours in bands of {rows} rows"
-    return Case(label, made, ours, ((1, 3, *side),), (3.0, 1.3) if rows is None else (None, None), is_network=True)
-
-
-def upscale_network(side: int, small: bool) -> Case:
-    """ESRGAN x4 as spandrel builds it. Stock computes it in FP32: eager is that, in FP16."""
-    from spandrel.architectures.ESRGAN import ESRGAN  # noqa: PLC0415
-
-    def made() -> nn.Module:
-        net: nn.Module = ESRGAN(num_blocks=1 if small else 23, num_filters=8 if small else 64, scale=4)
-        return net
-
-    return Case(f"ESRGAN x4 {side} x {side}", made, fused, ((1, 3, side, side),), (1.5, None), is_network=True)
-
-
-def cases(quick: bool) -> list[Case]:
-    found = operations(64, 16, 64, 2, 1) if quick else [*operations(512, 256), *operations(1024, 1024)]
-    if not quick:
-        found += operations(4096, 2048, batch=1)[:3]
-    if os.environ.get("COMFYUI_PATH"):
-        found.append(style_network((32, 40) if quick else (1024, 1024), quick))
-        found.append(style_network((40, 32) if quick else (2160, 3840), quick, 16 if quick else 256))
-        found.append(upscale_network(16 if quick else 512, quick))
-    return found
-
-
-def measured(case: Case, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Milliseconds of each, and GiB at the peak."""
-    torch.manual_seed(0)
-    theirs = case.torch().eval().requires_grad_(False).to(device, dtype)
-    ours = case.ours(theirs)
-    if isinstance(ours, nn.Module):
-        ours = ours.eval().requires_grad_(False).to(device, dtype)
-    if case.is_network:
-        theirs = theirs.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+def measured(case: Case, device: str, dtype: torch.dtype, modes: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Milliseconds of each way, GiB at the peak, errors against FP32."""
+    theirs, ours = sides(case, device, dtype)
     example = inputs(case, device, dtype)
-    result: dict[str, Any] = {"op": "modules", "label": case.label}
-    torch.testing.assert_close(ours(*example), theirs(*example), atol=0.05, rtol=0.05)
-    if device == "cpu":
-        return result
-    size = sum(t.numel() * t.element_size() for t in example)
-    sets = [example, *(inputs(case, device, dtype) for _ in range((1 if case.is_network else sets_for(2 * size)) - 1))]
-    timed = eager_seconds if case.is_network else device_seconds
-    LEDGER.clear()
-    kernels.choose(ours, tuple(example))
-    torch._dynamo.reset()
-    compiled = torch.compile(theirs, dynamic=False)
-    # Ours first and last: a card grows warm.
-    ways: dict[str, Callable[..., Any]] = {"ours": ours, "eager": theirs, "torch.compile": compiled, "ours again": ours}
-    for name, run in ways.items():
-        result[f"{name} ms"] = timed(run, sets) * 1e3
-    best = min(result["ours ms"], result["ours again ms"])
-    for name, aim in zip(("eager", "torch.compile"), case.aims, strict=True):
-        result[f"{name} / ours"] = result[f"{name} ms"] / best
-        if aim is not None:
-            result[f"{name} aim"] = aim
-    result |= {"ours GiB": peak(ours, example), "eager GiB": peak(theirs, example)}
-    result["auto"] = ", ".join(dict.fromkeys(f"{choice.op}: {choice.winner}" for choice in LEDGER.choices))
+    result: dict[str, Any] = {"op": SECTION, "label": case.label, "asked": dict(case.asked)}
+    result["errors"] = errors(theirs, ours, example)
+    # The order of sums differs, and the modules round less often than torch's layers.
+    result["right"] = result["errors"]["ours"] <= 2 * result["errors"]["eager"] + 1e-3
+    sets = [example]
+    timed: Callable[..., float] = once
+    if device == "cuda":
+        size = sum(t.numel() * t.element_size() for t in example)
+        sets += [inputs(case, device, dtype) for _ in range(0 if case.is_network else sets_for(2 * size) - 1)]
+        timed = eager_seconds if case.is_network else device_seconds
+        LEDGER.clear()
+        kernels.choose(ours, tuple(example))
+        result["auto"] = ", ".join(dict.fromkeys(f"{choice.op}: {choice.winner}" for choice in LEDGER.choices))
+        result["ours GiB"], result["eager GiB"] = peak(ours, example), peak(theirs, example)
+    first = timed(ours, sets)
+    result |= eager(case, theirs, sets, timed)
+    for name, way in {**case.peers(theirs), **case.parts(theirs)}.items():
+        result |= attempted(name, way, sets, timed)
+    if case.compiled:
+        result |= compiled(theirs, sets, timed, modes)
+    else:
+        result[f"{COMPILE} failed"] = "not tried: it takes minutes, and nothing is promised beside it"
+    last = timed(ours, sets)
+    result |= {"ours ms": min(first, last) * 1e3, "spread": abs(first - last) / min(first, last)}
+    result["others"] = sorted(case.peers(theirs))
     return result
 
 
+def sides(case: Case, device: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
+    """torch's and ours, with the same weights."""
+    torch.manual_seed(0)
+    theirs = case.theirs().eval().requires_grad_(False).to(device, dtype)
+    theirs = formatted(theirs, case.formats[0]) if case.is_network else theirs
+    return theirs, case.ours(theirs).eval().requires_grad_(False).to(device, dtype)
+
+
+def once(run: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> float:
+    """Seconds of one call: a try."""
+    begun = time.perf_counter()
+    run(*sets[0])
+    return time.perf_counter() - begun
+
+
+def eager(case: Case, theirs: nn.Module, sets: list[list[Tensor]], timed: Callable[..., float]) -> dict[str, Any]:
+    """In the faster of the formats."""
+    found = {}
+    for format in case.formats:
+        net = formatted(copy.deepcopy(theirs), format) if case.is_network else theirs
+        laid_out = [[formatted(t, format) for t in one] for one in sets]
+        found[NAMES[format] if len(case.formats) > 1 else ""] = timed(net, laid_out) * 1e3
+    best = min(found, key=lambda name: found[name])
+    return {"eager ms": found[best]} | ({"eager is": best} if best else {})
+
+
+def compiled(
+    theirs: nn.Module,
+    sets: list[list[Tensor]],
+    timed: Callable[..., float],
+    modes: Mapping[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """The fastest of its modes, and how long it took to compile; or why it does not run here."""
+    result: dict[str, Any] = {}
+    best = float("inf")
+    for mode, options in modes.items():
+        torch._dynamo.reset()
+        begun = time.perf_counter()
+        try:
+            net = torch.compile(theirs, dynamic=False, **options)
+            net(*sets[0])
+            taken = time.perf_counter() - begun
+            found = timed(net, sets) * 1e3
+        except Exception as error:  # theirs, of whatever kind: a machine without a compiler, first of all
+            result[f"{COMPILE} failed"] = f"{mode}: {type(error).__name__}: {str(error).strip().splitlines()[0]}"[:200]
+            continue
+        if found < best:
+            best = found
+            result |= {f"{COMPILE} ms": found, f"{COMPILE} is": mode, f"{COMPILE} took s": taken}
+    if f"{COMPILE} ms" in result:
+        result.pop(f"{COMPILE} failed", None)
+    return result
+
+
+def attempted(
+    name: str, way: Callable[..., Any], sets: list[list[Tensor]], timed: Callable[..., float]
+) -> dict[str, Any]:
+    try:
+        return {f"{name} ms": timed(way, sets) * 1e3}
+    except RuntimeError as error:  # a backend of attention that does not serve this device or shape
+        return {f"{name} failed": str(error).splitlines()[0][:200]}
+
+
+def errors(theirs: nn.Module, ours: Callable[..., Any], example: list[Tensor]) -> dict[str, float]:
+    """||result - exact|| / ||exact||, where exact is torch's in FP32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        exact = copy.deepcopy(theirs).float()(*(t.float() for t in example))
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    return {
+        name: float((run(*example).float() - exact).norm() / exact.norm())
+        for name, run in (("ours", ours), ("eager", theirs))
+    }
+
+
 def inputs(case: Case, device: str, dtype: torch.dtype) -> list[Tensor]:
-    made = [torch.randn(shape, device=device, dtype=dtype) for shape in case.shapes]
-    return [t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t for t in made]
+    return [formatted(torch.randn(shape, device=device, dtype=dtype), case.formats[0]) for shape in case.shapes]
+
+
+def formatted(x: Any, format: torch.memory_format) -> Any:
+    """A picture or a network in a format; what has no pixels stays as it is."""
+    if isinstance(x, Tensor):
+        return x.contiguous(memory_format=format) if x.ndim == 4 else x
+    return x.to(memory_format=format)
 
 
 def peak(run: Callable[..., Any], example: list[Tensor]) -> float:
+    """GiB of one call beyond what lay there before, by torch's count; weights and inputs are added."""
     torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     run(*example)
-    return torch.cuda.max_memory_allocated() / GIB
+    own = list(run.parameters()) if isinstance(run, nn.Module) else []
+    held = sum(t.numel() * t.element_size() for t in (*own, *example))
+    return (torch.cuda.max_memory_allocated() - before + held) / GIB
 
 
-def line(result: dict[str, Any]) -> str:
+# ------------------------------------------------------------------------------------------------------- what came out
+
+
+def judged(result: dict[str, Any]) -> dict[str, Any]:
+    """With how many times ours each way takes, and whether all that was asked holds: None where nothing was, or not measured."""
     if "ours ms" not in result:
-        return f"{result['label']}: the same as torch's"
-    ratios = ", ".join(
-        f"{name} {result[f'{name} / ours']:.2f}x" + (f" (aim {aim:g})" if (aim := result.get(f"{name} aim")) else "")
-        for name in ("eager", "torch.compile")
+        return result
+    others = ("eager", COMPILE, *result.get("others", ()))
+    known = {name: result[f"{name} ms"] for name in others if f"{name} ms" in result}
+    if known:
+        best = min(known, key=lambda name: known[name])
+        result |= {BEST: best, f"{BEST} ms": known[best]}
+    result |= {
+        f"{k[:-3]} / ours": result[k] / result["ours ms"] for k in list(result) if k[-3:] == " ms" and k != "ours ms"
+    }
+    checks: list[bool | None] = [held(result, name) for name in result["asked"]]
+    checks += [result.get("right", True)]
+    result["met"] = None if not result["asked"] else False if False in checks else None if None in checks else True
+    return result
+
+
+def held(result: Mapping[str, Any], name: str) -> bool | None:
+    """Whether one promise holds. None: it was not measured here."""
+    wanted = result["asked"][name]
+    if name == "GiB":
+        return None if "ours GiB" not in result else bool(result["ours GiB"] <= wanted)
+    ratio = result.get(f"{name} / ours")
+    return None if ratio is None else bool(ratio >= (wanted - EQUAL if wanted == 1 else wanted))
+
+
+def line(result: Mapping[str, Any]) -> str:
+    """One row for people."""
+    head = f"{result['label'][:58]:58}"
+    text = f"{head} {result['ours ms']:9.3f} ms"
+    for name in ("eager", COMPILE, BEST, "stock"):
+        if f"{name} / ours" in result:
+            told = f"{name} ({result[BEST]})" if name == BEST else name
+            text += f"  {told} {result[f'{name} / ours']:.2f}x"
+    text += f"  {result['ours GiB']:.2f} GiB" if "ours GiB" in result else ""
+    if result["asked"]:
+        asked = ", ".join(f"{name} {wanted:g}" for name, wanted in result["asked"].items())
+        text += f"  asked {asked}: {'MISS' if result['met'] is False else 'holds' if result['met'] else 'not measured'}"
+    failed = [f"{key.removesuffix(' failed')}: {value}" for key, value in result.items() if key.endswith(" failed")]
+    return (
+        text + "".join(f"\n    {one}" for one in failed) + ("" if result.get("right", True) else "\n    WRONG RESULT")
     )
-    return f"{result['label']}: ours {result['ours ms']:.3f} ms, {ratios}; {result['ours GiB']:.2f} GiB at the peak"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def tried(result: Mapping[str, Any]) -> str:
+    """One row of a try, whose times say nothing."""
+    told = "as torch's" if result["right"] else "NOT AS TORCH'S"
+    return f"{result['label']}: {told}, error {result['errors']['ours']:.1e}"
+
+
+def profiled(case: Case) -> str:
+    """The kernels of one call of ours, longest first."""
+    _, ours = sides(case, "cuda", torch.float16)
+    example = inputs(case, "cuda", torch.float16)
+    kernels.choose(ours, tuple(example))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        ours(*example)
+        torch.cuda.synchronize()
+    rows = sorted(profile.key_averages(), key=lambda row: -row.device_time_total)[:15]
+    told = [f"{row.device_time_total:9.0f} us {row.count:4} x {row.key[:100]}" for row in rows]
+    return "\n".join([case.label, *told])
+
+
+# ---------------------------------------------------------------------------------------------------------------- a run
+
+
+def rows_of(
+    options: argparse.Namespace, device: str, dtype: torch.dtype
+) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Label and measurement of each row that is wanted. What leaves the card small for a while comes last."""
+
+    def modes(case: Case) -> Mapping[str, dict[str, Any]]:
+        if device == "cpu":
+            return A_TRY
+        return USUAL | (GRAPHS if case.is_network else {}) | (TRYING_ALL if options.autotune else {})
+
+    def of_case(case: Case) -> tuple[str, Callable[[], dict[str, Any]]]:
+        return case.label, lambda: measured(case, device, dtype, modes(case))
+
+    found = [of_case(case) for case in cases(options.quick)]
+    if os.environ.get("COMFYUI_PATH"):
+        side, large = (16, (40, 36)) if options.quick else (512, (2160, 3840))
+        on_card, small = device == "cuda", options.quick
+        found.insert(1, ("ESRGAN x4 through the nodes", lambda: module_nodes.upscaled(side, small, on_card)))
+        found.append(("style network 4K through the node", lambda: module_nodes.styled(large, small, on_card)))
+    return [row for row in found if options.only is None or any(word in row[0] for word in options.only)]
+
+
+def command_line() -> argparse.ArgumentParser:
     cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     cli.add_argument("--only", action="append", help="rows whose label contains this; may be repeated")
+    cli.add_argument("--autotune", action="store_true", help="torch.compile in max-autotune as well: minutes more")
+    cli.add_argument("--profile", action="store_true", help="the kernels of a call of ours; nothing is written")
     cli.add_argument(
         "--quick", action="store_true", help="small ones, on the CPU where there is no GPU; nothing is written"
     )
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
-    options = cli.parse_args(arguments)
+    return cli
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = command_line().parse_args(arguments)
     on_card = torch.cuda.is_available()
     if not on_card and not options.quick:
         print("no NVIDIA GPU on this machine")
         return 1
     if os.environ.get("COMFYUI_PATH"):
-        sys.path.insert(0, os.environ["COMFYUI_PATH"])
-        import comfy.cli_args  # noqa: PLC0415
-
-        comfy.cli_args.args.cpu = not on_card
+        start_comfyui([] if on_card else ["--cpu"])
     device, dtype = ("cuda", torch.float16) if on_card else ("cpu", torch.float32)
-    results = []
+    results: list[dict[str, Any]] = []
+    told = tried if options.quick else line
+    keeps = on_card and not options.quick
+    path = options.results or (card_file(torch.cuda.get_device_name()) if keeps else Path())
     with torch.inference_mode():
-        for case in cases(options.quick):
-            if options.only is None or any(word in case.label for word in options.only):
-                results.append(measured(case, device, dtype))
-                print(line(results[-1]), flush=True)
-    if on_card and not options.quick:
-        path = options.results or card_file(torch.cuda.get_device_name())
-        kernels.save(path, "modules", results, {})
+        if options.profile and on_card:
+            wanted = [
+                c for c in cases(options.quick) if options.only is None or any(w in c.label for w in options.only)
+            ]
+            print("\n\n".join(profiled(case) for case in wanted))
+            return 0
+        for _, measure in rows_of(options, device, dtype):
+            results.append(judged(measure()))
+            print(told(results[-1]), flush=True)
+            if keeps:
+                kernels.save(path, SECTION, results[-1:], {})
+            if on_card:
+                torch.cuda.empty_cache()
+    if keeps:
+        print("\n" + "\n".join(line(result) for result in results))
         print(f"written to {path}")
-    return 0
+    return 0 if all(result["right"] for result in results if "right" in result) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

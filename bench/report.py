@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import claims, groups, kitchen
+from . import claims, groups, kitchen, two
 from .chosen import CHOSEN, CHOSEN_MATRIX, CHOSEN_MODELS, CHOSEN_TIERS
 from .fidelity import long
 from .fidelity import table as fidelity
@@ -25,7 +25,7 @@ CLAIMS = ROOT / "docs" / "how-it-works.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(
-    r"(<!-- (kernels|matrix|tiers|pager|host|saving|pair|fidelity|models|plot|plots|groups|claims):begin -->\n)"
+    r"(<!-- (kernels|matrix|tiers|modules|pager|host|saving|pair|two|fidelity|models|plot|plots|groups|claims):begin -->\n)"
     r".*?(<!-- \2:end -->)",
     re.DOTALL,
 )
@@ -95,6 +95,51 @@ def table(results: dict[str, Any]) -> str:
             f"{row['stock / ours']:.1f}x | {compiled} | {row['share of copy']:.0%} |"
         )
     return "\n".join(lines)
+
+
+def modules_table(results: dict[str, Any]) -> str:
+    """A Markdown table of all rows of the modules' bench, promises and misses included."""
+    lines = [
+        "| What | Eager | torch.compile | Others | FuseStream | Over ours | Promised | Peak |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in results["modules"]["rows"]:
+        others = [*row.get("others", ()), "products alone", "stock", "stock, --fast autotune"]
+        told = [f"{name} {row[f'{name} ms']:.4g} ms" for name in others if f"{name} ms" in row]
+        ratios = [f"{short} {row[f'{name} / ours']:.2f}x" for name, short in COMPARED if f"{name} / ours" in row]
+        promised = [
+            ("at most {:g} GiB" if name == "GiB" else f"{{:g}}x {name}").format(row["asked"][name])
+            for name in row["asked"]
+        ]
+        missed = "**missed** " if row["met"] is False else ""
+        wrong = "" if row.get("right", True) else " **wrong result**"
+        cells = (
+            row["label"] + wrong,
+            *(_milliseconds(row, name) for name in ("eager", "torch.compile")),
+            ", ".join(told),
+            f"{row['ours ms']:.4g} ms",
+            ", ".join(ratios),
+            missed + ", ".join(promised),
+            _gib(row),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+UNTRIED = "not tried"
+COMPARED = (("eager", "eager"), ("torch.compile", "compile"), ("torch's best", "best"), ("stock", "stock"))
+
+
+def _milliseconds(row: dict[str, Any], name: str) -> str:
+    """Of one of torch's ways, and in which of its forms; or why there are none."""
+    if f"{name} ms" in row:
+        return f"{row[f'{name} ms']:.4g} ms" + (f" ({row[f'{name} is']})" if f"{name} is" in row else "")
+    failed = str(row.get(f"{name} failed", ""))
+    return "fails" if failed and not failed.startswith(UNTRIED) else failed.partition(":")[0]
+
+
+def _gib(row: dict[str, Any]) -> str:
+    return " / ".join(f"{row[f'{who} GiB']:.2f}" for who in ("eager", "ours") if f"{who} GiB" in row)
 
 
 def pager_table(results: dict[str, Any]) -> str:
@@ -167,9 +212,12 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
         dates = sorted({one["date"] for one in environments})
         several = {"date": f"{dates[0]} to {dates[-1]}"} if len(dates) > 1 else {}
         return {"torch": "-", "date": "-"} if not environments else environments[0] | several
-    if part in ("pager", "host", "saving", "pair", fidelity.SECTION):
+    if part in ("pager", "host", "saving", "pair", two.SECTION, fidelity.SECTION):
         found: dict[str, str] = results[part]["environment"]
         return found
+    if part == "modules":
+        environment: dict[str, str] = results[part]["rows"][0]["environment"]
+        return environment
     needed = "auto us" if part == "matrix" else "ours us"
     return next(
         (row["environment"] for row in results["kernels"]["rows"] if needed in row), {"torch": "-", "date": "-"}
@@ -199,6 +247,8 @@ def head(card: str, results: dict[str, Any], part: str) -> str:
     if part == "pager":
         rows = results["pager"]
         text += f", {rows['gb']:g} GB in {rows['layers']} layers through {rows['window gb']:g} GB"
+    if part == two.SECTION:
+        text += f", stock ComfyUI {environment['ComfyUI']}, {results[part]['free GiB']:g} GiB of each card free"
     if part == fidelity.SECTION:
         text += f", {fidelity.extent(results)}"
     if part == "models":
@@ -216,10 +266,12 @@ TABLES = {
     "kernels": table,
     "matrix": matrix_table,
     "tiers": tiers_table,
+    "modules": modules_table,
     "pager": pager_table,
     "host": host_table,
     "saving": saving_table,
     "pair": pair_table,
+    two.SECTION: two.table,
     fidelity.SECTION: fidelity_tables,
 }
 SECTION = {"matrix": "kernels", "tiers": "kernels"}  # of the results, where it has not the part's own name
@@ -235,7 +287,9 @@ def rendered_page(page: str) -> str:
         parts["plots"] += [shown(chart, card, results, "../docs/images") for chart in CHARTS]
         date = f" {head(card, results, 'models')}" if models_rows(results) else ""
         parts["groups"].append(f"**{card}**.{date}\n\n{groups.text(results)}")
+    parts[two.SECTION] = parts[two.SECTION] or [two.NOT_YET]
     parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
+    parts["modules"] = parts["modules"] or ["Not measured yet.\n"]
     return filled(page, parts)
 
 

@@ -16,8 +16,8 @@ One call has a key: shapes, strides and types of all its tensors, and every othe
 When anything moved, a call is captured anew at once. But where that was in vain more than once, since nobody replayed it before
 the next move (a LoRA may change from call to call), some calls in a row must find all in its place: twice as many each time.
 
-A call in which a kernel was still being chosen does not count, and is not captured: a graph holds chosen ones only. What cannot be
-captured runs as ever; the report has the reason.
+A call in which a kernel was still being chosen counts as the first alone, and is not captured: a graph holds chosen ones only. What
+cannot be captured runs as ever; the report has the reason.
 
 Some calls read and write memory beside what they are given, which lies where it does for a while: a text's keys and values.
 Whoever calls names it. With other memory the call is captured anew at once, since it is known to pay; and who gives the memory up
@@ -29,7 +29,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import comfy.ldm.modules.attention
@@ -42,6 +42,7 @@ from ..gpu.graphs import RECORDER, NotRecorded, Recorded, Recorder
 from ..gpu.rehearsal import NotRecordable, Rehearsal
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
+from ..kernels_cuda.choosing import hurried
 from .arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
 from .stream.doors import NOWHERE, STREAMED
 from .stream.settled import Settled
@@ -166,6 +167,7 @@ class Graphs:
         self._looked_up: Hashable = None  # at which of the owner's generations
         self._calls: OrderedDict[Hashable, _Call] = OrderedDict()  # the latest last
         self._generation: Hashable = None
+        self._comes = False  # the owner settles before long
         self._lock = threading.RLock()
         self._is_capturing = False
         self.attempts = self.captured = self.replayed = 0
@@ -267,6 +269,7 @@ class Graphs:
             self._generation = settled.generation
             for call in self._calls.values():
                 call.moved()
+        self._comes = settled.comes
         if settled.generation is None:
             self._owner.note("CUDA graphs", f"none: {settled.why}")
             return None, tensors
@@ -309,7 +312,8 @@ class Graphs:
     def _arrived(self, body: Body, given: Sequence[Any], key: Hashable, memory: object) -> Any:
         """A call of a model that is not settled. It may be afterwards: then this was the first call of its key."""
         before = self._undecided()
-        out = body(*given)
+        with hurried() if self._comes else nullcontext():
+            out = body(*given)
         if self._undecided() == before and self._settled().generation is not None:
             call, _ = self._known(given, key, memory)
             if call is not None:
@@ -324,12 +328,13 @@ class Graphs:
                 return self._captured(call, body, given, tensors)
             call.calm += 1
             return body(*given)
-        if call.ran == 0:
-            out = body(*given)
-        else:
-            out, host, whole = self._recorder.timed(self._owner.device, lambda: body(*given))
+        with hurried():
+            if call.ran == 0:
+                out = body(*given)
+            else:
+                out, host, whole = self._recorder.timed(self._owner.device, lambda: body(*given))
         if self._undecided() != before:
-            call.ran = 0  # the next one is not worth a wait yet
+            call.ran = 1  # its memory is found; of its time nothing is known
             return out
         call.ran += 1
         if call.ran == 2 and host < PAYS * whole:
@@ -372,7 +377,7 @@ class Graphs:
             self._never(call, f"it keeps something between two calls ({changed})")
             return out
         if self._undecided() != before:
-            call.ran = 0  # other memory, and other kernels: to watch it while they are chosen is not worth it
+            call.ran = 1  # other memory, and other kernels: to watch it while they are chosen is not worth it
             return out
         if self._settled().generation != self._generation:
             return out

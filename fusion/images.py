@@ -8,23 +8,31 @@ at each use, a U-Net's when they arrive on the card (`stream/laid_out.py`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import comfy.utils
 import torch
 from torch import Tensor, nn
 
-from ..kernels_cuda import KernelPolicy
+from ..kernels_cuda import LEDGER, KernelPolicy
 from ..kernels_cuda.ops.conv_operands import last_format
 from .operands import operands
+
+Result = TypeVar("Result")
 
 # Bytes of VRAM for the weights and all else, out of the promised 3 GiB. The rest is for torch's own libraries, and for the
 # one time that a kernel is measured beside stock's, which needs a workspace.
 LIMIT = int(2.8 * 2**30)
+# Of these, what torch is not given: the driver counts up to 206 MiB beside what its allocator holds, measured.
+OTHERS = 32 << 20
 # What torch's allocator holds for each byte in use: tensors of one size lie in what was left by those of another, and it
 # gives back whole pieces only. Measured 1.28 to 1.31 times; tests/torch_allocator.py says the same, and so for other sizes.
 HELD = 1.4
+# And where all of them come out of one piece of memory (`one_piece`): 1.2 times is enough for a video of any size, by the same
+# reckoning.
+IN_ONE_PIECE = 1.25
 
 
 def weight_bytes(module: nn.Module) -> int:
@@ -49,6 +57,15 @@ def on_card(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def one_piece(nbytes: int, device: torch.device) -> Tensor | None:
+    """So many bytes in one piece. When it is dropped torch's allocator holds it for what comes: it serves what is smaller out of
+    it, and puts together again what lies side by side. Each piece that is asked of the card and given back costs a millisecond."""
+    # Where another program has taken them meanwhile, it asks for what it needs, and says what that was.
+    with contextlib.suppress(torch.OutOfMemoryError):
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return None
+
+
 LEFT = "_fusestream_left"
 
 
@@ -57,16 +74,66 @@ class Leftovers:
 
     Then the next picture of the shape finds all that it needs. To give it back would cost as many allocations, and the host would
     wait for the card at the first.
+
+    passed  the shape, and what else decides how it passes
+    before  bytes that it held before the first of them
     """
 
-    def __init__(self, module: nn.Module, shape: torch.Size) -> None:
-        self._module, self._shape = module, shape
+    def __init__(self, module: nn.Module, *passed: object) -> None:
+        self._module, self._passed = module, passed
+        self.before = 0
 
     def lie_there(self) -> bool:
-        return self._module.__dict__.get(LEFT) == (self._shape, torch.cuda.memory_reserved())
+        passed, held, self.before = self._module.__dict__.get(LEFT, (None, 0, 0))
+        return bool((passed, held) == (self._passed, torch.cuda.memory_reserved()))
 
     def are_left(self) -> None:
-        self._module.__dict__[LEFT] = self._shape, torch.cuda.memory_reserved()
+        self._module.__dict__[LEFT] = self._passed, torch.cuda.memory_reserved(), self.before
+
+    def serve(self, run: Callable[[], Result], piece: int, most: int, device: torch.device) -> Result:
+        """What `run` makes, from what lies there or else from one piece of so many bytes. It may be begun twice.
+
+        piece  0: nothing may lie there, and nothing is left
+        most   bytes that torch's allocator may hold beside what it had before
+        """
+        if not (piece and self.lie_there()):
+            torch.cuda.empty_cache()
+            self.before = torch.cuda.memory_reserved()
+            if piece:
+                one_piece(piece, device)
+        held = torch.cuda.memory_reserved()
+        made = within(self.before + most, device, run)
+        # What is more comes of kernels that took their turn while one was chosen: that goes before the next.
+        if piece and torch.cuda.memory_reserved() <= held:
+            self.are_left()
+        return made
+
+
+@contextlib.contextmanager
+def bounded(nbytes: int, device: torch.device) -> Iterator[None]:
+    """torch's allocator holds no more than so many bytes. What asks for more runs out of memory: a kernel that takes its turn while
+    one is chosen loses its place, and cuDNN takes another way that needs less."""
+    before = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(before, nbytes / total), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+
+
+def within(nbytes: int, device: torch.device, run: Callable[[], Result]) -> Result:
+    """What `run` makes while torch's allocator holds no more than so many bytes; or, where that does not suffice, without a bound.
+    It may be begun twice."""
+    try:
+        with bounded(nbytes, device):
+            return run()
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+    LEDGER.say_once(
+        f"A VAE needs more than the {nbytes / 2**30:.1f} GiB it was to stay within: {reason}", logging.WARNING
+    )
+    return run()
 
 
 class Progress:

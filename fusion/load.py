@@ -34,7 +34,7 @@ from .loading import (
     require_all_weights,
     streamed_or_stock,
 )
-from .stream import branches, conditions, laid_out, progress, skeleton, step
+from .stream import branches, cards, conditions, laid_out, progress, skeleton, step
 from .stream.blocks import found_in
 from .stream.patcher import StreamingModelPatcher
 from .stream.reckoning import Reckoning
@@ -125,6 +125,7 @@ def load_streamed_diffusion_model(
     step.attach(model, Reckoning() if family is None else Reckoning(family.need, in_pieces=family.in_pieces))
     branches.attach(model)
     progress.attach(model)
+    cards.attach(model)
     attention.install(model, policy)
     before_sampling.attach(model, path, family)
     pace.attach(model, describe)

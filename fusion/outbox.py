@@ -7,6 +7,8 @@ from mmap import PAGESIZE
 import torch
 from torch import Tensor
 
+from .finishing import finish
+
 Place = tuple[slice, ...]
 
 
@@ -15,18 +17,24 @@ class Outbox:
 
     A piece crosses the bus into pinned memory behind its computation, and is copied to its place when the next piece has
     been set going: two pinned pieces at a time, and the card never waits for the host's copy.
+
+    finishes  whether pixels are to be those of pictures when they are there: finishing.py
     """
 
-    def __init__(self, out: Tensor) -> None:
-        self.out = out
+    def __init__(self, out: Tensor, finishes: bool = False) -> None:
+        self.out, self._finishes = out, finishes
         self._pending: tuple[Place, Tensor, torch.cuda.Event] | None = None
 
     def put(self, place: Place, piece: Tensor) -> None:
-        """out[place] = piece, by the time of `flush`."""
+        """out[place] = piece, by the time of `flush`. The piece may be written to."""
         if piece.device == self.out.device or piece.device.type != "cuda":
             self.out[place].copy_(piece)
+            if self._finishes:
+                finish(self.out[place])
             return
         ready = piece.to(self.out.dtype).contiguous()
+        if self._finishes:
+            finish(ready)
         staged = torch.empty(ready.shape, dtype=ready.dtype, pin_memory=True)
         staged.copy_(ready, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

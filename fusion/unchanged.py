@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ from .arguments import PLAIN
 from .stream.blocks import stored
 
 Place = tuple[dict[str, Any], str]
-Kept = dict[tuple[int, str], tuple[Any, ...]]
+Kept = list[dict[str, Any]]
 
 
 class Unchanged:
@@ -42,12 +43,9 @@ class Unchanged:
         return tuple(None if tensor is None else stored(tensor).data_ptr() for tensor in found)
 
     def kept(self) -> Kept:
-        """What each module keeps, and what is in its lists and dictionaries."""
-        return {
-            (i, name): _content(value)
-            for i, module in enumerate(self._modules())
-            for name, value in module.__dict__.items()
-        }
+        """What each module keeps, and what is in its lists and dictionaries. Most of a module's are empty: of these nothing is
+        made, or Python's collector would look through all of ComfyUI meanwhile."""
+        return [{name: _content(value) for name, value in module.__dict__.items()} for module in self._modules()]
 
     def _modules(self) -> Iterator[Any]:
         net = self._net()
@@ -56,13 +54,22 @@ class Unchanged:
 
 def difference(before: Kept, after: Kept) -> str | None:
     """The name of something that a module keeps and did not before, or keeps no more."""
-    for place in (*after, *before):
-        one, other = before.get(place), after.get(place)
-        if one is None or other is None or len(one) != len(other):
-            return place[1]
-        if not all(a is b or (isinstance(a, PLAIN) and a == b) for a, b in zip(one, other, strict=True)):
-            return place[1]
+    nothing: dict[str, Any] = {}
+    for had, has in zip_longest(before, after, fillvalue=nothing):
+        for name in (*has, *had):
+            if name not in had or name not in has or not _is_same(had[name], has[name]):
+                return name
     return None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if type(one) is tuple and type(other) is tuple:
+        return len(one) == len(other) and all(map(_is_same_thing, one, other))
+    return _is_same_thing(one, other)
+
+
+def _is_same_thing(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, PLAIN) and bool(one == other))
 
 
 def own_values(net: nn.Module) -> tuple[tuple[str, Any], ...]:
@@ -95,9 +102,11 @@ class Methods:
                     yield f"{module}.{name}".lstrip(".")
 
 
-def _content(value: Any) -> tuple[Any, ...]:
+def _content(value: Any) -> Any:
+    """What is in it, and itself; of what is empty nothing; else it alone. A tensor that is written to in place is written to by a
+    graph, too."""
     if isinstance(value, Mapping):
-        return (value, *value.keys(), *value.values())
+        return (value, *value.keys(), *value.values()) if value else ()
     if isinstance(value, list | tuple | set | frozenset):
-        return (value, *value)
-    return (value,)  # a tensor that is written to in place is written to by a graph, too
+        return (value, *value) if value else ()
+    return value

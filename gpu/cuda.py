@@ -55,6 +55,11 @@ class Driver:
         self.check(library.cuDriverGetVersion(ctypes.byref(version)), "cuDriverGetVersion", "start")
         self.version = f"{version.value // 1000}.{version.value % 1000 // 10}"
 
+    def is_at_least(self, major: int, minor: int) -> bool:
+        """Whether this is the driver of that CUDA or a newer one."""
+        have = self.version.split(".")
+        return (int(have[0]), int(have[1])) >= (major, minor)
+
     def bind(self, name: str, *arguments: Any) -> Any:
         """A call, with these argument types if there are any. Raises NoDriver where the library does not have it."""
         try:

@@ -13,11 +13,13 @@ is lost, and under cudaMallocAsync the process with it, since what was allocated
 from __future__ import annotations
 
 import contextlib
-import sys
+import functools
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,12 +30,20 @@ INDEXING = frozenset((torch.ops.aten.index.Tensor, torch.ops.aten.index_put.defa
 MASKS = frozenset((torch.bool, torch.uint8))
 KEYS = {"cuda": "CUDA", "cpu": "CPU", "meta": "Meta"}  # torch's, of dispatching
 COMPOSITE = "CompositeImplicitAutograd"
-WAITS = frozenset(("_cuda_synchronize", "synchronize", "_cuda_emptyCache"))  # torch's functions in C
+# Whoever asks for a wait by name ends up in one of these.
+WAITS = (
+    (torch._C, "_cuda_synchronize"),
+    (torch._C, "_cuda_emptyCache"),
+    (torch.cuda.Stream, "synchronize"),
+    (torch.cuda.Event, "synchronize"),
+)
+_listening = threading.RLock()
 # What torch says where it waits, and where it is asked to say so.
 WAITED, PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization debug mode is a prototype"
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 Meet = Callable[[Tensor, "Tensor | None", Callable[[], Tensor]], Tensor]
 
+_NESTED = (Tensor, list, tuple, type(None))  # what a list begins with that may hold tensors
 TO, INTO = torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default
 
 
@@ -110,19 +120,33 @@ def _waits_told(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _waits_heard() -> Iterator[None]:
-    """Raises NotRecordable where this thread asked for a wait meanwhile, whatever it did then."""
+    """Raises NotRecordable where this thread asked for a wait meanwhile, whatever it did then.
+
+    The functions are exchanged for this time: to have Python tell of every call (`sys.setprofile`) takes as long as the work.
+    """
     heard: list[str] = []
+    thread, before = threading.get_ident(), list[tuple[Any, str, Any]]()
 
-    def hear(_frame: Any, event: str, function: Any) -> None:
-        if event == "c_call" and getattr(function, "__name__", None) in WAITS:
-            heard.append(function.__name__)
+    def heard_by(function: Any, name: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                heard.append(name)
+            return function(*args, **kwargs)
 
-    before = sys.getprofile()
-    sys.setprofile(hear)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
+        return ask
+
+    with _listening:
+        for owner, name in WAITS:
+            function = vars(owner).get(name)
+            if function is not None:
+                before.append((owner, name, function))
+                setattr(owner, name, heard_by(function, name))
+        try:
+            yield
+        finally:
+            for owner, name, function in before:
+                setattr(owner, name, function)
     if heard:
         raise NotRecordable(f"it waits for the card ({heard[0].removeprefix('_cuda_')})")
 
@@ -141,17 +165,38 @@ def _untold(device: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
+class _Kind(NamedTuple):
+    """Of one of torch's operations, on one type of device."""
+
+    is_made_of_others: bool
+    waits: bool
+    indexes: bool
+
+
+_kinds: dict[tuple[Any, str], _Kind] = {}
+
+
+def _kind(func: Any, device: str) -> _Kind:
+    found = _kinds.get((func, device))
+    if found is None:
+        is_made = _has_kernel(func.name(), COMPOSITE) and not _has_kernel(func.name(), KEYS[device])
+        found = _kinds[func, device] = _Kind(is_made, not WAITING.isdisjoint(func.tags), func in INDEXING)
+    return found
+
+
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks at each of torch's operations. meet: brings what comes from the CPU, to a new tensor or into one; of (the tensor, into
-    which, how torch does it)."""
+    which, how torch does it). A network calls thousands, so this is written to be quick."""
 
     def __init__(self, device: torch.device, meet: Meet) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device, self._meet = device, meet
+        self._type, self._meet = device.type, meet
+        self._is_there: Callable[[Tensor], bool] = attrgetter(f"is_{device.type}")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _has_kernel(func.name(), COMPOSITE) and not _has_kernel(func.name(), KEYS[self._device.type]):
+        kind = _kind(func, self._type)
+        if kind.is_made_of_others:
             with self:  # in inference mode what is made of others comes whole
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -160,12 +205,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._moved(func, args, kwargs)
         if func is INTO and args[0].device != args[1].device:
             return self._copied(func, args, kwargs)
-        self._look(func, [*_tensors(args), *_tensors(kwargs.values())])
+        self._look(func, kind, [*_tensors(args), *_tensors(kwargs.values())])
         return func(*args, **kwargs)
 
     def _moved(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         source, target = args[0], kwargs.get("device") or args[0].device
-        there, wanted = self._is_there(source.device), self._is_there(torch.device(target))
+        there, wanted = self._is_there(source), torch.device(target).type == self._type
         if there and not wanted:
             raise NotRecordable("it reads from the card")
         if there == wanted:
@@ -174,28 +219,26 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _copied(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         target, source = args[:2]
-        if self._is_there(source.device):
+        if self._is_there(source):
             raise NotRecordable("it reads from the card")
         return self._meet(source, target, partial(func, *args, **kwargs))
 
-    def _look(self, func: Any, tensors: Sequence[Tensor]) -> None:
-        there = [self._is_there(tensor.device) for tensor in tensors]
+    def _look(self, func: Any, kind: _Kind, tensors: Sequence[Tensor]) -> None:
+        there = [self._is_there(tensor) for tensor in tensors]
         if not any(there):
             return
-        masks = any(tensor.dtype in MASKS for tensor in tensors[1:])
-        waits = masks if func in INDEXING else not WAITING.isdisjoint(func.tags)
+        waits = any(tensor.dtype in MASKS for tensor in tensors[1:]) if kind.indexes else kind.waits
         if waits:
             raise NotRecordable(f"it waits for the card ({func.name().removeprefix('aten::')})")
-        if any(not here and tensor.ndim for here, tensor in zip(there, tensors, strict=True)):
+        if not all(there) and any(not here and tensor.ndim for here, tensor in zip(there, tensors, strict=True)):
             raise NotRecordable(f"it mixes tensors of CPU and card ({func.name().removeprefix('aten::')})")
 
-    def _is_there(self, device: torch.device) -> bool:
-        return device.type == self._device.type
 
-
-def _tensors(values: Any) -> Iterator[Tensor]:
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+            found.append(value)
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], _NESTED):
+            found += _tensors(value)
+    return found

@@ -17,7 +17,7 @@ import lzma
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Manifest:
     compiler: str
     # variant -> unit -> {"sha256", "size", "kernels": {name: facts}}
     variants: dict[str, dict[str, Any]]
+    # unit -> the hash of what it alone was made from; who builds keeps what has not changed
+    units: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,34 @@ class Unit:
     kernels: dict[str, dict[str, int]]
 
 
-def write(path: Path, built: Built, *, source_hash: str, compiler: str, filters: Filters | None = SMALLEST) -> Manifest:
-    """Pack compiled units; without filters, uncompressed. The file appears whole or not at all."""
+def write(
+    path: Path,
+    built: Built,
+    *,
+    source_hash: str,
+    compiler: str,
+    hashes: Mapping[str, str] | None = None,
+    filters: Filters | None = SMALLEST,
+) -> Manifest:
+    """Pack compiled units; without filters, uncompressed. The file appears whole or not at all. hashes: of each unit's sources."""
     variants: dict[str, dict[str, Any]] = {}
     for variant, units in built.items():
         variants[variant] = {
             unit: {"sha256": hashlib.sha256(code).hexdigest(), "size": len(code), "kernels": kernels}
             for unit, (code, kernels) in sorted(units.items())
         }
-    manifest = Manifest(source_hash, compiler, variants)
+    there = {unit for units in built.values() for unit in units}
+    manifest = Manifest(
+        source_hash, compiler, variants, {unit: own for unit, own in sorted((hashes or {}).items()) if unit in there}
+    )
     head = json.dumps(
-        {"format": FORMAT, "source_hash": source_hash, "compiler": compiler, "variants": variants},
+        {
+            "format": FORMAT,
+            "source_hash": source_hash,
+            "compiler": compiler,
+            "units": manifest.units,
+            "variants": variants,
+        },
         indent=1,
         sort_keys=False,
     ).encode()
@@ -97,7 +116,9 @@ def _manifest(path: Path, data: bytes) -> Manifest:
         head = json.loads(data)
         if head["format"] != FORMAT:
             raise ArchiveError(f"{path.name} has format {head['format']}, this version reads {FORMAT}")
-        manifest = Manifest(str(head["source_hash"]), str(head["compiler"]), dict(head["variants"]))
+        manifest = Manifest(
+            str(head["source_hash"]), str(head["compiler"]), dict(head["variants"]), dict(head.get("units", {}))
+        )
         for units in manifest.variants.values():
             for entry in units.values():
                 _ = (entry["sha256"], entry["size"], entry["kernels"])
@@ -124,6 +145,16 @@ def read_manifest(path: Path) -> Manifest:
 def read_units(path: Path, preference: Sequence[str]) -> tuple[Manifest, dict[str, Unit]]:
     """The manifest, and each unit's code in the first variant of `preference` that has it, checked against its hash."""
     return _read(path, preference)
+
+
+def read_all(path: Path) -> tuple[Manifest, Built]:
+    """Everything, for who builds. Each variant is checked as it is for a card."""
+    manifest = read_manifest(path)
+    built = {
+        variant: {unit: (one.code, one.kernels) for unit, one in read_units(path, [variant])[1].items()}
+        for variant in manifest.variants
+    }
+    return manifest, built
 
 
 def _read(path: Path, preference: Sequence[str]) -> tuple[Manifest, dict[str, Unit]]:

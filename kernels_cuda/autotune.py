@@ -21,8 +21,8 @@ from .call import Call, Candidate, Plan, Tunable
 from .choosing import Choosing, Failure
 from .ledger import LEDGER, Choice
 from .near import key, nearest
-from .purse import Purse
-from .stopwatch import Lap
+from .purse import EXTRA, Purse
+from .stopwatch import Lap, Sweeper
 from .turns import Turn, Turns
 from .winners import Winner, WinnersFile
 
@@ -53,13 +53,14 @@ class Tuner:
         lap: Callable[[torch.device, float | None], Any] = Lap,
         card_key: Callable[[Call], str] = card_key,
         purse: Purse | None = None,
+        sweep: Callable[[torch.device], Any] = Sweeper,
     ) -> None:
         self._file = file
-        self._lap = lap
+        self._lap, self._sweep = lap, sweep
         self._card_key = card_key
         self._lock = threading.Lock()
         self._too_large: dict[tuple[str, str], int] = {}  # bytes of a call at which a candidate ran out of memory
-        self.purse = purse or Purse()
+        self.purse, self.extra = purse or Purse(), Purse(EXTRA)
         self.undecided = self.trials = 0
 
     def plan(
@@ -74,7 +75,7 @@ class Tuner:
             able = self._those_that_fit(call, able)
             known = self._known(here, able)
         if known is None and len(able) > 1:
-            return self._choose(op.name, shape, card, call, able, settle), "what is chosen"
+            return self._choose(op, shape, card, call, able, settle), "what is chosen"
         name = able[0].name if known is None else known.name
         seconds = {} if known is None else dict(known.seconds)
         LEDGER.chose(Choice(op.name, shape, name, "no other has the memory" if known is None else CHOSEN, seconds))
@@ -92,21 +93,21 @@ class Tuner:
 
     def _choose(
         self,
-        op: str,
+        op: Tunable,
         shape: str,
         card: str,
         call: Call,
         able: Sequence[Candidate],
         settle: Callable[[Plan], None],
     ) -> Plan:
-        near = nearest(op, shape, card, self._file.entries)
+        near = nearest(op.name, shape, card, self._file.entries)
         ratios = _ratios(near)
         order = sorted(able, key=lambda candidate: ratios.get(candidate.name, math.inf)) if near else able
         ours = frozenset(candidate.name for candidate in able if candidate.ours)
         late = {candidate.name: begun for candidate in able if (begun := candidate.begin(call)) is not None}
-        turns = Turns([candidate.name for candidate in order], ours, self.purse, ratios, late)
-        LEDGER.chose(Choice(op, shape, turns.best, CHOOSING))
-        here = key(op, shape, card)
+        turns = Turns([candidate.name for candidate in order], ours, self.purse, ratios, late, self.extra)
+        LEDGER.chose(Choice(op.name, shape, turns.best, CHOOSING))
+        here = key(op.name, shape, card)
 
         def elsewhere() -> str | None:
             found = _fitting(self._file.at_hand(here), able)
@@ -116,11 +117,13 @@ class Tuner:
             call,
             order,
             turns,
+            writes=op.writes,
             lap=self._lap,
+            sweep=self._sweep,
             elsewhere=elsewhere,
             served=self._count,
             lost=self._note_failure,
-            chosen=partial(self._keep, op, shape, here),
+            chosen=partial(self._keep, op.name, shape, here),
             settle=settle,
         )
 

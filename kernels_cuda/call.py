@@ -94,6 +94,10 @@ class Tunable(Protocol):
     @property
     def shape_class(self) -> Callable[[Call], str]: ...
 
+    @property
+    def writes(self) -> Sequence[int]:
+        """Which of its operands it writes over."""
+
 
 def round_up(size: int) -> int:
     """The next power of two: sizes that share it share a winner."""

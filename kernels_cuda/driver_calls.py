@@ -39,6 +39,22 @@ class LaunchConfig(ctypes.Structure):
     ]
 
 
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: what is asked for, and a union of 64 bytes of which these attributes take the first integer."""
+
+    _fields_ = [
+        ("which", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_int * 15),
+    ]
+
+
+# CUlaunchAttributeID: a launch need not wait for the end of the one before it in its stream, whose kernel says from when on; this
+# one's waits where it must. Of compute capability 9.0 and newer.
+PROGRAMMATIC_SERIALIZATION = 6
+
+
 class KernelCalls:
     """The few calls the launcher needs."""
 

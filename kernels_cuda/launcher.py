@@ -19,7 +19,7 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,16 @@ from ..gpu import NoDriver
 from ..gpu.cuda import MULTIPROCESSORS
 from ..gpu.nvidia import other_maker
 from . import arch, device_code
-from .driver_calls import ERROR_INVALID_CONTEXT, LOCAL_BYTES, REGISTERS, KernelCalls, LaunchConfig, kernel_calls
+from .driver_calls import (
+    ERROR_INVALID_CONTEXT,
+    LOCAL_BYTES,
+    PROGRAMMATIC_SERIALIZATION,
+    REGISTERS,
+    KernelCalls,
+    LaunchAttribute,
+    LaunchConfig,
+    kernel_calls,
+)
 from .errors import CodeUnavailable, KernelError
 from .policy import ISA_CLASSES, IsaClass
 
@@ -37,6 +46,7 @@ Grid = tuple[int, int, int]
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
+AHEAD_IN_GRAPHS = (12, 3)  # the CUDA version whose graphs have such edges
 
 _stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
     lambda device: torch.cuda.current_stream(device).cuda_stream
@@ -88,6 +98,7 @@ class Launch:
 
     __slots__ = (
         "_alone",
+        "_attribute",
         "_card",
         "_config",
         "_config_ref",
@@ -101,7 +112,14 @@ class Launch:
     )
 
     def __init__(
-        self, kernel: Kernel, params: ctypes.Structure, grid: Grid, block: int, shared_bytes: int, what: str
+        self,
+        kernel: Kernel,
+        params: ctypes.Structure,
+        grid: Grid,
+        block: int,
+        shared_bytes: int,
+        what: str,
+        ahead: bool = False,
     ) -> None:
         self._card = kernel.card
         self._alone = torch.cuda.device_count() == 1  # then the current device need not be asked for
@@ -111,6 +129,9 @@ class Launch:
         # cuLaunchKernelEx takes an array of pointers to arguments; there is one argument.
         self._slots = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         self._config = LaunchConfig(*grid, block, 1, 1, shared_bytes, None, None, 0)
+        self._attribute = LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, 1)  # the driver reads it at every launch
+        if ahead:
+            self._config.attributes, self._config.attribute_count = ctypes.addressof(self._attribute), 1
         self._config_ref = ctypes.byref(self._config)
         self._pack = struct.Struct(f"={pointer_count(type(params))}Q").pack_into
         self.device = kernel.card.index
@@ -145,9 +166,22 @@ class Kernel:
     handle: ctypes.c_void_p
     facts: dict[str, int]
     cut: tuple[int, ...] = ()  # how this variant cuts the work, where the source says so: an array `<name>_cut`
+    waits: bool = False  # for the launch before it, by itself: the source says so in `<name>_waits`, see src/ahead.cuh
 
-    def prepare(self, params: ctypes.Structure, *, grid: Grid, block: int, shape: str, shared_bytes: int = 0) -> Launch:
-        """Fix everything but the pointers. `shape` is for messages: what a reader needs to find the call."""
+    def prepare(
+        self,
+        params: ctypes.Structure,
+        *,
+        grid: Grid,
+        block: int,
+        shape: str,
+        shared_bytes: int = 0,
+        ahead: bool = False,
+    ) -> Launch:
+        """Fix everything but the pointers. `shape` is for messages: what a reader needs to find the call.
+
+        ahead  it may begin before the launch before it in its stream has ended: for kernels that wait for it themselves
+        """
         what = f"{self.name} on cuda:{self.card.index} for {shape} (grid {grid}, block {block})"
         if ctypes.sizeof(params) != self.facts["parameters"]:
             raise KernelError(
@@ -156,8 +190,10 @@ class Kernel:
             )
         if any(not 0 < size <= limit for size, limit in zip(grid, MAX_GRID, strict=True)) or not 0 < block <= 1024:
             raise KernelError(f"{what}: the grid is out of range")
+        if ahead and not self.waits:
+            raise KernelError(f"{what}: its code does not wait for the launch before it")
         self.card.allow_shared_bytes(self, shared_bytes)
-        return Launch(self, params, grid, block, shared_bytes, what)
+        return Launch(self, params, grid, block, shared_bytes, what, ahead)
 
     def resident_blocks(self, block: int, shared_bytes: int = 0) -> int:
         """Blocks per multiprocessor at this size."""
@@ -207,6 +243,10 @@ class Card:
         """The class of the code that serves a unit here."""
         return arch.isa_class(self.code.units[unit].variant)
 
+    def launches_ahead(self, unit: str, names: Iterable[str]) -> bool:
+        """Whether kernels may be launched with `ahead`: their code waits, and the driver keeps it so in a CUDA graph."""
+        return self.driver.is_at_least(*AHEAD_IN_GRAPHS) and all(self.kernel(unit, name).waits for name in names)
+
     def kernel(self, unit: str, name: str) -> Kernel:
         found = self._kernels.get((unit, name))
         if found is None:
@@ -234,7 +274,8 @@ class Card:
                     "stack": self.calls.function_attribute(handle, LOCAL_BYTES, name),
                 }
                 cut = self.calls.global_ints(module, f"{name}_cut")
-                self._kernels[unit, name] = Kernel(self, unit, name, handle, {**facts, **live}, cut)
+                waits = self.calls.global_ints(module, f"{name}_waits") == (1,)
+                self._kernels[unit, name] = Kernel(self, unit, name, handle, {**facts, **live}, cut, waits)
             self._modules[unit] = module
 
     def allow_shared_bytes(self, kernel: Kernel, size: int) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import threading
 
 GRANT = 0.05  # seconds
+# For turns that follow short calls. A step of a U-Net takes half or a tenth of the time once all its kernels are chosen and it is
+# replayed as a graph: some twenty steps that are not captured yet would cost seconds.
+EXTRA = 0.2
 SHARE = 0.03  # of the work that candidates are compared on
 
 

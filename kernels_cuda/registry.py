@@ -36,6 +36,7 @@ from .policy import STANDARD, KernelPolicy
 
 GRADIENT = "a gradient is wanted, and the kernels are for inference"
 MOST_TACTICS = 4  # that are tried, of each candidate
+MOST_BESIDE = 2**25  # bytes: what stock's operations write only to read it again, of a candidate that races
 MOST_PLANS = 4096  # per op and thread: a session meets a few hundred signatures, and each plan is about a kilobyte
 
 
@@ -67,6 +68,7 @@ class StockCandidate(OneWay):
     ours: bool = False
     plan: Callable[[Call], Plan | None] = lambda _: None  # of a call for which stock's way is shorter than `run`
     begins: Callable[[Call], Begun | None] = lambda _: None  # see Candidate.begin
+    beside: Callable[[Call], int] = lambda _: 0  # bytes that `run` takes beside what it is given and what it makes
 
     def refuse(self, call: Call) -> str | None:  # noqa: ARG002 - stock serves whatever stock serves
         return None
@@ -161,6 +163,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self._thread = _PlansOfThread()
+        self.writes = tuple(i for i, word in enumerate(self.schema.partition("->")[0].split(",")) if "!)" in word)
         self.traced = _register(self)
         OPS[self.name] = self
 
@@ -216,7 +219,12 @@ class Op:
             on_cpu = call.device.type == "cpu"
             runners = [StockCandidate(self.reference, "the reference") if on_cpu else self._without_ours(call)]
         else:
-            runners = [way for candidate in able for way in candidate.tactics(call)[:MOST_TACTICS]]
+            modest = racing(call, able)
+            runners = [way for candidate in modest for way in candidate.tactics(call)[:MOST_TACTICS]]
+            if len(runners) == 1 < len(able):
+                LEDGER.chose(
+                    Choice(self.name, self.shape_class(call), runners[0].name, "no other way takes so little memory")
+                )
         if len(runners) > 1:
             plan, name = autotune.tuner().plan(self, call, runners, settle)
         else:
@@ -243,6 +251,14 @@ class Op:
         """What stock runs, or the reference where stock has nothing for this input."""
         theirs = (candidate for candidate in self.candidates if not candidate.ours and candidate.refuse(call) is None)
         return next(theirs, StockCandidate(self.reference, "the reference"))
+
+
+def racing(call: Call, able: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Those of these candidates that are worth a turn. Stock's operations one after the other are not, where they make large copies
+    on the way and another way makes none: they would be slower, and the copies what a small card has no room for. Of a table of
+    words they are a gigabyte and a half each."""
+    modest = [c for c in able if not (isinstance(c, StockCandidate) and c.beside(call) > MOST_BESIDE)]
+    return modest or able
 
 
 def _checked(call: Call, plan: Plan) -> Plan:

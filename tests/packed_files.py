@@ -35,8 +35,10 @@ def packed_file(
     metadata: dict[str, str] | None = None,
     tokenizer: bytes | None = None,
     architecture: str = "test",
+    kinds: dict[str, str] | None = None,
 ) -> Path:
-    """These as a GGUF file: matrices of whole blocks packed, everything else in fp32 or fp16 as converters have it."""
+    """These as a GGUF file: matrices of whole blocks packed, everything else in fp32 or fp16 as converters have it. kinds: of some
+    tensors, another."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, text in (metadata or {}).items():
         writer.add_string(key, text)
@@ -50,6 +52,7 @@ def packed_file(
             continue
         if tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
             wanted = KIND[kind] if tensor.shape[1] % gguf_files.TYPES[kind][1] == 0 else KIND.Q8_0
+        wanted = KIND[kinds[name]] if name in (kinds or {}) else wanted
         writer.add_tensor((names or {}).get(name, name), quantised(tensor, wanted, i), raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

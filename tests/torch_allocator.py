@@ -46,6 +46,11 @@ class Allocator:
         self._free.append((size, self.segments, 0))
         return self._free[-1]
 
+    def hold(self, nbytes: int) -> None:
+        """Have so many bytes in one piece, which nobody has."""
+        self.take(-1, nbytes)
+        self.drop(-1)
+
     def drop(self, key: int) -> None:
         block = self._taken.pop(key, None)
         if block is None:

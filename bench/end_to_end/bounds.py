@@ -19,7 +19,6 @@ from .rows import WINDOWS_BUS, Row
 from .storages import STORED
 
 PATCH = 2  # latent pixels of a side per token
-LATENT_CHANNELS = 16
 MULTIPLIERS = (1, 2, 4, 4)
 Box = tuple[int, int, int]  # frames, height, width
 # Of what may be held on the card, the peak that is promised: activations are left out, so this bound is a low one.
@@ -57,6 +56,19 @@ WRITERS = {"vl2": Language(2048, 6144, 16, 8, 128, 28, QWEN3.vocabulary), "vl4":
 EYES = Sizes(1024, 4096, 24)  # of either
 WORDS = 32  # tokens of a prompt beside a picture
 READ = {"flux2": 27}  # layers of it that somebody reads; all where it is not said
+
+
+@dataclass(frozen=True)
+class VideoVae:
+    """A video VAE's sizes. fold: pixels, along either side, that are one to its convolutions; then upsampling keeps the width."""
+
+    encoder: int
+    decoder: int
+    channels: int
+    fold: int = 1
+
+
+VIDEO_VAES = {"vae": VideoVae(96, 96, 16), "vae22": VideoVae(160, 256, 48, fold=2)}
 
 
 @dataclass(frozen=True)
@@ -130,11 +142,12 @@ def _middle(width: int, box: Box) -> float:
     return 2 * _block(width, width, box) + 2.0 * math.prod(box) * 4 * width * width
 
 
-def vae_decode(row: Row, width: int = 96) -> Cost:
-    """Latent to pixels through the Wan 2.1 VAE."""
+def vae_decode(row: Row, size: VideoVae) -> Cost:
+    """Latent to pixels through a Wan VAE."""
     t, h, w = row.latent
+    width = size.decoder
     top = width * MULTIPLIERS[-1]
-    gemm = _cube(LATENT_CHANNELS, top, (t, h, w)) + _middle(top, (t, h, w))
+    gemm = _cube(size.channels, top, (t, h, w)) + _middle(top, (t, h, w))
     attention = 4.0 * t * (h * w) ** 2 * top
     into = top
     for stage, multiplier in enumerate(reversed(MULTIPLIERS)):
@@ -146,15 +159,16 @@ def vae_decode(row: Row, width: int = 96) -> Cost:
                 gemm += 2.0 * (t - 1) * h * w * 3 * out * 2 * out
                 t = 2 * t - 1
             h, w = 2 * h, 2 * w
-            into = out // 2
+            into = out if size.fold > 1 else out // 2
             gemm += 2.0 * t * h * w * 9 * out * into
-    return Cost(gemm + _cube(into, 3, (t, h, w)), attention)
+    return Cost(gemm + _cube(into, 3 * size.fold**2, (t, h, w)), attention)
 
 
-def vae_encode(row: Row, width: int = 96) -> Cost:
-    """Pixels to latent through the Wan 2.1 VAE."""
-    t, h, w = row.frames, row.height, row.width
-    gemm = _cube(3, width, (t, h, w))
+def vae_encode(row: Row, size: VideoVae) -> Cost:
+    """Pixels to latent through a Wan VAE."""
+    t, h, w = row.frames, row.height // size.fold, row.width // size.fold
+    width = size.encoder
+    gemm = _cube(3 * size.fold**2, width, (t, h, w))
     into = width
     for stage, multiplier in enumerate(MULTIPLIERS):
         out = width * multiplier
@@ -166,7 +180,7 @@ def vae_encode(row: Row, width: int = 96) -> Cost:
             if stage > 0:  # frames are halved but for the first
                 t = (t - 1) // 2 + 1
                 gemm += 2.0 * (t - 1) * h * w * 3 * out * out
-    gemm += _middle(into, (t, h, w)) + _cube(into, 2 * LATENT_CHANNELS, (t, h, w))
+    gemm += _middle(into, (t, h, w)) + _cube(into, 2 * size.channels, (t, h, w))
     return Cost(gemm, 4.0 * t * (h * w) ** 2 * into)
 
 
@@ -184,7 +198,8 @@ def cost_of(row: Row) -> Cost:
         return picture_cost(row)
     if row.work == "sample":
         return wan_forward(WAN[row.model], wan_tokens(row))
-    return vae_decode(row) if row.work == "decode" else vae_encode(row)
+    through = vae_decode if row.work == "decode" else vae_encode
+    return through(row, VIDEO_VAES[row.model])
 
 
 def language(row: Row) -> Language:

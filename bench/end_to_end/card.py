@@ -18,8 +18,9 @@ class Card:
     The ballast is a plain cudaMalloc, outside of torch: ComfyUI sees the card as full as another program would make it.
     """
 
-    def __init__(self, free: float | None) -> None:
-        self._free = free
+    def __init__(self, free: float | None, index: int = 0) -> None:
+        """index: of the card, where a model is on several."""
+        self._free, self._index = free, index
         self._stop = threading.Event()
         self._ballast = 0
         self.start = self.low = 0
@@ -30,20 +31,24 @@ class Card:
     def __enter__(self) -> Card:
         if not torch.cuda.is_available():
             return self
-        torch.zeros(1, device="cuda")
+        torch.zeros(1, device=torch.device("cuda", self._index))
         torch.cuda.empty_cache()
         if self._free is not None:
-            self._take(torch.cuda.mem_get_info()[0] - int(self._free * GIB))
-        self.start = self.low = torch.cuda.mem_get_info()[0]
+            self._take(self._left() - int(self._free * GIB))
+        self.start = self.low = self._left()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
+
+    def _left(self) -> int:
+        return torch.cuda.mem_get_info(self._index)[0]
 
     def _take(self, nbytes: int) -> None:
         if nbytes <= 0:
             return
         runtime = importlib.import_module("cuda.bindings.runtime")  # comes with torch's CUDA 13 builds
-        status, self._ballast = runtime.cudaMalloc(nbytes)
+        with torch.cuda.device(self._index):
+            status, self._ballast = runtime.cudaMalloc(nbytes)
         if int(status):
             raise RuntimeError(
                 f"the ballast of {nbytes / GIB:.1f} GiB cannot be allocated: {status}. Use another --free."
@@ -54,14 +59,14 @@ class Card:
             self._look()
 
     def _look(self) -> None:
-        free = torch.cuda.mem_get_info()[0]
+        free = self._left()
         if free < self.low:
-            self.low, self.allocators = free, torch.cuda.memory_reserved()
+            self.low, self.allocators = free, torch.cuda.memory_reserved(self._index)
 
     def restart(self) -> None:
         """Forget the peak so far."""
         if torch.cuda.is_available():
-            self.low, self.allocators = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+            self.low, self.allocators = self._left(), torch.cuda.memory_reserved(self._index)
 
     @property
     def peak(self) -> float:
@@ -72,3 +77,6 @@ class Card:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        if self._ballast:
+            importlib.import_module("cuda.bindings.runtime").cudaFree(self._ballast)
+            self._ballast = 0

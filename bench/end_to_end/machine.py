@@ -9,16 +9,17 @@ from pathlib import Path
 
 from .results import card_file, read
 
-LARGE_CARD_MIB = 40_000  # where a dozen waiting processes' contexts do not matter
+AHEAD = 20
+LARGE_CARD_MIB = 40_000  # where so many waiting processes' contexts do not matter
 
 
 def processes_ahead(is_quick: bool) -> int:
-    """How many may start at once: each takes a core for its start, and a context on the card while it waits."""
+    """How many may start at once: each takes the better part of a core for its start, and a context on the card while it waits."""
     cores = os.cpu_count() or 1
     if is_quick:
         return min(4, cores)
     told = ask_card("memory.total")
-    return max(1, min(12, cores - 2)) if told.isdigit() and int(told) >= LARGE_CARD_MIB else 1
+    return max(1, min(AHEAD, cores + cores // 4)) if told.isdigit() and int(told) >= LARGE_CARD_MIB else 1
 
 
 def ask_card(what: str) -> str:

@@ -28,7 +28,7 @@ FINER = re.compile(
     r"blocks\.\d+\.(self|cross)_attn\.v\.weight|blocks\.\d+\.ffn\.2\.weight|.*\.(attn_v|ffn_down)\.weight"
 )
 BLOCKS = re.compile(
-    r"(blocks\.\d+|enc\.blk\.\d+|model\.(language_model\.)?layers\.\d+|model\.visual\.blocks\.\d+|model\.embed_tokens|token_embd)\."
+    r"(blocks\.\d+|enc\.blk\.\d+|model\.(language_model\.)?(layers\.\d+|embed_tokens)|model\.visual\.blocks\.\d+|token_embd)\."
 )
 UNPACKED = re.compile(r".*\.attn_rel_b\.weight")
 

@@ -38,6 +38,7 @@ def side_result(runs: Runs) -> dict[str, Any]:
     last = runs[-1]
     for name in (
         "torch's at the peak GiB",
+        "peaks GiB",
         "free GiB",
         "RAM peak GiB",
         "RAM held GiB",

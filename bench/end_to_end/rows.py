@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import gguf_pack
-from .pictures import LATENTS
+from .pictures import LATENTS, Latent
 from .storages import GGUF, shown
 
 Model = Literal[
     "wan13",
     "wan14",
     "vae",
+    "vae22",
     "t5",
     "qwen3",
     "klein4",
@@ -34,6 +35,7 @@ TITLES: dict[Model, str] = {
     "wan13": "1.3B",
     "wan14": "14B",
     "vae": "VAE",
+    "vae22": "VAE 2.2",
     "t5": "UMT5-XXL",
     "qwen3": "Qwen3-4B",
     "klein4": "klein 4B",
@@ -51,6 +53,7 @@ TINY: dict[Model, str] = {
     "wan13": "wan_t2v",
     "wan14": "wan_t2v",
     "vae": "wan_vae",
+    "vae22": "wan22_vae",
     "t5": "umt5",
     "qwen3": "qwen3",
     "klein4": "flux2",
@@ -69,16 +72,17 @@ GUIDED: tuple[Model, ...] = (
     "sd15",
     "sdxl",
 )  # whose steps have two prompts; the others were distilled to one
-VAES: tuple[Model, ...] = ("vae", "flux2_vae", "flux_vae")
+VAES: tuple[Model, ...] = ("vae", "vae22", "flux2_vae", "flux_vae")
 # Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
 WHOLE: dict[Work, tuple[Model, Model]] = {"video": ("t5", "vae"), "picture": ("qwen3", "flux2_vae")}
 TOLD: tuple[Work, ...] = ("call", "live", "write", "see")  # what their model is not known for
 SIZES: dict[Work, str] = {"text": "512 tokens", "write": "a token"}  # of work that has no pixels
-LATENT = 8  # pixels of a side per latent pixel
 TIME = 4  # frames per latent frame, after the first
 WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
 TAKES: dict[Work, int] = {"video": 2, "picture": 4}  # of a row of whole ones; the first is apart
-CHANNELS = 16  # of a video's latents
+# Channels of a video's latents, and pixels of a side per latent pixel.
+VIDEO = Latent(16, 8)
+VIDEOS: dict[Model, Latent] = {"vae22": Latent(48, 16)}
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ class Side:
     windows    as Windows with a card in a PCIe 3 slot has it: windows.py
     pack       stock reads the file through city96's pack: gguf_pack.py
     ballast    whether all but `--free` GiB of the card are taken
+    remembers  what kernels were chosen before in this machine's life; else it is a new one
+    cards      a step's prompts are computed on so many, by stock's MultiGPU CFG Split
     """
 
     comfy: tuple[str, ...] = ()
@@ -107,6 +113,8 @@ class Side:
     ballast: bool = True
     windows: bool = False
     pack: bool = False
+    cards: int = 1
+    remembers: bool = True
 
 
 STOCK, OURS = Side(), Side()
@@ -184,6 +192,12 @@ class Row:
         return (encoder, "fp16"), own, (decoder, "fp16")
 
     @property
+    def is_promised(self) -> bool:
+        """Whether something is asked of it."""
+        asked = (self.asked, self.asked_first, self.seconds, self.first_seconds, self.held, self.peak)
+        return any(one is not None for one in asked)
+
+    @property
     def is_whole(self) -> bool:
         """Whether it is all of the work, from a prompt to what is looked at."""
         return self.work in WHOLE
@@ -216,13 +230,14 @@ class Row:
     @property
     def latent(self) -> tuple[int, int, int]:
         """Frames, height and width of a video's latent."""
-        return (self.frames - 1) // TIME + 1, self.height // LATENT, self.width // LATENT
+        side = VIDEOS.get(self.model, VIDEO).side
+        return (self.frames - 1) // TIME + 1, self.height // side, self.width // side
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """Of one latent: channels, frames, height and width; a picture has no frames."""
         if not self.is_picture:
-            return CHANNELS, *self.latent
+            return VIDEOS.get(self.model, VIDEO).channels, *self.latent
         latent = LATENTS[self.model]
         return latent.channels, self.height // latent.side, self.width // latent.side
 
@@ -252,7 +267,8 @@ def table() -> list[Row]:
     for work, asked in (("decode", (1.8, 5.0)), ("encode", (1.6, 4.0))):
         for (height, width), ratio in zip(((480, 832), (720, 1280)), asked, strict=True):
             rows.append(Row("vae", work, height, width, 81, 2, asked=ratio))  # type: ignore[arg-type]
-    return rows
+    both: tuple[Work, ...] = ("decode", "encode")
+    return rows + [Row("vae22", work, 704, 1280, 121, 2, asked=1.8, peak=3.0) for work in both]
 
 
 def more() -> list[Row]:
@@ -387,6 +403,7 @@ def packed() -> list[Row]:
                 over=over,
                 stock=stock,
                 ours=windows,
+                asked=1.0,
             )
         )
     return rows
@@ -428,20 +445,45 @@ def pictures() -> list[Row]:
 
 
 def small() -> list[Row]:
-    """Cards of which little is free, on both sides: 2 GiB and more."""
+    """Cards of which little is free, on both sides: 2 GiB and more; what says most first. Of later steps there are as many as tell
+    whether one is computed again."""
     rows = []
-    for model, height, width, frames, steps in (("wan13", 480, 832, 81, 4), ("wan14", 480, 480, 17, 6)):
-        for gib in (2.0, 3.0, 4.0, 6.0):
+    for model, height, width, frames, steps in (("wan13", 480, 832, 81, 3), ("wan14", 480, 480, 17, 4)):
+        for gib in (3.0, 2.0, 4.0, 6.0):
             asked = 1.1 if gib == 3 else 1.0
             note = f"{gib:g} GiB free"
             rows.append(sampling(model, height, width, frames, steps, group="small", note=note, free=gib, asked=asked))  # type: ignore[arg-type]
     return rows
 
 
+def short() -> list[Row]:
+    """Steps of milliseconds, and the first time that anything runs: first calls of a machine that remembers nothing."""
+    new = {"note": "a new machine", "ours": Side(remembers=False)}
+    return [
+        sampling("wan13", 480, 832, 1, 16, group="short", asked=1.6, asked_first=1.1),
+        sampling("wan13", 208, 336, 33, 16, group="short", asked=1.1, asked_first=1.1),
+        sampling("wan13", 480, 480, 17, 4, group="short", asked=1.1, asked_first=1.1, **new),
+        Row("vae", "decode", 464, 848, 45, 3, group="short", asked_first=1.1, **new),  # type: ignore[arg-type]
+        Row("vae", "encode", 464, 848, 45, 3, group="short", asked_first=1.1, **new),  # type: ignore[arg-type]
+        Row(
+            "wan13",
+            "video",
+            480,
+            832,
+            33,
+            10,
+            group="short",
+            asked_first=1.3,
+            note="10 steps, a new machine",
+            ours=Side(remembers=False),
+        ),
+    ]
+
+
 def live() -> list[Row]:
     """Frames of 512x512, one by one, as stock's VAE Encode, KSampler and VAE Decode make them. 120 of them a second are asked with
     TAESD, and 60 with the VAE."""
-    row = Row("sd15", "live", 512, 512, steps=120, group="live", through="TAESD")
+    row = Row("sd15", "live", 512, 512, steps=90, group="live", through="TAESD")
     held = {"note": "held to Turing", **TURING}
     return [
         replace(row, asked=8.0, seconds=1 / 120),
@@ -468,7 +510,7 @@ def writing() -> list[Row]:
 
 
 def all_rows() -> list[Row]:
-    rows = table() + more() + small() + packed() + pictures() + live() + writing()
+    rows = table() + short() + more() + small() + packed() + pictures() + live() + writing()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows

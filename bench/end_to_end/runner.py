@@ -38,7 +38,7 @@ def add_options(cli: argparse.ArgumentParser) -> None:
     )
     cli.add_argument("--keep", action="store_true", help="leave the weights for another call")
     cli.add_argument(
-        "--ahead", type=int, help="processes that start at once and work in turn; by default 12 on a large card, or 1"
+        "--ahead", type=int, help="processes that start at once and work in turn; by default 20 on a large card, or 1"
     )
     cli.add_argument("--limit", type=float, default=300.0, help="seconds of one process")
     cli.add_argument("--tail", type=int, default=12, help="lines to show of a process that failed")

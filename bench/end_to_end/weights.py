@@ -21,7 +21,7 @@ from ...checkpoints import flux, kl_vae, llama, qwen3_vl, spiece, umt5, unet, wa
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
-from .bounds import EYES, QWEN3, UMT5, WAN
+from .bounds import EYES, QWEN3, UMT5, VIDEO_VAES, WAN
 from .bounds import WRITERS as WRITERS_OF_TEXT
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, in_bytes, packed, plain
 from .pictures import IMAGE_VAES, KLEIN, UNETS, Z_IMAGE
@@ -61,7 +61,9 @@ def table(model: Model) -> Table:
     if model in IMAGE_VAES:
         vae = IMAGE_VAES[model]
         return kl_vae.table(kl_vae.KlSize(vae.channels, vae.folded, vae.folded, vae.width))
-    return wan_vae.table_21(wan_vae.VaeSize(96, 96))
+    of_videos = VIDEO_VAES[model]
+    written = wan_vae.table_22 if of_videos.fold > 1 else wan_vae.table_21
+    return written(wan_vae.VaeSize(of_videos.encoder, of_videos.decoder))
 
 
 def tiny_table(model: str) -> Table:

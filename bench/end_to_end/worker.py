@@ -13,10 +13,11 @@ import itertools
 import json
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
 GUIDANCE = 6.0
 LIVE_STRENGTH = 0.5
+REMEMBERED = "FUSESTREAM_CACHE"  # where what was chosen lies
 POOLED = {"sdxl": 1280}  # width of what goes with a prompt's tokens
 KINDS = {
     "t5": "wan",
@@ -84,12 +86,30 @@ def begin(job: dict[str, Any]) -> None:
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """Start, wait for the word, load the model and do the row's work; what was found."""
-    begun = time.perf_counter()
-    begin(job)
-    started = {"start s": time.perf_counter() - begun}
-    run = Run(job)
-    print("READY", flush=True)
-    return started | done(run, json.loads(sys.stdin.readline())["paths"])
+    with machine(side_of(job)):
+        begun = time.perf_counter()
+        begin(job)
+        started = {"start s": time.perf_counter() - begun}
+        run = Run(job)
+        print("READY", flush=True)
+        return started | done(run, json.loads(sys.stdin.readline())["paths"])
+
+
+@contextmanager
+def machine(side: Side) -> Iterator[None]:
+    """One on which kernels were chosen before, or a new one."""
+    if side.remembers:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="fusestream-new-") as empty:
+        before = os.environ.get(REMEMBERED)
+        os.environ[REMEMBERED] = empty
+        try:
+            yield
+        finally:
+            os.environ.pop(REMEMBERED)
+            if before is not None:
+                os.environ[REMEMBERED] = before
 
 
 def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
@@ -101,15 +121,18 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
     run.paths = paths
     result: dict[str, Any] = {}
     ballast = run.job["free"] if run.side.ballast and run.cuda else None
-    with Card(ballast) as card, torch.inference_mode(), small_files_too(run.job):
-        result["free GiB"] = card.start / 2**30
+    with ExitStack() as stack, torch.inference_mode(), small_files_too(run.job):
+        cards = [stack.enter_context(Card(ballast, index)) for index in range(run.side.cards if run.cuda else 1)]
+        result["free GiB"] = cards[0].start / 2**30
         try:
             result |= run()
         except torch.OutOfMemoryError as error:
             result["error"] = "out of memory"
             result["message"] = str(error).splitlines()[0][:200]
-        result["peak GiB"] = card.peak
-        result["torch's at the peak GiB"] = card.allocators / 2**30
+        result["peak GiB"] = max(card.peak for card in cards)
+        result["torch's at the peak GiB"] = max(cards, key=lambda card: card.peak).allocators / 2**30
+        if len(cards) > 1:
+            result["peaks GiB"] = [card.peak for card in cards]
     result |= run.told()
     return result | host_memory(run.ram_before, result.get("pager", {})) | {"environment": describe()}
 
@@ -247,6 +270,8 @@ class Run:
             model = comfy.sd.load_lora_for_models(model, None, lora, 1.0, 0.0)[0]
             if len(model.patches) != len(lora) // 2:
                 raise RuntimeError(f"of {len(lora) // 2} parts of the LoRA {len(model.patches)} were taken")
+        if self.side.cards > 1:
+            model = split(model, self.side.cards, pretended=not self.cuda)
         self.model = model
         return model, loading
 
@@ -297,7 +322,7 @@ class Run:
     def write(self) -> dict[str, Any]:
         """Seconds of each token; of the first with the prompt. What is compared are the logits of the first."""
         clip, loading = self.text_encoder(self.row.model)
-        with writing.watched(clip, self.clock) as seen:
+        with writing.watched(clip, time.perf_counter) as seen:
             ticks = [self.clock()]
             clip.generate(writing.prompt(clip), do_sample=False, max_length=self.row.steps, seed=0)
         ticks += seen.ticks
@@ -307,11 +332,12 @@ class Run:
     def see(self) -> dict[str, Any]:
         """A picture, and the first word about it."""
         clip, loading = self.text_encoder(self.row.model)
+        size = self.row.height, self.row.width
+        prompts = [writing.prompt(clip, writing.picture(*size, number)) for number in range(self.row.steps)]
         with writing.watched(clip, self.clock) as seen:
 
             def look(number: int) -> Any:
-                tokens = writing.prompt(clip, writing.picture(self.row.height, self.row.width, number))
-                clip.generate(tokens, do_sample=False, max_length=1, seed=0)
+                clip.generate(prompts[number], do_sample=False, max_length=1, seed=0)
                 return seen.logits
 
             return {"load s": loading, **self.repeated(look)}
@@ -395,12 +421,22 @@ class Run:
         import comfy.sd  # noqa: PLC0415
         import comfy.utils  # noqa: PLC0415
 
-        if self.ours:
-            vae, loading = self._load(self.fusion.load_vae, self.paths[model], **self._budget())
-        else:
-            vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.paths[model])))
+        with self._widths(model):
+            if self.ours:
+                vae, loading = self._load(self.fusion.load_vae, self.paths[model], **self._budget())
+            else:
+                vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.paths[model])))
         self.model = vae.patcher
         return vae, loading
+
+    def _widths(self, model: Model) -> AbstractContextManager[None]:
+        """Stock has those of the published Wan 2.2 VAE built in: a tiny one needs them told."""
+        if not self.job["quick"] or model != "vae22":
+            return nullcontext()
+        from ... import checkpoints  # noqa: PLC0415
+
+        stock = importlib.import_module("comfy.ldm.wan.vae2_2")
+        return checkpoints.wan_vae.wan22_widths(stock, Path(self.paths[model]))
 
     def decode(self) -> dict[str, Any]:
         import torch  # noqa: PLC0415
@@ -532,6 +568,26 @@ class Run:
                 "peak GiB": {name: round(n / 2**30, 3) for name, n in told["peak bytes"].items()},
             }
         return result
+
+
+def split(model: Any, cards: int, *, pretended: bool) -> Any:
+    """The model on so many cards, as stock's node makes it. pretended: they are the CPU, by names that torch tells apart."""
+    management: Any = importlib.import_module("comfy.model_management")
+    node = importlib.import_module("comfy_extras.nodes_multigpu").MultiGPUCFGSplitNode
+    found = management.get_all_torch_devices
+    if pretended:
+        import torch  # noqa: PLC0415
+
+        names = [torch.device("cpu"), *(torch.device("cpu", i) for i in range(cards - 1))]
+        management.get_all_torch_devices = lambda exclude_current=False: names[exclude_current:]
+    try:
+        model = node.execute(model, cards).result[0]
+    finally:
+        management.get_all_torch_devices = found
+    others = len(model.get_additional_models_with_key("multigpu"))
+    if others != cards - 1:
+        raise RuntimeError(f"of {cards} cards stock found {1 + others}")
+    return model
 
 
 def prompt_shape(model: Model, net: Any) -> tuple[int, Any]:

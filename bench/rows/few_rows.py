@@ -42,17 +42,24 @@ def token(n: int, k: int, encoding: str, *, added: bool) -> Callable[[], Tensors
     return make
 
 
-PLACES = {"q, k and v": (6144, 2560, False), "output": (2560, 4096, True), "down": (2560, 9728, True)}
+# By n, k, whether the stream is added to, and whether its parts are added up.
+PLACES = {
+    "q, k and v": (6144, 2560, False, True),
+    "output": (2560, 4096, True, True),
+    "gate and up": (19456, 2560, False, False),
+    "down": (2560, 9728, True, True),
+    "words": (151936, 2560, False, True),
+}
 
 ROWS = [
     Row(
         "few_rows",
         f"a token of Qwen3 4B, {place}: {n}x{k}, {encoding}",
         token(n, k, encoding, added=added),
-        (encoding, 1.0, True, torch.float32),
+        (encoding, 1.0, joined, torch.float32),
         stock,
     )
-    for place, (n, k, added) in PLACES.items()
+    for place, (n, k, added, joined) in PLACES.items()
     for encoding in ("F16", "BF16", "Q8_0", "Q4_K")
 ] + [
     Row("few_rows", f"{m} times {n}x{k}, {encoding}", operands(m, n, k, encoding), (encoding, 1.0, False, None), stock)

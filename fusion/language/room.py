@@ -1,20 +1,30 @@
 """What ComfyUI is to keep free of the weights of a text encoder that can write.
 
 It keeps the same for whatever computes, in which keys and values of a text are not foreseen: they would lie in what it keeps for
-the desktop, or weights would have to leave for them at each text, which takes half a second.
+the desktop, or weights would have to leave for them at each text, which takes half a second. Nor is what a long prompt or a picture
+takes while it is read: of a picture of 768x768 a third of a GiB, which two networks take one after the other in pieces of different
+sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import comfy.model_management
 import torch
 
+from ..wide import CHUNK_ROWS
 from .cache import AT_FIRST, kept_bytes, rounded
 
 PIXELS = 28 * 28  # of a picture for each of its tokens, at the least
+PATCHES = 3072  # of a picture, between two products: 100 MB of fp32, for the 8B's eyes. One of 768x768 has 2304
+OF_A_TOKEN = 4
+# Bytes of a feed-forward for each of a token's hidden values: two parts of two sums in fp32, two of what follows in fp16. The rest,
+# a fifth of it, is what else there is of a token meanwhile.
+READ = 24
+SEEN = 16  # the same of a patch in the eyes, of one sum
+STREAM = 12  # bytes of a patch for each of its numbers, from end to end: the stream in fp32, queries, keys and values in fp16
 
 
 class AsksForRoom:
@@ -28,20 +38,38 @@ class AsksForRoom:
             return known
         management: Any = comfy.model_management
         computing: float = management.minimum_inference_memory() - management.extra_reserved_memory()
-        places = rounded(max(lengths(tokens), default=0) + AT_FIRST)
-        return max(known, computing + max(kept_bytes(stack, places) for stack in self._stacks()))
+        longest = max(lengths(tokens), default=0)
+        seen = OF_A_TOKEN * max(lengths(tokens, _seen), default=0)
+        return max(known, computing + max(_beside(net, longest, seen) for net in self._networks()))
 
-    def _stacks(self) -> Iterator[Any]:
+    def _networks(self) -> Iterator[Any]:
         from .stack import encoders  # noqa: PLC0415 - which mixes this class into models
 
-        return (net.model for _, net in encoders(self))  # type: ignore[arg-type]
+        return (net for _, net in encoders(self))  # type: ignore[arg-type]
 
 
-def lengths(tokens: Mapping[str, Any]) -> Iterator[int]:
-    """Of each prompt."""
+def _beside(net: Any, tokens: int, patches: int) -> int:
+    """What a prompt of so many tokens, in whose pictures are so many patches, takes beside a network's weights."""
+    stack: Any = net.model
+    eyes: Any = getattr(net, "visual", None)
+    read: int = READ * stack.config.intermediate_size * min(tokens, CHUNK_ROWS)
+    seen = 0
+    if patches and hasattr(eyes, "blocks"):
+        ffn, width = eyes.blocks[0].mlp.linear_fc1.weight.shape
+        seen = SEEN * ffn * min(patches, PATCHES) + STREAM * width * patches
+    return kept_bytes(stack, rounded(tokens + AT_FIRST)) + read + seen
+
+
+def lengths(tokens: Mapping[str, Any], of: Callable[[Sequence[Any]], int] | None = None) -> Iterator[int]:
+    """Of each prompt. of: how much an entry counts; its tokens, if not said."""
     for prompts in tokens.values():
         for prompt in prompts:
-            yield sum(_places(entry) for entry in prompt)
+            yield sum((of or _places)(entry) for entry in prompt)
+
+
+def _seen(entry: Sequence[Any]) -> int:
+    """Tokens of a picture; of others none."""
+    return _places(entry) if isinstance(entry[0], Mapping) and entry[0].get("data") is not None else 0
 
 
 def _places(entry: Sequence[Any]) -> int:

@@ -5,7 +5,9 @@
                host, which is the only wait
 
 Between two tokens nothing that the device needs is on the host: the token's row of the embedding is taken where the table is, its
-place is counted there. A table that stays in the file is asked by the host, which has the number anyway.
+place is counted there. So where a token is replayed, the device is asked for the next one before the host has read the number of
+this one, and never waits for the host. The last token of a text may be followed by one that nobody asked for; its keys and values
+lie where nobody looks. A table that stays in the file is asked by the host, which has to have the number for that.
 
 So a token's way through the layers, with the words' matrix where that stays in its place, is one CUDA graph, if the card would wait
 for the host (`graph.py`). It reads and writes keys and values where they lie: for other room it is captured anew, and it goes with
@@ -20,9 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.model_management
 import comfy.utils
@@ -35,6 +37,7 @@ from .. import packed_layout
 from ..few_products import few_products, read_in_place
 from ..fused import all_off
 from ..graph import let_go, replayed, stays
+from ..stream.doors import generation_of
 from ..stream.encoding import begin_writing, words_held
 from ..stream.no_head import NoHead
 from ..text_stack import HAND_BACK
@@ -42,6 +45,7 @@ from ..wide import Wide, norm_weight
 from . import pace
 from .cache import Cache
 from .layer import Next, Prompt
+from .number import Number
 from .pace import Pace
 from .sampler import Sampler, Wish
 
@@ -148,6 +152,14 @@ def written(text: Text, sampler: Sampler, most: int, stops: Sequence[int]) -> li
     return tokens
 
 
+class _Ahead(NamedTuple):
+    """What came out for a token that nobody has asked for yet: `Text._pass`, and the weights' generation that it was computed
+    with."""
+
+    found: tuple[Tensor, bool]
+    generation: Hashable
+
+
 class Text:
     """A text that is being written."""
 
@@ -156,6 +168,8 @@ class Text:
         self._network, self._stack, self._prompt = network, network.model, prompt
         self._x = x
         self._count, self._most, self._position = x.shape[1], x.shape[1] + most, position
+        self._number, self._wanted = Number(x.device), most
+        self._ahead: _Ahead | None = None
         self._cache: Cache | None = None
         self._next: Next | None = None
         self._written = 0
@@ -167,27 +181,54 @@ class Text:
 
     def next(self, sampler: Sampler) -> int:
         """One more token."""
-        are_logits = False
+        x, are_logits = self._passed()
+        with words_held(self._network):
+            token = sampler(x if are_logits else self._logits(x))
+            row = self._row(token)
+        self._number.send(token)
+        self._written += 1
+        if row is not None:
+            self._x = row
+            if self._goes_on():
+                self._ahead = _Ahead(self._pass(), generation_of(self._stack.layers[0]))
+        found = self._number.read()  # the one time that the host waits
+        if row is None:
+            self._x = self._embedded(found)
+        return found
+
+    def _passed(self) -> tuple[Tensor, bool]:
+        """What comes out of the layers for the next token, as `_pass` has it: of the prompt, or of the last token."""
         if self._cache is None:
             begin_writing(self._network, self._stack.layers)
             self._cache = Cache(self._stack, self._count, self._most, self._x.device)
             x = self._read()
             self._look_ahead()
-        else:
-            if self._written == LONG:
-                begin_writing(self._network, self._stack.layers, at_last=True)
-            if self._count == self._cache.places:
-                self._let_go()
-                self._cache.grow()
-                self._look_ahead()
-            x, are_logits = self._pass()
-        with words_held(self._network):
-            token = sampler(x if are_logits else self._logits(x))
-            row = self._row(token)
-        found = int(token[0])  # the one time that the host waits
-        self._x = row if row is not None else self._embedded(found)
-        self._written += 1
-        return found
+            return x, False
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if ahead.generation == generation_of(self._stack.layers[0]):
+                return ahead.found
+            self._again()  # with other weights
+        if self._written == LONG:
+            begin_writing(self._network, self._stack.layers, at_last=True)
+        if self._count == self._cache.places:
+            self._let_go()
+            self._cache.grow()
+            self._look_ahead()
+        return self._pass()
+
+    def _goes_on(self) -> bool:
+        """Whether the next token may be begun before the number of this one is known: where it is replayed, and nothing is to be
+        done before."""
+        assert self._cache is not None
+        is_due = self._written == LONG or self._count == self._cache.places
+        return EARLY < self._written < self._wanted and not is_due and stays(self._stack.layers[0])
+
+    def _again(self) -> None:
+        """The last token passes once more, to the same place."""
+        assert self._next is not None
+        self._next.at.sub_(1)
+        self._count -= 1
 
     def close(self) -> None:
         """No token follows."""

@@ -9,7 +9,7 @@ Around `__call__` there is a `finally`, and whatever other nodes do to `forward`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +47,12 @@ class _Streamed:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             _leave(stream, i, before)
+
+
+def generation_of(door: Any) -> Hashable:
+    """Of what streams behind a door: `Settled.generation`; None: it has not come to rest, or nothing streams."""
+    stream: Stream | None = door.__dict__.get(STREAMED, NOWHERE)[0]
+    return None if stream is None else stream.settled().generation
 
 
 def within(door: Any, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -247,7 +247,10 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         return model
 
     def cleanup(self) -> None:
-        """After sampling, well or not. A result that was computed with a file that changed does not leave."""
+        """After sampling, well or not. A result that was computed with a file that changed does not leave. What another thread
+        still computes, for a sampling on several cards that has failed, ends first."""
+        with self.stream.calling:
+            self.stream.together = None
         super().cleanup()
         try:
             if sys.exc_info()[0] is None:

@@ -83,19 +83,19 @@ def over_blocks(stream: Stream) -> Iterator[None]:
 
 
 class FirstPass:
-    """Of one model: the first time that its blocks run after they were unloaded, or never loaded, all of them come from the
-    file, which may take minutes."""
+    """Of one model, and of those that stock makes of it for other cards: the first time that its blocks run after they were
+    unloaded, or never loaded, all of them come from the file, which may take minutes."""
 
     def __init__(self) -> None:
-        self._done: Callable[[], Any] = lambda: None  # the pager whose first pass is over
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # pagers whose first pass has begun: one on each card
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """One call of the model, as stock's wrappers have it."""
         call = ModelCall(executor, args, kwargs)
         stream = call.stream
-        if stream.pager is None or stream.pager is self._done():
+        if stream.pager is None or stream.pager in self._seen:
             return call.run()
-        self._done = weakref.ref(stream.pager)
+        self._seen.add(stream.pager)
         where = _step(call.options)
         if where is None:
             return call.run()

@@ -66,6 +66,9 @@ class Reckoning:
         self.is_alone = False  # whether the sampling at hand computes one prompt: stock asks for a batch all the same
         self.is_batching = False  # whether stock is asking which prompts to batch
         self.tight = math.inf  # a latent of so many elements has run out of VRAM while the reserve was left alone
+        self.others: Sequence[
+            Reckoning
+        ] = ()  # of other cards' models, while stock asks for a sampling with all of them
         self.failed = 0  # elements of the latent that no yielding has found VRAM for
         self.apart = (
             math.inf
@@ -105,8 +108,9 @@ class Reckoning:
         much again: right for its own reckoning, and too much for a family's, beside which the reserve would stay whole."""
         needed = self.ratio * nbytes
         if not self.is_batching:
-            self.apart, self.is_ours = math.inf, is_ours  # a sampling begins
-            self.asked.append(int(needed))
+            for one in (self, *self.others):  # a sampling begins
+                one.apart, one.is_ours = math.inf, is_ours
+                one.asked.append(int(needed))
             return needed
         if elements >= self.apart:
             return math.inf
@@ -120,6 +124,18 @@ class Reckoning:
             yield
         finally:
             self.is_batching = False
+
+    @contextmanager
+    def split(self, others: Sequence[Reckoning], *, is_alone: bool) -> Iterator[None]:
+        """For this time stock asks what a sampling needs whose prompts go to several cards: of the others' models it asks nothing,
+        and they need as much. is_alone: each card computes one prompt."""
+        before, self.others = self.is_alone, others
+        for one in (self, *others):
+            one.is_alone = is_alone or before
+        try:
+            yield
+        finally:
+            self.others, self.is_alone = (), before
 
     # ------------------------------------------------------------------------------------------------- the weights'
 

@@ -20,10 +20,12 @@ class Settled(NamedTuple):
 
     generation   another one whenever anything of the model moved, was patched or given back; None: they have not
     why          then, in words a user understands
+    comes        then, whether it is only a matter of time
     """
 
     generation: Hashable
     why: str = ""
+    comes: bool = False
 
 
 class Captured(Protocol):
@@ -70,7 +72,7 @@ class Changes:
             return Settled(None, min(self._disturbances))
         standing = pager.standing()
         if standing is None:
-            return Settled(None, _why_not(pager))
+            return _not_yet(pager)
         generation = self._moves, standing
         if generation != self._settled_at:
             reason = unpatched(pager)
@@ -80,10 +82,12 @@ class Changes:
         return Settled(generation)
 
 
-def _why_not(pager: Pager) -> str:
+def _not_yet(pager: Pager) -> Settled:
     if pager.plan.streamed:
-        return "part of it streams"
-    return "its weights are on their way" if pager.is_writable else "its weights are in managed memory"
+        return Settled(None, "part of it streams")
+    if pager.is_writable:
+        return Settled(None, "its weights are on their way", comes=True)
+    return Settled(None, "its weights are in managed memory")
 
 
 class Objects:

@@ -25,8 +25,8 @@ import comfy.utils
 import torch
 from torch import nn
 
-from ...memory import Checkpoint, Layer
-from .. import packed_layout, whole
+from ...memory import Checkpoint, Extent, Layer
+from .. import packed, packed_layout, whole
 from ..completeness import naming, odd_layers, refuse_lacking, refuse_misfits, say_leftovers
 from ..errors import NotStreamable
 from ..llama_cpp import has_no_vision
@@ -47,6 +47,7 @@ KEPT = (
 # What stock too does without: of CLIP, the scale of its training and the identity, which start as what they are; of a language
 # model that writes nothing, the words' matrix.
 MAY_LACK = (".logit_scale", "logit_scale", "text_projection.weight", no_head.WEIGHT)
+HALVES = (torch.float16, torch.bfloat16)
 NETWORK = "transformer."  # of a text encoder model: where its network is
 
 
@@ -271,13 +272,16 @@ def _text_parts(
     root = _root_of([name for name, _ in named])
     heads = list(_heads(model))
     named += [(name, head) for name, head, _ in heads]
-    _keep_packed(named, tables=[head for _, head, _ in heads])
+    tables = [head for _, head, _ in heads]
+    _keep_packed(named, tables)
+    if any(extent.is_packed for extent in source.extents.values()):
+        _keep_narrow(named, tables)
     blocks = blocks_of(root, [(name.removeprefix(root), module) for name, module in named])
     _require(model, blocks, missing, source, is_known=is_known)
     layers = tuple(block.layer() for block in blocks)
-    tables = list(_tables(model, source))  # of which one may be a head as well
+    looked_up = list(_tables(model, source))  # of which one may be a head as well
     blocks = tuple(dataclasses.replace(block, paged=_emptied(block.paged)) for block in blocks)
-    left = _emptied(tables)
+    left = _emptied(looked_up)
     _read_rest(model, (*(one for block in blocks for one in block.paged), *left))
     model.requires_grad_(False)
     first = len(blocks) - len(heads)
@@ -411,15 +415,29 @@ def _cast_blocks(blocks: Named, types: Types) -> None:
 def _keep_packed(blocks: Named, tables: Sequence[nn.Module] = ()) -> None:
     """The matrices in the model's blocks that the file holds in ggml's blocks stay so on the device too. Others of that kind, of
     convolutions for one, are unpacked as they arrive. tables: of tokens, with which words are multiplied."""
-    for _, block in blocks if packed_layout.CAN_HOLD else ():
+    for operation, weight, extent in _matrices(blocks, tables) if packed_layout.CAN_HOLD else ():
+        if extent.is_packed and weight.dtype not in FP8:
+            kept = packed_layout.held(weight.as_stored(), extent, weight.dtype)
+            operation._parameters["weight"] = nn.Parameter(kept, requires_grad=False)
+
+
+def _keep_narrow(blocks: Named, tables: Sequence[nn.Module] = ()) -> None:
+    """The matrices that a packed file leaves in halves stay so on the device: stock takes a text encoder's type from a norm, which
+    such a file has in fp32, and what computes with them widens them as it does all others. A table of words would take twice its
+    room, and be made half for each word."""
+    for operation, weight, extent in _matrices(blocks, tables):
+        if packed.type_of(extent) in HALVES and weight.dtype is torch.float32:
+            operation._parameters["weight"] = nn.Parameter(weight.in_the_files_type(), requires_grad=False)
+
+
+def _matrices(blocks: Named, tables: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, StandIn, Extent]]:
+    """What stands in for a tensor of the file that an operation in these blocks, or one of these tables, multiplies with."""
+    for _, block in blocks:
         for _, operation in operations(block):
             weight: Any = operation._parameters.get("weight")
             is_matrix = isinstance(operation, nn.Linear) or any(operation is table for table in tables)
-            if not is_matrix or not isinstance(weight, StandIn) or weight.dtype in FP8:
-                continue
-            if weight.extent is not None and weight.extent.is_packed:
-                kept = packed_layout.held(weight.as_stored(), weight.extent, weight.dtype)
-                operation._parameters["weight"] = nn.Parameter(kept, requires_grad=False)
+            if is_matrix and isinstance(weight, StandIn) and weight.extent is not None:
+                yield operation, weight, weight.extent
 
 
 def _rounds(stored: torch.dtype, held: torch.dtype) -> bool:

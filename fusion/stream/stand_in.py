@@ -72,6 +72,13 @@ class StandIn(torch.Tensor):
         meta = torch.empty(self.extent.nbytes, dtype=torch.uint8, device=META)
         return stand_in(StandIn, meta, self._make, self.sources, self.extent)
 
+    def in_the_files_type(self) -> StandIn:
+        """Of one that was only widened: as the file has it."""
+        assert self.extent is not None, "made of a part of the file's tensor, or of several"
+        kind = packed.type_of(self.extent)
+        meta = torch.empty(self.shape, dtype=kind, device=META)
+        return stand_in(StandIn, meta, lambda: self._make().to(kind), self.sources, self.extent)
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

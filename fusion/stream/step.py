@@ -26,6 +26,7 @@ from . import vram
 from .model_call import ModelCall, wrap
 from .reckoning import PIECES, RESERVE, SMALL_PIECES, Reckoning, own_reserve, reckon
 from .stream import Stream
+from .together import AnotherFailed
 
 WRAPPER = "fusestream"  # our key among the wrappers of a model
 
@@ -53,8 +54,23 @@ def batches(executor: Any, model: Any, conds: Any, x: torch.Tensor, *args: Any, 
 
 
 def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
-    """One call of the model, as stock's wrappers have it."""
+    """One call of the model, as stock's wrappers have it. Others of the same model wait: a thread that ComfyUI no longer waits for
+    may be in one."""
     call = ModelCall(executor, args, kwargs)
+    with call.stream.calling:
+        together = call.stream.together
+        try:
+            return _step(call)
+        except BaseException as error:
+            if together is None:
+                raise
+            if not isinstance(error, AnotherFailed):
+                together.failed(error)
+        assert together.error is not None
+        raise together.error
+
+
+def _step(call: ModelCall) -> Any:
     x, stream = call.x, call.stream
     reckoning: Reckoning = call.model.fusestream_reckoning
     free, own = _free(x.device), own_reserve()

@@ -50,6 +50,7 @@ from .patches import patched
 from .patching import Made, Patching
 from .promised import Promised, promise
 from .settled import Captured, Changes, Settled
+from .together import Together
 
 GRAPHS = "VRAM of graphs"  # in the ledger
 STREAM = "fusestream"  # where a model has its stream
@@ -92,6 +93,8 @@ class Stream:
             None  # told the layer after each block; must be quick, and not raise
         )
         self.graphs: Captured | None = None  # where its calls may be captured
+        self.together: Together | None = None  # where a sampling is computed with other cards
+        self.calling = threading.RLock()  # held by the thread that a call of the model is in
         self.pager_options: dict[str, Any] = {}  # for `open_pager`: a backend asked for, a guard
         self._patches: tuple[Mapping[str, Sequence[Any]], bool] = {}, False  # what it was told last, and how
         self._source = source
@@ -238,7 +241,7 @@ class Stream:
         if self._all_stay:
             self._bring(others())
         elif at_last and others():
-            self._reorder(only())
+            self._reorder(only(), grows=True)
             self._is_narrowed = True
 
     def _bring(self, blocks: Sequence[int]) -> None:
@@ -247,8 +250,9 @@ class Stream:
             with self.bound(i):
                 pass
 
-    def _reorder(self, order: Sequence[int]) -> None:
-        """Page these blocks, in this order. What was on the device comes anew."""
+    def _reorder(self, order: Sequence[int], *, grows: bool = False) -> None:
+        """Page these blocks, in this order. What was on the device comes anew. grows: in what is free now beside what was held, for
+        a prompt that was read has given its room back."""
         with self._lock:
             if self._in_use:
                 if self.order.place.keys() >= set(order):
@@ -265,7 +269,8 @@ class Stream:
                 self._bound()
                 if held:
                     # Where all of it was there, what joins may be there too: ComfyUI asks how much is wanted at the next load only.
-                    more = max(0, min(self.most - whole, free)) if held >= whole else 0
+                    joins = max(0, min(self.most - whole, free)) if held >= whole else 0
+                    more = max(joins, free) if grows else joins
                     with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
                         self._load(self._device, held + more, (self.grain,))
 
@@ -326,7 +331,7 @@ class Stream:
                 return  # whoever asks from within a block gets by with what there is
             try:
                 # Memory made in inference mode could not be written to outside of it, by the copying thread for one.
-                with torch.inference_mode(False), torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad(), at(device):
                     self._fit(budget, grains)
             except OverBudget as error:
                 raise vram.out_of_vram(error, self.loader) from error
@@ -368,7 +373,7 @@ class Stream:
             if nbytes <= 0:
                 return captured
             if before - nbytes >= self.least:
-                with torch.inference_mode(False), torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad(), at(self._device):
                     self.pager.resize(before - nbytes)
             else:
                 self.unload()
@@ -398,9 +403,10 @@ class Stream:
             if self.graphs is not None:
                 self.graphs.release()
             pager, self.pager = self.pager, None
-            if pager is not None:
-                pager.close()
-            self.patching.factors.close()
+            with at(self._device):
+                if pager is not None:
+                    pager.close()
+                self.patching.factors.close()
 
     def give_ram_back(self) -> None:
         """What is kept for when it is loaded again: somebody wants it to be gone."""
@@ -620,6 +626,8 @@ class Stream:
 
     def enter(self, i: int) -> Parameters:
         """Let the block's modules hold their weights. Returns what they held before, for `leave`."""
+        if self.together is not None:
+            self.together.look()
         block, order = self.blocks[i], self.order
         before = block.held()
         if self._stands_still:
@@ -732,6 +740,12 @@ class Stream:
         assert self.pager is not None, "patches are applied to what is loaded"
         streams = layer not in self.pager.plan.resident or not self.pager.is_writable
         return PatchRoute(one_pass, streams, is_ours)
+
+
+def at(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """For this time it is torch's current device in this thread, and its context CUDA's; afterwards what was before. Managed memory
+    asks for that, and who loads a model for a second card has the first one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 UNPATCHED = PatchRoute(one_pass=False)

@@ -132,17 +132,24 @@ def measure_anew() -> None:
 
 
 class CountedRam(RamBudget):
-    """Pinned and registered RAM that stock's own account knows of too: it would pin beyond the system's limit otherwise."""
+    """Pinned and registered RAM that stock's own account knows of too: it would pin beyond the system's limit otherwise. Each
+    model has threads that take and give back."""
+
+    _counting = threading.Lock()
 
     def try_take(self, nbytes: int) -> bool:
         taken = super().try_take(nbytes)
         if taken:
-            comfy.model_management.TOTAL_PINNED_MEMORY += nbytes
+            self._count(nbytes)
         return taken
 
     def give_back(self, nbytes: int) -> None:
         super().give_back(nbytes)
-        comfy.model_management.TOTAL_PINNED_MEMORY -= nbytes
+        self._count(-nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        with self._counting:
+            comfy.model_management.TOTAL_PINNED_MEMORY += nbytes
 
 
 _ram: RamBudget | None = None

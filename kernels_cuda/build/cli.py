@@ -1,6 +1,7 @@
 """Build the device code and pack the archive.
 
     python kernels_cuda/build              compile what changed, write the archives in prebuilt/, report the flagged kernels
+    python kernels_cuda/build --anew       compile everything, also what the archives there have of these very sources
     python kernels_cuda/build --all        report every kernel
     python kernels_cuda/build --check      compile nothing; exit 1 and say so if the archive is stale
     python kernels_cuda/build --only norm_modulate --variant sm_75      compile just these, do not pack
@@ -120,6 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--check", action="store_true", help="only say whether the archive matches the sources")
     cli.add_argument("--only", action="append", metavar="UNIT", help="compile this unit only; does not pack")
     cli.add_argument("--variant", action="append", help="compile this variant only; does not pack")
+    cli.add_argument("--anew", action="store_true", help="keep nothing of the archives that are there")
     cli.add_argument("--jobs", type=int, help="compilations at a time (default: ninja decides)")
     cli.add_argument("--out", type=Path, default=PREBUILT, help="where the archive goes")
     options = cli.parse_args(arguments)
@@ -132,14 +134,17 @@ def main(arguments: list[str] | None = None) -> int:
         for variant in matrix.variants(unit)
         if not options.variant or variant in options.variant
     ]
+    selects = bool(options.only or options.variant)
+    old = {} if selects or options.anew else kept(PREBUILT, pairs)
+    anew = [(unit, variant) for unit, variant in pairs if unit not in old.get(variant, {})]
     try:
-        compile_all(pairs, options.jobs)
+        compile_all(anew, options.jobs)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
-    built = collect(pairs)
-    built = {v: built[v] for v in sorted(built, key=_archive_order)}
-    if options.only or options.variant:
+    built = collect(anew)
+    built = {v: {**old.get(v, {}), **built.get(v, {})} for v in sorted({*old, *built}, key=_archive_order)}
+    if selects:
         entries = {v: {u: {"kernels": facts} for u, (_, facts) in units.items()} for v, units in built.items()}
         print(report.table(archive.Manifest("", nvrtc().version, entries), everything=True))
         return 0
@@ -159,6 +164,23 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def kept(path: Path, pairs: list[tuple[str, str]]) -> Built:
+    """What the archives have of these very sources, options and variants, by this compiler."""
+    found: Built = {}
+    for each in both(path):
+        try:
+            manifest, built = archive.read_all(each)
+        except ArchiveError:
+            continue  # whoever builds mends it
+        if manifest.compiler != nvrtc().version:
+            continue
+        same = {unit for unit in matrix.units() if manifest.units.get(unit) == matrix.unit_hash(unit)}
+        for variant, units in built.items():
+            of_it = {unit: one for unit, one in units.items() if unit in same and (unit, variant) in pairs}
+            found.setdefault(variant, {}).update(of_it)
+    return found
+
+
 def both(path: Path) -> tuple[Path, Path]:
     """The archive, and that of what is loaded by name alone."""
     return path, path.with_name(FORCED)
@@ -169,7 +191,9 @@ def write_both(path: Path, built: Built, compiler: str) -> list[tuple[Path, arch
     written = []
     for into, is_forced in zip(both(path), (False, True), strict=True):
         of_it = {variant: units for variant, units in built.items() if (variant in ONLY_FORCED) == is_forced}
-        written.append((into, archive.write(into, of_it, source_hash=matrix.source_hash(), compiler=compiler)))
+        hashes = {unit: matrix.unit_hash(unit) for unit in matrix.units()}
+        manifest = archive.write(into, of_it, source_hash=matrix.source_hash(), compiler=compiler, hashes=hashes)
+        written.append((into, manifest))
     return written
 
 

@@ -51,6 +51,14 @@ def headers(unit: str, sources: Path = SOURCES) -> list[Path]:
     return sorted(found)
 
 
+def unit_hash(unit: str, sources: Path = SOURCES) -> str:
+    """The identity of what one unit is made from: its file, the headers that it includes, the options, its variants."""
+    digest = hashlib.sha256("\0".join((*OPTIONS, *variants(unit, sources))).encode())
+    for path in (sources / f"{unit}.cu", *headers(unit, sources)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return digest.hexdigest()[:16]
+
+
 def hash_sources(sources: Path = SOURCES) -> str:
     """The identity of what would be built now. Line endings do not count: some checkouts rewrite them."""
     digest = hashlib.sha256("\0".join((*OPTIONS, *VARIANTS)).encode())

@@ -19,7 +19,7 @@ from ..call import Call, Plan, round_up
 from ..launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
-from . import int8_heads
+from . import attention_products, int8_heads
 from .attention_operands import (
     NO_LIMIT,
     PLACES,
@@ -452,11 +452,16 @@ ATTENTION = Op(
     fake=fake,
     candidates=(
         CudaCandidate("cuda", obstacles, plan, ways),
+        attention_products.PRODUCTS,
         *(TorchBackend(name, backend) for name, backend in SERVING.items()),
         StockCandidate(stock),
     ),
     shape_class=shape_class,
     validate=validate,
     others_race=True,  # torch takes flash before cuDNN, whoever is faster
-    kernels={"attention": KERNELS, int8_heads.UNIT: int8_heads.KERNELS},
+    kernels={
+        "attention": KERNELS,
+        int8_heads.UNIT: int8_heads.KERNELS,
+        attention_products.UNIT: attention_products.KERNELS,
+    },
 )

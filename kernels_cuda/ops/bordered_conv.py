@@ -17,7 +17,7 @@ from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
-from . import conv_torch
+from . import conv_flat, conv_torch
 from .borders import border_obstacle, with_border
 from .checks import bias_obstacles, check_one_of, word, wrong_dtype
 from .conv import (
@@ -319,7 +319,7 @@ def fused_plan(call: Call, card: Card, tactic: object = None) -> Plan:
     assert x is not None
     left, right, top, bottom, border = call.options[2:]
     padding = (left, right, top, bottom)
-    theirs = conv_torch.plan(behind(call, with_border(x, padding, border)), card, tactic)
+    theirs = conv_torch.plan(behind(call, with_border(x, padding, border)), card, tactic, conv_flat.flat)
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         larger = with_border(x, padding, border).unsqueeze(2)

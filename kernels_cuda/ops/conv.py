@@ -18,7 +18,7 @@ from ..call import Call, Plan
 from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
-from . import conv_torch
+from . import conv_flat, conv_torch
 from .checks import bias_obstacles, word, wrong_dtype
 from .conv_operands import (
     Operands,
@@ -353,7 +353,9 @@ CONV = Op(
         CudaCandidate("cuda", obstacles, plan, ways),
         StockCandidate(stock, begins=conv_torch.begins),
         conv_torch.FUSED,
+        conv_flat.FLAT,
     ),
+    others_race=True,  # 9x9 taps, which none of ours has: torch is not the same in all of its ways
     shape_class=shape_class,
     validate=validate,
     kernels={"conv": kernel_names(), conv_torch.UNIT: ("conv_rest",)},

@@ -9,7 +9,7 @@ A residual that is one pixel for each of a batch is added to the bias first, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import c_int, c_uint32
 from functools import partial
 
@@ -73,8 +73,8 @@ def is_dense(t: Tensor) -> bool:
     return all(size == 1 or step == dense for size, step, dense in zip(t.shape, t.stride(), own, strict=True))
 
 
-def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
-    """Fix sizes, grid and kernel; what remains per call is torch's convolution and the pointers."""
+def plan(call: Call, card: Card, _tactic: object = None, products: Callable[[Operands], Tensor] = convolved) -> Plan:
+    """Fix sizes, grid and kernel; what remains per call is torch's convolution (products) and the pointers."""
     o, options = Operands.of_call(call), call.options
     joins = _joins_bias(o)
     packs = torch.Size(o.shape[1:] if joins else o.shape).numel() // PACK
@@ -88,14 +88,14 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     launch = card.kernel(UNIT, "conv_rest").prepare(params, grid=grid, block=THREADS, shape=call.describe())
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor | None, residual: Tensor | None) -> Tensor:
-        products = convolved(Operands.of((x, weight, None, cache, None), options))
-        out = products.contiguous(memory_format=torch.channels_last_3d)
+        made = products(Operands.of((x, weight, None, cache, None), options))
+        out = made.contiguous(memory_format=torch.channels_last_3d)
         launch(out.data_ptr(), 0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr())
         return out
 
     def run_each(x: Tensor, weight: Tensor, bias: Tensor, cache: Tensor | None, residual: Tensor) -> Tensor:
-        products = convolved(Operands.of((x, weight, None, cache, None), options))
-        out = products.contiguous(memory_format=torch.channels_last_3d)
+        made = products(Operands.of((x, weight, None, cache, None), options))
+        out = made.contiguous(memory_format=torch.channels_last_3d)
         added = residual[:, :, 0, 0, 0].float() + bias
         for one, row in zip(out, added, strict=True):
             launch(one.data_ptr(), row.data_ptr(), 0)

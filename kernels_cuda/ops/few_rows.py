@@ -26,6 +26,9 @@ from .to_half import reference as as_half
 MOST_ROWS = 16  # of x: two tiles of a tensor core
 ROWS = 16  # kRows: of the weight, of a block of threads
 THREADS = 256  # kThreads
+WARPS = THREADS // 32  # kWarps: they share the steps
+TOKEN_ROWS = 2  # of x, that a token's kernel takes
+RESIDENT = 2  # of its blocks, on a multiprocessor
 # What is not packed, by the names that files have for it.
 PLAIN = {
     "I8": torch.int8,
@@ -290,8 +293,17 @@ def _prepare(call: Call, card: Card) -> Launch | Callable[..., None]:
         residual_is_float=residual is not None and residual.dtype is torch.float32,
         out_is_float=out_dtype is torch.float32,
     )
-    kernel = card.kernel("few_rows", f"few_rows_{encoding}_{8 if m <= 8 else 16}")
-    return kernel.prepare(params, grid=(-(-n // ROWS), 1, 1), block=THREADS, shape=call.describe())
+    columns, blocks = kernel_for(m, n, params.steps, card.multiprocessors)
+    kernel = card.kernel("few_rows", f"few_rows_{encoding}_{columns}")
+    return kernel.prepare(params, grid=(blocks, 1, 1), block=THREADS, shape=call.describe())
+
+
+def kernel_for(m: int, n: int, steps: int, multiprocessors: int) -> tuple[int, int]:
+    """Which kernel: the columns that it makes; and how many blocks it has. A token's has as many as run at once."""
+    tiles = -(-n // ROWS)
+    if m <= TOKEN_ROWS and n % ROWS == 0 and steps >= WARPS:
+        return TOKEN_ROWS, min(tiles, RESIDENT * multiprocessors)
+    return (8 if m <= 8 else 16), tiles
 
 
 def shape_class(call: Call) -> str:
@@ -313,5 +325,7 @@ FEW_ROWS = Op(
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
     shape_class=shape_class,
     validate=validate,
-    kernels={"few_rows": tuple(f"few_rows_{encoding}_{columns}" for encoding in STEPS for columns in (8, 16))},
+    kernels={
+        "few_rows": tuple(f"few_rows_{encoding}_{columns}" for encoding in STEPS for columns in (TOKEN_ROWS, 8, 16))
+    },
 )

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..call import Call, Plan
-from ..launcher import Card, Launch, Pointer, output, parameter_struct
+from ..launcher import Card, Launch, Pointer, forced_class, output, parameter_struct
+from ..launcher import card as card_at
 from ..policy import STANDARD, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import check_eps, check_one_of, wrong_dtype
@@ -32,6 +33,7 @@ from .planes import (
     strides_like,
 )
 
+UNIT = "group_norm"
 PACK = 8  # kPack
 THREADS = 256  # kThreads
 MERGE_THREADS = 1024  # kMergeThreads
@@ -40,6 +42,7 @@ HELD_FIRST = 8  # kHeldFirst
 HELD_LAST = 8  # kHeldLast
 WIDEST = 32  # packs of channels across a block, channels-last
 ENOUGH = 2**25  # elements that the reference norms at a time
+APART, AHEAD = "apart", "ahead"  # tactics: each launch waits for the one before it to end, or begins before that
 
 
 def group_norm_silu(
@@ -217,7 +220,13 @@ def norm_obstacles(call: Call) -> Iterator[str]:
         yield "moments are not contiguous"
 
 
-def plan(call: Call, card: Card, _tactic: object) -> Plan:
+def ways(call: Call) -> list[str]:
+    """Where code and driver allow it launches may begin ahead of the end of those before them; the rule is that they do not."""
+    served_by = card_at(call.device.index, call.policy.isa or forced_class())
+    return [APART, AHEAD] if served_by.launches_ahead(UNIT, WAITING) else []
+
+
+def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
     """Fix layout, chunks and grids of the launches; what remains per call is memory and pointers."""
     x, weight, bias, moments = call.tensors
     assert x is not None
@@ -238,7 +247,11 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
     kernels = {"given" if moments is not None else "merge": by_group, f"{cut.view.layout}_apply{cut.end}": cut.apply}
     if moments is None:
         kernels = {f"{cut.view.layout}_stats{cut.end}": cut.stats} | kernels
-    launches = [_prepared(call, card, name, params, *size) for name, size in kernels.items()]
+    # The first waits for all that was launched before this call; each behind it for the one before, in its own code.
+    launches = [
+        _prepared(call, card, name, params, *size, ahead=tactic == AHEAD and place > 0)
+        for place, (name, size) in enumerate(kernels.items())
+    ]
     # Two floats each: for every part, and behind them for every channel of every batch.
     parts = cut.parts if moments is None else 0
     new_workspace = output((2 * (parts + cut.view.batches * cut.view.channels),), torch.float32, card.index)
@@ -283,9 +296,12 @@ def plan_moments(call: Call, card: Card, _tactic: object) -> Plan:
     return run
 
 
-def _prepared(call: Call, card: Card, name: str, params: dict[str, Any], blocks: int, threads: int) -> Launch:
-    kernel = card.kernel("group_norm", f"group_norm_{name}")
-    return kernel.prepare(GroupNormParams(**params), grid=(blocks, 1, 1), block=threads, shape=call.describe())
+def _prepared(
+    call: Call, card: Card, name: str, params: dict[str, Any], blocks: int, threads: int, ahead: bool = False
+) -> Launch:
+    kernel = card.kernel(UNIT, f"group_norm_{name}")
+    grid, shape = (blocks, 1, 1), call.describe()
+    return kernel.prepare(GroupNormParams(**params), grid=grid, block=threads, shape=shape, ahead=ahead)
 
 
 @dataclass(frozen=True)
@@ -375,6 +391,8 @@ KERNELS = (
     "group_norm_given",
     *(f"group_norm_{a}_{b}{c}" for a in ("first", "last") for b in ("stats", "apply") for c in ("", "_any")),
 )
+# Those that stand behind another launch of a call; `given` is the first of its calls.
+WAITING = tuple(name for name in KERNELS if "merge" in name or "apply" in name)
 STATISTICS = ("group_norm_moments", *(name for name in KERNELS if "stats" in name))
 
 
@@ -387,10 +405,10 @@ def _op(name: str) -> Op:
         ),
         reference=reference,
         fake=fake,
-        candidates=(CudaCandidate("cuda", norm_obstacles, plan), _Stock(stock)),
+        candidates=(CudaCandidate("cuda", norm_obstacles, plan, ways), _Stock(stock)),
         shape_class=shape_class,
         validate=validate,
-        kernels={"group_norm": KERNELS},
+        kernels={UNIT: KERNELS},
     )
 
 
@@ -430,5 +448,5 @@ GROUP_MOMENTS = Op(
     candidates=(CudaCandidate("cuda", obstacles, plan_moments),),
     shape_class=lambda call: f"{plane_class(call.tensors[0])} groups={call.options[0]}",  # type: ignore[arg-type]
     validate=validate_moments,
-    kernels={"group_norm": STATISTICS},
+    kernels={UNIT: STATISTICS},
 )

@@ -65,6 +65,13 @@ def stock(x: Tensor, scale: Tensor, rotation: int) -> Tensor:
     return torch.where(value.isfinite(), saturated(value), value).half()
 
 
+def beside(call: Call) -> int:
+    """Bytes that stock's way takes on the way: fp32 numbers, and those turned or saturated."""
+    x = call.tensors[0]
+    assert x is not None
+    return 8 * x.numel()
+
+
 def fake(x: Tensor, scale: Tensor, rotation: int) -> Tensor:  # noqa: ARG001 - x says it all
     return x.new_empty(x.shape, dtype=torch.float16)
 
@@ -154,7 +161,7 @@ INT8_TO_HALF = Op(
     schema="(Tensor x, Tensor scale, int rotation, str policy) -> Tensor",
     reference=reference,
     fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock, beside=beside)),
     shape_class=shape_class,
     validate=validate,
     kernels=KERNELS,
@@ -165,7 +172,7 @@ INT8_TO_HALF_INTO = Op(
     schema="(Tensor x, Tensor scale, Tensor(a!) out, int rotation, str policy) -> ()",
     reference=reference_into,
     fake=fake_into,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_into)),
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_into, beside=beside)),
     shape_class=shape_class,
     validate=validate,
     kernels=KERNELS,

@@ -20,7 +20,7 @@ from ..launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ..policy import STANDARD, IsaClass, KernelPolicy
 from ..registry import CudaCandidate, Op, StockCandidate
 from .checks import bias_obstacles, word, wrong_dtype
-from .linear_operands import ACTIVATIONS, Operands, compute, stock_compute, validate
+from .linear_operands import ACTIVATIONS, Operands, compute, stock_beside, stock_compute, validate
 from .linear_torch import CublasEpilogue, CublasFused, CublasPair, CublasWide
 from .rows import Rows, SharedRow, folded, row_class, row_view, rows, shared_row
 
@@ -474,7 +474,7 @@ LINEAR = Op(
     schema=f"({_TENSORS}, {_OPTIONS}, ScalarType? out_dtype, str policy) -> Tensor",
     reference=reference,
     fake=fake,
-    candidates=(_OURS, StockCandidate(stock, plan=stock_plan), *_CUBLAS),
+    candidates=(_OURS, StockCandidate(stock, plan=stock_plan, beside=stock_beside), *_CUBLAS),
     shape_class=shape_class,
     validate=validate,
     kernels=_kernels(False),
@@ -485,7 +485,7 @@ LINEAR_ = Op(
     schema=f"(Tensor(a!) out, {_TENSORS}, {_OPTIONS}, str policy) -> ()",
     reference=reference_,
     fake=fake_,
-    candidates=(_OURS, StockCandidate(stock_, plan=stock_plan_), *_CUBLAS),
+    candidates=(_OURS, StockCandidate(stock_, plan=stock_plan_, beside=stock_beside), *_CUBLAS),
     shape_class=shape_class,
     validate=validate,
     kernels=_kernels(False),

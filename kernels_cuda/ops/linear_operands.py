@@ -176,11 +176,23 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Ten
     return value.reshape(*x.shape[:-1], weight.shape[0])
 
 
+def _is_wide(o: Operands) -> bool:
+    """Whether stock multiplies in fp32: an fp16 product on its way there could overflow."""
+    return o.up is None and o.saturate and o.out_dtype is torch.float32
+
+
+def stock_beside(call: Call) -> int:
+    """Bytes that stock's way takes on the way: operands in fp32, where they are not."""
+    o = Operands.of_call(call)
+    narrow = [t for t in (o.x, o.weight) if t.dtype is not torch.float32] if _is_wide(o) else []
+    return sum(4 * t.numel() for t in narrow)
+
+
 def stock_compute(o: Operands) -> Tensor:
     """What stock runs: torch's Linear, then one operation after the other, in the tensors' own types."""
     if o.up is None:
         x, weight = o.x, o.weight
-        if o.saturate and o.out_dtype is torch.float32:  # an fp16 product on its way there could overflow
+        if _is_wide(o):
             x, weight = x.float(), weight.float()
         return combine(o, activate(product(x, weight, o.bias, o.scale), o.activation)).contiguous()
     gated, up = functional.linear(o.x, o.weight), functional.linear(o.x, o.up)

@@ -175,7 +175,7 @@ class CublasWide(Cublas):
             if residual is not None and place(residual) != place(out):
                 out.copy_(residual)
             operands = x.as_strided(*of_x), weight.as_strided(*of_weight)
-            _multiply(out.view(1, m, n), *operands, scale, added=residual is not None)
+            multiply(out.view(1, m, n), *operands, scale, added=residual is not None)
 
         def run(x: Tensor, *tensors: Any) -> Tensor:
             out = torch.empty(shape, dtype=torch.float32, device=x.device)
@@ -205,7 +205,7 @@ def _as_one(t: Tensor, rows_: int) -> tuple[tuple[int, int, int], tuple[int, int
     return (1, rows_, t.shape[-1]), (rows_ * step, step, 1)
 
 
-def _multiply(out: Tensor, x: Tensor, weight: Tensor, scale: float, *, added: bool) -> None:
+def multiply(out: Tensor, x: Tensor, weight: Tensor, scale: float, *, added: bool) -> None:
     """out [1, m, n] fp32 is, or has added to it, scale * (x [1, m, k] @ weight [1, n, k]^T), both fp16.
 
     Of torch's products this is the one that adds in place to fp32 in every version: until 2.9 addmm wants what is added in fp16.

@@ -79,6 +79,13 @@ def stock(x: Tensor, scale: Tensor | None) -> Tensor:
     return torch.where(finite & value.isinf(), torch.copysign(torch.full_like(value, LARGEST), value), value)
 
 
+def beside(call: Call) -> int:
+    """Bytes that stock's way takes on the way: fp32 or fp16 numbers again, and what is finite of them."""
+    x, scale = call.tensors[:2]
+    assert x is not None
+    return 0 if scale is None and x.dtype in EXACT else 8 * x.numel()
+
+
 def fake(x: Tensor, scale: Tensor | None) -> Tensor:  # noqa: ARG001 - x says it all
     return x.new_empty(x.shape, dtype=torch.float16)
 
@@ -240,7 +247,7 @@ TO_HALF = Op(
     schema="(Tensor x, Tensor? scale, str policy) -> Tensor",
     reference=reference,
     fake=fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock, beside=beside)),
     shape_class=shape_class,
     validate=validate,
     kernels=KERNELS,
@@ -251,7 +258,7 @@ TO_HALF_INTO = Op(
     schema="(Tensor x, Tensor? scale, Tensor(a!) out, str policy) -> ()",
     reference=reference_into,
     fake=fake_into,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_into)),
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_into, beside=beside)),
     shape_class=shape_class,
     validate=validate,
     kernels=KERNELS,

@@ -31,6 +31,12 @@
 // A lane then makes 8 adjacent elements of two rows (packed_blocks.cuh) and has the same 8 of a row of x: which of a
 // tile's k they are is as good as any other. x is read from the caches.
 //
+// A token. Of one or two rows of x, as text that is written has them, the products of a layer are short: with a block
+// for 16 rows of w most of a block's time was its first bytes' way, and with ten steps two of eight warps had twice as
+// much to do as the others (9728 x 2560 of Q4_K: 1.0 TB/s on an H200, where 13824 x 5120 had 1.5). So as many blocks as
+// run at once take tile after tile, and a warp's next step is on its way while it multiplies, whichever tile it is of.
+// Of four tiles the warps share all steps evenly and meet once.
+//
 // Bound. A row of x more costs nothing up to 8. Lane instructions for a weight, counted in the machine code (sm_75, up
 // to 8 rows of x), and how many a card can issue in the time that the weight's bytes take:
 //
@@ -329,6 +335,8 @@ struct FewRows {
     }
 
     // The sums of one step: `low` and `high` are its bytes of rows g and g + 8, x its elements of row g of each tile.
+    // kThere: there are such elements in every case.
+    template <bool kThere>
     __device__ static void add_step(float (&sum)[kTiles][4], const Weight& low, const Weight& high,
                                     const __half* const (&x)[kTiles], int eighth) {
         float part[kTiles][4] = {}, taken[kTiles][4] = {};
@@ -339,7 +347,7 @@ struct FewRows {
             for (int tile = 0; tile < kTiles; tile++) {
 #pragma unroll
                 for (unsigned& word : xs[tile]) word = 0;
-                if (x[tile] != nullptr) load_words<Reading::kCached>(xs[tile], x[tile] + e + eighth);
+                if (kThere || x[tile] != nullptr) load_words<Reading::kCached>(xs[tile], x[tile] + e + eighth);
             }
             low.weights(e, eighth, of_low);
             high.weights(e, eighth, of_high);
@@ -402,7 +410,7 @@ struct FewRows {
             const Bytes low = place + g * Weight::kPitch + before(lower + step * static_cast<i64>(Weight::kBytes));
             const Bytes high =
                 place + (g + 8) * Weight::kPitch + before(upper + step * static_cast<i64>(Weight::kBytes));
-            add_step(sum, Weight(low), Weight(high), x, 8 * t);
+            add_step<false>(sum, Weight(low), Weight(high), x, 8 * t);
             __syncwarp();
         }
         __syncthreads();  // places become sums
@@ -425,6 +433,9 @@ struct FewRows {
         if (column >= min(kColumns, p.joined ? p.joined : p.m) || n >= p.n) return;
         float total = of_column(sums, threadIdx.x);
         if (p.joined) total += of_column(sums, threadIdx.x + p.joined * kRows);
+        write(total, column, n);
+    }
+    __device__ void write(float total, int column, int n) const {
         if (p.scale) total *= p.scale[static_cast<i64>(n) * p.scale_step];
         total *= p.factor;
         if (p.bias) total += load_element(p.bias, n, p.bias_is_float);
@@ -444,12 +455,92 @@ struct FewRows {
     }
 };
 
+// ---- a token -----------------------------------------------------------------------------------------------------
+
+// Up to two rows of x. A block takes every gridDim.x-th tile of 16 rows of the weight. n is a multiple of 16, and there
+// are as many steps as warps or more, so that each warp has a part of each tile. Columns of the product without a row
+// of x have its last one again; nobody asks for them.
+template <typename Weight>
+struct Token : FewRows<Weight, 1> {
+    using Product = FewRows<Weight, 1>;
+    using Product::p;
+    static constexpr int kGroup = 4;            // tiles, after which the warps meet
+    static constexpr int kAsked = 2;            // columns
+    using Sums = float[kWarps][kAsked][kRows];  // of a tile
+
+    __device__ Token(const FewRowsParams& params, int lane) : Product(params, lane) {}
+
+    __device__ void run() {
+        __shared__ __align__(16) unsigned char memory[Product::kPlaces];
+        __shared__ Sums sums[kGroup];
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const int tiles = (p.n / kRows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
+        const __half* x = p.x + static_cast<i64>(min(g, p.m - 1)) * p.k;
+        unsigned char* place = memory + warp * kRows * Weight::kPitch;
+        // What the warp fetched last, in the tile's first row; and from the end of a tile's steps to the next tile.
+        Bytes next = this->row(0) + warp * static_cast<i64>(Weight::kBytes);
+        const i64 over = gridDim.x * (kRows * p.row_bytes) - p.steps * static_cast<i64>(Weight::kBytes);
+        float sum[1][4] = {};
+        int tile = 0, step = warp;
+        this->fetch(next, lane);
+        for (int first = 0; first < tiles; first += kGroup) {
+            const int last = min(first + kGroup, tiles);
+            while (tile < last) {
+                const int now = tile;
+                const Bytes here = next;
+                const __half* const of_x[1] = {x + step * Weight::kStep};
+                this->put(place, lane);
+                __syncwarp();
+                step += kWarps, next += kWarps * Weight::kBytes;
+                if (step >= p.steps) step -= p.steps, next += over, tile++;
+                if (tile < tiles) this->fetch(next, lane);
+                const Bytes low = place + g * Weight::kPitch + Product::before(here + g * p.row_bytes);
+                const Bytes high = place + (g + 8) * Weight::kPitch + Product::before(here + (g + 8) * p.row_bytes);
+                Product::template add_step<true>(sum, Weight(low), Weight(high), of_x, 8 * t);
+                __syncwarp();
+                if (tile == now) continue;
+                if (t == 0) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) sums[now - first][warp][i % 2][g + i / 2 * 8] = sum[0][i];
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++) sum[0][i] = 0;
+            }
+            __syncthreads();
+            add_up(sums, first, last - first);
+            __syncthreads();
+        }
+    }
+
+    // A thread for each result of a group of tiles.
+    __device__ void add_up(const Sums* sums, int first, int count) const {
+        const int tile = threadIdx.x / (kAsked * kRows), column = threadIdx.x / kRows % kAsked,
+                  row = threadIdx.x % kRows;
+        if (tile >= count || column >= (p.joined ? p.joined : p.m)) return;
+        float total = of_warps(sums[tile], column, row);
+        if (p.joined) total += of_warps(sums[tile], column + p.joined, row);
+        this->write(total, column,
+                    (static_cast<int>(blockIdx.x) + (first + tile) * static_cast<int>(gridDim.x)) * kRows + row);
+    }
+    __device__ static float of_warps(const Sums& sums, int column, int row) {
+        float total = 0;
+#pragma unroll
+        for (int warp = 0; warp < kWarps; warp++) total += sums[warp][column][row];
+        return total;
+    }
+};
+
 #define FEW_ROWS(TYPE, TILES, COLUMNS)                                         \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                  \
         few_rows_##TYPE##_##COLUMNS(const __grid_constant__ FewRowsParams p) { \
         FewRows<Weight##TYPE, TILES>(p, threadIdx.x % 32).run();               \
     }
-#define FEW_ROWS_OF(TYPE) FEW_ROWS(TYPE, 1, 8) FEW_ROWS(TYPE, 2, 16)
+#define FEW_ROWS_OF_A_TOKEN(TYPE)                                      \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2)          \
+        few_rows_##TYPE##_2(const __grid_constant__ FewRowsParams p) { \
+        Token<Weight##TYPE>(p, threadIdx.x % 32).run();                \
+    }
+#define FEW_ROWS_OF(TYPE) FEW_ROWS_OF_A_TOKEN(TYPE) FEW_ROWS(TYPE, 1, 8) FEW_ROWS(TYPE, 2, 16)
 
 FEW_ROWS_OF(Q4_0)
 FEW_ROWS_OF(Q8_0)

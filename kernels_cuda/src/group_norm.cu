@@ -10,7 +10,8 @@
 // so nothing can be normalised before all of it was seen. The last launch works backwards: what the first one read last
 // is still in the L2, and is met first.
 //
-// Three launches, none of which depends on timing, so the same input gives the same bits:
+// Three launches, none of which depends on timing, so the same input gives the same bits. Each may begin while the one
+// before it ends (ahead.cuh): *_apply then has asked for its first pixels before there is anything to multiply them by.
 //   *_stats   each block reduces one chunk to (mean, M2), M2 = sum of (x - mean)^2. Within what a thread holds in
 //   registers
 //             both are taken exactly (the mean first); parts are joined by Chan's formula. No large sums of squares are
@@ -28,6 +29,7 @@
 // a thread keeps to its eight channels. `*_any`: any alignment, any size; the packs are gathered element by element.
 
 #include "activation.cuh"
+#include "ahead.cuh"
 #include "packs.cuh"
 #include "reduce.cuh"
 
@@ -134,6 +136,7 @@ template <bool kWhole>
 __device__ void first_stats(const GroupNormParams& p) {
     __shared__ BlockSum<kThreads / 32>::Slots slots;
     BlockSum<kThreads / 32> block_sum(slots);
+    next_may_begin();
     const i64 of = quotient(blockIdx.x, p.chunks), chunk = blockIdx.x - of * p.chunks;
     const i64 batch = quotient(of, p.groups), group = of - batch * p.groups;
     const i64 packs = p.channels_per_group * p.packs_per_plane;
@@ -197,6 +200,7 @@ __device__ void first_apply(const GroupNormParams& p) {
         index += kThreads;
         place.advance(p.packs_per_plane);
     }
+    wait_for_last();
 #pragma unroll
     for (int v = 0; v < kHeld; v++) {
         if (count[v] == 0) continue;
@@ -235,23 +239,58 @@ struct Column {
     }
 };
 
+// Moments of eight channels over the same pixels. An odd number of words: neighbours lie in different banks.
+struct Row {
+    float n, mean[kPack], m2[kPack];
+
+    __device__ void put(float count, const float (&means)[kPack], const float (&squares)[kPack]) {
+        n = count;
+#pragma unroll
+        for (int i = 0; i < kPack; i++) mean[i] = means[i], m2[i] = squares[i];
+    }
+
+    // Moments::join, with one division for the eight channels.
+    __device__ void join_to(float& count, float (&means)[kPack], float (&squares)[kPack]) const {
+        if (n == 0) return;
+        const float total = count + n, share = n / total, weight = count * share;
+#pragma unroll
+        for (int i = 0; i < kPack; i++) {
+            const float delta = mean[i] - means[i];
+            means[i] = fmaf(delta, share, means[i]);
+            squares[i] += fmaf(delta * delta, weight, m2[i]);
+        }
+        count = total;
+    }
+};
+
+// A turn's pixels of a thread, `step` elements apart. left: rows of the chunk from the first on; those beyond are not
+// asked for.
+template <bool kWhole>
+__device__ inline void ask(Pack<__half> (&held)[kHeldLast<kWhole>], const Column& c, const __half* x, i64 step,
+                           int left) {
+#pragma unroll
+    for (int v = 0; v < kHeldLast<kWhole>; v++) load<kWhole>(held[v], x + v * step, v * c.rows < left ? c.count : 0);
+}
+
 template <bool kWhole>
 __device__ void last_stats(const GroupNormParams& p) {
-    __shared__ float means[kThreads * kPack], squares[kThreads * kPack];
-    __shared__ float counts[kThreads];
+    __shared__ Row rows[kThreads];
     const Column c(p, blockIdx.x);
-    const __half* x = static_cast<const __half*>(p.x) + c.batch * p.x_batch + c.channel;
+    next_may_begin();
+    const i64 first = c.first + c.row, step = c.rows * p.x_step;
+    const __half* x = static_cast<const __half*>(p.x) + c.batch * p.x_batch + c.channel + first * p.x_step;
 
+    float2* parts = p.parts + (c.batch * p.chunks + c.chunk) * p.channels + c.channel;
     float n = 0, mean[kPack] = {}, m2[kPack] = {};
-    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeldLast<kWhole> * c.rows) {
+    for (int left = static_cast<int>(c.last - first); left > 0; left -= kHeldLast<kWhole> * c.rows) {
         Pack<__half> held[kHeldLast<kWhole>];
         bool there[kHeldLast<kWhole>];
         float fresh = 0;
+        ask<kWhole>(held, c, x, step, left);
+        x += kHeldLast<kWhole> * step;
 #pragma unroll
         for (int v = 0; v < kHeldLast<kWhole>; v++) {
-            const i64 at = pixel + static_cast<i64>(v) * c.rows;
-            there[v] = at < c.last;
-            load<kWhole>(held[v], x + at * p.x_step, there[v] ? c.count : 0);
+            there[v] = v * c.rows < left;
             fresh += there[v] ? 1.0f : 0.0f;
         }
         const float inverse = 1.0f / fresh, share = fresh / (n + fresh), weight = n * share;
@@ -282,26 +321,31 @@ __device__ void last_stats(const GroupNormParams& p) {
         }
         n += fresh;
     }
-    // [row][channel of the block], joined row by row.
-    const int width = p.lanes * kPack, lane = threadIdx.x % p.lanes;
+    // The upper half of the rows is joined to the lower one, until one is left: of narrow pictures there are many.
+    int half = 1;
+    while (half * 2 < c.rows) half *= 2;
+    for (; half > 0; half /= 2) {
+        if (c.row >= half && c.row < 2 * half) rows[threadIdx.x].put(n, mean, m2);
+        __syncthreads();
+        if (c.row < half && c.row + half < c.rows) rows[threadIdx.x + half * p.lanes].join_to(n, mean, m2);
+    }
+    if (c.row > 0) return;
 #pragma unroll
     for (int i = 0; i < kPack; i++) {
-        means[c.row * width + lane * kPack + i] = mean[i];
-        squares[c.row * width + lane * kPack + i] = m2[i];
-    }
-    if (lane == 0) counts[c.row] = n;
-    __syncthreads();
-    const int base = c.channel - lane * kPack;
-    for (int i = threadIdx.x; i < width && base + i < p.channels; i += blockDim.x) {
-        Moments all{0, 0, 0};
-        for (int row = 0; row < c.rows; row++) all.join(counts[row], means[row * width + i], squares[row * width + i]);
-        p.parts[(c.batch * p.chunks + c.chunk) * p.channels + base + i] = make_float2(all.mean, all.m2);
+        if (i < c.count) parts[i] = make_float2(mean[i], m2[i]);
     }
 }
 
 template <bool kWhole>
 __device__ void last_apply(const GroupNormParams& p) {
     const Column c(p, gridDim.x - 1 - blockIdx.x);  // backwards
+    const i64 first = c.first + c.row, x_step = c.rows * p.x_step, out_step = c.rows * p.out_step;
+    const __half* x = static_cast<const __half*>(p.x) + c.batch * p.x_batch + c.channel + first * p.x_step;
+    __half* out = static_cast<__half*>(p.out) + c.batch * p.out_batch + c.channel + first * p.out_step;
+    int left = static_cast<int>(c.last - first);
+    Pack<__half> held[kHeldLast<kWhole>];
+    ask<kWhole>(held, c, x, x_step, left);
+    wait_for_last();
     if (c.count == 0) return;
     float mean[kPack], factor[kPack], plus[kPack];
 #pragma unroll
@@ -312,19 +356,10 @@ __device__ void last_apply(const GroupNormParams& p) {
         factor[i] = by.y;
         plus[i] = p.bias ? load_element(p.bias, channel, p.bias_is_float) : 0.0f;
     }
-    const __half* x = static_cast<const __half*>(p.x) + c.batch * p.x_batch + c.channel;
-    __half* out = static_cast<__half*>(p.out) + c.batch * p.out_batch + c.channel;
-    for (i64 pixel = c.first + c.row; pixel < c.last; pixel += kHeldLast<kWhole> * c.rows) {
-        Pack<__half> held[kHeldLast<kWhole>];
+    while (left > 0) {
 #pragma unroll
         for (int v = 0; v < kHeldLast<kWhole>; v++) {
-            const i64 at = pixel + static_cast<i64>(v) * c.rows;
-            load<kWhole>(held[v], x + at * p.x_step, at < c.last ? c.count : 0);
-        }
-#pragma unroll
-        for (int v = 0; v < kHeldLast<kWhole>; v++) {
-            const i64 at = pixel + static_cast<i64>(v) * c.rows;
-            if (at >= c.last) break;
+            if (v * c.rows >= left) break;
             float a[kPack];
             unpack(held[v], a);
 #pragma unroll
@@ -332,8 +367,12 @@ __device__ void last_apply(const GroupNormParams& p) {
             activate(a, p.activation);
             Pack<__half> result;
             pack(a, result);
-            store_part<kWhole>(out + at * p.out_step, result, c.count);
+            store_part<kWhole>(out + v * out_step, result, c.count);
         }
+        left -= kHeldLast<kWhole> * c.rows;
+        x += kHeldLast<kWhole> * x_step;
+        out += kHeldLast<kWhole> * out_step;
+        ask<kWhole>(held, c, x, x_step, left);
     }
 }
 
@@ -344,6 +383,7 @@ __device__ void last_apply(const GroupNormParams& p) {
 __device__ inline Moments joined(const GroupNormParams& p, Moments (&moments)[kMergeThreads], i64 batch, i64 group) {
     const i64 parts = p.is_last ? p.chunks * p.channels_per_group : p.chunks;
     Moments mine{0, 0, 0};
+#pragma unroll 4
     for (i64 i = threadIdx.x; i < parts; i += kMergeThreads) {
         i64 index, count;
         if (p.is_last) {
@@ -384,6 +424,8 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
     group_norm_merge(const __grid_constant__ GroupNormParams p) {
     __shared__ Moments moments[kMergeThreads];
     const i64 batch = quotient(blockIdx.x, p.groups), group = blockIdx.x - batch * p.groups;
+    next_may_begin();
+    wait_for_last();
     const Moments all = joined(p, moments, batch, group);
     write_coefficients(p, batch, group, all.mean, all.m2 / all.n);
 }
@@ -392,12 +434,14 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
     group_norm_moments(const __grid_constant__ GroupNormParams p) {
     __shared__ Moments moments[kMergeThreads];
     const i64 batch = quotient(blockIdx.x, p.groups), group = blockIdx.x - batch * p.groups;
+    wait_for_last();
     const Moments all = joined(p, moments, batch, group);
     if (threadIdx.x == 0) static_cast<float2*>(p.out)[blockIdx.x] = make_float2(all.mean, all.m2 / all.n);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) group_norm_given(const __grid_constant__ GroupNormParams p) {
     const i64 batch = quotient(blockIdx.x, p.groups), group = blockIdx.x - batch * p.groups;
+    next_may_begin();
     const float2 moments = p.given[blockIdx.x];
     write_coefficients(p, batch, group, moments.x, moments.y);
 }
@@ -423,3 +467,9 @@ GROUP_NORM(first_stats, 3)
 GROUP_NORM(first_apply, 3)
 GROUP_NORM(last_stats, kLastBlocks)
 GROUP_NORM(last_apply, kLastBlocks)
+
+WAITS(group_norm_merge)
+WAITS(group_norm_first_apply)
+WAITS(group_norm_first_apply_any)
+WAITS(group_norm_last_apply)
+WAITS(group_norm_last_apply_any)

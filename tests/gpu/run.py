@@ -41,10 +41,11 @@ TESTS = {
     "test_pager.py": ("gpu", "memory"),
     **dict.fromkeys(
         (
-            "test_flux2.py", "test_graph.py", "test_image_vae.py", "test_int8_block.py", "test_live.py",
-            "test_many_prompts.py", "test_packed_models.py", "test_patcher.py", "test_qwen3.py", "test_qwen3_vl.py",
-            "test_sparse_node.py", "test_style.py", "test_umt5.py", "test_unet.py", "test_wan_attention.py",
-            "test_wan_vae.py", "test_weights_elsewhere.py", "test_z_image.py",
+            "test_command_line.py", "test_flux2.py", "test_graph.py", "test_image_vae.py", "test_int8_block.py", "test_live.py",
+            "test_many_prompts.py", "test_packed_models.py", "test_patcher.py", "test_picture_nets.py", "test_qwen3.py",
+            "test_qwen3_vl.py", "test_soak.py", "test_sparse_node.py", "test_style.py", "test_two_cards.py", "test_umt5.py",
+            "test_unet.py",
+            "test_wan_attention.py", "test_wan_vae.py", "test_weights_elsewhere.py", "test_z_image.py",
         ),
         UNDER_TEST,
     ),
@@ -52,7 +53,8 @@ TESTS = {
 # These measure times or the card's memory: nothing runs beside them.
 MOST_LINES = 1500  # of a file in which something failed
 ALONE = (
-    "test_graph.py", "test_kernel_system.py", "test_many_prompts.py", "test_pager.py", "test_patcher.py", "test_wan_vae.py",
+    "test_command_line.py", "test_graph.py", "test_kernel_system.py", "test_many_prompts.py", "test_pager.py", "test_patcher.py",
+    "test_soak.py", "test_two_cards.py", "test_wan_vae.py",
 )  # fmt: skip
 TIMED = "timed"  # the mark of tests of other files that do
 
@@ -76,10 +78,11 @@ def sources_hash() -> dict[str, str]:
 
 
 class Outcomes:
-    """A pytest plugin that counts outcomes per file."""
+    """A pytest plugin that counts outcomes per file. figures: what tests found and want to be kept, by file."""
 
     def __init__(self) -> None:
         self.files: dict[str, Counter[str]] = {}
+        self.figures: dict[str, dict[str, Any]] = {}
         self.skips: set[str] = set()
         self.seed = ""
 
@@ -87,6 +90,8 @@ class Outcomes:
         if report.when == "call" or report.outcome != "passed":
             file = report.nodeid.split("::")[0]
             self.files.setdefault(file, Counter())[report.outcome] += 1
+            if report.user_properties:
+                self.figures.setdefault(file, {}).update(report.user_properties)
             if report.outcome == "skipped":
                 self.skips.add(str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr))
 
@@ -105,11 +110,12 @@ class Outcomes:
     def merge(self, found: dict[str, Any]) -> None:
         for file, count in found["files"].items():
             self.files.setdefault(file, Counter()).update(count)
+        self.figures |= found["figures"]
         self.skips |= set(found["skips"])
         self.seed = found["seed"]
 
     def as_json(self) -> dict[str, Any]:
-        return {"files": self.files, "skips": sorted(self.skips), "seed": self.seed}
+        return {"files": self.files, "figures": self.figures, "skips": sorted(self.skips), "seed": self.seed}
 
 
 def run_here(arguments: list[str], result: Path | None) -> tuple[int, Outcomes]:
@@ -208,7 +214,13 @@ def write_record(outcomes: Outcomes, sanitized: dict[str, sanitizers.Result], fi
     before = record.get(here["gpu"], {})
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     ran = {
-        file: {"date": date, "seed": outcomes.seed, "sources": sources_of(file), "outcomes": dict(count)}
+        file: {
+            "date": date,
+            "seed": outcomes.seed,
+            "sources": sources_of(file),
+            "outcomes": dict(count),
+            **({"figures": found} if (found := outcomes.figures.get(file)) else {}),
+        }
         for file, count in outcomes.files.items()
     }
     record[here["gpu"]] = {

@@ -8,14 +8,18 @@ import time
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, locate, tried, until_chosen
+from gpu.support import HALF_STEP, SMALLEST, compared, in_turns, locate, ratio, tried, until_chosen
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend
 
 from fusestream.kernels_cuda import LEDGER, OPS, BlockList, KernelPolicy, KernelRefused, attention
 from fusestream.kernels_cuda.call import Call
+from fusestream.kernels_cuda.launcher import card
+from fusestream.kernels_cuda.ops import attention_products
 from fusestream.kernels_cuda.ops.attention import HEADS, WIDE
-from fusestream.kernels_cuda.ops.attention_operands import arguments
+from fusestream.kernels_cuda.ops.attention_operands import Operands, arguments
+from fusestream.kernels_cuda.ops.sdpa import run_sdpa
 
 # In all 10,000: half of them in each instruction class, half of those in each way to accumulate.
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500)
@@ -374,3 +378,71 @@ def test_torchs_kernels_take_turns_where_ours_do_not_serve(d):
     assert {"torch flash", "torch mem-efficient"} <= tried("attention").keys()
     torch.testing.assert_close(got, reference(q, k, v).half(), atol=2e-3, rtol=2e-3)
     assert "heads have" in " ".join(refusal.reason for refusal in LEDGER.refusals if refusal.candidate == "cuda")
+
+
+# One head of the VAEs: Wan 2.1's, Wan 2.2's, that of pictures; queries, keys.
+WIDE_HEADS = [
+    (384, 1500, 1500),
+    (1024, 880, 880),
+    (512, 8192, 9000),
+    (512, 33 * 31, 33 * 31),
+    (256, 5, 7),
+    (512, 9000, 64),
+]
+
+
+def in_stripes(q, k, v, isa=None):
+    call = Call("attention", *arguments(q, k, v), policy(isa, mode="auto"))
+    assert attention_products.PRODUCTS.refuse(call) is None
+    return attention_products.PRODUCTS.prepare(call)(*call.tensors)
+
+
+@pytest.mark.parametrize("size", [1.0, 4.0])
+@pytest.mark.parametrize(("d", "s", "t"), WIDE_HEADS)
+def test_products_in_stripes(isa, d, s, t, size):
+    """Against float64, beside torch's kernel for heads this wide; out of a packed projection, with NaN around it."""
+    q, k, v = (laid_out(part, "packed") for part in inputs(1, s, t, 1, 1, d))
+    q = laid_out(q * size, "packed")
+    got = in_stripes(q, k, v, isa)
+    exact, _ = oracle(q, k, v)
+    theirs = run_sdpa(Operands.of(*arguments(q, k, v)), (SDPBackend.EFFICIENT_ATTENTION,))
+    ours, beside = ((one.double() - exact).square().mean().sqrt() for one in (got, theirs))
+    print(f"{d} {s} {t} {size}: rms error {float(ours):.2e}, torch's {float(beside):.2e}")
+    assert got.isfinite().all() and ours <= 1.2 * beside
+    assert torch.equal(in_stripes(q, k, v, isa), got), "the same bits again"
+
+
+def test_the_pass_between_two_products(isa):
+    """What it leaves of one stripe after another, in rows that lie apart, beside the same in torch."""
+    kernel = card(0, isa).kernel(attention_products.UNIT, attention_products.UNIT)
+    rows, keys, pitch, d, scale = 37, 4091, 4096, 512, 0.3
+    state = [torch.full((rows,), torch.nan, device="cuda") for _ in range(2)] + [torch.randn(rows, d, device="cuda")]
+    want = [t.clone() for t in state]
+    for turn in range(3):
+        room = torch.full((rows, pitch), torch.nan, device="cuda")
+        scores = room[:, :keys].copy_(torch.randn(rows, keys, device="cuda") * (turn + 1))
+        made, weights = (torch.full((rows, pitch), torch.nan, device="cuda").half() for _ in range(2))
+        params = attention_products.SoftmaxStripeParams(
+            keys=keys, pitch=pitch, d=d, is_first=turn == 0, scale_log2=scale * math.log2(math.e)
+        )
+        launch = kernel.prepare(params, grid=(rows, 1, 1), block=attention_products.THREADS, shape="a stripe")
+        launch(room.data_ptr(), made.data_ptr(), *(t.data_ptr() for t in state))
+        attention_products.softmax_stripe(scores, weights[:, :keys], *want, scale, first=turn == 0)
+        torch.testing.assert_close(made[:, :keys], weights[:, :keys], atol=2e-3, rtol=2e-3)
+        assert not made[:, keys:].any(), "weights that do not exist are zero"
+        for got, exact in zip(state, want, strict=True):
+            torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("tokens", [16384, 65536])
+def test_products_in_stripes_are_faster_than_torchs_kernel(tokens):
+    """8192 queries of a picture of 1024x1024 and of 2048x2048."""
+    q, k, v = inputs(1, 8192, tokens, 1, 1, 512)
+    operands = Operands.of(*arguments(q, k, v))
+    found = in_turns(
+        theirs=lambda: run_sdpa(operands, (SDPBackend.EFFICIENT_ATTENTION,)), ours=lambda: in_stripes(q, k, v)
+    )
+    rates = {name: 4 * 8192 * tokens * 512 / min(each) / 1e9 for name, each in found.items()}
+    print(f"8192 x {tokens} x 512, ms: {compared(found, 1)}; TFLOP/s: {rates}")
+    assert ratio(found) < 0.6

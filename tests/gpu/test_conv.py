@@ -23,7 +23,7 @@ from fusestream.kernels_cuda import (
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
 from fusestream.kernels_cuda.ops import conv as op
-from fusestream.kernels_cuda.ops import conv_torch, upsample_conv
+from fusestream.kernels_cuda.ops import conv_flat, conv_torch, upsample_conv
 from fusestream.kernels_cuda.ops.conv_operands import Operands, compute
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 
@@ -328,7 +328,7 @@ def test_every_candidate_computes_the_same():
     x, residual = picture[:, :, 3:20], video(1, 128, 40, 64)[:, :, 3:20]
     LEDGER.clear()
     got = until_chosen(lambda: conv2d(x, weight, bias, residual=residual, policy=KernelPolicy.of("auto")))
-    assert {"stock", "cudnn + fused pass"} < set(tried("conv"))
+    assert {"stock", "cudnn + fused pass", "cudnn 2d fused pass"} < set(tried("conv"))
     tensors, options = tuple(t.unsqueeze(2) for t in (x, weight)), ("none", 1, 0, 1, 1, 1, 1, 1)
     call = Call("conv", (*tensors, bias, None, residual.unsqueeze(2)), options, KernelPolicy())
     exact, _ = exactly(call.tensors, options)
@@ -337,6 +337,25 @@ def test_every_candidate_computes_the_same():
         made = candidate.prepare(call)(*call.tensors)
         torch.testing.assert_close(made, exact.half(), atol=5e-3, rtol=4e-3)
     torch.testing.assert_close(got, exact.half().squeeze(2), atol=5e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("kind", ["none", "relu"])
+@pytest.mark.parametrize(("c", "n", "taps"), [(3, 32, 9), (32, 3, 9), (16, 12, 5), (40, 3, 7)])
+def test_pictures_and_taps_that_none_of_ours_has(c, n, taps, kind):
+    """Torch's ways take turns; those that add rows up round each of them."""
+    x, weight, bias = video(1, c, 40, 50), weights(n, c, taps, taps), torch.randn(n, device="cuda")
+    tensors, options = (x.unsqueeze(2), weight.unsqueeze(2), bias, None, None), (kind, 1, 0, 1, *[0] * 4)
+    exact, sizes = exactly(tensors, options)
+    call = Call("conv", tensors, options, KernelPolicy())
+    for way in conv_flat.FLAT.tactics(call):
+        got, parts = way.prepare(call)(*tensors), taps if way.tactic == conv_flat.ROWS else 2
+        assert got.shape == exact.shape and conv_torch.is_dense(got)
+        allowed = HALF_STEP * exact.abs() * 1.001 + SMALLEST * parts + (HALF_STEP + SUM_STEP["precise"]) * sizes
+        assert float(((got.double() - exact).abs() - allowed).max()) <= 0, way.name
+    LEDGER.clear()
+    got = until_chosen(lambda: conv2d(x, weight, bias, padding=(0, 0, 0, 0), activation=kind, policy=KernelPolicy()))
+    assert {way.name for way in conv_flat.FLAT.tactics(call)} < set(tried("conv"))
+    torch.testing.assert_close(got, exact.half().squeeze(2), atol=5e-2, rtol=5e-3)
 
 
 @pytest.mark.sanitize

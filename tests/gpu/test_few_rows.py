@@ -11,7 +11,17 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import KernelRefused, few_rows
-from fusestream.kernels_cuda.ops.few_rows import PLAIN, SCALED, STEPS, numbers, reference
+from fusestream.kernels_cuda.ops.few_rows import (
+    PLAIN,
+    RESIDENT,
+    ROWS,
+    SCALED,
+    STEPS,
+    TOKEN_ROWS,
+    kernel_for,
+    numbers,
+    reference,
+)
 from fusestream.kernels_cuda.ops.packed_blocks import BLOCK_TYPES
 
 ENCODINGS = list(STEPS)
@@ -66,6 +76,20 @@ def test_shapes(isa, encoding, m, n, steps):
         check(encoding, operands(encoding, m, n, k, bias, added), isa)
 
 
+@pytest.mark.sanitize
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("steps", [8, 9, 15, 17])
+def test_a_tokens_tiles(isa, encoding, m, steps):
+    """Blocks that have no tile more than others, one, and more than the warps keep sums of; steps that fall to the warps evenly and
+    not."""
+    blocks = RESIDENT * torch.cuda.get_device_properties(0).multi_processor_count
+    k = steps * STEPS[encoding].elements
+    for tiles in (1, blocks, blocks + 1, 5 * blocks + 3):
+        assert kernel_for(m, tiles * ROWS, steps, blocks // RESIDENT)[0] == TOKEN_ROWS
+        check(encoding, operands(encoding, m, tiles * ROWS, k, torch.float16, True), isa)
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("m", range(1, 17))
 def test_every_number_of_rows(isa, encoding, m):
@@ -93,14 +117,14 @@ def test_the_definition(isa, encoding, m, n, steps, bias, added):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize(("rows", "n"), [(1, 200), (1, 208), (3, 200), (8, 200)])
 @pytest.mark.parametrize("residual", [None, torch.float16, torch.float32])
-def test_two_parts_joined_as_floats(isa, encoding, rows, residual):
+def test_two_parts_joined_as_floats(isa, encoding, rows, n, residual):
     """Up to eight tokens of two parts each, as the stream of a language model adds them up."""
     whole = torch.randn(rows, 2560, device="cuda")
     x = torch.stack((whole.half(), (whole - whole.half()).half()))
-    weight = weight_of(encoding, 200, 2560)
-    added = None if residual is None else torch.randn(rows, 200, device="cuda").to(residual)
+    weight = weight_of(encoding, n, 2560)
+    added = None if residual is None else torch.randn(rows, n, device="cuda").to(residual)
     options = {"residual": added, "factor": 64.0, "joined": True, "out_dtype": torch.float32}
     got = few_rows(x, weight, encoding, **options, policy=on(isa))
     want = reference(x.double(), weight, None, None, added, encoding, 64.0, True)

@@ -1,8 +1,9 @@
-"""Stock's Wan 2.1 VAE, at its real size with random weights, over our kernels: against itself in fp32. Needs a ComfyUI."""
+"""Stock's Wan VAEs, at their real sizes with random weights, over our kernels: against themselves in fp32. Needs a ComfyUI."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +15,28 @@ from fusestream.kernels_cuda import LEDGER, KernelPolicy
 pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
 
 
+SIZES = {"2.1": [(480, 832), (720, 1280)], "2.2": [(704, 1280)]}
+CHANNELS, PIXELS = {"2.1": 16, "2.2": 48}, {"2.1": 8, "2.2": 16}  # of the latents, and that one of them stands for
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def version(request: Any) -> Iterator[str]:
+    yield request.param
+    torch.cuda.empty_cache()
+
+
 @pytest.fixture(scope="module")
-def net() -> Any:
+def net(version: str) -> Any:
     """In fp32, with weights that keep the size of what passes through."""
-    import comfy.ldm.wan.vae as stock
+    import comfy.ldm.wan.vae
+    import comfy.ldm.wan.vae2_2
 
     shape = {"dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]}
-    vae = stock.WanVAE(dim=96, z_dim=16, image_channels=3, conv_out_channels=3, **shape).cuda().eval()
+    if version == "2.1":
+        made = comfy.ldm.wan.vae.WanVAE(dim=96, z_dim=16, image_channels=3, conv_out_channels=3, **shape)
+    else:
+        made = comfy.ldm.wan.vae2_2.WanVAE(dim=160, dec_dim=256, z_dim=48, **shape)
+    vae = made.cuda().eval()
     generator = torch.Generator(device="cuda").manual_seed(7)
     with torch.no_grad():
         for parameter in vae.parameters():
@@ -39,8 +55,9 @@ def halved(net: Any, policy: KernelPolicy | None = None) -> Any:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("way", ["decode", "encode"])
-def test_as_near_to_fp32_as_stock(net, isa, way):
-    shape = (1, 16, 3, 30, 52) if way == "decode" else (1, 3, 9, 240, 416)
+def test_as_near_to_fp32_as_stock(net, version, isa, way):
+    side = PIXELS[version]
+    shape = (1, CHANNELS[version], 3, 240 // side, 416 // side) if way == "decode" else (1, 3, 9, 240, 416)
     x = torch.randn(shape, device="cuda")
     exact = getattr(net, way)(x)
     theirs = error(getattr(halved(net), way)(x.half()), exact)
@@ -49,15 +66,19 @@ def test_as_near_to_fp32_as_stock(net, isa, way):
         half = halved(net, KernelPolicy.of("on", isa=isa, precision=precision))
         ours = error(getattr(half, way)(x.half()), exact)
         print(f"{way} {isa or 'native'} {precision}: error {ours:.3g}, stock's fp16 {theirs:.3g}")
-        assert {choice.winner.split()[0] for choice in LEDGER.choices} == {"cuda"}
-        assert not [refusal for refusal in LEDGER.refusals if refusal.candidate == "cuda"]
+        # Heads of Wan 2.2 are wider than those of our kernels: its attention is others'.
+        choices = [choice for choice in LEDGER.choices if version == "2.1" or choice.op != "attention"]
+        refusals = [one for one in LEDGER.refusals if version == "2.1" or one.op != "attention"]
+        assert {choice.winner.split()[0] for choice in choices} == {"cuda"}
+        assert not [refusal for refusal in refusals if refusal.candidate == "cuda"]
         assert ours <= theirs * (1.2 if precision == "precise" else 2.0)
 
 
 @torch.inference_mode()
-def test_faster_and_smaller_than_stock(net):
+def test_faster_and_smaller_than_stock(net, version):
     """480x832, one chunk after another: seconds and peak beside stock's, once each is warm."""
-    z = torch.randn(1, 16, 5, 60, 104, device="cuda").half()
+    side = PIXELS[version]
+    z = torch.randn(1, CHANNELS[version], 5, 480 // side, 832 // side, device="cuda").half()
     found = {}
     for name, half in (("stock", halved(net)), ("ours", halved(net, KernelPolicy.of("auto")))):
         until_chosen(lambda half=half: half.decode(z))
@@ -75,16 +96,16 @@ def test_faster_and_smaller_than_stock(net):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("way", ["decode", "encode"])
-def test_bands_make_what_the_whole_makes(net, isa, way):
+def test_bands_make_what_the_whole_makes(net, version, isa, way):
     """From and to the host, as ComfyUI asks; the edges lie further apart than the convolutions look."""
     half = halved(net, KernelPolicy.of("on", isa=isa))
     if way == "decode":
-        z = torch.randn(1, 16, 5, 6, 64, device="cuda").half()
+        z = torch.randn(1, CHANNELS[version], 5, 6, 64, device="cuda").half()
         whole = half.decode(z, bands=1)
         parts = torch.empty(half.decode_output_shape(z.shape))
         half.decode(z, output_buffer=parts, bands=3)
     else:
-        x = torch.randn(1, 3, 17, 48, 512).half()
+        x = torch.randn(1, 3, 17, 6 * PIXELS[version], 64 * PIXELS[version]).half()
         whole = half.encode(x.cuda(), bands=1)
         parts = half.encode(x, device=whole.device, bands=3)
     difference = error(parts.to(whole), whole)
@@ -93,16 +114,18 @@ def test_bands_make_what_the_whole_makes(net, isa, way):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("size", [(480, 832), (720, 1280)], ids=["480p", "720p"])
+@pytest.mark.parametrize("size", [0, 1], ids=["least", "largest"])
 @pytest.mark.parametrize("way", ["decode", "encode"])
-def test_within_3_gib(net, way, size):
+def test_within_3_gib(net, version, way, size):
     """What the allocator holds, weights included. From the first use on: candidates that need more lose their place."""
     from fusestream.fusion.families.wan.vae import fused as wan_vae
 
+    if size == len(SIZES[version]):
+        pytest.skip("there is one")
     half = halved(net, KernelPolicy.of("auto"))
     weights = sum(p.numel() * 2 for p in half.parameters())
-    h, w = size
-    given = torch.randn((1, 16, 5, h // 8, w // 8) if way == "decode" else (1, 3, 17, h, w)).half()
+    (h, w), side = SIZES[version][size], PIXELS[version]
+    given = torch.randn((1, CHANNELS[version], 5, h // side, w // side) if way == "decode" else (1, 3, 17, h, w)).half()
     out = torch.empty(half.decode_output_shape(given.shape)) if way == "decode" else None
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

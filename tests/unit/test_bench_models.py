@@ -18,6 +18,7 @@ import comfy.ldm.models.autoencoder
 import comfy.ldm.modules.diffusionmodules.openaimodel
 import comfy.ldm.wan.model
 import comfy.ldm.wan.vae
+import comfy.ldm.wan.vae2_2
 import comfy.model_detection
 import comfy.ops
 import comfy.sd
@@ -56,9 +57,12 @@ def wan(size: bounds.Sizes, dtype: torch.dtype, device: str) -> torch.nn.Module:
     return made
 
 
-def vae(width: int, device: str) -> Any:
+def vae(size: bounds.VideoVae, device: str) -> Any:
+    shape: dict[str, Any] = {"dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]}
     with torch.device(device):
-        return comfy.ldm.wan.vae.WanVAE(dim=width, z_dim=16, temperal_downsample=[False, True, True])
+        if size.fold > 1:
+            return comfy.ldm.wan.vae2_2.WanVAE(dim=size.encoder, dec_dim=size.decoder, z_dim=size.channels, **shape)
+        return comfy.ldm.wan.vae.WanVAE(dim=size.encoder, z_dim=size.channels, **shape)
 
 
 def painter(table: Table, device: str) -> torch.nn.Module:
@@ -158,16 +162,18 @@ def test_the_language_model_costs_what_stock_computes() -> None:
     assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
 
 
+@pytest.mark.parametrize("model", bounds.VIDEO_VAES)
 @pytest.mark.parametrize("work", ["decode", "encode"])
-def test_the_vae_costs_what_stock_computes(work: str) -> None:
-    row = Row("vae", work, 64, 64, 9)  # type: ignore[arg-type]
-    net = vae(8, "cpu")
+def test_the_vae_costs_what_stock_computes(work: str, model: rows.Model) -> None:
+    row = Row(model, work, 64, 64, 9)  # type: ignore[arg-type]
+    size = replace(bounds.VIDEO_VAES[model], encoder=8, decoder=8)
+    net = vae(size, "cpu")
     if work == "decode":
-        counted = operations(lambda: net.decode(torch.zeros(1, 16, *row.latent)))
-        cost = bounds.vae_decode(row, 8)
+        counted = operations(lambda: net.decode(torch.zeros(1, *row.latent_shape)))
+        cost = bounds.vae_decode(row, size)
     else:
         counted = operations(lambda: net.encode(torch.zeros(1, 3, 9, 64, 64)))
-        cost = bounds.vae_encode(row, 8)
+        cost = bounds.vae_encode(row, size)
     assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.06)  # few frames: zeros that stock computes with
 
 
@@ -314,11 +320,11 @@ def test_every_matrix_of_the_blocks_gets_its_lora() -> None:
     assert lora["diffusion_model.blocks.1.ffn.0.lora_B.weight"].shape == (640, 4)
 
 
-@pytest.mark.parametrize("model", ["wan13", "wan14", "vae", "t5", "qwen3"])
+@pytest.mark.parametrize("model", ["wan13", "wan14", "vae", "vae22", "t5", "qwen3"])
 def test_weights_have_the_names_and_shapes_of_stocks_model(model: str) -> None:
     made: torch.nn.Module
-    if model == "vae":
-        made = vae(96, "meta")
+    if model in bounds.VIDEO_VAES:
+        made = vae(bounds.VIDEO_VAES[model], "meta")
     elif model == "qwen3":
         made = comfy.text_encoders.llama.Qwen3_4B({}, HALF, "meta", comfy.ops.manual_cast)
     elif model == "t5":

@@ -59,6 +59,13 @@ def test_a_gguf_file_is_what_the_table_says(tmp_path: Path, model: str, storage:
     assert not known
 
 
+@pytest.mark.parametrize("model", ["qwen3", "vl2", "vl4"])
+def test_the_words_of_a_language_model_are_packed(model: str) -> None:
+    for storage, kind in (("q8_0", "Q8_0"), ("q4_k_m", "Q4_K")):
+        kinds = {tensor.entry.name: tensor.entry.kind for tensor in packing.packed(weights.table(model), storage)}
+        assert [of for name, of in kinds.items() if "embed_tokens" in name] == [kind]
+
+
 def test_the_mix_is_that_of_published_files() -> None:
     kinds = {tensor.entry.name: tensor.entry.kind for tensor in packing.packed(weights.table("wan14"), "q4_k_m")}
     block = {name.removeprefix("blocks.7."): kind for name, kind in kinds.items() if name.startswith("blocks.7.")}

@@ -24,7 +24,7 @@ from fusestream.fusion.stream.settled import Settled
 from fusestream.gpu import capture
 from fusestream.gpu.graphs import NotRecorded
 from fusestream.gpu.rehearsal import NotRecordable, Rehearsal, _untold, _waits_told
-from fusestream.kernels_cuda import LEDGER, KernelPolicy
+from fusestream.kernels_cuda import LEDGER, KernelPolicy, choosing
 
 CPU = torch.device("cpu")
 
@@ -36,6 +36,7 @@ class Model:
 
     def __init__(self) -> None:
         self.generation: Any = 0
+        self.comes = False
         self.budget = 8 * NBYTES
         self.notes: dict[str, str] = {}
         self.net = torch.nn.Linear(4, 4, bias=False)
@@ -44,7 +45,7 @@ class Model:
         self.stands = True
 
     def settled(self) -> Settled:
-        return Settled(self.generation, "part of it streams")
+        return Settled(self.generation, "part of it streams", self.comes)
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[bool]:
@@ -115,6 +116,32 @@ def test_two_calls_run_the_third_is_captured_the_others_are_replayed(graphs: Gra
     warm(graphs, model, calls=5)
     assert (graphs.captured, graphs.replayed, model.ran, model.as_graph) == (1, 5, 4, 5)
     assert model.notes["CUDA graphs"] == "1, 0.00 GiB" and "5 calls were replayed" in graphs.words()
+
+
+def test_only_what_may_be_captured_is_in_a_hurry_to_choose(graphs: Graphs, model: Model) -> None:
+    """A call that is not replayed yet; and one of a model that settles before long, but not of one that streams for good."""
+    hurries: list[bool] = []
+
+    def body(x: Tensor) -> Tensor:
+        hurries.append(choosing._now.is_hurried)
+        return model.body(x)
+
+    def calls(number: int) -> list[bool]:
+        del hurries[:]
+        for _ in range(number):
+            graphs.call(body, (torch.randn(2, 4),))
+        return hurries
+
+    model.generation = None
+    assert calls(2) == [False, False]
+    model.comes = True
+    assert calls(1) == [True]
+    model.generation, model.comes = 0, False
+    assert calls(2) == [True, True] and graphs.captured == 0
+    assert calls(3) == [False, False] and graphs.captured == 1, (
+        "watched and recorded, of chosen kernels; and then replayed"
+    )
+    assert not choosing._now.is_hurried
 
 
 def test_what_comes_out_is_the_callers(graphs: Graphs, model: Model) -> None:
@@ -272,7 +299,7 @@ def test_kernels_that_other_memory_is_chosen_for(graphs: Graphs, measured: list[
     for _ in range(9):
         graphs.call(measures, (torch.randn(1, 4),), memory=second)
         second.at.add_(1)
-    assert graphs.attempts == attempts + 2 and graphs.captured == 2 and graphs.replayed == 2
+    assert graphs.attempts == attempts + 2 and graphs.captured == 2 and graphs.replayed == 3
 
 
 # -------------------------------------------------------------------------------------------------------- what ends it

@@ -51,6 +51,14 @@ def test_each_unit_comes_in_its_best_variant(path):
     assert archive.read_units(path, ["sm_61"])[1] == {}
 
 
+def test_all_of_it_comes_back(path):
+    manifest, built = archive.read_all(path)
+    assert built == BUILT and manifest.units == {}
+    repack(path, lambda members: [(n, b"evil" if n == "sm_90a/b.cubin" else body) for n, body in members])
+    with pytest.raises(ArchiveError, match=r"sm_90a/b.cubin is not what the manifest says"):
+        archive.read_all(path)
+
+
 def test_the_same_code_gives_the_same_bytes(path, tmp_path):
     again = tmp_path / "again.tar.xz"
     archive.write(again, BUILT, source_hash="abc", compiler="NVRTC 12.9")
@@ -263,3 +271,21 @@ def test_the_source_hash_sees_every_change(tmp_path):
     one.write_bytes(text)
     (tmp_path / "more.cuh").write_bytes(b"")
     assert matrix.hash_sources(tmp_path) != first
+
+
+def test_a_units_hash_sees_what_it_is_made_from_and_nothing_else(tmp_path):
+    for path in (*matrix.SOURCES.glob("*.cu"), *matrix.SOURCES.glob("*.cuh")):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+
+    def hashes():
+        return {unit: matrix.unit_hash(unit, tmp_path) for unit in matrix.units(tmp_path)}
+
+    def changed(name):
+        before, path = hashes(), tmp_path / name
+        path.write_bytes(path.read_bytes() + b"// more\n")
+        return {unit for unit, own in hashes().items() if own != before[unit]}
+
+    assert hashes() == {unit: matrix.unit_hash(unit) for unit in matrix.units()}
+    assert changed("to_half.cu") == {"to_half"}
+    of_linear = {unit for unit in matrix.units() if any(h.name == "linear_core.cuh" for h in matrix.headers(unit))}
+    assert changed("linear_core.cuh") == of_linear and 0 < len(of_linear) < len(matrix.units())

@@ -310,7 +310,7 @@ def test_compiles_as_one_node():
 
 def test_the_candidates_are_in_stocks_order():
     names = [candidate.name for candidate in OPS["attention"].candidates]
-    assert names == ["cuda", "torch flash", "torch cudnn", "torch mem-efficient", "stock"]
+    assert names == ["cuda", "products in stripes", "torch flash", "torch cudnn", "torch mem-efficient", "stock"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values())

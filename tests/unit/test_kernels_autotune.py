@@ -37,11 +37,16 @@ class Process:
     def __init__(self, folder: Path, shape: str = "a class", **seconds: float) -> None:
         self.seconds, self.shape, self.now = seconds, shape, 0.0
         self.late: dict[str, Callable[[], bool]] = {}
-        self.tuner = Tuner(WinnersFile(folder / "winners.json"), self.lap, lambda _: "a card", Purse(1e9))
+        self.swept: list[int] = []  # laps that were announced
+        file = WinnersFile(folder / "winners.json")
+        self.tuner = Tuner(file, self.lap, lambda _: "a card", Purse(1e9), self.sweep)
 
     def lap(self, _device: torch.device, _before: float | None) -> Any:
         start, end = self.now, []
         return SimpleNamespace(host=0.0, waited=False, end=lambda: end.append(self.now), seconds=lambda: end[0] - start)
+
+    def sweep(self, _device: torch.device) -> Any:
+        return SimpleNamespace(begin=self.swept.append, sweep=lambda: None)
 
     def runs(self, name: str) -> Callable[..., str]:
         def run(*_: Any) -> str:
@@ -61,7 +66,7 @@ class Process:
             )
             for name in names
         ]
-        op: Any = SimpleNamespace(name="some op", shape_class=lambda _: self.shape)
+        op: Any = SimpleNamespace(name="some op", shape_class=lambda _: self.shape, writes=())
         plans: list[Any] = []
         plan, _ = self.tuner.plan(op, CALL, able, plans.append)
         served = []
@@ -128,7 +133,7 @@ def test_what_is_recorded_before_a_choice_is_told_of_and_not_timed(
         SimpleNamespace(name=n, ours=n == "fast", prepare=lambda _, n=n: some.runs(n), begin=lambda _: None)
         for n in ("fast", "stock")
     ]
-    op: Any = SimpleNamespace(name="some op", shape_class=lambda _: "a class")
+    op: Any = SimpleNamespace(name="some op", shape_class=lambda _: "a class", writes=())
     settled: list[Any] = []
     plan, _ = some.tuner.plan(op, CALL, able, settled.append)
     for _ in range(4):
@@ -261,6 +266,167 @@ def test_a_time_belongs_to_a_card_a_driver_and_the_code(monkeypatch: pytest.Monk
     assert autotune.card_key(CALL) in keys, "and the same is the same"
 
 
+# ------------------------------------------------------------------------------------------- turns behind short calls
+
+
+class Short:
+    """An op that adds its second operand to its first, by candidates that take what `seconds` says, or fail."""
+
+    def __init__(self, tmp_path: Path, writes: tuple[int, ...] = (0,), **seconds: float) -> None:
+        self.process, self.ran, self.given = Process(tmp_path, **seconds), list[str](), list[tuple[Any, ...]]()
+        self.failing: dict[str, BaseException] = {}
+        self.is_hurried = True
+        able: Any = [
+            SimpleNamespace(name=n, ours=n != "stock", prepare=lambda _, n=n: self.candidate(n), begin=lambda _: None)
+            for n in seconds
+        ]
+        op: Any = SimpleNamespace(name="some op", shape_class=lambda _: "a class", writes=writes)
+        self.settled: list[Any] = []
+        self.plan, _ = self.process.tuner.plan(op, CALL, able, self.settled.append)
+
+    def candidate(self, name: str) -> Callable[..., None]:
+        run = self.process.runs(name)
+
+        def add(x: torch.Tensor, y: torch.Tensor) -> None:
+            if name in self.failing:
+                raise self.failing[name]
+            self.ran.append(run())
+            self.given.append((x, y))
+            x += y
+
+        return add
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> list[str]:
+        """Who ran, the one that served first."""
+        self.ran, self.given = [], []
+        with choosing.hurried() if self.is_hurried else nullcontext():
+            self.plan(x, y)
+        return self.ran
+
+
+def test_of_a_short_op_that_is_called_once_a_step_the_fourth_step_knows_the_fastest(tmp_path: Path) -> None:
+    some = Short(tmp_path, stock=1e-4, fast=0.9e-4, slow=1e-3, near=1.05e-4)
+    one = torch.ones(2)
+    runs = [some(torch.zeros(2), one) for _ in range(4)]
+    assert runs[0] == ["stock"], "of which nobody knows yet how short it is"
+    assert runs[1] == ["stock"] + 2 * ["fast"] + 2 * ["slow"] + 2 * ["near"]
+    assert sorted(runs[2]) == 2 * ["fast"] + 2 * ["near"] + 2 * ["stock"], "and the clear loser no more"
+    assert runs[3] == ["fast"] and some.settled and some.process.tuner.undecided == 3
+
+
+@pytest.mark.parametrize(("stock", "is_hurried"), [(1e-2, True), (1e-4, False)])
+def test_calls_that_are_long_or_in_no_hurry_are_made_once(tmp_path: Path, stock: float, is_hurried: bool) -> None:
+    some = Short(tmp_path, stock=stock, fast=0.9 * stock)
+    some.is_hurried = is_hurried
+    while not some.settled:
+        assert len(some(torch.zeros(2), torch.ones(2))) == 1
+
+
+def test_what_follows_a_call_leaves_its_operands_alone(tmp_path: Path) -> None:
+    """Each result is of one addition; and an operand that is given twice is the same one in a copy."""
+    some = Short(tmp_path, stock=1e-4, fast=0.9e-4)
+    while not some.settled:
+        x, y = torch.arange(2.0), torch.ones(2)
+        some(x, y)
+        assert x.tolist() == [1.0, 2.0] and y.tolist() == [1.0, 1.0]
+    some = Short(tmp_path / "other", stock=1e-4, fast=0.9e-4)
+    strided = torch.zeros(2, 3)[:, 1]
+    some(strided, strided)
+    some(strided, strided)
+    assert len(some.given) == 3
+    for mine, theirs in some.given[1:]:
+        assert mine is theirs and mine is not strided and mine.stride() == strided.stride()
+
+
+def test_who_fails_behind_a_call_has_lost_and_the_result_stands(tmp_path: Path) -> None:
+    some = Short(tmp_path, stock=1e-4, fast=0.9e-4, odd=0.8e-4)
+    some(torch.zeros(2), torch.ones(2))
+    some.failing["odd"] = RuntimeError("no such instruction")
+    x = torch.zeros(2)
+    assert "odd" not in some(x, torch.ones(2)) and x.tolist() == [1.0, 1.0]
+    del some.failing["odd"]
+    while not some.settled:
+        assert "odd" not in some(torch.zeros(2), torch.ones(2))
+    assert some.process.serves("stock", "fast") == ["fast"] or some.ran[-1] == "fast"
+
+
+def test_an_interrupt_behind_a_call_owes_nothing(tmp_path: Path) -> None:
+    some = Short(tmp_path, stock=1e-4, fast=0.9e-4)
+    some(torch.zeros(2), torch.ones(2))
+    balance = some.process.tuner.extra.balance
+    some.failing["fast"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        some(torch.zeros(2), torch.ones(2))
+    assert some.process.tuner.extra.balance == pytest.approx(balance)
+    del some.failing["fast"]
+    while not some.settled:
+        some(torch.zeros(2), torch.ones(2))
+    assert some.ran == ["fast"]
+
+
+def test_operands_that_are_large_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "MOST_COPIED", 4)
+    some = Short(tmp_path, stock=1e-4, fast=0.9e-4)
+    balance = some.process.tuner.extra.balance
+    while not some.settled:
+        assert len(some(torch.zeros(2), torch.ones(2))) == 1
+    assert not some.process.swept and some.process.tuner.extra.balance == pytest.approx(balance)
+
+
+def test_turns_behind_calls_end_with_what_pays_for_them(tmp_path: Path) -> None:
+    some = Short(tmp_path, stock=1e-4, fast=0.9e-4)
+    some.process.tuner.extra.pay(some.process.tuner.extra.balance)
+    while not some.settled:
+        assert len(some(torch.zeros(2), torch.ones(2))) == 1
+    assert some.ran == ["fast"], "chosen all the same"
+
+
+def test_a_candidate_that_chooses_itself_takes_no_turns_within_a_time(tmp_path: Path) -> None:
+    inner = Short(tmp_path / "inner", stock=1e-4, fast=0.9e-4)
+    inner(torch.zeros(2), torch.ones(2))
+    outer = Short(tmp_path / "outer", stock=1e-4, fast=0.9e-4)
+    as_it_is = outer.candidate
+
+    seen: list[int] = []
+
+    def candidate(name: str) -> Callable[..., None]:
+        add = as_it_is(name)
+
+        def both(x: torch.Tensor, y: torch.Tensor) -> None:
+            seen.append(len(inner(torch.zeros(2), y)))
+            add(x, y)
+
+        return both
+
+    outer.candidate = candidate  # type: ignore[method-assign]
+    while not outer.settled:
+        outer(torch.zeros(2), torch.ones(2))
+    assert set(seen) == {1}
+
+
+def test_the_cache_is_swept_before_each_lap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By as much memory as the cache has; and the device has something to do while the host asks for the laps."""
+    said: list[Any] = []
+    properties = SimpleNamespace(L2_cache_size=96)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(stopwatch, "_spin", said.append)
+    device = torch.device("cpu")
+    sweeper, other = stopwatch.Sweeper(device), stopwatch.Sweeper(device)
+    room = sweeper._room.bytes
+    assert room.nbytes == 96 and other._room.bytes is room, "it is there once"
+    room.fill_(1)
+    sweeper.begin(3)
+    sweeper.sweep()
+    assert said == [cycles(3 * stopwatch.QUEUEING)] and not room.any()
+    sweeper.begin(1000)
+    assert said[-1] == cycles(stopwatch.MOST_AHEAD)
+    del sweeper, other
+    assert not stopwatch._rooms, "and goes with the last who sweeps"
+    del properties.L2_cache_size  # of older torch
+    assert stopwatch.Sweeper(device)._room.bytes.nbytes == stopwatch.CACHE
+
+
 # ------------------------------------------------------------------------------------------------- times of a device
 
 
@@ -391,6 +557,8 @@ def test_no_in_place_op_is_forgotten() -> None:
     """Those that only write are computed anew without harm."""
     only_write = {"to_half_into", "int8_to_half_into", "dequantise_into", "rms_rope_keep"}
     writing = {name for name, op in OPS.items() if "(a!)" in op.schema}
+    assert writing == {name for name, op in OPS.items() if op.writes}
+    assert OPS["linear_"].writes == (0,) and OPS["to_half_into"].writes == (2,)
     assert writing == set(in_place()) | only_write | {"linear_int8_"}, (
         "the last is a product and one copy, as linear_ is"
     )

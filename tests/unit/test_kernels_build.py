@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ from fusestream.kernels_cuda.build.nvrtc import parse_usage
 from fusestream.kernels_cuda.build.unit import build
 from fusestream.kernels_cuda.errors import BuildError
 from fusestream.kernels_cuda.launcher import pointer_count
-from fusestream.kernels_cuda.ops import attention, linear, linear_int8
+from fusestream.kernels_cuda.ops import attention, group_norm, linear, linear_int8
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_UNITS = ("gated_residual", "to_half")
@@ -33,41 +32,18 @@ needs_compiler = pytest.mark.skipif(nvrtc.find() is None, reason=f"no compiler: 
 
 
 @pytest.fixture(scope="session")
-def packed():
-    """What is in the archive, or None where the sources or the compiler are others."""
-    found = {}
-    for path in cli.both(device_code.PREBUILT):
-        if cli.check(path):
-            return None
-        manifest = archive.read_manifest(path)
-        if manifest.compiler != nvrtc.nvrtc().version:
-            return None
-        for variant in manifest.variants:
-            units = archive.read_units(path, [variant])[1]
-            found[variant] = {unit: (of.code, of.kernels) for unit, of in units.items()}
-    return found
-
-
-@pytest.fixture(scope="session")
-def built(packed):
-    """The whole matrix; compiled through ninja, as a contributor builds it, if it must be. Unchanged units cost nothing then."""
+def built():
+    """The whole matrix: what the archives have of these very sources, and the rest compiled through ninja, as a contributor builds
+    it. Unchanged units cost nothing then."""
     pairs = [(unit, variant) for unit in matrix.units() for variant in matrix.variants(unit)]
-    if packed is not None:
-        assert {(unit, variant) for variant, units in packed.items() for unit in units} == set(pairs)
-        return packed
-    cli.compile_all(pairs, None)
-    return cli.collect(pairs)
-
-
-@pytest.fixture(scope="module")
-def small_house(tmp_path_factory):
-    """The pack with two units of device code alone, so that all of them are compiled in seconds."""
-    house = tmp_path_factory.mktemp("house") / "pack"
-    for name in ("kernels_cuda", "gpu"):
-        shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("prebuilt", "__pycache__", "*.cu"))
-    for unit in SMALL_UNITS:
-        shutil.copy(matrix.SOURCES / f"{unit}.cu", house / "kernels_cuda" / "src")
-    return house
+    found = cli.kept(device_code.PREBUILT, pairs)
+    anew = [(unit, variant) for unit, variant in pairs if unit not in found.get(variant, {})]
+    if anew:
+        cli.compile_all(anew, None)
+        for variant, units in cli.collect(anew).items():
+            found.setdefault(variant, {}).update(units)
+    assert {(unit, variant) for variant, units in found.items() for unit in units} == set(pairs)
+    return found
 
 
 @needs_compiler
@@ -148,6 +124,16 @@ def test_nothing_spills(built):
 
 
 @needs_compiler
+@pytest.mark.parametrize(("variant", "waits"), [("sm_80", 0), ("sm_90", 1), ("sm_120", 1)])
+def test_code_that_may_be_launched_ahead_says_so(variant, waits):
+    """Where the instruction is there, and for those kernels alone that execute it: no other name may be asked for."""
+    code = build("group_norm", variant).code
+    assert {elf.ints(code, f"{name}_waits") for name in group_norm.WAITING} == {(waits,)}
+    with pytest.raises(KeyError):
+        elf.ints(code, "group_norm_first_stats_waits")
+
+
+@needs_compiler
 @pytest.mark.parametrize(("variant", "room"), [("sm_75", 64), ("sm_80", 100), ("sm_90", 228), ("sm_120", 100)])
 def test_linear_fits_a_multiprocessor(built, variant, room):
     """Beside each kernel its threads and its shared memory. Code for sm_80 runs on cards that have 100 KB, too."""
@@ -203,6 +189,25 @@ def test_turing_code_has_no_newer_instructions(built):
 def test_no_device_code_prints_or_aborts(built):
     for unit, (code, _) in built["compute_80"].items():
         assert not re.search(r"vprintf|__assertfail|\btrap;", code.decode()), unit
+
+
+@needs_compiler
+def test_what_has_not_changed_is_kept(tmp_path):
+    """Of the archives: units of the same sources, by the same compiler, in the variants that are asked for."""
+    out, here = tmp_path / "kernels.tar.xz", nvrtc.nvrtc().version
+    pairs = [(unit, variant) for unit in ("gated_residual", "to_half") for variant in ("sm_75", "sm_90")]
+    code = {variant: {unit: (unit.encode(), {}) for unit, _ in pairs} for variant in ("sm_75", "sm_80", "sm_90")}
+    hashes = {"gated_residual": matrix.unit_hash("gated_residual"), "to_half": "of other sources", "gone": "x"}
+
+    def kept(compiler=here, **more):
+        archive.write(out, code, source_hash="", compiler=compiler, filters=archive.QUICK, **more)
+        return {variant: units for variant, units in cli.kept(out, pairs).items() if units}
+
+    assert kept(hashes=hashes) == {v: {"gated_residual": code[v]["gated_residual"]} for v in ("sm_75", "sm_90")}
+    assert archive.read_manifest(out).units == {unit: hashes[unit] for unit in ("gated_residual", "to_half")}
+    assert kept("NVRTC 1.0", hashes=hashes) == kept() == {}, "of another compiler, and of an archive that does not tell"
+    out.write_bytes(b"no archive")
+    assert cli.kept(out, pairs) == {}
 
 
 @needs_compiler

@@ -24,8 +24,8 @@ from fusestream.kernels_cuda import (
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import conv as op
-from fusestream.kernels_cuda.ops import conv_torch, upsample_conv
-from fusestream.kernels_cuda.ops.conv_operands import Operands
+from fusestream.kernels_cuda.ops import conv_flat, conv_torch, upsample_conv
+from fusestream.kernels_cuda.ops.conv_operands import Operands, compute
 from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.policy import PRECISIONS
 
@@ -367,7 +367,76 @@ def test_what_is_fused_behind_torch_is_a_class_of_its_own():
     x, weight, options = half(1, 8, 1, 6, 6), half(16, 8, 1, 3, 3), ("none", 1, 0, 1, 1, 1, 1, 1)
     classes = {op.shape_class(Call("conv", (x, weight, b, None, None), options)) for b in (None, torch.zeros(16))}
     assert len(classes) == 2
-    assert [each.name for each in op.CONV.candidates] == ["cuda", "stock", "cudnn + fused pass"]
+    assert [each.name for each in op.CONV.candidates] == ["cuda", "stock", "cudnn + fused pass", "cudnn 2d"]
+
+
+# ------------------------------------------------------------------------------------ torch's convolution of pictures
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 9), st.integers(9, 14), st.integers(9, 13)),
+    n=st.sampled_from([1, 3, 5, 8]),
+    taps=st.sampled_from([(9, 9), (5, 3), (7, 1), (3, 3), (1, 1)]),
+    stride=st.sampled_from([1, 2]),
+    padding=st.sampled_from([(0, 0, 0, 0), (4, 4, 1, 1), (0, 1, 2, 0)]),
+    activation=st.sampled_from(["none", "relu", "silu"]),
+    with_bias=st.booleans(),
+    with_residual=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_every_way_of_pictures_is_the_definition(
+    shape, n, taps, stride, padding, activation, with_bias, with_residual, seed
+):
+    torch.manual_seed(seed)
+    b, c, h, w = shape
+    x, weight = last(torch.randn(b, c, 1, h, w).double()), last(torch.randn(n, c, 1, *taps).double())
+    bias, options = torch.randn(n).double() if with_bias else None, (activation, 1, 0, stride, *padding)
+    size = Operands.of((x, weight, bias, None, None), options).shape
+    residual = last(torch.randn(size).double()) if with_residual else None
+    tensors = x, weight, bias, None, residual
+    want = compute(Operands.of(tensors, options))
+    ways = {conv_flat.PLAIN, conv_flat.PADDED} | ({conv_flat.ROWS} if stride == 1 else set())
+    for way in ways:
+        got = conv_flat.plan(Call("conv", tensors, options), None, way)(*tensors)
+        torch.testing.assert_close(got, want)
+        assert conv_torch.is_dense(got) and got.dtype is want.dtype
+
+
+def ways_of(n, taps, stride=1, bias=True):
+    x, weight = half(1, 32, 1, 16, 16), half(n, 32, 1, taps, taps)
+    return conv_flat.ways(
+        Call("conv", (x, weight, torch.zeros(n) if bias else None, None, None), ("relu", 1, 0, stride, *[0] * 4))
+    )
+
+
+def test_which_ways_pictures_have():
+    assert ways_of(3, 9) == ["padded", "rows"]  # the last layer of a style network
+    assert ways_of(3, 9, stride=2) == ways_of(3, 3) == ways_of(12, 9) == ["padded"]
+    assert ways_of(32, 9) == ["fused pass"]  # and its first
+    assert ways_of(32, 9, bias=False) == ["plain"]
+    for x, weight, options in (
+        (half(1, 8, 2, 9, 9), half(8, 8, 1, 3, 3), ("none", 1, 0, 1, *[0] * 4)),
+        (half(1, 8, 1, 9, 9), half(8, 8, 3, 3, 3), ("none", 1, 2, 1, *[0] * 4)),
+    ):
+        assert next(conv_flat.obstacles(Call("conv", (x, weight, None, None, None), options))) == "it is a video"
+    options = ("none", 1, 0, 1, *[0] * 4)
+    of_channels_first = Call("conv", (half(1, 8, 1, 9, 9).contiguous(), half(8, 8, 1, 3, 3), None, None, None), options)
+    assert "not channels-last" in next(conv_flat.obstacles(of_channels_first))
+
+
+def test_the_pass_behind_pictures_is_given_what_torch_made():
+    x, weight, bias = (
+        last(torch.randn(1, 16, 1, 9, 9).half()),
+        last(torch.randn(24, 16, 1, 5, 5).half()),
+        torch.randn(24),
+    )
+    card, call = Recorded(), Call("conv", (x, weight, bias, None, None), ("relu", 1, 0, 1, *[2] * 4))
+    out = conv_flat.plan(call, card, conv_flat.FUSED_PASS)(*call.tensors)
+    torch.testing.assert_close(
+        out, compute(Operands.of((x, weight, None, None, None), ("none", *call.options[1:]))), atol=0.01, rtol=0.01
+    )
+    assert conv_torch.is_dense(out) and card.pointers == (out.data_ptr(), bias.data_ptr(), 0)
 
 
 # -------------------------------------------------------------------------------------------------------- what is measured

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, few_rows
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops.few_rows import PLAIN, SCALED, STEPS, obstacles
+from fusestream.kernels_cuda.ops.few_rows import PLAIN, SCALED, STEPS, kernel_for, obstacles
 from fusestream.kernels_cuda.ops.packed_blocks import BLOCK_TYPES
 
 OFF = KernelPolicy.of("off")
@@ -192,3 +192,22 @@ def test_compile_and_registration(encoding):
     torch.testing.assert_close(compiled(x, weight, scale), product(x, weight, scale), rtol=0, atol=0)
     arguments = (x, weight, scale, None, torch.randn(2, 4).half(), encoding, 1.0, False, None, KernelPolicy().token)
     torch.library.opcheck(OPS["few_rows"].traced, arguments)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "steps", "kernel"),
+    [
+        (1, 9728, 10, (2, 264)),
+        (2, 2560, 38, (2, 160)),
+        (2, 16, 8, (2, 1)),
+        (2, 151936, 10, (2, 264)),
+        (3, 9728, 10, (8, 608)),
+        (2, 9729, 10, (8, 609)),
+        (2, 9728, 7, (8, 608)),
+        (9, 9728, 10, (16, 608)),
+        (8, 17, 10, (8, 2)),
+    ],
+)
+def test_which_kernel_and_how_many_blocks(m: int, n: int, steps: int, kernel: tuple[int, int]) -> None:
+    """A token's blocks stay, as many as run at once on 132 multiprocessors; it takes whole tiles, of which each warp has a part."""
+    assert kernel_for(m, n, steps, 132) == kernel

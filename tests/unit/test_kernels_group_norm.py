@@ -234,3 +234,35 @@ def test_compile_and_registration(last):
     torch.testing.assert_close(compiled, block(x, weight), rtol=0, atol=0)
     torch.library.opcheck(OPS["group_norm_silu"].traced, (x, weight, None, None, 2, EPS, "silu", KernelPolicy().token))
     torch.library.opcheck(OPS["group_moments"].traced, (x, 2, KernelPolicy().token))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_launches_begin_ahead_where_their_code_waits(monkeypatch, ahead):
+    """Only where it was chosen, and never the first of a call: it waits for all before."""
+
+    asked = []
+    waiting = ("merge", "first_apply", "first_apply_any", "last_apply", "last_apply_any")
+
+    class FakeKernel:
+        def prepare(self, *_, ahead, **__):
+            asked.append(ahead)
+
+    class FakeCard:
+        index, multiprocessors = 0, 132
+
+        def launches_ahead(self, unit, names):
+            assert unit == "group_norm" and set(names) == {f"group_norm_{name}" for name in waiting}
+            return ahead
+
+        def kernel(self, *_):
+            return FakeKernel()
+
+    monkeypatch.setattr(group_norm, "card_at", lambda *_: FakeCard())
+    x = torch.ones(1, 8, 16, 16).half()
+    call = Call("instance_norm", (x, None, None, None), (8, EPS, "relu"), KernelPolicy())
+    ours = OPS["instance_norm"].candidates[0]
+    assert [way.name for way in ours.tactics(call)] == (["cuda apart", "cuda ahead"] if ahead else ["cuda"])
+    for tactic, wanted in ((None, [False] * 3), ("apart", [False] * 3), ("ahead", [False, True, True])):
+        asked.clear()
+        group_norm.plan(call, FakeCard(), tactic)
+        assert asked == wanted

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusestream.gpu import Driver
 from fusestream.kernels_cuda import CodeUnavailable, launcher, preload
-from fusestream.kernels_cuda.driver_calls import LaunchConfig
+from fusestream.kernels_cuda.driver_calls import PROGRAMMATIC_SERIALIZATION, LaunchAttribute, LaunchConfig
+from fusestream.kernels_cuda.errors import KernelError
 from fusestream.kernels_cuda.launcher import Pointer, parameter_struct, pointer_count
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,62 @@ def test_launch_config_is_laid_out_as_the_driver_wants():
     fields = LaunchConfig.stream, LaunchConfig.attributes, LaunchConfig.attribute_count
     assert [field.offset for field in fields] == [32, 40, 48]
     assert ctypes.sizeof(LaunchConfig) == 56
+
+
+class FakeCard:
+    """Keeps what it is asked to launch: the attributes as the driver would read them."""
+
+    index, name = 0, "fake"
+
+    def __init__(self):
+        self.calls, self.seen = self, []
+
+    def allow_shared_bytes(self, *_):
+        pass
+
+    def check(self, status, *_):
+        assert status == 0
+
+    def launch_kernel(self, config, *_):
+        config = config._obj
+        found = [LaunchAttribute.from_address(config.attributes + 72 * i) for i in range(config.attribute_count)]
+        self.seen.append([(one.which, one.value) for one in found])
+        return 0
+
+
+def test_a_launch_may_begin_ahead_of_the_end_of_the_one_before(monkeypatch):
+    """CUlaunchAttribute: an id, padding to eight bytes, a union of 64."""
+    assert ctypes.sizeof(LaunchAttribute) == 72 and LaunchAttribute.value.offset == 8
+    monkeypatch.setattr(launcher, "_stream_of", lambda _: 0)
+    monkeypatch.setattr(launcher, "_current_device", lambda: 0)
+    struct = parameter_struct("P", (Pointer, "x"))
+    card = FakeCard()
+    kernel = launcher.Kernel(card, "unit", "name", ctypes.c_void_p(), {"parameters": 8}, waits=True)
+    for ahead in (False, True):
+        kernel.prepare(struct(), grid=(1, 1, 1), block=32, shape="", ahead=ahead)(0)
+    assert card.seen == [[], [(PROGRAMMATIC_SERIALIZATION, 1)]]
+    older = launcher.Kernel(card, "unit", "name", ctypes.c_void_p(), {"parameters": 8})
+    with pytest.raises(KernelError, match="does not wait for the launch before it"):
+        older.prepare(struct(), grid=(1, 1, 1), block=32, shape="", ahead=True)
+
+
+class Library:
+    """A driver of one version."""
+
+    def __init__(self, version):
+        self.version = version
+
+    def cuInit(self, _):
+        return 0
+
+    def cuDriverGetVersion(self, out):
+        out._obj.value = self.version
+        return 0
+
+
+@pytest.mark.parametrize(("version", "old"), [(12020, True), (12030, False), (13000, False), (9030, True)])
+def test_how_old_a_driver_is(version, old):
+    assert Driver(Library(version)).is_at_least(12, 3) is not old
 
 
 def test_importing_touches_no_gpu_and_no_other_package():

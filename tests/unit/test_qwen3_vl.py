@@ -117,6 +117,32 @@ def test_long_prompts_and_large_pictures_pass_in_chunks(folder: Path, monkeypatc
         near(encode(load(path, precision=precision), "pictures"), encode(stocks(path), "pictures"), allowed)
 
 
+def test_a_picture_becomes_patches_where_the_eyes_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that stock makes of it on the CPU. How many there are stays with the host."""
+    network = load(checkpoints.write("qwen3_vl", folder)).cond_stage_model.qwen3vl_8b.transformer
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+    monkeypatch.setattr(eyes.FusedEyes, "forward", lambda _, x, grid: given.append((x, grid)) or (x, [x]))
+    cpu, other = torch.device("cpu"), torch.device("meta")
+    for shape in ((64, 96), (70, 130), (20, 24)):
+        given.clear()
+        one = picture(*shape)
+        found, wanted = network.preprocess_embed(one, cpu), eyes.stock.Qwen3VL.preprocess_embed(network, one, cpu)
+        (x, grid), (stocks_x, stocks_grid) = given
+        assert torch.equal(x, stocks_x) and torch.equal(grid, stocks_grid) and x.dtype is stocks_x.dtype
+        assert torch.equal(found[0], wanted[0]) and found[1].keys() == wanted[1].keys()
+    makes = eyes.process_qwen2vl_images
+
+    def on_the_device(images: torch.Tensor, **options: Any) -> Any:
+        assert images.device == other
+        patches, grid = makes(one["data"], **options)
+        return patches.to(other), grid
+
+    monkeypatch.setattr(eyes, "process_qwen2vl_images", on_the_device)
+    seen, more = network.preprocess_embed(one, other)
+    assert seen.device == other and more["grid"].device == cpu and given[-1][1].device == cpu
+    assert network.preprocess_embed({"type": "sound"}, cpu) == (None, None), "what is no picture is stock's"
+
+
 @pytest.mark.parametrize("budget", [0.0, -1.0])
 def test_it_is_fused_whether_it_streams_or_not(folder: Path, budget: float) -> None:
     path = checkpoints.write("qwen3_vl", folder)

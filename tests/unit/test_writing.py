@@ -22,9 +22,10 @@ from safetensors.torch import load_file
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import llama
+from fusestream.fusion import wide
 from fusestream.fusion.errors import WrongFile
 from fusestream.fusion.families.qwen3_vl import eyes, sizes
-from fusestream.fusion.language import cache, layer, pace, stack, writing
+from fusestream.fusion.language import cache, layer, pace, room, stack, writing
 from fusestream.fusion.stream import vram
 from fusestream.fusion.stream.no_head import NoHead
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
@@ -183,6 +184,31 @@ def test_the_words_of_a_packed_file_stay_packed(folder: Path, tmp_path: Path, mo
     assert write(ours) == write(stock) != before and asked and ours_wrote()
 
 
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_matrices_that_a_packed_file_has_in_halves_stay_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its norms are in fp32, which stock takes for the type of all. As fp32 the table of words would be made half for each word."""
+    tensors = load_file(checkpoints.write("qwen3_vl", folder))
+    [table] = [name for name in tensors if name.endswith("embed_tokens.weight")]
+    [norm] = [name for name in tensors if name.endswith("layers.0.post_attention_layernorm.weight")]
+    mergers = [name for name in tensors if ".deepstack_merger_list." in name and name.endswith("fc1.weight")]
+    kinds = {norm: "F32", table: kind, **dict.fromkeys(mergers, kind)}
+    path = packed_file(tmp_path / "x.gguf", tensors, "Q8_0", kinds=kinds)
+    asked = count_of(monkeypatch, writing.Text, "_embedded")
+    ours, stock = load(path), load(path, default="off")
+    assert stock.cond_stage_model.dtypes == {torch.float32}
+    assert write(ours, "picture") == write(stock, "picture") and ours_wrote() and not asked
+    layers = {one.name: one for one in ours.patcher.stream.layers}
+    assert sum(name.rpartition(".")[0].endswith("deepstack_merger_list") for name in layers) == len(mergers)
+    for name, one in layers.items():
+        if name.endswith("embed_tokens") or "deepstack_merger_list" in name:
+            matrices = [weight for weight in one.weights if len(weight.extent.shape) == 2]
+            assert {weight.device_dtype for weight in matrices if not weight.is_packed} == {
+                torch.float16 if kind == "F16" else torch.bfloat16
+            }
+
+
 def test_through_the_smallest_window(folder: Path) -> None:
     path = checkpoints.write("qwen3_vl", folder)
     clip = load(path)
@@ -211,6 +237,31 @@ def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.Mon
         before, after = streamed[:4], streamed[4:]
         assert after == [(0, bool(free))] * 8 and all(eyes for _, eyes in before)
         assert all((count > 0) == (not free) for count, _ in before)
+
+
+def test_a_long_text_takes_what_its_prompt_gave_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights had to leave it room, which is free when the model is paged anew for the text."""
+    clip, following = load(checkpoints.write("qwen3_vl", folder)), writing.Text.next
+    stream, free, asked = clip.patcher.stream, [0], list[tuple[int, float]]()
+    monkeypatch.setattr(writing, "LONG", 4)
+    monkeypatch.setattr(vram, "free", lambda _device: free[0])
+
+    def next_(self: Any, sampler: Any) -> int:
+        if self._written == 4:
+            free[0] = 12345
+            load_ = stream._load
+            monkeypatch.setattr(
+                stream,
+                "_load",
+                lambda device, n, grains, held=stream.held: (asked.append((held, n)), load_(device, n, grains)),
+            )
+        return following(self, sampler)
+
+    monkeypatch.setattr(writing.Text, "next", next_)
+    tokens = write(clip)
+    assert [n - held for held, n in asked] == [12345] and asked[0][0] > 0
+    monkeypatch.undo()
+    assert tokens == write(stocks(checkpoints.write("qwen3_vl", folder)))
 
 
 def test_precision_fast_and_loras(folder: Path) -> None:
@@ -285,10 +336,17 @@ def test_comfyui_is_asked_to_keep_room_for_keys(
         count: model.memory_estimation_function({VL: [[(5, 1.0)] * count]}, device=card) - always for count in (7, 5000)
     }
     of_stack = ours.cond_stage_model.qwen3vl_8b.transformer.model
-    assert kept[7] == pytest.approx(cache.kept_bytes(of_stack, 1280), abs=1)
-    assert kept[5000] == pytest.approx(cache.kept_bytes(of_stack, 6144), abs=1)
+    read = room.READ * of_stack.config.intermediate_size  # of each token, of so many at a time
+    assert kept[7] == pytest.approx(cache.kept_bytes(of_stack, 1280) + 7 * read, abs=1)
+    assert kept[5000] == pytest.approx(cache.kept_bytes(of_stack, 6144) + wide.CHUNK_ROWS * read, abs=1)
+    ffn, width = ours.cond_stage_model.qwen3vl_8b.transformer.visual.blocks[0].mlp.linear_fc1.weight.shape
+    for side, patches in ((256, 4 * 84), (2048, 4 * 5350)):
+        tokens = patches // 4
+        found = model.memory_estimation_function(said(picture(side, side)), device=card) - always
+        seen = room.SEEN * ffn * min(patches, eyes.CHUNK) + room.STREAM * width * patches
+        kept_and_read = cache.kept_bytes(of_stack, cache.rounded(tokens + 1024)) + min(tokens, wide.CHUNK_ROWS) * read
+        assert found == pytest.approx(kept_and_read + seen, abs=1)
     seen = said(picture(2048, 2048))
-    assert model.memory_estimation_function(seen, device=card) - always > cache.kept_bytes(of_stack, 4096 + 1024)
     assert model.memory_estimation_function(seen, device=torch.device("cpu")) == 0
     asked: list[float] = []
     monkeypatch.setattr(

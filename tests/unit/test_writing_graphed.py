@@ -304,13 +304,14 @@ def test_a_capture_that_is_interrupted(path: Path, recorder: TapingRecorder) -> 
 def test_memory_is_wanted(path: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """By a step that ran out of it, by another model, by one that needs all."""
     tokens, clip = wanted(path, recorder), load(path)
-    stream, wanted_at = clip.patcher.stream, (FIRST - 1, FIRST, FIRST + 3)
+    # Before a token whose pass is over already: the one that follows is begun ahead.
+    stream, wanted_at = clip.patcher.stream, (FIRST - 2, FIRST - 1, FIRST + 2)
 
     def want(written: int) -> None:
         if written not in wanted_at:
             return
         if how == "graphs":
-            assert stream.release_graphs() or written == FIRST - 1
+            assert stream.release_graphs() or written == FIRST - 2
         elif how == "weights":
             stream.shrink(stream.beside + stream.held // 2)
         else:
@@ -354,6 +355,71 @@ def test_a_lora_in_the_middle(path: Path, recorder: TapingRecorder, monkeypatch:
     assert swapping(clip) == tokens != plain and nothing_is_left(clip, recorder)
     assert graphs_of(clip).captured >= 2 and swapping(clip) == tokens
     assert write(clip, max_length=24) == plain and nothing_is_left(clip, recorder)
+
+
+# --------------------------------------------------------------------------------------------------- a token that is ahead
+
+
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What happens from now on, and of which token: a pass through the layers, its number read."""
+    found: list[tuple[str, int]] = []
+    passed, read = writing.Text._pass, writing.Number.read
+    monkeypatch.setattr(writing.Text, "_pass", lambda self: (found.append(("passes", self._written)), passed(self))[1])
+    monkeypatch.setattr(
+        writing.Number,
+        "read",
+        lambda self: (found.append(("read", sum(what == "read" for what, _ in found))), read(self))[1],
+    )
+    return found
+
+
+def test_the_next_token_begins_before_the_number_of_this_one_is_read(
+    path: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first one behind the early ones on; behind the last none is begun, and each passes once."""
+    tokens, clip = wanted(path, recorder), load(path)
+    found = passes(monkeypatch)
+    assert write(clip) == tokens
+    place = {event: at for at, event in enumerate(found)}
+    assert len(place) == len(found) == 16 + 15
+    for token in range(1, 16):
+        assert (place["passes", token] < place["read", token - 1]) == (token > writing.EARLY)
+
+
+def test_what_follows_the_end_of_a_text_is_nobodys(path: Path, recorder: TapingRecorder) -> None:
+    """A token was begun that nobody asks for, and the next text is as ever."""
+    clip, wild = load(path), {**DRAWN, "temperature": 9.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    tokens = write(clip, **wild)
+    config = clip.cond_stage_model.qwen3vl_8b.transformer.model.config
+    stop = next(token for token in tokens[FIRST + 1 :] if token not in tokens[: FIRST + 1])
+    before, config.stop_tokens = config.stop_tokens, [stop]
+    passed = graphs_of(clip).replayed
+    try:
+        found = write(clip, **wild)
+    finally:
+        config.stop_tokens = before
+    assert found == tokens[: tokens.index(stop) + 1] and nothing_is_left(clip, recorder)
+    assert graphs_of(clip).replayed - passed == len(found) - writing.EARLY - 1 + 1
+    assert write(clip, **wild) == tokens
+
+
+def test_nothing_is_begun_ahead_where_its_row_or_its_room_is_not_there(
+    path: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, clip = wanted(path, recorder), load(path)
+    found = passes(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.Text, "_row", lambda *_: None)
+        assert write(clip) == tokens
+    events = [event for pair in ((("passes", i), ("read", i)) for i in range(16)) for event in pair][1:]
+    assert found == events
+    found.clear()
+    for name, value in (("AT_FIRST", 1), ("STEP", 8)):
+        monkeypatch.setattr(cache, name, value)
+    left: list[bool] = []
+    grow = cache.Cache.grow
+    monkeypatch.setattr(cache.Cache, "grow", lambda self: left.append(found[-1][0] == "read") or grow(self))
+    assert write(clip) == tokens and left and all(left)
 
 
 # ----------------------------------------------------------------------------------------------------- what users notice

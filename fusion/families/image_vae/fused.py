@@ -7,6 +7,7 @@ in bands (plan.py); decoded rows leave for the host as they are ready, encoded o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +19,8 @@ from comfy.ldm.modules.diffusionmodules.model import Encoder
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy
-from ...images import HELD, LIMIT, Leftovers, Progress, channels_last, on_card, weight_bytes
+from ... import finishing
+from ...images import HELD, LIMIT, OTHERS, Leftovers, Progress, Result, channels_last, on_card, weight_bytes
 from ...mixing import mix
 from ...outbox import Outbox
 from .layers import Layers
@@ -29,6 +31,7 @@ from .stages import Journey, Stage, journey, obstacle
 GRAIN = 1 << 26  # bytes: rooms that differ by less have one plan
 WEIGHTS = 40 << 20  # bytes of those that are laid out for the kernels and kept from band to band
 SMALL = WEIGHTS + (24 << 20)  # bytes beside the pictures: and what allocators round up
+TURNS = 128 << 20  # bytes for what kernels need that take their turn while one is chosen
 # Of what no plan sees, the workspaces of cuDNN's convolutions: pixels up to which SMALL has room for it, and bytes for each one
 # beyond. An H200 held 3.05 GiB of a decoding of 4096x4096 at first use, where the reckoning of the allocator
 # (tests/torch_allocator.py) had 2.80, weights included; for that size these are 96 MiB.
@@ -57,7 +60,7 @@ def room_for(vae: Any, limit: int, device: torch.device | None = None) -> int:
     room = limit - weight_bytes(vae)
     if device is not None and device.type == "cuda":
         room = min(room, int(comfy.model_management.get_free_memory(device)))
-    return max(GRAIN, (room - SMALL) // GRAIN * GRAIN)
+    return max(GRAIN, (room - SMALL - TURNS) // GRAIN * GRAIN)
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
@@ -67,9 +70,8 @@ def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: t
     fold = folding(vae) if decodes else 1
     sides = fold * height, fold * width
     found, plan = planned(half, *sides, dtype.itemsize, room_for(vae, limit))
-    needed = (
-        SMALL + unseen(half, *sides) + max(int(HELD * found.most), found.side_by_side if plan is None else plan.peak)
-    )
+    passing = found.piece if plan is None else max(int(HELD * found.most), plan.peak)
+    needed = SMALL + TURNS + unseen(half, *sides) + passing
     # Where our kernels do not serve, torch's convolutions have a workspace.
     return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
 
@@ -88,7 +90,9 @@ class Order:
 
     device  where it computes
     into    where decoded pixels go; None: into a tensor like the latents
+    finishes  whether they are to be those of pictures there
     room    bytes that the parts of a picture may take
+    most    and all that is made on its way
     alone   whether this is all of a picture, and no tile of one
     tidies  whether memory that is free goes back from torch's allocator to the card
     """
@@ -96,22 +100,23 @@ class Order:
     policy: KernelPolicy
     device: torch.device
     room: int
+    most: int
     alone: bool
     tidies: bool
     into: Tensor | None = None
+    finishes: bool = False
 
     def layers(self, keeps: int = 0) -> Layers:
         return Layers(self.policy, keeps, self.tidies)
 
-    def begun(self, found: Journey, leftovers: Leftovers) -> Order:
-        """For one sample, when torch's allocator is ready for it. A picture whose stages fit side by side needs no tidying on its
-        way; for all others nothing of what went before may lie amid what comes."""
+    def passed(self, found: Journey, leftovers: Leftovers, run: Callable[[Order], Result]) -> Result:
+        """What `run` makes of one sample, when torch's allocator is ready for it, and within the bound. A picture that passes whole
+        finds all in one piece of memory; for others nothing of what went before may lie amid what comes."""
         if not self.tidies:
-            return self
-        fits = found.way is None and found.side_by_side <= self.room
-        if not (fits and leftovers.lie_there()):
-            self.layers().tidy(self.room - found.side_by_side if fits else 0)
-        return replace(self, tidies=not fits)
+            return run(self)
+        whole = found.way is None
+        begun = replace(self, tidies=not whole)
+        return leftovers.serve(lambda: run(begun), found.piece if whole else 0, self.most, self.device)
 
     def spare(self, need: int) -> int:
         """Bytes that torch's allocator may hold unused before something that needs so many."""
@@ -133,14 +138,15 @@ class FusedDecoder:
         out = torch.empty(shape, device=z.device, dtype=z.dtype) if order.into is None else order.into
         found, plan = planned(half, h, w, z.element_size(), order.room)
         progress = Progress(b * (1 if plan is None else plan.bands), shown=order.alone)
-        outbox, leftovers = Outbox(out), Leftovers(half, z.shape)
+        outbox, leftovers = Outbox(out, order.finishes), Leftovers(half, z.shape)
+
+        def one(sample: int, begun: Order) -> None:
+            decode(half, begun, z[sample : sample + 1], found, plan, outbox, sample, progress)
+
         for sample in range(b):
             comfy.model_management.throw_exception_if_processing_interrupted()
-            begun = order.begun(found, leftovers)
-            decode(half, begun, z[sample : sample + 1], found, plan, outbox, sample, progress)
+            order.passed(found, leftovers, partial(one, sample))
             outbox.flush()
-            if order.tidies:
-                leftovers.are_left()
         return out
 
 
@@ -193,12 +199,13 @@ class FusedEncoder:
         found, plan = planned(half, height, width, x.element_size(), order.room)
         progress = Progress(len(x) * (1 if plan is None else plan.bands), shown=order.alone)
         latents, leftovers = [], Leftovers(half, x.shape)
+
+        def one(sample: int, begun: Order) -> Tensor:
+            return encode(half, begun, x[sample : sample + 1], found, plan, progress)
+
         for sample in range(len(x)):
             comfy.model_management.throw_exception_if_processing_interrupted()
-            begun = order.begun(found, leftovers)
-            latents.append(encode(half, begun, x[sample : sample + 1], found, plan, progress))
-            if order.tidies:
-                leftovers.are_left()
+            latents.append(order.passed(found, leftovers, partial(one, sample)))
         return torch.cat(latents)
 
 
@@ -281,8 +288,11 @@ class Fused:
         output_buffer  where to put them, on any device and of any type; unless given, like z
         room           bytes that the parts of a picture may take, unless the limit shall decide it
         """
+        finishes = finishing.of(self, output_buffer)
         order = self._order(z.device, room, output_buffer is not None, output_buffer)
-        made: Tensor = super().decode(z, order=order)  # type: ignore[misc]
+        made: Tensor = super().decode(z, order=replace(order, finishes=finishes is not None))  # type: ignore[misc]
+        if finishes is not None and output_buffer is not None:
+            finishes.done(output_buffer)
         return made
 
     @torch.no_grad()
@@ -298,7 +308,8 @@ class Fused:
 
     def _order(self, device: torch.device, room: int | None, alone: bool, into: Tensor | None = None) -> Order:
         found = self.fusestream_room(device) if room is None else room
-        return Order(self.fusestream_policy, device, found, alone, alone and on_card(device), into)
+        most = max(found + SMALL, self.fusestream_limit - OTHERS - weight_bytes(self))  # type: ignore[arg-type]
+        return Order(self.fusestream_policy, device, found, most, alone, alone and on_card(device), into)
 
 
 def unserved(vae: nn.Module | None) -> str | None:
@@ -326,6 +337,7 @@ def install(vae: Any, policy: KernelPolicy) -> int:
     if unserved(net) is not None:
         return 0
     fuse(net, policy, LIMIT)
+    finishing.install(vae)
     vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
     vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
     return 1

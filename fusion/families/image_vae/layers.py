@@ -12,7 +12,6 @@ weights, and what leaves the VAE is as large as ever.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import comfy.model_management
@@ -30,6 +29,7 @@ from ....kernels_cuda import (
     upsample_conv2d,
 )
 from ...attention import for_heads
+from ...images import one_piece
 from ...operands import operands
 from .plan import QUERIES
 
@@ -80,12 +80,9 @@ class Layers:
         if self.tidies and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
             torch.cuda.empty_cache()
 
-    def slab(self, size: int, device: torch.device) -> None:
-        """Let torch's allocator hold so many bytes in one piece, for what comes."""
-        if self.tidies:
-            # Where another program has taken them meanwhile, it asks for what it needs, and says what that was.
-            with contextlib.suppress(torch.OutOfMemoryError):
-                torch.empty(size, dtype=torch.uint8, device=device)
+    def slab(self, size: int, device: torch.device) -> Tensor | None:
+        """So many bytes in one piece, which torch's allocator holds for what comes when this goes."""
+        return one_piece(size, device) if self.tidies else None
 
     # ----------------------------------------------------------------------------------------------------- convolutions
 

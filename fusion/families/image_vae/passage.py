@@ -108,18 +108,23 @@ class Passage:
 
     def _places(self, each: Pass) -> None:
         """What stays gets a place of its own before a pass, and what passes one slab: bands are of many sizes, and in what one left
-        the next would not fit. Each piece of memory that is asked of the card and given back takes a millisecond."""
-        if each.slab is not None:
-            self._layers.tidy()
+        the next would not fit. Each piece of memory that is asked of the card and given back takes a millisecond. While places are
+        taken and given back, the slab is taken too: they shall not lie in it."""
+        layers = self._layers
+        slab = None if each.anew else layers.slab(each.slab, self._device)
+        if each.anew or each.returns:
+            layers.tidy()
         for kept in (each.number,) * each.keeps + (each.number + 1,) * each.fills:
             self._room(kept)
-        if each.slab is not None:
-            self._layers.slab(each.slab, self._device)
+        if each.anew:
+            slab = layers.slab(each.slab, self._device)
+        del slab
 
     def _place(self, number: int) -> int:
         """The picture in whose place it is kept."""
-        while number in self._plan.in_place:
-            number = self._way.pictures[number].source
+        plan = self._plan
+        while number in plan.in_place or number in plan.over:
+            number = number - 1 if number in plan.over else self._way.pictures[number].source
         return number
 
     def _room(self, number: int) -> Tensor:

@@ -25,10 +25,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from ....kernels_cuda.ops.attention_products import scratch_bytes
 from ...images import HELD
 
 Kind = Literal["given", "enter", "up", "down", "inner", "block"]
 
+SLAB = 768 << 20  # bytes that bands pass through at most: more fill no card better
 LEAST_ROWS = 8  # of a band: below, what is made again for the rows around it is most of the work
 MIDDLE = 5  # pictures as large as the latent, of the middle's width, that its attention needs at a time
 QUERIES = (
@@ -92,10 +94,12 @@ class Pass:
     rows     of a band; bands: how many there are
     gathers  whether the moments of its groups are wanted
     keeps    whether it is kept
-    lags     whether a band is written only when the next one was made: its place is the source's, whose rows are still needed
+    lags     whether a band is written only when the next one was made: its place is that of a picture whose rows are still needed
     fills    whether the block's shortcut of it goes straight to where the block's result will be kept
     frees    the pictures that nobody needs after it
-    slab     bytes of the one piece of memory that its bands pass through; None: what the pass before left will do
+    slab     bytes of the one piece of memory that its bands pass through
+    anew     whether that is another piece than the pass before had
+    returns  whether what was kept until then goes back to the card: nothing that is kept from now on is as large
     """
 
     number: int
@@ -106,7 +110,9 @@ class Pass:
     lags: bool
     fills: bool
     frees: tuple[int, ...]
-    slab: int | None
+    slab: int
+    anew: bool
+    returns: bool
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,7 @@ class Plan:
     passes    in order
     kept      the pictures that are kept
     in_place  those of them that take the place of their sources
+    over      blocks' results that take the place of what lies within the block
     filled    blocks' results whose shortcuts are there before the rest of them
     peak      bytes at most
     products  how many are computed
@@ -123,6 +130,7 @@ class Plan:
     passes: tuple[Pass, ...]
     kept: frozenset[int]
     in_place: frozenset[int]
+    over: frozenset[int]
     filled: frozenset[int]
     peak: int
     products: int
@@ -224,11 +232,15 @@ class _Reckoning:
 
 # ------------------------------------------------------------------------------------------------------------- choosing
 
-# Which pictures of a stage are kept: its first, those within blocks, the blocks' results but for the last, the last.
-Keeps = tuple[bool, bool, bool, bool]
+# Which pictures of a stage are kept: its first, those within blocks, the blocks' results but for the last, the last. `over`: where
+# a block widens and its input is not kept, its result goes where that within it was, and not to a place of its own, with its
+# shortcut first.
+Inner = Literal["over"] | bool
+Keeps = tuple[bool, Inner, bool, bool]
 DECODING: tuple[Keeps, ...] = (
     (True, True, True, True),
     (False, True, True, True),
+    (False, "over", True, True),
     (True, False, True, True),
     (False, False, True, True),
     (False, False, False, True),
@@ -254,7 +266,7 @@ def best(way: Way, room: int) -> Plan:
     stages = 1 + max(p.stage for p in way.pictures)
     choices = itertools.product(DECODING if way.exits else ENCODING, repeat=stages)
     outlines = sorted(
-        (Outline(way, _kept(way, keeps)) for keeps in choices), key=lambda each: (each.products, each.most)
+        (Outline(way, *_kept(way, keeps)) for keeps in choices), key=lambda each: (each.products, each.most)
     )
     fits: list[Plan] = []
     for outline in outlines:
@@ -268,20 +280,24 @@ def best(way: Way, room: int) -> Plan:
     return min((planned(outline, room) for outline in least), key=lambda plan: plan.peak)
 
 
-def _kept(way: Way, keeps: Sequence[Keeps]) -> frozenset[int]:
+def _kept(way: Way, keeps: Sequence[Keeps]) -> tuple[frozenset[int], frozenset[int]]:
+    """The pictures that are kept, and those of them that take the place of what lies within their blocks."""
     kept = {0} if way.begins_kept else set()
+    over = set()
     for number, p in enumerate(way.pictures):
         entry, inner, blocks, last = keeps[p.stage]
         is_last = number == way.last or way.pictures[number + 1].stage != p.stage
         if p.kind == "inner":
-            wanted = inner
+            wanted = bool(inner)
         elif p.kind == "block":
             wanted = last if is_last else blocks
+            if inner == "over":
+                over.add(number)
         else:
             wanted = entry and p.kind != "given"
         if wanted or (is_last and number == way.last and not way.exits):
             kept.add(number)
-    return frozenset(kept)
+    return frozenset(kept), frozenset(over)
 
 
 class Outline:
@@ -290,19 +306,20 @@ class Outline:
     numbers   of the passes, in order
     filled    blocks' results whose shortcuts are made with the pictures before them: their inputs are not there any more later
     in_place  those that take the place of their sources
+    over      those that take the place of what lies within their block
     alive     bytes that are kept during each pass; most: the most of them
     takes     bytes of the places that are taken for a pass, largest first
     frees     the places that nobody needs after a pass; leaves: their bytes, largest first
     products  as many as there are without rows that bands have in common
     """
 
-    def __init__(self, way: Way, kept: frozenset[int]) -> None:
+    def __init__(self, way: Way, kept: frozenset[int], over: frozenset[int] = frozenset()) -> None:
         self.way, self.kept = way, kept
         pictures = way.pictures
         blocks = [k for k in kept if pictures[k].kind == "block"]
-        self.filled = frozenset(
-            k for k in blocks if pictures[k].widens and k - 1 in kept and pictures[k].source not in kept
-        )
+        widened = {k for k in blocks if pictures[k].widens and k - 1 in kept and pictures[k].source not in kept}
+        self.over = over & widened
+        self.filled = frozenset(widened - over)
         # What the bands begin with is not ours to write to.
         self.in_place = frozenset(
             k for k in blocks if pictures[k].source in kept and not pictures[k].widens and pictures[k].source != 0
@@ -345,8 +362,8 @@ class Outline:
     def _live(self, reads: Sequence[frozenset[int]]) -> None:
         pictures = self.way.pictures
         home = {k: k for k in self.kept}
-        for k in sorted(self.in_place):
-            home[k] = home[pictures[k].source]
+        for k in sorted(self.in_place | self.over):
+            home[k] = home[k - 1 if k in self.over else pictures[k].source]
         begins = {k: k - (k in self.filled) for k in self.kept}
         until = {home[k]: begins[home[k]] for k in self.kept}
         for k in self.kept:
@@ -377,20 +394,25 @@ def _products(way: Way, number: int) -> int:
 
 
 def planned(outline: Outline, room: int) -> Plan:
-    """The plan of an outline, its bands as large as the room allows."""
+    """The plan of an outline, its bands as large as the room allows, and as is worth it."""
     way, reckoning = outline.way, _Reckoning(outline)
     peak = products = slab = 0
     left: list[int] = []
     passes = []
-    for turn, (k, alive) in enumerate(zip(outline.numbers, outline.alive, strict=True)):
+    cuts = []
+    for k, alive in zip(outline.numbers, outline.alive, strict=True):
         height = way.pictures[min(k, way.last)].height
-        lags = k in outline.in_place and k - 1 not in outline.kept
-        rows, transient = _rows(reckoning, k, lags, height, room - alive)
-        count = -(-height // rows)
-        passing = int(HELD * transient)
-        # What is as large as what went lies where that was. All else would lie amid the slab.
-        stays = left == outline.takes[turn] and passing <= slab
-        slab, left = slab if stays else passing, outline.leaves[turn]
+        lags = k in outline.over or (k in outline.in_place and k - 1 not in outline.kept)
+        rows, transient = _rows(reckoning, k, lags, height, min(SLAB, room - alive))
+        cuts.append((lags, rows, -(-height // rows), int(HELD * transient)))
+    for turn, (k, alive, (lags, rows, count, passing)) in enumerate(
+        zip(outline.numbers, outline.alive, cuts, strict=True)
+    ):
+        anew = passing > slab or alive + slab > room
+        if anew:  # one that will do for those behind it, too
+            slab = max(passing, min(room - alive, max(later for *_, later in cuts[turn:])))
+        # What is as large as what went lies where that was.
+        returns, left = bool(left) and left != outline.takes[turn], outline.leaves[turn]
         peak = max(peak, alive + slab)
         products += count * _at(reckoning, k, rows).products
         passes.append(
@@ -403,10 +425,12 @@ def planned(outline: Outline, room: int) -> Plan:
                 lags=lags,
                 fills=k + 1 in outline.filled,
                 frees=outline.frees[turn],
-                slab=None if stays else slab,
+                slab=slab,
+                anew=anew,
+                returns=returns,
             )
         )
-    return Plan(tuple(passes), outline.kept, outline.in_place, outline.filled, peak, products)
+    return Plan(tuple(passes), outline.kept, outline.in_place, outline.over, outline.filled, peak, products)
 
 
 def _at(reckoning: _Reckoning, number: int, rows: int) -> Made:
@@ -436,8 +460,9 @@ def _rows(reckoning: _Reckoning, number: int, lags: bool, height: int, room: int
 
 def middle(channels: int, pixels: int, item: int) -> int:
     """Bytes that the middle takes at a time: what the attention adds to, its queries, keys and values, and what it has mixed;
-    of some queries also the sums in fp32, and what becomes of them."""
-    return channels * (MIDDLE * pixels * item + min(pixels, QUERIES) * (item + 4))
+    of some queries also what becomes of them, and their scores of some keys."""
+    some = min(pixels, QUERIES)
+    return channels * (MIDDLE * pixels + some) * item + scratch_bytes(some, pixels, channels)
 
 
 def whole_stage(channels_in: int, channels: int, blocks: int, pixels: int, item: int) -> int:

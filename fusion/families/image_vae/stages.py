@@ -9,6 +9,7 @@ from typing import Any
 from comfy.ldm.modules.diffusionmodules.model import AttnBlock, Decoder, Downsample, Encoder, ResnetBlock, Upsample
 from torch import nn
 
+from ...images import IN_ONE_PIECE
 from .plan import Kind, Picture, Way, middle, whole_stage
 
 
@@ -99,9 +100,9 @@ class Journey:
         return max([self.middle, *self.needs])
 
     @property
-    def side_by_side(self) -> int:
-        """Bytes of what passes whole if nothing of a stage lay where another one was."""
-        return self.middle + sum(self.needs)
+    def piece(self) -> int:
+        """Bytes of the one piece of memory that all of it passes through, if it passes whole."""
+        return int(IN_ONE_PIECE * self.most)
 
 
 def journey(half: Any, height: int, width: int, item: int, room: int) -> Journey:

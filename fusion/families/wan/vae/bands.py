@@ -30,6 +30,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .....kernels_cuda.ops.attention_products import scratch_bytes
+
 Span = tuple[int, int]
 
 PAIR = 2  # frames that pass at a time
@@ -197,7 +199,9 @@ class Work:
         """Bytes needed at a time with so many bands, without the weights and, of several bands, the features."""
         pixels = self.inner * self.height * self.width * self.item
         pair, remembered = (1, 0) if self.frames == 1 else (PAIR, 5 * PAIR * pixels)
-        middle = 8 * pair * pixels  # a block's, or the attention's
+        tokens = self.height * self.width
+        # A block's, or the attention's, which takes one frame after another.
+        middle = 8 * pair * pixels + scratch_bytes(tokens, tokens, self.inner)
         most = max(self._peak(band) for band in self.bands(count))
         return MARGIN + (remembered + max(middle, most) if count == 1 else max(remembered + middle, most))
 

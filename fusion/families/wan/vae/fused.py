@@ -20,8 +20,9 @@ from comfy.ldm.wan.vae2_2 import WanVAE as WanVAE22
 from torch import Tensor, nn
 
 from .....kernels_cuda import STANDARD, KernelPolicy
+from .... import finishing
 from ....errors import WrongFile
-from ....images import HELD, LIMIT, Progress, weight_bytes
+from ....images import IN_ONE_PIECE, LIMIT, OTHERS, Progress, weight_bytes
 from ....outbox import Outbox
 from .. import VAES
 from .bands import Band, Work
@@ -29,6 +30,8 @@ from .passage import KEPT, Passage
 from .stages import stages
 
 FRAMES_PER_LATENT = 4
+# Bytes beside the one piece that a video passes through: what torch's convolutions, where they are the fastest, make beside it.
+BESIDE = 96 << 20
 
 
 def patch(vae: Any) -> int:
@@ -57,14 +60,19 @@ def kept(job: Work) -> int:
 
 def in_use(vae: Any, limit: int) -> int:
     """Bytes that may be in use at a time, so that they and the weights keep within the limit."""
-    return int((limit - weight_bytes(vae)) / HELD)
+    return int((limit - weight_bytes(vae) - BESIDE) / IN_ONE_PIECE)
+
+
+def in_one_piece(job: Work, count: int) -> int:
+    """Bytes of the piece of memory that a video in so many bands passes through."""
+    return int(IN_ONE_PIECE * (job.peak(count) + (kept(job) if count > 1 else 0)))
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
     """Bytes that a decoding or encoding takes beside the weights, however many samples there are. For ComfyUI to free."""
     job = work(vae, decodes, shape, dtype.itemsize)
     count = job.count(in_use(vae, limit), kept(job))
-    needed = int(HELD * (job.peak(count) + (kept(job) if count > 1 else 0)))
+    needed = BESIDE + in_one_piece(job, count)
     # Where our kernels do not serve, torch's convolutions copy what they remember beside what they compute, and have a
     # workspace.
     return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
@@ -74,7 +82,8 @@ def bands_for(job: Work, vae: Any, limit: int, device: torch.device) -> list[Ban
     """The bands in which a video keeps within the limit, and within what is free. None: it can pass whole."""
     within = in_use(vae, limit)
     if device.type == "cuda":
-        within = min(within, int(comfy.model_management.get_free_memory(device) / HELD))
+        free = comfy.model_management.get_free_memory(device) - BESIDE
+        within = min(within, int(free / IN_ONE_PIECE))
     count = job.count(within, kept(job))
     return job.bands(count) if count > 1 else None
 
@@ -112,10 +121,14 @@ class Fused:
         parts = job.bands(bands) if bands else bands_for(job, self, self.fusestream_limit, z.device)
         alone = output_buffer is not None
         progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=alone)
-        passage = Passage(self, patch(self), self.fusestream_policy, job, parts, z.device, progress, alone)
-        outbox = Outbox(out)
+        passage = self._passage(job, parts, z.device, progress, alone)
+        finishes = finishing.of(self, output_buffer)
+        outbox = Outbox(out, finishes is not None)
         for sample in range(len(z)):
-            passage.decode(z[sample : sample + 1], outbox, sample)
+            one = z[sample : sample + 1]
+            passage.passed(passage.vae.decoder, z.shape, partial(passage.decode, one, outbox, sample))
+        if finishes is not None:
+            finishes.done(out)
         return out
 
     @torch.no_grad()
@@ -134,8 +147,19 @@ class Fused:
             parts = job.bands(bands) if bands else bands_for(job, self, self.fusestream_limit, device)
         used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
         progress = Progress(len(x) * len(parts or [None]) * used, shown=alone)
-        passage = Passage(self, patch(self), self.fusestream_policy, job, parts, device, progress, alone)
-        return torch.cat([passage.encode(x[at : at + 1, :, :used]) for at in range(len(x))])
+        passage = self._passage(job, parts, device, progress, alone)
+        samples = (x[at : at + 1, :, :used] for at in range(len(x)))
+        return torch.cat(
+            [passage.passed(passage.vae.encoder, x.shape, partial(passage.encode, one)) for one in samples]
+        )
+
+    def _passage(
+        self, job: Work, bands: list[Band] | None, device: torch.device, progress: Progress, alone: bool
+    ) -> Passage:
+        net: Any = self
+        piece = in_one_piece(job, len(bands or [None]))
+        most = max(piece, self.fusestream_limit - OTHERS - weight_bytes(net))
+        return Passage(net, patch(self), self.fusestream_policy, job, bands, device, progress, alone, piece, most)
 
 
 def _require_channels(vae: Any, z: Tensor) -> None:
@@ -179,5 +203,6 @@ def install(vae: Any, policy: KernelPolicy) -> None:
     """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it than it takes."""
     net = vae.first_stage_model
     fuse(net, policy, LIMIT)
+    finishing.install(vae)
     vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
     vae.memory_used_encode = partial(memory_used, net, LIMIT, False)

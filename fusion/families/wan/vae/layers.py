@@ -26,6 +26,7 @@ from .....kernels_cuda import (
     linear,
     upsample_conv2d,
 )
+from ....attention import for_heads
 from ....images import channels_last, weights
 
 CACHED_FRAMES = 2
@@ -147,7 +148,7 @@ def attention_block(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
     del normed
     q, k, v = qkv.reshape(b * t, h * w, 3, 1, c).unbind(2)
     del qkv
-    seen = attention(q, k, v, policy=policy).reshape(b * t, h * w, c)
+    seen = attention(q, k, v, policy=for_heads(policy, c)).reshape(b * t, h * w, c)
     del q, k, v
     with weights(module.proj, policy, x) as (weight, bias):
         out = linear(seen, weight.reshape(c, c), bias, residual=skip, policy=policy)

@@ -1,0 +1,136 @@
+"""Networks that stock's nodes carry and that are no diffusion models, over our kernels: upscale models, BiRefNet, RT-DETR and Depth
+Anything 3. A copy, fused, which the same nodes of stock's take as they took the first."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import comfy.model_management as management
+import comfy.model_patcher
+import torch
+from torch import Tensor, nn
+
+from ..kernels_cuda import KernelPolicy
+from ..kernels_cuda.modules import Table, fuse
+from .errors import WrongFile
+from .plain_layers import copied
+
+TAKEN = "take an UPSCALE_MODEL, a BACKGROUND_REMOVAL, or a MODEL that is RT-DETR or Depth Anything 3"
+# Networks of a MODEL that take pictures and are called by themselves.
+OF_MODELS = ("comfy.ldm.rt_detr.rtdetr_v4.RTv4", "comfy.ldm.depth_anything_3.model.DepthAnything3Net")
+OF_DYNAMIC = ("dynamic_vbars", "dynamic_pins", "dynamic_patchers")  # what stock's pager of VRAM notes on a model
+
+
+class InHalf(nn.Module):
+    """A network that computes in its own type, channels-last, as our kernels want it; what comes and goes is of the caller's."""
+
+    def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.net, self.dtype = net, dtype
+
+    def forward(self, x: Any) -> Tensor:
+        """x: a tensor, or a list of some."""
+        first = x if isinstance(x, Tensor) else x[0]
+        made: Tensor = self.net(self._inward(x) if isinstance(x, Tensor) else [self._inward(t) for t in x])
+        return made.to(first.dtype)
+
+    def _inward(self, t: Tensor) -> Tensor:
+        format = torch.channels_last if t.ndim == 4 else torch.preserve_format
+        return t.to(self.dtype, memory_format=format)
+
+
+def fused(model: Any, policy: KernelPolicy) -> tuple[Any, Table]:
+    """model: an UPSCALE_MODEL, BACKGROUND_REMOVAL or MODEL of stock's. It is not changed; the copy has weights of its own.
+
+    Raises WrongFile where it carries no network that can be fused.
+    """
+    # Outside of inference mode, where a copy of weights counts its writes.
+    with torch.inference_mode(False), torch.no_grad():
+        if isinstance(model, comfy.model_patcher.ModelPatcher):
+            return _of_model(model, policy)
+        net, patcher = getattr(model, "model", None), getattr(model, "patcher", None)
+        if not isinstance(net, nn.Module) or patcher is None:
+            raise WrongFile(f"this is a {type(model).__name__} without a torch network: {TAKEN}")
+        _check_patches(patcher)
+        parts = PARTS.get(_class(net))
+        if parts is not None:
+            own, table = _in_parts(net, parts, patcher.load_device, policy)
+        else:
+            halves = bool(getattr(model, "supports_half", False)) and management.should_use_fp16(patcher.load_device)
+            dtype = torch.float16 if halves else torch.float32
+            inner = _ready(copied(net, dtype).to(dtype))
+            table = fuse(inner, policy)
+            own = InHalf(inner, dtype).eval()
+        own = own.to(patcher.offload_device)
+        made = copy.copy(model)
+        vars(made)["_model" if "_model" in vars(model) else "model"] = own
+        made.patcher = _patcher(own, patcher)
+        return made, table
+
+
+def _of_model(model: Any, policy: KernelPolicy) -> tuple[Any, Table]:
+    """A MODEL: its network computes in the type that it was loaded in."""
+    base = model.model
+    net = getattr(base, "diffusion_model", None)
+    if not isinstance(net, nn.Module) or _class(net) not in OF_MODELS:
+        raise WrongFile(f"this MODEL is a {type(base).__name__}, which FuseStream's own loaders are for: {TAKEN}")
+    _check_patches(model)
+    own = _ready(copied(net, None))
+    table = fuse(own, policy)
+    made: Any = copy.copy(base)  # with the same settings, of which nobody writes any
+    vars(made)["_modules"] = {**base._modules, "diffusion_model": own.to(model.offload_device)}
+    for name in OF_DYNAMIC:
+        vars(made).pop(name, None)
+    made.device, made.model_loaded_weight_memory, made.model_offload_buffer_memory = model.offload_device, 0, 0
+    made.lowvram_patch_counter, made.model_lowvram, made.current_weight_patches_uuid = 0, False, None
+    patcher = _patcher(made, model)
+    patcher.model_options = copy.deepcopy(model.model_options)
+    return patcher, table
+
+
+def _in_parts(
+    net: nn.Module, parts: Callable[[nn.Module], Iterator[str]], device: torch.device, policy: KernelPolicy
+) -> tuple[nn.Module, Table]:
+    """Parts alone in halves, each with its casts around it: the others mix types. They stay ComfyUI's, and cast as they did."""
+    names = list(parts(net))
+    within = {id(part) for name in names for part in net.get_submodule(name).modules()}
+    dtype = torch.float16 if management.should_use_fp16(device) else torch.float32
+    own = copied(net, dtype, lambda part: id(part) in within).eval().requires_grad_(False)
+    for name in names:
+        part = _ready(own.get_submodule(name).to(dtype))
+        above, _, last = name.rpartition(".")
+        setattr(own.get_submodule(above), last, InHalf(part, dtype).eval())
+    return own, fuse(own, policy)
+
+
+def _of_birefnet(net: nn.Module) -> Iterator[str]:
+    """Its decoder, and the feed-forwards of its Swin transformer, whose attention adds masks in FP32."""
+    yield from ("squeeze_module", "decoder")
+    for name, part in net.named_modules():
+        if _class(part) == "comfy.background_removal.birefnet.Mlp":
+            yield name
+
+
+PARTS = {"comfy.background_removal.birefnet.BiRefNet": _of_birefnet}
+
+
+def _ready(net: nn.Module) -> nn.Module:
+    """Channels-last, as the kernels read weights: nothing is kept a second time."""
+    return net.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _patcher(net: nn.Module, like: Any) -> Any:
+    return comfy.model_patcher.CoreModelPatcher(net, load_device=like.load_device, offload_device=like.offload_device)
+
+
+def _check_patches(patcher: Any) -> None:
+    if patcher.patches or patcher.object_patches:
+        raise WrongFile(
+            "this model carries patches (a LoRA, or another node's): put FuseStream Fuse before what patches it"
+        )
+
+
+def _class(net: Any) -> str:
+    return f"{type(net).__module__}.{type(net).__qualname__}"

@@ -1,0 +1,118 @@
+"""What VAEs do about the memory of torch's allocator, without a card."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from fusestream.fusion import images
+from fusestream.kernels_cuda import LEDGER
+
+CARD = torch.device("cuda", 0)
+
+
+class Memory:
+    """torch's allocator as far as VAEs ask it: what it holds, and what it may."""
+
+    def __init__(self, monkeypatch):
+        self.held, self.unused, self.fraction, self.asked = 1 << 30, 512 << 20, 0.9, []
+        for name, function in {
+            "memory_reserved": lambda *_: self.held,
+            "empty_cache": self.empty,
+            "get_per_process_memory_fraction": lambda _: self.fraction,
+            "set_per_process_memory_fraction": self.bound,
+            "get_device_properties": lambda _: type("Card", (), {"total_memory": 8 << 30}),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, function, raising=False)
+        monkeypatch.setattr(images, "one_piece", self.piece)
+
+    def empty(self):
+        self.held -= self.unused
+        self.unused = 0
+
+    def bound(self, fraction, device):
+        assert device == CARD
+        self.fraction = fraction
+
+    def piece(self, nbytes, device):
+        assert device == CARD
+        self.asked.append(nbytes)
+        self.held += nbytes
+        self.unused += nbytes
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    return Memory(monkeypatch)
+
+
+def serve(module, memory, run=lambda: "made", shape=(1, 2)):
+    return images.Leftovers(module, shape).serve(run, 256 << 20, 1 << 30, CARD)
+
+
+def test_one_piece_serves_until_something_changes(memory):
+    module = nn.Identity()
+    assert serve(module, memory) == "made" == serve(module, memory)
+    assert memory.asked == [256 << 20] and memory.held == (512 + 256) << 20
+    serve(module, memory, shape=(1, 3))
+    assert memory.asked == [256 << 20] * 2, "another shape finds a piece of its own"
+    memory.held += 2 << 20
+    serve(module, memory, shape=(1, 3))
+    assert memory.asked == [256 << 20] * 3, "what others took lies amid it"
+
+
+def test_what_turns_took_goes_before_the_next(memory):
+    module = nn.Identity()
+
+    def run():
+        memory.held += 64 << 20
+        memory.unused += 64 << 20
+
+    serve(module, memory, run)
+    serve(module, memory)
+    assert len(memory.asked) == 2 and memory.held == (512 + 256) << 20
+
+
+def test_all_of_it_is_within_the_bound(memory):
+    """Which counts from what was there before, also when the piece lies there."""
+    module, seen = nn.Identity(), []
+    for _ in range(2):
+        serve(module, memory, lambda: seen.append(memory.fraction))
+    assert seen == [(512 + 1024) / 8192] * 2 and memory.fraction == 0.9
+
+
+def test_a_bound_of_somebody_else_stays(memory):
+    memory.fraction = 0.1
+    with images.bounded(4 << 30, CARD):
+        assert memory.fraction == 0.1
+    with contextlib.suppress(KeyError), images.bounded(1 << 28, CARD):
+        assert memory.fraction == 1 / 32
+        raise KeyError
+    assert memory.fraction == 0.1
+
+
+def test_where_the_bound_does_not_suffice_it_goes_and_that_is_said(memory, caplog):
+    runs = []
+
+    def run():
+        runs.append(memory.fraction)
+        if memory.fraction < 0.9:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
+        return "made"
+
+    LEDGER.clear()
+    assert serve(nn.Identity(), memory, run) == "made"
+    assert len(runs) == 2 and runs[1] == 0.9
+    assert "Tried to allocate 2.00 GiB" in caplog.text and "more\n" not in caplog.text
+
+
+def test_a_card_that_is_full_is_said_to_be(memory):
+    def run():
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        serve(nn.Identity(), memory, run)
+    assert memory.fraction == 0.9

@@ -1,0 +1,232 @@
+"""The Fuse node on networks that stock's nodes carry: as stock builds them, through stock's own nodes, and what is said of it."""
+
+from __future__ import annotations
+
+import copy
+
+import comfy.ldm.depth_anything_3.model as depth
+import comfy.model_management as management
+import comfy.model_patcher
+import comfy.ops
+import comfy.supported_models
+import pytest
+import torch
+from comfy_extras import nodes_depth_anything_3
+from comfy_extras.nodes_bg_removal import RemoveBackground
+from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
+from spandrel import ModelLoader
+from torch import nn
+
+from bed import picture_nets as nets
+from fusestream.fusion import picture_nets, plain_layers
+from fusestream.fusion.errors import WrongFile
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
+from fusestream.kernels_cuda.modules import handing_back
+from fusestream.nodes.fuse import FuseNode
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def esrgan(width=8, grow=32, blocks=1):
+    """An old ESRGAN's state dict, x4, narrower than any that was published but where spandrel has one width."""
+    weights = {}
+
+    def conv(name, c, n):
+        weights[f"{name}.weight"] = torch.randn(n, c, 3, 3) * (1 / (9 * c)) ** 0.5
+        weights[f"{name}.bias"] = torch.randn(n) * 0.05
+
+    conv("model.0", 3, width)
+    for block in range(blocks):
+        for dense in (1, 2, 3):
+            for layer in range(5):
+                out = width if layer == 4 else grow
+                conv(f"model.1.sub.{block}.RDB{dense}.conv{layer + 1}.0", width + layer * grow, out)
+    conv(f"model.1.sub.{blocks}", width, width)
+    for name, n in (("model.3", width), ("model.6", width), ("model.8", width), ("model.10", 3)):
+        conv(name, width, n)
+    return weights
+
+
+@pytest.fixture(scope="module")
+def stocks():
+    """As Load Upscale Model gives it."""
+    torch.manual_seed(7)
+    with torch.inference_mode():
+        model = ModelLoader().load_from_state_dict(esrgan()).eval()
+        device = management.get_torch_device()
+        model.patcher = comfy.model_patcher.CoreModelPatcher(model.model, load_device=device, offload_device=device)
+        return model
+
+
+@pytest.fixture(autouse=True)
+def _as_comfyui_runs():
+    LEDGER.clear()
+    with torch.inference_mode():
+        yield
+
+
+def upscaled(model, image):
+    return ImageUpscaleWithModel.execute(model, image).args[0]
+
+
+@pytest.fixture
+def halves(monkeypatch):
+    """As on a card of ours, where the CPU computes the ops' references."""
+    monkeypatch.setattr(management, "should_use_fp16", lambda *_: True)
+    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+
+
+def test_an_upscaled_picture_is_stocks(stocks, halves):
+    image = torch.rand(1, 20, 24, 3)
+    before, keys = upscaled(stocks, image), list(stocks.model.state_dict())
+    made, table = picture_nets.fused(stocks, KernelPolicy())
+    got = upscaled(made, image)
+    assert got.shape == (1, 80, 96, 3) and made.scale == stocks.scale == 4 and made.supports_half
+    torch.testing.assert_close(got, before, atol=0.01, rtol=0.01)
+    assert "conv" in {told.op for told in LEDGER.refusals}  # there is no card: the op was asked
+    assert len(table.replaced) == 21 and not table.left
+    ours = [t for t in made.model.parameters() if t.ndim == 4]
+    assert {t.dtype for t in ours} == {torch.float16}
+    # What went in is as it was, and shares nothing with the copy.
+    assert torch.equal(upscaled(stocks, image), before) and list(stocks.model.state_dict()) == keys
+    assert {t.dtype for t in stocks.model.parameters()} == {torch.float32}
+
+
+def test_where_halves_are_not_wanted_it_computes_as_stock_does(stocks):
+    image = torch.rand(1, 12, 9, 3)
+    made, _ = picture_nets.fused(stocks, KernelPolicy())
+    torch.testing.assert_close(upscaled(made, image), upscaled(stocks, image), atol=1e-5, rtol=1e-4)
+    overflows = copy.copy(stocks)
+    overflows.supports_half = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(management, "should_use_fp16", lambda *_: True)
+        made, _ = picture_nets.fused(overflows, KernelPolicy())
+    assert {t.dtype for t in made.model.parameters()} == {torch.float32}
+
+
+def test_the_node_gives_model_and_report(stocks, halves):
+    made = FuseNode.execute(stocks, kernels="auto", precision="fast")
+    model, report = made.args
+    assert "model.0: Conv2d -> FusedConvNormAct2d" in report and made.ui is not None
+    assert upscaled(model, torch.rand(1, 8, 8, 3)).shape == (1, 32, 32, 3)
+
+
+def test_what_carries_no_network_is_refused():
+    class Other:
+        model = nn.Identity()
+
+    with pytest.raises(
+        WrongFile, match="this is a Other without a torch network: take an UPSCALE_MODEL, a BACKGROUND_REMOVAL, or"
+    ):
+        picture_nets.fused(Other(), KernelPolicy())
+
+
+# ------------------------------------------------------------------------------- what is made of ComfyUI's own operations
+
+
+def counted(table):
+    return {kind: sum(line.by == kind for line in table.lines) for kind in {line.by for line in table.replaced}}
+
+
+@pytest.fixture
+def remover(monkeypatch):
+    return nets.remover(monkeypatch)
+
+
+def test_a_background_is_removed_as_by_stock(remover, halves):
+    """The decoder and the feed-forwards in halves; the rest of the backbone is ComfyUI's, and casts."""
+    image = torch.rand(1, 40, 50, 3)
+    before, keys = RemoveBackground.execute(remover, image).args[0], list(remover.model.state_dict())
+    made, table = picture_nets.fused(remover, KernelPolicy())
+    got = RemoveBackground.execute(made, image).args[0]
+    assert got.shape == before.shape == (1, 40, 50)
+    assert float(before.std()) > 0.001
+    torch.testing.assert_close(got, before, atol=0.003, rtol=0.01)
+    assert made.model.decoder.net.decoder_block1.conv_in.weight.dtype is torch.float16
+    assert type(made.model.bb.layers[0].blocks[0].attn.qkv) is comfy.ops.manual_cast.Linear
+    found = counted(table)
+    assert found["FusedFeedForward"] == 5 and found["FusedConvNormAct2d"] > 50
+    chain = next(line for line in table.replaced if line.name == "squeeze_module.net.0.conv_in")
+    assert chain.of == ("Conv2d", "BatchNorm2d", "ReLU")
+    told = {line.reason for line in table.left}
+    assert "it is a comfy.ops.manual_cast.Linear, not torch's Linear" in told  # of the backbone's attention
+    # What went in is as it was.
+    assert list(remover.model.state_dict()) == keys
+    assert torch.equal(RemoveBackground.execute(remover, image).args[0], before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_objects_are_detected_as_by_stock(monkeypatch, dtype):
+    """RT-DETR with narrow stages; backbone and encoder on a small picture."""
+    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    model = nets.detector(monkeypatch, dtype)
+    net = model.model.diffusion_model
+    made, table = picture_nets.fused(model, KernelPolicy())
+    ours = made.model.diffusion_model
+    x = torch.rand(1, 3, 64, 96).to(dtype)
+    error = 1e-5 if dtype is torch.float32 else 0.02
+    for got, want in zip(ours.encoder(ours.backbone(x)), net.encoder(net.backbone(x)), strict=True):
+        assert float((got.float() - want.float()).norm() / want.float().norm()) < error
+    assert counted(table) == {"FusedConvNormAct2d": 84, "FusedFeedForward": 7}
+    chains = {line.of for line in table.replaced}
+    assert {("Conv2d", "BatchNorm2d", "ReLU"), ("Conv2d", "SiLU"), ("Linear", "GELU", "Linear")} <= chains
+    assert ours.dtype is dtype and type(ours.backbone.stem.pool) is nn.MaxPool2d
+    # Two models to stock's memory management, and nothing is shared.
+    assert made.model is not model.model and not made.is_clone(model)
+    theirs = {t.data_ptr() for t in net.parameters()}
+    assert not theirs & {t.data_ptr() for t in ours.parameters()}
+    assert list(ours.state_dict()) == list(net.state_dict())
+    assert type(net.backbone.stem.stem1.conv) is comfy.ops.disable_weight_init.Conv2d
+
+
+def test_depth_is_estimated_as_by_stock(monkeypatch):
+    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    small = {**depth._BACKBONE_PRESETS["vits"], "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4}
+    monkeypatch.setitem(depth._BACKBONE_PRESETS, "vits", small)
+    config = {"backbone_name": "vits", "out_layers": [0, 1, 2, 3], "head_dim_in": 32, "head_features": 16}
+    config["head_out_channels"] = [8, 16, 24, 32]
+    model = nets.model_of(comfy.supported_models.DepthAnything3, config, torch.float32)
+    made, table = picture_nets.fused(model, KernelPolicy())
+    image = torch.rand(1, 60, 80, 3)
+    want, _, sky = nodes_depth_anything_3._run_da3(model, image, 56)
+    got, _, our_sky = nodes_depth_anything_3._run_da3(made, image, 56)
+    assert got.shape == (1, 60, 80) and float(want.std()) > 1e-4
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(our_sky, sky, atol=1e-4, rtol=1e-4)
+    assert {line.by for line in table.replaced} == {"FusedConvNormAct2d"}
+    assert any(line.of == ("Conv2d", "ReLU") for line in table.replaced)
+
+
+def test_which_models_are_none_of_this_nodes(stocks):
+    model = nets.model_of(comfy.supported_models.DepthAnything3, {"backbone_name": "vits"}, torch.float32)
+    patched = model.clone()
+    patched.add_object_patch("diffusion_model", nn.Identity())
+    with pytest.raises(WrongFile, match="carries patches"):
+        picture_nets.fused(patched, KernelPolicy())
+    model.model.diffusion_model = nn.Identity()
+    with pytest.raises(
+        WrongFile, match="this MODEL is a DepthAnything3, which FuseStream's own loaders are for: take an"
+    ):
+        picture_nets.fused(model, KernelPolicy())
+
+
+def test_an_operation_that_does_more_than_torchs_is_left_as_it_is():
+    """What patches at each call, or has hooks; and of the others nothing of what stock noted on them is taken along."""
+    with torch.inference_mode(False):
+        ops = comfy.ops.manual_cast
+        net = nets.filled(
+            nn.Sequential(*(ops.Linear(3, 3) for _ in range(3)), ops.LayerNorm(3), ops.Conv2d(2, 4, 3, padding=1))
+        )
+        net[1].weight_function = [lambda t: t * 2]
+        net[2].register_forward_hook(lambda *_: None)
+        net[0]._v = object()
+        made = plain_layers.copied(net, torch.float16)
+    assert [type(part) for part in made] == [nn.Linear, ops.Linear, ops.Linear, nn.LayerNorm, nn.Conv2d]
+    assert (
+        not hasattr(made[0], "_v") and made[0].weight.dtype is torch.float16 and made[1].weight.dtype is torch.float32
+    )
+    x = torch.rand(1, 2, 5, 5).half()
+    torch.testing.assert_close(made[4](x), net[4](x), atol=1e-2, rtol=1e-2)
+    weight, bias, _ = comfy.ops.cast_bias_weight(made[4], x, offloadable=True)
+    assert torch.equal(weight, made[4].weight) and torch.equal(bias, made[4].bias)
+    assert plain_layers.kind_of(comfy.ops.fp8_ops.Linear(3, 3)) is None
