@@ -17,7 +17,8 @@ MODELS = ("gpu", "kernels_cuda", "memory", "fusion")
 FAMILIES = "fusion/families"
 # The family of each of the bench's models: of the others' sources it knows nothing.
 FAMILY = {
-    "wan13": "wan", "wan14": "wan", "vae": "wan", "t5": "t5", "qwen3": "qwen3", "klein4": "flux2", "klein9": "flux2",
+    "wan13": "wan", "wan14": "wan", "vae": "wan", "vae22": "wan", "t5": "t5", "qwen3": "qwen3", "klein4": "flux2",
+    "klein9": "flux2",
     "z_image": "z_image", "sd15": "unet", "sdxl": "unet", "flux2_vae": "image_vae", "flux_vae": "image_vae",
     "vl2": "qwen3_vl", "vl4": "qwen3_vl",
 }  # fmt: skip

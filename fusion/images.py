@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..kernels_cuda import LEDGER, KernelPolicy
 from ..kernels_cuda.ops.conv_operands import last_format
+from .bounded import bounded
 from .operands import operands
 
 Result = TypeVar("Result")
@@ -107,19 +108,6 @@ class Leftovers:
         if piece and torch.cuda.memory_reserved() <= held:
             self.are_left()
         return made
-
-
-@contextlib.contextmanager
-def bounded(nbytes: int, device: torch.device) -> Iterator[None]:
-    """torch's allocator holds no more than so many bytes. What asks for more runs out of memory: a kernel that takes its turn while
-    one is chosen loses its place, and cuDNN takes another way that needs less."""
-    before = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(before, nbytes / total), device)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 def within(nbytes: int, device: torch.device, run: Callable[[], Result]) -> Result:

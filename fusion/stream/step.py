@@ -22,6 +22,7 @@ import comfy.patcher_extension
 import torch
 
 from ...kernels_cuda.autotune import tuner
+from ..bounded import bounded
 from . import vram
 from .model_call import ModelCall, wrap
 from .reckoning import PIECES, RESERVE, SMALL_PIECES, Reckoning, own_reserve, reckon
@@ -149,15 +150,9 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    free, total = torch.cuda.mem_get_info(device)
-    most = _counted("reserved_bytes", "current", device) + max(free - nbytes, 0)
-    known = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 and newer
-    before = 1.0 if known is None else min(known(device), 1.0)  # of cudaMallocAsync's there is more than all at first
-    torch.cuda.set_per_process_memory_fraction(min(before, most / total), device)
-    try:
+    free, _ = torch.cuda.mem_get_info(device)
+    with bounded(_counted("reserved_bytes", "current", device) + max(free - nbytes, 0), device):
         yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 def _measured(call: ModelCall, reckoned: float) -> Any:

@@ -102,9 +102,10 @@ def test_free_and_a_run_after_it(client: Client, streamed: Workflow) -> None:
 
 def saved(server: Server, client: Client, workflow: Workflow, loader: str, name: str) -> dict[str, torch.Tensor]:
     """What Save Model writes of this loader's model."""
-    save = {"class_type": "ModelSave", "inputs": {"model": [loader, 0], "filename_prefix": name}}
+    prefix = f"saved of {name}"  # other tests leave pictures there
+    save = {"class_type": "ModelSave", "inputs": {"model": [loader, 0], "filename_prefix": prefix}}
     outcome.done(client, {**workflow, "model": save})
-    (path,) = (server.base / "output").glob(f"{name}*")
+    (path,) = (server.base / "output").glob(f"{prefix}*")
     return load_file(path)
 
 

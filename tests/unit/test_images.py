@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fusestream.fusion import images
+from fusestream.fusion.bounded import bounded
 from fusestream.kernels_cuda import LEDGER
 
 CARD = torch.device("cuda", 0)
@@ -25,6 +26,7 @@ class Memory:
             "get_per_process_memory_fraction": lambda _: self.fraction,
             "set_per_process_memory_fraction": self.bound,
             "get_device_properties": lambda _: type("Card", (), {"total_memory": 8 << 30}),
+            "current_device": lambda: CARD.index,
         }.items():
             monkeypatch.setattr(torch.cuda, name, function, raising=False)
         monkeypatch.setattr(images, "one_piece", self.piece)
@@ -86,12 +88,27 @@ def test_all_of_it_is_within_the_bound(memory):
 
 def test_a_bound_of_somebody_else_stays(memory):
     memory.fraction = 0.1
-    with images.bounded(4 << 30, CARD):
+    with bounded(4 << 30, CARD):
         assert memory.fraction == 0.1
-    with contextlib.suppress(KeyError), images.bounded(1 << 28, CARD):
+    with contextlib.suppress(KeyError), bounded(1 << 28, CARD):
         assert memory.fraction == 1 / 32
         raise KeyError
     assert memory.fraction == 0.1
+
+
+def test_a_device_without_a_number_is_the_current_one(memory):
+    """ComfyUI names it so; torch bounds none but by number."""
+    with bounded(1 << 28, torch.device("cuda")):
+        assert memory.fraction == 1 / 32
+    assert memory.fraction == 0.9
+
+
+def test_of_an_allocator_that_may_take_more_than_all_the_bound_goes_to_all(memory):
+    """cudaMallocAsync's fraction before anybody has set it; to set that again is an error."""
+    memory.fraction = 1.2e8
+    with bounded(4 << 30, CARD):
+        assert memory.fraction == 0.5
+    assert memory.fraction == 1.0
 
 
 def test_where_the_bound_does_not_suffice_it_goes_and_that_is_said(memory, caplog):

@@ -373,6 +373,7 @@ class Card:
         self.emptied = 0
         self.device: Any = torch.device("cuda:0")
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (self.free, self.total))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=self.total))
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: self.stats())
         monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.9, raising=False)
         monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, _: self.fractions.append(part))
