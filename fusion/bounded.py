@@ -12,8 +12,8 @@ import torch
 def bounded(nbytes: float, device: torch.device) -> Iterator[None]:
     """It holds no more than so many bytes. What asks for more runs out of memory: a kernel that takes its turn while one is chosen
     loses its place, and cuDNN takes another way that needs less."""
-    if device.index is None:  # torch wants a number
-        device = torch.device(device.type, torch.cuda.current_device())
+    index = torch.cuda.current_device() if device.index is None else device.index  # torch wants a number
+    device = torch.device(device.type, index)
     total = torch.cuda.get_device_properties(device).total_memory
     known = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 and newer
     before = 1.0 if known is None else min(known(device), 1.0)  # of cudaMallocAsync's there is more than all at first

@@ -77,33 +77,31 @@ class Leftovers:
     wait for the card at the first.
 
     passed  the shape, and what else decides how it passes
-    before  bytes that it held before the first of them
     """
 
     def __init__(self, module: nn.Module, *passed: object) -> None:
         self._module, self._passed = module, passed
-        self.before = 0
 
     def lie_there(self) -> bool:
-        passed, held, self.before = self._module.__dict__.get(LEFT, (None, 0, 0))
+        passed, held = self._module.__dict__.get(LEFT, (None, 0))
         return bool((passed, held) == (self._passed, torch.cuda.memory_reserved()))
 
     def are_left(self) -> None:
-        self._module.__dict__[LEFT] = self._passed, torch.cuda.memory_reserved(), self.before
+        self._module.__dict__[LEFT] = self._passed, torch.cuda.memory_reserved()
 
     def serve(self, run: Callable[[], Result], piece: int, most: int, device: torch.device) -> Result:
         """What `run` makes, from what lies there or else from one piece of so many bytes. It may be begun twice.
 
         piece  0: nothing may lie there, and nothing is left
-        most   bytes that torch's allocator may hold beside what it had before
+        most   bytes that torch's allocator may hold beside what is in use before. What it cannot give back, since a little of it
+               is in use, counts among these
         """
         if not (piece and self.lie_there()):
             torch.cuda.empty_cache()
-            self.before = torch.cuda.memory_reserved()
             if piece:
                 one_piece(piece, device)
         held = torch.cuda.memory_reserved()
-        made = within(self.before + most, device, run)
+        made = within(max(torch.cuda.memory_allocated() + most, held), device, run)
         # What is more comes of kernels that took their turn while one was chosen: that goes before the next.
         if piece and torch.cuda.memory_reserved() <= held:
             self.are_left()

@@ -84,7 +84,6 @@ class CudaRecorder:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._one_at_a_time = threading.RLock()  # recordings, and what waits for the whole device, which ends one
         self._broken: str | None = None  # torch's allocator is not to be trusted with another recording
-        self._stuck: list[BaseException] = []  # with frames whose tensors must not be freed
 
     def obstacle(self, device: torch.device) -> str | None:
         other = other_maker(device)
@@ -122,7 +121,7 @@ class CudaRecorder:
                         _forget_frames(failed)
                         torch._C._cuda_clearCublasWorkspaces()
                     elif failed is not None:
-                        self._stuck.append(failed)
+                        _keep_for_good(failed)
                     failed = self._ended(graph, pool, failed)
                 else:
                     self._given_up(pool, failed)
@@ -205,6 +204,12 @@ def _forget_frames(failed: BaseException | None) -> None:
     """Tensors of the frames that failed are freed here, within the recording."""
     if failed is not None:
         traceback.clear_frames(failed.__traceback__)
+
+
+def _keep_for_good(failed: BaseException) -> None:
+    """The error, its frames and their tensors outlast the process's last collection: freed even then, they would end it in an
+    abort."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(failed))
 
 
 def _is_stuck(stream: Any) -> bool:

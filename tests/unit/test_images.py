@@ -22,6 +22,7 @@ class Memory:
         self.held, self.unused, self.fraction, self.asked = 1 << 30, 512 << 20, 0.9, []
         for name, function in {
             "memory_reserved": lambda *_: self.held,
+            "memory_allocated": lambda *_: self.held - self.unused,
             "empty_cache": self.empty,
             "get_per_process_memory_fraction": lambda _: self.fraction,
             "set_per_process_memory_fraction": self.bound,
@@ -84,6 +85,18 @@ def test_all_of_it_is_within_the_bound(memory):
     for _ in range(2):
         serve(module, memory, lambda: seen.append(memory.fraction))
     assert seen == [(512 + 1024) / 8192] * 2 and memory.fraction == 0.9
+
+
+def test_what_cannot_be_given_back_counts_within_the_bound(memory, monkeypatch):
+    """A piece of memory of which a little is in use stays whole. And the bound is no less than what is held."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    seen = []
+    serve(nn.Identity(), memory, lambda: seen.append(memory.fraction))
+    assert seen == [(512 + 1024) / 8192]
+    memory.held += 1 << 30
+    memory.unused += 1 << 30
+    serve(nn.Identity(), memory, lambda: seen.append(memory.fraction))
+    assert seen[1] == memory.held / (8 << 30) > seen[0]
 
 
 def test_a_bound_of_somebody_else_stays(memory):

@@ -116,7 +116,8 @@ class Order:
             return run(self)
         whole = found.way is None
         begun = replace(self, tidies=not whole)
-        return leftovers.serve(lambda: run(begun), found.piece if whole else 0, self.most, self.device)
+        # Some of the kernels that are chosen want a little beside what the plan knows: cuDNN's workspaces, a padded weight.
+        return leftovers.serve(lambda: run(begun), found.piece + TURNS if whole else 0, self.most, self.device)
 
     def spare(self, need: int) -> int:
         """Bytes that torch's allocator may hold unused before something that needs so many."""
