@@ -166,8 +166,8 @@ def repetitions(found: Rows) -> str:
     )
 
 
-def group(name: str, found: Rows) -> str:
-    """One group's heading, table, and what is missing of it."""
+def group(name: str, found: Rows, *, whole: bool = True) -> str:
+    """One group's heading, table, and where it is to be whole, what is missing of it."""
     rows = [row for row in all_rows() if row.group == name]
     measured = [row for row in rows if row.name in found]
     lines = [f"### {HEADINGS[name]}", ""]
@@ -176,7 +176,7 @@ def group(name: str, found: Rows) -> str:
     extra = [text for row in measured for text in notes(row, found)]
     lines += [*extra, ""] if extra else []
     missing = len(rows) - len(measured)
-    if missing:
+    if missing and whole:
         lines += [
             f"Not measured yet: {missing} of {len(rows)} rows. `dev.py bench models --group {name}` fills them.",
             "",
@@ -184,7 +184,8 @@ def group(name: str, found: Rows) -> str:
     return "\n".join(lines)
 
 
-def text(results: Mapping[str, Any]) -> str:
-    """All groups of one card."""
+def text(results: Mapping[str, Any], *, whole: bool = True) -> str:
+    """All groups of one card. whole: what was not measured is told of, too."""
     found = by_name(results)
-    return repetitions(found) + "\n".join(group(name, found) for name in ORDER)
+    names = [name for name in ORDER if whole or any(row.name in found for row in all_rows() if row.group == name)]
+    return repetitions(found) + "\n".join(group(name, found, whole=whole) for name in names)

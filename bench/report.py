@@ -233,8 +233,9 @@ def rendered(readme: str) -> str:
         if fidelity.SECTION in results:
             told = fidelity.short(results)
             parts[fidelity.SECTION].append(f"{head(card, results, fidelity.SECTION)}\n\n{told}\n")
-        drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
-        parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
+    card, results = measured_cards()[0]
+    drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
+    parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
     parts["models"] = parts["models"] or ["Not measured yet.\n"]
     parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
     return filled(readme, parts)
@@ -280,13 +281,15 @@ SECTION = {"matrix": "kernels", "tiers": "kernels"}  # of the results, where it 
 def rendered_page(page: str) -> str:
     """bench/README: every table, every group and all plots of every card. What a card's file lacks is left out."""
     parts: dict[str, list[str]] = {"plots": [], "groups": [], **{part: [] for part in TABLES}}
-    for card, results in measured_cards():
+    for i, (card, results) in enumerate(measured_cards()):
         for part, table_of in TABLES.items():
             if SECTION.get(part, part) in results:
                 parts[part].append(f"{head(card, results, part)}\n\n{table_of(results)}\n")
-        parts["plots"] += [shown(chart, card, results, "../docs/images") for chart in CHARTS]
-        date = f" {head(card, results, 'models')}" if models_rows(results) else ""
-        parts["groups"].append(f"**{card}**.{date}\n\n{groups.text(results)}")
+        charts = [chart for chart in CHARTS if i == 0 or not chart.missing(groups.by_name(results))]
+        parts["plots"] += [shown(chart, card, results, "../docs/images") for chart in charts]
+        if i == 0 or models_rows(results):
+            date = f" {head(card, results, 'models')}" if models_rows(results) else ""
+            parts["groups"].append(f"**{card}**.{date}\n\n{groups.text(results, whole=i == 0)}")
     parts[two.SECTION] = parts[two.SECTION] or [two.NOT_YET]
     parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
     parts["modules"] = parts["modules"] or ["Not measured yet.\n"]
@@ -294,7 +297,7 @@ def rendered_page(page: str) -> str:
 
 
 def rendered_claims(page: str) -> str:
-    """docs/how-it-works: the claims beside the figures of the first card that was measured."""
+    """docs/how-it-works: the claims beside the figures of the card that most was measured on."""
     _, results = measured_cards()[0]
     return filled(page, {"claims": [f"{claims.table(results)}\n"]})
 
@@ -322,8 +325,10 @@ def images() -> dict[str, str]:
 
 
 def measured_cards() -> list[tuple[str, dict[str, Any]]]:
-    found = sorted(RESULTS.glob("nvidia-*.json"))
-    return [(path.stem.replace("-", " "), json.loads(path.read_text(encoding="utf-8"))) for path in found]
+    """Each with its results, the one that most was measured on first. Of others only what they have is shown."""
+    paths = sorted(RESULTS.glob("nvidia-*.json"))
+    found = [(path.stem.replace("-", " "), json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    return sorted(found, key=lambda each: -len(models_rows(each[1])))
 
 
 def filled(text: str, parts: dict[str, list[str]]) -> str:

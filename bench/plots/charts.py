@@ -39,8 +39,8 @@ def figure(row: Mapping[str, Any], who: str, name: str = "s") -> float | None:
 
 
 def bounded() -> tuple[str, ...]:
-    """The rows with a promise. Held to Turing's means they cannot come near this card's bounds, nor are meant to."""
-    return tuple(row.name for row in table() if row.note == "")
+    """The rows with a promise, of Wan 2.1. Held to Turing's means they cannot come near this card's bounds, nor are meant to."""
+    return tuple(row.name for row in table() if row.note == "" and row.model != "vae22")
 
 
 def share_of_bound(rows: Rows) -> str:

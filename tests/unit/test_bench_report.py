@@ -76,7 +76,30 @@ def test_what_a_block_costs_the_host_is_shown_where_it_was_measured(
     assert "| stock's block | 2000 us |  |" in shown
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_card_that_most_was_measured_on_comes_first_and_of_others_only_what_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    (whole,) = [path for path in RESULTS if path.stem == "nvidia-h200"]
+    found = json.loads(whole.read_text(encoding="utf-8"))
+    (tmp_path / "nvidia-z.json").write_text(json.dumps(found))
+    few = [row for row in found["models"]["rows"] if row["group"] == "live"]
+    (tmp_path / "nvidia-a.json").write_text(json.dumps({"models": {"rows": few}}))
+    (tmp_path / "nvidia-b.json").write_text(json.dumps({"pager": found["pager"]}))
+    assert [card for card, _ in report.measured_cards()] == ["nvidia z", "nvidia a", "nvidia b"]
+    page = report.rendered_page(
+        "<!-- groups:begin -->\n<!-- groups:end -->\n<!-- plots:begin -->\n<!-- plots:end -->\n"
+    )
+    first, other = page.split("**nvidia a**")
+    assert "### Pictures" in first and "### Live video" in first and "Not measured yet" in first
+    assert other.count("### ") == 1 and "### Live video" in other and "Not measured yet" not in other
+    assert "nvidia b" not in page and "bench-growth-nvidia-z" in page and "bench-growth-nvidia-a" not in page
+
+
+OF_KERNELS = [path for path in RESULTS if "kernels" in json.loads(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("path", OF_KERNELS, ids=lambda path: path.stem)
 def test_auto_is_never_slower_than_stock(path: Path) -> None:
     """What `auto` chose was at least as fast as stock in the same run.
 
