@@ -9,12 +9,16 @@
 FP16 throughout. Operations are timed on the device alone (graph replays, cold cache), networks as they are called, nodes from RAM
 to RAM; medians. Ours is `auto`, once it has chosen, and is timed first and last: its better half counts, as of a peer that is tried
 in several ways the fastest. A miss says so here and in bench/README. COMFYUI_PATH is needed for networks and nodes.
+
+Modules and networks have a process of their own, in which ComfyUI does not page VRAM: it takes the place of CUDA's functions for
+that, and torch.compile has graphs of its own there. Nodes have one as ComfyUI starts.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import os
 import sys
 import time
@@ -26,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels_cuda import LEDGER
-from . import kernels, module_nodes
+from . import apart, kernels, module_nodes
 from .end_to_end.results import card_file
 from .end_to_end.start import start_comfyui
 from .measure import device_seconds, eager_seconds, sets_for
@@ -40,6 +44,7 @@ USUAL: dict[str, dict[str, Any]] = {"default": {}}
 GRAPHS = {"reduce-overhead": {"mode": "reduce-overhead"}}
 TRYING_ALL = {"max-autotune": {"mode": "max-autotune-no-cudagraphs"}}
 A_TRY: dict[str, dict[str, Any]] = {"eager": {"backend": "eager"}}  # on the CPU, with no compiler
+NODES = ("ESRGAN x4 through the nodes", "style network 4K through the node")
 EQUAL = 0.02  # what is promised never to be slower may be by so much: two runs of one kernel differ by that
 NAMES = {torch.channels_last: "channels-last", torch.contiguous_format: "channels-first"}
 
@@ -262,8 +267,10 @@ def rows_of(
     if os.environ.get("COMFYUI_PATH"):
         side, large = (16, (40, 36)) if options.quick else (512, (2160, 3840))
         on_card, small = device == "cuda", options.quick
-        found.insert(1, ("ESRGAN x4 through the nodes", lambda: module_nodes.upscaled(side, small, on_card)))
-        found.append(("style network 4K through the node", lambda: module_nodes.styled(large, small, on_card)))
+        found.insert(1, (NODES[0], lambda: module_nodes.upscaled(side, small, on_card)))
+        found.append((NODES[1], lambda: module_nodes.styled(large, small, on_card)))
+    if options.rows is not None:
+        return [row for row in found if row[0] in json.loads(options.rows)]
     return [row for row in found if options.only is None or any(word in row[0] for word in options.only)]
 
 
@@ -275,8 +282,32 @@ def command_line() -> argparse.ArgumentParser:
     cli.add_argument(
         "--quick", action="store_true", help="small ones, on the CPU where there is no GPU; nothing is written"
     )
+    cli.add_argument("--rows", help=argparse.SUPPRESS)  # exactly these, as JSON, in this process
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
     return cli
+
+
+def in_processes(options: argparse.Namespace) -> int:
+    """The rows that are wanted, those of nodes last; and which of them ended their process."""
+    labels = [label for label, _ in rows_of(options, "cuda", torch.float16)]
+    passed = [
+        *(["--autotune"] if options.autotune else []),
+        *(["--results", str(options.results)] if options.results else []),
+    ]
+    wrong = False
+
+    def run(rows: Sequence[str]) -> tuple[list[str], int]:
+        nonlocal wrong
+        done, code = apart.process([SECTION, "--rows", json.dumps(rows), *passed])
+        wrong = wrong or (code != 0 and len(done) == len(rows))
+        return done, code
+
+    lost: dict[str, int] = {}
+    for group in ([one for one in labels if one not in NODES], [one for one in labels if one in NODES]):
+        lost |= apart.in_turns(group, run)
+    for label, code in lost.items():
+        print(f"{label}: not measured, its process ended ({apart.words(code)})")
+    return int(wrong or bool(lost))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -285,8 +316,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not on_card and not options.quick:
         print("no NVIDIA GPU on this machine")
         return 1
+    if on_card and not (options.quick or options.profile or options.rows):
+        return in_processes(options)
     if os.environ.get("COMFYUI_PATH"):
-        start_comfyui([] if on_card else ["--cpu"])
+        pages = options.rows is not None and any(label in NODES for label in json.loads(options.rows))
+        start_comfyui(["--cpu"] if not on_card else [] if pages else ["--disable-dynamic-vram"])
     device, dtype = ("cuda", torch.float16) if on_card else ("cpu", torch.float32)
     results: list[dict[str, Any]] = []
     told = tried if options.quick else line
@@ -304,10 +338,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(told(results[-1]), flush=True)
             if keeps:
                 kernels.save(path, SECTION, results[-1:], {})
+                print(f"{apart.DONE}{results[-1]['label']}", flush=True)
             if on_card:
                 torch.cuda.empty_cache()
     if keeps:
-        print("\n" + "\n".join(line(result) for result in results))
         print(f"written to {path}")
     return 0 if all(result["right"] for result in results if "right" in result) else 1
 

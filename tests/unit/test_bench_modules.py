@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusestream.bench import kernels, modules, report
+from fusestream.bench import apart, kernels, modules, report
 from fusestream.bench.module_cases import BEST, cases
 
 PROMISES = {
@@ -102,7 +102,36 @@ def test_what_holds_of_what_was_asked(asked, more, met):
     assert (f": {word}" in modules.line(result)) is bool(asked)
 
 
-def test_rows_are_kept_as_they_are_done_and_shown_with_their_misses(monkeypatch, tmp_path: Path):
+def test_a_row_that_ends_its_process_costs_no_other(monkeypatch, capsys):
+    """Those behind it have another process, and those of nodes one as ComfyUI starts."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    labels = ["net", "crashes", "attention", *modules.NODES]
+    monkeypatch.setattr(modules, "rows_of", lambda *_: [(label, dict) for label in labels])
+    ran = []
+
+    def process(arguments):
+        assert arguments[0] == "modules" and arguments[3:] == ["--autotune"]
+        rows = json.loads(arguments[2])
+        ran.append(rows)
+        done = rows[: rows.index("crashes")] if "crashes" in rows else rows
+        return done, -11 if len(done) < len(rows) else 0
+
+    monkeypatch.setattr(apart, "process", process)
+    assert modules.main(["--autotune"]) == 1
+    assert ran == [["net", "crashes", "attention"], ["attention"], list(modules.NODES)]
+    assert capsys.readouterr().out == "crashes: not measured, its process ended (signal 11)\n"
+    labels.remove("crashes")
+    assert modules.main(["--autotune"]) == 0
+
+
+def test_a_process_tells_what_it_has_done(capfd, monkeypatch):
+    script = "import os; print('a line'); print('DONE a row', flush=True); os.abort()"
+    monkeypatch.setattr(apart, "BENCH", "-c")
+    assert apart.process([script]) == (["a row"], -6)
+    assert capfd.readouterr().out == "a line\n" and apart.words(3) == "exit code 3"
+
+
+def test_rows_are_kept_as_they_are_done_and_shown_with_their_misses(monkeypatch, capsys, tmp_path: Path):
     """The second row breaks off, and the first is in the file; the page has its promise and the miss."""
     monkeypatch.delenv("COMFYUI_PATH")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -116,7 +145,8 @@ def test_rows_are_kept_as_they_are_done_and_shown_with_their_misses(monkeypatch,
     monkeypatch.setattr(modules, "rows_of", lambda *_: [("net", lambda: dict(first)), ("more", breaks)])
     path = tmp_path / "nvidia-card.json"
     with pytest.raises(torch.OutOfMemoryError):
-        modules.main(["--results", str(path)])
+        modules.main(["--rows", '["net", "more"]', "--results", str(path)])
+    assert capsys.readouterr().out.splitlines()[-1] == "DONE net"
     assert [row["label"] for row in json.loads(path.read_text())["modules"]["rows"]] == ["net"]
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     shown = report.rendered_page("<!-- modules:begin -->\n<!-- modules:end -->\n")
