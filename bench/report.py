@@ -225,7 +225,7 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
 
 
 def rendered(readme: str) -> str:
-    """README: the whole models that say most, and a plot, of every card."""
+    """README: the whole models that say most, of every card, and a plot of the one that most was measured on."""
     parts: dict[str, list[str]] = {"models": [], "plot": [], fidelity.SECTION: []}
     for card, results in measured_cards():
         if models_rows(results):
@@ -233,9 +233,9 @@ def rendered(readme: str) -> str:
         if fidelity.SECTION in results:
             told = fidelity.short(results)
             parts[fidelity.SECTION].append(f"{head(card, results, fidelity.SECTION)}\n\n{told}\n")
-    card, results = measured_cards()[0]
-    drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
-    parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
+    for card, results in measured_cards()[:1]:
+        drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
+        parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
     parts["models"] = parts["models"] or ["Not measured yet.\n"]
     parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
     return filled(readme, parts)
