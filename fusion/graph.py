@@ -44,7 +44,7 @@ from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
 from ..kernels_cuda.choosing import hurried
 from .arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
-from .stream.doors import NOWHERE, STREAMED
+from .stream.doors import NOWHERE, STREAMED, generation_of
 from .stream.settled import Settled
 from .unchanged import Unchanged, difference
 from .words import counted
@@ -498,5 +498,4 @@ def let_go(block: Any, memory: object) -> None:
 
 def stays(block: Any) -> bool:
     """Whether all that streams with this block lies where it will be read, so that a call may be replayed."""
-    stream = block.__dict__.get(STREAMED, NOWHERE)[0]
-    return stream is not None and stream.settled().generation is not None
+    return generation_of(block) is not None

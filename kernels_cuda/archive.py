@@ -16,7 +16,7 @@ import json
 import lzma
 import os
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,27 +139,37 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    return _read(path, ())[0]
+    return _read(path, lambda _: ())[0]
 
 
 def read_units(path: Path, preference: Sequence[str]) -> tuple[Manifest, dict[str, Unit]]:
     """The manifest, and each unit's code in the first variant of `preference` that has it, checked against its hash."""
-    return _read(path, preference)
+
+    def best(manifest: Manifest) -> Iterable[tuple[str, str]]:
+        # Worst first, so that a better variant's entry replaces it.
+        chosen = {unit: variant for variant in reversed(preference) for unit in manifest.variants.get(variant, {})}
+        return [(variant, unit) for unit, variant in chosen.items()]
+
+    manifest, found = _read(path, best)
+    return manifest, {unit: Unit(variant, *one) for (variant, unit), one in found.items()}
 
 
 def read_all(path: Path) -> tuple[Manifest, Built]:
-    """Everything, for who builds. Each variant is checked as it is for a card."""
-    manifest = read_manifest(path)
-    built = {
-        variant: {unit: (one.code, one.kernels) for unit, one in read_units(path, [variant])[1].items()}
-        for variant in manifest.variants
+    """Everything, checked as for a card: for who builds."""
+    manifest, found = _read(
+        path, lambda known: [(variant, unit) for variant in known.variants for unit in known.variants[variant]]
+    )
+    return manifest, {
+        variant: {unit: found[variant, unit] for unit in units} for variant, units in manifest.variants.items()
     }
-    return manifest, built
 
 
-def _read(path: Path, preference: Sequence[str]) -> tuple[Manifest, dict[str, Unit]]:
+def _read(
+    path: Path, choose: Callable[[Manifest], Iterable[tuple[str, str]]]
+) -> tuple[Manifest, dict[tuple[str, str], tuple[bytes, dict[str, dict[str, int]]]]]:
+    """The manifest, and the code and kernel facts of each (variant, unit) that is chosen of it."""
     manifest: Manifest | None = None
-    units: dict[str, Unit] = {}
+    found: dict[tuple[str, str], tuple[bytes, dict[str, dict[str, int]]]] = {}
     wanted: dict[str, tuple[str, str]] = {}  # member name -> (variant, unit)
     try:
         for name, data in _members(path):
@@ -167,17 +177,13 @@ def _read(path: Path, preference: Sequence[str]) -> tuple[Manifest, dict[str, Un
                 if name != "manifest.json":
                     raise ArchiveError(f"{path.name} begins with {name}, not with its manifest")
                 manifest = _manifest(path, data)
-                # Worst first, so that a better variant's entry replaces it.
-                chosen = {
-                    unit: variant for variant in reversed(preference) for unit in manifest.variants.get(variant, {})
-                }
-                wanted = {member_name(variant, unit): (variant, unit) for unit, variant in chosen.items()}
+                wanted = {member_name(variant, unit): (variant, unit) for variant, unit in choose(manifest)}
             elif name in wanted:
                 variant, unit = wanted.pop(name)
                 entry = manifest.variants[variant][unit]
                 if hashlib.sha256(data).hexdigest() != entry["sha256"]:
                     raise ArchiveError(f"{path.name}: {name} is not what the manifest says (its SHA-256 differs)")
-                units[unit] = Unit(variant, data, entry["kernels"])
+                found[variant, unit] = data, entry["kernels"]
             if not wanted:
                 break
     except FileNotFoundError as error:
@@ -188,4 +194,4 @@ def _read(path: Path, preference: Sequence[str]) -> tuple[Manifest, dict[str, Un
         raise ArchiveError(f"{path.name} is empty")
     if wanted:
         raise ArchiveError(f"{path.name} lacks {', '.join(sorted(wanted))}")
-    return manifest, units
+    return manifest, found

@@ -73,6 +73,11 @@ class _Runner:
         return min(self.times, default=None)
 
     @property
+    def races(self) -> bool:
+        """Whether more turns of it would tell something now."""
+        return not (self.has_lost or self.is_known) and self.has_begun()
+
+    @property
     def is_known(self) -> bool:
         """Whether two that were hardly disturbed are among its times: disturbances differ from time to time."""
         if len(self.times) < LEAST_TIMES:
@@ -149,7 +154,7 @@ class Turns:
         for runner in sorted(
             self._able, key=lambda one: one.runs
         ):  # of equals the first: they are tried in their order
-            if runner.waiting or runner.has_lost or runner.is_known or not runner.has_begun():
+            if runner.waiting or not runner.races:
                 continue
             if runner is best:
                 return self._turn(best, is_timed=True)
@@ -168,7 +173,7 @@ class Turns:
         if self._extra is None or took is None or took > SHORT:
             return turns
         for runner in self._able:
-            if runner.has_lost or runner.is_known or not runner.has_begun():
+            if not runner.races:
                 continue
             likely = max(LAUNCH, self._likely(runner, took))
             if likely > TOO_DEAR * SHORT:

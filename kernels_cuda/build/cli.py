@@ -188,10 +188,10 @@ def both(path: Path) -> tuple[Path, Path]:
 
 def write_both(path: Path, built: Built, compiler: str) -> list[tuple[Path, archive.Manifest]]:
     """The variants, each in its archive."""
+    hashes = {unit: matrix.unit_hash(unit) for unit in matrix.units()}
     written = []
     for into, is_forced in zip(both(path), (False, True), strict=True):
         of_it = {variant: units for variant, units in built.items() if (variant in ONLY_FORCED) == is_forced}
-        hashes = {unit: matrix.unit_hash(unit) for unit in matrix.units()}
         manifest = archive.write(into, of_it, source_hash=matrix.source_hash(), compiler=compiler, hashes=hashes)
         written.append((into, manifest))
     return written

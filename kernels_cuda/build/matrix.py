@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -53,16 +54,18 @@ def headers(unit: str, sources: Path = SOURCES) -> list[Path]:
 
 def unit_hash(unit: str, sources: Path = SOURCES) -> str:
     """The identity of what one unit is made from: its file, the headers that it includes, the options, its variants."""
-    digest = hashlib.sha256("\0".join((*OPTIONS, *variants(unit, sources))).encode())
-    for path in (sources / f"{unit}.cu", *headers(unit, sources)):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
-    return digest.hexdigest()[:16]
+    return _hashed((*OPTIONS, *variants(unit, sources)), (sources / f"{unit}.cu", *headers(unit, sources)))
 
 
 def hash_sources(sources: Path = SOURCES) -> str:
-    """The identity of what would be built now. Line endings do not count: some checkouts rewrite them."""
-    digest = hashlib.sha256("\0".join((*OPTIONS, *VARIANTS)).encode())
-    for path in sorted((*sources.glob("*.cu"), *sources.glob("*.cuh"))):
+    """The identity of what would be built now."""
+    return _hashed((*OPTIONS, *VARIANTS), sorted((*sources.glob("*.cu"), *sources.glob("*.cuh"))))
+
+
+def _hashed(settings: Iterable[str], files: Iterable[Path]) -> str:
+    """Line endings do not count: some checkouts rewrite them."""
+    digest = hashlib.sha256("\0".join(settings).encode())
+    for path in files:
         digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
     return digest.hexdigest()[:16]
 
