@@ -6,7 +6,12 @@ path.
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
+import io
+import re
+import tokenize
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -25,6 +30,10 @@ FAMILY = {
 ALSO = {"live": {"image_vae"}}  # by the work: TAESD's or the VAE's, which is no model of the row's
 
 
+# A literal, whose slashes begin no comment; or a comment.
+CUDA = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
 def digest(folder: str, root: Path = ROOT, without: Sequence[str] = ()) -> str | None:
     """Of a folder's code, not of its prose or its build products; None where there is none. without: folders below `root`."""
     files = sorted(path for path in (root / folder).rglob("*") if path.suffix in CODE)
@@ -34,8 +43,38 @@ def digest(folder: str, root: Path = ROOT, without: Sequence[str] = ()) -> str |
         return None
     found = hashlib.sha256()
     for name, path in kept.items():
-        found.update(name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+        found.update(name.encode() + b"\0" + code_of(path).encode() + b"\0")
     return found.hexdigest()[:16]
+
+
+def code_of(path: Path) -> str:
+    """What a file does: its text without comments, docstrings, empty lines and spaces at a line's end. A measurement does not
+    grow old because somebody explains the code."""
+    return _code(path.read_text(encoding="utf-8"), path.suffix == ".py")
+
+
+@functools.lru_cache(maxsize=1024)
+def _code(text: str, is_python: bool) -> str:
+    kept = _without_prose(text) if is_python else CUDA.sub(lambda found: "" if found[0][0] == "/" else found[0], text)
+    return "\n".join(line.rstrip() for line in kept.splitlines() if line.strip())
+
+
+def _without_prose(text: str) -> str:
+    """Python without its comments and docstrings. Nothing else moves, so that every version of Python finds the same."""
+    lines = text.splitlines(keepends=True)
+    for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column] + "\n"
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            assert first.end_lineno is not None
+            for row in range(first.lineno - 1, first.end_lineno):
+                lines[row] = "\n"
+    return "".join(lines)
 
 
 def of_folders(folders: Iterable[str], root: Path = ROOT, without: Sequence[str] = ()) -> str:

@@ -193,7 +193,7 @@ def state_of_the_archive() -> str:
 def sources_of(file: str) -> dict[str, str]:
     """The hashes of what a test file tests, and of the file."""
     tested = TESTS.get(Path(file).name, ("gpu", "kernels_cuda"))
-    own = hashlib.sha256((ROOT / file).read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16]
+    own = hashlib.sha256(SOURCES.code_of(ROOT / file).encode()).hexdigest()[:16]
     return {**{folder: digest for folder, digest in sources_hash().items() if folder in tested}, "itself": own}
 
 

@@ -136,6 +136,53 @@ def test_a_row_rests_on_its_own_family_and_what_all_share(tmp_path: Path) -> Non
     assert changed("kernels_cuda/README.md") == set()
 
 
+PYTHON = '''"""A module."""
+
+import os  # for nothing
+
+
+def of(x: str) -> str:
+    """Doc # string."""
+    return x + "# no comment"  # a comment
+'''
+CUDA = """// head
+__global__ void f(float* x) {  /* one
+   and two */ x[0] = 1'000;  // a line
+    printf("// no comment");
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "explained", "other"),
+    [
+        (
+            "a.py",
+            PYTHON,
+            PYTHON.replace("a comment", "another\n\n").replace("Doc", "Longer\n    doc"),
+            ("x + ", "x * "),
+        ),
+        (
+            "a.cu",
+            CUDA,
+            CUDA.replace("head", "other").replace("one\n", "1\n\n").replace("a line", ""),
+            ("1'000", "2'000"),
+        ),
+        ("b.py", PYTHON, PYTHON.replace("\n", "\r\n"), ("# no comment", "# none")),
+        ("b.cu", CUDA, CUDA.replace("\n", "\r\n"), ("// no comment", "// none")),
+    ],
+)
+def test_explaining_a_file_makes_no_measurement_old(
+    name: str, text: str, explained: str, other: tuple[str, str], tmp_path: Path
+) -> None:
+    found = []
+    for one in (text, explained, text.replace(*other)):
+        (tmp_path / "gpu").mkdir(exist_ok=True)
+        (tmp_path / "gpu" / name).write_bytes(one.encode())
+        found.append(sources.digest("gpu", tmp_path))
+    assert found[0] == found[1] != found[2]
+
+
 def test_quick_tries_every_group_and_storage() -> None:
     (part,) = bench_all.planned(is_quick=True)
     assert {row.group for row in part.rows} | {"table"} == set(parts.ORDER)
