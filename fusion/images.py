@@ -67,6 +67,23 @@ def one_piece(nbytes: int, device: torch.device) -> Tensor | None:
     return None
 
 
+def products_have_their_room(device: torch.device) -> None:
+    """cuBLAS keeps tens of megabytes from a stream's first product on. In the midst of the one piece they would hold all of it: it
+    could not be given back, and the next picture would take another beside it."""
+    if on_card(device):
+        one = torch.zeros(16, 16, dtype=torch.float16, device=device)
+        torch.mm(one, one)
+        torch.addmm(one[0], one, one)  # a bias goes to cuBLASLt, which may have its own
+
+
+def held_in_pieces(device: torch.device) -> int:
+    """Bytes of the card that torch's allocator holds for what is large. Small tensors have a pool of their own, a megabyte or two
+    of which comes and goes."""
+    reserved: Any = torch.cuda.memory_stats_as_nested_dict(device).get("reserved_bytes", {})
+    found = (reserved.get(pool, {}).get("current", 0) for pool in ("large_pool", "all"))
+    return next((nbytes for nbytes in found if nbytes), 0)  # cudaMallocAsync counts no pools
+
+
 LEFT = "_fusestream_left"
 
 
@@ -83,11 +100,11 @@ class Leftovers:
         self._module, self._passed = module, passed
 
     def lie_there(self) -> bool:
-        passed, held = self._module.__dict__.get(LEFT, (None, 0))
-        return bool((passed, held) == (self._passed, torch.cuda.memory_reserved()))
+        passed, held, device = self._module.__dict__.get(LEFT, (None, 0, None))
+        return bool(passed == self._passed and held == held_in_pieces(device))
 
-    def are_left(self) -> None:
-        self._module.__dict__[LEFT] = self._passed, torch.cuda.memory_reserved()
+    def are_left(self, device: torch.device) -> None:
+        self._module.__dict__[LEFT] = self._passed, held_in_pieces(device), device
 
     def serve(self, run: Callable[[], Result], piece: int, most: int, device: torch.device) -> Result:
         """What `run` makes, from what lies there or else from one piece of so many bytes. It may be begun twice.
@@ -97,14 +114,15 @@ class Leftovers:
                is in use, counts among these
         """
         if not (piece and self.lie_there()):
+            products_have_their_room(device)
             torch.cuda.empty_cache()
             if piece:
                 one_piece(piece, device)
-        held = torch.cuda.memory_reserved()
-        made = within(max(torch.cuda.memory_allocated() + most, held), device, run)
+        held = held_in_pieces(device)
+        made = within(max(torch.cuda.memory_allocated(device) + most, torch.cuda.memory_reserved(device)), device, run)
         # What is more comes of kernels that took their turn while one was chosen: that goes before the next.
-        if piece and torch.cuda.memory_reserved() <= held:
-            self.are_left()
+        if piece and held_in_pieces(device) <= held:
+            self.are_left(device)
         return made
 
 

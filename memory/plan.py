@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 LEAST_SLOTS = 2  # the layer in use and the next one
 MOST_SLOTS = 6
@@ -96,7 +97,11 @@ def make_plan(sizes: Sequence[int], budget: int, rates: Rates | None = None) -> 
 
     Raises OverBudget where two slots for the largest streamed layer do not fit beside what must then be resident.
     """
-    sizes = tuple(sizes)
+    return _made(tuple(sizes), budget, rates)
+
+
+@lru_cache(maxsize=16)  # a model is asked for its plan at each prompt
+def _made(sizes: tuple[int, ...], budget: int, rates: Rates | None) -> Plan:
     rooms = [aligned(size) for size in sizes]
     if sum(rooms) <= budget:
         return Plan(sizes, frozenset(range(len(sizes))), 0, 0)
@@ -152,11 +157,14 @@ def spread(rooms: Sequence[int], fixed: set[int], left: int) -> set[int]:
         left -= rooms[best]
 
 
+HALVINGS = 26  # of a share of all layers, of which there are thousands at most
+
+
 def _bisect(too_far: Callable[[float], bool], low: float, high: float) -> float:
     """The largest number between these that is not too far."""
     if not too_far(high):
         return high
-    for _ in range(50):
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if too_far(middle) else (middle, high)
     return low

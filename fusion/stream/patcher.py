@@ -13,11 +13,13 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.model_management
 import comfy.model_patcher
+import comfy.utils
 import torch
+from torch import nn
 
 from ..errors import NotWhileStreaming
 from ..fused import policy_of_model
@@ -33,6 +35,18 @@ REST = "fusestream_rest"  # where a model has the places of what does not stream
 # Why its calls are not captured: see `Changes.disturbed`.
 WRAPPED = "another node changes its weights at each call"
 INJECTED = "another node has changed the model while it is loaded"
+
+
+class Rest(NamedTuple):
+    """Where the parameters and buffers are that do not stream. put: by name what stands in the place of the model's own modules."""
+
+    put: list[tuple[str, Any]]
+    places: list[tuple[dict[str, Any], str]]
+
+    def is_for(self, put: list[tuple[str, Any]]) -> bool:
+        return len(put) == len(self.put) and all(
+            name == known and thing is same for (name, thing), (known, same) in zip(put, self.put, strict=True)
+        )
 
 
 def attach(model: Any, stream: Stream) -> None:
@@ -100,18 +114,23 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def _rest(self) -> list[torch.Tensor]:
         """Parameters and buffers that do not stream, each once. Stock asks ten times for each encoding, so where they are is looked
-        up once; but not while another node has put other modules in their places."""
-        places: list[tuple[dict[str, Any], str]] | None = self.model.__dict__.get(REST)
-        if places is None or self.object_patches_backup:
-            streamed, places = self.stream.keys, []
+        up once, for each set of modules that nodes have put in the place of the model's own. Most put a thing there that is none:
+        our policy, a way of sampling."""
+        put = self._modules_put()
+        known: Rest | None = self.model.__dict__.get(REST)
+        if known is None or not known.is_for(put):
+            streamed, places = self.stream.keys, list[tuple[dict[str, Any], str]]()
             for prefix, module in self.model.named_modules():
                 for held in (module._parameters, module._buffers):
                     names = (name for name in held if f"{prefix}.{name}".lstrip(".") not in streamed)
                     places.extend((held, name) for name in names)
-            if not self.object_patches_backup:
-                self.model.__dict__[REST] = places
-        found = (held.get(name) for held, name in places)
+            known = self.model.__dict__[REST] = Rest(put, places)
+        found = (held.get(name) for held, name in known.places)
         return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
+
+    def _modules_put(self) -> list[tuple[str, Any]]:
+        now = ((name, was, comfy.utils.get_attr(self.model, name)) for name, was in self.object_patches_backup.items())
+        return [(name, thing) for name, was, thing in now if isinstance(thing, nn.Module) or isinstance(was, nn.Module)]
 
     # ------------------------------------------------------------------------------------------- loading, unloading
 

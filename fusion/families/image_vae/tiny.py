@@ -290,7 +290,7 @@ class FusedTiny:
                 del made
             outbox.flush()
             if tidies:
-                leftovers.are_left()
+                leftovers.are_left(x.device)
         return out
 
     @torch.no_grad()
@@ -318,7 +318,7 @@ class FusedTiny:
             made.clear()
             latents.append(layers.through(whole, Slab(joined, 0, joined.shape[2])).x)
             if tidies:
-                leftovers.are_left()
+                leftovers.are_left(device)
         latent = torch.cat(latents)
         if fold(vae) > 1:
             latent = torch.pixel_unshuffle(latent, fold(vae))
