@@ -21,6 +21,7 @@ from bed.templates import EXAMPLES
 from bed.templates.__main__ import WORKFLOWS
 from fusestream import checkpoints, fusion
 from fusestream.fusion.estimate.plan import estimate, pixels_of, shape_of
+from fusestream.fusion.estimate.rates import Card
 from fusestream.fusion.estimate.unread import SMALL, unread_model
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.nodes import estimate_route
@@ -91,6 +92,19 @@ def test_every_example_gets_an_estimate_or_a_reason(name: str, small_ones_too: N
 def test_two_samplers_of_one_loader_are_told_apart() -> None:
     (told,) = estimate_route.estimates(api("with_and_without")).values()
     assert len({one["sampler"] for one in told}) == len(told) == 2
+
+
+def test_on_a_card_that_is_predicted_it_tells_times_and_what_would_change_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card("NVIDIA GeForce RTX 2060 SUPER", (7, 5), 34, 1.65e9, 448e9)
+    monkeypatch.setattr("fusestream.fusion.estimate.plan.card_of", lambda _device: card)
+    told = only(api("wan2.1_t2v_1.3B"))
+    assert told["source"] == "PREDICTED" and told["step"].endswith("s") and told["all"]
+    assert told["changes"][0]["what"] == "few steps" and len(told["changes"]) == 2
+    monkeypatch.setattr("fusestream.fusion.stream.patcher.StreamingModelPatcher.get_free_memory", lambda *_: 1 << 28)
+    monkeypatch.setattr("fusestream.fusion.estimate.fit._others", lambda *_: 0)
+    told = only(api("wan2.1_t2v_1.3B"))
+    assert told["verdict"] == "NOT" and told["lacks"] > 0, "and what would not fit either is not told"
+    assert all(one["what"] in ("frames", "size") for one in told["changes"])
 
 
 def only(prompt: Workflow) -> dict[str, Any]:
