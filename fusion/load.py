@@ -18,6 +18,7 @@ import torch
 
 from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
 from ..kernels_cuda.ops.checks import word
+from ..memory import Checkpoint
 from . import attention, before_sampling, graphed, inspection, other_cards, pace, recognise
 from .completeness import naming, odd_layers, refuse_misfits
 from .estimate.measured import describe
@@ -95,10 +96,25 @@ def load_streamed_diffusion_model(
     is_checkpoint: as stock takes it out of a whole checkpoint, rather than as a diffusion model by itself.
     """
     source = open_to_stream(path)
+    prepare(policy)
+    model = streamed_from(source, path, vram_budget, policy, dtype, is_checkpoint=is_checkpoint)
+    model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype, is_checkpoint))
+    return model
+
+
+def streamed_from(
+    source: Checkpoint,
+    path: str,
+    vram_budget: float | None,
+    policy: KernelPolicy,
+    dtype: torch.dtype | None = None,
+    *,
+    is_checkpoint: bool = False,
+) -> StreamingModelPatcher:
+    """The same, from a file that is open. It is closed where this fails, and else with the model."""
     try:
         family = inspection.look_at(source, Role.DIFFUSION)
         inspection.say_doubts(source.files[0], family)
-        prepare(policy)
         find = found_in if family is None or family.blocks is None else family.blocks
         device = comfy.model_management.get_torch_device()
         types = None if family is None else types_of(family, policy, device)
@@ -119,7 +135,6 @@ def load_streamed_diffusion_model(
     let_stream(parts.model, stream, path, family, fused)
     graphed.attach(parts.model.diffusion_model, stream)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
-    model.cached_patcher_init = (load_streamed_diffusion_model, (path, vram_budget, policy, dtype, is_checkpoint))
     conditions.attach(model.model)
     # Around each call of the model, the outermost first: see stream/model_call.py.
     step.attach(model, Reckoning() if family is None else Reckoning(family.need, in_pieces=family.in_pieces))

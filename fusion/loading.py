@@ -54,12 +54,12 @@ def let_stream(model: Any, stream: Stream, path: str, family: Family | None, fus
     saving.attach()
 
 
-def open_to_stream(path: str) -> Checkpoint:
+def open_to_stream(path: str, kind: type[Checkpoint] = Checkpoint) -> Checkpoint:
     if not readers.has_header(path):
         raise NotStreamable(
             f"{path}: only .safetensors and .gguf files can be streamed. {readers.without_streaming(path)}"
         )
-    return Checkpoint.open(path)
+    return kind.open(path)
 
 
 def in_bytes(vram_budget: float | None) -> int | None:

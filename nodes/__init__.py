@@ -9,6 +9,7 @@ from . import (
     between_prompts,
     camera_route,
     doctor_route,
+    estimate_route,
     moving_preview,
     panel_routes,
     queued,
@@ -52,6 +53,7 @@ class FuseStream(ComfyExtension):
         alias.attach()
         queued.attach()
         doctor_route.attach()
+        estimate_route.attach()
         between_prompts.attach()
         panel_routes.attach()
         step_times.attach()

@@ -62,7 +62,7 @@ class Graph:
     def links(self, node: str) -> Sequence[Output]:
         """What comes into a node from others."""
         values = self.prompt.get(node, {}).get("inputs", {}).values()
-        found = (Output(str(value[0]), value[1]) for value in values if _is_link(value))
+        found = (Output(str(value[0]), value[1]) for value in values if is_link(value))
         return [output for output in found if output.node in self.prompt]
 
     def type_of(self, output: Output) -> str:
@@ -80,6 +80,13 @@ class Graph:
 
     def links_of(self, node: str, *types: str) -> Sequence[Output]:
         return [output for output in self.links(node) if self.type_of(output) in types]
+
+    def made(self, node: str) -> Sequence[str]:
+        """The types of what a node gives, in order."""
+        return [self.type_of(Output(node, place)) for place in range(len(self._kinds[node].outputs))]
+
+    def is_plain(self, node: str) -> bool:
+        return self._kinds[node].is_plain
 
     def is_taken(self, node: str, place: int) -> bool:
         """Whether something that will run takes this output of a node."""
@@ -175,7 +182,7 @@ class Graph:
         return None
 
 
-def _is_link(value: object) -> bool:
+def is_link(value: object) -> bool:
     return (
         isinstance(value, list) and len(value) == 2 and isinstance(value[1], int) and isinstance(value[0], (str, int))
     )

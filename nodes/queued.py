@@ -51,12 +51,13 @@ def graph(node: str, inputs: Mapping[str, Any]) -> Graph | None:
     try:
         if any(prompt[node]["inputs"].get(name) != value for name, value in inputs.items()):
             return None
-        return Graph(prompt, _kind_of, ends if isinstance(ends, Collection) else None)
+        return Graph(prompt, kind_of, ends if isinstance(ends, Collection) else None)
     except (KeyError, TypeError, AttributeError):  # a body of another shape; the server says so itself
         return None
 
 
-def _kind_of(class_type: str) -> Kind | None:
+def kind_of(class_type: str) -> Kind | None:
+    """What a class of nodes gives, by its name."""
     found = importlib.import_module("nodes").NODE_CLASS_MAPPINGS.get(class_type)
     if found is None:
         return None

@@ -62,6 +62,11 @@ class Fit:
         """All of the blocks."""
         return sum(self.sizes)
 
+    @property
+    def taken(self) -> int:
+        """Of what is free."""
+        return self.rest + self.held + self.activations
+
 
 def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bool = False) -> Fit:
     """Of a streamed MODEL, for a latent of this shape. prompts: of each step. is_automatic: as if its vram_budget were."""
@@ -109,7 +114,7 @@ def _verdict(needed: int, free: int, *, streams: bool) -> Verdict:
 
 def _others(patcher: Any, device: torch.device) -> int:
     """Bytes of the device that other models hold, which ComfyUI unloads for this one."""
-    loaded = [one for one in comfy.model_management.current_loaded_models if one.model is not None]
+    loaded = [one for one in list(comfy.model_management.current_loaded_models) if one.model is not None]
     theirs = {
         id(one.model.model): one for one in loaded if one.model.model is not patcher.model and one.device == device
     }

@@ -111,6 +111,17 @@ def pixels_of(model: Any, shape: Sequence[int]) -> tuple[int, int, int]:
     return int(frames), height, width
 
 
+def shape_of(model: Any, pixels: tuple[int, int, int], batch: int = 1, more: int = 0) -> tuple[int, ...]:
+    """Of the latent for frames, height and width; 0 frames: for a picture. more: of its frames, beyond those."""
+    wanted = model.model.latent_format
+    frames, *sides = pixels
+    shape = (batch, int(wanted.latent_channels), *(int(side // wanted.spacial_downscale_ratio) for side in sides))
+    if wanted.latent_dimensions == 3:
+        count = max(frames - 1, 0) // wanted.temporal_downscale_ratio + 1 + more
+        shape = (*shape[:2], int(count), *shape[2:])
+    return shape
+
+
 # ------------------------------------------------------------------------------------------------------------ one model
 
 

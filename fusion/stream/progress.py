@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,32 @@ WRAPPER = "fusestream_progress"  # our key among the wrappers of a model
 PIECE = 8 << 20  # bytes read between two looks at the user
 
 
+_is_for_no_node: ContextVar[bool] = ContextVar("fusestream_is_for_no_node", default=False)
+
+
 class Bar:
     """The running node's own."""
 
     def __init__(self, total: int) -> None:
         bar: Any = comfy.utils.ProgressBar
-        self._bar = bar(total)
+        self._bar = None if _is_for_no_node.get() else bar(total)
 
     def add(self, count: int) -> None:
         """So much more is done. Raises where the user has interrupted, also without a server, where no bar is drawn."""
+        if self._bar is None:
+            return
         self._bar.update(count)
         comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+@contextlib.contextmanager
+def for_no_node() -> Iterator[None]:
+    """What is built meanwhile, in this thread, no node waits for: it moves no bar, and an interruption is meant for others."""
+    before = _is_for_no_node.set(True)
+    try:
+        yield
+    finally:
+        _is_for_no_node.reset(before)
 
 
 # --------------------------------------------------------------------------------------------------------------- files

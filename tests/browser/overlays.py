@@ -23,7 +23,7 @@ HEAR = "([event, told]) => app.api.dispatchEvent(new CustomEvent(`fusestream.${e
 # Its words are wider or higher than it lets them be, or stick out of it.
 CLIPPED = """meter => {
     const out = meter.getBoundingClientRect()
-    return [...meter.querySelectorAll('.fusestream-line, .fusestream-line *')].filter(one => {
+    return [...meter.querySelectorAll('.fusestream-line, .fusestream-line *, .fusestream-words')].filter(one => {
         const box = one.getBoundingClientRect()
         return one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1
             || box.left < out.left || box.right > out.right + 1 || box.bottom > out.bottom

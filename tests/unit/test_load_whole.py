@@ -265,7 +265,7 @@ def test_a_part_that_is_connected_and_missing_is_told_before_it_is_queued(
     known = {"checkpoints": ([str(path.parent)], folder_paths.supported_pt_extensions)}
     monkeypatch.setattr(folder_paths, "folder_names_and_paths", {**folder_paths.folder_names_and_paths, **known})
     monkeypatch.setattr(folder_paths, "filename_list_cache", {})
-    monkeypatch.setattr(queued, "_kind_of", KINDS.get)
+    monkeypatch.setattr(queued, "kind_of", KINDS.get)
     link: Callable[[str, int], list[Any]] = lambda node, place: [node, place]  # noqa: E731
     loader = {"class_type": "FuseStreamCheckpointLoader", "inputs": {"ckpt_name": path.name}}
     prompt = {

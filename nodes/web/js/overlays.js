@@ -1,12 +1,14 @@
 // Elements over the canvas that stay at their nodes, at the canvas's scale: they look the same with both of the front end's
-// kinds of nodes, and change neither a node's size nor what a workflow saves. One goes when nothing is heard for it any more.
-// It is as wide as its node, and lies where it covers no other: below it, above it, or else on its lower end.
+// kinds of nodes, and change neither a node's size nor what a workflow saves. One goes when nothing is heard for it any more, unless
+// it lasts. It is as wide as its node, and lies where it covers no other: below it, above it, or else on its lower end; one that
+// lasts beside it instead, for it would cover widgets that are being edited.
 
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { shownNode } from "./places.js"
 
 const SILENCE = 2000 // milliseconds without a word after which an element goes
+const LOOK = 400 // milliseconds between two looks whether the place of one that lasts is still free
 const LEAST = 160, MOST = 420 // its width, at scale 1
 const GAP = 6
 const BADGES = 22 // what LiteGraph draws above a title bar: the name of a node's pack
@@ -15,13 +17,15 @@ const BADGES = 22 // what LiteGraph draws above a title bar: the name of a node'
 const STYLE = `
 .fusestream-overlay {
     --used: #1a6fb5; --resident: #0d7f56; --streamed: #6b53cc; --now: #b35900;
+    --lacks: #963000;
     --empty: color-mix(in srgb, var(--fg-color) 20%, var(--comfy-menu-bg));
     position: fixed; left: 0; top: 0; z-index: 10; box-sizing: border-box; padding: 6px 8px; pointer-events: none;
     transform-origin: 0 0; font: 12px/1.35 sans-serif; border-radius: 6px; border: 1px solid var(--border-color);
     background: var(--comfy-menu-bg); color: var(--fg-color);
 }
-.dark-theme .fusestream-overlay { --used: #4fa3e0; --resident: #3fbf8a; --streamed: #8f7ee0; --now: #ffb03b }
+.dark-theme .fusestream-overlay { --used: #4fa3e0; --resident: #3fbf8a; --streamed: #8f7ee0; --now: #ffb03b; --lacks: #ffb03b }
 .fusestream-line { display: flex; flex-wrap: wrap; column-gap: 12px; overflow-wrap: anywhere }
+.fusestream-words { font-size: 11px; overflow-wrap: anywhere }
 .fusestream-bar { height: 6px; margin: 4px 0; background: var(--empty) }
 .fusestream-bar > div { height: 100% }
 `
@@ -50,13 +54,15 @@ export function line(parent) {
 /** A bar; what of it is full is its width in percent. */
 export const bar = (parent, colour) => box(box(parent, "fusestream-bar"), "", { background: `var(--${colour})` })
 
-/** One kind of them, one for each node. fill: makes the parts of an element, which `show` gets with what there is to show. */
+/** One kind of them, one for each node. fill: makes the parts of an element, which `show` gets with what there is to show. lasts:
+    whether one stays until it is removed. */
 export class Overlays {
-    constructor(name, fill, show) {
+    constructor(name, fill, show, { lasts = false } = {}) {
         this.name = name
         this.fill = fill
         this.show = show
-        this.shown = new Map() // node id -> { element, parts, until, node, place }
+        this.lasts = lasts
+        this.shown = new Map() // node id -> { element, parts, until, node, place, looked, seen }
         all.add(this)
         for (const end of ["execution_success", "execution_error", "execution_interrupted"]) {
             api.addEventListener(end, () => this.clear())
@@ -66,7 +72,7 @@ export class Overlays {
     hear(id, told) {
         if (!this.shown.has(id)) this.shown.set(id, this.#made(id))
         const one = this.shown.get(id)
-        one.until = performance.now() + SILENCE
+        one.until = this.lasts ? Infinity : performance.now() + SILENCE
         this.show(one.parts, told)
         one.place = undefined // it may be higher now, or a node may have been moved
         if (!following) {
@@ -101,30 +107,56 @@ function follow() {
                 continue
             }
             following = true
-            const node = shownNode(id)
-            one.element.style.display = node ? "" : "none"
-            if (!node) continue
-            const { scale } = app.canvas.ds, at = boxOf(node)
-            one.element.style.width = `${Math.min(MOST, Math.max(LEAST, (at.right - at.left) / scale))}px`
-            const places = around(at, one.element.offsetWidth * scale, one.element.offsetHeight * scale, GAP * scale)
-            if (one.place === undefined || one.node !== node) {
-                one.place = Math.max(0, places.findIndex(place => free(place, node, one.element)))
-                one.node = node
-            }
-            const { left, top } = places[Math.min(one.place, places.length - 1)]
-            one.element.style.transform = `translate(${left}px, ${top}px) scale(${scale})`
+            if (kind.lasts && rests(one, shownNode(id))) continue
+            put(one, shownNode(id), kind.lasts)
         }
     }
     if (following) requestAnimationFrame(follow)
 }
 
+/** Put one to its node, or out of sight where that is in no graph that is open. */
+function put(one, node, lasts) {
+    one.element.style.display = node ? "" : "none"
+    if (!node) return
+    const { scale } = app.canvas.ds, at = boxOf(node)
+    one.element.style.width = `${Math.min(MOST, Math.max(LEAST, (at.right - at.left) / scale))}px`
+    const places = (lasts ? beside : around)(at, one.element.offsetWidth * scale, one.element.offsetHeight * scale, GAP * scale)
+    if (one.place === undefined || one.node !== node) {
+        one.place = places.findIndex(place => free(place, node, one.element))
+        one.node = node
+    }
+    const { left, top } = places[Math.min(Math.max(0, one.place), places.length - 1)]
+    if (lasts && one.place < 0) one.element.style.display = "none" // there is room nowhere
+    one.element.style.transform = `translate(${left}px, ${top}px) scale(${scale})`
+}
+
+/** Whether there is nothing to do for one that lasts: neither the canvas nor its node has moved, and it was looked at just now. */
+function rests(one, node) {
+    const now = performance.now(), { scale, offset } = app.canvas.ds
+    const seen = node && [scale, ...offset, ...node.pos, ...node.size, node.flags.collapsed, node.id].join()
+    const isDue = one.place === undefined || now - one.looked > LOOK
+    if (!isDue && seen === one.seen && node === one.node) return true
+    one.seen = seen
+    if (isDue) Object.assign(one, { looked: now, place: undefined })
+    return false
+}
+
 /** Where something of this size may lie at a node, the best first: below, above, on it from its lower end up to its title. */
-function around({ left, top, bottom }, width, height, gap) {
-    const at = y => ({ left, top: y, right: left + width, bottom: y + height })
-    const places = [at(bottom + gap), at(top - gap - height)]
-    for (let y = bottom - gap - height; y > top + 5 * gap; y -= 2 * gap) places.push(at(y))
+function around(box, width, height, gap) {
+    const places = outside(box, width, height, gap)
+    for (let y = box.bottom - gap - height; y > box.top + 5 * gap; y -= 2 * gap) places.push(rectangle(box.left, y, width, height))
     return places
 }
+
+/** The same for one that covers nothing: below, above, at its right, at its left. */
+function beside(box, width, height, gap) {
+    const sides = [box.right + gap, box.left - gap - width]
+    return [...outside(box, width, height, gap), ...sides.map(left => rectangle(left, box.top, width, height))]
+}
+
+const outside = ({ left, top, bottom }, width, height, gap) => [bottom + gap, top - gap - height].map(y => rectangle(left, y, width, height))
+
+const rectangle = (left, top, width, height) => ({ left, top, right: left + width, bottom: top + height })
 
 /** Whether no other node lies there, nor another of these elements. */
 function free(place, node, element) {

@@ -1,0 +1,53 @@
+"""A MODEL of which only the file's header was read: an estimate asks how large everything is, and for no number in it.
+
+It is built as the loaders build theirs, and is never loaded, so it costs neither VRAM nor the reading of embeddings. The file is
+closed again: it can be replaced while the page shows an estimate of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ...kernels_cuda import KernelPolicy
+from ...memory import Checkpoint, Extent
+from .. import other_cards, readers
+from ..budgets import refuse_odd
+from ..errors import NotStreamable
+from ..load import streamed_from
+from ..loading import open_to_stream
+from ..stream import progress
+
+SMALL = 1 << 16  # bytes of a tensor that is read all the same: flags and tables that a network is made by
+
+
+class HeaderOnly(Checkpoint):
+    """Large tensors are without bytes to whoever wants to keep them."""
+
+    def keep(self, extent: Extent) -> torch.Tensor:
+        if extent.nbytes <= SMALL:
+            return super().keep(extent)
+        return torch.empty(extent.nbytes, dtype=torch.uint8, device="meta")
+
+
+def unread_model(path: str, policy: KernelPolicy, vram_budget: float, *, is_checkpoint: bool = False) -> Any | None:
+    """As the loader with these inputs would hand it out, never to be sampled with. None: ComfyUI's own memory management would
+    have its weights. Raises what the loader would raise of the file."""
+    refuse_odd(vram_budget)
+    device = comfy.model_management.get_torch_device()
+    if vram_budget == 0 or other_cards.lacks(device) is not None:
+        return None
+    budget, policy = None if vram_budget < 0 else vram_budget, other_cards.policy_for(device, policy)
+    try:
+        source = open_to_stream(path, HeaderOnly)
+        try:
+            with progress.for_no_node():
+                return streamed_from(source, path, budget, policy, is_checkpoint=is_checkpoint)
+        finally:
+            source.close()
+    except NotStreamable:
+        if vram_budget > 0 or readers.is_ours_alone(path):
+            raise
+        return None

@@ -1,0 +1,226 @@
+"""The estimate of each model loader in the workflow that is open: the page asks while it is edited, before anything is queued.
+
+Of a model's file only the header is read, and kept as long as the file is the same. While a prompt runs nothing is reckoned: what
+is free then is that prompt's. What is sent tells no folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..fusion.budgets import AUTO
+from ..fusion.family import Role
+from . import choices, files, queued, step_times, user_settings
+from .front_end import running_server
+from .graph import Graph, is_link
+from .kernels import ModelKernels
+from .samplings import Sampling, Unknown, number, samplings
+from .sparse import SparseAttentionNode
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from ..fusion.estimate.plan import Change, Estimate
+
+PATH = "/fusestream/estimate"
+MOST_BYTES, MOST_NODES, MOST_LOADERS = 4 << 20, 10000, 16  # of what is asked, and loaders that are answered for
+MOST_CHANGES = 2
+# The loaders of diffusion models, and the widgets that name their files.
+LOADERS = {
+    "FuseStreamDiffusionModelLoader": (Role.DIFFUSION, "model_name"),
+    "FuseStreamCheckpointLoader": (Role.CHECKPOINT, "ckpt_name"),
+}
+# Between loader and sampler, what changes an estimate: these are run on a model that was not read.
+RUN: dict[str, Any] = {"FuseStreamKernels": ModelKernels, "FuseStreamSparseAttention": SparseAttentionNode}
+
+log = logging.getLogger("fusestream.estimate")
+
+_one_at_a_time = asyncio.Lock()
+
+
+def attach() -> None:
+    """Let the server answer at the address. Called once, before it starts to listen."""
+    server = running_server()
+    if server is not None:
+        server.routes.post(PATH)(answer)
+
+
+async def answer(request: web.Request) -> web.Response:
+    """Asked with {"prompt": a graph in API form, of which only numbers and our own nodes' values count}."""
+    if request.content_length is None or request.content_length > MOST_BYTES:
+        return _json({"error": f"This takes {MOST_BYTES >> 20} MiB at most."}, 413)
+    try:
+        prompt = _checked((await request.json())["prompt"])
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return _json({"error": 'This asks for {"prompt": a graph in API form}.'}, 400)
+    if _is_busy():
+        return _json({"busy": True})
+    async with _one_at_a_time:
+        found = await asyncio.get_running_loop().run_in_executor(None, partial(estimates, prompt))
+    return _json({"loaders": found})
+
+
+def estimates(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """By the ids of the model loaders, of each sampling with their models what the page shows of it."""
+    graph = Graph(prompt, queued.kind_of)
+    loaders = [name for name, node in prompt.items() if node["class_type"] in LOADERS]
+    return {name: _of_loader(graph, name) for name in loaders[:MOST_LOADERS]}
+
+
+def _of_loader(graph: Graph, loader: str) -> list[dict[str, Any]]:
+    found = list(samplings(graph, loader)) or [Unknown("noSampler")]
+    told: list[dict[str, Any]] = []
+    try:
+        model = _model(graph, loader) if any(isinstance(one, Sampling) for one in found) else None
+        for one in found:
+            told.append(_of_sampling(graph, model, one))  # noqa: PERF401 - those before one that fails stay
+    except Unknown as reason:
+        told.append(_unknown(reason))
+    except Exception as error:  # an estimate is not worth a page
+        log.warning("no estimate", exc_info=True)
+        told.append(_unknown(Unknown("said", sentence=f"{type(error).__name__}. The place is in ComfyUI's log.")))
+    return told
+
+
+def _of_sampling(graph: Graph, model: Any, one: Sampling | Unknown) -> dict[str, Any]:
+    from ..fusion.estimate.plan import estimate, shape_of  # noqa: PLC0415 - the server starts without it
+
+    try:
+        if isinstance(one, Unknown):
+            raise one
+        for node in one.between:
+            if graph.prompt[node]["class_type"] in RUN:
+                model = _run(graph, node, model)
+        found = estimate(model, shape_of(model, one.pixels, one.batch, one.more), one.steps, one.guidance)
+        return {"sampler": one.sampler, **_described(found)}
+    except Unknown as reason:
+        return _unknown(reason)
+
+
+def _run(graph: Graph, node: str, model: Any) -> Any:
+    """A node of ours with this model, as it would run."""
+    values = {name: value for name, value in graph.prompt[node]["inputs"].items() if name != "model"}
+    for name, value in values.items():
+        if is_link(value):
+            raise Unknown("computed", str(value[0]), what=name)
+    return RUN[graph.prompt[node]["class_type"]].execute(model, **values).args[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------- models
+
+
+def _model(graph: Graph, loader: str) -> Any:
+    """As this loader would hand it out, not read. Raises `Unknown`."""
+    from .. import fusion  # noqa: PLC0415 - the server starts without it
+    from ..memory import BadFile  # noqa: PLC0415
+
+    node = graph.prompt[loader]
+    (role, widget), inputs = LOADERS[node["class_type"]], node["inputs"]
+    for name in (widget, "kernels", "precision", "quality"):
+        if is_link(inputs.get(name)):
+            raise Unknown("computed", str(inputs[name][0]), what=name)
+    name, path = inputs.get(widget), None
+    if isinstance(name, str):
+        path = files.where(role, name)
+    if path is None:
+        raise Unknown("noFile", file=str(name), folder=f"models/{files.FOLDERS[role]}")
+    precision = choices.precision_of(inputs.get("quality", choices.BY_PRECISION), inputs.get("precision", "precise"))
+    budget = float(number(graph, loader, "vram_budget", AUTO))
+    user_settings.apply()
+    step_times.read()
+    try:
+        model = _unread(path, files.state(path), inputs.get("kernels", "auto"), precision, budget, role)
+    except (fusion.WrongFile, BadFile, ValueError, RuntimeError) as error:
+        log.debug("no estimate for %s", name, exc_info=True)
+        raise Unknown("said", sentence=str(error).replace(path, Path(path).name)) from error
+    if model is None:
+        raise Unknown("whole")
+    return model
+
+
+@lru_cache(maxsize=8)
+def _unread(path: str, _state: str, kernels: Any, precision: Any, budget: float, role: Role) -> Any:
+    from .. import fusion  # noqa: PLC0415
+    from ..fusion.estimate.unread import unread_model  # noqa: PLC0415
+
+    policy = fusion.KernelPolicy.of(kernels, precision=precision)
+    return unread_model(path, policy, budget, is_checkpoint=role is Role.CHECKPOINT)
+
+
+# ---------------------------------------------------------------------------------------------------- what the page shows
+
+
+def _described(found: Estimate) -> dict[str, Any]:
+    """Bytes as they are, times in words."""
+    from ..fusion.words import took  # noqa: PLC0415
+
+    fit = found.fit
+    if fit is None:
+        raise Unknown("said", sentence=" ".join(found.gaps))
+    times = (
+        {} if found.seconds is None or found.total is None else {"step": took(found.seconds), "all": took(found.total)}
+    )
+    return {
+        "verdict": fit.verdict.name,
+        "taken": fit.taken,
+        "free": fit.free,
+        "lacks": fit.lacks,
+        "activations": fit.activations,
+        "window": fit.window,
+        "steps": found.work.steps,
+        "source": None if found.source is None else found.source.name,
+        **times,
+        "changes": [_change(one) for one in _telling(found)],
+    }
+
+
+def _telling(found: Estimate) -> list[Change]:
+    """Of what would change it: where it does not fit, or barely, what would; else what takes the least time."""
+    from ..fusion.estimate.fit import Verdict  # noqa: PLC0415
+
+    assert found.fit is not None
+    if found.fit.verdict in (Verdict.NOT, Verdict.TIGHT):
+        fits = (Verdict.WHOLE, Verdict.STREAMS)
+        told = [one for one in found.changes if one.fit is not None and one.fit.verdict in fits]
+        return told[:MOST_CHANGES]
+    timed = [one for one in found.changes if one.total is not None]
+    return sorted(timed, key=lambda one: one.total or 0.0)[:MOST_CHANGES]
+
+
+def _change(one: Change) -> dict[str, Any]:
+    from ..fusion.words import quality, took  # noqa: PLC0415
+
+    values = [quality(one.values[0])] if one.what == "quality" else list(one.values)
+    return {"what": one.what, "values": values, "all": None if one.total is None else took(one.total)}
+
+
+def _unknown(reason: Unknown) -> dict[str, Any]:
+    return {"sampler": reason.sampler, "unknown": reason.key, "node": reason.node, "values": reason.values}
+
+
+def _checked(prompt: Any) -> dict[str, Any]:
+    """Raises `TypeError` where it is no graph."""
+    is_one = isinstance(prompt, dict) and len(prompt) <= MOST_NODES
+    if not is_one or not all(
+        isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)
+        for node in prompt.values()
+    ):
+        raise TypeError("no graph")
+    return dict(prompt)
+
+
+def _is_busy() -> bool:
+    server = running_server()
+    return server is not None and server.prompt_queue.get_tasks_remaining() > 0
+
+
+def _json(told: dict[str, Any], status: int = 200) -> web.Response:
+    from aiohttp import web  # noqa: PLC0415 - only a server has it
+
+    return web.json_response(told, status=status, headers={"Cache-Control": "no-store"})

@@ -1,0 +1,173 @@
+"""What a loader's model will be sampled with in a graph that is open: read from links and values before anything runs.
+
+The way goes from the loader's MODEL over what changes it to each node that samples, and from there to where steps, guidance and
+size stand. Nothing is guessed: what is computed as the graph runs, or what only another pack's node knows, is `Unknown`, with the
+node that it is about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .graph import GUIDER, IMAGE, LATENT, MODELS, Graph, Output, is_link
+
+SIGMAS, CONDITIONING = "SIGMAS", "CONDITIONING"
+CONSTANTS = ("PrimitiveInt", "PrimitiveFloat")  # nodes that give what their `value` is
+SAME_SIGMAS = ("FlipSigmas", "SetFirstSigma")  # as many as they take
+SAME_SIZE = ("SetLatentNoiseMask",)  # latents of the size of those that they take
+# Whoever puts a frame of latents before those of the video, and the input that it is for.
+ADDS_A_FRAME = {"WanVaceToVideo": "reference_image"}
+ONE_PROMPT = "BasicGuider"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """
+    sampler   the node that samples
+    between   those that the model passes on its way there, in order
+    pixels    frames, height and width; 0 frames: of a picture
+    batch     so many at once; more: frames of the latent, beyond those of the pixels
+    """
+
+    sampler: str
+    between: tuple[str, ...]
+    pixels: tuple[int, int, int]
+    batch: int
+    more: int
+    steps: int
+    guidance: float
+
+
+class Unknown(Exception):
+    """key: of the reason, among the page's words. node: the one it is about. sampler: for which sampling, if for one."""
+
+    def __init__(self, key: str, node: str = "", **values: Any) -> None:
+        super().__init__(key)
+        self.key, self.node, self.values = key, node, values
+        self.sampler = ""
+
+
+def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
+    """Each that the loader's first output goes to, the nearest first; also those that nothing is saved of yet."""
+    takers: dict[Output, list[str]] = {}
+    for name in graph.prompt:
+        for output in dict.fromkeys(graph.links(name)):
+            takers.setdefault(output, []).append(name)
+    waiting: deque[tuple[Output, tuple[str, ...]]] = deque([(Output(loader, 0), ())])
+    seen: set[str] = set()
+    while waiting:
+        output, between = waiting.popleft()
+        for node in takers.get(output, ()):
+            if node in seen:
+                continue
+            seen.add(node)
+            made = graph.made(node)
+            if LATENT in made:
+                yield _sampling(graph, node, between)
+            elif len(set(graph.links_of(node, *MODELS))) > 1:
+                yield Unknown("twoModels", node)
+            elif IMAGE in made and graph.links_of(node, CONDITIONING):
+                yield Unknown("samplesItself", node)
+            else:
+                goes_on = [Output(node, place) for place, type in enumerate(made) if type in MODELS]
+                waiting += [(one, (*between, node)) for one in goes_on]
+
+
+def number(graph: Graph, node: str, name: str, default: float | None = None) -> float:
+    """What this input of a node will be. Raises `Unknown`."""
+    value = graph.prompt[node]["inputs"].get(name, default)
+    if is_link(value) and str(value[0]) in graph.prompt:
+        origin = str(value[0])
+        if graph.prompt[origin].get("class_type") not in CONSTANTS:
+            raise Unknown("computed", origin, what=name)
+        return number(graph, origin, "value")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Unknown("noValue", node, what=name)
+    return value
+
+
+# --------------------------------------------------------------------------------------------------------- one sampling
+
+
+def _sampling(graph: Graph, sampler: str, between: tuple[str, ...]) -> Sampling | Unknown:
+    try:
+        if not graph.is_plain(sampler):
+            raise Unknown("samplesItself", sampler)
+        pixels, batch, more = _size(graph, sampler)
+        return Sampling(sampler, between, pixels, batch, more, _steps(graph, sampler), _guidance(graph, sampler))
+    except Unknown as reason:
+        reason.sampler = sampler
+        return reason
+
+
+def _size(graph: Graph, sampler: str) -> tuple[tuple[int, int, int], int, int]:
+    node, seen = sampler, set[str]()
+    while node not in seen:
+        seen.add(node)
+        inputs = graph.prompt[node]["inputs"]
+        if node != sampler and {"width", "height"} <= inputs.keys() and graph.is_plain(node):
+            return _made_here(graph, node)
+        latents = graph.links_of(node, LATENT)
+        passes = graph.links_of(node, *MODELS) or graph.prompt[node]["class_type"] in SAME_SIZE
+        if not latents:
+            raise Unknown("noLatent" if node == sampler else "sizeOf", node)
+        if len(latents) > 1 or not passes or not graph.is_plain(node):
+            raise Unknown("sizeOf", node)
+        node = latents[0].node
+    raise Unknown("sizeOf", node)
+
+
+def _made_here(graph: Graph, node: str) -> tuple[tuple[int, int, int], int, int]:
+    inputs = graph.prompt[node]["inputs"]
+    width, height = (int(number(graph, node, name)) for name in ("width", "height"))
+    frames = int(number(graph, node, "length")) if "length" in inputs else 0
+    batch = int(number(graph, node, "batch_size", 1))
+    if min(width, height, batch) < 1 or frames < 0:  # as an upscaler has it whose other side follows from the picture
+        raise Unknown("sizeOf", node)
+    adds = ADDS_A_FRAME.get(graph.prompt[node]["class_type"])
+    return (frames, height, width), batch, int(adds is not None and is_link(inputs.get(adds)))
+
+
+def _steps(graph: Graph, sampler: str) -> int:
+    """So many as it computes: of those that it is told of, from a first to a last one."""
+    inputs = graph.prompt[sampler]["inputs"]
+    if "steps" in inputs:
+        steps = number(graph, sampler, "steps")
+        first = number(graph, sampler, "start_at_step", 0)
+        last = min(steps, number(graph, sampler, "end_at_step", steps))
+        found = int(max(0, last - first))
+    else:
+        found = _sigmas(graph, sampler)
+    if found < 1:
+        raise Unknown("noSteps", sampler)
+    return found
+
+
+def _sigmas(graph: Graph, node: str, depth: int = 0) -> int:
+    """Steps by what comes into a node as sigmas."""
+    found = graph.links_of(node, SIGMAS)
+    if len(found) != 1 or depth > len(graph.prompt):
+        raise Unknown("stepsOf", node)
+    origin, place = found[0]
+    class_type, inputs = graph.prompt[origin]["class_type"], graph.prompt[origin]["inputs"]
+    if class_type == "SplitSigmas":
+        whole, first = _sigmas(graph, origin, depth + 1), int(number(graph, origin, "step"))
+        return min(first, whole) if place == 0 else max(0, whole - first)
+    if class_type in SAME_SIGMAS:
+        return _sigmas(graph, origin, depth + 1)
+    if "steps" not in inputs or not graph.is_plain(origin) or graph.links_of(origin, SIGMAS):
+        raise Unknown("stepsOf", origin)
+    return int(number(graph, origin, "steps"))
+
+
+def _guidance(graph: Graph, sampler: str) -> float:
+    guiders = graph.links_of(sampler, GUIDER)
+    node = guiders[0].node if guiders else sampler
+    if "cfg" in graph.prompt[node]["inputs"]:
+        return number(graph, node, "cfg")
+    if graph.prompt[node]["class_type"] == ONE_PROMPT:
+        return 1.0
+    raise Unknown("guidanceOf", node)

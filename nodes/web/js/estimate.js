@@ -1,0 +1,162 @@
+// The estimate at a model's loader while the workflow is edited, before anything is queued: whether model and latent fit into what is
+// free now, how long it takes, what would change it. The server reckons it (nodes/estimate_route.py) from the file's header.
+//
+// It is asked again when something that counts has changed, when a run has ended, and when the page is looked at again. While a prompt
+// runs there is none: the meter and the steps are there then.
+
+import { app } from "../../../scripts/app.js"
+import { api } from "../../../scripts/api.js"
+import { openGraph } from "./open_graph.js"
+import { Overlays, box } from "./overlays.js"
+import { nodeOf } from "./places.js"
+import { inGib } from "./units.js"
+import { words } from "./words.js"
+
+const SETTING = "FuseStream.Estimate.Enabled"
+const PATH = "/fusestream/estimate"
+const LOADERS = ["FuseStreamDiffusionModelLoader", "FuseStreamCheckpointLoader"]
+const QUIET = 400 // milliseconds without a change before the server is asked
+const PATIENCE = 60000 // milliseconds for an answer: the first one waits for torch
+const MOST = 3 // samplings of one model that are shown
+const LACKING = ["NOT", "TIGHT"]
+
+const estimates = new Overlays("fusestreamEstimate", fill, show, { lasts: true })
+
+let timer
+let asked = "" // what was asked last
+let isAsking = false, isRunning = false
+
+function fill(element) {
+    return { element, lines: [] }
+}
+
+/** As many lines as there are words for. */
+function show({ element, lines }, { told }) {
+    const wanted = told.slice(0, MOST).flatMap(one => linesOf(one, told.length > 1))
+    while (lines.length < wanted.length) lines.push(box(element, "fusestream-words"))
+    while (lines.length > wanted.length) lines.pop().remove()
+    wanted.forEach(({ text, lacks }, i) => {
+        lines[i].textContent = text
+        lines[i].style.color = lacks ? "var(--lacks)" : ""
+    })
+}
+
+/** What is said of one sampling, line by line. isOneOfMany: which one it is, is said too. */
+function linesOf(told, isOneOfMany) {
+    const name = isOneOfMany && told.sampler ? `${titleOf(told.sampler)}: ` : ""
+    if (told.unknown) return [{ text: `${name}${words("noEstimate")} ${reasonOf(told)}` }]
+    const lacks = LACKING.includes(told.verdict), { changes } = told
+    const found = [{ text: name + memoryOf(told), lacks }, { text: timeOf(told) }]
+    if (changes.length) found.push({ text: `${words(lacks ? "wouldFit" : "faster")} ${changes.map(changeOf).join(", ")}` })
+    return found
+}
+
+function memoryOf({ verdict, taken, free, lacks, activations, window }) {
+    const parts = [words("activations", { size: inGib(activations) })]
+    if (window) parts.push(words("window", { size: inGib(window) }))
+    const key = { NOT: "doesNotFit", TIGHT: "fitsBarely" }[verdict] ?? "fits"
+    return `${words(key, { taken: inGib(taken), free: inGib(free), lacks: inGib(lacks) })} (${parts.join(", ")})`
+}
+
+function timeOf({ step, all, steps, source }) {
+    if (source === null) return words("timeUnknown")
+    return [words("aStep", { seconds: step }), words("inAll", { steps, time: all }), words(`source${source}`)].join(", ")
+}
+
+function changeOf({ what, values, all }) {
+    const [first, second] = values
+    const name = {
+        quality: () => words("changeQuality", { quality: first }),
+        "few steps": () => words("changeSteps", { steps: first }),
+        frames: () => words("changeFrames", { frames: first }),
+        size: () => `${second}x${first}`,
+        budget: () => "vram_budget -1",
+    }[what]()
+    return all === null ? name : `${name} ${all}`
+}
+
+const reasonOf = ({ unknown, node, values }) => words(`unknown_${unknown}`, { ...values, node: titleOf(node) })
+
+const titleOf = id => nodeOf(id)?.getTitle() ?? id
+
+// -------------------------------------------------------------------------------------------------------------- asking
+
+const isOn = () => app.extensionManager.setting.get(SETTING)
+
+/** When nothing has changed for a while. anew: even if nothing has changed at all. */
+function soon(anew = false) {
+    if (anew) asked = ""
+    clearTimeout(timer)
+    timer = setTimeout(look, QUIET)
+}
+
+function hide() {
+    estimates.clear()
+    asked = ""
+}
+
+async function look() {
+    if (!isOn() || document.hidden || isRunning) return
+    if (isAsking) return soon()
+    try {
+        const prompt = openGraph(app.rootGraph)
+        if (!Object.values(prompt).some(node => LOADERS.includes(node.class_type))) return hide()
+        const body = JSON.stringify({ prompt })
+        if (body === asked) return
+        asked = body
+        isAsking = true
+        const told = await answer(body)
+        if (isOn() && !isRunning) showAll(told)
+    } catch (error) { // an estimate is not worth a message
+        console.debug("FuseStream: no estimate", error)
+        hide()
+    } finally {
+        isAsking = false
+    }
+}
+
+async function answer(body) {
+    const headers = { "Content-Type": "application/json" }
+    const found = await api.fetchApi(PATH, { method: "POST", headers, body, cache: "no-store", signal: AbortSignal.timeout(PATIENCE) })
+    if (!found.ok) throw new Error(`${found.status} ${found.statusText}`)
+    return found.json()
+}
+
+function showAll({ loaders = {}, busy }) {
+    if (busy) return hide() // it is asked again when the queue is empty
+    for (const id of [...estimates.shown.keys()]) if (!loaders[id]) estimates.remove(id)
+    for (const [id, told] of Object.entries(loaders)) estimates.hear(id, { told })
+}
+
+app.registerExtension({
+    name: "FuseStream.Estimate",
+    settings: [
+        {
+            id: SETTING,
+            name: "Estimate at model loaders while you edit",
+            tooltip: "Whether the model fits, how long the sampling takes, and what would change it, before anything is queued.",
+            category: ["FuseStream", "Estimate", "Enabled"],
+            type: "boolean",
+            defaultValue: true,
+            onChange: on => (on ? soon(true) : hide()),
+        },
+    ],
+    setup() {
+        api.addEventListener("graphChanged", () => soon())
+        // A number that is typed into an element is no change to the front end before the next click.
+        for (const event of ["keyup", "pointerup", "change"]) window.addEventListener(event, () => soon(), { capture: true, passive: true })
+        api.addEventListener("reconnected", () => soon(true))
+        api.addEventListener("status", ({ detail }) => {
+            const was = isRunning
+            isRunning = (detail?.exec_info?.queue_remaining ?? 0) > 0
+            if (isRunning) hide()
+            else if (was) soon(true)
+        })
+        api.addEventListener("fusestream.meter", hide) // whoever queued what streams now
+        document.addEventListener("visibilitychange", () => document.hidden || soon(true))
+    },
+    afterConfigureGraph() {
+        hide()
+        soon()
+    },
+})

@@ -1,0 +1,78 @@
+// The workflow that is open as the server takes one: a table of nodes, subgraphs laid open, with where each input comes from. It is
+// only read. Queueing asks widgets for their values, and some act then (a camera takes its picture); here they are not asked, and of
+// texts only those of our own nodes are told.
+
+const NEVER = 2, BYPASS = 4 // LiteGraph's modes
+const SUBGRAPH_INPUTS = -10 // LiteGraph's id of what stands for a subgraph's inputs within it
+const OURS = "FuseStream"
+const DEEP = 200 // links that are followed: more go round in a circle
+
+/** In API form, with numbers, switches and links; of our nodes texts too. */
+export function openGraph(root) {
+    const prompt = {}
+    for (const [node, path] of nodesIn(root, [])) {
+        const inputs = {}
+        for (const { name, value, options } of node.widgets ?? []) {
+            if (name && options?.serialize !== false) keep(inputs, name, value, node)
+        }
+        node.inputs?.forEach(({ name }, i) => {
+            const from = into(node, i, path, 0)
+            if (from?.id) inputs[name] = [from.id, from.slot]
+            else if (from) keep(inputs, name, from.value, node)
+        })
+        prompt[idOf(node, path)] = { class_type: node.comfyClass ?? node.type, inputs }
+    }
+    return prompt
+}
+
+const idOf = (node, path) => [...path, node].map(each => each.id).join(":")
+
+function keep(inputs, name, value, node) {
+    const isOurs = typeof value === "string" && (node.comfyClass ?? "").startsWith(OURS)
+    if (isOurs || typeof value === "number" || typeof value === "boolean") inputs[name] = value
+}
+
+/** What would run, each with the nodes that stand for the subgraphs it is in. */
+function* nodesIn(graph, path) {
+    for (const node of graph.nodes) {
+        if (node.mode === NEVER || node.mode === BYPASS || path.length > DEEP) continue
+        if (node.subgraph) yield* nodesIn(node.subgraph, [...path, node])
+        else if (!node.isVirtualNode) yield [node, path]
+    }
+}
+
+/** What comes into an input by its link: of a node by its id and slot, or a value; nothing where nothing comes. */
+function into(node, i, path, depth) {
+    const link = depth < DEEP && node.getInputLink?.(i)
+    if (!link) return
+    if (link.origin_id !== SUBGRAPH_INPUTS) return outOf(node.graph.getNodeById(link.origin_id), link.origin_slot, path, depth + 1)
+    const outer = path.at(-1), input = outer?.inputs[link.origin_slot]
+    if (input?.link != null) return into(outer, link.origin_slot, path.slice(0, -1), depth + 1)
+    const widget = input && (outer.getWidgetFromSlot?.(input) ?? outer.widgets?.find(each => each.name === input.widget?.name))
+    return widget && { value: widget.value }
+}
+
+/** What comes out of a node's output, through what only passes it on. */
+function outOf(node, slot, path, depth) {
+    if (!node || depth > DEEP || node.mode === NEVER) return
+    if (node.mode === BYPASS) {
+        const i = passes(node, slot)
+        return i < 0 ? undefined : into(node, i, path, depth + 1)
+    }
+    if (node.subgraph) {
+        const link = node.resolveSubgraphOutputLink(slot)?.link
+        if (!link) return
+        if (link.origin_id === SUBGRAPH_INPUTS) return into(node, link.origin_slot, path, depth + 1)
+        return outOf(node.subgraph.getNodeById(link.origin_id), link.origin_slot, [...path, node], depth + 1)
+    }
+    if (!node.isVirtualNode) return { id: idOf(node, path), slot }
+    const other = node.resolveVirtualOutput?.(slot)
+    if (other) return other.node.graph === node.graph ? outOf(other.node, other.slot, path, depth + 1) : undefined
+    return into(node, slot, path, depth + 1) ?? (node.widgets?.length ? { value: node.widgets[0].value } : undefined)
+}
+
+/** The input whose value a bypassed node hands out: the one across from the output, else the first of its type. */
+function passes({ inputs = [], outputs }, slot) {
+    const { type } = outputs[slot], fits = input => input && (input.type === type || input.type === "*" || type === "*")
+    return fits(inputs[slot]) ? slot : inputs.findIndex(fits)
+}

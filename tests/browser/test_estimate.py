@@ -1,0 +1,250 @@
+"""The estimate at a model's loader as a user sees it: there when a workflow is open, new when something is edited, without a run.
+
+What the server reckons is in tests/unit/test_estimate_route.py. For looks the page is told of cards that this machine does not
+have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Route, expect
+
+from bed.templates import EXAMPLES
+from bed.templates.__main__ import WORKFLOWS
+from browser.colours import PIXEL, contrast
+from browser.front_end import FrontEnd
+from browser.overlays import CLIPPED, READING, hear
+from browser.widgets import Canvas, Elements
+
+LOADERS = ("FuseStreamDiffusionModelLoader", "FuseStreamCheckpointLoader")
+TEMPLATE = "wan2.1_t2v_1.3B"
+ROUTE = "**/fusestream/estimate"
+GIB = 2**30
+PICTURES = os.environ.get("FUSESTREAM_LOOK")  # a folder for what is worth looking at
+
+STREAMS = {
+    "verdict": "STREAMS", "taken": int(6.71 * GIB), "free": int(7.02 * GIB), "lacks": 0, "activations": int(1.93 * GIB),
+    "window": int(0.53 * GIB), "steps": 20, "source": "PREDICTED", "step": "38 s", "all": "13 min",
+    "changes": [
+        {"what": "few steps", "values": [4], "all": "77 s"}, {"what": "quality", "values": ["Fastest"], "all": "7 min"},
+    ],
+}  # fmt: skip
+NOT = {
+    **STREAMS, "verdict": "NOT", "lacks": int(1.21 * GIB), "source": None,
+    "changes": [{"what": "frames", "values": [41], "all": None}, {"what": "size", "values": [480, 832], "all": None}],
+}  # fmt: skip
+# All of a workflow in sight, and its loaders.
+SHOW = """async ([workflow, scale, x, y]) => {
+    await app.loadGraphData(workflow)
+    app.canvas.ds.scale = scale
+    app.canvas.ds.offset = [x, y]
+    app.canvas.setDirty(true, true)
+}"""
+IDS = "types => app.graph.nodes.filter(n => types.includes(n.type)).map(n => String(n.id))"
+SET = "([id, value]) => app.extensionManager.setting.set(id, value)"
+# What every node takes of the page, drawn in either way.
+BOXES = """() => app.canvas.graph.nodes.map(node => {
+    const element = document.querySelector(`[data-node-id="${node.id}"]`)
+    if (element) return element.getBoundingClientRect().toJSON()
+    const [x, y, width, height] = node.getBounding()
+    const [left, top] = app.canvasPosToClientPos([x, y]), [right, bottom] = app.canvasPosToClientPos([x + width, y + height])
+    return { left, top, right, bottom }
+})"""
+COLOURS = """element => {
+    %s
+    const lines = [...element.querySelectorAll('.fusestream-words')]
+    return [getComputedStyle(element).backgroundColor, ...lines.map(one => getComputedStyle(one).color)].map(pixel)
+}""".replace("%s", PIXEL)
+RECT = "one => one.getBoundingClientRect().toJSON()"
+QUEUED = "async () => { const told = await (await app.api.fetchApi('/queue')).json(); return Object.values(told).flat().length }"
+
+
+@pytest.fixture(params=[Elements, Canvas], ids=["elements", "canvas"])
+def drawn_by(request: pytest.FixtureRequest) -> type[Canvas | Elements]:
+    kind: type[Canvas | Elements] = request.param
+    return kind
+
+
+@pytest.fixture
+def settings(drawn_by: type[Canvas | Elements]) -> dict[str, Any]:
+    return {"Comfy.VueNodes.Enabled": drawn_by is Elements, "Comfy.Minimap.Visible": False}
+
+
+def workflow(name: str) -> Any:
+    title = next(example.title for example in EXAMPLES if example.name == name)
+    return json.loads((WORKFLOWS / f"{title}.json").read_text(encoding="utf-8"))
+
+
+def shown(front: FrontEnd, node: str) -> Locator:
+    return front.page.locator(f'[data-fusestream-estimate="{node}"]')
+
+
+def told(front: FrontEnd, *of_each: dict[str, Any]) -> list[Any]:
+    """From now on the server says this of every loader. What it was asked is put into what is returned."""
+    asked: list[Any] = []
+
+    def answer(route: Route) -> None:
+        prompt = route.request.post_data_json["prompt"]
+        asked.append(prompt)
+        loaders = {name: list(of_each) for name, node in prompt.items() if node["class_type"] in LOADERS}
+        route.fulfill(json={"loaders": loaders})
+
+    front.page.route(ROUTE, answer)
+    return asked
+
+
+def look(front: FrontEnd, name: str) -> None:
+    if PICTURES:
+        front.page.screenshot(path=Path(PICTURES) / f"{name}.png")
+
+
+def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
+    across = one["left"] < other["right"] - 1 and other["left"] < one["right"] - 1
+    return across and one["top"] < other["bottom"] - 1 and other["top"] < one["bottom"] - 1
+
+
+def test_it_follows_what_is_edited(front: FrontEnd, drawn_by: type[Canvas | Elements]) -> None:
+    asked: list[Any] = []
+    queued: list[str] = []
+    front.page.on("request", lambda one: asked.append(one.post_data_json) if one.url.endswith("/estimate") else None)
+    front.page.on("request", lambda one: queued.append(one.url) if one.url.endswith("/prompt") else None)
+    front.open_template(TEMPLATE)
+    loader = front.node("FuseStream Diffusion Model Loader")
+    estimate = shown(front, loader)
+    expect(estimate).to_be_visible(timeout=60_000)
+    expect(estimate).to_contain_text(re.compile(r"^Fits: .+ of .+activations .+"))
+    look(front, f"real-{drawn_by.__name__}")
+    before = str(estimate.text_content())
+    widgets, size = drawn_by(front.page), front.node("Size and length")
+    widgets.number(size, "length", 161)
+    expect(estimate).not_to_have_text(before)
+    front.page.wait_for_timeout(1500)
+    count = len(asked)
+    assert asked[-1]["prompt"][size]["inputs"]["length"] == 161
+    front.select(front.node("KSampler"))
+    front.page.wait_for_timeout(1500)
+    assert len(asked) == count, "nothing that counts has changed"
+    told(front, STREAMS)
+    widgets.number(front.node("KSampler"), "steps", 7)
+    expect(estimate).to_contain_text("38 s a step")
+    front.page.unroute(ROUTE)
+    widgets.number(front.node("KSampler"), "steps", 9)
+    expect(estimate).to_contain_text("known once it has sampled here")
+    assert not queued and front.page.evaluate(QUEUED) == 0
+
+
+@pytest.mark.parametrize("drawn_by", [Elements])
+def test_what_a_run_took_is_told_next(front: FrontEnd, drawn_by: type[Elements]) -> None:
+    front.open_template(TEMPLATE)
+    estimate, widgets = shown(front, front.node("FuseStream Diffusion Model Loader")), drawn_by(front.page)
+    for name, value in (("width", 64), ("height", 64), ("length", 5)):
+        widgets.number(front.node("Size and length"), name, value)
+    widgets.number(front.node("KSampler"), "steps", 3)
+    front.run()
+    expect(front.error).to_be_hidden()
+    expect(estimate).to_contain_text(re.compile(r" a step, 3 steps .+, measured here"))
+    widgets.number(front.node("Size and length"), "width", 128)
+    expect(estimate).to_contain_text("by a run here at another size")
+
+
+@pytest.mark.parametrize("width", [1440, 1920])
+def test_it_covers_nothing_and_can_be_read(front: FrontEnd, drawn_by: type[Canvas | Elements], width: int) -> None:
+    front.page.set_viewport_size({"width": width, "height": 900})
+    for name, one in (("wan2.1_t2v_1.3B", STREAMS), ("wan2.2_i2v_14B_4_steps", NOT), ("z_image_turbo", STREAMS)):
+        told(front, one)
+        front.page.evaluate(SHOW, [workflow(name), 0.62 if width < 1900 else 0.72, 120, 90])
+        front.page.wait_for_timeout(1200)
+        loaders = front.page.evaluate(IDS, list(LOADERS))
+        for theme in ("dark", "light"):
+            front.page.evaluate(SET, ["Comfy.ColorPalette", theme])
+            front.page.wait_for_timeout(600)
+            look(front, f"{name}-{drawn_by.__name__}-{width}-{theme}")
+            boxes = front.page.evaluate(BOXES)
+            places = []
+            for loader in loaders:
+                estimate = shown(front, loader)
+                expect(estimate).to_be_visible()
+                assert estimate.evaluate(CLIPPED) == []
+                ground, *inks = estimate.evaluate(COLOURS)
+                assert len(inks) == 3 and min(contrast(ink, ground) for ink in inks) >= 4.5
+                places.append(estimate.evaluate(RECT))
+                assert not [box for box in boxes if overlap(places[-1], box)], name
+            assert not any(overlap(one, other) for i, one in enumerate(places) for other in places[:i])
+        front.page.unroute(ROUTE)
+
+
+def test_every_example_has_room_for_it(front: FrontEnd) -> None:
+    told(front, STREAMS)
+    for example in EXAMPLES:
+        front.page.evaluate(SHOW, [workflow(example.name), 0.55, 120, 120])
+        loaders = front.page.evaluate(IDS, list(LOADERS))
+        for loader in loaders:
+            expect(shown(front, loader)).to_be_visible()
+        look(front, f"room-{example.name}")
+
+
+def test_it_goes_where_there_is_none(front: FrontEnd, drawn_by: type[Canvas | Elements]) -> None:
+    asked = told(front, STREAMS)
+    front.page.evaluate(SHOW, [workflow(TEMPLATE), 0.62, 120, 90])
+    (loader,) = front.page.evaluate(IDS, list(LOADERS))
+    estimate = shown(front, loader)
+    expect(estimate).to_be_visible()
+    (prompt,) = asked
+    assert all(isinstance(value, (int, float, bool, list)) for node in prompt.values() for value in node["inputs"].values()
+               if not node["class_type"].startswith("FuseStream")), "no text of a prompt"  # fmt: skip
+    hear(front, loader, READING)
+    expect(estimate).to_have_count(0)
+    front.page.evaluate(SET, ["FuseStream.Estimate.Enabled", False])
+    front.page.evaluate(SET, ["FuseStream.Estimate.Enabled", True])
+    expect(estimate).to_be_visible()
+    front.page.evaluate(SET, ["FuseStream.Estimate.Enabled", False])
+    expect(estimate).to_have_count(0)
+    front.page.evaluate(SET, ["FuseStream.Estimate.Enabled", True])
+    expect(estimate).to_be_visible()
+    broken: Callable[[Route], None] = lambda route: route.fulfill(status=200, body="what?")  # noqa: E731
+    front.page.route(ROUTE, broken)
+    drawn_by(front.page).number(front.node("KSampler"), "steps", 3)
+    expect(estimate).to_have_count(0)
+    assert not front.page.locator(".p-toast-message").count()
+
+
+INTO_SUBGRAPH = """async () => {
+    const { node } = app.graph.convertToSubgraph(new Set(app.graph.nodes.filter(n => n.type !== 'MarkdownNote')))
+    node.title = 'All of it'
+    app.extensionManager.workflow.activeWorkflow.changeTracker.captureCanvasState()
+    return String(node.id)
+}"""
+
+
+def test_what_is_asked_is_what_would_be_queued(front: FrontEnd) -> None:
+    """Flat, in a subgraph, and with a node bypassed: the same nodes and links as `Run` sends, the same numbers."""
+    asked = told(front, STREAMS)
+    bypass = "() => { app.graph.nodes.find(n => n.type === 'LoraLoaderModelOnly').mode = 4; app.graph.afterChange?.()\n" \
+             "app.extensionManager.workflow.activeWorkflow.changeTracker.captureCanvasState() }"  # fmt: skip
+    front.page.evaluate(SHOW, [workflow("wan2.1_t2v_14B_4_steps"), 0.62, 120, 90])
+    for change in (None, bypass, INTO_SUBGRAPH):
+        count = len(asked)
+        if change is not None:
+            front.page.evaluate(change)
+        while len(asked) == count and (change is not None or not asked):
+            front.page.wait_for_timeout(200)
+        queued = front.prompt()
+        kept = (int, float, bool, list)
+        assert {name: node["class_type"] for name, node in asked[-1].items()} == {
+            name: node["class_type"] for name, node in queued.items()
+        }
+        for name, node in queued.items():
+            wanted = {key: value for key, value in node["inputs"].items() if isinstance(value, kept)}
+            found = {key: value for key, value in asked[-1][name]["inputs"].items() if isinstance(value, kept)}
+            assert found == wanted, (name, node["class_type"])
+    loader = next(name for name, node in asked[-1].items() if node["class_type"] in LOADERS)
+    assert ":" in loader
+    expect(shown(front, loader)).to_be_visible()
+    look(front, "subgraph")
