@@ -1,7 +1,7 @@
 """Measure everything, in parts that each fit into a call of nine minutes and merge into one result.
 
     python bench all --list                  the parts, their rows, and what each should take on an H200
-    python bench all --free 8                every part in turn; about 41 minutes on an H200
+    python bench all --free 8                every part in turn; about 50 minutes on an H200
     python bench all --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
     python bench all --part left             rows for which the parts so far had no time
     python bench all --missing               only rows of whole models that the file does not have yet

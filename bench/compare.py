@@ -114,6 +114,11 @@ def fidelity(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Ch
                 yield Change(f"fidelity: {name}, error of a model call", *errors, MORE_ERROR)
 
 
+def is_faster(theirs: float, ours: float) -> bool:
+    """Whether a time of somebody else's is less than ours of the same run, by more than noise."""
+    return theirs < (1 - LEAST_NOISE) * ours
+
+
 def spread(side: Mapping[str, Any]) -> float:
     """How far the repetitions lie apart, over their median."""
     later = [s for run in side.get("all s", []) for s in run[1:]]

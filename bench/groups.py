@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .compare import spread
+from . import beside
+from .compare import is_faster, spread
 from .end_to_end.parts import ORDER
 from .end_to_end.rows import Row, all_rows
 
@@ -29,6 +30,7 @@ HEADINGS = {
     "pictures": "Pictures",
     "live": "Live video, seconds a frame",
     "writing": "Text",
+    "peers": "Beside torch.compile and SageAttention",
 }
 HEAD = (
     "| Work | Stock | FuseStream | Faster | Over the plain row | First, stock / ours | Peak, stock / ours | Share of the bound |\n"
@@ -90,8 +92,9 @@ def cells(one: Mapping[str, Any]) -> Cells:
     stock, ours = one.get("stock", {}), one.get("ours", {})
     missed = "**missed** " if one.get("met") is False else ""
     peak = " / ".join(f"{side['peak GiB']:.2f}" if "peak GiB" in side else "-" for side in (stock, ours) if side)
+    wins = "s" in stock and "s" in ours and is_faster(stock["s"], ours["s"])
     return Cells(
-        stock=seconds(stock),
+        stock=f"**{seconds(stock)}**" if wins else seconds(stock),
         ours=missed + seconds(ours),
         faster=f"{one['stock / ours']:.2f}x" if "stock / ours" in one else "-",
         first=" / ".join(seconds(side, "first s") for side in (stock, ours) if side),
@@ -171,7 +174,9 @@ def group(name: str, found: Rows, *, whole: bool = True) -> str:
     rows = [row for row in all_rows() if row.group == name]
     measured = [row for row in rows if row.name in found]
     lines = [f"### {HEADINGS[name]}", ""]
-    if measured:
+    if measured and name == "peers":
+        lines += [*beside.table(measured, found), ""]
+    elif measured:
         lines += [PROMISED_HEAD if name in PROMISED else HEAD, *(line(row, found) for row in measured), ""]
     extra = [text for row in measured for text in notes(row, found)]
     lines += [*extra, ""] if extra else []

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import claims, groups, kitchen, two
 from .chosen import CHOSEN, CHOSEN_MATRIX, CHOSEN_MODELS, CHOSEN_TIERS
+from .compare import is_faster
 from .fidelity import long
 from .fidelity import table as fidelity
 from .plots.charts import CHARTS, Chart
@@ -29,6 +30,11 @@ BLOCK = re.compile(
     r".*?(<!-- \2:end -->)",
     re.DOTALL,
 )
+
+
+def peer(text: str, theirs: float, ours: float) -> str:
+    """A peer's time, bold where it wins."""
+    return f"**{text}**" if is_faster(theirs, ours) else text
 
 
 def matrix_table(results: dict[str, Any]) -> str:
@@ -63,7 +69,10 @@ def tiers_table(results: dict[str, Any]) -> str:
                 continue
             shape, tier = row["label"].rsplit(" ", 1)
             rival = next((name for name in row["errors"] if name.startswith(kitchen.NAME)), None)
-            theirs = ["-", "-"] if rival is None else [f"{row[f'{rival} us']:.0f} us", f"{row['errors'][rival]:.2%}"]
+            theirs = ["-", "-"]
+            if rival is not None:
+                time = row[f"{rival} us"]
+                theirs = [peer(f"{time:.0f} us", time, row["ours us"]), f"{row['errors'][rival]:.2%}"]
             cells = (
                 f"`{op}`",
                 shape,
@@ -89,7 +98,8 @@ def table(results: dict[str, Any]) -> str:
         row = next((r for r in rows if r["op"] == op and r["label"].startswith(label) and "ours us" in r), None)
         if row is None:
             continue
-        compiled = f"{row['torch.compile us']:.0f} us" if "torch.compile us" in row else "fails"
+        time = row.get("torch.compile us")
+        compiled = "fails" if time is None else peer(f"{time:.0f} us", time, row["ours us"])
         lines.append(
             f"| `{op}` | {row['label']} | {row['stock us']:.0f} us | {row['ours us']:.0f} us | "
             f"{row['stock / ours']:.1f}x | {compiled} | {row['share of copy']:.0%} |"
@@ -105,7 +115,8 @@ def modules_table(results: dict[str, Any]) -> str:
     ]
     for row in results["modules"]["rows"]:
         others = [*row.get("others", ()), "products alone", "stock", "stock, --fast autotune"]
-        told = [f"{name} {row[f'{name} ms']:.4g} ms" for name in others if f"{name} ms" in row]
+        timed = {name: row[f"{name} ms"] for name in others if f"{name} ms" in row}
+        told = [peer(f"{name} {time:.4g} ms", time, row["ours ms"]) for name, time in timed.items()]
         ratios = [f"{short} {row[f'{name} / ours']:.2f}x" for name, short in COMPARED if f"{name} / ours" in row]
         promised = [
             ("at most {:g} GiB" if name == "GiB" else f"{{:g}}x {name}").format(row["asked"][name])
@@ -133,7 +144,8 @@ COMPARED = (("eager", "eager"), ("torch.compile", "compile"), ("torch's best", "
 def _milliseconds(row: dict[str, Any], name: str) -> str:
     """Of one of torch's ways, and in which of its forms; or why there are none."""
     if f"{name} ms" in row:
-        return f"{row[f'{name} ms']:.4g} ms" + (f" ({row[f'{name} is']})" if f"{name} is" in row else "")
+        text = f"{row[f'{name} ms']:.4g} ms" + (f" ({row[f'{name} is']})" if f"{name} is" in row else "")
+        return peer(text, row[f"{name} ms"], row["ours ms"])
     failed = str(row.get(f"{name} failed", ""))
     return "fails" if failed and not failed.startswith(UNTRIED) else failed.partition(":")[0]
 

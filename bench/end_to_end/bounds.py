@@ -16,7 +16,7 @@ from ...fusion.families.wan.cost import TEXT_TOKENS, forward
 from ..predicted.unets import unet
 from . import pictures
 from .rows import WINDOWS_BUS, Row
-from .storages import STORED
+from .storages import stored
 
 PATCH = 2  # latent pixels of a side per token
 MULTIPLIERS = (1, 2, 4, 4)
@@ -227,8 +227,8 @@ def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
     cost = cost_of(row)
     prompts = row.prompts if row.work in ("sample", "call", "live") else 1
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
-    stored = cost.weights * STORED[row.storage]
-    moved = stored if first else max(0.0, stored - LIMIT_GIB * 2**30)
+    held = cost.weights * stored(row.model, row.storage)
+    moved = held if first else max(0.0, held - LIMIT_GIB * 2**30)
     as_on_windows = any(side.windows for _, side in row.sides)
     bus = moved / (min(WINDOWS_BUS, rates.bus) if as_on_windows else rates.bus)
     return {"arithmetic": arithmetic, "bus": bus, "bound": max(arithmetic, bus)}

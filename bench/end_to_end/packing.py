@@ -1,13 +1,20 @@
 """In what each tensor of a file is stored, by the file's kind: names, encodings, and what stands beside the weights.
 
 Files of GGUF are as their converters leave them: matrices of blocks packed, vectors and modulations in FP32, the rest in FP16.
-The mix of Q4_K_M is that of diffusion models: Q6_K where the errors of a matrix are felt most.
+Q4_K_M has Q6_K where the errors of a matrix are felt most. Which those are two programs say, read on 2026-11-25:
+
+- of Wan: city96/ComfyUI-GGUF, tools/lcpp.patch (795e451), img_tensor_get_type: every block's values and second matrix of the
+  feed-forward;
+- of language models: llama.cpp, src/llama-quant.cpp, llama_tensor_get_type: values and ffn_down of the first and the last eighth of
+  the layers and of every third between them (use_more_bits), and the table of words that is the output's matrix too, as it is
+  where a file has no matrix of its own for it: of Qwen3 and Qwen3-VL up to 4B, and of T5's encoder.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -23,10 +30,12 @@ from .storages import STORED
 TYPES = {"F32": torch.float32, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn}
 PLAIN = ("fp16", "fp8_e4m3fn")
 GROUP = 256  # of a rotation, and of a K block
-# What Q4_K_M files hold in Q6_K: of Wan, and of llama.cpp's encoders.
-FINER = re.compile(
-    r"blocks\.\d+\.(self|cross)_attn\.v\.weight|blocks\.\d+\.ffn\.2\.weight|.*\.(attn_v|ffn_down)\.weight"
+# What Q4_K_M files hold in Q6_K: in every block of a Wan; in some layers of a language model; and of words.
+FINER = re.compile(r"blocks\.\d+\.((self|cross)_attn\.v|ffn\.2)\.weight")
+FINER_SOMETIMES = re.compile(
+    r"(?:enc\.blk|model\.(?:language_model\.)?layers)\.(\d+)\.(?:attn_v|ffn_down|.*\.(?:v|down)_proj)\.weight"
 )
+WORDS = re.compile(r"token_embd\.weight|model\.(language_model\.)?embed_tokens\.weight")
 BLOCKS = re.compile(
     r"(blocks\.\d+|enc\.blk\.\d+|model\.(language_model\.)?(layers\.\d+|embed_tokens)|model\.visual\.blocks\.\d+|token_embd)\."
 )
@@ -73,22 +82,37 @@ def packed(rows: Table, storage: str) -> list[Tensor]:
     """As the converters of GGUF files leave them: matrices of blocks packed, vectors and modulations in FP32, the rest in FP16."""
     found = []
     rename = t5.renaming(rows)
+    layers = language_layers(map(rename, rows))
     for stocks, spec in rows.items():
         name = rename(stocks)
         kind = "F16"
         if len(spec.shape) == 1 or name.endswith("modulation") or UNPACKED.match(name):
             kind = "F32"
         elif is_matrix(spec) and BLOCKS.match(name):
-            kind = packed_kind(name, spec.shape[-1], storage)
+            kind = packed_kind(name, spec.shape[-1], storage, layers)
         found.append(Tensor(Entry(name, kind, spec.shape), spec))
     return found
 
 
-def packed_kind(name: str, width: int, storage: str) -> str:
-    """Rows that are no whole blocks of 256 fall back to blocks of 32, and others yet to FP16."""
+def packed_kind(name: str, width: int, storage: str, layers: int = 0) -> str:
+    """Rows that are no whole blocks of 256 fall back to blocks of 32, and others yet to FP16. layers: of a language model."""
     if storage == "q4_k_m" and width % GROUP == 0:
-        return "Q6_K" if FINER.fullmatch(name) else "Q4_K"
+        return "Q6_K" if is_finer(name, layers) else "Q4_K"
     return "F16" if width % 32 else "Q8_0"
+
+
+def is_finer(name: str, layers: int) -> bool:
+    """Whether it is one of those that Q4_K_M has in Q6_K."""
+    found = FINER_SOMETIMES.fullmatch(name)
+    if found is None:
+        return bool(FINER.fullmatch(name) or WORDS.fullmatch(name))
+    layer, eighth = int(found[1]), layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def language_layers(names: Iterable[str]) -> int:
+    """How many a language model has; 0: it is none."""
+    return 1 + max((int(found[1]) for name in names if (found := FINER_SOMETIMES.fullmatch(name))), default=-1)
 
 
 def is_matrix(spec: Spec) -> bool:

@@ -14,7 +14,7 @@ from .rows import TAKES, VAES, WHOLE, Row, Side
 # What a user asks first comes first: whoever stops early has that.
 ORDER = (
     "table", "backend", "budget", "small", "short", "lora", "video", "growth", "switches", "stock", "storage", "ram", "packed",
-    "windows", "cold", "pictures", "live", "writing",
+    "windows", "cold", "pictures", "live", "writing", "peers",
 )  # fmt: skip
 PART_S = 300.0  # a part's reckoned seconds; calls may take 540
 START_S = 16.0  # many processes that start beside each other
@@ -46,6 +46,7 @@ WRITE_S = {
     "vl2": 3.0, "vl4": 6.0,
 }  # fmt: skip
 POOL_S = 8.0  # to fill managed memory with 14B
+COMPILE_S = {"torch.compile": 75.0, "SageAttention": 10.0}  # a peer's, at its first step
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Part:
 def turn_seconds(row: Row, who: str, side: Side) -> float:
     """One side's process, from the word to begin to its end; a run in fp32, for accuracy, as stock held to its operations."""
     exact = who == "exact"
-    who = "stock" if exact else who
+    compiling = COMPILE_S.get(who, 0.0)
+    who = "ours" if who == "ours" else "stock"
     if who == "stock" and row.seconds and row.frames:  # of a video that it has no VRAM for
         return OUT_OF_MEMORY_S
     if who == "stock" and row.is_live:
@@ -97,11 +99,11 @@ def turn_seconds(row: Row, who: str, side: Side) -> float:
     if side.pack:
         share /= 2  # it unpacks every matrix anew, in a dozen steps
     pool = POOL_S if side.backend == "managed" else 0.0
-    return TURN_S + FIRST_S[who][row.model] + row.steps * reckoned / share + pool
+    return TURN_S + FIRST_S[who][row.model] + row.steps * reckoned / share + pool + compiling
 
 
 def row_seconds(row: Row) -> float:
-    """Both sides, without the start of their processes."""
+    """All sides, without the start of their processes."""
     return sum(turn_seconds(row, who, side) for who, side in row.sides)
 
 

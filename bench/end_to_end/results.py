@@ -23,7 +23,7 @@ def side_result(runs: Runs) -> dict[str, Any]:
     """One side's runs: the first time apart, the median of all later ones, the highest peak."""
     failed = next((run for run in runs if "error" in run), None)
     if failed is not None:
-        kept = ("error", "message", "peak GiB", "free GiB", "pager", "refused")
+        kept = ("error", "message", "peak GiB", "free GiB", "pager", "refused", "peer")
         return {name: failed[name] for name in kept if name in failed}
     later = [s for run in runs for s in run["s"][1:]]
     firsts = [run["s"][0] for run in runs]
@@ -51,6 +51,7 @@ def side_result(runs: Runs) -> dict[str, Any]:
         "pager",
         "parts s",
         "steps s",
+        "peer",
     ):
         if name in last:
             result[name] = last[name]
@@ -60,16 +61,17 @@ def side_result(runs: Runs) -> dict[str, Any]:
 def row_result(
     row: Row, sides: Mapping[str, Runs], results: Mapping[str, Any], free: float, quick: bool
 ) -> dict[str, Any]:
-    """sides: runs by `stock`, `ours` and `exact`. results: the card's file, for the rates that bounds are made of."""
+    """sides: runs by `stock`, `ours`, `exact` and peers' names. results: the card's file, for the rates that bounds are made of."""
     found: dict[str, Any] = {"name": row.name, "group": row.group, "asked": row.asked, "asked s": row.seconds}
     found |= {"asked first": row.asked_first, "asked first s": row.first_seconds, "asked held GiB": row.held}
     found |= {"asked peak GiB": row.peak} if row.peak else {}
     found |= {"free GiB": free, "storage": row.storage, "steps": row.steps}
+    found |= {"peers": [who for who, _ in row.peers]} if row.peers else {}
     if quick:
         found["quick"] = True
     for who, runs in sides.items():
         found[who] = side_result(runs)
-        side = {"stock": row.stock, "ours": row.ours}.get(who)
+        side = dict(row.sides).get(who)
         if side is not None:
             found[who]["side"] = {
                 name: value for name, value in asdict(side).items() if value not in (None, (), "auto")
@@ -91,7 +93,7 @@ def set_bounds(found: dict[str, Any], row: Row, rates: Rates) -> None:
         return
     found["bounds s"] = bound(row, rates)
     found["bounds first s"] = bound(row, rates, first=True)
-    for side in (found.get("stock", {}), found.get("ours", {})):
+    for side in (found.get(who, {}) for who, _ in row.sides):
         if "s" in side:
             side["share of bound"] = found["bounds s"]["bound"] / side["s"]
 
@@ -226,7 +228,11 @@ def line(found: Mapping[str, Any]) -> str:
     text += f"{firsts:>14} {peaks:>11} {share:>6}"
     for word, good in (("MISS", found["met"] is not False), ("NOT FINITE", ours.get("finite", True))):
         text += "" if good else f" {word}"
-    errors = [f"{who}: {side['error']}" for who, side in (("stock", stock), ("ours", ours)) if side.get("error")]
+    peers = {who: found[who] for who in found.get("peers", ()) if who in found}
+    sides = {"stock": stock, "ours": ours, **peers}
+    errors = [f"{who}: {side['error']}" for who, side in sides.items() if side.get("error")]
+    told = {who: f"{_seconds(side, 's')} s, first {_seconds(side, 'first s')} s" for who, side in peers.items()}
+    errors += [f"{who}: {text}" for who, text in told.items() if "error" not in peers[who]]
     if found.get("accuracy"):
         errors.append("error " + ", ".join(f"{name} {value:.2e}" for name, value in found["accuracy"].items()))
     return text + "".join(f"\n    {one}" for one in errors)

@@ -79,6 +79,7 @@ TOLD: tuple[Work, ...] = ("call", "live", "write", "see")  # what their model is
 SIZES: dict[Work, str] = {"text": "512 tokens", "write": "a token"}  # of work that has no pixels
 TIME = 4  # frames per latent frame, after the first
 WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
+SAGE = "--use-sage-attention"  # of ComfyUI
 TAKES: dict[Work, int] = {"video": 2, "picture": 4}  # of a row of whole ones; the first is apart
 # Channels of a video's latents, and pixels of a side per latent pixel.
 VIDEO = Latent(16, 8)
@@ -96,6 +97,7 @@ class Side:
     ram_budget GiB that may be pinned or registered
     windows    as Windows with a card in a PCIe 3 slot has it: windows.py
     pack       stock reads the file through city96's pack: gguf_pack.py
+    compiled   stock's node TorchCompileModel stands behind the loader: peers.py
     ballast    whether all but `--free` GiB of the card are taken
     remembers  what kernels were chosen before in this machine's life; else it is a new one
     cards      a step's prompts are computed on so many, by stock's MultiGPU CFG Split
@@ -113,6 +115,7 @@ class Side:
     ballast: bool = True
     windows: bool = False
     pack: bool = False
+    compiled: bool = False
     cards: int = 1
     remembers: bool = True
 
@@ -138,6 +141,7 @@ class Row:
     cold     the file is dropped from the page cache first
     free     GiB of the card that are left free, where that is not `--free`
     through  of live video: what is between pixels and latents
+    peers    who does it besides, by name
     """
 
     model: Model
@@ -163,6 +167,7 @@ class Row:
     through: Through | None = None
     stock: Side | None = field(default=STOCK)
     ours: Side | None = field(default=OURS)
+    peers: tuple[tuple[str, Side], ...] = ()
 
     @property
     def name(self) -> str:
@@ -220,7 +225,8 @@ class Row:
     @property
     def sides(self) -> tuple[tuple[str, Side], ...]:
         """Who does it."""
-        return tuple((who, side) for who, side in (("stock", self.stock), ("ours", self.ours)) if side is not None)
+        both = (("stock", self.stock), ("ours", self.ours))
+        return (*((who, side) for who, side in both if side is not None), *self.peers)
 
     @property
     def needs_pack(self) -> bool:
@@ -509,8 +515,23 @@ def writing() -> list[Row]:
     ]
 
 
+COMPILED, WITH_SAGE = ("torch.compile", Side(compiled=True)), ("SageAttention", Side(comfy=(SAGE,)))
+
+
+def peers() -> list[Row]:
+    """Beside stock with what its users switch on for speed, in the same run. 14B, whose steps are short here and whose weights pass
+    by, without torch.compile: that would take minutes to compile what is not the bottleneck."""
+    both = {"group": "peers", "note": "beside torch.compile and SageAttention", "peers": (COMPILED, WITH_SAGE)}
+    return [
+        sampling("wan13", 480, 832, 81, 4, **both),
+        sampling("klein4", 1024, 1024, 0, 12, **both),
+        sampling("sdxl", 1024, 1024, 0, 20, **both),
+        sampling("wan14", 480, 480, 17, 4, group="peers", note="beside SageAttention", peers=(WITH_SAGE,)),
+    ]
+
+
 def all_rows() -> list[Row]:
-    rows = table() + short() + more() + small() + packed() + pictures() + live() + writing()
+    rows = table() + short() + more() + small() + packed() + pictures() + live() + writing() + peers()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows

@@ -198,7 +198,8 @@ class Bench:
         return turns + ([Turn(row, "exact", EXACT, 0)] if self.options.accuracy and sides else [])
 
     def job(self, turn: Turn) -> dict[str, Any]:
-        plain = {name: value for name, value in asdict(turn.row).items() if name not in ("stock", "ours")}
+        sides = ("stock", "ours", "peers")
+        plain = {name: value for name, value in asdict(turn.row).items() if name not in sides}
         job = {"task": "work", "who": turn.who, "row": plain, "side": asdict(turn.side), "free": self.free(turn.row)}
         return {**job, "sample_to": str(self.sample_of(turn.who)), "quick": self.options.quick}
 
@@ -238,8 +239,9 @@ class Bench:
         exact = [run for run in runs.pop("exact", []) if "error" not in run]
         samples = {who: self.sample_of(who) for who, found in runs.items() if "error" not in found[-1]}
         accuracy = {who: distance(one, self.sample_of("exact")) for who, one in samples.items() if exact}
-        if {"stock", "ours"} <= samples.keys():
-            accuracy["ours against stock"] = distance(samples["ours"], samples["stock"])
+        if "stock" in samples:
+            others = (who for who in samples if who != "stock")
+            accuracy |= {f"{who} against stock": distance(samples[who], samples["stock"]) for who in others}
         environment: dict[str, str] = next(
             (run["environment"] for found in runs.values() for run in found if "environment" in run), {}
         )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...fusion.families.wan.cost import TEXT_TOKENS
-from . import bounds, pictures, writing
+from . import bounds, peers, pictures, writing
 from .rows import TAKES, WHOLE, Model, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
@@ -42,7 +42,7 @@ KINDS = {
 
 def row_of(job: dict[str, Any]) -> Row:
     """The row of a job, without its sides: the job has the one that is meant."""
-    return Row(**{**job["row"], "stock": None, "ours": None})
+    return Row(**{**job["row"], "stock": None, "ours": None, "peers": ()})
 
 
 def side_of(job: dict[str, Any]) -> Side:
@@ -86,6 +86,7 @@ def begin(job: dict[str, Any]) -> None:
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """Start, wait for the word, load the model and do the row's work; what was found."""
+    peers.require(side_of(job), on_cpu=job["quick"])
     with machine(side_of(job)):
         begun = time.perf_counter()
         begin(job)
@@ -97,19 +98,22 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def machine(side: Side) -> Iterator[None]:
-    """One on which kernels were chosen before, or a new one."""
-    if side.remembers:
+    """One on which kernels were chosen before, or a new one; of peers nothing is compiled yet."""
+    forgotten = [*([] if side.remembers else [REMEMBERED]), *peers.caches(side)]
+    if not forgotten:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="fusestream-new-") as empty:
-        before = os.environ.get(REMEMBERED)
-        os.environ[REMEMBERED] = empty
+    # Processes that helped to compile may still hold a file of theirs.
+    with tempfile.TemporaryDirectory(prefix="fusestream-new-", ignore_cleanup_errors=True) as empty:
+        before = {name: os.environ.get(name) for name in forgotten}
+        os.environ.update(dict.fromkeys(forgotten, empty))
         try:
             yield
         finally:
-            os.environ.pop(REMEMBERED)
-            if before is not None:
-                os.environ[REMEMBERED] = before
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
 
 def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
@@ -134,6 +138,9 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
         if len(cards) > 1:
             result["peaks GiB"] = [card.peak for card in cards]
     result |= run.told()
+    why = run.peer.failure()
+    if why is not None and "error" not in result:
+        result["error"] = why
     return result | host_memory(run.ram_before, result.get("pager", {})) | {"environment": describe()}
 
 
@@ -186,6 +193,7 @@ class Run:
         self.paths: dict[str, str] = {}  # by model; they come with the word to begin
         self.ours = job["who"] == "ours"
         self.cuda = not job["quick"]
+        self.peer = peers.Peer(side, on_cpu=job["quick"])
         self.model: Any = None
         if self.ours:
             self.fusion = importlib.import_module("fusestream.fusion")
@@ -270,6 +278,9 @@ class Run:
             model = comfy.sd.load_lora_for_models(model, None, lora, 1.0, 0.0)[0]
             if len(model.patches) != len(lora) // 2:
                 raise RuntimeError(f"of {len(lora) // 2} parts of the LoRA {len(model.patches)} were taken")
+        if self.side.compiled:
+            model, more = self._load(self.peer.model, model)
+            loading += more
         if self.side.cards > 1:
             model = split(model, self.side.cards, pretended=not self.cuda)
         self.model = model
@@ -548,9 +559,10 @@ class Run:
         return {"finite": bool(torch.isfinite(flat).all()), "spread": spread, "shape": list(out.shape)}
 
     def told(self) -> dict[str, Any]:
-        """What our side says about itself: kernels that served, the pager's backend, its stalls and peaks."""
+        """What a side says about itself. Ours: kernels that served, the pager's backend, its stalls and peaks. A peer: how often it
+        served, and its version."""
         if not self.ours:
-            return {}
+            return {"peer": told} if (told := self.peer.told()) else {}
         ledger = importlib.import_module("fusestream.kernels_cuda").LEDGER
         tuner = importlib.import_module("fusestream.kernels_cuda.autotune").tuner()
         result: dict[str, Any] = {

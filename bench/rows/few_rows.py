@@ -51,6 +51,8 @@ PLACES = {
     "words": (151936, 2560, False, True),
 }
 
+MIXED = ("down", "words")  # what Q4_K_M files have in Q6_K, the words and half of the others
+
 ROWS = [
     Row(
         "few_rows",
@@ -60,7 +62,7 @@ ROWS = [
         stock,
     )
     for place, (n, k, added, joined) in PLACES.items()
-    for encoding in ("F16", "BF16", "Q8_0", "Q4_K")
+    for encoding in ("F16", "BF16", "Q8_0", "Q4_K", *(["Q6_K"] if place in MIXED else []))
 ] + [
     Row("few_rows", f"{m} times {n}x{k}, {encoding}", operands(m, n, k, encoding), (encoding, 1.0, False, None), stock)
     for m, n, k, encoding in SHAPES

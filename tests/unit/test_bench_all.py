@@ -31,7 +31,7 @@ def test_every_row_is_in_one_part_and_every_part_fits_into_a_call() -> None:
     names = [row.name for part in cut for row in part.rows]
     assert sorted(names) == sorted(row.name for row in rows.all_rows())
     assert all(part.seconds < 8.8 * 60 for part in cut), "minutes of a part"
-    assert sum(part.seconds for part in cut) <= 44 * 60, "minutes of the whole"
+    assert sum(part.seconds for part in cut) <= 51 * 60, "minutes of the whole"
     assert [part.kind for part in cut[-2:]] == ["kernels", "pager"]
 
 
@@ -514,26 +514,30 @@ def test_every_group_runs_on_the_cpu(tmp_path: Path) -> None:
     """Stock and ours on tiny checkpoints, one process for each side, with the results of both compared."""
     into = tmp_path / "results.json"
     (part,) = bench_all.planned(is_quick=True)
-    last = {row.group: row.name for row in part.rows if row.group in ("pictures", "windows")}
+    last = {row.group: row.name for row in part.rows if row.group in ("pictures", "windows", "peers")}
     (asked,) = bench_all.with_rows([part], list(last.values()))
     wanted = part.rows if is_thorough() else asked.rows
     only = [] if is_thorough() else [word for row in wanted for word in ("--only", row.name)]
     command = [sys.executable, str(ROOT / "bench"), "all", *only, "--quick", "--folder", str(tmp_path)]
     done = subprocess.run(
-        [*command, "--results", str(into)], check=False, capture_output=True, text=True, env=os.environ, timeout=300
-    )
+        [*command, "--results", str(into)], check=False, capture_output=True, text=True, env=os.environ,
+        timeout=600 if is_thorough() else 300,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = {row["name"]: row for row in results.read(into)["models"]["rows"]}
     assert found.keys() == {row.name for row in wanted} and all(row["quick"] for row in found.values())
     for row in wanted:
         for who, _ in row.sides:
             side = found[row.name][who]
+            if who == "SageAttention":  # the row is there, and tells why this one is not
+                assert side["error"] == "Unavailable: SageAttention runs on NVIDIA cards alone"
+                continue
             assert "error" not in side and side["finite"] and side["s"] > 0 and side["spread"] > 0, (row.name, who)
-            if who == "stock":
+            if who != "ours":
                 assert "pager" not in side
             elif row.model.startswith(("wan", "klein", "z_image", "sd15", "sdxl")):
                 assert side["pager"]["backend"].startswith("host"), row.name
-        if len(row.sides) == 2:
+        if {"stock", "ours"} <= dict(row.sides).keys():
             # A stream in fp32, as stock has it here, Z-Image surrounds by products in fp16.
             allowed = 1e-3 if row.model == "z_image" else 1e-5
             assert found[row.name]["accuracy"]["ours against stock"] < allowed, row.name

@@ -61,7 +61,7 @@ def test_a_gguf_file_is_what_the_table_says(tmp_path: Path, model: str, storage:
 
 @pytest.mark.parametrize("model", ["qwen3", "vl2", "vl4"])
 def test_the_words_of_a_language_model_are_packed(model: str) -> None:
-    for storage, kind in (("q8_0", "Q8_0"), ("q4_k_m", "Q4_K")):
+    for storage, kind in (("q8_0", "Q8_0"), ("q4_k_m", "Q6_K")):
         kinds = {tensor.entry.name: tensor.entry.kind for tensor in packing.packed(weights.table(model), storage)}
         assert [of for name, of in kinds.items() if "embed_tokens" in name] == [kind]
 
@@ -73,8 +73,43 @@ def test_the_mix_is_that_of_published_files() -> None:
     assert block["self_attn.q.weight"] == block["ffn.0.weight"] == "Q4_K"
     assert block["modulation"] == block["self_attn.q.bias"] == "F32"
     assert kinds["time_projection.1.weight"] == kinds["patch_embedding.weight"] == "F16"
+    assert packing.packed_kind("model.layers.7.mlp.down_proj.weight", 2560, "q4_k_m", 36) == "Q4_K"
     assert packing.packed_kind("blocks.0.ffn.2.weight", 640, "q4_k_m") == "Q8_0"
     assert packing.packed_kind("blocks.0.ffn.2.weight", 24, "q8_0") == "F16"
+
+
+@pytest.mark.parametrize(
+    ("model", "finer", "gb"),
+    [
+        ("qwen3", [*range(4), *range(6, 31, 3), *range(31, 36)], 2.5),  # as Qwen3-4B-Q4_K_M.gguf
+        ("vl2", [*range(3), 5, 8, 11, 14, 17, 20, 23, *range(24, 28)], None),
+        ("t5", [*range(3), 5, 8, 11, 14, 17, 20, *range(21, 24)], 3.66),  # as umt5-xxl-encoder-Q4_K_M.gguf
+        ("wan14", [], 9.65),  # as Wan2.2-T2V-A14B-HighNoise-Q4_K_M.gguf
+    ],
+)
+def test_a_language_models_mix_is_llama_cpps(model: rows.Model, finer: list[int], gb: float | None) -> None:
+    """By hand from its rule, and by the sizes of published files."""
+    tensors = packing.packed(weights.table(model), "q4_k_m")
+    kinds = {tensor.entry.name: tensor.entry.kind for tensor in tensors}
+    for part in ("attn_v", "ffn_down") if model == "t5" else ("self_attn.v_proj", "mlp.down_proj"):
+        found = {name: kind for name, kind in kinds.items() if name.endswith(f".{part}.weight")}
+        assert [i for i, kind in enumerate(found.values()) if kind == "Q6_K"] == finer
+        assert set(found.values()) <= {"Q4_K", "Q6_K"}
+    others = [kind for name, kind in kinds.items() if "q_proj" in name or "gate_proj" in name or ".attn_q." in name]
+    assert set(others) <= {"Q4_K"}
+    if gb is not None:
+        assert sum(tensor.entry.nbytes for tensor in tensors) / 1e9 == pytest.approx(gb, rel=0.005)
+
+
+@pytest.mark.parametrize(("model", "work"), [("t5", "text"), ("qwen3", "text"), ("vl2", "write"), ("vl4", "write")])
+def test_a_language_models_bytes_are_reckoned_as_its_mix_has_them(model: rows.Model, work: rows.Work) -> None:
+    read = [t.entry for t in packing.packed(weights.table(model), "q4_k_m") if t.entry.kind in ("Q4_K", "Q6_K")]
+    read = [entry for entry in read if "visual" not in entry.name and (work == "write" or "embd" not in entry.name)]
+    read = [entry for entry in read if work == "write" or "embed_tokens" not in entry.name]
+    row = rows.Row(model, work, storage="q4_k_m")
+    first = bounds.bound(row, bounds.Rates(1e15, 1e15, 1.0), first=True)["bus"]
+    assert sum(entry.nbytes for entry in read) == pytest.approx(first, rel=0.002)
+    assert storages.stored(model, "q8_0") == storages.STORED["q8_0"]
 
 
 @pytest.mark.parametrize("storage", storages.STORED)

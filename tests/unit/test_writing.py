@@ -164,10 +164,13 @@ def test_packed_files(folder: Path, tmp_path: Path, kind: str) -> None:
     assert write(ours) == write(stock) and ours_wrote()
 
 
-def test_the_words_of_a_packed_file_stay_packed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
+def test_the_words_of_a_packed_file_stay_packed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """The table that words are multiplied with takes what it takes in the file, and gives each token's row where it lies; with a
-    LoRA the file is asked for rows."""
-    path = packed_file(tmp_path / "x.gguf", load_file(checkpoints.write("qwen3_vl", folder)), "Q8_0")
+    LoRA the file is asked for rows. Q6_K is what files of the mix have it in."""
+    path = packed_file(tmp_path / "x.gguf", load_file(checkpoints.write("qwen3_vl", folder)), kind)
     asked = count_of(monkeypatch, writing.Text, "_embedded")
     ours, stock = load(path), load(path, default="off")
     before = write(stock)
