@@ -15,12 +15,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 from .examples import Example
 
-SIZE = 512
+SIZE = 512  # of which the template browser cuts off the lowest twentieth
 INK = (240, 240, 245)
 FAINT = (235, 235, 200)
 LEFT, FRAME, GAP = 20, 152, 8  # of a strip: three frames
-TOP, LOW_TOP = 72, 16  # of one strip, and of the upper one of two
-SMALL = 112  # a frame where there are two strips
+TOP, LOW_TOP = 64, 16  # of one strip, and of the upper one of two
+SMALL = 108  # a frame where there are two strips
 SCENE = (230, 250)  # width and height of a picture alone
 HILLS = ((0.6, 0.09, (110, 150, 170)), (0.72, 0.07, (80, 140, 90)), (0.86, 0.05, (40, 90, 50)))
 LINE = 52  # letters of a caption's line
@@ -49,11 +49,11 @@ def card(example: Example, shown: Shown | None = None) -> Image.Image:
     else:
         _strips(image, shown, hue)
     for number, line in enumerate(textwrap.wrap(shown.caption, LINE)):
-        draw.text((LEFT, (264, 292)[number]), line, FAINT, _font(20, line))
-    draw.text((LEFT, 338), example.headline, INK, _font(44, example.headline))
-    draw.text((LEFT, 396), example.subline, FAINT, _font(30, example.subline))
+        draw.text((LEFT, (252, 280)[number]), line, FAINT, _font(20, line))
+    draw.text((LEFT, 322), example.headline, INK, _font(44, example.headline))
+    draw.text((LEFT, 380), example.subline, FAINT, _font(30, example.subline))
     footer = f"FuseStream, {shown.made_by}" if shown.made_by else "FuseStream"
-    draw.text((LEFT, 458), footer, _colour(hue, 0.45, 0.95), _font(22, footer))
+    draw.text((LEFT, 440), footer, _colour(hue, 0.45, 0.95), _font(22, footer))
     return image
 
 
