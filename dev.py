@@ -66,6 +66,9 @@ def command_line() -> argparse.ArgumentParser:
     )
     add["quantise"].add_argument("--force", action="store_true", help="replace OUT where it is there")
     add["quantise"].add_argument("--architecture", metavar="WORD", help="of a GGUF file, where it is not known")
+    add["workflows"].add_argument(
+        "--pictures", action="store_true", help="their pictures too, with what the small model makes: two minutes"
+    )
     add["wheel"].add_argument("--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave it")
     add["test"].add_argument(
         "--thorough", action="store_true", help="property tests, fuzzing and hostile use at full depth, not a quarter"
@@ -171,8 +174,10 @@ def kernels(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def workflows(options: argparse.Namespace, _rest: list[str]) -> int:
-    bed, _ = set_up(options, with_browser=False)
-    return call(bed, "-m", "bed.templates", env={"PYTHONPATH": str(ROOT / "tests")})
+    bed, folder = set_up(options, with_browser=False)
+    pictures = ["--pictures"] if options.pictures else []
+    env = {"PYTHONPATH": str(ROOT / "tests"), "COMFYUI_PATH": str(folder)}
+    return call(bed, "-m", "bed.templates", *pictures, env=env)
 
 
 def docs(options: argparse.Namespace, _rest: list[str]) -> int:

@@ -13,6 +13,7 @@ from bed.templates import EXAMPLES
 from bed.templates.__main__ import WORKFLOWS
 from browser.front_end import FrontEnd
 from browser.overlays import CLIPPED, READING, hear, texts
+from browser.test_template_elements import overlapping, show
 
 ADDED = """type => {
     const node = LiteGraph.createNode(type)
@@ -71,7 +72,7 @@ def test_nodes_and_their_meter_speak_the_users_language(front: FrontEnd, languag
 
 
 def test_notes_of_examples_are_in_the_users_language(front: FrontEnd, language: str) -> None:
-    """With nodes of either kind; but for one that the user has changed."""
+    """With nodes of either kind; but for one that the user has changed. Elements that longer labels make wider do not overlap."""
     said = json.loads((ROOT / "nodes" / "web" / "notes" / f"{language}.json").read_text(encoding="utf-8"))
     front.page.evaluate(ELEMENTS, language == "ja")
     for example in (EXAMPLES[0], EXAMPLES[6]):
@@ -90,3 +91,9 @@ def test_notes_of_examples_are_in_the_users_language(front: FrontEnd, language: 
         note["widgets_values"] = [f"{english} My own words."]
         front.page.evaluate(OPEN, workflow)
         assert front.page.evaluate(NOTE) == [note["title"], f"{english} My own words."]
+
+    found = {}
+    for example in EXAMPLES[::3] if language == "ja" else ():
+        show(front, example)
+        found[example.name] = overlapping(front)
+    assert not any(found.values()), found

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bed.templates import EXAMPLES
+from bed.templates import EXAMPLES, Example
 from bed.templates.__main__ import WORKFLOWS
+from browser.colours import CONTRASTS
 from browser.front_end import FrontEnd
 
 LEAST_CONTRAST = 4.5  # WCAG 2, AA, for text of this size
@@ -55,38 +56,7 @@ METERS = """async ([types, reading]) => {
     app.api.dispatchEvent(new CustomEvent('execution_success', { detail: {} }))
     return [loaders.length, found]
 }"""
-# Each piece of text of the note, its contrast with what is behind it by WCAG's formula.
-CONTRASTS = """() => {
-    const of = style => {
-        const c = document.createElement('canvas').getContext('2d', { willReadFrequently: true })
-        c.fillStyle = style
-        c.fillRect(0, 0, 1, 1)
-        const [r, g, b, a] = c.getImageData(0, 0, 1, 1).data
-        return [r, g, b, a / 255]
-    }
-    const over = (top, below) => [0, 1, 2].map(i => top[3] * top[i] + (1 - top[3]) * below[i])
-    const luminance = rgb => {
-        const [r, g, b] = rgb.map(v => v / 255).map(v => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b
-    }
-    const behind = element => {
-        if (!element) return [0, 0, 0]
-        const own = of(getComputedStyle(element).backgroundColor)
-        return own[3] === 1 ? own.slice(0, 3) : over(own, behind(element.parentElement))
-    }
-    const note = app.graph.nodes.find(n => n.type === 'MarkdownNote')
-    const walker = document.createTreeWalker(
-        document.querySelector(`[data-node-id="${note.id}"] .comfy-markdown-content`), NodeFilter.SHOW_TEXT)
-    const found = []
-    while (walker.nextNode()) {
-        const text = walker.currentNode.textContent.trim(), element = walker.currentNode.parentElement
-        if (!text) continue
-        const ground = behind(element)
-        const pair = [luminance(ground), luminance(over(of(getComputedStyle(element).color), ground))].sort((a, b) => b - a)
-        found.push([text, (pair[0] + 0.05) / (pair[1] + 0.05)])
-    }
-    return found
-}"""
+NOTE = """() => `[data-node-id="${app.graph.nodes.find(n => n.type === 'MarkdownNote').id}"] .comfy-markdown-content`"""
 
 
 @pytest.fixture
@@ -100,13 +70,17 @@ def test_nothing_overlaps_and_every_note_can_be_read(front: FrontEnd) -> None:
     for theme, examples in (("dark", EXAMPLES), ("light", EXAMPLES[:1])):
         front.page.evaluate("theme => app.extensionManager.setting.set('Comfy.ColorPalette', theme)", theme)
         for example in examples:
-            workflow = json.loads((WORKFLOWS / f"{example.title}.json").read_text(encoding="utf-8"))
-            front.page.evaluate(OPEN, workflow)
-            front.page.wait_for_function(DRAWN)
-            front.page.evaluate(SETTLED)
+            show(front, example)
             if found := [*overlapping(front), *unreadable(front, [file.name for file in example.graph().files()])]:
                 faults[f"{example.name}, {theme}"] = found
     assert not faults
+
+
+def show(front: FrontEnd, example: Example) -> None:
+    workflow = json.loads((WORKFLOWS / f"{example.title}.json").read_text(encoding="utf-8"))
+    front.page.evaluate(OPEN, workflow)
+    front.page.wait_for_function(DRAWN)
+    front.page.evaluate(SETTLED)
 
 
 def overlapping(front: FrontEnd) -> list[str]:
@@ -125,7 +99,7 @@ def overlap(a: list[float], b: list[float]) -> bool:
 
 
 def unreadable(front: FrontEnd, files: list[str]) -> list[str]:
-    contrasts: list[tuple[str, float]] = front.page.evaluate(CONTRASTS)
+    contrasts: list[tuple[str, float]] = front.page.locator(front.page.evaluate(NOTE)).evaluate(CONTRASTS)
     shown = " ".join(text for text, _ in contrasts)
     out = [f"the note lacks {file}" for file in files if file not in shown]
     return out + [f"{text!r} has a contrast of {ratio:.1f}" for text, ratio in contrasts if ratio < LEAST_CONTRAST]

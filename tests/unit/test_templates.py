@@ -6,13 +6,18 @@ import re
 from collections import Counter
 
 import pytest
+from PIL import Image
 
-from bed.templates import EXAMPLES, Example
-from bed.templates.__main__ import NOTES, SUBGRAPHS, WORKFLOWS, texts
+from bed import toybox
+from bed.templates import EXAMPLES, TITLES, Example
+from bed.templates.__main__ import LARGEST, NOTES, SUBGRAPHS, WORKFLOWS, texts
+from bed.templates.card import frames_of
 from bed.templates.files import FILES
+from bed.templates.frames import ASKED
 from bed.templates.graph import Column, Graph
 from bed.templates.prediction import KLEIN, LARGE, SMALL, Z_IMAGE, flops, flops_of_picture
 from bed.templates.said import LANGUAGES, SENTENCES, NotSaid, translated
+from fusestream.checkpoints import toys
 
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 
@@ -25,6 +30,21 @@ def test_the_files_are_what_the_script_makes() -> None:
     changed = [path.name for path in wanted if found[path] != wanted[path]]
     assert not changed, "call `python3 dev.py workflows` and commit what it writes"
     assert {path.stem for path in WORKFLOWS.glob("*.jpg")} == {example.title for example in EXAMPLES}
+
+
+@pytest.mark.parametrize("name", [name for name, asked in ASKED.items() if not asked.twice])
+def test_a_picture_shows_what_its_prompt_says(name: str) -> None:
+    """As the judge of the toy world sees its three frames."""
+    with Image.open(WORKFLOWS / f"{TITLES[name]}.jpg") as picture:
+        frames = frames_of(picture)
+    asked = ASKED[name]
+    verdict = toys.judge(toybox.film_of(frames), asked.scene)
+    assert verdict == toys.Verdict(colour=True, shape=True, direction=True, background=True), asked.prompt
+
+
+def test_pictures_are_small() -> None:
+    """All users download them."""
+    assert all(path.stat().st_size <= LARGEST for path in WORKFLOWS.glob("*.jpg"))
 
 
 @each_example

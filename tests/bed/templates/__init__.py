@@ -9,6 +9,7 @@
     note.py        the note on each: which file goes where, what an 8 GB card should expect
     prediction.py  the arithmetic behind that expectation
     card.py        the pictures in the template browser
+    frames.py      what they show: videos of the trained small model, with `--pictures` made anew
     clip.py        the clip that one of them changes
 
 Our own nodes' inputs come from the published schema (`tests/unit/schema.json`): after an input was added, run it again.

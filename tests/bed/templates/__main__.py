@@ -1,21 +1,27 @@
 """Write every file in `workflows/` and `subgraphs/` and the notes in other languages, and take away what no example makes any
-more."""
+more. Pictures that are there stay: a title that changes is another file. `--pictures` makes them anew.
+"""
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from ..paths import ROOT
-from . import EXAMPLES
+from . import EXAMPLES, Example
 from .blueprints import BLUEPRINTS, blueprint
 from .card import card
 from .clip import write_clip
 from .examples import CLIP
 from .said import LANGUAGES, TITLES, translated
 
-SHOWN = 384  # pixels of a side of a picture in the template browser: users download them all
+# Pixels of a side of a picture in the template browser, and bytes of its file: users download them all.
+SHOWN, LARGEST = 384, 15_000
 WORKFLOWS, SUBGRAPHS = ROOT / "workflows", ROOT / "subgraphs"
 NOTES = ROOT / "nodes" / "web" / "notes"
 
@@ -48,6 +54,9 @@ def _text(content: Any) -> str:
 
 
 def main() -> None:
+    cli = argparse.ArgumentParser(prog="dev.py workflows")
+    cli.add_argument("--pictures", action="store_true")
+    options = cli.parse_args()
     wanted = texts()
     pictures = {WORKFLOWS / f"{example.title}.jpg": example for example in EXAMPLES}
     SUBGRAPHS.mkdir(exist_ok=True)
@@ -59,9 +68,28 @@ def main() -> None:
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
     write_clip(WORKFLOWS / CLIP)
-    for path, example in pictures.items():
-        card(example).resize((SHOWN, SHOWN)).save(path, quality=70, optimize=True, progressive=True)
+    draw({path: example for path, example in pictures.items() if options.pictures or not path.exists()})
     print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}, {len(BLUEPRINTS)} blueprints in {SUBGRAPHS}")
+
+
+def draw(pictures: dict[Path, Example]) -> None:
+    """Those that are named, with what their examples make."""
+    from .frames import shown  # needs ComfyUI and the trained small model
+
+    made = shown([example.name for example in pictures.values()]) if pictures else {}
+    for path, example in pictures.items():
+        picture = card(example, made.get(example.name)).resize((SHOWN, SHOWN))
+        path.write_bytes(_pressed(picture))
+
+
+def _pressed(picture: Image.Image) -> bytes:
+    """As a JPEG that is no larger than it may be; stripes and checks take more of it than anything else."""
+    for quality in range(70, 30, -4):
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=quality, optimize=True, progressive=True)
+        if file.tell() <= LARGEST:
+            break
+    return file.getvalue()
 
 
 if __name__ == "__main__":
