@@ -18,6 +18,8 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from torch import Tensor, nn
 
+from ..kernels_cuda.ops.conv_operands import last_format
+
 HELD = "_fusestream_held"  # where a model on a card has what of it lies there, by name
 
 
@@ -67,12 +69,12 @@ def patcher_of(model: nn.Module, load_device: torch.device, offload_device: torc
 
 def hold(model: nn.Module, device: torch.device) -> None:
     """Let all that the model computes with lie on the device, in the types in which it computes; where the kernels are ours, the
-    weights of convolutions of pictures as they are read."""
+    weights of convolutions as they are read."""
     held: dict[str, Held] = model.__dict__.setdefault(HELD, {})
     is_ours = hasattr(model, "fusestream_policy") and device.type == "cuda"
     for module, name, tensor, kind in list(_tensors(model)):
         if tensor.device != device or tensor.dtype is not kind:
-            form = torch.channels_last if is_ours and tensor.ndim == 4 else torch.preserve_format
+            form = last_format(tensor) if is_ours and tensor.ndim in (4, 5) else torch.preserve_format
             held[name] = Held(tensor, _put(module, name, tensor.to(device, kind, memory_format=form)))
 
 

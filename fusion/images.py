@@ -1,8 +1,8 @@
 """What the families of VAEs have in common: how much memory they may take, how a convolution's weights are taken, progress. A U-Net
 takes its convolutions' weights so, too.
 
-Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type. A VAE's are laid out for the kernels
-at each use, a U-Net's when they arrive on the card (`stream/laid_out.py`).
+Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type. They are laid out for the kernels when
+they arrive on the card: a VAE's by `held.py`, a U-Net's by `stream/laid_out.py`.
 """
 
 from __future__ import annotations

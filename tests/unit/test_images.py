@@ -19,9 +19,11 @@ class Memory:
     """torch's allocator as far as VAEs ask it: what it holds, and what it may."""
 
     def __init__(self, monkeypatch):
-        self.held, self.unused, self.fraction, self.asked = 1 << 30, 512 << 20, 0.9, []
+        self.held, self.unused, self.fraction, self.asked = 1 << 30, 512 << 20, 0.9, list[int]()
+        self.order: list[str] = []
         for name, function in {
             "memory_reserved": lambda *_: self.held,
+            "memory_stats_as_nested_dict": lambda _: {"reserved_bytes": {"large_pool": {"current": self.held}}},
             "memory_allocated": lambda *_: self.held - self.unused,
             "empty_cache": self.empty,
             "get_per_process_memory_fraction": lambda _: self.fraction,
@@ -31,6 +33,7 @@ class Memory:
         }.items():
             monkeypatch.setattr(torch.cuda, name, function, raising=False)
         monkeypatch.setattr(images, "one_piece", self.piece)
+        monkeypatch.setattr(images, "products_have_their_room", lambda device: self.order.append("products"))
 
     def empty(self):
         self.held -= self.unused
@@ -42,6 +45,7 @@ class Memory:
 
     def piece(self, nbytes, device):
         assert device == CARD
+        self.order.append("piece")
         self.asked.append(nbytes)
         self.held += nbytes
         self.unused += nbytes
@@ -65,6 +69,20 @@ def test_one_piece_serves_until_something_changes(memory):
     memory.held += 2 << 20
     serve(module, memory, shape=(1, 3))
     assert memory.asked == [256 << 20] * 3, "what others took lies amid it"
+
+
+def test_what_products_keep_lies_beside_the_piece(memory):
+    serve(nn.Identity(), memory)
+    assert memory.order == ["products", "piece"], "amid it cuBLAS would hold all of it"
+
+
+def test_small_tensors_are_no_matter(memory, monkeypatch):
+    module, small = nn.Identity(), 0
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: memory.held + small)
+    serve(module, memory)
+    small = 2 << 20
+    serve(module, memory)
+    assert memory.asked == [256 << 20], "what is small has a pool of its own"
 
 
 def test_what_turns_took_goes_before_the_next(memory):

@@ -19,6 +19,7 @@ from torch_allocator import Allocator, HeldBytes
 import nodes
 from bed.depth import is_thorough
 from fusestream import fusion
+from fusestream.fusion import images
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.image_vae import TINY_VAE, tiny
 from fusestream.fusion.family import Role
@@ -150,7 +151,9 @@ def test_what_was_foretold_is_kept_and_is_within_3_gib(monkeypatch, kind, way, s
             options = {"output_buffer": out} if way == "decode" else {"device": torch.device("cpu")}
             allocator = Allocator()
             monkeypatch.setattr(torch.cuda, "empty_cache", allocator.give_back)
-            monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: allocator.held)
+            monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: allocator.held)
+            monkeypatch.setattr(images, "held_in_pieces", lambda _: allocator.held)
+            monkeypatch.setattr(images, "products_have_their_room", lambda _: None)
             monkeypatch.setattr(tiny, "on_card", lambda _: True)
             with HeldBytes(allocator, x, out, *net.parameters()) as live:
                 getattr(net, way)(x, **options)

@@ -187,7 +187,9 @@ def test_720p_keeps_within_what_was_foretold_and_3_gib(monkeypatch, kind, way):
             count = len(wan_vae.bands_for(full_length(net, way, long), net, wan_vae.LIMIT, given.device))
             allocator = Allocator()
             monkeypatch.setattr(torch.cuda, "empty_cache", allocator.give_back)
-            monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: allocator.held)
+            monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: allocator.held)
+            monkeypatch.setattr(images, "held_in_pieces", lambda _: allocator.held)
+            monkeypatch.setattr(images, "products_have_their_room", lambda _: None)
             monkeypatch.setattr(images, "one_piece", lambda nbytes, _: allocator.hold(nbytes))
             monkeypatch.setattr(images, "bounded", lambda *_: contextlib.nullcontext())
             segments = []

@@ -10,6 +10,7 @@ with a shortcut round it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -128,17 +129,25 @@ def _compute(stage: Stage, policy: KernelPolicy, x: Tensor, caches: Caches, cut:
 def add_duplicated(out: Tensor, x: Tensor, shortcut: Any, first: bool) -> Tensor:
     """out + stock's DupUp3D of x, in place: each pixel of x, with its channels dealt out, over the frames and pixels it
     becomes. The upsampled x is never stored. out [b, n, ft t, fs h, fs w]; of the very first frame, the last only.
+
+    A value's place is frame i, row j and column k of what its pixel becomes, counted as one number. A channel of the result is
+    made of `each` channels of x, of which the first parts of that number choose one: by i, or where frames stay as they are by j.
+    So x, its channels taken apart into these, is added to out, its pixels taken apart: all places in one pass.
     """
     over_time, over_space = shortcut.factor_t, shortcut.factor_s
-    factor, n = shortcut.factor, out.shape[1]
-    frames = range(over_time - 1, over_time) if first else range(over_time)
-    for i in frames:
-        for j in range(over_space):
-            for k in range(over_space):
-                phase = (i * over_space + j) * over_space + k
-                place = torch.arange(n, device=x.device).mul_(factor).add_(phase) // shortcut.repeats
-                step = 1 if first else over_time
-                out[:, :, (0 if first else i) :: step, j::over_space, k::over_space] += x.index_select(1, place)
+    places, n = (over_time, over_space, over_space), out.shape[1]
+    each = left = x.shape[1] // n
+    dealt = []
+    for count in places:
+        dealt.append(math.gcd(left, count))
+        left //= dealt[-1]
+    if left != 1 or each * n != x.shape[1] or any(d not in (1, count) for d, count in zip(dealt, places, strict=True)):
+        raise ValueError(f"{x.shape[1]} channels cannot be dealt out to {n} over {places}")
+    t, h, w = x.shape[2:]
+    parts = x.unflatten(1, (n, *dealt)).permute(0, 1, 5, 2, 6, 3, 7, 4)  # b n t i h j w k
+    frames = 1 if first else over_time
+    wide = out.unflatten(4, (w, over_space)).unflatten(3, (h, over_space)).unflatten(2, (t, frames))
+    wide += parts[:, :, :, -1:] if first else parts
     return out
 
 
