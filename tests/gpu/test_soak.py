@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROUNDS = 5  # of twenty prompts
-SERVER_NEEDS = ("aiohttp", "alembic", "av", "PIL", "psutil", "sqlalchemy")
+SERVER_NEEDS = ("aiohttp", "alembic", "av", "PIL", "psutil", "pydantic", "sqlalchemy")
 MISSING = [name for name in SERVER_NEEDS if importlib.util.find_spec(name) is None]
 
 pytestmark = [
