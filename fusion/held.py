@@ -67,15 +67,35 @@ def patcher_of(model: nn.Module, load_device: torch.device, offload_device: torc
     return HeldPatcher(model, load_device=load_device, offload_device=offload_device, size=nbytes)
 
 
-def hold(model: nn.Module, device: torch.device) -> None:
+def hold(model: nn.Module, device: torch.device, parts: tuple[str, ...] = ("",)) -> None:
     """Let all that the model computes with lie on the device, in the types in which it computes; where the kernels are ours, the
-    weights of convolutions as they are read."""
+    weights of convolutions as they are read. parts: how the names of what is meant begin."""
     held: dict[str, Held] = model.__dict__.setdefault(HELD, {})
     is_ours = hasattr(model, "fusestream_policy") and device.type == "cuda"
     for module, name, tensor, kind in list(_tensors(model)):
-        if tensor.device != device or tensor.dtype is not kind:
+        if name.startswith(parts) and (tensor.device != device or tensor.dtype is not kind):
             form = last_format(tensor) if is_ours and tensor.ndim in (4, 5) else torch.preserve_format
             held[name] = Held(tensor, _put(module, name, tensor.to(device, kind, memory_format=form)))
+
+
+def hold_alone(model: nn.Module, device: torch.device, parts: tuple[str, ...], others: tuple[str, ...]) -> None:
+    """Of a model that is held these parts lie on the device, and others wait where the file put them: what is computed now has no
+    use for them. A model that is not held stays as it is."""
+    held: dict[str, Held] | None = model.__dict__.get(HELD)
+    if held:
+        for name in [name for name in held if name.startswith(others)]:
+            _put(model.get_submodule(name.rpartition(".")[0]), name, held.pop(name).origin)
+        hold(model, device, parts)
+
+
+def bytes_beside(model: nn.Module, others: tuple[str, ...]) -> int:
+    """Of the weights that lie on a card while others wait, if they can."""
+    held = model.__dict__.get(HELD, {})
+    return sum(
+        tensor.nbytes
+        for name, tensor in model.named_parameters()
+        if not (name.startswith(others) and (name in held or tensor.device.type != "cuda"))
+    )
 
 
 def give_back(model: nn.Module) -> None:

@@ -468,7 +468,7 @@ def short() -> list[Row]:
     return [
         sampling("wan13", 480, 832, 1, 16, group="short", asked=1.6, asked_first=1.1),
         sampling("wan13", 208, 336, 33, 16, group="short", asked=1.1, asked_first=1.1),
-        sampling("wan13", 480, 480, 17, 4, group="short", asked=1.1, asked_first=1.1, **new),
+        sampling("wan13", 480, 480, 17, 16, group="short", asked=1.1, asked_first=1.1, **new),
         Row("vae", "decode", 464, 848, 45, 3, group="short", asked_first=1.1, **new),  # type: ignore[arg-type]
         Row("vae", "encode", 464, 848, 45, 3, group="short", asked_first=1.1, **new),  # type: ignore[arg-type]
         Row(

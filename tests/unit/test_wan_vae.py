@@ -179,12 +179,14 @@ def test_720p_keeps_within_what_was_foretold_and_3_gib(monkeypatch, kind, way):
             net = FULL[kind](dim_mult=[1, 2, 4, 4], temperal_downsample=[False, True, True])
             wan_vae.fuse(net)
             weights = sum(p.numel() * 2 for p in net.parameters())
+            there = wan_vae.weights_there(net, way == "decode")
+            assert 0 < there < weights, "the other half's wait"
             frames, long = 9, (1, channels, 21, 720 // ratio, 1280 // ratio)
             latent = (1, channels, 3, *long[3:])
             given = torch.empty(latent if way == "decode" else (1, 3, frames, 720, 1280))
             out = torch.empty(net.decode_output_shape(latent))
             options = {"output_buffer": out} if way == "decode" else {"device": torch.device("cpu")}
-            count = len(wan_vae.bands_for(full_length(net, way, long), net, wan_vae.LIMIT, given.device))
+            count, kept = wan_vae.cutting_for(full_length(net, way, long), net, wan_vae.LIMIT, given.device)
             allocator = Allocator()
             monkeypatch.setattr(torch.cuda, "empty_cache", allocator.give_back)
             monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: allocator.held)
@@ -202,15 +204,32 @@ def test_720p_keeps_within_what_was_foretold_and_3_gib(monkeypatch, kind, way):
             foretold = job.peak(count) + job.features()
             assert 0.75 * foretold < live.most <= foretold
             assert allocator.most <= wan_vae.IN_ONE_PIECE * foretold + PAGES
-            more = full_length(net, way, long).features() - job.features()
+            more = kept - job.features() if kept else 0
             beside = wan_vae.IN_ONE_PIECE * more + wan_vae.BESIDE
-            assert weights + allocator.most + beside + LIBRARIES <= 3 << 30
+            assert there + allocator.most + beside + LIBRARIES <= 3 << 30
             assert (
-                weights + wan_vae.memory_used(net, wan_vae.LIMIT, way == "decode", given.shape, torch.float16)
-                <= 3 << 30
+                there + wan_vae.memory_used(net, wan_vae.LIMIT, way == "decode", given.shape, torch.float16) <= 3 << 30
             )
     finally:
         torch.set_default_dtype(standard)
+
+
+def test_features_stay_on_the_card_unless_fewer_bands_fit_without(monkeypatch):
+    with torch.device("meta"):
+        net = FULL["wan22_vae"](dim_mult=[1, 2, 4, 4], temperal_downsample=[False, True, True])
+    job = wan_vae.work(net, True, (1, 48, 31, 44, 80))
+    rooms = [job.peak(count) for count in (4, 6)]
+    for room in rooms:
+        cut = wan_vae.cutting(job, room)
+        assert cut.kept == 0 and job.peak(cut.count) <= room, "there is no room beside the bands"
+        assert wan_vae.cutting(job, room + job.features()).kept in (0, job.features())
+    assert (
+        wan_vae.cutting(job, job.peak(6) + job.features()) == (6, job.features())
+        or job.peak(5) <= job.peak(6) + job.features()
+    )
+    assert wan_vae.cutting(job, job.peak(1)) == (1, 0)
+    monkeypatch.setattr(wan_vae, "KEPT", job.features() - 1)
+    assert wan_vae.cutting(job, job.peak(6) + 2 * job.features()).kept == 0
 
 
 def full_length(net, way, latent):

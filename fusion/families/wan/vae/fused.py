@@ -11,7 +11,7 @@ Decoded frames leave for the host as they are ready, encoded ones come from it a
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.model_management
 import torch
@@ -20,16 +20,18 @@ from comfy.ldm.wan.vae2_2 import WanVAE as WanVAE22
 from torch import Tensor, nn
 
 from .....kernels_cuda import STANDARD, KernelPolicy
-from .... import finishing
+from .... import finishing, held
 from ....errors import WrongFile
-from ....images import IN_ONE_PIECE, LIMIT, OTHERS, Progress, weight_bytes
+from ....images import IN_ONE_PIECE, LIMIT, OTHERS, Progress
 from ....outbox import Outbox
 from .. import VAES
-from .bands import Band, Work
+from .bands import Work
 from .passage import KEPT, Passage
 from .stages import stages
 
 FRAMES_PER_LATENT = 4
+# What each half has, by whether it decodes: how the names of its weights begin.
+PARTS = {True: ("decoder.", "conv2."), False: ("encoder.", "conv1.")}
 # Bytes beside the one piece that a video passes through: what torch's convolutions, where they are the fastest, make beside it.
 BESIDE = 96 << 20
 
@@ -53,39 +55,52 @@ def work(vae: Any, decodes: bool, shape: torch.Size | tuple[int, ...], item: int
     return Work(profiles, False, *latent, vae.encoder.conv1.in_channels, item)
 
 
-def kept(job: Work) -> int:
-    """Bytes of features that stay on the card, where there are several bands."""
-    return job.features() if job.features() <= KEPT else 0
+def weights_there(vae: Any, decodes: bool) -> int:
+    """Bytes of the weights that lie on the card meanwhile: those of one half."""
+    return held.bytes_beside(vae, PARTS[not decodes])
 
 
-def in_use(vae: Any, limit: int) -> int:
+def in_use(vae: Any, limit: int, decodes: bool) -> int:
     """Bytes that may be in use at a time, so that they and the weights keep within the limit."""
-    return int((limit - weight_bytes(vae) - BESIDE) / IN_ONE_PIECE)
+    return int((limit - weights_there(vae, decodes) - BESIDE) / IN_ONE_PIECE)
 
 
-def in_one_piece(job: Work, count: int) -> int:
-    """Bytes of the piece of memory that a video in so many bands passes through."""
-    return int(IN_ONE_PIECE * (job.peak(count) + (kept(job) if count > 1 else 0)))
+class Cutting(NamedTuple):
+    """count: of the bands. kept: bytes of features between them and the attention that stay on the card; where fewer bands fit
+    without, or there are too many, they wait on the host."""
+
+    count: int
+    kept: int
+
+
+def cutting(job: Work, room: int) -> Cutting:
+    """How a video keeps within so many bytes in use."""
+    count, features = job.count(room, 0), job.features()
+    stays = count > 1 and features <= KEPT and job.count(room, features) == count
+    return Cutting(count, features if stays else 0)
+
+
+def in_one_piece(job: Work, cut: Cutting) -> int:
+    """Bytes of the piece of memory that a video passes through."""
+    return int(IN_ONE_PIECE * (job.peak(cut.count) + cut.kept))
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
     """Bytes that a decoding or encoding takes beside the weights, however many samples there are. For ComfyUI to free."""
     job = work(vae, decodes, shape, dtype.itemsize)
-    count = job.count(in_use(vae, limit), kept(job))
-    needed = BESIDE + in_one_piece(job, count)
+    needed = BESIDE + in_one_piece(job, cutting(job, in_use(vae, limit, decodes)))
     # Where our kernels do not serve, torch's convolutions copy what they remember beside what they compute, and have a
     # workspace.
     return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
 
 
-def bands_for(job: Work, vae: Any, limit: int, device: torch.device) -> list[Band] | None:
-    """The bands in which a video keeps within the limit, and within what is free. None: it can pass whole."""
-    within = in_use(vae, limit)
+def cutting_for(job: Work, vae: Any, limit: int, device: torch.device) -> Cutting:
+    """How a video keeps within the limit, and within what is free."""
+    within = in_use(vae, limit, job.decodes)
     if device.type == "cuda":
         free = comfy.model_management.get_free_memory(device) - BESIDE
         within = min(within, int(free / IN_ONE_PIECE))
-    count = job.count(within, kept(job))
-    return job.bands(count) if count > 1 else None
+    return cutting(job, within)
 
 
 # ------------------------------------------------------------------------------------------------------ the fused VAEs
@@ -114,14 +129,16 @@ class Fused:
         output_buffer  where to put them, on any device and of any type; unless given, like z
         bands          the number of bands, unless the limit shall decide it
         """
+        vae: Any = self
         _require_channels(self, z)
         shape = self.decode_output_shape(z.shape)
         out = torch.empty(shape, device=z.device, dtype=z.dtype) if output_buffer is None else output_buffer
         job = work(self, True, z.shape, z.element_size())
-        parts = job.bands(bands) if bands else bands_for(job, self, self.fusestream_limit, z.device)
+        held.hold_alone(vae, z.device, PARTS[True], PARTS[False])
+        cut = self._cut(job, bands, z.device)
         alone = output_buffer is not None
-        progress = Progress(len(z) * len(parts or [None]) * shape[2], shown=alone)
-        passage = self._passage(job, parts, z.device, progress, alone)
+        progress = Progress(len(z) * cut.count * shape[2], shown=alone)
+        passage = self._passage(job, cut, z.device, progress, alone)
         finishes = finishing.of(self, output_buffer)
         outbox = Outbox(out, finishes is not None)
         for sample in range(len(z)):
@@ -142,24 +159,33 @@ class Fused:
         alone, device = device is not None, device or x.device
         job = work(self, False, x.shape, x.element_size())
         unit = 8 * patch(self)
-        parts = None
+        vae: Any = self
+        held.hold_alone(vae, device, PARTS[False], PARTS[True])
+        cut = Cutting(1, 0)
         if x.shape[3] % unit == 0 and x.shape[4] % unit == 0:  # as ComfyUI crops them: bands meet between two pixels
-            parts = job.bands(bands) if bands else bands_for(job, self, self.fusestream_limit, device)
+            cut = self._cut(job, bands, device)
         used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
-        progress = Progress(len(x) * len(parts or [None]) * used, shown=alone)
-        passage = self._passage(job, parts, device, progress, alone)
+        progress = Progress(len(x) * cut.count * used, shown=alone)
+        passage = self._passage(job, cut, device, progress, alone)
         samples = (x[at : at + 1, :, :used] for at in range(len(x)))
         return torch.cat(
             [passage.passed(passage.vae.encoder, x.shape, partial(passage.encode, one)) for one in samples]
         )
 
-    def _passage(
-        self, job: Work, bands: list[Band] | None, device: torch.device, progress: Progress, alone: bool
-    ) -> Passage:
+    def _cut(self, job: Work, bands: int | None, device: torch.device) -> Cutting:
+        """bands: the number of them, where somebody wants it."""
+        if bands is None:
+            return cutting_for(job, self, self.fusestream_limit, device)
+        return Cutting(bands, job.features() if bands > 1 and job.features() <= KEPT else 0)
+
+    def _passage(self, job: Work, cut: Cutting, device: torch.device, progress: Progress, alone: bool) -> Passage:
         net: Any = self
-        piece = in_one_piece(job, len(bands or [None]))
-        most = max(piece, self.fusestream_limit - OTHERS - weight_bytes(net))
-        return Passage(net, patch(self), self.fusestream_policy, job, bands, device, progress, alone, piece, most)
+        piece = in_one_piece(job, cut)
+        most = max(piece, self.fusestream_limit - OTHERS - weights_there(net, job.decodes))
+        bands = job.bands(cut.count) if cut.count > 1 else None
+        return Passage(
+            net, patch(self), self.fusestream_policy, job, bands, cut.kept > 0, device, progress, alone, piece, most
+        )
 
 
 def _require_channels(vae: Any, z: Tensor) -> None:

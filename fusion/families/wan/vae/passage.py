@@ -23,7 +23,7 @@ from .bands import WHOLE, Band, Work
 from .layers import causal_conv
 from .stages import Pieces, before_stages, behind_stages, gathered, in_pairs, stages, through
 
-KEPT = 1 << 28  # bytes of features that stay on the card; where all frames have more, they wait on the host
+KEPT = 1 << 28  # bytes of features that may stay on the card; where all frames have more, they wait on the host
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Passage:
     vae     stock's WanVAE
     fold    pixels of the image, along either side, that are one pixel to its convolutions
     bands   None: the whole image at once
+    keeps   whether what lies between the bands and the attention stays on the card, or waits on the host
     device  where it is computed
     alone   this is all of an image or video, and no tile of one
     piece   bytes of the one piece of memory that it passes through
@@ -44,6 +45,7 @@ class Passage:
     policy: KernelPolicy
     job: Work
     bands: list[Band] | None
+    keeps: bool
     device: torch.device
     progress: Progress
     alone: bool
@@ -157,7 +159,7 @@ class Passage:
     def _room(self, dtype: torch.dtype) -> Tensor:
         """For what lies between the bands and the attention, of all frames."""
         shape = (1, self.job.inner, self.job.frames, self.job.height, self.job.width)
-        where = self.device if self.job.features() <= KEPT else "cpu"
+        where = self.device if self.keeps else "cpu"
         return torch.empty(shape, dtype=dtype, device=where, memory_format=torch.channels_last_3d)
 
     def _keep(self, pieces: Pieces) -> Tensor:
@@ -172,8 +174,9 @@ class Passage:
         return whole
 
     def _taken_from(self, whole: Tensor) -> Pieces:
+        inbox = Inbox(self.device)
         for start, end in spans(whole.shape[2]):
-            yield whole[:, :, start:end].to(self.device)
+            yield inbox.take(whole[:, :, start:end])
 
 
 def spans(frames: int) -> Iterator[tuple[int, int]]:
