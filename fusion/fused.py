@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain, repeat
-from operator import contains, is_
+from operator import contains, is_, methodcaller
 from typing import Any
 
 import comfy.model_management
@@ -26,6 +26,7 @@ from .stream.doors import STREAMED
 
 POLICY = "fusestream_policy"
 PARTS = "fusestream_parts"  # where a fused block has its `Parts`
+VALUES: Any = methodcaller("values")
 
 # -------------------------------------------------------------------------------------------------------------- policies
 
@@ -116,8 +117,8 @@ class Parts:
         self._owns = [own for _, own, _, _ in self._calls]
         self._convolving = [part.__dict__ for _, part in named if hasattr(part, "_conv_forward")]
         self._hooks = [hooks for _, _, *both in self._calls for hooks in both]
-        self._held = [modules.values() for _, modules, _ in self._groups]
-        self._inner, self._sizes = [*chain.from_iterable(self._held)], [*map(len, self._held)]
+        self._held = [modules for _, modules, _ in self._groups]
+        self._inner, self._sizes = [*chain.from_iterable(map(VALUES, self._held))], [*map(len, self._held)]
         self._weights = [part for _, part in named if "weight" in part._parameters]
 
     def obstacle(self, block: nn.Module, x: Tensor) -> str | None:
@@ -137,8 +138,8 @@ class Parts:
             not any(self._hooks)
             and not any(map(contains, self._owns, repeat("forward")))
             and not any(map(contains, self._convolving, repeat("_conv_forward")))
-            and all(map(is_, chain.from_iterable(self._held), self._inner))
             and [*map(len, self._held)] == self._sizes
+            and all(map(is_, chain.from_iterable(map(VALUES, self._held)), self._inner))
         )
         return None if is_as_it_was else self._name_of_replaced()
 

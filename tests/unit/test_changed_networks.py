@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,14 @@ def test_a_part_that_was_put_back_is_as_it_was() -> None:
     assert parts.replaced() is not None
     hook.remove()
     assert parts.replaced() is None
+
+
+def test_a_copy_looks_at_its_own() -> None:
+    net = network()
+    net.parts = Parts(net)
+    other = copy.deepcopy(net)
+    other.last[0] = nn.Linear(4, 4)
+    assert net.parts.replaced() is None and other.parts.replaced() == "another node has replaced 0 of last"
 
 
 def test_methods_that_come_as_others_go() -> None:
