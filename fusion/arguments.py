@@ -6,7 +6,8 @@ What is not known through and through is unfit: a class of somebody's own may co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,20 +21,28 @@ class Unfit(Exception):
 PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format)
 
 
+def _is_plain(kind: type) -> bool:
+    return issubclass(kind, PLAIN)
+
+
+# Whether what is of a type is a value, which two calls may have in common. Asked of every argument of every call.
+is_plain: Callable[[Any], bool] = functools.cache(_is_plain)
+
+
 def taken_apart(value: Any, tensors: list[Tensor], device: torch.device) -> Hashable:
     """What `value` is but for its tensors' numbers. Its tensors are added to `tensors`, each once. Raises Unfit."""
+    kind: Any = type(value)
+    if is_plain(kind):
+        return kind, value
     if isinstance(value, Tensor):
         return _place_of(value, tensors, device)
-    kind: Any = type(value)
-    if isinstance(value, PLAIN):
-        return kind, value
     if kind is dict:
-        return kind, tuple((key, taken_apart(each, tensors, device)) for key, each in value.items())
+        return kind, tuple([(key, taken_apart(each, tensors, device)) for key, each in value.items()])
     if _is_sequence(value):
-        return kind, tuple(taken_apart(each, tensors, device) for each in value)
+        return kind, tuple([taken_apart(each, tensors, device) for each in value])
     if dataclasses.is_dataclass(value) and kind.__dataclass_params__.frozen:
         fields = (getattr(value, field.name) for field in dataclasses.fields(value))
-        return kind, tuple(taken_apart(each, tensors, device) for each in fields)
+        return kind, tuple([taken_apart(each, tensors, device) for each in fields])
     raise Unfit(f"it is given a {kind.__name__}")
 
 
@@ -47,9 +56,10 @@ def _place_of(value: Tensor, tensors: list[Tensor], device: torch.device) -> Has
         raise Unfit(f"it is given a {type(value).__name__}")
     if value.device != device:
         raise Unfit(f"it is given a tensor on the {value.device.type.upper()}")
-    if torch.is_grad_enabled() and value.requires_grad:
+    if value.requires_grad and torch.is_grad_enabled():
         raise Unfit("a gradient is wanted")
-    number = next((i for i, known in enumerate(tensors) if known is value), len(tensors))
+    known = [id(tensor) for tensor in tensors]
+    number = known.index(id(value)) if id(value) in known else len(tensors)
     if number == len(tensors):
         tensors.append(value)
     return Tensor, number, value.shape, value.stride(), value.dtype
@@ -63,7 +73,7 @@ def put_together(value: Any, tensors: Iterator[Tensor], known: dict[int, Tensor]
             known[id(value)] = next(tensors)
         return known[id(value)]
     kind: Any = type(value)
-    if isinstance(value, PLAIN):
+    if is_plain(kind):
         return value
     if kind is dict:
         return {key: put_together(each, tensors, known) for key, each in value.items()}

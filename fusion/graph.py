@@ -13,6 +13,11 @@ One call has a key: shapes, strides and types of all its tensors, and every othe
                         network keeps
     all others          are replayed
 
+Whether other nodes have replaced something in a network of a thousand modules takes a while to find out. So a replay is launched
+first: all that it reads lies where it did, which is known by then. The host looks while the device computes, and where it finds
+something, nobody gets what came out, and the body runs as ever. Work that leaves traces, random numbers that are drawn or a buffer
+that is added to, is not done in vain: there the host looks before.
+
 When anything moved, a call is captured anew at once. But where that was in vain more than once, since nobody replayed it before
 the next move (a LoRA may change from call to call), some calls in a row must find all in its place: twice as many each time.
 
@@ -46,7 +51,7 @@ from ..kernels_cuda.choosing import hurried
 from .arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
 from .stream.doors import NOWHERE, STREAMED, generation_of
 from .stream.settled import Settled
-from .unchanged import Unchanged, difference
+from .unchanged import Unchanged, difference, lasting
 from .words import counted
 
 PAYS = 0.9  # of the time that a call takes, that the host must be busy for it
@@ -104,7 +109,7 @@ class _Graph:
         """out: the structure of what comes out, whose tensors are `outputs`. effects: what the host does at each replay."""
         self.recorded, self.inputs, self.out, self.outputs = recorded, inputs, out, outputs
         self._rehearsal, self._effects = rehearsal, effects  # the first keeps what is read at each replay
-        self._rooms = [span(tensor) for tensor in inputs]
+        self._copies = _in_few_copies(inputs)
         self._around = sum(span(tensor).nbytes for tensor in (*inputs, *outputs)) + rehearsal.nbytes
         self.counted = 0  # bytes taken of the budget
         self.replayed = 0
@@ -113,19 +118,47 @@ class _Graph:
     def nbytes(self) -> int:
         return self.recorded.nbytes + self._around
 
-    def replay(self, tensors: Sequence[Tensor]) -> Any:
-        for room, given in zip(self._rooms, tensors, strict=True):
-            room.copy_(span(given))
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether to replay it in vain leaves all as it was."""
+        return self._rehearsal.is_repeatable
+
+    def launch(self, tensors: Sequence[Tensor]) -> None:
+        for copy in self._copies:
+            copy(tensors)
         self.recorded.replay()
         self.replayed += 1
-        out = self.results()
-        for effect in self._effects:
-            effect()
-        return out
 
     def results(self) -> Any:
         """What came out last, for the caller to keep."""
         return put_together(self.out, (tensor.clone() for tensor in self.outputs))
+
+    def told(self) -> None:
+        """It counts: what the host does beside it is done."""
+        for effect in self._effects:
+            effect()
+
+
+def _in_few_copies(rooms: Sequence[Tensor]) -> list[Callable[[Sequence[Tensor]], object]]:
+    """What copies tensors like these into these, those of one type at once: a copy alone keeps the host longer than the device."""
+    kinds = dict.fromkeys(room.dtype for room in rooms)
+    return [_one_copy([(i, room) for i, room in enumerate(rooms) if room.dtype is kind]) for kind in kinds]
+
+
+def _one_copy(numbered: Sequence[tuple[int, Tensor]]) -> Callable[[Sequence[Tensor]], object]:
+    whole = [(i, room) for i, room in numbered if room.is_contiguous()]  # the others with their gaps
+    gaping = [(i, room) for i, room in numbered if not room.is_contiguous()]
+    into = [room for _, room in whole] + [span(room) for _, room in gaping]
+
+    def copy(tensors: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(into, [tensors[i] for i, _ in whole] + [span(tensors[i]) for i, _ in gaping])
+
+    return copy
+
+
+def _as_ever() -> str | None:
+    """Of calls that nobody but their own arguments has a part in."""
+    return None
 
 
 class _Call:
@@ -166,10 +199,12 @@ class Graphs:
         self._net = Unchanged(net)
         self._looked_up: Hashable = None  # at which of the owner's generations
         self._calls: OrderedDict[Hashable, _Call] = OrderedDict()  # the latest last
+        self._latest: tuple[Hashable, _Call | None] = None, None  # of them, with its key
         self._generation: Hashable = None
         self._comes = False  # the owner settles before long
         self._lock = threading.RLock()
         self._is_capturing = False
+        self._was_changed = False  # when it was looked at last
         self.attempts = self.captured = self.replayed = 0
         self.tokens = 0  # of the replayed ones, those with memory beside: of texts
         self.peak = 0
@@ -183,26 +218,46 @@ class Graphs:
         """What they take of the device."""
         return sum(call.graph.counted for call in tuple(self._calls.values()) if call.graph is not None)
 
-    def call(self, body: Body, given: Sequence[Any], key: Hashable = (), memory: object = None) -> Any:
+    def call(
+        self,
+        body: Body,
+        given: Sequence[Any],
+        key: Hashable = (),
+        memory: object = None,
+        changed: Callable[[], str | None] = _as_ever,
+    ) -> Any:
         """body(*given): what a key has in common computes the same. key: what else it depends on. The body must not keep what it is
         given, nor write to it.
 
         memory: stands for what else the body reads and writes, at addresses that are the same as long as this is. What it writes
-        there must be the same however often it runs, once or three times, for one call. Give it up with `let_go`."""
+        there must be the same however often it runs, once or three times, for one call. Give it up with `let_go`.
+
+        changed: why the body is not what was captured, whatever the key says, in words a user understands. It may take a while."""
         if self._is_capturing or torch.compiler.is_compiling():
             return body(*given)
         call, tensors = self._known(given, key, memory)
+        graph = None if call is None else call.graph
+        if graph is None or self._was_changed or not graph.is_repeatable:
+            reason, changed = changed(), _as_ever
+            self._was_changed = reason is not None
+            if reason is not None:
+                self.refuse(reason)
+                return body(*given)
         if call is None:
             return body(*given) if self._generation is not None else self._arrived(body, given, key, memory)
-        if call.graph is None:
+        if graph is None:
             return self._toward(call, body, given, tensors)
         comfy.model_management.throw_exception_if_processing_interrupted()
-        found = self._replay(call, tensors)
+        found = self._replay(call, tensors, changed)
         if found is None:
             return body(*given)
         self._owner.ran_as_a_graph()
+        out, reason = found
+        if reason is not None:
+            self.refuse(reason)
+            return body(*given)
         self.tokens += memory is not None
-        return found[0]
+        return out
 
     def let_go(self, memory: object) -> None:
         """It is about to be given up: what was captured with it goes."""
@@ -278,11 +333,7 @@ class Graphs:
         except Unfit as unfit:
             self.refuse(str(unfit))
             return None, tensors
-        whole_key = key, _surroundings(), form
-        call = self._calls.setdefault(whole_key, _Call())
-        self._calls.move_to_end(whole_key)
-        while len(self._calls) > MOST_CALLS:
-            self._drop(self._calls.popitem(last=False)[1])
+        call = self._call_of((key, _surroundings(), form))
         if call.memory is not memory:
             with self._lock:
                 self._drop(call)
@@ -290,24 +341,45 @@ class Graphs:
             call.moved()
         return (None if call.refused is not None else call), tensors
 
-    def _replay(self, call: _Call, tensors: Sequence[Tensor]) -> tuple[Any] | None:
-        """What comes out; None where the graph was given back this moment, for another thread, or finds no memory."""
+    def _call_of(self, key: Hashable) -> _Call:
+        """What is known of the calls of a key, which is the latest now. Long keys take less time to compare than to look up."""
+        latest, call = self._latest
+        if call is None or key != latest:
+            call = self._calls[key] = self._calls.get(key) or _Call()
+            self._calls.move_to_end(key)
+            self._latest = key, call
+            while len(self._calls) > MOST_CALLS:
+                self._drop(self._calls.popitem(last=False)[1])
+        return call
+
+    def _replay(
+        self, call: _Call, tensors: Sequence[Tensor], changed: Callable[[], str | None]
+    ) -> tuple[Any, str | None] | None:
+        """What comes out, or why nobody gets it; None where the graph was given back this moment, for another thread, or finds no
+        memory."""
         with self._lock:
             graph = call.graph
             if graph is None:
                 return None
             try:
-                out = graph.replay(tensors)
+                graph.launch(tensors)
+                out = graph.results()
+                reason = changed()  # while the device computes
+                if reason is None:
+                    graph.told()
             except torch.OutOfMemoryError:
                 self._never(call, NO_ROOM, for_now=True)
                 return None
             except BaseException:
                 self._drop(call)  # which waits for what it had begun
                 raise
-            self.replayed += 1
             if graph.nbytes > graph.counted:  # the first replay may take more
                 self._keep_to_the_budget(call)
-            return (out,)
+            if reason is not None:
+                self._was_changed = True
+                return None, reason
+            self.replayed += 1
+            return out, None
 
     def _arrived(self, body: Body, given: Sequence[Any], key: Hashable, memory: object) -> Any:
         """A call of a model that is not settled. It may be afterwards: then this was the first call of its key."""
@@ -358,7 +430,7 @@ class Graphs:
         try:
             inputs = put_together(list(given), iter(own))
             kept = self._net.kept()
-            with rehearsal.watched():
+            with rehearsal.watched(lasting(kept)):
                 out = body(*inputs)
             made: list[Tensor] = []
             taken_apart(out, made, device)

@@ -7,6 +7,7 @@ or stands around the network or replaces its attention, runs code at each call t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,11 +71,11 @@ class _Graphed:
         override = options.get(HOOK)
         module: Any = self
         key = None if override is None else override.policy.token, own_values(module)
-        return graphs.call(body, (args, others, keyed), key)
+        return graphs.call(body, (args, others, keyed), key, changed=partial(changed, module))
 
 
 def obstacle(net: Any, options: Mapping[str, Any]) -> str | None:
-    """Why a call with these options is not captured, in words a user understands."""
+    """Why a call with these options is not captured, in words a user understands. Looks at no module within the network."""
     policy = policy_of(options)
     if policy is None or policy.is_off:
         return "the kernels are off"
@@ -92,6 +93,11 @@ def obstacle(net: Any, options: Mapping[str, Any]) -> str | None:
         return f"its attention is another node's ({type(override).__name__})"
     if net._forward_hooks or net._forward_pre_hooks:
         return "another node has put a hook on the network"
+    return None
+
+
+def changed(net: Any) -> str | None:
+    """What other nodes have replaced in the network, in words a user understands. Looks at each of its modules."""
     methods: Methods = net.__dict__[METHODS]
     if (name := methods.replaced(net)) is not None:
         return f"another node has replaced {name} of the network"

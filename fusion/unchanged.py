@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from .arguments import PLAIN
+from .arguments import is_plain
 from .stream.blocks import stored
 
 Place = tuple[dict[str, Any], str]
 Kept = list[dict[str, Any]]
+PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # whose numbers are their own
 
 
 class Unchanged:
@@ -25,22 +26,33 @@ class Unchanged:
 
     def __init__(self, net: nn.Module) -> None:
         self._net = weakref.ref(net)
-        self._places: list[Place] = []
+        self._held: list[dict[str, Any]] = []  # of plain tensors
+        self._names: list[str] = []
+        self._quantised: list[Place] = []
 
     def look_up(self) -> None:
         """Parameters and buffers may be in other modules than before."""
-        self._places = [
-            (held, name)
+        found = [
+            (held, name, stored(tensor) is tensor)
             for module in self._modules()
             for held in (module._parameters, module._buffers)
             for name, tensor in held.items()
             if tensor is not None and not stored(tensor).is_meta
         ]
+        self._held = [held for held, _, is_plain in found if is_plain]
+        self._names = [name for _, name, is_plain in found if is_plain]
+        self._quantised = [(held, name) for held, name, is_plain in found if not is_plain]
 
     def addresses(self) -> tuple[int | None, ...]:
-        """Of what does not stream, in the places that were looked up."""
-        found = (held.get(name) for held, name in self._places)
-        return tuple(None if tensor is None else stored(tensor).data_ptr() for tensor in found)
+        """Of what does not stream, in the places that were looked up. A replay waits for it, so it goes in rows, without a step of
+        ours for each."""
+        plain: list[Any] = [*map(dict.get, self._held, self._names)]
+        if not PLAIN_TENSORS.issuperset(map(type, plain)):
+            return tuple(map(_address, plain)) + self._others()
+        return (*map(Tensor.data_ptr, plain), *self._others())
+
+    def _others(self) -> tuple[int | None, ...]:
+        return tuple(_address(held.get(name)) for held, name in self._quantised)
 
     def kept(self) -> Kept:
         """What each module keeps, and what is in its lists and dictionaries. Most of a module's are empty: of these nothing is
@@ -50,6 +62,20 @@ class Unchanged:
     def _modules(self) -> Iterator[Any]:
         net = self._net()
         return iter(()) if net is None else iter(net.modules())
+
+
+def _address(tensor: Any) -> int | None:
+    return None if tensor is None else stored(tensor).data_ptr()
+
+
+def lasting(kept: Kept) -> frozenset[int]:
+    """Where the memory lies behind what modules keep: parameters and buffers that do not stream, other tensors of theirs."""
+    values = (value for own in kept for content in own.values() for value in _each(content))
+    return frozenset(value.untyped_storage().data_ptr() for value in values if type(value) in PLAIN_TENSORS) - {0}
+
+
+def _each(content: Any) -> tuple[Any, ...]:
+    return content if type(content) is tuple else (content,)
 
 
 def difference(before: Kept, after: Kept) -> str | None:
@@ -69,12 +95,12 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _is_same_thing(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, PLAIN) and bool(one == other))
+    return one is other or (is_plain(type(one)) and bool(one == other))
 
 
 def own_values(net: nn.Module) -> tuple[tuple[str, Any], ...]:
     """Plain values of a network's own, which are read at each call."""
-    return tuple((name, value) for name, value in net.__dict__.items() if isinstance(value, PLAIN))
+    return tuple([(name, value) for name, value in net.__dict__.items() if is_plain(type(value))])
 
 
 class Methods:
@@ -84,14 +110,15 @@ class Methods:
     def __init__(self, net: nn.Module) -> None:
         """The network itself is not kept, which would keep both alive."""
         self._modules = [(name, part.__dict__, type(part)) for name, part in net.named_modules() if part is not net]
-        self._size, self._found = 0, ""
+        self._owns = [own for _, own, _ in self._modules]
+        self._sizes, self._found = list[int](), ""
         self._at_first = frozenset(self._shadowed(net))
 
     def replaced(self, net: nn.Module) -> str | None:
         """What somebody has put another one in the place of."""
-        size = len(net.__dict__) + sum(len(own) for _, own, _ in self._modules)
-        if size != self._size:
-            self._size = size
+        sizes = [len(net.__dict__), *map(len, self._owns)]
+        if sizes != self._sizes:
+            self._sizes = sizes
             self._found = next((name for name in self._shadowed(net) if name not in self._at_first), "")
         return self._found or None
 

@@ -20,7 +20,8 @@ _notes = _Notes()
 
 def capturing() -> bool:
     """Whether torch's current stream is being recorded into a CUDA graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    # Where torch has not begun with CUDA nothing is; to ask whether there is a card takes longer, and a model asks at each block.
+    return bool(torch.cuda.is_initialized()) and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def each_time(effect: Effect) -> None:

@@ -8,6 +8,9 @@ copy wherever the work makes the same ones again.
 Not all of torch's work is seen from Python (`torch.tensor` on a device, for one). On a GPU torch is asked as well: it can say
 whenever it lets the host wait. And who asks for a wait by name is heard. All of this matters: a recording in which the host waits
 is lost, and under cudaMallocAsync the process with it, since what was allocated in it cannot be freed any more.
+
+It also tells whether the work, done once more in vain, would leave all as it was: it draws no random numbers, and writes to nothing
+that lasts.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -26,6 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WAITING = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+DRAWING, DROPPED = torch.Tag.nondeterministic_seeded, "dropout_p"
 INDEXING = frozenset((torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default))
 MASKS = frozenset((torch.bool, torch.uint8))
 KEYS = {"cuda": "CUDA", "cpu": "CPU", "meta": "Meta"}  # torch's, of dispatching
@@ -58,6 +62,7 @@ class Rehearsal:
         self.device = device
         self._constants: list[tuple[Tensor, Tensor]] = []  # as they were on the CPU, and as they are on the device
         self._next = 0
+        self.is_repeatable = True
 
     @property
     def nbytes(self) -> int:
@@ -65,11 +70,13 @@ class Rehearsal:
         return sum(there.nbytes for _, there in self._constants)
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """The work runs. Raises NotRecordable."""
+    def watched(self, lasting: Container[int] = ()) -> Iterator[None]:
+        """The work runs. Raises NotRecordable. lasting: addresses of memory that is there before it and after it."""
         self._constants = []
-        with _waits_told(self.device), _waits_heard(), _Watch(self.device, self._learn):
+        watch = _Watch(self.device, self._learn, lasting)
+        with _waits_told(self.device), _waits_heard(), watch:
             yield
+        self.is_repeatable = watch.is_repeatable
 
     @contextlib.contextmanager
     def recalled(self) -> Iterator[None]:
@@ -171,6 +178,9 @@ class _Kind(NamedTuple):
     is_made_of_others: bool
     waits: bool
     indexes: bool
+    draws: bool  # random numbers
+    drops: int | None  # which argument says how many, where it may be none: of attention
+    writes: tuple[tuple[int, str], ...]  # to which arguments, by place and name
 
 
 _kinds: dict[tuple[Any, str], _Kind] = {}
@@ -180,7 +190,11 @@ def _kind(func: Any, device: str) -> _Kind:
     found = _kinds.get((func, device))
     if found is None:
         is_made = _has_kernel(func.name(), COMPOSITE) and not _has_kernel(func.name(), KEYS[device])
-        found = _kinds[func, device] = _Kind(is_made, not WAITING.isdisjoint(func.tags), func in INDEXING)
+        arguments = [*enumerate(func._schema.arguments)]
+        writes = tuple((i, one.name) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write)
+        waits, draws = not WAITING.isdisjoint(func.tags), DRAWING in func.tags
+        drops = next((i for i, one in arguments if one.name == DROPPED), None)
+        found = _kinds[func, device] = _Kind(is_made, waits, func in INDEXING, draws, drops, writes)
     return found
 
 
@@ -188,8 +202,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks at each of torch's operations. meet: brings what comes from the CPU, to a new tensor or into one; of (the tensor, into
     which, how torch does it). A network calls thousands, so this is written to be quick."""
 
-    def __init__(self, device: torch.device, meet: Meet) -> None:
+    def __init__(self, device: torch.device, meet: Meet, lasting: Container[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._lasting, self.is_repeatable = lasting, True
         self._type, self._meet = device.type, meet
         self._is_there: Callable[[Tensor], bool] = attrgetter(f"is_{device.type}")
 
@@ -201,12 +216,21 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
+        if kind.draws or kind.writes:
+            self.is_repeatable = self.is_repeatable and not self._leaves_traces(kind, args, kwargs)
         if func is TO:
             return self._moved(func, args, kwargs)
         if func is INTO and args[0].device != args[1].device:
             return self._copied(func, args, kwargs)
         self._look(func, kind, [*_tensors(args), *_tensors(kwargs.values())])
         return func(*args, **kwargs)
+
+    def _leaves_traces(self, kind: _Kind, args: Sequence[Any], kwargs: Any) -> bool:
+        """Whether it draws random numbers, or writes to what lasts."""
+        if kind.draws and (kind.drops is None or _argument(kind.drops, DROPPED, args, kwargs)):
+            return True
+        written = _tensors(_argument(i, name, args, kwargs) for i, name in kind.writes)
+        return any(tensor.untyped_storage().data_ptr() in self._lasting for tensor in written)
 
     def _moved(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         source, target = args[0], kwargs.get("device") or args[0].device
@@ -232,6 +256,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotRecordable(f"it waits for the card ({func.name().removeprefix('aten::')})")
         if not all(there) and any(not here and tensor.ndim for here, tensor in zip(there, tensors, strict=True)):
             raise NotRecordable(f"it mixes tensors of CPU and card ({func.name().removeprefix('aten::')})")
+
+
+def _argument(place: int, name: str, args: Sequence[Any], kwargs: Any) -> Any:
+    return args[place] if place < len(args) else kwargs.get(name)
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:

@@ -27,6 +27,7 @@ import torch
 from ..gpu import NoDriver
 from ..gpu.cuda import MULTIPROCESSORS
 from ..gpu.nvidia import other_maker
+from ..gpu.streams import raw_stream as _stream_of
 from . import arch, device_code
 from .driver_calls import (
     ERROR_INVALID_CONTEXT,
@@ -48,9 +49,6 @@ DEFAULT_SHARED_LIMIT = 48 * 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
 AHEAD_IN_GRAPHS = (12, 3)  # the CUDA version whose graphs have such edges
 
-_stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
-    lambda device: torch.cuda.current_stream(device).cuda_stream
-)
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 # Allocates on the current device. Private to torch, so its absence is no error.
 _empty_strided: Callable[..., torch.Tensor] | None = getattr(

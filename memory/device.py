@@ -18,6 +18,7 @@ import torch
 
 from ..gpu.capture import capturing
 from ..gpu.cuda import CONCURRENT_MANAGED_ACCESS, READ_ONLY_REGISTER
+from ..gpu.streams import Streams, raw_stream
 from .driver_calls import MemoryCalls, memory_calls
 from .plan import OverBudget
 from .precedence import Precedence
@@ -113,6 +114,7 @@ class CudaDevice:
         self.driver = self.calls.driver
         torch.empty(1, device=self.torch_device)  # torch makes its context
         self.stream: Any = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._streams = Streams(index)
         self._registers = bool(self.driver.attribute(index, READ_ONLY_REGISTER))
         self.is_managed_capable = bool(self.driver.attribute(index, CONCURRENT_MANAGED_ACCESS))
 
@@ -136,7 +138,7 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
     def compute_event(self) -> Any:
-        return self._recorded(torch.cuda.current_stream(self.torch_device))
+        return self._recorded(self._streams.current)
 
     def copy_event(self) -> Any:
         return self._recorded(self.stream)
@@ -148,13 +150,13 @@ class CudaDevice:
         return event
 
     def compute_waits(self, event: Any) -> None:
-        torch.cuda.current_stream(self.torch_device).wait_event(event)
+        self._streams.current.wait_event(event)
 
     def copies_wait(self, event: Any) -> None:
         self.stream.wait_event(event)
 
     def compute_order(self) -> int:
-        return int(torch.cuda.current_stream(self.torch_device).cuda_stream)
+        return raw_stream(self.index)
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         self.calls.copy_in(target, source, nbytes, self.stream.cuda_stream)

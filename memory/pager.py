@@ -76,6 +76,7 @@ class Pager:
         self._position = 0  # the layer used last
         self._moves = 0  # how often something went, came, or is to be made anew
         self._stood = -1  # at which of them all layers were seen to stand
+        self._all_came = -1  # at which of them all layers were there to stay, or on their way: nothing is ahead
         self._ran_apart: tuple[Ticket, ...] = ()  # ends of uses of all layers that nobody acquired them for
         self._places: dict[int, Place] = {}  # of residents
         self._ring: list[Place] = []
@@ -386,6 +387,8 @@ class Pager:
     def _look_ahead(self, i: int) -> None:
         """Layer i is in use: bring the next ones, as far as idle slots go, and residents that were never there."""
         self._position = i
+        if self._all_came == self._moves:
+            return
         wanted = len(self._ring) + (i in self._places)  # a resident leaves all slots to those behind it
         for step in range(1, len(self.layers)):
             j = (i + step) % len(self.layers)
@@ -396,6 +399,8 @@ class Pager:
             wanted -= 1
             if wanted <= 0 or (self._find(j) is None and self._fetch(j, needed=False) is None):
                 return
+        if not self._ring and all(place.copy is not None for place in self._places.values()):
+            self._all_came = self._moves
 
     def _check_open(self) -> None:
         if self._closed:

@@ -5,15 +5,18 @@ As in a graph, addresses are what counts: whoever moves a weight, or puts anothe
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusestream.fusion.stream.settled import Settled
 from fusestream.gpu.graphs import Timed
+from fusestream.kernels_cuda import LEDGER
 
 NBYTES = 1 << 20  # what each tape says that it takes
 
@@ -95,3 +98,49 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [t for each in value for t in _tensors(each)]
     return []
+
+
+class Model:
+    """As much of a stream as `Graphs` asks for; it computes with one weight."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.generation: Any = 0
+        self.comes = False
+        self.budget = 8 * NBYTES
+        self.notes: dict[str, str] = {}
+        self.net = torch.nn.Linear(4, 4, bias=False)
+        self.weight = torch.randn(4, 4)
+        self.ran = self.as_graph = 0
+        self.stands = True
+
+    def settled(self) -> Settled:
+        return Settled(self.generation, "part of it streams", self.comes)
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[bool]:
+        yield self.stands
+
+    def ran_as_a_graph(self) -> None:
+        self.as_graph += 1
+
+    def take_beside(self, nbytes: int) -> bool:
+        if nbytes > self.budget:
+            return False
+        self.budget -= nbytes
+        return True
+
+    def give_back_beside(self, nbytes: int) -> None:
+        self.budget += nbytes
+
+    def note(self, what: str, why: str) -> None:
+        self.notes[what] = why
+
+    def body(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        self.ran += 1
+        return (x @ self.weight) * scale
+
+
+def refusals() -> list[str]:
+    return [refusal.reason for refusal in LEDGER.refusals if refusal.op == "model call"]

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import sys
 import warnings
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,61 +13,18 @@ import comfy.ldm.modules.attention
 import comfy.model_management
 import pytest
 import torch
-from taped import NBYTES, TapingRecorder
+from taped import NBYTES, Model, TapingRecorder, refusals
 from torch import Tensor
 
 from fusestream.fusion import graph
 from fusestream.fusion.arguments import put_together, taken_apart
 from fusestream.fusion.graph import Graphs
-from fusestream.fusion.stream.settled import Settled
 from fusestream.gpu import capture
 from fusestream.gpu.graphs import NotRecorded
 from fusestream.gpu.rehearsal import NotRecordable, Rehearsal, _untold, _waits_told
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, choosing
 
 CPU = torch.device("cpu")
-
-
-class Model:
-    """As much of a stream as graphs ask for; it computes with one weight."""
-
-    device = CPU
-
-    def __init__(self) -> None:
-        self.generation: Any = 0
-        self.comes = False
-        self.budget = 8 * NBYTES
-        self.notes: dict[str, str] = {}
-        self.net = torch.nn.Linear(4, 4, bias=False)
-        self.weight = torch.randn(4, 4)
-        self.ran = self.as_graph = 0
-        self.stands = True
-
-    def settled(self) -> Settled:
-        return Settled(self.generation, "part of it streams", self.comes)
-
-    @contextlib.contextmanager
-    def standing_still(self) -> Iterator[bool]:
-        yield self.stands
-
-    def ran_as_a_graph(self) -> None:
-        self.as_graph += 1
-
-    def take_beside(self, nbytes: int) -> bool:
-        if nbytes > self.budget:
-            return False
-        self.budget -= nbytes
-        return True
-
-    def give_back_beside(self, nbytes: int) -> None:
-        self.budget += nbytes
-
-    def note(self, what: str, why: str) -> None:
-        self.notes[what] = why
-
-    def body(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        self.ran += 1
-        return (x @ self.weight) * scale
 
 
 @pytest.fixture
@@ -101,10 +57,6 @@ def same(graphs: Graphs, model: Model, x: Tensor, *others: Any) -> None:
 def warm(graphs: Graphs, model: Model, *shape: int, calls: int = 3) -> None:
     for _ in range(calls):
         same(graphs, model, torch.randn(*(shape or (2, 4))))
-
-
-def refusals() -> list[str]:
-    return [refusal.reason for refusal in LEDGER.refusals if refusal.op == "model call"]
 
 
 # ------------------------------------------------------------------------------------------------------- captured, replayed

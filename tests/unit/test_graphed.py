@@ -395,6 +395,25 @@ def test_a_method_that_was_replaced(wan: Path, recorder: TapingRecorder, place: 
     assert torch.equal(sample_wan(model), want) and graphs.replayed > replayed
 
 
+def test_a_hook_deep_within(wan: Path, recorder: TapingRecorder) -> None:
+    """It has its part in the very first call, whose replay was launched already."""
+    model, want = warmed(wan, recorder)
+    graphs = model.stream.graphs
+    replayed, seen = graphs.replayed, list[int]()
+
+    def doubles(_module: Any, _given: Any, out: torch.Tensor) -> torch.Tensor:
+        seen.append(1)
+        return 2 * out
+
+    hook = model.model.diffusion_model.time_embedding[0].register_forward_hook(doubles)
+    changed = sample_wan(model)
+    calls = len(seen)
+    assert calls and torch.equal(sample_wan(model), changed) and not torch.equal(changed, want)
+    assert len(seen) == 2 * calls and graphs.replayed == replayed
+    hook.remove()
+    assert torch.equal(sample_wan(model), want) and graphs.replayed == replayed + calls and len(recorder.tapes) == 1
+
+
 @pytest.mark.parametrize(("name", "value"), [("head.norm.eps", 1.0), ("rope_embedder.theta", 7)])
 def test_an_attribute_that_was_replaced(wan: Path, recorder: TapingRecorder, name: str, value: Any) -> None:
     """By an object patch, deep within the network."""

@@ -731,3 +731,37 @@ def test_what_was_made_goes_with_the_copy(streaming):
     assert pager.made(i) == "something"
     pager.renew([i])
     assert pager.made(i) is None
+
+
+def test_where_all_are_there_to_stay_nobody_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until one is to come anew: then the next use of any brings it."""
+    source, ledger, layers = Numbers(), Ledger(), make_layers([[100]] * 6)
+    backend = HostBackend(source, ledger)
+    pager = Pager(layers, 20_000, DeviceBudget(20_000), backend, ledger)
+    assert not pager.plan.streamed
+    looked: list[int] = []
+    find = pager._find
+    monkeypatch.setattr(pager, "_find", lambda i: looked.append(i) or find(i))
+
+    def looks(i: int) -> int:
+        """How many layers were asked for beside this one."""
+        looked.clear()
+        with pager.use(i) as weights:
+            assert right(layers[i], weights)
+        return sum(j != i for j in looked)
+
+    submitted: list[int] = []
+    submit = backend.submit
+    monkeypatch.setattr(backend, "submit", lambda copy: (submitted.append(layers.index(copy.layer)), submit(copy)))
+    for i in range(6):
+        looks(i)
+    assert sorted(submitted) == list(range(6))
+    assert pager._all_came == pager._moves
+    submitted.clear()
+    pager.renew([3])
+    looks(0)
+    assert submitted == [3] and pager._all_came == pager._moves
+    for i in range(6):
+        assert looks(i) == 0
+    assert submitted == [3]
+    pager.close()
