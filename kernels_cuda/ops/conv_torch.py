@@ -4,13 +4,13 @@ torch adds a bias behind cuDNN's convolution in a pass of its own; activation an
 pattern of the pass stand at the head of src/conv_rest.cu. What cuDNN has added up is rounded before it, and once behind it: stock
 rounds after each of its passes.
 
-A residual that is one pixel for each of a batch is added to the bias first, and each of the batch then has a pass of its own.
+A residual that is one pixel for each of a batch goes to the bias first, in the pass: it is read where it lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from ctypes import c_int, c_uint32
+from ctypes import c_int, c_int64, c_uint32
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..beside import begin
 from ..call import Begun, Call, Plan
-from ..launcher import Card, Pointer, parameter_struct
+from ..launcher import MAX_GRID, Card, Pointer, parameter_struct
 from ..registry import CudaCandidate
 from .checks import bias_obstacles, wrong_dtype
 from .conv_operands import Operands, channels_adjacent, convolved, is_one_pixel
@@ -28,12 +28,13 @@ UNIT = "conv_rest"
 PACK = 8  # channels of an access
 THREADS = 256  # kThreads
 HELD = 4  # kHeld
-MOST = 2**32 - THREADS * HELD  # packs of a result
+MOST = 2**32 - THREADS * HELD  # packs of a result, or of one of its pictures
 
 # Mirrors ConvRestParams in src/conv_rest.cu.
 ConvRestParams = parameter_struct(
     "ConvRestParams",
-    (Pointer, "out bias residual"),
+    (Pointer, "out bias residual added"),
+    (c_int64, "added_step"),
     (c_uint32, "packs across"),
     (c_int, "activation bias_is_float"),
 )
@@ -56,14 +57,23 @@ def obstacles(call: Call) -> Iterator[str]:
         yield f"x is not channels-last (strides {o.x.stride()})"
     if o.residual is not None and not _joins_bias(o) and (not is_dense(o.residual) or o.residual.data_ptr() % 16):
         yield f"residual is not dense and channels-last (strides {o.residual.stride()})"
+    if o.residual is not None and (o.residual.data_ptr() % 16 or (o.shape[0] > 1 and o.residual.stride(0) % PACK)):
+        yield f"residual: rows do not start at multiples of 16 bytes (strides {o.residual.stride()})"
     yield from bias_obstacles(o.bias)
-    if torch.Size(o.shape).numel() // PACK > MOST:
+    pictures, packs = _cut(o)
+    if pictures > MAX_GRID[1] or packs > MOST:
         yield f"a result of {list(o.shape)} exceeds a grid"
 
 
 def _joins_bias(o: Operands) -> bool:
     """Whether the residual is one pixel, added where the bias is: without an activation between the two."""
     return o.residual is not None and o.activation == "none" and is_one_pixel(o.residual)
+
+
+def _cut(o: Operands) -> tuple[int, int]:
+    """Pictures that the pass tells apart, and packs of each: all are one, unless each has something of its own."""
+    pictures = o.shape[0] if _joins_bias(o) else 1
+    return pictures, torch.Size(o.shape).numel() // pictures // PACK
 
 
 def is_dense(t: Tensor) -> bool:
@@ -76,32 +86,30 @@ def is_dense(t: Tensor) -> bool:
 def plan(call: Call, card: Card, _tactic: object = None, products: Callable[[Operands], Tensor] = convolved) -> Plan:
     """Fix sizes, grid and kernel; what remains per call is torch's convolution (products) and the pointers."""
     o, options = Operands.of_call(call), call.options
-    joins = _joins_bias(o)
-    packs = torch.Size(o.shape[1:] if joins else o.shape).numel() // PACK
+    joins, (pictures, packs) = _joins_bias(o), _cut(o)
     params = ConvRestParams(
+        added_step=o.residual.stride(0) if joins and o.residual is not None else 0,
         packs=packs,
         across=o.shape[1] // PACK,
         activation=ACTIVATIONS.index(o.activation),
-        bias_is_float=joins or (o.bias is not None and o.bias.dtype is torch.float32),
+        bias_is_float=o.bias is not None and o.bias.dtype is torch.float32,
     )
-    grid = (-(-packs // (THREADS * HELD)), 1, 1)
+    grid = (-(-packs // (THREADS * HELD)), pictures, 1)
     launch = card.kernel(UNIT, "conv_rest").prepare(params, grid=grid, block=THREADS, shape=call.describe())
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor | None, residual: Tensor | None) -> Tensor:
         made = products(Operands.of((x, weight, None, cache, None), options))
         out = made.contiguous(memory_format=torch.channels_last_3d)
-        launch(out.data_ptr(), 0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr())
+        on_top = 0 if residual is None else residual.data_ptr()
+        launch(
+            out.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0 if joins else on_top,
+            on_top if joins else 0,
+        )
         return out
 
-    def run_each(x: Tensor, weight: Tensor, bias: Tensor, cache: Tensor | None, residual: Tensor) -> Tensor:
-        made = products(Operands.of((x, weight, None, cache, None), options))
-        out = made.contiguous(memory_format=torch.channels_last_3d)
-        added = residual[:, :, 0, 0, 0].float() + bias
-        for one, row in zip(out, added, strict=True):
-            launch(one.data_ptr(), row.data_ptr(), 0)
-        return out
-
-    return run_each if joins else run
+    return run
 
 
 def begins(call: Call) -> Begun:

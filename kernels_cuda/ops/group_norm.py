@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..call import Call, Plan
+from ..call import Call, Plan, round_up
 from ..launcher import Card, Launch, Pointer, forced_class, output, parameter_struct
 from ..launcher import card as card_at
 from ..policy import STANDARD, KernelPolicy
@@ -42,7 +42,17 @@ HELD_FIRST = 8  # kHeldFirst
 HELD_LAST = 8  # kHeldLast
 WIDEST = 32  # packs of channels across a block, channels-last
 ENOUGH = 2**25  # elements that the reference norms at a time
-APART, AHEAD = "apart", "ahead"  # tactics: each launch waits for the one before it to end, or begins before that
+# Tactics. Three launches: each waits for the one before it to end, or begins before that. Channels-last two, the second of which
+# joins what the first left, in the same ways; and one, which keeps a group in a block's registers.
+APART, AHEAD = "apart", "ahead"
+JOINED, JOINED_AHEAD = "joined", "joined ahead"
+ONCE = "once"
+MOST_JOINED = 256  # chunks whose parts each block of the second launch joins for itself
+FEW_JOINED = 64  # chunks up to which three launches have nothing to win
+ONCE_THREADS = 1024  # kOnceThreads
+ONCE_HELD = {8: 6, 4: 16, 2: 24, 1: 24}  # channels of a thread -> its pixels at most
+ONCE_FEW = 4  # pixels of a thread, as long as a block may grow instead
+ONCE_CHANNELS = 8  # of a group: of fewer a block would use a quarter and less of the sectors that it reads
 
 
 def group_norm_silu(
@@ -187,7 +197,7 @@ GroupNormParams = parameter_struct(
     "GroupNormParams",
     (Pointer, "x weight bias parts coefficients out given"),
     (c_int64, "x_batch x_step out_batch out_step batches pixels packs_per_plane chunks pixels_per_chunk"),
-    (c_int, "channels groups channels_per_group lanes column_blocks is_last"),
+    (c_int, "channels groups channels_per_group lanes column_blocks slots team is_last"),
     (c_float, "eps"),
     (c_int, "weight_is_float bias_is_float activation"),
 )
@@ -223,7 +233,28 @@ def norm_obstacles(call: Call) -> Iterator[str]:
 def ways(call: Call) -> list[str]:
     """Where code and driver allow it launches may begin ahead of the end of those before them; the rule is that they do not."""
     served_by = card_at(call.device.index, call.policy.isa or forced_class())
-    return [APART, AHEAD] if served_by.launches_ahead(UNIT, WAITING) else []
+    found = _ways(call, served_by.multiprocessors)
+    if served_by.launches_ahead(UNIT, WAITING):
+        found += [ahead for way, ahead in ((JOINED, JOINED_AHEAD), (APART, AHEAD)) if way in found]
+    return [] if found == [APART] else found
+
+
+def _ways(call: Call, multiprocessors: int) -> list[str]:
+    """The tactics of which no launch begins ahead, the one that is taken by rule first."""
+    x, _, _, moments = call.tensors
+    assert x is not None
+    if moments is not None or not x.numel():
+        return [APART]
+    groups = call.options[0]
+    cut, found = Cut.of(x, groups, multiprocessors), list[str]()
+    if cut.view.layout == "last" and cut.params["chunks"] <= MOST_JOINED:
+        found.append(JOINED)
+    if Once.of(x, groups) is not None and cut.params["channels_per_group"] >= ONCE_CHANNELS:
+        # As many blocks as groups: an eighth of the card's multiprocessors is about as quick as all of them with two launches.
+        found.insert(0 if 8 * cut.view.batches * groups >= multiprocessors else len(found), ONCE)
+    elif cut.view.layout == "first" or cut.params["chunks"] > FEW_JOINED:
+        found.append(APART)
+    return found
 
 
 def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
@@ -234,6 +265,7 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
     new_out = output_like(x, card)
     if x.numel() == 0:
         return lambda *_: new_out()
+    tactic = tactic or _ways(call, card.multiprocessors)[0]
     cut = Cut.of(x, groups, card.multiprocessors)
     params = cut.params | {
         "eps": eps,
@@ -241,20 +273,25 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
         "bias_is_float": bias is not None and bias.dtype is torch.float32,
         "activation": ACTIVATIONS[act],
     }
-    by_group = (
-        (cut.view.batches * groups, THREADS) if moments is not None else (cut.view.batches * groups, MERGE_THREADS)
-    )
-    kernels = {"given" if moments is not None else "merge": by_group, f"{cut.view.layout}_apply{cut.end}": cut.apply}
-    if moments is None:
-        kernels = {f"{cut.view.layout}_stats{cut.end}": cut.stats} | kernels
+    parts, coefficients = cut.parts, cut.view.batches * cut.view.channels
+    layout, end = cut.view.layout, cut.end
+    kernels = {f"{layout}_stats{end}": cut.stats, "merge": cut.merge, f"{layout}_apply{end}": cut.apply}
+    if moments is not None:
+        kernels, parts = {"given": (cut.view.batches * groups, THREADS), f"{layout}_apply{end}": cut.apply}, 0
+    elif tactic in (JOINED, JOINED_AHEAD):
+        kernels, coefficients = {f"{layout}_stats{end}": cut.stats, f"{layout}_joined{end}": cut.apply}, 0
+    elif tactic == ONCE:
+        once = Once.of(x, groups)
+        assert once is not None
+        kernels, parts, coefficients = {f"once_{once.width}": (cut.view.batches * groups, once.threads)}, 0, 0
+        params |= {"lanes": once.across}
     # The first waits for all that was launched before this call; each behind it for the one before, in its own code.
     launches = [
-        _prepared(call, card, name, params, *size, ahead=tactic == AHEAD and place > 0)
+        _prepared(call, card, name, params, *size, ahead=tactic in (AHEAD, JOINED_AHEAD) and place > 0)
         for place, (name, size) in enumerate(kernels.items())
     ]
     # Two floats each: for every part, and behind them for every channel of every batch.
-    parts = cut.parts if moments is None else 0
-    new_workspace = output((2 * (parts + cut.view.batches * cut.view.channels),), torch.float32, card.index)
+    new_workspace = output((2 * (parts + coefficients),), torch.float32, card.index)
 
     def run(x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Tensor | None) -> Tensor:
         out, workspace = new_out(), new_workspace()
@@ -272,7 +309,20 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
             launch(*pointers)
         return out
 
-    return run
+    def run_once(x: Tensor, weight: Tensor | None, bias: Tensor | None, _moments: None) -> Tensor:
+        out = new_out()
+        launches[0](
+            x.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0,
+            0,
+            out.data_ptr(),
+            0,
+        )
+        return out
+
+    return run_once if tactic == ONCE else run
 
 
 def plan_moments(call: Call, card: Card, _tactic: object) -> Plan:
@@ -283,7 +333,7 @@ def plan_moments(call: Call, card: Card, _tactic: object) -> Plan:
     cut = Cut.of(x, groups, card.multiprocessors)
     new_out = output((cut.view.batches, groups, 2), torch.float32, card.index)
     stats = _prepared(call, card, f"{cut.view.layout}_stats{cut.end}", cut.params, *cut.stats)
-    join = _prepared(call, card, "moments", cut.params, cut.view.batches * groups, MERGE_THREADS)
+    join = _prepared(call, card, "moments", cut.params, *cut.merge)
     new_workspace = output((2 * cut.parts,), torch.float32, card.index)
 
     def run(x: Tensor) -> Tensor:
@@ -309,7 +359,7 @@ class Cut:
     """How x is dealt to blocks.
 
     params  of all launches, as far as they follow from x
-    stats   blocks and threads of the statistics; apply: of what comes behind them
+    stats   blocks and threads of the statistics; merge: of what joins them; apply: of what comes behind
     parts   whose moments are written
     end     which of the kernels: those for whole packs or for any
     """
@@ -317,6 +367,7 @@ class Cut:
     view: Planes
     params: dict[str, Any]
     stats: tuple[int, int]
+    merge: tuple[int, int]
     apply: tuple[int, int]
     parts: int
     end: str
@@ -327,10 +378,13 @@ class Cut:
         is_last = view.layout == "last"
         packs_per_plane = -(-view.pixels // PACK)
         lanes, column_blocks, threads, per_chunk = column_shape(view, multiprocessors)
+        slots = team = parts_across = 1
         if is_last:
             chunks = -(-view.pixels // per_chunk)
             stats_blocks = apply_blocks = view.batches * chunks * column_blocks
-            parts = view.batches * chunks * view.channels
+            slots, team = group_shape(view.channels // groups, groups, lanes, column_blocks, threads)
+            parts = stats_blocks * slots
+            parts_across = min(column_blocks, (view.channels // groups - 2) // (lanes * PACK) + 2)
         else:
             threads = THREADS
             chunks = -(-packs_per_plane * (view.channels // groups) // (THREADS * HELD_FIRST))
@@ -351,10 +405,42 @@ class Cut:
             "channels_per_group": view.channels // groups,
             "lanes": lanes,
             "column_blocks": column_blocks,
+            "slots": slots,
+            "team": team,
             "is_last": is_last,
         }
         end = "" if _whole(x, view, out) else "_any"
-        return Cut(view, params, (stats_blocks, threads), (apply_blocks, threads), parts, end)
+        merge_threads = min(MERGE_THREADS, max(32, round_up(chunks * parts_across)))
+        merge = view.batches * groups, merge_threads
+        return Cut(view, params, (stats_blocks, threads), merge, (apply_blocks, threads), parts, end)
+
+
+@dataclass(frozen=True)
+class Once:
+    """How a group that a block keeps in registers is dealt to its threads. It depends on the shape alone, not on the card.
+
+    width    channels of a thread; across: threads that a pixel takes
+    threads  of a block
+    """
+
+    width: int
+    across: int
+    threads: int
+
+    @staticmethod
+    def of(x: Tensor, groups: int) -> Once | None:
+        """None: x is not channels-last, or a group is too large."""
+        view, out = plane_view(x.shape, x.stride()), plane_view(x.shape, strides_like(x))
+        if view.layout != "last":
+            return None
+        per_group = view.channels // groups
+        steps = per_group, view.batch_stride, view.step, out.batch_stride, out.step
+        width = next(w for w in ONCE_HELD if all(s % w == 0 for s in steps) and x.data_ptr() % (2 * w) == 0)
+        across = per_group // width
+        threads = min(ONCE_THREADS, 32 * -(-across * -(-view.pixels // ONCE_FEW) // 32))
+        if across > threads or -(-view.pixels // (threads // across)) > ONCE_HELD[width]:
+            return None
+        return Once(width, across, threads)
 
 
 def column_shape(view: Planes, multiprocessors: int) -> tuple[int, int, int, int]:
@@ -369,6 +455,18 @@ def column_shape(view: Planes, multiprocessors: int) -> tuple[int, int, int, int
     turns = -(-view.pixels // (rows * HELD_LAST))
     wanted = max(1, 6 * multiprocessors // (view.batches * column_blocks))
     return lanes, column_blocks, lanes * rows, rows * HELD_LAST * max(1, -(-turns // wanted))
+
+
+def group_shape(per_group: int, groups: int, lanes: int, column_blocks: int, threads: int) -> tuple[int, int]:
+    """Channels-last: (groups that a column of channels may touch, threads of a block that make one of them of its channels).
+
+    There are as many threads as channels of a column, and so a team for each of its groups.
+    """
+    slots = groups if column_blocks == 1 else min(groups, (lanes * PACK - 2) // per_group + 2)
+    team = 32
+    while team > 1 and (threads // team < slots or team >= 2 * per_group):
+        team //= 2
+    return slots, team
 
 
 def _whole(x: Tensor, view: Planes, out: Planes) -> bool:
@@ -390,9 +488,11 @@ KERNELS = (
     "group_norm_merge",
     "group_norm_given",
     *(f"group_norm_{a}_{b}{c}" for a in ("first", "last") for b in ("stats", "apply") for c in ("", "_any")),
+    *(f"group_norm_last_joined{c}" for c in ("", "_any")),
+    *(f"group_norm_once_{width}" for width in ONCE_HELD),
 )
 # Those that stand behind another launch of a call; `given` is the first of its calls.
-WAITING = tuple(name for name in KERNELS if "merge" in name or "apply" in name)
+WAITING = tuple(name for name in KERNELS if any(word in name for word in ("merge", "apply", "joined")))
 STATISTICS = ("group_norm_moments", *(name for name in KERNELS if "stats" in name))
 
 

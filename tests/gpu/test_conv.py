@@ -322,6 +322,42 @@ def test_a_residual_of_one_pixel(isa, precision, sizes, kind):
         check_two_roundings(got, tensors, options, exact, sums, "a pass each")
 
 
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", ["half", "wide"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 8), (2, 1, 1, 1280), (3, 33, 31, 40), (5, 16, 16, 328)], ids=str)
+@pytest.mark.parametrize("rows", ["dense", "among others", "one for all"])
+def test_one_pass_adds_each_pictures_own_row(isa, kind, sizes, rows):
+    """Pictures that fill no block or several, with rows that lie close, among others, or once for all; and the bits of bias and row
+    added up in float before the product is."""
+    b, h, w, n = sizes
+    x, weight, bias = video(b, 16, 1, h, w), weights(n, 16, 1, 3, 3), torch.randn(n, device="cuda")
+    bias = bias if kind == "wide" else bias.half()
+    wide = torch.randn(b, n if rows == "dense" else n + 24, device="cuda").half() * 4
+    own = wide[:, :n] if rows == "dense" else wide[:, 16 : n + 16]
+    own = own[:1].expand(b, -1) if rows == "one for all" else own
+    residual = own[:, :, None, None, None].expand(-1, -1, 1, h, w)
+    tensors, options = (x, weight, bias, None, residual), ("none", 1, 0, 1, 1, 1, 1, 1)
+    before = [None if each is None else each.clone() for each in tensors]
+    got = by_torch_and_a_pass(tensors, options, isa)
+    check_two_roundings(got, tensors, options, *exactly(tensors, options), f"{kind} {rows}")
+    assert all(each is None or torch.equal(each, then) for each, then in zip(tensors, before, strict=True))
+    products = torch.nn.functional.conv3d(x, weight, padding=(0, 1, 1))
+    want = (products.float() + (own.float() + bias.float())[:, :, None, None, None]).half()
+    if torch.equal(products, torch.nn.functional.conv3d(x, weight, padding=(0, 1, 1))):  # the library repeats itself
+        torch.testing.assert_close(got, want, rtol=2**-10, atol=1e-3)
+
+
+def test_one_pass_keeps_what_is_no_number_to_its_picture(isa):
+    x, weight, bias = video(3, 16, 1, 20, 20), weights(64, 16, 1, 3, 3), torch.randn(64, device="cuda").half()
+    own = torch.randn(3, 64, device="cuda").half()
+    own[0, 3], own[1, 9], own[2, 63] = torch.nan, torch.inf, -torch.inf
+    residual = own[:, :, None, None, None].expand(-1, -1, 1, 20, 20)
+    got = by_torch_and_a_pass((x, weight, bias, None, residual), ("none", 1, 0, 1, 1, 1, 1, 1), isa)[:, :, 0]
+    odd = ~got.isfinite()
+    assert got[0, 3].isnan().all() and (got[1, 9] == torch.inf).all() and (got[2, 63] == -torch.inf).all()
+    assert int(odd.sum()) == 3 * 400
+
+
 def test_every_candidate_computes_the_same():
     """`auto` may choose any of them, on rows of a picture as on a whole one."""
     picture, weight, bias = video(1, 128, 40, 64), weights(128, 128, 3, 3), torch.randn(128, device="cuda").half()

@@ -7,7 +7,6 @@ import torch
 from gpu.support import LAYOUTS, assert_no_worse_than, assert_rounded_once, assert_same_special, laid_out, on, shifted
 
 from fusestream.kernels_cuda import (
-    OPS,
     KernelPolicy,
     KernelRefused,
     group_moments,
@@ -16,7 +15,21 @@ from fusestream.kernels_cuda import (
     join_moments,
 )
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops.group_norm import AHEAD, APART, reference
+from fusestream.kernels_cuda.launcher import card as card_at
+from fusestream.kernels_cuda.ops import group_norm
+from fusestream.kernels_cuda.ops.group_norm import (
+    AHEAD,
+    APART,
+    JOINED,
+    JOINED_AHEAD,
+    MOST_JOINED,
+    ONCE,
+    UNIT,
+    WAITING,
+    Cut,
+    Once,
+    reference,
+)
 
 EPS = 1e-5
 OFF = KernelPolicy.of("off")
@@ -31,6 +44,22 @@ def inputs(layout, b, c, *image, dtype=torch.float16):
 def exact(x, groups, weight=None, bias=None, act="none"):
     wide = [None if t is None else t.double() for t in (x, weight, bias)]
     return reference(*wide, None, groups, EPS, act)
+
+
+def tactics_for(x, groups, isa):
+    """All that can compute it, whether or not they are worth a race."""
+    card, found = card_at(torch.cuda.current_device(), isa), [APART]
+    cut = Cut.of(x, groups, card.multiprocessors)
+    if cut.view.layout == "last" and cut.params["chunks"] <= MOST_JOINED:
+        found.append(JOINED)
+    if card.launches_ahead(UNIT, WAITING):
+        found += [{APART: AHEAD, JOINED: JOINED_AHEAD}[way] for way in found]
+    return found + [ONCE] * (Once.of(x, groups) is not None)
+
+
+def by(tactic, isa, x, groups, weight=None, bias=None, act="silu", moments=None):
+    call = Call("group_norm_silu", (x, weight, bias, moments), (groups, EPS, act), on(isa))
+    return group_norm.plan(call, card_at(torch.cuda.current_device(), isa), tactic)(*call.tensors)
 
 
 def flat(t):
@@ -114,16 +143,25 @@ def test_launches_that_begin_ahead(layout, shape, given):
     _, weight, bias = inputs(layout, *shape)
     moments = group_moments(sources[0], groups, policy=on(None)) if given else None
     x = torch.empty_like(sources[0])
-    call = Call("group_norm_silu", (x, weight, bias, moments), (groups, EPS, "silu"), on(None))
-    ways = {way.tactic: way.prepare(call) for way in OPS["group_norm_silu"].candidates[0].tactics(call)}
-    if AHEAD not in ways:
+    possible = tactics_for(x, groups, None)
+    if AHEAD not in possible:
         pytest.skip("this card's code waits for the launch before it to end")
-    want = [ways[APART](source, *call.tensors[1:]) for source in sources]
+    card = card_at(torch.cuda.current_device())
+    for apart, ahead in ((APART, AHEAD), (JOINED, JOINED_AHEAD)):
+        if ahead not in possible or (given and ahead == JOINED_AHEAD):
+            continue
+        call = Call("group_norm_silu", (x, weight, bias, moments), (groups, EPS, "silu"), on(None))
+        ways = {way: group_norm.plan(call, card, way) for way in (apart, ahead)}
+        check_that_it_may_begin(ways[apart], ways[ahead], x, sources, call.tensors[1:])
+
+
+def check_that_it_may_begin(apart, ahead, x, sources, others):
+    want = [apart(source, *others) for source in sources]
 
     def turn(found):
         for source, result in zip(sources, found, strict=True):
             x.copy_(source)
-            result.copy_(ways[AHEAD](x, *call.tensors[1:]))
+            result.copy_(ahead(x, *others))
 
     found = [torch.full_like(x, 7) for _ in sources]
     for _ in range(20):
@@ -137,6 +175,77 @@ def test_launches_that_begin_ahead(layout, shape, given):
     for _ in range(20):
         graph.replay()
     assert all(torch.equal(one, other) for one, other in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((2, 320, 64, 64), 32),  # SD 1.5, each kind of group that it has
+        ((2, 960, 32, 32), 32),
+        ((2, 1280, 32, 32), 32),
+        ((2, 1920, 32, 32), 32),
+        ((2, 640, 64, 64), 32),
+        ((3, 1280, 8, 8), 32),
+        ((3, 39, 17, 5), 3),  # groups of 13 channels
+        ((2, 21, 40, 33), 7),
+        ((3, 1000, 9, 8), 5),  # wider than a column of channels
+        ((2, 1400, 12, 20), 2),
+        ((1, 64, 1, 1), 4),
+        ((5, 96, 3, 3), 96),
+        ((2, 512, 40, 40), 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("act", ["silu", "none"])
+def test_every_tactic(isa, shape, groups, act):
+    """Each picture of a batch has a spread and a mean of its own, so nothing may be taken from another's parts. The same bits each
+    time, and no matter what lies beside: x is a part of what is NaN elsewhere."""
+    x, weight, bias = inputs("last", *shape, dtype=torch.float32)
+    own = torch.arange(1.0, shape[0] + 1, device="cuda").reshape(-1, 1, 1, 1)
+    x = laid_out((x.float() * own - 3 * own).half(), "last")
+    want = exact(x, groups, weight, bias, act)
+    room = torch.full((shape[0], *shape[2:], shape[1] + 16), torch.nan, device="cuda").half()
+    for margin in (0, 8, 4, 2, 1):
+        beside = room[..., margin : margin + shape[1]].movedim(-1, 1)
+        beside.copy_(x)
+        for tactic in tactics_for(beside, groups, isa):
+            got = by(tactic, isa, beside, groups, weight, bias, act)
+            what = f"{tactic} at {margin}"
+            assert_rounded_once(flat(got), flat(want), slack=8e-6, what=what)
+            assert torch.equal(got, by(tactic, isa, beside, groups, weight, bias, act)), what
+        beside.fill_(torch.nan)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize(("c", "groups"), [(13, 1), (40, 4), (64, 2), (24, 3), (320, 32)])
+@pytest.mark.parametrize("image", [(1, 1), (7, 5), (16, 16), (33, 20)], ids=str)
+def test_every_tactic_stays_within_its_tensors(isa, c, groups, image):
+    x, weight, bias = inputs("last", 2, c, *image)
+    want = exact(x, groups, weight, bias, "silu")
+    for tactic in tactics_for(x, groups, isa):
+        assert_rounded_once(flat(by(tactic, isa, x, groups, weight, bias)), flat(want), slack=4e-6, what=tactic)
+
+
+@pytest.mark.parametrize("c", [24, 120])
+def test_every_tactic_with_what_is_large_or_no_number(isa, c):
+    x, weight, bias = inputs("last", 3, c, 24, 20)
+    x[0, ::3, 1], x[0, 1, 2] = 65504, -65000
+    want = exact(x, 3, weight * 0.1, bias, "silu")
+    for tactic in tactics_for(x, 3, isa):
+        got = by(tactic, isa, x, 3, weight * 0.1, bias)
+        assert got.isfinite().all(), tactic
+        assert_rounded_once(flat(got), flat(want), slack=4e-6, what=tactic)
+    x[1, 1, 2, 3], x[2, c - 1, 0, 0] = torch.nan, -torch.inf
+    want = group_norm_silu(x, 3, weight, bias, eps=EPS, policy=OFF)
+    for tactic in tactics_for(x, 3, isa):
+        got = by(tactic, isa, x, 3, weight, bias)
+        assert_same_special(got, want, tactic)
+        bad = got.isnan().reshape(3, 3, -1).any(-1)  # no other picture's and no other group's
+        assert bad.nonzero().tolist() == [[1, 0], [2, 2]], tactic
+    far = laid_out((1000 + torch.randn(2, c, 24, 20, device="cuda") * 4).half(), "last")
+    for tactic in tactics_for(far, 3, isa):
+        got = by(tactic, isa, far, 3, act="none")
+        assert_rounded_once(flat(got), flat(exact(far, 3)), slack=1e-4, what=tactic)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

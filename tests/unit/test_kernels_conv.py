@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_float
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -309,7 +307,7 @@ def test_the_pass_is_given_what_torch_made(side):
     card, call = Recorded(), Call("conv", (x, weight, bias, None, residual), ("silu", 1, 0, 1, 1, 1, 1, 1))
     out = conv_torch.plan(call, card)(*call.tensors)
     torch.testing.assert_close(out, conv3d(x, weight, None, policy=OFF))
-    assert conv_torch.is_dense(out) and card.pointers == (out.data_ptr(), bias.data_ptr(), residual.data_ptr())
+    assert conv_torch.is_dense(out) and card.pointers == (out.data_ptr(), bias.data_ptr(), residual.data_ptr(), 0)
     p, threads = card.params, card.grid[0] * card.block * conv_torch.HELD
     assert (p.packs, p.across, p.bias_is_float) == (out.numel() // 8, 3, 0) and ACTIVATIONS[p.activation] == "silu"
     assert p.packs <= threads < p.packs + card.block * conv_torch.HELD
@@ -317,29 +315,20 @@ def test_the_pass_is_given_what_torch_made(side):
 
 
 @pytest.mark.parametrize("bias_type", [torch.float16, torch.float32], ids=str)
-def test_a_residual_of_one_pixel_goes_with_the_bias(bias_type):
-    """Each of the batch has a launch with what is its own."""
+@pytest.mark.parametrize("step", [24, 40, 0])
+def test_a_residual_of_one_pixel_goes_with_the_bias(bias_type, step):
+    """One launch for all of a batch, which is told where each one's row lies: alone, among others, or the same for all."""
     x, weight = last(torch.randn(2, 16, 1, 5, 6).half()), last(torch.randn(24, 16, 1, 3, 3).half())
-    bias, pixel = torch.randn(24).to(bias_type), torch.randn(2, 24).half()
-    residual = pixel[:, :, None, None, None].expand(-1, -1, 1, 5, 6)
-    launched = []
-
-    class Card(Recorded):
-        def prepare(self, params, *, grid, block, shape):
-            super().prepare(params, grid=grid, block=block, shape=shape)
-            return lambda out, added, kept: launched.append((out, floats_at(added, 24), kept))
-
-    card, call = Card(), Call("conv", (x, weight, bias, None, residual), ("none", 1, 0, 1, 1, 1, 1, 1))
+    bias, pixels = torch.randn(24).to(bias_type), torch.randn(2, max(step, 24)).half()
+    residual = pixels.as_strided((2, 24, 1, 5, 6), (step, 1, 0, 0, 0))
+    card, call = Recorded(), Call("conv", (x, weight, bias, None, residual), ("none", 1, 0, 1, 1, 1, 1, 1))
     assert why_not_fused(x, weight, bias, residual) is None
     out = conv_torch.plan(call, card)(*call.tensors)
     torch.testing.assert_close(out, conv3d(x, weight, None, policy=OFF))
-    assert [(at, kept) for at, _, kept in launched] == [(one.data_ptr(), 0) for one in out]
-    torch.testing.assert_close(torch.tensor([added for _, added, _ in launched]), pixel.float() + bias.float())
-    assert (card.params.packs, card.params.across, card.params.bias_is_float) == (out[0].numel() // 8, 3, 1)
-
-
-def floats_at(address, count):
-    return list((c_float * count).from_address(address))
+    assert card.pointers == (out.data_ptr(), bias.data_ptr(), 0, pixels.data_ptr())
+    p = card.params
+    assert (p.packs, p.across, p.added_step) == (out[0].numel() // 8, 3, step)
+    assert (card.grid[1], p.bias_is_float) == (2, bias_type is torch.float32)
 
 
 def test_where_a_residual_of_one_pixel_does_not_go_with_the_bias():
@@ -348,6 +337,10 @@ def test_where_a_residual_of_one_pixel_does_not_go_with_the_bias():
     assert why_not(x, weight, bias, None, spread) is None, "our own kernels read it where it lies"
     assert "residual is not dense" in why_not_fused(x, weight, bias, spread, "silu"), "the activation comes before it"
     assert "nothing to fuse" in why_not_fused(x, weight, None, spread)
+    apart, shifted = half(2, 20, 1, 1, 1)[:, :16], half(2, 24, 1, 1, 1)[:, 3:19]
+    for rows in (apart, shifted):
+        assert "do not start at multiples" in why_not_fused(x, weight, bias, rows.expand(-1, -1, 1, 6, 6))
+    assert why_not_fused(x[:1], weight, bias, apart[:1].expand(-1, -1, 1, 6, 6)) is None
     assert "residual is not dense" in why_not_fused(x, weight, bias, half(2, 16, 1, 6, 1).expand(-1, -1, 1, 6, 6))
 
 
@@ -436,7 +429,7 @@ def test_the_pass_behind_pictures_is_given_what_torch_made():
     torch.testing.assert_close(
         out, compute(Operands.of((x, weight, None, None, None), ("none", *call.options[1:]))), atol=0.01, rtol=0.01
     )
-    assert conv_torch.is_dense(out) and card.pointers == (out.data_ptr(), bias.data_ptr(), 0)
+    assert conv_torch.is_dense(out) and card.pointers == (out.data_ptr(), bias.data_ptr(), 0, 0)
 
 
 # -------------------------------------------------------------------------------------------------------- what is measured

@@ -20,9 +20,10 @@ from fusestream.kernels_cuda import (
     instance_norm,
     join_moments,
 )
+from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops import group_norm
-from fusestream.kernels_cuda.ops.group_norm import column_shape
+from fusestream.kernels_cuda.ops.group_norm import column_shape, group_shape
 from fusestream.kernels_cuda.ops.planes import Planes
 
 EPS = 1e-5
@@ -236,33 +237,158 @@ def test_compile_and_registration(last):
     torch.library.opcheck(OPS["group_moments"].traced, (x, 2, KernelPolicy().token))
 
 
+class FakeKernel:
+    """What a plan asked of a kernel: notes name, blocks, threads and whether it begins ahead."""
+
+    def __init__(self, name, asked):
+        self.name, self.asked = name, asked
+
+    def prepare(self, params, *, grid, block, ahead, **_):
+        self.params = params
+        self.asked.append((self.name, grid[0], block, ahead))
+
+
+class FakeCard:
+    index = 0
+
+    def __init__(self, multiprocessors=132, ahead=False):
+        self.multiprocessors, self.ahead = multiprocessors, ahead
+        self.asked = []
+
+    def launches_ahead(self, unit, names):
+        waiting = ("merge", "first_apply", "first_apply_any", "last_apply", "last_apply_any")
+        waiting += ("last_joined", "last_joined_any")
+        assert unit == "group_norm" and set(names) == {f"group_norm_{name}" for name in waiting}
+        return self.ahead
+
+    def kernel(self, unit, name):
+        assert name in OPS["group_norm_silu"].kernels[unit]
+        return FakeKernel(name, self.asked)
+
+    def begun(self):
+        asked = [ahead for _, _, _, ahead in self.asked]
+        self.asked.clear()
+        return asked
+
+
+def call_of(x, groups, moments=None):
+    return Call("group_norm_silu", (x, None, None, moments), (groups, EPS, "silu"), KernelPolicy())
+
+
+def picture(*shape):
+    return torch.ones(*shape).half().contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_launches_begin_ahead_where_their_code_waits(monkeypatch, ahead):
     """Only where it was chosen, and never the first of a call: it waits for all before."""
-
-    asked = []
-    waiting = ("merge", "first_apply", "first_apply_any", "last_apply", "last_apply_any")
-
-    class FakeKernel:
-        def prepare(self, *_, ahead, **__):
-            asked.append(ahead)
-
-    class FakeCard:
-        index, multiprocessors = 0, 132
-
-        def launches_ahead(self, unit, names):
-            assert unit == "group_norm" and set(names) == {f"group_norm_{name}" for name in waiting}
-            return ahead
-
-        def kernel(self, *_):
-            return FakeKernel()
-
-    monkeypatch.setattr(group_norm, "card_at", lambda *_: FakeCard())
-    x = torch.ones(1, 8, 16, 16).half()
-    call = Call("instance_norm", (x, None, None, None), (8, EPS, "relu"), KernelPolicy())
+    card = FakeCard(ahead=ahead)
+    monkeypatch.setattr(group_norm, "card_at", lambda *_: card)
     ours = OPS["instance_norm"].candidates[0]
-    assert [way.name for way in ours.tactics(call)] == (["cuda apart", "cuda ahead"] if ahead else ["cuda"])
+    first = Call("instance_norm", (torch.ones(1, 8, 16, 16).half(), None, None, None), (8, EPS, "relu"), KernelPolicy())
+    assert [way.name for way in ours.tactics(first)] == (["cuda apart", "cuda ahead"] if ahead else ["cuda"])
     for tactic, wanted in ((None, [False] * 3), ("apart", [False] * 3), ("ahead", [False, True, True])):
-        asked.clear()
-        group_norm.plan(call, FakeCard(), tactic)
-        assert asked == wanted
+        group_norm.plan(first, card, tactic)
+        assert card.begun() == wanted
+    last = call_of(picture(1, 32, 64, 64), 8)
+    for tactic, wanted in (("joined", [False] * 2), ("joined ahead", [False, True]), ("ahead", [False, True, True])):
+        group_norm.plan(last, card, tactic)
+        assert card.begun() == wanted
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_which_ways_a_picture_has(monkeypatch, ahead):
+    """One launch where a block holds a group, two where parts are few, three where they are many; and of the channels-first and
+    of what is normed by given moments the usual ones."""
+    card = FakeCard(ahead=ahead)
+    monkeypatch.setattr(group_norm, "card_at", lambda *_: card)
+
+    def ways(x, groups, moments=None):
+        found = group_norm.ways(call_of(x, groups, moments))
+        assert found == sorted(found, key=lambda way: way.endswith("ahead"))
+        return [way for way in found if not way.endswith("ahead")], [way for way in found if way.endswith("ahead")]
+
+    joined, apart = (["joined ahead"], ["ahead"]) if ahead else ([], [])
+    assert ways(picture(2, 320, 64, 64), 32) == (["once", "joined"], joined)
+    assert ways(picture(2, 640, 64, 64), 32) == (["joined"], joined)  # 160 KB
+    assert ways(picture(1, 64, 20, 20), 2) == (["joined", "once"], joined)  # two blocks are few
+    assert ways(picture(2, 128, 64, 64), 32) == (["joined"], joined)  # four channels: of a sector a quarter
+    assert ways(picture(1, 256, 128, 128), 32) == (["joined", "apart"], joined + apart)
+    assert ways(picture(1, 8, 1024, 1024), 1) == ((["apart"], apart) if ahead else ([], []))
+    assert ways(picture(2, 320, 64, 64).contiguous(), 32) == ((["apart"], apart) if ahead else ([], []))
+    given = torch.ones(2, 32, 2)
+    assert ways(picture(2, 320, 64, 64), 32, given) == ((["apart"], apart) if ahead else ([], []))
+    assert ways(picture(0, 320, 64, 64), 32) == ((["apart"], apart) if ahead else ([], []))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "threads"),
+    [  # all norms of SD 1.5 for a picture of 512x512 with guidance whose groups a block holds
+        ((2, 320, 64, 64), "once_2", 1024),
+        ((2, 320, 32, 32), "once_2", 1024),
+        ((2, 640, 32, 32), "once_4", 1024),
+        ((2, 960, 32, 32), "once_2", 1024),
+        ((2, 1280, 32, 32), "once_8", 1024),
+        ((2, 1920, 32, 32), "once_4", 1024),
+        ((2, 640, 16, 16), "once_4", 320),
+        ((2, 1280, 16, 16), "once_8", 320),
+        ((2, 1920, 16, 16), "once_4", 960),
+        ((2, 2560, 16, 16), "once_8", 640),
+        ((2, 1280, 8, 8), "once_8", 96),
+        ((2, 2560, 8, 8), "once_8", 160),
+    ],
+)
+def test_norms_of_a_u_net_are_one_launch(shape, kernel, threads):
+    card = FakeCard()
+    group_norm.plan(
+        call_of(
+            torch.empty(*shape, dtype=torch.float16, device="meta").contiguous(memory_format=torch.channels_last), 32
+        ),
+        card,
+    )
+    assert card.asked == [(f"group_norm_{kernel}", 64, threads, False)]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    per_group=st.integers(1, 200),
+    groups=st.integers(1, 8),
+    pixels=st.integers(1, 5000),
+    margin=st.sampled_from([0, 1, 2, 4, 8]),
+)
+def test_a_group_that_is_kept_is_all_there(per_group, groups, pixels, margin):
+    """Every pixel has a thread for each of its channels, none has more than it can hold, and all accesses are aligned."""
+    channels = per_group * groups
+    wide = torch.empty(2, pixels, channels + margin, dtype=torch.float16, device="meta").movedim(-1, 1)
+    once = group_norm.Once.of(wide[:, :channels], groups)
+    if once is None:
+        assert per_group * pixels * 2 > 24 * 2 * 512 or channels == 1
+        return
+    rows = once.threads // once.across
+    assert once.across * once.width == per_group and rows >= 1
+    assert once.threads % 32 == 0 and once.threads <= group_norm.ONCE_THREADS
+    assert rows * group_norm.ONCE_HELD[once.width] >= pixels
+    assert not (channels + margin) % once.width
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(per_group=st.integers(1, 700), groups=st.integers(1, 64), pixels=st.sampled_from([1, 64, 4000]))
+def test_a_column_has_a_team_for_each_of_its_groups(per_group, groups, pixels):
+    channels = per_group * groups
+    lanes, blocks, threads, _ = column_shape(Planes("last", 1, channels, pixels, 0, channels), 34)
+    slots, team = group_shape(per_group, groups, lanes, blocks, threads)
+    width, columns = lanes * 8, {}
+    for group in range(groups):
+        for column in range(group * per_group // width, ((group + 1) * per_group - 1) // width + 1):
+            columns.setdefault(column, []).append(group)
+    assert max(map(len, columns.values())) <= slots <= threads // team
+    assert team in (1, 2, 4, 8, 16, 32)
+    most = max(sum(group in found for found in columns.values()) for group in range(groups))
+    assert most <= min(blocks, (per_group - 2) // width + 2)
+
+
+def test_the_source_holds_as_many_pixels():
+    source = (matrix.SOURCES / "group_norm.cu").read_text(encoding="utf-8")
+    for width, held in group_norm.ONCE_HELD.items():
+        assert f"\nONCE({width}, {held})\n" in source
+    assert f"constexpr int kOnceThreads = {group_norm.ONCE_THREADS};" in source

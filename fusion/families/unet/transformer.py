@@ -232,13 +232,21 @@ def fed_forward(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
     """x and what GEGLU adds to it, its norm before it: what lies in between is eight times as wide."""
     both, last = module.ff.net[0].proj, module.ff.net[2]
     normed_x = layer_norm(x, module.norm3, policy)
+    parts = parts_of(x.shape[0], x.shape[1], most_rows(both.out_features, CHUNK_BYTES))
+    if (
+        len(parts) == 1
+    ):  # where to write a whole result is the product's own business: into another's place it may have to copy
+        return product(gated(normed_x, both, policy), last, policy, residual=x)
     out = x.new_empty(x.shape)
-    for part in parts_of(x.shape[0], x.shape[1], most_rows(both.out_features, CHUNK_BYTES)):
-        values, gates = product(normed_x[part], both, policy).chunk(2, -1)
-        hidden = gelu_mul(gates, values, "erf", policy=policy)
-        del values, gates
-        product(hidden, last, policy, residual=x[part], out=out[part])
+    for part in parts:
+        product(gated(normed_x[part], both, policy), last, policy, residual=x[part], out=out[part])
     return out
+
+
+def gated(x: Tensor, both: Any, policy: KernelPolicy) -> Tensor:
+    """The values of GEGLU, times GELU of its gates."""
+    values, gates = product(x, both, policy).chunk(2, -1)
+    return gelu_mul(gates, values, "erf", policy=policy)
 
 
 KINDS: dict[type[nn.Module], type[FusedBlock]] = {
