@@ -2,11 +2,12 @@
 before anything else when ComfyUI wants room, and with the weights when it unloads them.
 
 Stock's accounts know weights alone. What a graph keeps is torch's memory or the driver's, within a bound that stock leaves free for
-computing anyway.
+computing anyway. Where stock pages VRAM itself it asks nobody for what is no weight: there it is given back after each prompt.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import comfy.model_patcher
@@ -15,6 +16,8 @@ from torch import nn
 
 from ..kernels_cuda.modules.captured import release
 from .mixing import mix
+
+_all: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _GivesBack:
@@ -37,4 +40,16 @@ def patcher_of(net: nn.Module, load_device: torch.device, offload_device: torch.
     """One as stock's loaders make it, of whichever class stock uses now."""
     patcher = comfy.model_patcher.CoreModelPatcher(net, load_device=load_device, offload_device=offload_device)
     mix(patcher, _GivesBack)
+    _all.add(patcher)
     return patcher
+
+
+def after_work(patcher: Any) -> None:
+    """Nobody calls the network for a while."""
+    if patcher.is_dynamic():
+        release(patcher.model)
+
+
+def after_prompt() -> None:
+    for patcher in list(_all):
+        after_work(patcher)

@@ -9,6 +9,7 @@ from . import (
     between_prompts,
     camera_route,
     doctor_route,
+    fuse,
     moving_preview,
     panel_routes,
     queued,
@@ -58,6 +59,7 @@ class FuseStream(ComfyExtension):
         user_settings.attach()
         camera_route.attach()
         moving_preview.attach()
+        fuse.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

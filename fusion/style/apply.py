@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, diffusion_step
 from ...kernels_cuda.modules.captured import release
+from .. import giving_back
 from .adain import LEAST as LEAST_ADAIN
 from .adain import AdaIN
 from .load import StyleModel
@@ -64,6 +65,7 @@ def apply(model: StyleModel, images: Tensor, look: Tensor | None, settings: Sett
         before = content, made
         out[place] = made[0]
         bar.update(1)
+    giving_back.after_work(model.patcher)
     return out
 
 
