@@ -31,9 +31,11 @@ class _GivesBack:
             freed += super().partially_unload(device_to, memory_to_free - freed, *args, **others)  # type: ignore[misc]
         return freed
 
-    def detach(self, *args: Any, **others: Any) -> Any:
-        release(self.model)
-        return super().detach(*args, **others)  # type: ignore[misc]
+    def detach(self, unpatch_all: bool = True) -> Any:
+        """Not all: that is how stock begins to load what is loaded already."""
+        if unpatch_all:
+            release(self.model)
+        return super().detach(unpatch_all)  # type: ignore[misc]
 
 
 def patcher_of(net: nn.Module, load_device: torch.device, offload_device: torch.device) -> Any:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -56,6 +57,9 @@ WHAT, BY, ELSE = "network", "CUDA graph", "launch after launch"  # in the ledger
 NO_ROOM = "too little VRAM is left for what was captured"
 CHANGES = "it, or something that it keeps, is another one at each call"
 GIB = 2**30
+# What may be set otherwise at each call, and no argument tells.
+OF_PRODUCTS = ("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction", "allow_tf32")
+OF_CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
 
 Run = Callable[..., Any]
 
@@ -105,10 +109,15 @@ class _Graph:
     def replay(self, tensors: Sequence[Tensor]) -> Any:
         for room, given in zip(self._rooms, tensors, strict=True):
             room.copy_(span(given))
-        self.recorded.replay()
+        out = self.first()
         self.replayed += 1
         for effect in self._effects:
             effect()
+        return out
+
+    def first(self) -> Any:
+        """Of what the rooms hold, of which the host has counted what it counts."""
+        self.recorded.replay()
         return put_together(self.out, (t.clone() for t in self.outputs))
 
 
@@ -141,6 +150,11 @@ class Captures:
         self._standing: Standing | None = None  # as it was when it was looked at last; the graphs are of that
         self._lock = threading.RLock()
         self.captured = self.replayed = 0
+
+    def __del__(self) -> None:
+        """A graph that is merely forgotten leaves its memory with the driver."""
+        if self.count and not sys.is_finalizing() and not capture.capturing():
+            self.release()
 
     def __reduce__(self) -> tuple[type[Captures], tuple[()]]:
         return type(self), ()
@@ -232,8 +246,6 @@ class Captures:
                 raise
             self.replayed += 1
             call.unrest = 0
-            if graph.replayed == 1:  # which may take more
-                self._keep_to_the_bounds(call)
             return (out,)
 
     def _toward(self, net: nn.Module, call: _Call, run: Run, given: Any, tensors: Sequence[Tensor]) -> Any:
@@ -338,9 +350,13 @@ class Captures:
             return out
         call.graph = graph
         self.captured += 1
+        try:  # watched, torch may have rounded elsewhere; and only now it is known what a graph takes
+            with _on(device):
+                out = graph.first()
+        except torch.OutOfMemoryError:
+            self._never(call, NO_ROOM, for_now=True)
         self._keep_to_the_bounds(call)
-        # The other may be a view of what the next call is copied over.
-        return put_together(out, (t.clone() for t in made))
+        return out
 
     def _record(
         self,
@@ -352,8 +368,11 @@ class Captures:
         seen: Rehearsal,
         device: torch.device,
     ) -> _Graph:
+        # Where nothing came from the CPU nobody need look: torch takes other ways to a few results while somebody does.
+        looking = seen.recalled if seen.nbytes else contextlib.nullcontext
+
         def work() -> None:
-            with seen.recalled():
+            with looking():
                 made: list[Tensor] = []
                 taken_apart(run(inputs), made, device)
                 for copy, tensor in zip(copies, made, strict=True):
@@ -426,13 +445,17 @@ def _surroundings(device: torch.device) -> Hashable:
         torch.is_inference_mode_enabled(),
         torch.is_grad_enabled(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        *(
-            getattr(matmul, name, None)
-            for name in ("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction")
-        ),
-        *(getattr(cudnn, name, None) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+        *(_asked(matmul, name) for name in OF_PRODUCTS),
+        *(_asked(cudnn, name) for name in OF_CUDNN),
     )
+
+
+def _asked(owner: Any, name: str) -> Any:
+    """None where this torch has no such setting, or, of those that it is about to replace, does not tell."""
+    try:
+        return getattr(owner, name, None)
+    except RuntimeError:
+        return None
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
