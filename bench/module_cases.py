@@ -102,8 +102,9 @@ def products_alone(theirs: nn.Sequential) -> Ways:
 
 
 def fused(theirs: nn.Module) -> nn.Module:
+    """As the nodes fuse it: its calls are captured where it pays."""
     made = copy.deepcopy(theirs)
-    fuse(made)
+    fuse(made, graphs=True)
     return made
 
 
@@ -161,13 +162,13 @@ def norms(side: int, channels: int) -> list[Case]:
 
 def style_network(side: tuple[int, int], small: bool) -> Case:
     """The transformer net at its published widths."""
-    from ..checkpoints import style  # noqa: PLC0415
-    from ..fusion.style import recognise  # noqa: PLC0415 - it imports ComfyUI
-    from ..fusion.style.transformer import TransformerNet  # noqa: PLC0415
-
-    weights = style.transformer() if small else style.transformer(style.PUBLISHED, 5)
 
     def made() -> nn.Module:
+        from ..checkpoints import style  # noqa: PLC0415
+        from ..fusion.style import recognise  # noqa: PLC0415 - it imports ComfyUI, which who lists rows has not started
+        from ..fusion.style.transformer import TransformerNet  # noqa: PLC0415
+
+        weights = style.transformer() if small else style.transformer(style.PUBLISHED, 5)
         net = TransformerNet(recognise.transformer_sizes(weights, "bench"))
         net.load_state_dict(weights)
         return net

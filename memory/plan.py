@@ -157,14 +157,11 @@ def spread(rooms: Sequence[int], fixed: set[int], left: int) -> set[int]:
         left -= rooms[best]
 
 
-HALVINGS = 26  # of a share of all layers, of which there are thousands at most
-
-
 def _bisect(too_far: Callable[[float], bool], low: float, high: float) -> float:
     """The largest number between these that is not too far."""
     if not too_far(high):
         return high
-    for _ in range(HALVINGS):
+    for _ in range(50):
         middle = (low + high) / 2
         low, high = (low, middle) if too_far(middle) else (middle, high)
     return low

@@ -10,6 +10,7 @@ from . import (
     camera_route,
     doctor_route,
     estimate_route,
+    fuse,
     moving_preview,
     panel_routes,
     queued,
@@ -60,6 +61,7 @@ class FuseStream(ComfyExtension):
         user_settings.attach()
         camera_route.attach()
         moving_preview.attach()
+        fuse.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io, ui
 
-from . import choices, notices
+from . import between_prompts, choices, notices
 from .loaders import CATEGORY
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
 
 Depth = io.Custom("DA3_MODEL")  # what stock calls Depth Anything 3's MODEL
+
+
+def attach() -> None:
+    """What was captured of networks is given back after each prompt where ComfyUI would not ask for it. Called once."""
+    between_prompts.always(_give_back)
+
+
+def _give_back() -> None:
+    giving_back = sys.modules.get(f"{(__package__ or '').rpartition('.')[0]}.fusion.giving_back")
+    if giving_back is not None:  # something was fused
+        giving_back.after_prompt()
 
 
 class FuseNode(io.ComfyNode):

@@ -109,21 +109,21 @@ def is_watched(mutation: Mutation) -> bool:
 SURVIVORS: tuple[Survivor, ...] = (
     Survivor(
         "memory/plan.py",
-        "make_plan",
+        "_made",
         "break",
         "continue",
         "with more slots still less is left: nothing more is found, only later",
     ),
     Survivor(
         "memory/plan.py",
-        "make_plan",
+        "_made",
         "fixed = {i for i, room in enumerate(rooms) if room > slot or room == 0}",
         "fixed = {i for i, room in enumerate(rooms) if room > slot or room == (-1)}",
         "a layer without bytes costs nothing, so that `spread` keeps it anyway",
     ),
     Survivor(
         "memory/plan.py",
-        "make_plan",
+        "_made",
         "fixed = {i for i, room in enumerate(rooms) if room > slot or room == 0}",
         "fixed = {i for i, room in enumerate(rooms) if room > slot or room == 1}",
         "no room is 1, and a layer without bytes costs nothing: `spread` keeps it anyway",

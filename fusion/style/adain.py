@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...kernels_cuda import KernelPolicy, instance_norm
 from ...kernels_cuda.modules import Table, fuse
+from ...kernels_cuda.modules.captured import attach
 from .bands import in_parts
 
 # Convolutions by their numbers in the files, in order; a pool or an upsampling stands behind some of them.
@@ -59,9 +60,12 @@ class AdaIN(nn.Module):
         self.policy = KernelPolicy()
 
     def fused(self, policy: KernelPolicy) -> Table:
-        """Our layers in the places of torch's."""
+        """Our layers in the places of torch's; calls with a whole picture are captured where it pays."""
         self.policy = policy
-        return fuse(self, policy)
+        table = fuse(self, policy)
+        for part in (self.encoder, self.decoder):
+            attach(part)
+        return table
 
     def features(self, x: Tensor, rows: int | None = None) -> Tensor:
         """x [1, 3, h, w] from 0 to 1 -> [1, c, h / 8, w / 8], rounded up; rows of x at a time, unless None."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, diffusion_step
+from ...kernels_cuda.modules.captured import release
+from .. import giving_back
 from .adain import LEAST as LEAST_ADAIN
 from .adain import AdaIN
 from .load import StyleModel
@@ -63,6 +65,7 @@ def apply(model: StyleModel, images: Tensor, look: Tensor | None, settings: Sett
         before = content, made
         out[place] = made[0]
         bar.update(1)
+    giving_back.after_work(model.patcher)
     return out
 
 
@@ -108,6 +111,8 @@ def in_memory(run: Callable[[int | None], Tensor], model: StyleModel, content: T
     """The picture as a whole if there is room for it, else so many rows at a time, and fewer where even that was too much."""
     _, height, width, _ = content.shape
     for step in steps(model.net, height, width, model, rows):
+        if step is not None:
+            release(model.net)  # what was captured of whole pictures
         made = attempted(run, step)
         if made is not None:
             return made

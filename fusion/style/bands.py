@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ...kernels_cuda import KernelPolicy, group_moments, group_norm_silu, join_moments
 from ...kernels_cuda.modules import FusedConvNormAct2d
+from ...kernels_cuda.modules.captured import launch_after_launch
 from ...kernels_cuda.ops.borders import with_border
 
 
@@ -128,7 +129,8 @@ def in_parts(x: Tensor, run: Callable[[Tensor], Tensor], step: int, halo: int, d
         management.throw_exception_if_processing_interrupted()
         last = min(first + step, x.shape[2])
         low, high = max(first - halo, 0), min(last + halo, x.shape[2])
-        made = run(x[:, :, low:high])
+        with launch_after_launch():  # memory is short
+            made = run(x[:, :, low:high])
         begin = (first - low) * up // down
         # The last part keeps all: where rows do not divide, a network rounds up.
         end = made.shape[2] if last == x.shape[2] else begin + (last - first) * up // down

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import comfy.model_management as management
-import comfy.model_patcher
 import comfy.utils
 import torch
 from torch import nn
 
 from ...kernels_cuda import STANDARD, KernelPolicy
 from ...kernels_cuda.modules import Table
+from .. import giving_back
 from ..errors import WrongFile
 from . import recognise
 from .adain import DECODER, ENCODER, AdaIN
@@ -62,9 +62,7 @@ def load(path: str, encoder: str | None = None, policy: KernelPolicy = STANDARD)
     # As the kernels read weights: so nothing is kept a second time.
     net = net.eval().requires_grad_(False).to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     table = net.fused(policy)
-    patcher = comfy.model_patcher.CoreModelPatcher(
-        net, load_device=device, offload_device=management.unet_offload_device()
-    )
+    patcher = giving_back.patcher_of(net, device, management.unet_offload_device())
     return StyleModel(Path(path).name, net, patcher, table, dtype, policy)
 
 

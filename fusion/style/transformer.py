@@ -110,9 +110,9 @@ class TransformerNet(nn.Module):
         return made
 
     def fused(self, policy: KernelPolicy) -> Table:
-        """Our layers in the places of torch's."""
+        """Our layers in the places of torch's; calls of a whole picture are captured where it pays."""
         self.__dict__["in_bands"] = _InBands(self, policy)
-        return fuse(self, policy)
+        return fuse(self, policy, graphs=True)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
         if self.in_bands is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx, nn
 
 from ..policy import STANDARD, KernelPolicy
+from .captured import attach, detach
 from .chains import find, left_reason, reason_of
 from .places import Beginning, Covered, FusedSequential, Step
 
@@ -54,12 +55,24 @@ class Table:
         return "\n".join(told) or "nothing here is of a kind that FuseStream has"
 
 
-def fuse(module: nn.Module, policy: KernelPolicy = STANDARD) -> Table:
+def fuse(module: nn.Module, policy: KernelPolicy = STANDARD, *, graphs: bool = False) -> Table:
     """Put our modules into a network's places, in place; says what was replaced, and what not and why.
 
     The state dict keeps its names, and parameters stay the network's own. What trains, has hooks, is parametrised (weight norm) or
     stands in several places is left alone. Call it again after a change: what is fused already stays so.
+
+    graphs  let the network's calls be captured as CUDA graphs where the host's launches are what they wait for (captured.py). For a
+            network whose results follow from what it is given, its tensors and its attributes alone
     """
+    was = detach(module)
+    try:
+        return _fused(module, policy)
+    finally:
+        if graphs or was:
+            attach(module)
+
+
+def _fused(module: nn.Module, policy: KernelPolicy) -> Table:
     again = Counter(id(part) for _, part in module.named_modules(remove_duplicate=False))
     work = _Work(policy, {one for one, count in again.items() if count > 1})
     work.inside(module, "")
@@ -67,11 +80,13 @@ def fuse(module: nn.Module, policy: KernelPolicy = STANDARD) -> Table:
 
 
 def unfuse(module: nn.Module) -> int:
-    """Put back what stood in a network before `fuse`; says how many places were ours."""
+    """Put back what stood in a network before `fuse`; says how many places were ours. Nothing of it is captured from then on."""
     count = 0
+    detach(module)
     for name, part in list(module._modules.items()):
         if part is None:
             continue
+        detach(part)
         original = part.__dict__.get("_original")
         if original is not None:
             module._modules[name] = original

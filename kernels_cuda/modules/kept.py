@@ -34,9 +34,12 @@ class Kept(Generic[T]):
     """One thing that was made, and the state of the tensors it was made from.
 
     A copy begins empty, and so does what was unpickled: a module's copy has tensors of its own.
+
+    turns  another number whenever something else is kept, or nothing: for who has noted where it lies
     """
 
     def __init__(self) -> None:
+        self.turns = 0
         # One tuple, so that a thread that reads while another one writes sees either all of the old or all of the new.
         self._now: tuple[Marks, list[StorageWeakRef], T] | None = None
 
@@ -53,15 +56,18 @@ class Kept(Generic[T]):
     def keep(self, marks: Marks, tensors: Sequence[Tensor | None], value: T) -> T:
         storages = [StorageWeakRef(t.untyped_storage()) for t in tensors if t is not None]  # type: ignore[no-untyped-call]
         self._now = (marks, storages, value)
+        self.turns += 1
         return value
 
     def outdate(self) -> None:
         """Find it no more, but keep its memory for what takes its place."""
         now = self._now
         self._now = None if now is None else (OUTDATED, [], now[2])
+        self.turns += 1
 
     def forget(self) -> None:
         self._now = None
+        self.turns += 1
 
     def __reduce__(self) -> tuple[type[Kept[T]], tuple[()]]:
         return type(self), ()

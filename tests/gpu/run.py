@@ -53,8 +53,8 @@ TESTS = {
 # These measure times or the card's memory: nothing runs beside them.
 MOST_LINES = 1500  # of a file in which something failed
 ALONE = (
-    "test_command_line.py", "test_graph.py", "test_kernel_system.py", "test_many_prompts.py", "test_pager.py", "test_patcher.py",
-    "test_soak.py", "test_two_cards.py", "test_wan_vae.py",
+    "test_command_line.py", "test_graph.py", "test_kernel_system.py", "test_many_prompts.py", "test_modules_captured.py",
+    "test_pager.py", "test_patcher.py", "test_soak.py", "test_two_cards.py", "test_wan_vae.py",
 )  # fmt: skip
 TIMED = "timed"  # the mark of tests of other files that do
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from torch import nn
 from fusestream.bench import apart, kernels, modules, report
 from fusestream.bench.module_cases import BEST, cases
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMISES = {
     "attention 8 x 512 x 512": {BEST: 1.0},
     "feed-forward 1 x 4096 x 512": {BEST: 1.0},
@@ -38,6 +42,50 @@ def test_every_row_computes_what_torch_does(monkeypatch, capsys):
     assert len(asked) == 15
     for label, promised in PROMISES.items():
         assert next(found for name, found in asked.items() if name.startswith(label)) == promised
+
+
+LISTING = """
+import runpy, sys, torch
+torch.cuda.is_available = lambda: True
+sys.executable, sys.argv = "/bin/echo", ["bench", "modules"]
+try:
+    runpy.run_path("bench", run_name="__main__")
+finally:
+    print("imported", [name for name in ("comfy", "spandrel") if name in sys.modules])
+"""
+
+
+def test_rows_are_listed_where_comfyui_was_not_started():
+    """Who runs them in other processes imports none of it; and one that says nothing is told of, row by row."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    said = subprocess.run(
+        [sys.executable, "-c", LISTING],
+        cwd=ROOT,
+        env=environment | {"COMFYUI_PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = said.stdout.splitlines()
+    assert told.pop() == "imported []" and said.returncode == 1, said.stderr
+    lost = [line.partition(": not measured")[0] for line in told if line.endswith("its process ended (exit code 0)")]
+    assert len(lost) == 17 and lost[-2:] == list(modules.NODES)
+    asked = [line for line in told if "--rows" in line]
+    assert len(asked) == 17 and "style network 1024 x 1024" in asked[0] and modules.NODES[0] not in asked[0]
+
+
+def test_a_row_is_done_under_the_name_that_it_was_asked_for(monkeypatch, capsys, tmp_path):
+    """Those of nodes have sizes in their results'."""
+    monkeypatch.delenv("COMFYUI_PATH")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(kernels, "environment", lambda: {})
+    row = {**ROW, "asked": {}, "ours is": "CUDA graph", "torch.compile is": "reduce-overhead"}
+    monkeypatch.setattr(modules, "rows_of", lambda *_: [(modules.NODES[0], lambda: dict(row))])
+    assert modules.main(["--rows", json.dumps(modules.NODES[:1]), "--results", str(tmp_path / "card.json")]) == 0
+    told = capsys.readouterr().out
+    assert f"{apart.DONE}{modules.NODES[0]}\n" in told
+    assert "2.000 ms (CUDA graph)" in told and "torch.compile (reduce-overhead) 1.25x" in told
 
 
 @pytest.mark.usefixtures("one_thread")

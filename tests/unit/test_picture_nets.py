@@ -15,6 +15,7 @@ from comfy_extras import nodes_depth_anything_3
 from comfy_extras.nodes_bg_removal import RemoveBackground
 from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
 from spandrel import ModelLoader
+from taped import TapingRecorder
 from torch import nn
 
 from bed import picture_nets as nets
@@ -22,6 +23,7 @@ from fusestream.fusion import picture_nets, plain_layers
 from fusestream.fusion.errors import WrongFile
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.kernels_cuda.modules import handing_back
+from fusestream.kernels_cuda.modules.captured import captures_of
 from fusestream.nodes.fuse import FuseNode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -193,8 +195,59 @@ def test_depth_is_estimated_as_by_stock(monkeypatch):
     assert got.shape == (1, 60, 80) and float(want.std()) > 1e-4
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(our_sky, sky, atol=1e-4, rtol=1e-4)
+    assert len(captures_of(made.model)) == 1, "no weight of it is brought by stock at each call"
     assert {line.by for line in table.replaced} == {"FusedConvNormAct2d"}
     assert any(line.of == ("Conv2d", "ReLU") for line in table.replaced)
+
+
+def taped(model):
+    """What is captured of a model, over a recorder for the CPU."""
+    recorder = TapingRecorder()
+    found = captures_of(model)
+    for captures in found:
+        captures._recorder = recorder
+    return found, recorder
+
+
+def test_tiles_of_one_size_are_captured_and_what_was_is_given_back(stocks, halves):
+    image = torch.rand(1, 20, 24, 3)
+    made, _ = picture_nets.fused(stocks, KernelPolicy())
+    (captures,), recorder = taped(made.model)
+    want = upscaled(made, image)
+    for _ in range(5):
+        assert torch.equal(upscaled(made, image), want)
+    assert captures.replayed == 3
+    made.patcher.detach()
+    assert not recorder.tapes
+    for _ in range(4):  # ComfyUI moves it to and fro
+        management.load_models_gpu([made.patcher])
+        assert torch.equal(upscaled(made, image), want)
+    assert captures.replayed > 3
+
+
+def test_of_a_background_remover_the_decoder_is_captured(remover, halves):
+    image = torch.rand(1, 40, 50, 3)
+    made, _ = picture_nets.fused(remover, KernelPolicy())
+    found, _ = taped(made.model)
+    want = RemoveBackground.execute(made, image).args[0]
+    for _ in range(4):
+        assert torch.equal(RemoveBackground.execute(made, image).args[0], want)
+    assert [captures.replayed for captures in found] == [2, 2], "the decoder, and what is before it"
+
+
+def test_of_a_detector_both_parts_that_lie_on_the_card_are(monkeypatch):
+    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    made, _ = picture_nets.fused(nets.detector(monkeypatch, torch.float16), KernelPolicy())
+    ours = made.model.diffusion_model
+    found, recorder = taped(made.model)
+    x = torch.rand(1, 3, 64, 96).half()
+    want = ours.encoder(ours.backbone(x))
+    for _ in range(4):
+        for got, wanted in zip(ours.encoder(ours.backbone(x)), want, strict=True):
+            assert torch.equal(got, wanted)
+    assert [captures.replayed for captures in found] == [2, 2] and len(recorder.tapes) == 2
+    made.detach()
+    assert not recorder.tapes
 
 
 def test_which_models_are_none_of_this_nodes(stocks):

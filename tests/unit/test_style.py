@@ -6,10 +6,12 @@ import comfy.model_management as management
 import pytest
 import torch
 from safetensors.torch import save_file
+from taped import NBYTES, TapingRecorder
 from torch import nn
 from torch.nn import functional
 
 from fusestream.checkpoints import style as made
+from fusestream.fusion import giving_back
 from fusestream.fusion.errors import WrongFile
 from fusestream.fusion.style import apply as applying
 from fusestream.fusion.style import load as loading
@@ -17,6 +19,8 @@ from fusestream.fusion.style.apply import Settings, apply
 from fusestream.fusion.style.bands import Rows, in_parts, reflected
 from fusestream.fusion.style.load import load
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
+from fusestream.kernels_cuda.modules import handing_back
+from fusestream.kernels_cuda.modules.captured import captures_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -202,6 +206,66 @@ def test_a_batch_is_each_of_its_pictures_and_has_three_channels(transformer):
     assert got.shape == (3, 33, 46, 3)
     for place in range(3):
         near(got[place : place + 1], apply(transformer, batch[place : place + 1], None, Settings()))
+
+
+@pytest.fixture
+def taped(monkeypatch):
+    """As on a card of ours, where the CPU computes the ops' references and a recorder tapes them."""
+    recorder = TapingRecorder()
+    monkeypatch.setattr(management, "should_use_fp16", lambda *_: True)
+    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+
+    def of(model):
+        for captures in captures_of(model.net):
+            captures._recorder = recorder
+        return model
+
+    return of, recorder
+
+
+def test_frames_of_one_size_are_captured_and_what_was_is_given_back(folder, taped):
+    of, recorder = taped
+    net, film = of(load(str(folder / "net.safetensors"))), pictures(6)
+    plain = apply(load(str(folder / "net.safetensors")), film, None, Settings())
+    assert torch.equal(apply(net, film, None, Settings()), plain)
+    (captures,) = captures_of(net.net)
+    assert (captures.captured, captures.replayed) == (1, 3) and captures.nbytes > NBYTES
+    near(apply(net, film, None, Settings(rows=32)), plain, 0.02)
+    assert not recorder.tapes, "bands are for where memory is short"
+    apply(net, film, None, Settings())
+    # What stock does where it wants room, and where it unloads a model.
+    assert net.patcher.partially_unload(None, NBYTES // 2) > NBYTES and not recorder.tapes
+    apply(net, film, None, Settings())
+    clone = net.patcher.clone()
+    assert len(recorder.tapes) == 1
+    clone.detach()
+    assert not recorder.tapes and captures.nbytes == 0
+    assert torch.equal(apply(net, film, None, Settings()), plain)
+
+
+def test_both_parts_of_an_adain_net_are_captured(folder, taped):
+    of, recorder = taped
+    net = of(load(str(folder / "decoder.safetensors"), str(folder / "vgg.pth")))
+    film, look = pictures(6, 32, 48), pictures(1, 24, 38, seed=9)
+    plain = apply(load(str(folder / "decoder.safetensors"), str(folder / "vgg.pth")), film, look, Settings())
+    assert torch.equal(apply(net, film, look, Settings()), plain)
+    assert [captures.replayed for captures in captures_of(net.net)] == [3, 3] and len(recorder.tapes) == 2
+    assert type(net.net.encoder).__name__ == "FusedSequential"
+    near(apply(net, film, look, Settings(rows=16)), plain, 0.02)
+    assert not recorder.tapes
+
+
+def test_where_stock_pages_vram_nothing_is_kept_from_node_to_node(folder, taped, monkeypatch):
+    of, recorder = taped
+    net = of(load(str(folder / "net.safetensors")))
+    assert apply(net, pictures(4), None, Settings()).shape[0] == 4 and len(recorder.tapes) == 1
+    giving_back.after_prompt()
+    assert len(recorder.tapes) == 1
+    monkeypatch.setattr(type(net.patcher), "is_dynamic", lambda _: True, raising=False)
+    giving_back.after_prompt()
+    assert not recorder.tapes
+    apply(net, pictures(6), None, Settings())
+    assert not recorder.tapes and captures_of(net.net)[0].replayed > 1
 
 
 def test_what_does_not_move_keeps_a_share_of_the_picture_before(transformer):
