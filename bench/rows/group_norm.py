@@ -1,7 +1,7 @@
-"""group_norm_silu and instance_norm at the shapes of image VAEs and style-transfer nets.
+"""group_norm_silu and instance_norm at the shapes of image VAEs, style-transfer nets and U-Nets.
 
 x is counted twice: a group is longer than what a multiprocessor holds, so its statistics are known only after all of it
-was read. Where x fits the L2, more than the copy's bandwidth is possible.
+was read. Where x fits the L2, more than the copy's bandwidth is possible. A U-Net's groups may fit a block, which reads them once.
 """
 
 from __future__ import annotations
@@ -39,6 +39,16 @@ NETS = [
     ("group_norm_silu", "image VAE 1024, half size", 32, "silu", (1, 256, 512, 512)),
     ("group_norm_silu", "image VAE 1024, quarter size", 32, "silu", (1, 512, 256, 256)),
 ]
+# Their pictures are channels-last, two rows of a batch with guidance.
+UNETS = [
+    ("group_norm_silu", f"SD 1.5 512, {level}", 32, "silu", shape)
+    for level, shape in (
+        ("first level", (2, 320, 64, 64)),
+        ("first level, concatenated", (2, 640, 64, 64)),
+        ("second level", (2, 640, 32, 32)),
+        ("third level", (2, 1280, 16, 16)),
+    )
+]
 
 ROWS = [
     Row(
@@ -49,6 +59,7 @@ ROWS = [
         stock,
         moved,
     )
-    for op, label, groups, act, shape in NETS
-    for last in (False, True)
+    for nets, layouts in ((NETS, (False, True)), (UNETS, (True,)))
+    for op, label, groups, act, shape in nets
+    for last in layouts
 ]

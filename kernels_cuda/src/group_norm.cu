@@ -28,8 +28,8 @@
 // the first look to the last. Mean, then squares of what is less the mean, then the result. The pictures of U-Nets are
 // so small that launches and the wait for each other's parts were most of their time. There are no more blocks than
 // groups, so of large groups the two launches may be faster: who is, `auto` finds out. By the machine code an element
-// of SiLU takes 18 instructions and two special functions: the largest group of SD 1.5, 4096 pixels of ten channels,
-// 5800 cycles of issue and, beside them, 5100 of the special functions, 4 us; one of 256 pixels of 40 channels a
+// of SiLU takes 20 instructions and two special functions: the largest group of SD 1.5, 4096 pixels of ten channels,
+// 6500 cycles of issue and, beside them, 5100 of the special functions, 4 us; one of 256 pixels of 40 channels a
 // quarter.
 //
 // A picture that passes in parts takes two calls per part: *_stats and `moments`, which joins like merge but leaves the

@@ -97,6 +97,9 @@ def test_two_rows_prompts_of_different_lengths_odd_sizes(folder: Path, kind: str
 @pytest.mark.parametrize("kind", SMALL)
 def test_each_kernel_can_be_switched_off(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "FOLDED_FROM", 0)
+    # As large pictures have it: a feed-forward in pieces, which writes each where it belongs.
+    halves = lambda _, tokens, __: [(slice(None), slice(0, tokens // 2)), (slice(None), slice(tokens // 2, tokens))]  # noqa: E731
+    monkeypatch.setattr(transformer, "parts_of", halves)
     path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
     fused = sample(load(path), scene)
     for op in ("conv", "gelu_mul", "group_norm_silu", "linear", "linear_", "norm_modulate", "upsample_conv2d"):
@@ -389,11 +392,20 @@ def test_a_first_attention_to_the_prompt() -> None:
 def test_feed_forwards_some_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(made(stock_attention.BasicTransformerBlock, 32, 2, 16, context_dim=48))
     x, context = torch.randn(1, 1600, 32, dtype=HALF), torch.randn(1, 11, 48, dtype=HALF)
+    places, product = [], transformer.product
+
+    def noted(*given: Any, **more: Any) -> torch.Tensor:
+        places.append(more.get("out"))
+        return product(*given, **more)
+
+    monkeypatch.setattr(transformer, "product", noted)
     whole = case.run(x, context, options_of())[0]
+    assert not any(place is not None for place in places), "where a whole result goes is left to the product"
     monkeypatch.setattr(transformer, "CHUNK_BYTES", 1)
     calls, gelu_mul = [], transformer.gelu_mul
     monkeypatch.setattr(transformer, "gelu_mul", lambda *given, **more: calls.append(1) or gelu_mul(*given, **more))
     assert torch.equal(case.run(x, context, options_of())[0], whole) and len(calls) == 3
+    assert sum(place is not None for place in places) == 3
 
 
 @pytest.mark.parametrize(
