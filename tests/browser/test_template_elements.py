@@ -46,13 +46,18 @@ METERS = """async ([types, reading]) => {
         const detail = { ...reading, node: String(node.id) }
         app.api.dispatchEvent(new CustomEvent('fusestream.meter', { detail }))
     }
-    await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))
-    const found = [...document.querySelectorAll('[data-fusestream-meter]')].map(meter => {
+    const look = () => [...document.querySelectorAll('[data-fusestream-meter]')].map(meter => {
         const box = meter.getBoundingClientRect(), id = meter.dataset.fusestreamMeter
         const node = document.querySelector(`[data-node-id="${id}"]`).getBoundingClientRect()
         const title = app.graph.getNodeById(id).getTitle()
         return [`${title}'s meter`, [box.left, box.top, box.right, box.bottom], box.top >= node.bottom]
     })
+    let found = []
+    for (let frame = 0; frame < 120; frame++) {  // nodes grow when the words of their widgets are there, meters follow
+        await new Promise(done => requestAnimationFrame(done))
+        found = look()
+        if (frame > 1 && found.every(([, , isBelow]) => isBelow)) break
+    }
     app.api.dispatchEvent(new CustomEvent('execution_success', { detail: {} }))
     return [loaders.length, found]
 }"""
