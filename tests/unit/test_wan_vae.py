@@ -221,7 +221,7 @@ def test_features_stay_on_the_card_unless_fewer_bands_fit_without(monkeypatch):
     rooms = [job.peak(count) for count in (4, 6)]
     for room in rooms:
         cut = wan_vae.cutting(job, room)
-        assert cut.kept == 0 and job.peak(cut.count) <= room, "there is no room beside the bands"
+        assert cut.kept == 0 and job.peak(cut.bands) <= room, "there is no room beside the bands"
         assert wan_vae.cutting(job, room + job.features()).kept in (0, job.features())
     assert (
         wan_vae.cutting(job, job.peak(6) + job.features()) == (6, job.features())

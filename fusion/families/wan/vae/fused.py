@@ -66,10 +66,10 @@ def in_use(vae: Any, limit: int, decodes: bool) -> int:
 
 
 class Cutting(NamedTuple):
-    """count: of the bands. kept: bytes of features between them and the attention that stay on the card; where fewer bands fit
+    """bands: how many. kept: bytes of features between them and the attention that stay on the card; where fewer bands fit
     without, or there are too many, they wait on the host."""
 
-    count: int
+    bands: int
     kept: int
 
 
@@ -82,7 +82,7 @@ def cutting(job: Work, room: int) -> Cutting:
 
 def in_one_piece(job: Work, cut: Cutting) -> int:
     """Bytes of the piece of memory that a video passes through."""
-    return int(IN_ONE_PIECE * (job.peak(cut.count) + cut.kept))
+    return int(IN_ONE_PIECE * (job.peak(cut.bands) + cut.kept))
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
@@ -137,7 +137,7 @@ class Fused:
         held.hold_alone(vae, z.device, PARTS[True], PARTS[False])
         cut = self._cut(job, bands, z.device)
         alone = output_buffer is not None
-        progress = Progress(len(z) * cut.count * shape[2], shown=alone)
+        progress = Progress(len(z) * cut.bands * shape[2], shown=alone)
         passage = self._passage(job, cut, z.device, progress, alone)
         finishes = finishing.of(self, output_buffer)
         outbox = Outbox(out, finishes is not None)
@@ -165,7 +165,7 @@ class Fused:
         if x.shape[3] % unit == 0 and x.shape[4] % unit == 0:  # as ComfyUI crops them: bands meet between two pixels
             cut = self._cut(job, bands, device)
         used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
-        progress = Progress(len(x) * cut.count * used, shown=alone)
+        progress = Progress(len(x) * cut.bands * used, shown=alone)
         passage = self._passage(job, cut, device, progress, alone)
         samples = (x[at : at + 1, :, :used] for at in range(len(x)))
         return torch.cat(
@@ -182,7 +182,7 @@ class Fused:
         net: Any = self
         piece = in_one_piece(job, cut)
         most = max(piece, self.fusestream_limit - OTHERS - weights_there(net, job.decodes))
-        bands = job.bands(cut.count) if cut.count > 1 else None
+        bands = job.bands(cut.bands) if cut.bands > 1 else None
         return Passage(
             net, patch(self), self.fusestream_policy, job, bands, cut.kept > 0, device, progress, alone, piece, most
         )

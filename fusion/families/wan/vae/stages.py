@@ -144,9 +144,9 @@ def add_duplicated(out: Tensor, x: Tensor, shortcut: Any, first: bool) -> Tensor
     if left != 1 or each * n != x.shape[1] or any(d not in (1, count) for d, count in zip(dealt, places, strict=True)):
         raise ValueError(f"{x.shape[1]} channels cannot be dealt out to {n} over {places}")
     t, h, w = x.shape[2:]
-    parts = x.unflatten(1, (n, *dealt)).permute(0, 1, 5, 2, 6, 3, 7, 4)  # b n t i h j w k
+    parts = x.view(x.shape[0], n, *dealt, t, h, w).permute(0, 1, 5, 2, 6, 3, 7, 4)  # b n t i h j w k
     frames = 1 if first else over_time
-    wide = out.unflatten(4, (w, over_space)).unflatten(3, (h, over_space)).unflatten(2, (t, frames))
+    wide = out.view(*out.shape[:2], t, frames, h, over_space, w, over_space)
     wide += parts[:, :, :, -1:] if first else parts
     return out
 
