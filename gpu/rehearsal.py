@@ -9,6 +9,10 @@ Not all of torch's work is seen from Python (`torch.tensor` on a device, for one
 whenever it lets the host wait. And who asks for a wait by name is heard. All of this matters: a recording in which the host waits
 is lost, and under cudaMallocAsync the process with it, since what was allocated in it cannot be freed any more.
 
+Operations of other libraries may launch where they like. torchvision's deformable convolution launches on CUDA's default stream,
+which no recording sees: the work was done once, while it was recorded, and at each replay what follows read what lay there since
+(BiRefNet's masks were 0.14 off). Only those are let pass of which it is known that they launch on torch's stream.
+
 It also tells whether the work, done once more in vain, would leave all as it was: it draws no random numbers, and writes to nothing
 that lasts.
 """
@@ -34,6 +38,8 @@ INDEXING = frozenset((torch.ops.aten.index.Tensor, torch.ops.aten.index_put.defa
 MASKS = frozenset((torch.bool, torch.uint8))
 KEYS = {"cuda": "CUDA", "cpu": "CPU", "meta": "Meta"}  # torch's, of dispatching
 COMPOSITE = "CompositeImplicitAutograd"
+# Whose operations launch on torch's current stream: torch's, ours, comfy-kitchen's.
+ON_THE_STREAM = ("aten", "prim", "prims", "fusestream", "comfy_kitchen")
 # Whoever asks for a wait by name ends up in one of these.
 WAITS = (
     (torch._C, "_cuda_synchronize"),
@@ -176,6 +182,7 @@ class _Kind(NamedTuple):
     """Of one of torch's operations, on one type of device."""
 
     is_made_of_others: bool
+    strays: bool  # it may launch on another stream than torch's
     waits: bool
     indexes: bool
     draws: bool  # random numbers
@@ -194,7 +201,8 @@ def _kind(func: Any, device: str) -> _Kind:
         writes = tuple((i, one.name) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write)
         waits, draws = not WAITING.isdisjoint(func.tags), DRAWING in func.tags
         drops = next((i for i, one in arguments if one.name == DROPPED), None)
-        found = _kinds[func, device] = _Kind(is_made, waits, func in INDEXING, draws, drops, writes)
+        strays = not func.name().startswith(ON_THE_STREAM)
+        found = _kinds[func, device] = _Kind(is_made, strays, waits, func in INDEXING, draws, drops, writes)
     return found
 
 
@@ -251,6 +259,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         there = [self._is_there(tensor) for tensor in tensors]
         if not any(there):
             return
+        if kind.strays:
+            raise NotRecordable(f"another library computes in it, on a stream of its own ({func.name()})")
         waits = any(tensor.dtype in MASKS for tensor in tensors[1:]) if kind.indexes else kind.waits
         if waits:
             raise NotRecordable(f"it waits for the card ({func.name().removeprefix('aten::')})")

@@ -642,3 +642,14 @@ def test_who_reads_from_the_card_is_handed_back(work: Any) -> None:
     x = torch.empty(3, device="meta")
     with pytest.raises(NotRecordable, match="reads from the card"), Rehearsal(x.device).watched():
         work(x)
+
+
+def test_who_may_launch_elsewhere_is_handed_back() -> None:
+    """As torchvision's deformable convolution does. The device is `meta`: an operation of another library, on made-up tensors."""
+    library = torch.library.Library("somebodys", "FRAGMENT")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: torch.empty_like(x), "Meta")
+    x = torch.empty(3, device="meta")
+    with pytest.raises(NotRecordable, match="another library computes in it.*somebodys::double"):
+        with torch.inference_mode(), Rehearsal(x.device).watched():
+            torch.ops.somebodys.double(x)
