@@ -43,13 +43,13 @@ import torch
 from torch import Tensor, nn
 
 from ..gpu import capture
+from ..gpu.arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
 from ..gpu.graphs import RECORDER, NotRecorded, Recorder
 from ..gpu.rehearsal import NotRecordable, Rehearsal
 from ..gpu.replays import NO_ROOM, Replay, put_into, unpaid
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
 from ..kernels_cuda.choosing import hurried
-from .arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
 from .stream.doors import NOWHERE, STREAMED, generation_of
 from .stream.settled import Settled
 from .unchanged import Unchanged, difference, lasting
