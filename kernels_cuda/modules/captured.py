@@ -40,6 +40,7 @@ from ...gpu.arguments import Unfit, own_copy, put_together, same_numbers, span, 
 from ...gpu.graphs import RECORDER, NotRecorded, Recorder
 from ...gpu.rehearsal import NotRecordable, Rehearsal
 from ...gpu.replays import NO_ROOM, Replay, put_into, unpaid
+from ...gpu.streams import at, raw_stream
 from ..autotune import tuner
 from ..choosing import hurried
 from ..ledger import LEDGER
@@ -197,7 +198,7 @@ class Captures:
             if graph is None:
                 return None
             try:
-                with _on(tensors[0].device):
+                with at(tensors[0].device):
                     graph.launch(tensors)
                     out = graph.results()
                     graph.replayed += 1
@@ -317,7 +318,7 @@ class Captures:
         call.graph = graph
         self.captured += 1
         try:  # watched, torch may have rounded elsewhere; and only now it is known what a graph takes
-            with _on(device):
+            with at(device):
                 graph.recorded.replay()  # of what was copied to be watched; the host has counted what it counts
                 out = graph.results()
         except torch.OutOfMemoryError:
@@ -402,7 +403,7 @@ def _first(value: Any) -> Tensor | None:
 
 def _surroundings(device: torch.device) -> Hashable:
     """What no argument says of how torch computes. One stream's calls wait for each other; two streams' do not."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    stream = raw_stream(device.index) if device.type == "cuda" else 0
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (
         stream,
@@ -420,10 +421,6 @@ def _asked(owner: Any, name: str) -> Any:
         return getattr(owner, name, None)
     except RuntimeError:
         return None
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 # ------------------------------------------------------------------------------------------------------ in a network's class
