@@ -8,7 +8,7 @@ One call has a key: shapes, strides and types of all its tensors, and every othe
 
     the first call      runs as ever: kernels are chosen, memory is found
     the second          is timed, the device being idle before it. If the device is done when the host has asked for everything, or
-                        hardly later (`PAYS`), the host is what the call waits for; else nothing is gained, and it is never captured
+                        hardly later, the host is what the call waits for; else nothing is gained, and it is never captured
     the third           is watched (`gpu/rehearsal.py`) and captured, unless it changes what it is given, or something that the
                         network keeps
     all others          are replayed
@@ -43,24 +43,23 @@ import torch
 from torch import Tensor, nn
 
 from ..gpu import capture
-from ..gpu.graphs import RECORDER, NotRecorded, Recorded, Recorder
+from ..gpu.arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
+from ..gpu.graphs import RECORDER, NotRecorded, Recorder
 from ..gpu.rehearsal import NotRecordable, Rehearsal
+from ..gpu.replays import NO_ROOM, Replay, put_into, unpaid
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
 from ..kernels_cuda.choosing import hurried
-from .arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
 from .stream.doors import NOWHERE, STREAMED, generation_of
 from .stream.settled import Settled
 from .unchanged import Unchanged, difference, lasting
 from .words import counted
 
-PAYS = 0.9  # of the time that a call takes, that the host must be busy for it
 MOST_GRAPHS = 4  # of a model, the ones used last
 MOST_BYTES = 2**30  # of one graph: work that needs more is not short. A step of SDXL at 1024x1024 takes 0.58 GiB
 MOST_CALLS = 64  # of which it is remembered how far they are
 MOST_PATIENCE = 64  # calls that have to find everything in its place, after many graphs that nobody replayed
 GIB = 2**30
-NO_ROOM = "too little VRAM is left for what was captured"
 # Of torch's products, what may be another one at each call.
 SWITCHES = (
     "allow_fp16_accumulation",
@@ -94,66 +93,10 @@ class Owner(Protocol):
         """For the report."""
 
 
-class _Graph:
-    """What was captured of one call."""
+class _Graph(Replay):
+    """What was captured of one call. counted: its bytes that are taken of the budget."""
 
-    def __init__(
-        self,
-        recorded: Recorded,
-        inputs: Sequence[Tensor],
-        out: Any,
-        outputs: Sequence[Tensor],
-        rehearsal: Rehearsal,
-        effects: Sequence[capture.Effect],
-    ) -> None:
-        """out: the structure of what comes out, whose tensors are `outputs`. effects: what the host does at each replay."""
-        self.recorded, self.inputs, self.out, self.outputs = recorded, inputs, out, outputs
-        self._rehearsal, self._effects = rehearsal, effects  # the first keeps what is read at each replay
-        self._copies = _in_few_copies(inputs)
-        self._around = sum(span(tensor).nbytes for tensor in (*inputs, *outputs)) + rehearsal.nbytes
-        self.counted = 0  # bytes taken of the budget
-        self.replayed = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self.recorded.nbytes + self._around
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether to replay it in vain leaves all as it was."""
-        return self._rehearsal.is_repeatable
-
-    def launch(self, tensors: Sequence[Tensor]) -> None:
-        for copy in self._copies:
-            copy(tensors)
-        self.recorded.replay()
-        self.replayed += 1
-
-    def results(self) -> Any:
-        """What came out last, for the caller to keep."""
-        return put_together(self.out, (tensor.clone() for tensor in self.outputs))
-
-    def told(self) -> None:
-        """It counts: what the host does beside it is done."""
-        for effect in self._effects:
-            effect()
-
-
-def _in_few_copies(rooms: Sequence[Tensor]) -> list[Callable[[Sequence[Tensor]], object]]:
-    """What copies tensors like these into these, those of one type at once: a copy alone keeps the host longer than the device."""
-    kinds = dict.fromkeys(room.dtype for room in rooms)
-    return [_one_copy([(i, room) for i, room in enumerate(rooms) if room.dtype is kind]) for kind in kinds]
-
-
-def _one_copy(numbered: Sequence[tuple[int, Tensor]]) -> Callable[[Sequence[Tensor]], object]:
-    whole = [(i, room) for i, room in numbered if room.is_contiguous()]  # the others with their gaps
-    gaping = [(i, room) for i, room in numbered if not room.is_contiguous()]
-    into = [room for _, room in whole] + [span(room) for _, room in gaping]
-
-    def copy(tensors: Sequence[Tensor]) -> None:
-        torch._foreach_copy_(into, [tensors[i] for i, _ in whole] + [span(tensors[i]) for i, _ in gaping])
-
-    return copy
+    counted = 0
 
 
 def _as_ever() -> str | None:
@@ -363,6 +306,7 @@ class Graphs:
                 return None
             try:
                 graph.launch(tensors)
+                graph.replayed += 1
                 out = graph.results()
                 reason = changed()  # while the device computes
                 if reason is None:
@@ -409,9 +353,9 @@ class Graphs:
             call.ran = 1  # its memory is found; of its time nothing is known
             return out
         call.ran += 1
-        if call.ran == 2 and host < PAYS * whole:
-            call.refused = f"the card takes {whole * 1e3:.1f} ms for a call, and the host {host * 1e3:.1f}"
-            self._owner.note("CUDA graphs", f"none: {call.refused}")
+        if call.ran == 2 and (reason := unpaid(host, whole)) is not None:
+            call.refused = reason
+            self._owner.note("CUDA graphs", f"none: {reason}")
         return out
 
     def _captured(self, call: _Call, body: Body, given: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
@@ -494,10 +438,7 @@ class Graphs:
 
         def work() -> None:
             with seen.recalled():
-                made: list[Tensor] = []
-                taken_apart(body(*inputs), made, self._owner.device)
-                for copy, tensor in zip(copies, made, strict=True):
-                    span(copy).copy_(span(tensor))
+                put_into(copies, body(*inputs), self._owner.device)
 
         with self._owner.standing_still() as stands:
             if not stands:

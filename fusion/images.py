@@ -99,12 +99,11 @@ class Leftovers:
     def __init__(self, module: nn.Module, *passed: object) -> None:
         self._module, self._passed = module, passed
 
-    def lie_there(self) -> bool:
-        passed, held, device = self._module.__dict__.get(LEFT, (None, 0, None))
-        return bool(passed == self._passed and held == held_in_pieces(device))
+    def lie_there(self, device: torch.device) -> bool:
+        return bool(self._module.__dict__.get(LEFT) == (self._passed, held_in_pieces(device)))
 
     def are_left(self, device: torch.device) -> None:
-        self._module.__dict__[LEFT] = self._passed, held_in_pieces(device), device
+        self._module.__dict__[LEFT] = self._passed, held_in_pieces(device)
 
     def serve(self, run: Callable[[], Result], piece: int, most: int, device: torch.device) -> Result:
         """What `run` makes, from what lies there or else from one piece of so many bytes. It may be begun twice.
@@ -113,7 +112,7 @@ class Leftovers:
         most   bytes that torch's allocator may hold beside what is in use before. What it cannot give back, since a little of it
                is in use, counts among these
         """
-        if not (piece and self.lie_there()):
+        if not (piece and self.lie_there(device)):
             products_have_their_room(device)
             torch.cuda.empty_cache()
             if piece:

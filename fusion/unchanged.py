@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .arguments import is_plain
+from ..gpu.arguments import is_plain
 from .stream.blocks import stored
 
 Place = tuple[dict[str, Any], str]

@@ -1,9 +1,10 @@
-"""Torch's current stream, which is asked for often. Torch makes an object of it each time, which takes ten times as long as to ask
-for its number.
+"""Torch's current device and stream. For the stream is asked often: torch makes an object of it each time, which takes ten times as
+long as to ask for its number.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,12 @@ import torch
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
     lambda index: torch.cuda.current_stream(index).cuda_stream
 )
+
+
+def at(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """For this time it is torch's current device in this thread, and its context CUDA's; afterwards what was before. Managed memory
+    asks for that, and who loads a model for a second card has the first one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 class Streams:

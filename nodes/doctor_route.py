@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from .doctor import examined
-from .front_end import running_server
+from .front_end import is_busy, running_server
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -43,6 +43,5 @@ async def answer(_request: web.Request) -> web.Response:
 
 def report() -> str:
     """For whoever asks: what the node with the same name says, nothing else. Without rates while a graph runs."""
-    server = running_server()
-    busy = server is not None and server.prompt_queue.get_tasks_remaining() > 0
+    busy = is_busy()
     return examined(measure=not busy) + (BUSY if busy else "")

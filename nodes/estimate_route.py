@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..fusion.budgets import AUTO
 from ..fusion.family import Role
 from . import choices, files, queued, step_times, user_settings
-from .front_end import running_server
+from .front_end import answered, is_busy, running_server
 from .graph import Graph, is_link
 from .kernels import ModelKernels
 from .samplings import Sampling, Unknown, number, samplings
@@ -54,16 +54,16 @@ def attach() -> None:
 async def answer(request: web.Request) -> web.Response:
     """Asked with {"prompt": a graph in API form, of which only numbers and our own nodes' values count}."""
     if request.content_length is None or request.content_length > MOST_BYTES:
-        return _json({"error": f"This takes {MOST_BYTES >> 20} MiB at most."}, 413)
+        return answered({"error": f"This takes {MOST_BYTES >> 20} MiB at most."}, 413)
     try:
         prompt = _checked((await request.json())["prompt"])
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
-        return _json({"error": 'This asks for {"prompt": a graph in API form}.'}, 400)
-    if _is_busy():
-        return _json({"busy": True})
+        return answered({"error": 'This asks for {"prompt": a graph in API form}.'}, 400)
+    if is_busy():
+        return answered({"busy": True})
     async with _one_at_a_time:
         found = await asyncio.get_running_loop().run_in_executor(None, partial(estimates, prompt))
-    return _json({"loaders": found})
+    return answered({"loaders": found})
 
 
 def estimates(prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,14 +213,3 @@ def _checked(prompt: Any) -> dict[str, Any]:
     ):
         raise TypeError("no graph")
     return dict(prompt)
-
-
-def _is_busy() -> bool:
-    server = running_server()
-    return server is not None and server.prompt_queue.get_tasks_remaining() > 0
-
-
-def _json(told: dict[str, Any], status: int = 200) -> web.Response:
-    from aiohttp import web  # noqa: PLC0415 - only a server has it
-
-    return web.json_response(told, status=status, headers={"Cache-Control": "no-store"})

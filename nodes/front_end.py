@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 
 def running_server() -> Any:
@@ -10,6 +13,19 @@ def running_server() -> Any:
     from server import PromptServer  # noqa: PLC0415 - not while nodes are being listed
 
     return getattr(PromptServer, "instance", None)
+
+
+def is_busy() -> bool:
+    """Whether prompts run or wait."""
+    server = running_server()
+    return server is not None and server.prompt_queue.get_tasks_remaining() > 0
+
+
+def answered(told: dict[str, Any], status: int = 200) -> web.Response:
+    """What the server says of this moment: nobody may keep it."""
+    from aiohttp import web  # noqa: PLC0415 - only a server has it
+
+    return web.json_response(told, status=status, headers={"Cache-Control": "no-store"})
 
 
 def tell(event: str, told: dict[str, Any]) -> None:

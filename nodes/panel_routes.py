@@ -13,7 +13,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from . import between_prompts, kept_reports
-from .front_end import running_server
+from .front_end import answered, running_server
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -48,7 +48,7 @@ def tell() -> None:
 async def models(_request: web.Request) -> web.Response:
     """Those in memory, each with whether it is about to be let go of."""
     found = await asyncio.get_running_loop().run_in_executor(None, _models)
-    return _answer({"models": found})
+    return answered({"models": found})
 
 
 async def release(request: web.Request) -> web.Response:
@@ -58,9 +58,9 @@ async def release(request: web.Request) -> web.Response:
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         id = None
     if not isinstance(id, int) or isinstance(id, bool):
-        return _answer({"error": 'This asks for {"id": the number of a model}.'}, 400)
+        return answered({"error": 'This asks for {"id": the number of a model}.'}, 400)
     state = await asyncio.get_running_loop().run_in_executor(None, partial(_release, id))
-    return _answer({"state": state}, 404 if state == "gone" else 200)
+    return answered({"state": state}, 404 if state == "gone" else 200)
 
 
 async def reports(_request: web.Request) -> web.Response:
@@ -77,7 +77,7 @@ async def reports(_request: web.Request) -> web.Response:
         }
         for one in kept_reports.kept()
     ]
-    return _answer({"reports": found})
+    return answered({"reports": found})
 
 
 async def picture(request: web.Request) -> web.Response:
@@ -86,10 +86,10 @@ async def picture(request: web.Request) -> web.Response:
 
     theme = request.query.get("theme", THEMES[0])
     if theme not in THEMES:
-        return _answer({"error": f"theme is one of {', '.join(THEMES)}."}, 400)
+        return answered({"error": f"theme is one of {', '.join(THEMES)}."}, 400)
     found = [one for one in kept_reports.kept() if str(one.id) == request.match_info["id"]]
     if not found:
-        return _answer({"error": "There is no such report any more."}, 404)
+        return answered({"error": "There is no such report any more."}, 404)
     drawn = await asyncio.get_running_loop().run_in_executor(None, partial(_drawn, found[0].report, theme))
     return web.Response(body=drawn, content_type="image/png")
 
@@ -124,9 +124,3 @@ def _drawn(report: Any, theme: Any) -> bytes:
     written = BytesIO()
     draw(report, theme).save(written, "PNG")
     return written.getvalue()
-
-
-def _answer(told: dict[str, Any], status: int = 200) -> web.Response:
-    from aiohttp import web  # noqa: PLC0415 - only a server has it
-
-    return web.json_response(told, status=status, headers={"Cache-Control": "no-store"})

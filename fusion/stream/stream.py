@@ -21,6 +21,7 @@ from uuid import UUID
 
 import torch
 
+from ...gpu.streams import at
 from ...memory import (
     Along,
     Checkpoint,
@@ -740,12 +741,6 @@ class Stream:
         assert self.pager is not None, "patches are applied to what is loaded"
         streams = layer not in self.pager.plan.resident or not self.pager.is_writable
         return PatchRoute(one_pass, streams, is_ours)
-
-
-def at(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """For this time it is torch's current device in this thread, and its context CUDA's; afterwards what was before. Managed memory
-    asks for that, and who loads a model for a second card has the first one."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 UNPATCHED = PatchRoute(one_pass=False)

@@ -37,15 +37,16 @@ from torch.nn.modules import module as torchs
 
 from ...gpu import capture
 from ...gpu.arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
-from ...gpu.graphs import RECORDER, NotRecorded, Recorded, Recorder
+from ...gpu.graphs import RECORDER, NotRecorded, Recorder
 from ...gpu.rehearsal import NotRecordable, Rehearsal
+from ...gpu.replays import NO_ROOM, Replay, put_into, unpaid
+from ...gpu.streams import at, raw_stream
 from ..autotune import tuner
 from ..choosing import hurried
 from ..ledger import LEDGER
 from .handing_back import general_obstacle, traced
 from .standing import Standing, unfit
 
-PAYS = 0.9  # of the time that a call takes, that the host must be busy for it
 MOST_GRAPHS = 4  # of a network, the ones used last
 MOST_BYTES = 2**30  # that they take together
 LARGE = 2**25  # bytes given to a call: a picture of 2360 x 2360 in halves. What is larger is not looked at
@@ -54,7 +55,6 @@ LONGEST_PAUSE = 64  # calls that are not looked at, of a network that changed ag
 TOLD = 3  # changes in a row, from which on somebody may want to know
 STATE = "_fusestream_captures"  # where a network has its `Captures`
 WHAT, BY, ELSE = "network", "CUDA graph", "launch after launch"  # in the ledger
-NO_ROOM = "too little VRAM is left for what was captured"
 CHANGES = "it, or something that it keeps, is another one at each call"
 GIB = 2**30
 # What may be set otherwise at each call, and no argument tells.
@@ -83,44 +83,6 @@ def launch_after_launch() -> Iterator[None]:
         _now.is_out = before
 
 
-class _Graph:
-    """What was captured of one call."""
-
-    def __init__(
-        self,
-        recorded: Recorded,
-        inputs: Sequence[Tensor],
-        out: Any,
-        outputs: Sequence[Tensor],
-        rehearsal: Rehearsal,
-        effects: Sequence[capture.Effect],
-    ) -> None:
-        """out: the structure of what comes out, whose tensors are `outputs`. effects: what the host does at each replay."""
-        self.recorded, self.out, self.outputs = recorded, out, outputs
-        self._rehearsal, self._effects = rehearsal, effects  # the first keeps what is read at each replay
-        self._rooms = [span(t) for t in inputs]
-        self._around = sum(span(t).nbytes for t in (*inputs, *outputs)) + rehearsal.nbytes
-        self.replayed = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self.recorded.nbytes + self._around
-
-    def replay(self, tensors: Sequence[Tensor]) -> Any:
-        for room, given in zip(self._rooms, tensors, strict=True):
-            room.copy_(span(given))
-        out = self.first()
-        self.replayed += 1
-        for effect in self._effects:
-            effect()
-        return out
-
-    def first(self) -> Any:
-        """Of what the rooms hold, of which the host has counted what it counts."""
-        self.recorded.replay()
-        return put_together(self.out, (t.clone() for t in self.outputs))
-
-
 class _Call:
     """What is known of the calls of one key. refused: why they are not captured."""
 
@@ -128,7 +90,7 @@ class _Call:
         self.ran = 0
         self.refused: str | None = None
         self.is_for_now = False  # refused until the network is another
-        self.graph: _Graph | None = None
+        self.graph: Replay | None = None
         self.unrest = 0  # changes of the network since a graph was replayed last
         self.pause = 0  # calls for which it is not looked at
 
@@ -236,8 +198,11 @@ class Captures:
             if graph is None:
                 return None
             try:
-                with _on(tensors[0].device):
-                    out = graph.replay(tensors)
+                with at(tensors[0].device):
+                    graph.launch(tensors)
+                    out = graph.results()
+                    graph.replayed += 1
+                    graph.told()
             except torch.OutOfMemoryError:
                 self._never(call, NO_ROOM, for_now=True)
                 return None
@@ -263,10 +228,12 @@ class Captures:
             call.ran = 1  # its memory is found; of its time nothing is known
             return out
         call.ran += 1
-        if call.ran == 2 and host < PAYS * whole:
-            call.refused = f"the card takes {whole * 1e3:.1f} ms for a call, and the host {host * 1e3:.1f}"
-        elif call.ran == 2:
-            self._look(net)
+        if call.ran == 2:
+            reason = unpaid(host, whole)
+            if reason is None:
+                self._look(net)
+            else:
+                call.refused = reason
         return out
 
     def _settled(self, net: nn.Module, call: _Call, run: Run, given: Any, tensors: Sequence[Tensor]) -> Any:
@@ -351,8 +318,9 @@ class Captures:
         call.graph = graph
         self.captured += 1
         try:  # watched, torch may have rounded elsewhere; and only now it is known what a graph takes
-            with _on(device):
-                out = graph.first()
+            with at(device):
+                graph.recorded.replay()  # of what was copied to be watched; the host has counted what it counts
+                out = graph.results()
         except torch.OutOfMemoryError:
             self._never(call, NO_ROOM, for_now=True)
         self._keep_to_the_bounds(call)
@@ -367,20 +335,17 @@ class Captures:
         copies: Sequence[Tensor],
         seen: Rehearsal,
         device: torch.device,
-    ) -> _Graph:
+    ) -> Replay:
         # Where nothing came from the CPU nobody need look: torch takes other ways to a few results while somebody does.
         looking = seen.recalled if seen.nbytes else contextlib.nullcontext
 
         def work() -> None:
             with looking():
-                made: list[Tensor] = []
-                taken_apart(run(inputs), made, device)
-                for copy, tensor in zip(copies, made, strict=True):
-                    span(copy).copy_(span(tensor))
+                put_into(copies, run(inputs), device)
 
         with capture.noting_effects() as effects:
             recorded = self._recorder.record(device, work)
-        return _Graph(recorded, own, out, copies, seen, tuple(effects))
+        return Replay(recorded, own, out, copies, seen, tuple(effects))
 
     def _keep_to_the_bounds(self, call: _Call) -> None:
         """After its bytes are known, or known better."""
@@ -438,7 +403,7 @@ def _first(value: Any) -> Tensor | None:
 
 def _surroundings(device: torch.device) -> Hashable:
     """What no argument says of how torch computes. One stream's calls wait for each other; two streams' do not."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    stream = raw_stream(device.index) if device.type == "cuda" else 0
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (
         stream,
@@ -456,10 +421,6 @@ def _asked(owner: Any, name: str) -> Any:
         return getattr(owner, name, None)
     except RuntimeError:
         return None
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 # ------------------------------------------------------------------------------------------------------ in a network's class

@@ -17,9 +17,9 @@ from taped import NBYTES, Model, TapingRecorder, refusals
 from torch import Tensor
 
 from fusestream.fusion import graph
-from fusestream.fusion.arguments import put_together, taken_apart
 from fusestream.fusion.graph import Graphs
 from fusestream.gpu import capture
+from fusestream.gpu.arguments import put_together, taken_apart
 from fusestream.gpu.graphs import NotRecorded
 from fusestream.gpu.rehearsal import NotRecordable, Rehearsal, _untold, _waits_told
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, choosing

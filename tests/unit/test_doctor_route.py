@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fusestream.nodes import doctor_route
+from fusestream.nodes import doctor_route, front_end
 from fusestream.nodes.doctor import Doctor
 
 LONG = 10.0  # seconds: reached only where the test fails
@@ -21,7 +21,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """As much of ComfyUI's as the route asks for. `at_work`: prompts that run or wait."""
     made = SimpleNamespace(at_work=0, routes=web.RouteTableDef())
     made.prompt_queue = SimpleNamespace(get_tasks_remaining=lambda: made.at_work)
-    monkeypatch.setattr(doctor_route, "running_server", lambda: made)
+    for module in (doctor_route, front_end):
+        monkeypatch.setattr(module, "running_server", lambda: made)
     return made
 
 

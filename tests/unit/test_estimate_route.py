@@ -24,7 +24,7 @@ from fusestream.fusion.estimate.plan import estimate, pixels_of, shape_of
 from fusestream.fusion.estimate.rates import Card
 from fusestream.fusion.estimate.unread import SMALL, unread_model
 from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.nodes import estimate_route
+from fusestream.nodes import estimate_route, front_end
 from fusestream.nodes.graph import Kind
 
 LOADER = "FuseStreamDiffusionModelLoader"
@@ -233,7 +233,7 @@ def test_a_file_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(body: Any, *, tasks: int = 0, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Any]:
     queue = SimpleNamespace(get_tasks_remaining=lambda: tasks)
-    monkeypatch.setattr(estimate_route, "running_server", lambda: SimpleNamespace(prompt_queue=queue))
+    monkeypatch.setattr(front_end, "running_server", lambda: SimpleNamespace(prompt_queue=queue))
     monkeypatch.setattr(estimate_route, "_one_at_a_time", asyncio.Lock())
 
     async def asked() -> tuple[int, Any]:

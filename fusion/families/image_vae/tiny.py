@@ -283,7 +283,7 @@ class FusedTiny:
         layers, progress = Layers(self.fusestream_policy), Progress(len(x) * count, shown=alone)
         for sample in range(len(x)):
             start = layers.through(whole, Slab(channels_last(latent[sample : sample + 1]), 0, height))
-            tidies = alone and on_card(x.device) and not (count == 1 and leftovers.lie_there())
+            tidies = alone and on_card(x.device) and not (count == 1 and leftovers.lie_there(x.device))
             for first, last, low, high in self._around(bands(banded, height, count), tidies, progress):
                 made = layers.through(banded, Slab(start.rows(low, high), low, height))
                 outbox.put((slice(sample, sample + 1), slice(None), slice(first, last)), made.rows(first, last) * 2 - 1)
@@ -305,7 +305,7 @@ class FusedTiny:
         latents, leftovers = [], Leftovers(vae.taesd_encoder, x.shape)
         for sample in range(len(x)):
             made: list[Tensor] = []
-            tidies = alone and on_card(device) and not (count == 1 and leftovers.lie_there())
+            tidies = alone and on_card(device) and not (count == 1 and leftovers.lie_there(device))
             for first, last, low, high in self._around(bands(banded, height, count), tidies, progress):
                 pixels = channels_last(x[sample : sample + 1, :, low:high].to(device)) * 0.5 + 0.5
                 made.append(
