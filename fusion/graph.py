@@ -46,7 +46,7 @@ from ..gpu import capture
 from ..gpu.arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
 from ..gpu.graphs import RECORDER, NotRecorded, Recorder
 from ..gpu.rehearsal import NotRecordable, Rehearsal
-from ..gpu.replays import NO_ROOM, Replay, put_into, unpaid
+from ..gpu.replays import NO_ROOM, STRAYS, Replay, put_into, unpaid
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
 from ..kernels_cuda.choosing import hurried
@@ -411,10 +411,21 @@ class Graphs:
         if self._undecided() != before or self._settled().generation != self._generation:
             graph.recorded.release()
             return out
+        return self._kept(call, graph, made, out)
+
+    def _kept(self, call: _Call, graph: _Graph, made: Sequence[Tensor], out: Any) -> Any:
+        """What was captured is the call's from now on, if it gives what was computed. Returns what comes out."""
         with self._lock:  # another thread may want the memory
             call.graph = graph
             self.captured += 1
-            out = graph.results()  # the other may lie where the next call's inputs go
+            try:
+                if graph.is_repeatable and not graph.agrees(made):
+                    self._never(call, STRAYS)
+                    return out
+                out = graph.results()  # the other may lie where the next call's inputs go
+            except torch.OutOfMemoryError:
+                self._never(call, NO_ROOM, for_now=True)
+                return out
             self._keep_to_the_budget(call)
         return out
 

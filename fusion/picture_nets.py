@@ -14,18 +14,19 @@ from torch import Tensor, nn
 
 from ..kernels_cuda import KernelPolicy
 from ..kernels_cuda.modules import Table, fuse
+from ..kernels_cuda.modules.captured import attach
 from . import giving_back
 from .errors import WrongFile
-from .plain_layers import copied
+from .plain_layers import OF_DYNAMIC, copied
 
 TAKEN = "take an UPSCALE_MODEL, a BACKGROUND_REMOVAL, or a MODEL that is RT-DETR or Depth Anything 3"
-# Networks of a MODEL that take pictures and are called by themselves. Their calls are captured as no graphs, nor are BiRefNet's: on
-# a card what BiRefNet's decoder gave was another mask once it could be captured, for a reason that is not found yet.
-OF_MODELS = (
-    "comfy.ldm.rt_detr.rtdetr_v4.RTv4",
-    "comfy.ldm.depth_anything_3.model.DepthAnything3Net",
-)
-OF_DYNAMIC = ("dynamic_vbars", "dynamic_pins", "dynamic_patchers")  # what stock's pager of VRAM notes on a model
+# Networks of a MODEL that take pictures and are called by themselves, and of each what may be captured. What RT-DETR is given lies
+# in RAM, and its decoder mixes types. Nothing of BiRefNet is: in each block of its decoder torchvision computes, on another stream
+# than torch's.
+OF_MODELS = {
+    "comfy.ldm.rt_detr.rtdetr_v4.RTv4": ("backbone", "encoder"),
+    "comfy.ldm.depth_anything_3.model.DepthAnything3Net": ("",),
+}
 
 
 class InHalf(nn.Module):
@@ -84,6 +85,8 @@ def _of_model(model: Any, policy: KernelPolicy) -> tuple[Any, Table]:
     _check_patches(model)
     own = _ready(copied(net, None))
     table = fuse(own, policy)
+    for name in OF_MODELS[_class(net)]:
+        _capture(own.get_submodule(name))
     made: Any = copy.copy(base)  # with the same settings, of which nobody writes any
     vars(made)["_modules"] = {**base._modules, "diffusion_model": own.to(model.offload_device)}
     for name in OF_DYNAMIC:
@@ -120,6 +123,12 @@ def _of_birefnet(net: nn.Module) -> Iterator[str]:
 
 
 PARTS = {"comfy.background_removal.birefnet.BiRefNet": _of_birefnet}
+
+
+def _capture(net: nn.Module) -> None:
+    """Let its calls be captured, unless stock brings weights of it at each call: those have no address."""
+    if not any(hasattr(part, "comfy_cast_weights") for part in net.modules()):
+        attach(net)
 
 
 def _ready(net: nn.Module) -> nn.Module:

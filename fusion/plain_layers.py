@@ -27,10 +27,12 @@ KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
 }
 FAMILIES = (comfy.ops.disable_weight_init, comfy.ops.manual_cast)
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
+# What stock's pager of VRAM notes on a network. Some of it owns memory of the driver's: copied, it would be given back twice.
+OF_DYNAMIC = ("dynamic_vbars", "dynamic_pins", "dynamic_patchers")
 
 
 def copied(net: nn.Module, dtype: torch.dtype | None, plain: Callable[[nn.Module], bool] = lambda _: True) -> nn.Module:
-    """The network again, with weights of its own; what ComfyUI has noted on its operations stays behind.
+    """The network again, with weights of its own; what ComfyUI has noted on it and on its operations stays behind.
 
     dtype  of what becomes torch's; None: as it is
     plain  which of its operations are to become torch's. An operation of another kind, or one that does more than its class (hooks,
@@ -41,7 +43,12 @@ def copied(net: nn.Module, dtype: torch.dtype | None, plain: Callable[[nn.Module
         name = kind_of(part)
         if name is not None:
             memo[id(part)] = _again(part, name, dtype) if plain(part) else _again(part, name, None, type(part))
-    return copy.deepcopy(net, memo)
+    noted = [name for name in OF_DYNAMIC if name in vars(net)]
+    memo |= {id(vars(net)[name]): () for name in noted}
+    made = copy.deepcopy(net, memo)
+    for name in noted:
+        del vars(made)[name]
+    return made
 
 
 def kind_of(part: nn.Module) -> str | None:

@@ -19,6 +19,8 @@ from .rehearsal import Rehearsal
 
 PAYS = 0.9  # of the time that a call takes, that the host must be busy for it
 NO_ROOM = "too little VRAM is left for what was captured"
+STRAYS = "replayed, it gives something else than computed: a part of it works where a recording does not see it"
+FAR = 0.1  # of what comes out: rounding differs by a hundredth of that, what reads memory of earlier work by all of it
 
 
 def unpaid(host: float, whole: float) -> str | None:
@@ -56,6 +58,12 @@ class Replay:
         """Whether to replay it in vain leaves all as it was."""
         return self._rehearsal.is_repeatable
 
+    def agrees(self, made: Sequence[Tensor]) -> bool:
+        """Replay it with what it was captured with: whether that gives these tensors again, but for rounding. What draws random
+        numbers or adds to something gives others, and always agrees."""
+        self.recorded.replay()
+        return not self.is_repeatable or all(map(_agree, self.outputs, made))
+
     def launch(self, tensors: Sequence[Tensor]) -> None:
         """The device computes anew, of a call's tensors."""
         for copy in self._copies:
@@ -78,6 +86,15 @@ def put_into(copies: Sequence[Tensor], out: Any, device: torch.device) -> None:
     taken_apart(out, made, device)
     for copy, tensor in zip(copies, made, strict=True):
         span(copy).copy_(span(tensor))
+
+
+def _agree(got: Tensor, exact: Tensor) -> bool:
+    """Numbers that may be rounded differently; of others, as places of the largest, a hair may decide. What is not finite is left
+    out where it is so in either."""
+    if not exact.is_floating_point():
+        return True
+    one, other = torch.nan_to_num(got.float(), 0.0, 0.0, 0.0), torch.nan_to_num(exact.float(), 0.0, 0.0, 0.0)
+    return bool((one - other).norm() <= FAR * other.norm())
 
 
 def _in_few_copies(rooms: Sequence[Tensor]) -> list[Callable[[Sequence[Tensor]], object]]:

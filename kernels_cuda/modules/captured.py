@@ -39,7 +39,7 @@ from ...gpu import capture
 from ...gpu.arguments import Unfit, own_copy, put_together, same_numbers, span, taken_apart
 from ...gpu.graphs import RECORDER, NotRecorded, Recorder
 from ...gpu.rehearsal import NotRecordable, Rehearsal
-from ...gpu.replays import NO_ROOM, Replay, put_into, unpaid
+from ...gpu.replays import NO_ROOM, STRAYS, Replay, put_into, unpaid
 from ...gpu.streams import at, raw_stream
 from ..autotune import tuner
 from ..choosing import hurried
@@ -319,7 +319,9 @@ class Captures:
         self.captured += 1
         try:  # watched, torch may have rounded elsewhere; and only now it is known what a graph takes
             with at(device):
-                graph.recorded.replay()  # of what was copied to be watched; the host has counted what it counts
+                if not graph.agrees(made):  # of what was copied to be watched; the host has counted what it counts
+                    self._never(call, STRAYS)
+                    return out
                 out = graph.results()
         except torch.OutOfMemoryError:
             self._never(call, NO_ROOM, for_now=True)

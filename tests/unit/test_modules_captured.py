@@ -544,3 +544,19 @@ def test_switched_off(net, recorder):
     recorder.nothing = "they are switched off"
     warm(net, calls=6)
     assert state(net).captured == 0
+
+
+def test_what_a_recording_does_not_see_is_found_at_the_first_replay(net, recorder):
+    def past_torch(part, x):
+        made = torch.zeros_like(x)
+        made.numpy()[:] = x.numpy() + 1
+        return made
+
+    class Sly(nn.Module):
+        forward = past_torch
+
+    net.last = Sly().eval()
+    for _ in range(6):
+        same(net, picture())
+    assert state(net).captured == 1 and state(net).replayed == 0 and not recorder.tapes
+    assert reasons() == [captured.STRAYS]

@@ -23,7 +23,7 @@ from fusestream.fusion import picture_nets, plain_layers
 from fusestream.fusion.errors import WrongFile
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.kernels_cuda.modules import handing_back
-from fusestream.kernels_cuda.modules.captured import captures_of
+from fusestream.kernels_cuda.modules.captured import attach, captures_of
 from fusestream.nodes.fuse import FuseNode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -195,7 +195,8 @@ def test_depth_is_estimated_as_by_stock(monkeypatch):
     assert got.shape == (1, 60, 80) and float(want.std()) > 1e-4
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(our_sky, sky, atol=1e-4, rtol=1e-4)
-    assert not captures_of(made.model), "upscale models' calls alone are captured"
+    assert len(captures_of(made.model)) == 1, "no weight of it is brought by stock at each call"
+    assert len(captures_of(made.model)) == 1, "no weight of it is brought by stock at each call"
     assert {line.by for line in table.replaced} == {"FusedConvNormAct2d"}
     assert any(line.of == ("Conv2d", "ReLU") for line in table.replaced)
 
@@ -225,12 +226,53 @@ def test_tiles_of_one_size_are_captured_and_what_was_is_given_back(stocks, halve
     assert captures.replayed > 3
 
 
-def test_of_a_background_remover_and_a_detector_nothing_is_captured(remover, monkeypatch):
-    """What is captured of BiRefNet's decoder gave another mask on a card."""
+def test_nothing_of_a_background_remover_is_captured(remover, halves):
+    """Who tries is told why: in each block of its decoder torchvision computes, where a recording does not look."""
     made, _ = picture_nets.fused(remover, KernelPolicy())
     assert not captures_of(made.model)
+    attach(made.model.decoder.net)
+    found, _ = taped(made.model)
+    image = torch.rand(1, 40, 50, 3)
+    want = RemoveBackground.execute(made, image).args[0]
+    for _ in range(4):
+        assert torch.equal(RemoveBackground.execute(made, image).args[0], want)
+    assert [captures.captured for captures in found] == [0]
+    assert any("torchvision::deform_conv2d" in told.reason for told in LEDGER.refusals)
+
+
+def test_of_a_detector_both_parts_that_lie_on_the_card_are(monkeypatch):
+    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
     made, _ = picture_nets.fused(nets.detector(monkeypatch, torch.float16), KernelPolicy())
-    assert not captures_of(made.model)
+    ours = made.model.diffusion_model
+    found, recorder = taped(made.model)
+    x = torch.rand(1, 3, 64, 96).half()
+    want = ours.encoder(ours.backbone(x))
+    for _ in range(4):
+        for got, wanted in zip(ours.encoder(ours.backbone(x)), want, strict=True):
+            assert torch.equal(got, wanted)
+    assert [captures.replayed for captures in found] == [2, 2] and len(recorder.tapes) == 2
+    made.detach()
+    assert not recorder.tapes
+
+
+class OfTheDriver:
+    """As what stock's pager of VRAM keeps on a network: whoever copies it gives its memory back twice."""
+
+    def __deepcopy__(self, memo):
+        raise AssertionError("it was copied")
+
+
+def test_what_stocks_pager_of_vram_keeps_on_a_network_is_not_copied(stocks):
+    kept = {"dynamic_pins": {"cuda": {"weights": (OfTheDriver(),)}}, "dynamic_vbars": {"cuda": OfTheDriver()}}
+    vars(stocks.model).update(kept)
+    try:
+        made, _ = picture_nets.fused(stocks, KernelPolicy())
+        assert vars(stocks.model)["dynamic_vbars"] is kept["dynamic_vbars"]
+    finally:
+        for name in kept:
+            del vars(stocks.model)[name]
+    for part in made.model.modules():
+        assert not vars(part).keys() & {*plain_layers.OF_DYNAMIC}
 
 
 def test_which_models_are_none_of_this_nodes(stocks):
