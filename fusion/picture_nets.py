@@ -21,10 +21,7 @@ from .plain_layers import copied
 TAKEN = "take an UPSCALE_MODEL, a BACKGROUND_REMOVAL, or a MODEL that is RT-DETR or Depth Anything 3"
 # Networks of a MODEL that take pictures and are called by themselves. Their calls are captured as no graphs, nor are BiRefNet's: on
 # a card what BiRefNet's decoder gave was another mask once it could be captured, for a reason that is not found yet.
-OF_MODELS = (
-    "comfy.ldm.rt_detr.rtdetr_v4.RTv4",
-    "comfy.ldm.depth_anything_3.model.DepthAnything3Net",
-)
+OF_MODELS = ("comfy.ldm.rt_detr.rtdetr_v4.RTv4", "comfy.ldm.depth_anything_3.model.DepthAnything3Net")
 OF_DYNAMIC = ("dynamic_vbars", "dynamic_pins", "dynamic_patchers")  # what stock's pager of VRAM notes on a model
 
 
@@ -107,8 +104,7 @@ def _in_parts(
         part = _ready(own.get_submodule(name).to(dtype))
         above, _, last = name.rpartition(".")
         setattr(own.get_submodule(above), last, InHalf(part, dtype).eval())
-    table = fuse(own, policy)
-    return own, table
+    return own, fuse(own, policy)
 
 
 def _of_birefnet(net: nn.Module) -> Iterator[str]:
