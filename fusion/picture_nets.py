@@ -110,8 +110,7 @@ def _in_parts(
         part = _ready(own.get_submodule(name).to(dtype))
         above, _, last = name.rpartition(".")
         setattr(own.get_submodule(above), last, InHalf(part, dtype).eval())
-    table = fuse(own, policy)
-    return own, table
+    return own, fuse(own, policy)
 
 
 def _of_birefnet(net: nn.Module) -> Iterator[str]:

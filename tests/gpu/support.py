@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +25,8 @@ LAYOUTS = ("first", "last")  # of images: pixels of a channel adjacent, or chann
 HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative
 SMALLEST = 2.0**-25  # half of fp16's smallest step, absolute
 ROUNDS = 15  # of what is timed
+ASYNC = "cudaMallocAsync"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def on(isa: str | None) -> KernelPolicy:
@@ -175,3 +181,13 @@ def room_of(nbytes: int) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def under_comfyuis_allocator(file: str) -> None:
+    """A file's tests once more under the allocator that ComfyUI takes, in a process of its own: torch chooses one as it starts."""
+    if torch.cuda.get_allocator_backend() == ASYNC:
+        pytest.skip("this is it")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", file]
+    env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"backend:{ASYNC}"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from gpu.models import load, sample, with_loras
-from gpu.support import until_chosen
+from gpu.support import ASYNC, under_comfyuis_allocator, until_chosen
 
 from fusestream import checkpoints
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
@@ -27,8 +25,6 @@ pytestmark = [
 ]
 
 MIB = 2**20
-ASYNC = "cudaMallocAsync"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -478,9 +474,4 @@ def test_a_recording_that_is_given_up_leaves_torch_whole(folder: Path) -> None:
 
 
 def test_under_the_allocator_that_comfyui_takes() -> None:
-    if torch.cuda.get_allocator_backend() == ASYNC:
-        pytest.skip("this is it")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", __file__]
-    env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"backend:{ASYNC}"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    under_comfyuis_allocator(__file__)

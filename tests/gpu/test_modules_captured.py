@@ -5,14 +5,10 @@ that stays behind. The same again under the allocator that ComfyUI takes, in a p
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from gpu.support import until_chosen
+from gpu.support import under_comfyuis_allocator, until_chosen
 from torch import nn
 
 from fusestream.kernels_cuda import LEDGER
@@ -20,8 +16,6 @@ from fusestream.kernels_cuda.modules import fuse, unfuse
 from fusestream.kernels_cuda.modules.captured import captures_of, launch_after_launch, release
 
 MIB = 2**20
-ASYNC = "cudaMallocAsync"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Net(nn.Module):
@@ -229,9 +223,4 @@ def test_within_anothers_recording_it_is_recorded(net):
 
 
 def test_under_the_allocator_that_comfyui_takes():
-    if torch.cuda.get_allocator_backend() == ASYNC:
-        pytest.skip("this is it")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", __file__]
-    env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"backend:{ASYNC}"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    under_comfyuis_allocator(__file__)

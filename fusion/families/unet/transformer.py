@@ -233,9 +233,8 @@ def fed_forward(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
     both, last = module.ff.net[0].proj, module.ff.net[2]
     normed_x = layer_norm(x, module.norm3, policy)
     parts = parts_of(x.shape[0], x.shape[1], most_rows(both.out_features, CHUNK_BYTES))
-    if (
-        len(parts) == 1
-    ):  # where to write a whole result is the product's own business: into another's place it may have to copy
+    if len(parts) == 1:
+        # Where to write a whole result is the product's own business: into another's place it may have to copy.
         return product(gated(normed_x, both, policy), last, policy, residual=x)
     out = x.new_empty(x.shape)
     for part in parts:

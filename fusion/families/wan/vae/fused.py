@@ -60,6 +60,11 @@ def weights_there(vae: Any, decodes: bool) -> int:
     return held.bytes_beside(vae, PARTS[not decodes])
 
 
+def hold_half(vae: Any, decodes: bool, device: torch.device) -> None:
+    """Of a VAE that is held the weights of this half lie on the device, and those of the other wait."""
+    held.hold_alone(vae, device, PARTS[decodes], PARTS[not decodes])
+
+
 def in_use(vae: Any, limit: int, decodes: bool) -> int:
     """Bytes that may be in use at a time, so that they and the weights keep within the limit."""
     return int((limit - weights_there(vae, decodes) - BESIDE) / IN_ONE_PIECE)
@@ -129,12 +134,11 @@ class Fused:
         output_buffer  where to put them, on any device and of any type; unless given, like z
         bands          the number of bands, unless the limit shall decide it
         """
-        vae: Any = self
         _require_channels(self, z)
         shape = self.decode_output_shape(z.shape)
         out = torch.empty(shape, device=z.device, dtype=z.dtype) if output_buffer is None else output_buffer
         job = work(self, True, z.shape, z.element_size())
-        held.hold_alone(vae, z.device, PARTS[True], PARTS[False])
+        hold_half(self, True, z.device)
         cut = self._cut(job, bands, z.device)
         alone = output_buffer is not None
         progress = Progress(len(z) * cut.bands * shape[2], shown=alone)
@@ -159,8 +163,7 @@ class Fused:
         alone, device = device is not None, device or x.device
         job = work(self, False, x.shape, x.element_size())
         unit = 8 * patch(self)
-        vae: Any = self
-        held.hold_alone(vae, device, PARTS[False], PARTS[True])
+        hold_half(self, False, device)
         cut = Cutting(1, 0)
         if x.shape[3] % unit == 0 and x.shape[4] % unit == 0:  # as ComfyUI crops them: bands meet between two pixels
             cut = self._cut(job, bands, device)
