@@ -76,11 +76,13 @@ def test_as_near_to_fp32_as_stock(net, version, isa, way):
 
 @torch.inference_mode()
 def test_faster_and_smaller_than_stock(net, version):
-    """480x832, one chunk after another: seconds and peak beside stock's, once each is warm."""
+    """480x832, one chunk after another: seconds and peak beside stock's, once each is warm. As ComfyUI holds ours only the half at
+    work lies on the card, which leaves more room for the picture: fewer bands."""
     side = PIXELS[version]
     z = torch.randn(1, CHANNELS[version], 5, 480 // side, 832 // side, device="cuda").half()
     found = {}
     for name, half in (("stock", halved(net)), ("ours", halved(net, KernelPolicy.of("auto")))):
+        half.encoder.cpu()
         until_chosen(lambda half=half: half.decode(z))
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
