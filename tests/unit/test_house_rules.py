@@ -44,7 +44,6 @@ BELOW_FAMILIES = [
 ] + [
     ROOT / "fusion" / f"{name}.py"
     for name in (
-        "arguments",
         "attention",
         "completeness",
         "cost",

@@ -97,6 +97,14 @@ def test_what_turns_took_goes_before_the_next(memory):
     assert len(memory.asked) == 2 and memory.held == (512 + 256) << 20
 
 
+def test_what_another_card_holds_serves_nothing_here(monkeypatch):
+    held = {CARD: 256 << 20, torch.device("cuda", 1): 0}
+    monkeypatch.setattr(images, "held_in_pieces", held.get)
+    leftovers = images.Leftovers(nn.Identity(), (1, 2))
+    leftovers.are_left(CARD)
+    assert [leftovers.lie_there(device) for device in held] == [True, False]
+
+
 def test_all_of_it_is_within_the_bound(memory):
     """Which counts from what was there before, also when the piece lies there."""
     module, seen = nn.Identity(), []
