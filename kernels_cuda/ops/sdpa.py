@@ -29,7 +29,10 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 SERVING = {name: backend for name, backend in BACKENDS.items() if backend is not SDPBackend.MATH}
-FIRST_TOKENS = 256
+TILE = 128  # tokens: cuDNN compiles one kernel for whole ones, another for others, and one more for a single query
+# Products and sums of a call, below which cuDNN's attention is not tried: it takes half a second to be compiled, and 50 ms of the
+# host for each size, where all that it could gain is microseconds.
+LEAST_WORK = 2**31
 MOST_SCORES = 2**25  # held at a time by torch's math: 128 MB in fp32, and as much again for their softmax
 # Whether torch may use a backend, and to say so.
 _SWITCHES: dict[SDPBackend, tuple[Callable[[], bool], Callable[[bool], None]]] = {
@@ -141,7 +144,8 @@ class alone:
 
 @dataclass(frozen=True)
 class First:
-    """cuDNN's attention at its first use: it is compiled for such heads and masks, whatever the number of tokens."""
+    """cuDNN's attention at its first use: it is compiled for such heads and masks, and for how tokens fill its tiles, however many
+    they are. tokens, keys: made up, as few as are alike in that."""
 
     device: torch.device
     dtype: torch.dtype
@@ -150,18 +154,25 @@ class First:
     key_heads: int
     causal: bool
     is_masked: bool
+    tokens: int
+    keys: int
 
     def run(self) -> None:
         """Attention over a few made-up tokens. Not by torch's switches, which hold for all threads."""
         q, k = (
-            torch.zeros(1, FIRST_TOKENS, heads, self.d, dtype=self.dtype, device=self.device).transpose(1, 2)
-            for heads in (self.heads, self.key_heads)
+            torch.zeros(1, tokens, heads, self.d, dtype=self.dtype, device=self.device).transpose(1, 2)
+            for tokens, heads in ((self.tokens, self.heads), (self.keys, self.key_heads))
         )
         mask = None
         if self.is_masked:
-            mask = torch.zeros(1, 1, FIRST_TOKENS, FIRST_TOKENS, dtype=self.dtype, device=self.device)
+            mask = torch.zeros(1, 1, self.tokens, self.keys, dtype=self.dtype, device=self.device)
             mask = mask.expand(1, self.heads, -1, -1)
         torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, k, mask, False, 0.0, self.causal, False)
+
+
+def _few(tokens: int) -> int:
+    """As few tokens as fill cuDNN's tiles alike."""
+    return 1 if tokens == 1 else TILE + tokens % TILE
 
 
 @dataclass(frozen=True)
@@ -178,6 +189,8 @@ class TorchBackend(OneWay):
         o = Operands.of(call.tensors, call.options)
         if o.q.numel() == 0 or o.k.shape[1] == 0:
             return "there is nothing to compute"
+        if self.backend is SDPBackend.CUDNN_ATTENTION and 4 * o.q.numel() * o.k.shape[1] < LEAST_WORK:
+            return "it is done sooner than cuDNN compiles its kernel for it"
         return None if _ABLE[self.backend](_asked(o), False) else "torch says that this backend cannot serve the call"
 
     def begin(self, call: Call) -> Begun | None:
@@ -187,7 +200,7 @@ class TorchBackend(OneWay):
         causal = only_causal(o)
         kind = First(
             o.q.device, o.q.dtype, o.q.shape[3], o.q.shape[2], o.k.shape[2],
-            causal, is_masked=not causal and not (o.plain and o.key_lengths is None),
+            causal, not causal and not (o.plain and o.key_lengths is None), _few(o.q.shape[1]), _few(o.k.shape[1]),
         )  # fmt: skip
         return begin(kind, o.q.device, kind.run)
 
