@@ -3,6 +3,9 @@ before anything else when ComfyUI wants room, and with the weights when it unloa
 
 Stock's accounts know weights alone. What a graph keeps is torch's memory or the driver's, within a bound that stock leaves free for
 computing anyway. Where stock pages VRAM itself it asks nobody for what is no weight: there it is given back after each prompt.
+
+The patcher is stock's that loads a model once. Of layers that are torch's, not ComfyUI's operations, the one that pages VRAM brings
+all weights anew at each prompt: those of an ESRGAN take as long as it computes for a picture of 512x512 (0.2 s, on an H100's host).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import comfy.memory_management
 import comfy.model_patcher
 import torch
 from torch import nn
@@ -39,8 +43,8 @@ class _GivesBack:
 
 
 def patcher_of(net: nn.Module, load_device: torch.device, offload_device: torch.device) -> Any:
-    """One as stock's loaders make it, of whichever class stock uses now."""
-    patcher = comfy.model_patcher.CoreModelPatcher(net, load_device=load_device, offload_device=offload_device)
+    """One whose weights stay where they are until somebody needs the room."""
+    patcher = comfy.model_patcher.ModelPatcher(net, load_device=load_device, offload_device=offload_device)
     mix(patcher, _GivesBack)
     _all.add(patcher)
     return patcher
@@ -48,7 +52,7 @@ def patcher_of(net: nn.Module, load_device: torch.device, offload_device: torch.
 
 def after_work(patcher: Any) -> None:
     """Nobody calls the network for a while."""
-    if patcher.is_dynamic():
+    if comfy.memory_management.aimdo_enabled:
         release(patcher.model)
 
 

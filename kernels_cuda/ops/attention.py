@@ -34,7 +34,7 @@ from .attention_operands import (
     validate,
 )
 from .checks import word, wrong_dtype
-from .sdpa import SERVING, TorchBackend, run_stock
+from .sdpa import SERVING, TorchBackend, run_stock, stock_begins
 
 HEADS = (64, 96, 128, 384)  # elements of a head the kernels were compiled for
 WIDE = 384  # the VAE's single head has a kernel of its own
@@ -454,7 +454,7 @@ ATTENTION = Op(
         CudaCandidate("cuda", obstacles, plan, ways),
         attention_products.PRODUCTS,
         *(TorchBackend(name, backend) for name, backend in SERVING.items()),
-        StockCandidate(stock),
+        StockCandidate(stock, begins=stock_begins),
     ),
     shape_class=shape_class,
     validate=validate,

@@ -175,6 +175,28 @@ def _few(tokens: int) -> int:
     return 1 if tokens == 1 else TILE + tokens % TILE
 
 
+def _cudnn_begins(o: Operands) -> Begun:
+    causal = only_causal(o)
+    kind = First(
+        o.q.device, o.q.dtype, o.q.shape[3], o.q.shape[2], o.k.shape[2],
+        causal, not causal and not (o.plain and o.key_lengths is None), _few(o.q.shape[1]), _few(o.k.shape[1]),
+    )  # fmt: skip
+    return begin(kind, o.q.device, kind.run)
+
+
+def stock_begins(call: Call) -> Begun | None:
+    """Stock takes cuDNN's where flash does not serve: with a mask."""
+    if call.device.type != "cuda":
+        return None
+    o = Operands.of(call.tensors, call.options)
+    if o.q.numel() == 0 or o.k.shape[1] == 0:
+        return None
+    asked = _asked(o)
+    if _ABLE[SDPBackend.FLASH_ATTENTION](asked, False) or not _ABLE[SDPBackend.CUDNN_ATTENTION](asked, False):
+        return None
+    return _cudnn_begins(o)
+
+
 @dataclass(frozen=True)
 class TorchBackend(OneWay):
     """One backend of torch's attention, as a candidate of its own."""
@@ -189,20 +211,17 @@ class TorchBackend(OneWay):
         o = Operands.of(call.tensors, call.options)
         if o.q.numel() == 0 or o.k.shape[1] == 0:
             return "there is nothing to compute"
-        if self.backend is SDPBackend.CUDNN_ATTENTION and 4 * o.q.numel() * o.k.shape[1] < LEAST_WORK:
-            return "it is done sooner than cuDNN compiles its kernel for it"
+        if self.backend is SDPBackend.CUDNN_ATTENTION:
+            if 4 * o.q.numel() * o.k.shape[1] < LEAST_WORK:
+                return "it is done sooner than cuDNN compiles its kernel for it"
+            if o.causal and o.shift < 0:
+                return "the first queries see no key, of which cuDNN makes something"
         return None if _ABLE[self.backend](_asked(o), False) else "torch says that this backend cannot serve the call"
 
     def begin(self, call: Call) -> Begun | None:
         if self.backend is not SDPBackend.CUDNN_ATTENTION:
             return None
-        o = Operands.of(call.tensors, call.options)
-        causal = only_causal(o)
-        kind = First(
-            o.q.device, o.q.dtype, o.q.shape[3], o.q.shape[2], o.k.shape[2],
-            causal, not causal and not (o.plain and o.key_lengths is None), _few(o.q.shape[1]), _few(o.k.shape[1]),
-        )  # fmt: skip
-        return begin(kind, o.q.device, kind.run)
+        return _cudnn_begins(Operands.of(call.tensors, call.options))
 
     def prepare(self, call: Call) -> Plan:
         options, backend = call.options, self.backend

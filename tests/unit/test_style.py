@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import comfy.memory_management
 import comfy.model_management as management
 import pytest
 import torch
@@ -261,7 +262,7 @@ def test_where_stock_pages_vram_nothing_is_kept_from_node_to_node(folder, taped,
     assert apply(net, pictures(4), None, Settings()).shape[0] == 4 and len(recorder.tapes) == 1
     giving_back.after_prompt()
     assert len(recorder.tapes) == 1
-    monkeypatch.setattr(type(net.patcher), "is_dynamic", lambda _: True, raising=False)
+    monkeypatch.setattr(comfy.memory_management, "aimdo_enabled", True)
     giving_back.after_prompt()
     assert not recorder.tapes
     apply(net, pictures(6), None, Settings())
