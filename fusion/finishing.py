@@ -1,8 +1,8 @@
-"""What stock does with all pixels on the host, before a VAE has them and after: done with less.
+"""What stock does with all pixels on the host once a VAE has made them, done piece by piece on the card.
 
 Behind a decoding stock goes over all pixels three times (+ 1, / 2, within 0 and 1), when the last of them has arrived: of a video
 of 81 frames of 480x832 that is 2.3 GB of the host's memory read and written while the card waits. Here each piece is finished on
-the card, before it leaves. In front of an encoding stock makes three copies of all pixels (* 2, - 1, to the VAE's type), here one.
+the card, before it leaves. (What stock does before an encoding: beginning.py.)
 
 Only what is stock's usual way for pictures is replaced, and the numbers are the same to the bit.
 """
@@ -16,19 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .beginning import Beginning
+
 FINISHING = "fusestream_finishing"  # where a VAE's network has it
 
 
 def finish(pixels: Tensor) -> Tensor:
     """Pixels as a VAE makes them, from -1 to 1, become those of pictures, from 0 to 1. In place."""
     return pixels.add_(1.0).div_(2.0).clamp_(0.0, 1.0)
-
-
-def begin(pixels: Tensor, dtype: torch.dtype) -> Tensor:
-    """The way back, for an encoder that computes in this type: in one pass, added up in the pixels' own."""
-    made = torch.empty_like(pixels, dtype=dtype)
-    less = torch.full((), -1.0, dtype=pixels.dtype, device=pixels.device)
-    return torch.add(less, pixels, alpha=2.0, out=made)
 
 
 class Finishing:
@@ -62,19 +57,9 @@ class Finishing:
         self._finished = _place(pixels)
 
 
-class Beginning:
-    """Stands where a stock VAE has `process_input`."""
-
-    def __init__(self, vae: Any) -> None:
-        self._dtype: torch.dtype = vae.vae_dtype
-        self._stocks: Callable[[Tensor], Tensor] = vae.process_input
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        return begin(pixels, self._dtype) if pixels.dtype is torch.float32 else self._stocks(pixels)
-
-
 def install(vae: Any) -> None:
-    """Let a stock VAE's pixels be finished where they are made, and begun in one pass, if that is what stock does with them."""
+    """Let a stock VAE's pixels be finished where they are made, and begun where they are encoded, if that is what stock does with
+    them."""
     probe = torch.linspace(-1.5, 1.5, 13)
     if torch.equal(vae.process_output(probe.clone()), finish(probe.clone())):
         vae.process_output = Finishing(vae)

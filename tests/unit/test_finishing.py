@@ -9,11 +9,11 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import narrow
-from fusestream.fusion import finishing
+from fusestream.fusion import beginning, finishing
 from fusestream.fusion.outbox import Outbox
 from fusestream.kernels_cuda import KernelPolicy
 
@@ -50,8 +50,37 @@ def loaded(tmp_path_factory):
 def test_what_is_begun_has_stocks_bits(shape):
     """Also where channels lie last, as the host has pixels."""
     pixels = torch.rand(shape).movedim(1, -1).contiguous().movedim(-1, 1)
-    got = finishing.begin(pixels, torch.float16)
+    got = beginning.begin(pixels, torch.float16)
     assert torch.equal(got, (pixels * 2.0 - 1.0).half()) and got.stride() == pixels.stride()
+
+
+def test_what_is_yet_to_be_begun_is_a_tensor_to_everybody():
+    pixels = torch.rand(2, 5, 9, 7, 3).movedim(-1, 1)
+    vae = made()
+    vae.first_stage_model.fusestream_takes_unbegun = True
+    finishing.install(vae)
+    got = vae.process_input(pixels).to(vae.vae_dtype)
+    stocks = (pixels * 2.0 - 1.0).half()
+    given = beginning.taken(got)
+    assert given.pixels is pixels and given.begins is torch.float16, "nobody has touched them"
+    assert (got.dtype, got.shape, got.stride(), got.device) == (
+        stocks.dtype,
+        stocks.shape,
+        stocks.stride(),
+        stocks.device,
+    )
+    for use in (
+        lambda x: x[1:, :, :2],
+        lambda x: x * 2,
+        lambda x: x.to(torch.float32),
+        lambda x: torch.cat((x, x)),
+        Tensor.clone,
+    ):
+        found = use(got)
+        assert torch.equal(found, use(stocks)) and type(found) is Tensor
+    part = pixels[:1, :, 1:3]
+    assert torch.equal(given.piece(part), stocks[:1, :, 1:3]) and beginning.taken(stocks).piece(part) is part
+    assert torch.equal(vae.process_input(pixels.half()), pixels.half() * 2.0 - 1.0), "of another type as stock does it"
 
 
 def test_only_stocks_usual_way_is_replaced():

@@ -20,7 +20,7 @@ from comfy.ldm.wan.vae2_2 import WanVAE as WanVAE22
 from torch import Tensor, nn
 
 from .....kernels_cuda import STANDARD, KernelPolicy
-from .... import finishing, held
+from .... import beginning, finishing, held
 from ....errors import WrongFile
 from ....images import IN_ONE_PIECE, LIMIT, OTHERS, Progress
 from ....outbox import Outbox
@@ -115,6 +115,7 @@ class Fused:
     """The encode and decode that `fuse` gives to stock's WanVAE."""
 
     comfy_has_chunked_io = True
+    fusestream_takes_unbegun = True
     fusestream_policy: KernelPolicy
     fusestream_limit: int
 
@@ -167,10 +168,11 @@ class Fused:
         cut = Cutting(1, 0)
         if x.shape[3] % unit == 0 and x.shape[4] % unit == 0:  # as ComfyUI crops them: bands meet between two pixels
             cut = self._cut(job, bands, device)
+        given = beginning.taken(x)
         used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
         progress = Progress(len(x) * cut.bands * used, shown=alone)
         passage = self._passage(job, cut, device, progress, alone)
-        samples = (x[at : at + 1, :, :used] for at in range(len(x)))
+        samples = (given._replace(pixels=given.pixels[at : at + 1, :, :used]) for at in range(len(x)))
         return torch.cat(
             [passage.passed(passage.vae.encoder, x.shape, partial(passage.encode, one)) for one in samples]
         )

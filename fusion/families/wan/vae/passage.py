@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .....kernels_cuda import KernelPolicy
+from ....beginning import Given
 from ....images import Leftovers, Progress, Result, channels_last, on_card
 from ....inbox import Inbox
 from ....outbox import Outbox, Place
@@ -110,12 +111,12 @@ class Passage:
 
     # ------------------------------------------------------------------------------------------------------- encoding
 
-    def encode(self, x: Tensor) -> Tensor:
+    def encode(self, given: Given) -> Tensor:
         """Pixels [1, 3, t, h, w], on any device -> latents [1, z, t', h', w'] on the passage's."""
         features = (
-            self._through(self.vae.encoder, self._pixels(x, None), None)
+            self._through(self.vae.encoder, self._pixels(given, None), None)
             if self.bands is None
-            else self._taken_from(self._features_of_bands(x, self.bands))
+            else self._taken_from(self._features_of_bands(given, self.bands))
         )
         made = []
         for each in behind_stages(self.vae.encoder, self.policy, gathered(features), self.remember):
@@ -123,27 +124,27 @@ class Passage:
             made.append(mean)
         return torch.cat(made, 2)
 
-    def _features_of_bands(self, x: Tensor, bands: list[Band]) -> Tensor:
+    def _features_of_bands(self, given: Given, bands: list[Band]) -> Tensor:
         """What the stages make of all frames, [1, c, t, h, w], channels-last."""
-        whole = self._room(x.dtype)
+        whole = self._room(given.begins or given.pixels.dtype)
         for band in bands:
             start = 0
-            for each in self._through(self.vae.encoder, self._pixels(x, band), band):
+            for each in self._through(self.vae.encoder, self._pixels(given, band), band):
                 end = start + each.shape[2]
                 whole[:, :, start:end].narrow(self.job.dim, band.made[0], band.made[1] - band.made[0]).copy_(each)
                 start = end
         return whole
 
-    def _pixels(self, x: Tensor, band: Band | None) -> Pieces:
-        """Frames of x on the device: of all the image, or of what enters a band."""
+    def _pixels(self, given: Given, band: Band | None) -> Pieces:
+        """Frames on the device: of all the image, or of what enters a band."""
         inbox = Inbox(self.device)
-        for start, end in spans(x.shape[2]):
+        for start, end in spans(given.pixels.shape[2]):
             comfy.model_management.throw_exception_if_processing_interrupted()
-            piece = x[:, :, start:end]
+            piece = given.pixels[:, :, start:end]
             if band is not None:
                 low, high = (edge * self.fold for edge in band.enters)
                 piece = piece.narrow(self.job.dim, low, high - low)
-            yield comfy.ldm.wan.vae2_2.patchify(inbox.take(piece), self.fold)
+            yield comfy.ldm.wan.vae2_2.patchify(given.piece(inbox.take(piece)), self.fold)
             self.progress.add(end - start)
 
     # ----------------------------------------------------------------------------------------------------------- both
