@@ -181,7 +181,7 @@ class Stream:
     def _number(self) -> None:
         """Let what is called find its number, under this grain."""
         for one in self.grains:
-            for module, _ in one.doors():
+            for module in (*(module for module, _ in one.doors()), *(text.door for text, _ in one.texts())):
                 leads(module, self, None)
         for module, i in self.grain.doors():
             leads(module, self, i)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from comfy_api.torch_helpers import set_torch_compile_wrapper
 from packed_files import packed_file
+from plain_backends import BACKENDS, plain_backends
 from safetensors.torch import load_file
 from torch import Tensor
 from wan_in_halves import handed_back, load
@@ -299,6 +300,36 @@ def test_room_that_was_given_back_is_there_for_the_next_sampling(folder: Path) -
     assert torch.equal(sample(ours, callback=short), want) and [bool(nbytes) for nbytes in kept] == [True] + 3 * [False]
     assert torch.equal(sample(ours), want) and stream.texts.nbytes == stream.grain.kept
     assert stream.held == vram.pool_of(CPU).budget.taken <= stream.ceiling
+
+
+# ------------------------------------------------------------------------------------------------- the backends for GPUs
+
+
+@pytest.mark.parametrize("storage", ["fp16", "fp8_e4m3fn"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_over_the_backends_for_gpus(folder: Path, backend: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models this small leave nothing to gain in steps of 2 MiB: they are told to. With LoRAs and without, interrupted, unloaded,
+    and with less memory in between, so that in the end some are paged as ever."""
+    monkeypatch.setattr(grain, "WORTH_IT", -9.0)
+    theirs = plain(folder, storage=storage)
+    bare, lora = sample(theirs), sample(with_lora(theirs, folder))
+    with plain_backends() as backends:
+        ours = load(checkpoints.write("wan_t2v", folder, storage))
+        backends.become(ours, backend)
+        stream = ours.stream
+        twin = next(one for one in stream.grains if one.of is stream.grains[0])
+        stream.grains = (stream.grains[0], twin)
+        stream._bound()
+        stream.ceiling = max(stream.narrow, twin.bounds(CPU)[0] + twin.kept)
+        for want, model in ((bare, ours), (lora, with_lora(ours, folder)), (bare, ours)):
+            assert torch.equal(sample(model), want)
+            assert stream.grain is twin and stream.ledger.peak("VRAM") + twin.kept <= stream.ceiling
+        assert (stream.texts.came, stream.texts.spared) == (3, 3 * STEPS - 3)
+        with pytest.raises(mm.InterruptProcessingException):
+            sample(ours, 2, callback=lambda *_: mm.interrupt_current_processing())
+        assert torch.equal(sample(ours, callback=lambda *_: stream.keep_window()), bare)
+        assert torch.equal(sample(ours, callback=lambda *_: mm.unload_all_models()), bare)
+        assert stream.held == 0 and torch.equal(sample(with_lora(ours, folder)), lora)
 
 
 # ----------------------------------------------------------------------------------------------------- which text it is
