@@ -23,6 +23,7 @@ from ..kernels_cuda.ops.checks import word
 from .mixing import mix
 from .stream.blocks import INT8
 from .stream.doors import STREAMED
+from .stream.texts import OfText
 
 POLICY = "fusestream_policy"
 PARTS = "fusestream_parts"  # where a fused block has its `Parts`
@@ -121,6 +122,11 @@ class Parts:
         self._inner, self._sizes = [*chain.from_iterable(map(VALUES, self._held))], [*map(len, self._held)]
         self._weights = [part for _, part in named if "weight" in part._parameters]
 
+    @property
+    def is_stocks(self) -> bool:
+        """Whether stock must compute the block, whatever it is given."""
+        return self._for_good is not None
+
     def obstacle(self, block: nn.Module, x: Tensor) -> str | None:
         """Why stock must compute this block for x, in words a user understands; None if it is ours."""
         if self._for_good is not None:
@@ -183,6 +189,10 @@ class FusedBlock:
         """What of the block is used together, one after another, by the modules that are called for it: so it may be paged
         (`stream/grain.py`). Whoever computes the block past their calls says so (`doors.within`). Nothing: it stays whole."""
         return ()
+
+    def fusestream_of_text(self) -> OfText | None:
+        """What of the block sees texts alone, if anything does and the block asks `doors.of_text` for what it makes of them."""
+        return None
 
     def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:
         """The policy under which this block is ours to compute for x, by its transformer_options; None: it is stock's. Raises

@@ -123,7 +123,8 @@ def streamed_from(
         )
         fused = 0 if family is None else family.fuse(parts.model.diffusion_model, policy)
         layers = laid_out.of_layers(parts.blocks, parts.layers)
-        stream = Stream(source, parts.blocks, layers, device, in_bytes(vram_budget))
+        is_ours = fused > 0 and not policy.is_off and parts.model.get_dtype_inference() is torch.float16
+        stream = Stream(source, parts.blocks, layers, device, in_bytes(vram_budget), keeps_texts=is_ours)
     except BaseException:
         source.close()
         raise

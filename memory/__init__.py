@@ -15,7 +15,7 @@ from .open_file import FileChanged
 from .opening import bounds, open_pager, plan_of
 from .pager import Pager, PagerError
 from .parcels import Parcels, open_parcels
-from .plan import OverBudget, Plan, Prediction, Rates, least_budget, make_plan, simulate
+from .plan import OverBudget, Plan, Prediction, Rates, least_budget, make_plan, most_budget, simulate
 from .ram import RamBudget
 from .rates import BusRates
 
@@ -54,6 +54,7 @@ __all__ = [
     "bounds",
     "least_budget",
     "make_plan",
+    "most_budget",
     "open_pager",
     "open_parcels",
     "plan_of",

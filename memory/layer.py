@@ -83,10 +83,11 @@ class Weight:
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights in the order in which they shall lie."""
+    """Weights in the order in which they shall lie. rare: a pass does without them as a rule, so that they never stay."""
 
     name: str
     weights: tuple[Weight, ...]
+    rare: bool = False
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -111,7 +112,7 @@ class Layer:
         """The same, no weight in an order of its own."""
         if not any(weight.channels_last for weight in self.weights):
             return self
-        return Layer(self.name, tuple(replace(weight, channels_last=False) for weight in self.weights))
+        return replace(self, weights=tuple(replace(weight, channels_last=False) for weight in self.weights))
 
     def views(self, room: torch.Tensor) -> dict[str, torch.Tensor]:
         """The weights as tensors in `room`, uint8 [at least nbytes]. Nothing is copied."""
@@ -132,6 +133,11 @@ def view(room: torch.Tensor, at: int, weight: Weight) -> torch.Tensor:
 def as_stored(stored: torch.Tensor, weight: Weight) -> torch.Tensor:
     """One weight's stored bytes, uint8, as the tensor that a conversion is handed. Nothing is copied."""
     return stored.view(weight.stored_dtype).view(weight.stored_shape)
+
+
+def rare_of(layers: Sequence[Layer]) -> frozenset[int]:
+    """The numbers of those that a pass does without as a rule."""
+    return frozenset(i for i, layer in enumerate(layers) if layer.rare)
 
 
 def staging_bytes(layers: Sequence[Layer]) -> int:

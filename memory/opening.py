@@ -23,11 +23,11 @@ from .cuda_managed import CudaManagedMemory
 from .device import CudaDevice
 from .host import Host, Way
 from .kept_pages import KeptPages
-from .layer import Layer, staging_bytes
+from .layer import Layer, rare_of, staging_bytes
 from .ledger import Ledger
 from .managed import PAGE, ManagedBackend, pages
 from .pager import Pager
-from .plan import Plan, Rates, aligned, least_budget, make_plan
+from .plan import Plan, Rates, aligned, least_budget, make_plan, most_budget
 from .ram import RamBudget
 from .rates import BusRates, measure_rates
 from .runs import runs_of
@@ -100,16 +100,17 @@ READERS_HELP = 4
 
 
 def bounds(layers: Sequence[Layer], device: str | torch.device) -> tuple[int, int]:
-    """The least budget that these layers can pass through on the device, and the one in which all of them stay. Upper bounds:
-    what a room takes differs by backend, which is not chosen yet."""
+    """The least budget that these layers can pass through on the device, and the one in which all of them stay that every pass
+    needs. Upper bounds: what a room takes differs by backend, which is not chosen yet."""
     rooms, staging = _rooms(layers, device)
-    return least_budget(rooms) + staging, sum(rooms) + staging
+    rare = rare_of(layers)
+    return least_budget(rooms, rare) + staging, most_budget(rooms, rare) + staging
 
 
 def plan_of(layers: Sequence[Layer], device: str | torch.device, budget: int) -> Plan:
     """What of these layers would stay in this budget, and what pass, before a backend is chosen. Raises OverBudget."""
     rooms, staging = _rooms(layers, device)
-    return make_plan(rooms, budget - staging)
+    return make_plan(rooms, budget - staging, rare=rare_of(layers))
 
 
 def _rooms(layers: Sequence[Layer], device: str | torch.device) -> tuple[list[int], int]:

@@ -7,6 +7,7 @@
 The plan says which layers stay. The others pass through a ring of slots: using a layer asks for the next ones, as many
 as the ring holds, and each copy waits, on the device, for the use of what its slot held before. Layers are expected in
 order, over and over, but any order is right: what is not there is fetched, into the slot whose layer is needed latest.
+Rare layers are not expected, but in a pass that is known to need them (`needs_rare`).
 
 A weight that is in use stays until it is released. After an interrupt nobody may know any more what is in use:
 `abandon` says that nothing is.
@@ -23,7 +24,7 @@ from typing import Any
 
 from .backend import Along, Backend, Copy, Ticket, Weights
 from .budget import DeviceBudget
-from .layer import Layer
+from .layer import Layer, rare_of
 from .ledger import Ledger
 from .plan import Plan, Rates, aligned, make_plan
 
@@ -68,6 +69,8 @@ class Pager:
         self.layers = tuple(layers)
         self.ledger = ledger
         self.along: Callable[[int], Along | None] | None = None  # asked, for each copy, what else it is to bring
+        self.needs_rare = False  # whether the pass under way needs layers that most do not
+        self._rare = rare_of(self.layers)
         self._device = device
         self._backend = backend
         self._rates = rates
@@ -174,7 +177,7 @@ class Pager:
         stay, or one was not used since it came, so that compute has not waited for it."""
         with self._lock:
             if self._stood != self._moves:
-                if self._closed or self.plan.streamed or not self.is_writable:
+                if self._closed or self.plan.streamed or self._rare or not self.is_writable:
                     return None
                 if any(place.copy is None or not place.released for place in self._places.values()):
                     return None
@@ -200,6 +203,12 @@ class Pager:
     def is_writable(self) -> bool:
         """Whether a layer's weights may be written to while they are in use, until the layer comes anew."""
         return self._backend.is_writable
+
+    def go_on(self, i: int) -> None:
+        """Layer i, a rare one, was used within the use of another, and the next may come before that one ends."""
+        with self._lock:
+            self._check_open()
+            self._look_ahead(i)
 
     def prefetch(self, i: int) -> bool:
         """Start bringing layer i, if there is room that nothing needed sooner has. Whether it is there or on its way."""
@@ -267,7 +276,7 @@ class Pager:
 
     def _plan_for(self, budget: int) -> Plan:
         sizes = [self._backend.room_bytes(layer.nbytes) for layer in self.layers]
-        return make_plan(sizes, budget - self._backend.overhead_bytes, self._rates)
+        return make_plan(sizes, budget - self._backend.overhead_bytes, self._rates, self._rare)
 
     def _settle(self, plan: Plan) -> None:
         """Take the memory of a plan, after giving back what it no longer has."""
@@ -380,8 +389,11 @@ class Pager:
         return latest if needed or self._steps(here, latest.layer) > self._steps(here, i) else None
 
     def _steps(self, start: int, layer: int | None) -> int:
-        """How far on in the order a layer is from `start`, around the cycle; `start` itself is a whole cycle away."""
+        """How far on in the order a layer is from `start`, around the cycle; `start` itself is a whole cycle away, and what is not
+        expected farther."""
         assert layer is not None
+        if layer in self._rare and not self.needs_rare:
+            return len(self.layers) + 1
         return (layer - start - 1) % len(self.layers) + 1
 
     def _look_ahead(self, i: int) -> None:
@@ -392,6 +404,8 @@ class Pager:
         wanted = len(self._ring) + (i in self._places)  # a resident leaves all slots to those behind it
         for step in range(1, len(self.layers)):
             j = (i + step) % len(self.layers)
+            if j in self._rare and not self.needs_rare:
+                continue
             if j in self._places:
                 if self._places[j].copy is None:
                     self._fetch(j, needed=False)

@@ -6,6 +6,7 @@ others pass:
 
     resident   has its own place, is copied once
     streamed   is copied in every pass into the next slot of the ring, as soon as the layer that had the slot is done
+    rare       is needed by few passes, and then takes a slot as a streamed one does
 
 A byte resident is a byte less to copy in every pass, whichever layer it belongs to. So residents are as many bytes as
 fit, and they are spread over the order, so that the bus finds an even load. The ring has at least two slots, the layer in
@@ -43,17 +44,18 @@ class Rates:
 
 @dataclass(frozen=True)
 class Plan:
-    """sizes: bytes of each layer, in order of use. slot_bytes: room of one slot of the ring."""
+    """sizes: bytes of each layer, in order of use. slot_bytes: room of one slot of the ring. rare: layers that few passes need."""
 
     sizes: tuple[int, ...]
     resident: frozenset[int]
     slots: int
     slot_bytes: int
+    rare: frozenset[int] = frozenset()
 
     @property
     def streamed(self) -> tuple[int, ...]:
-        """The layers that pass through the ring, in order."""
-        return tuple(i for i in range(len(self.sizes)) if i not in self.resident)
+        """The layers that pass through the ring in every pass, in order."""
+        return tuple(i for i in range(len(self.sizes)) if i not in self.resident and i not in self.rare)
 
     @property
     def resident_bytes(self) -> int:
@@ -91,32 +93,42 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def make_plan(sizes: Sequence[int], budget: int, rates: Rates | None = None) -> Plan:
+def make_plan(
+    sizes: Sequence[int], budget: int, rates: Rates | None = None, rare: frozenset[int] = frozenset()
+) -> Plan:
     """The best plan for these layers in `budget` bytes: the fastest by simulation, or without rates the one that copies
-    least.
+    least. rare: those of them that few passes need.
 
-    Raises OverBudget where two slots for the largest streamed layer do not fit beside what must then be resident.
+    Raises OverBudget where two slots for the largest layer that takes any do not fit beside what must then be resident.
     """
-    return _made(tuple(sizes), budget, rates)
+    return _made(tuple(sizes), budget, rates, rare)
 
 
 @lru_cache(maxsize=16)  # a model is asked for its plan at each prompt
-def _made(sizes: tuple[int, ...], budget: int, rates: Rates | None) -> Plan:
-    rooms = [aligned(size) for size in sizes]
-    if sum(rooms) <= budget:
-        return Plan(sizes, frozenset(range(len(sizes))), 0, 0)
+def _made(sizes: tuple[int, ...], budget: int, rates: Rates | None, rare: frozenset[int]) -> Plan:
+    often = [i for i in range(len(sizes)) if i not in rare]
+    rooms = [aligned(sizes[i]) for i in often]
+    narrow = max((aligned(sizes[i]) for i in rare), default=0)
+    if not narrow and sum(rooms) <= budget:
+        return Plan(sizes, frozenset(often), 0, 0, rare)
     found = []
-    for slot in sorted({room for room in rooms if room}):  # larger layers than a slot are resident
+    for slot in _slots(rooms, narrow):  # larger layers than a slot are resident
         for slots in range(LEAST_SLOTS, MOST_SLOTS + 1):
             left = budget - slots * slot - sum(room for room in rooms if room > slot)
             if left < 0:
                 break
             # Layers without bytes are always there.
             fixed = {i for i, room in enumerate(rooms) if room > slot or room == 0}
-            found.append(Plan(sizes, frozenset(fixed | spread(rooms, fixed, left)), slots, slot))
+            resident = frozenset(often[i] for i in fixed | spread(rooms, fixed, left))
+            found.append(Plan(sizes, resident, slots, slot, rare))
     if not found:
-        raise OverBudget(_need(rooms, budget))
+        raise OverBudget(_need(least_budget(sizes, rare), budget))
     return min(found, key=lambda plan: _cost(plan, rates))
+
+
+def _slots(rooms: Sequence[int], narrow: int) -> list[int]:
+    """What a slot may hold: the layers with these rooms, or the smaller ones of them. narrow: a room that it has to hold."""
+    return sorted({narrow, *(room for room in rooms if room > narrow)} - {0})
 
 
 def _cost(plan: Plan, rates: Rates | None) -> tuple[float, ...]:
@@ -172,15 +184,23 @@ def _distance(i: int, others: Iterable[int], count: int) -> int:
     return min((min((i - other) % count, (other - i) % count) for other in others), default=count)
 
 
-def least_budget(sizes: Sequence[int]) -> int:
+def least_budget(sizes: Sequence[int], rare: frozenset[int] = frozenset()) -> int:
     """The smallest budget that a plan can be made for."""
-    rooms = [aligned(size) for size in sizes]
-    passing = (LEAST_SLOTS * slot + sum(room for room in rooms if room > slot) for slot in set(rooms) if slot)
-    return min(sum(rooms), min(passing, default=0))
+    rooms = [aligned(size) for i, size in enumerate(sizes) if i not in rare]
+    narrow = max((aligned(sizes[i]) for i in rare), default=0)
+    passing = [LEAST_SLOTS * slot + sum(room for room in rooms if room > slot) for slot in _slots(rooms, narrow)]
+    return min(passing) if narrow else min([sum(rooms), *passing])
 
 
-def _need(rooms: Sequence[int], budget: int) -> str:
-    least, gib = least_budget(rooms), 2**30
+def most_budget(sizes: Sequence[int], rare: frozenset[int] = frozenset()) -> int:
+    """The smallest one in which nothing passes through but what few passes need."""
+    return sum(aligned(size) for i, size in enumerate(sizes) if i not in rare) + LEAST_SLOTS * max(
+        (aligned(sizes[i]) for i in rare), default=0
+    )
+
+
+def _need(least: int, budget: int) -> str:
+    gib = 2**30
     return (
         f"The weights need at least {least / gib:.2f} GiB of VRAM to pass through ({LEAST_SLOTS} of the largest layers at a "
         f"time), and the budget is {budget / gib:.2f} GiB. Raise the VRAM budget, or close what else uses the card."
@@ -191,7 +211,7 @@ def simulate(plan: Plan, rates: Rates, passes: int = 4) -> Prediction:
     """What a plan does at these rates.
 
     The bus copies one layer at a time, in order of use. A copy into a slot starts when the slot's last layer is done; a
-    layer computes when the one before is done and its own bytes are there.
+    layer computes when the one before is done and its own bytes are there. What few passes need, these do without.
     """
     count = len(plan.sizes)
     if len(rates.compute) != count:
@@ -202,6 +222,8 @@ def simulate(plan: Plan, rates: Rates, passes: int = 4) -> Prediction:
     for number in range(passes):
         busy = 0.0
         for i, size in enumerate(plan.sizes):
+            if i in plan.rare:
+                continue
             there = 0.0
             if i not in plan.resident:
                 slot_free = done[-plan.slots] if len(done) >= plan.slots else 0.0

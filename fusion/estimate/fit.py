@@ -34,7 +34,8 @@ class Fit:
     rest         of the model, what does not stream
     sizes        of the blocks, in order, or where not even two of them fit of their parts; stored: share of them that crosses the
                  bus
-    held         what they get; window: of this what blocks pass through
+    held         what they get; window: of this what blocks pass through; kept: beside, for texts, so that weights that see these
+                 alone pass once for a prompt, and are not among the sizes
     stays, passes  how many stay, and how many pass through
     activations  of a step, computed in so many forwards; least: of one prompt alone, in small pieces
     lacks        what is missing, where it does not fit
@@ -56,6 +57,7 @@ class Fit:
     forwards: int
     reserve: int
     lacks: int = 0
+    kept: int = 0
 
     @property
     def model(self) -> int:
@@ -65,7 +67,7 @@ class Fit:
     @property
     def taken(self) -> int:
         """Of what is free."""
-        return self.rest + self.held + self.activations
+        return self.rest + self.held + self.kept + self.activations
 
 
 def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bool = False) -> Fit:
@@ -80,19 +82,21 @@ def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bo
     held = int(max(stream.narrow, min(room, stream.most if is_automatic else stream.wanted)))
     grain = chosen(stream.grains, device, held)
     layers = grain.paged
-    plan = plan_of(layers, device, held)
-    forwards = 1 if prompts == 1 or STOCK_ASKS * batched < free - rest - plan.footprint else prompts
+    plan = plan_of(layers, device, held - grain.kept)
+    often = [i for i in range(len(layers)) if i not in plan.rare]
+    forwards = 1 if prompts == 1 or STOCK_ASKS * batched < free - rest - plan.footprint - grain.kept else prompts
     saved = reckoning.ratio * reckoning.saves if reckoning.is_ours else 0.0  # by computing in smaller pieces
     needed = rest + stream.narrow + int(one - saved) + own_reserve()
     return Fit(
-        verdict=_verdict(needed, free, streams=bool(plan.streamed)),
+        verdict=_verdict(needed, free, streams=bool(plan.streamed or plan.rare)),
         free=free,
         others=others,
         rest=rest,
-        sizes=plan.sizes,
-        stored=sum(layer.stored_bytes for layer in layers) / max(1, sum(plan.sizes)),
-        parts=grain is not stream.grains[0],
+        sizes=tuple(plan.sizes[i] for i in often),
+        stored=sum(layers[i].stored_bytes for i in often) / max(1, sum(plan.sizes[i] for i in often)),
+        parts=(grain.of or grain) is not stream.grains[0],
         held=plan.footprint,
+        kept=grain.kept,
         window=plan.window_bytes,
         stays=len(plan.resident),
         passes=len(plan.streamed),

@@ -43,7 +43,7 @@ def memory(canvas: Canvas, fit: Fit) -> None:
     """One bar: what is taken, of what is free; what is too much stands over its end."""
     theme = canvas.theme
     parts = [
-        ("weights", fit.held - fit.window, theme.resident),
+        ("weights", fit.held - fit.window + fit.kept, theme.resident),
         ("window", fit.window, theme.copy),
         ("rest", fit.rest, theme.page),
         ("activations", fit.activations, theme.use),

@@ -69,6 +69,8 @@ def memory(fit: Fit) -> Iterator[tuple[str, str]]:
     yield "weights of blocks", f"{size(fit.held)} of {size(fit.model)}"
     if fit.window:
         yield "of these the window that blocks pass through", size(fit.window)
+    if fit.kept:
+        yield "keys and values of texts, whose weights pass once for a prompt", size(fit.kept)
     yield "other weights", size(fit.rest)
     how = "" if fit.forwards == 1 else ", prompts one after the other"
     yield "activations of a step", size(fit.activations) + how

@@ -18,6 +18,7 @@ class LayerRow:
     resident   whether it stays in VRAM
     use, copy, stall    seconds in a typical pass: of computing with it, of bringing it, of waiting for it
     predicted  seconds of stall by the plan at the measured rates, where that is known
+    rare       whether passes do without it as a rule
     """
 
     name: str
@@ -28,6 +29,7 @@ class LayerRow:
     copy: float = 0.0
     stall: float = 0.0
     predicted: float | None = None
+    rare: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class Report:
     @property
     def streamed_bytes(self) -> int:
         """Over the bus in each pass."""
-        return sum(layer.stored for layer in self.layers if not layer.resident)
+        return sum(layer.stored for layer in self.layers if not layer.resident and not layer.rare)
 
 
 def as_dict(report: Report) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 
 from ...kernels_cuda import LEDGER, KernelPolicy
 from ...kernels_cuda.ops.checks import word
-from ...memory import Ledger, Plan, Rates, least_budget, make_plan, simulate
+from ...memory import Ledger, Plan, Rates, least_budget, make_plan, most_budget, simulate
 from ...memory.ram import measure_ram
 from .. import chose, other_cards, saturation
 from ..fused import policy_of_model
@@ -22,7 +22,7 @@ from ..pace import pace_of
 from ..sparse.model import sparse_of
 from ..stream import vram
 from ..stream.branches import branch_of, branches, passes_under
-from ..stream.stream import GRAPHS, STREAM, Stream
+from ..stream.stream import GRAPHS, STREAM, TEXTS, Stream
 from ..words import counted
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
@@ -82,14 +82,15 @@ def state_of_whole() -> str:
 
 def state_of(stream: Stream) -> str:
     captured = "" if stream.graphs is None else stream.graphs.words()
-    return " ".join(filter(None, (where_it_is(stream), what_it_holds(stream), who_computes(stream), captured)))
+    said = where_it_is(stream), stream.texts.words(), what_it_holds(stream), who_computes(stream), captured
+    return " ".join(filter(None, said))
 
 
 def where_it_is(stream: Stream) -> str:
     if stream.pager is None:
         return "Its blocks stream, and are unloaded now: what stays and what passes through is not known any more."
     plan = stream.pager.plan
-    if not plan.streamed:
+    if not plan.streamed and not plan.rare:
         return "Its blocks stream, and all of them fit: each came once and stayed."
     parts = " in parts" if stream.is_in_parts else ""
     return (
@@ -176,7 +177,10 @@ def memories(model: Any) -> dict[str, Any]:
     stream = stream_of(model)
     if stream is not None:
         limit = stream.wanted if stream.ceiling is None else stream.ceiling
-        found.append(Memory("VRAM for blocks", stream.held, max(limit, stream.held), stream.ledger.peak("VRAM")))
+        held, kept = stream.held - stream.texts.nbytes, stream.texts.nbytes
+        found.append(Memory("VRAM for blocks", held, max(limit, stream.held), stream.ledger.peak("VRAM")))
+        if stream.ledger.peak(TEXTS):
+            found.append(Memory("VRAM for texts", kept, max(limit, stream.held), stream.ledger.peak(TEXTS)))
         if stream.ledger.peak(GRAPHS):
             found.append(
                 Memory("VRAM for graphs", stream.beside, max(limit, stream.beside), stream.ledger.peak(GRAPHS))
@@ -214,7 +218,8 @@ def kernels(_model: Any) -> dict[str, Any]:
 
 def streaming(stream: Stream, model: Any) -> dict[str, Any]:
     """What the pager's ledger holds; of passes those of this MODEL's branch, where two branches share the stream."""
-    ledger, order = stream.ledger, {layer.name: i for i, layer in enumerate(stream.layers)}
+    ledger = stream.ledger
+    order = {layer.name: i for i, layer in enumerate(stream.layers) if not layer.rare}  # passes have the others alike
     entries = ledger.entries
     passes = cut(entries, order)
     ran = passes_under(len(passes), branches(model), branch_of(model))
@@ -233,6 +238,7 @@ def streaming(stream: Stream, model: Any) -> dict[str, Any]:
             copy=usual.get(("copy", layer.name), 0.0),
             stall=usual.get(("stall", layer.name), 0.0),
             predicted=predicted.stalls[i] if predicted else None,
+            rare=layer.rare,
         )
         for i, layer in enumerate(stream.layers)
     )
@@ -266,7 +272,9 @@ def usual_rate(stream: Stream, plan: Plan | None, usual: dict[tuple[str, str], f
 
 def what_if(plan: Plan, rates: Rates) -> tuple[WhatIf, ...]:
     """Other budgets: the least, the present one, some between and beyond, and all of the model."""
-    least, now, whole = least_budget(plan.sizes), plan.footprint, sum(plan.sizes)
+    least, now, whole = least_budget(plan.sizes, plan.rare), plan.footprint, sum(plan.sizes)
+    if plan.rare:
+        whole = most_budget(plan.sizes, plan.rare)
     wanted = {
         least,
         now,
@@ -276,7 +284,7 @@ def what_if(plan: Plan, rates: Rates) -> tuple[WhatIf, ...]:
     }
     found = []
     for nbytes in sorted(int(one) for one in wanted):
-        made = plan if nbytes == now else make_plan(plan.sizes, nbytes + 512 * len(plan.sizes), rates)
+        made = plan if nbytes == now else make_plan(plan.sizes, nbytes + 512 * len(plan.sizes), rates, plan.rare)
         found.append(WhatIf(nbytes, simulate(made, rates).steady))
     return tuple(found)
 

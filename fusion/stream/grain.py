@@ -1,4 +1,5 @@
-"""How finely a model is paged: by blocks, or by the parts of blocks that are used one after another.
+"""How finely a model is paged: by blocks, or by the parts of blocks that are used one after another; and without what texts alone
+need, where its results are kept.
 
 Blocks as a whole are the fewest copies and the least work for the host. Parts pass through two places of the size of the largest:
 of Wan's block self-attention, attention to the text and feed-forward, so that 14B in fp16 passes through 0.53 GiB instead of 1.31,
@@ -10,12 +11,18 @@ here, with a place in the order and patches of its own.
 It is the family that takes a block apart (`FusedBlock.fusestream_in_parts`): by the modules through which a part is entered, its
 doors. A door that is called brings the part's weights, so stock's own forward finds them too; who computes past its doors says
 so (`doors.within`). What has no parts stays whole among them.
+
+Either way a grain has a twin (`without_texts`). What a block makes of a text is the same at every step, and may be kept
+(`texts.py`): of Wan 14B 0.4 GiB for a text, made by weights of 3.9 GiB in fp16 and 2.0 in int8. The twin has these weights, of each
+block, as a layer of their own that passes do without once a text is known. It is taken where fewer bytes pass so with room for two
+texts, which residents have less then. Where all stays anyway, or a text is as large as what it saves, of few bits a weight, it is
+not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,20 +31,28 @@ from ...memory import Layer, OverBudget, bounds, plan_of
 from .blocks import Block, Paged, size
 from .order import Order
 from .patching import Patching
+from .texts import OfText, room_for
 
 WORTH_IT = 0.03  # of the bytes: twice as many copies to ask for
 MOST = 0.5  # of a model, that passes
+TEXTS = 2  # that there is to be room for: a prompt, and what it is guided away from
 
 
 @dataclass(frozen=True)
 class Grain:
-    """One way to page a model. layers: of the blocks, one each. called: so many of the first are entered by a call."""
+    """One way to page a model. layers: of the blocks, one each. called: so many of the first are entered by a call.
+
+    of    the same grain, for whose twin texts are kept; then kept are bytes of the device beside the layers, for so much of texts
+    kept  as their blocks say
+    """
 
     blocks: tuple[Block, ...]
     layers: tuple[Layer, ...]
     called: int
     order: Order
     patching: Patching
+    of: Grain | None = None
+    kept: int = 0
 
     @property
     def paged(self) -> tuple[Layer, ...]:
@@ -45,13 +60,13 @@ class Grain:
         return tuple(self.layers[i] for i in self.order.paged)
 
     def bounds(self, device: torch.device) -> tuple[int, int]:
-        """Bytes of the device in which the blocks pass through, and in which all of them stay."""
+        """Bytes of the device in which the blocks pass through, and in which all of them stay: without what is kept."""
         return bounds(self.paged, device)
 
     def passing(self, device: torch.device, budget: int) -> int | None:
         """Bytes that come over the bus in each pass, within this budget; None: it is too small."""
         try:
-            return plan_of(self.paged, device, budget).bytes_per_pass
+            return plan_of(self.paged, device, budget - self.kept).bytes_per_pass
         except OverBudget:
             return None
 
@@ -61,10 +76,26 @@ class Grain:
             for door in block.doors or (block.module,):
                 yield door, i
 
+    def texts(self) -> Iterator[tuple[OfText, int]]:
+        """What of the blocks keeps texts, with the number of the block that its weights are."""
+        for i, (block, layer) in enumerate(zip(self.blocks, self.layers, strict=True)):
+            if layer.rare and (own := of_text(block)) is not None:
+                yield own, i
+
 
 def chosen(grains: Sequence[Grain], device: torch.device, budget: int) -> Grain:
     """The one of these to page a model by, within this budget: the finer one where the other cannot pass, or where most of the
-    model passes and that saves `WORTH_IT` of it."""
+    model passes and that saves `WORTH_IT` of it; and its twin, where that saves as much."""
+    plain = [one for one in grains if one.of is None] or list(grains)
+    best = _chosen(plain, device, budget)
+    twin = next((one for one in grains if one.of is best), None)
+    if twin is None:
+        return best
+    most, least = best.passing(device, budget), twin.passing(device, budget)
+    return best if most is None or least is None or least >= (1 - WORTH_IT) * most else twin
+
+
+def _chosen(grains: Sequence[Grain], device: torch.device, budget: int) -> Grain:
     best, least = grains[-1], grains[-1].passing(device, budget)
     for one in reversed(grains[:-1]):
         bytes_ = one.passing(device, budget)
@@ -119,3 +150,48 @@ def _behind(doors: Sequence[nn.Module], block: Block) -> list[int]:
     """The places, among what is paged of a block, of what is in these modules."""
     inside = {id(module) for door in doors for module in door.modules()}
     return [i for i, paged in enumerate(block.paged) if id(paged.module) in inside]
+
+
+# --------------------------------------------------------------------------------------------------------------- texts
+
+
+def of_text(block: Block) -> OfText | None:
+    """What of a block, or of the block that it is a part of, sees texts alone."""
+    asked = getattr(block.module, "fusestream_of_text", None)
+    found: OfText | None = None if asked is None else asked()
+    return found
+
+
+def without_texts(of: Grain, left: Sequence[Paged]) -> Grain | None:
+    """The same blocks or parts, with what sees texts alone behind the one that it is of; None where there is nothing."""
+    numbers: list[range] = []
+    blocks: list[Block] = []
+    layers: list[Layer] = []
+    kept: list[int] = []
+    for block, layer in zip(of.blocks, of.layers, strict=True):
+        own = of_text(block)
+        found = [(block, layer)] if own is None else list(_apart(block, layer, own))
+        if own is not None and len(found) > 1:
+            kept.append(own.nbytes)
+        numbers.append(range(len(blocks), len(blocks) + len(found)))
+        blocks += [part for part, _ in found]
+        layers += [part for _, part in found]
+    if not kept:
+        return None
+    called = sum(len(parts) for parts in numbers[: of.called])
+    order, room = Order(len(blocks), len(blocks) - called), TEXTS * room_for(max(kept), len(kept))
+    order.become([part for i in of.order.paged for part in numbers[i]])
+    return Grain(tuple(blocks), tuple(layers), called, order, Patching(blocks, left), of, room)
+
+
+def _apart(block: Block, layer: Layer, own: OfText) -> Iterator[tuple[Block, Layer]]:
+    """A block without what sees texts alone, and that; the block as it is where it has nothing of it."""
+    inside = set(_behind(own.modules, block))
+    if not inside:
+        yield block, layer
+        return
+    for name, doors, is_texts in ((block.name, block.doors, False), (f"{block.name}.text", own.modules, True)):
+        places = [i for i in range(len(block.paged)) if (i in inside) is is_texts]
+        weights = tuple(layer.weights[i] for i in places)
+        part = replace(block, name=name, paged=tuple(block.paged[i] for i in places), doors=tuple(doors))
+        yield part, replace(layer, name=name, weights=weights, rare=is_texts)

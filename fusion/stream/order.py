@@ -35,6 +35,11 @@ class Order:
         """Whether a pass is."""
         return self._running is not None
 
+    @property
+    def under_way(self) -> object:
+        """Another object for each pass; None: none is running."""
+        return self._running
+
     def begin(self) -> Collection[int]:
         """A pass begins. Returns the blocks that run in it, as they come."""
         self._running = {}

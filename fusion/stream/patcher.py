@@ -270,6 +270,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         still computes, for a sampling on several cards that has failed, ends first."""
         with self.stream.calling:
             self.stream.together = None
+            self.stream.texts.sampling_ended()
         super().cleanup()
         try:
             if sys.exc_info()[0] is None:

@@ -83,7 +83,7 @@ class Changes:
 
 
 def _not_yet(pager: Pager) -> Settled:
-    if pager.plan.streamed:
+    if pager.plan.streamed or pager.plan.rare:
         return Settled(None, "part of it streams")
     if pager.is_writable:
         return Settled(None, "its weights are on their way", comes=True)

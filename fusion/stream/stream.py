@@ -1,7 +1,8 @@
 """A model's blocks and the pager that has their weights: before a block runs it holds them, after it it holds nothing.
 
 Blocks are paged in the order in which they run (`order.py`), with the model's patches in them (`patching.py`), whole or, where
-VRAM is short, in parts (`grain.py`). What runs outside of any pass, once for a prompt, is read for that time.
+VRAM is short, in parts (`grain.py`), and without what texts alone need, where that is kept (`texts.py`). What runs outside of any
+pass, once for a prompt, is read for that time.
 
 The stream belongs to the model, not to a patcher: clones share it, and it ends when the model does. While a block is not
 running its modules hold stand-ins on the meta device, right in shape and dtype, which is all that LoRA loaders look at. `doors.py`
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from .. import packed, packed_layout
 from ..errors import NotWhileStreaming
 from . import grain, lora, vram
 from .blocks import Block, Paged, Parameters, is_quantised
-from .doors import leads
+from .doors import leads, leads_to_text
 from .embedding import rows_of
 from .factors import PatchRoute
 from .grain import Grain
@@ -51,9 +52,11 @@ from .patches import patched
 from .patching import Made, Patching
 from .promised import Promised, promise
 from .settled import Captured, Changes, Settled
+from .texts import IN_VAIN, Compute, Texts
 from .together import Together
 
 GRAPHS = "VRAM of graphs"  # in the ledger
+TEXTS = "VRAM of texts"
 STREAM = "fusestream"  # where a model has its stream
 
 
@@ -71,17 +74,22 @@ class Stream:
         loader: str = vram.LOADER,
         spare: int = 0,
         idle: int = 0,
+        keeps_texts: bool = False,
     ) -> None:
         """device: where the model will run, until it is loaded elsewhere. ceiling: bytes of it that the weights may hold;
         None: as many as there are. left: weights of which nothing is loaded ever, because their modules read the file. loader:
         the node, for messages. spare: so many of the last blocks are nothing that is called; they are paged from the first time on
         that somebody holds them (`bound`). idle: of those before them, so many of the last are not called as a rule; they are paged
-        from their first call on. The source is closed with the stream."""
+        from their first call on. keeps_texts: whether our blocks will compute, which keep what they make of a text where that lets
+        less pass. The source is closed with the stream."""
         self.ledger = Ledger()
         by_blocks = grain.whole(blocks, layers, left, spare, idle)
         by_parts = grain.in_parts(by_blocks, left)
-        self.grains = (by_blocks,) if by_parts is None else (by_blocks, by_parts)
+        plain = [by_blocks] if by_parts is None else [by_blocks, by_parts]
+        twins = [grain.without_texts(one, left) for one in plain] if keeps_texts else []
+        self.grains: tuple[Grain, ...] = (*plain, *(one for one in twins if one is not None))
         self.grain = by_blocks
+        self.texts = Texts()
         self.ceiling = ceiling
         self.left = tuple(left)
         self.loader = loader
@@ -103,6 +111,9 @@ class Stream:
         self._pool: vram.Pool | None = None
         self._kept = KeptPages()
         self._lent: set[int] = set()  # blocks in use that the pager does not have
+        self._of_text: frozenset[int] = frozenset()  # blocks that make what is kept of texts
+        self._text_in_use: set[int] = set()  # of these
+        self._text_came = False  # for any of these, in the pass under way
         self._in_use = 0
         self._unloading = False
         self.changes = Changes()
@@ -153,22 +164,33 @@ class Stream:
     @property
     def is_in_parts(self) -> bool:
         """Whether what is paged are the parts of blocks."""
-        return self.grain is not self.grains[0]
+        return (self.grain.of or self.grain) is not self.grains[0]
+
+    @property
+    def _plain(self) -> tuple[Grain, ...]:
+        """The ways in which nothing is kept of texts."""
+        return tuple(one for one in self.grains if one.of is None)
 
     def _bound(self) -> None:
-        """How many bytes of the device it takes: as it is paged now, in `least` to `most`; blocks pass through in `whole`, and as
-        finely as can be in `narrow`."""
-        self.least, self.most = self.grain.bounds(self._device)
+        """How many bytes of the device it takes: as it is paged now, from `least` on, and in `most` all of it stays; blocks pass
+        through in `whole`, and as finely as can be in `narrow`."""
+        self.least, _ = self.grain.bounds(self._device)
+        _, self.most = (self.grain.of or self.grain).bounds(self._device)
         self.whole, _ = self.grains[0].bounds(self._device)
-        self.narrow = min(one.bounds(self._device)[0] for one in self.grains)
+        self.narrow = min(one.bounds(self._device)[0] for one in self._plain)
 
     def _number(self) -> None:
         """Let what is called find its number, under this grain."""
         for one in self.grains:
-            for module, _ in one.doors():
+            for module in (*(module for module, _ in one.doors()), *(text.door for text, _ in one.texts())):
                 leads(module, self, None)
         for module, i in self.grain.doors():
             leads(module, self, i)
+        self._of_text = frozenset(i for _, i in self.grain.texts())
+        number = dict(self.grain.doors())
+        for text, i in self.grain.texts():
+            leads(text.door, self, number.get(text.door))
+            leads_to_text(text.door, i)
 
     def _become(self, one: Grain) -> None:
         """From now on it is paged so, with the same patches. Nothing is loaded."""
@@ -181,25 +203,28 @@ class Stream:
             self.patching.become(patches, one_pass=one_pass)
             self._bound()
 
-    def taken_over(self, block: Any) -> int | None:
-        """Another node's code is about to compute a block: it may look for weights anywhere in it. The block's number, if it is
-        not held yet; from now on blocks are not taken apart."""
-        if not self.is_in_parts:
-            return None
+    def taken_over(self, block: Any, number: int | None) -> int | None:
+        """Another node's code is about to compute what may be a block: it may look for weights anywhere in it. Its number, which
+        was this before; from now on blocks are not taken apart."""
+        if self.grain is self.grains[0]:
+            return number
         found = next((i for module, i in self.grains[0].doors() if module is block), None)
-        if found is not None:
-            with self._lock:
-                if self._in_use:
-                    raise NotWhileStreaming(
-                        f"{self.grains[0].blocks[found].name} runs inside of another block.", self.path
-                    )
-                held = self.held
-                self.unload()
-                self._become(self.grains[0])
-                self.grains = self.grains[:1]
-                self._bound()
-                self.load(self._device, held)
+        if found is None:
+            return number
+        with self._lock:
+            if self._in_use:
+                raise NotWhileStreaming(f"{self.grains[0].blocks[found].name} runs inside of another block.", self.path)
+            self._only(self.grains[:1])
         return found
+
+    def _only(self, grains: Sequence[Grain]) -> None:
+        """From now on it is paged in one of these ways, and all of it comes anew."""
+        held = self.held
+        self.unload()
+        self._become(grains[0])
+        self.grains = tuple(grains)
+        self._bound()
+        self.load(self._device, held)
 
     # ------------------------------------------------------------------------------------------------------- order
 
@@ -212,6 +237,12 @@ class Stream:
             yield ran
         finally:
             wanted = self.order.end()
+            self._end_texts()
+        if self.texts.in_vain >= IN_VAIN and self.grain.of is not None and not self._in_use:
+            with self._lock, contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
+                self.note("texts", f"nothing is kept: their weights came for {IN_VAIN} calls in a row all the same")
+                self._only(self._plain)
+            return
         # Where all of them stay, the order is no matter, and all would come anew. What was left out comes when it is called.
         if wanted is None or self._is_narrowed or (self._all_stay and set(wanted) == set(self.order.paged)):
             return
@@ -275,12 +306,69 @@ class Stream:
                     with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
                         self._load(self._device, held + more, (self.grain,))
 
+    # ------------------------------------------------------------------------------------------------------- texts
+
+    def of_text(
+        self, i: int, context: torch.Tensor, key: Hashable, compute: Compute, *, is_steady: bool = True
+    ) -> Sequence[torch.Tensor]:
+        """What block i makes of a context: see `doors.of_text`. Where another node changes its weights at each use, nothing is
+        kept."""
+        order, text = self.order, None
+        order.runs(i)
+        modules: Iterator[Any] = (paged.module for paged in self.blocks[i].paged)
+        if not any(module.weight_function or module.bias_function for module in modules):
+            with self._lock:
+                text = self.texts.of(context, key, order.under_way if is_steady else None)
+        if text is not None and i in text.made:
+            return text.made[i]
+        with self.bound(i):
+            made = compute()
+            if text is not None:
+                self.texts.keep(text, i, made)
+        if self.pager is not None and i in order.place:
+            self.pager.go_on(order.place[i])
+        return made
+
+    def _end_texts(self) -> None:
+        """A call is over."""
+        if self.pager is not None:
+            self.pager.needs_rare = False
+        if self.grain.of is not None:
+            self.texts.call_ended(came=self._text_came)
+        self._text_came = False
+
+    def _for_texts(self, budget: int) -> int:
+        """Bytes of it for what is kept of texts: all that is wanted, or nothing, for the blocks come first."""
+        return self.grain.kept if budget - self.grain.kept >= self.least else 0
+
+    def _take_room(self, nbytes: int) -> None:
+        """For what is kept of texts. Where there is none, all is computed at each call."""
+        if not nbytes or self.texts.nbytes == nbytes:
+            return
+        assert self._pool is not None
+        with contextlib.suppress(OverBudget, torch.OutOfMemoryError):
+            self._pool.budget.take(nbytes)
+            try:
+                room = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            except BaseException:
+                self._pool.budget.give_back(nbytes)
+                raise
+            self.texts.open(room, len(self._of_text))
+            self.ledger.hold(TEXTS, nbytes)
+
+    def _give_room_back(self) -> None:
+        nbytes = self.texts.nbytes
+        self.texts.close()
+        if nbytes and self._pool is not None:
+            self._pool.budget.give_back(nbytes)
+            self.ledger.hold(TEXTS, -nbytes)
+
     # ------------------------------------------------------------------------------------------------------ memory
 
     @property
     def held(self) -> int:
-        """Device bytes taken now."""
-        return self.pager.held_bytes if self.pager is not None else 0
+        """Device bytes taken now: by the weights, and what is kept in place of some."""
+        return self.texts.nbytes + (self.pager.held_bytes if self.pager is not None else 0)
 
     @property
     def beside(self) -> int:
@@ -338,13 +426,24 @@ class Stream:
                 raise vram.out_of_vram(error, self.loader) from error
 
     def _fit(self, budget: int, grains: Sequence[Grain]) -> None:
-        """Take this much. What is paged in parts stays so while it is loaded: to bring all of it anew costs more than parts do."""
-        if self.pager is not None and budget >= self.least:
-            self.pager.resize(budget)
+        """Take this much. What is paged in parts stays so while it is loaded: to bring all of it anew costs more than parts do.
+        Where all of it may stay, nothing is kept of texts."""
+        may_stay = budget >= self.most and any(one is self.grain.of for one in grains)
+        if self.pager is not None and budget >= self.least and not may_stay:
+            self._resize(self.pager, budget)
             return
         self.unload()
         self._become(grain.chosen(grains, self._device, budget))
-        self.pager = self._open(budget)
+        kept = self._for_texts(budget)
+        self.pager = self._open(budget - kept)
+        self._take_room(kept)
+
+    def _resize(self, pager: Pager, budget: int) -> None:
+        kept = self._for_texts(budget)
+        if not kept:
+            self._give_room_back()
+        pager.resize(budget - kept)
+        self._take_room(kept)
 
     def refresh(self) -> None:
         """Before a prompt: a file that was touched, or replaced and brought back, is opened anew and streams again. Raises
@@ -359,8 +458,9 @@ class Stream:
                 self._was_refused = False
 
     def shrink(self, nbytes: int) -> int:
-        """Give back about this much: what was captured first, then residents, then the window. Returns what was given back: nothing
-        while a block runs, or while another thread loads or ends this model, for which nobody waits here."""
+        """Give back about this much: what was captured first, then residents, what is kept of texts, then the window. Returns
+        what was given back: nothing while a block runs, or while another thread loads or ends this model, for which nobody waits
+        here."""
         if not self._lock.acquire(blocking=False):
             return 0
         try:
@@ -375,7 +475,7 @@ class Stream:
                 return captured
             if before - nbytes >= self.least:
                 with torch.inference_mode(False), torch.no_grad(), at(self._device):
-                    self.pager.resize(before - nbytes)
+                    self._resize(self.pager, before - nbytes)
             else:
                 self.unload()
             return captured + before - self.held
@@ -403,6 +503,7 @@ class Stream:
             self.changes.moved()
             if self.graphs is not None:
                 self.graphs.release()
+            self._give_room_back()
             pager, self.pager = self.pager, None
             with at(self._device):
                 if pager is not None:
@@ -540,6 +641,8 @@ class Stream:
         with self._lock:
             self._patches = {key: tuple(some) for key, some in patches.items()}, one_pass
             changed = self.patching.become(patches, one_pass=one_pass)
+            if changed & self._of_text:
+                self.texts.forget()
             if self.pager is not None and self.pager.is_writable:
                 self._make_anew(self.pager, [self.order.place[i] for i in sorted(changed) if i in self.order.place])
             if changed or uuid != self.patches_uuid:
@@ -625,8 +728,8 @@ class Stream:
         finally:
             self.leave(i, before)
 
-    def enter(self, i: int) -> Parameters:
-        """Let the block's modules hold their weights. Returns what they held before, for `leave`."""
+    def enter(self, i: int) -> Parameters | None:
+        """Let the block's modules hold their weights. Returns what they held before, for `leave`; None: these same ones."""
         if self.together is not None:
             self.together.look()
         block, order = self.blocks[i], self.order
@@ -641,13 +744,19 @@ class Stream:
                 return before
             self._reorder(order.with_block(i))
         order.runs(i)
+        if i in self._text_in_use:
+            return None
         pager = self._ready()
+        if i in self._of_text:
+            self._text_came = pager.needs_rare = True
         try:
             weights = pager.acquire(order.place[i])
         except FileChanged:
             self._was_refused = True
             raise
         self._in_use += 1
+        if i in self._of_text:
+            self._text_in_use.add(i)
         self.last_used = time.monotonic()
         try:
             made = self._made(pager, i, weights)
@@ -661,10 +770,11 @@ class Stream:
             raise
         return before
 
-    def leave(self, i: int, before: Parameters, *, spoilt: bool = False) -> None:
+    def leave(self, i: int, before: Parameters | None, *, spoilt: bool = False) -> None:
         """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
-        if self._stands_still:
+        if self._stands_still or before is None:
             return
+        self._text_in_use.discard(i)
         self.blocks[i].hold(before)
         self.patching.add_no_more(i)
         if i in self._lent:
@@ -726,6 +836,8 @@ class Stream:
         at = self.order.place[i]
         for layer in (*range(at + 1, len(paged)), *range(at)):
             j = paged[layer]
+            if j in self._of_text and not pager.needs_rare:
+                continue
             if j in self.patching:
                 made: Made | None = pager.made(layer)
                 if made is None or made.adds:

@@ -191,6 +191,117 @@ def test_blocks_in_parts_are_the_same_to_the_bit(folder, policy, backend):
     assert len(stream.pager.plan.streamed) > stream.pager.plan.slots and stream.ledger.peak("VRAM") <= stream.least
 
 
+def keeping_texts(path, backend, monkeypatch, policy=None):
+    """With just the room in which blocks pass and texts are kept, though of models this small the card's steps of memory leave
+    nothing to gain. Texts are as long as `sample` has them."""
+    from fusestream.fusion.families.wan import block
+    from fusestream.fusion.stream import grain
+
+    monkeypatch.setattr(block, "TEXT_TOKENS", 20)
+    monkeypatch.setattr(block, "PICTURE_TOKENS", 20)
+    monkeypatch.setattr(grain, "WORTH_IT", -9.0)
+    model = load(path, policy or KernelPolicy(), backend)
+    stream = model.stream
+    twin = next(one for one in stream.grains if one.of is stream.grains[0])
+    stream.grains = (stream.grains[0], twin)
+    stream._bound()
+    stream.ceiling = max(stream.narrow, twin.bounds(stream.device)[0] + twin.kept)
+    return model
+
+
+def keeping_none(path, backend, policy=None):
+    model = load(path, policy or KernelPolicy(), backend)
+    model.stream.grains = model.stream._plain
+    return model
+
+
+def copies_of_texts(model):
+    """So far."""
+    rare = {layer.name for layer in model.stream.layers if layer.rare}
+    return sum(entry.kind == "copy" and entry.layer in rare for entry in model.stream.ledger.entries)
+
+
+@pytest.mark.parametrize("backend", ["slots", "managed"])
+@pytest.mark.parametrize("kind", ["wan_t2v", "wan_i2v", "wan_vace"])
+def test_texts_are_kept_between_steps_to_the_bit(folder, kind, backend, monkeypatch):
+    """Their weights come in the first of two steps alone, and not at all for the same texts again."""
+    path = checkpoints.write(kind, folder)
+    theirs = keeping_none(path, backend)
+    want = until_chosen(lambda: sample(theirs))
+    model = keeping_texts(path, backend, monkeypatch)
+    stream = model.stream
+    assert torch.equal(sample(model), want)
+    assert stream.grain.of is not None and (stream.texts.came, stream.texts.spared) == (1, 1)
+    assert stream.ledger.peak("VRAM") + stream.ledger.peak("VRAM of texts") <= stream.ceiling
+    stream.pager.check()  # copies that nobody waited for are in the ledger, too
+    of_blocks, came = len(stream.grains[0].blocks), copies_of_texts(model)
+    assert of_blocks <= came <= of_blocks + stream.pager.plan.slots
+    assert torch.equal(sample(model), want)
+    stream.pager.check()
+    assert stream.texts.came == 1 and copies_of_texts(model) == came
+    passing = sum(stream.layers[i].nbytes for i in stream.pager.plan.streamed)
+    assert passing < sum(layer.nbytes for layer in stream.layers) - 0.9 * sum(
+        layer.nbytes for layer in stream.layers if layer.rare
+    )
+
+
+@pytest.mark.parametrize("backend", ["slots", "managed"])
+@pytest.mark.parametrize("storage", ["fp16", "fp8_e4m3fn"])
+def test_kept_texts_are_made_anew_for_other_loras(folder, storage, backend, monkeypatch):
+    """By way of parcels, onto weights in a slot or to what products make of them."""
+    path = checkpoints.write("wan_t2v", folder, storage)
+    theirs, ours = keeping_none(path, backend), keeping_texts(path, backend, monkeypatch)
+    until_chosen(lambda: sample(theirs))
+    for number, loras in enumerate(((), PLAIN, PLAIN[:1], ()), 1):
+        want = sample(with_loras(theirs, folder, *loras))
+        assert torch.equal(sample(with_loras(ours, folder, *loras)), want), loras
+        assert ours.stream.grain.of is not None and ours.stream.texts.came == number
+    assert torch.equal(sample(ours), want)
+
+
+def test_kept_texts_after_an_interrupt_and_without_room(folder, monkeypatch):
+    """In the middle of the first step; by a step that runs out of VRAM; by ComfyUI, which unloads the model."""
+    import comfy.model_management as mm
+
+    path = checkpoints.write("wan_t2v", folder)
+    theirs = keeping_none(path, "slots")
+    want = until_chosen(lambda: sample(theirs))
+    model = keeping_texts(path, "slots", monkeypatch)
+    stream, calls = model.stream, []
+
+    def interrupt(x: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            mm.interrupt_current_processing()
+        return x["x"]
+
+    interrupted = model.clone()
+    interrupted.set_model_attn2_patch(interrupt)
+    try:
+        with pytest.raises(mm.InterruptProcessingException):
+            sample(interrupted)
+    finally:
+        mm.interrupt_current_processing(False)
+    assert not stream._in_use and torch.equal(sample(model), want)
+    head = model.model.diffusion_model.head
+    forward, failed = head.forward, []
+
+    def fails_twice(*args: Any, **kwargs: Any) -> Any:
+        if len(failed) < 2:
+            failed.append(1)
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
+        return forward(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(head, "forward", fails_twice)
+        assert torch.equal(sample(model), want)
+    assert len(failed) == 2 and not stream.texts.nbytes, "they yield before the window does"
+    assert torch.equal(sample(model), want) and stream.texts.nbytes == stream.grain.kept
+    mm.unload_all_models()
+    assert stream.held == stream.texts.nbytes == stream.ledger.held("VRAM of texts") == 0
+    assert torch.equal(sample(model), want)
+
+
 def test_what_is_free_for_a_step_is_what_stock_counts():
     import comfy.model_management as mm
 

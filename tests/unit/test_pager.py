@@ -6,6 +6,7 @@ import gc
 import json
 import threading
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -553,7 +554,7 @@ class Recording(HostBackend):
 def recorded(monkeypatch):
     """Ten layers, of which 0 and 5 stay, and a window of three slots."""
     plan = Plan((1024,) * 10, frozenset({0, 5}), 3, 1024)
-    monkeypatch.setattr(pager_module, "make_plan", lambda sizes, budget, rates: plan)
+    monkeypatch.setattr(pager_module, "make_plan", lambda *_: plan)
     ledger, device = Ledger(), DeviceBudget(5 * 1024)
     backend = Recording(Numbers(), ledger)
     pager = Pager(make_layers([[256, 256]] * 10), device.total, device, backend, ledger)
@@ -620,7 +621,7 @@ def test_of_layers_in_use_none_makes_way(recorded):
 def test_no_layer_is_asked_for_twice_in_one_step(monkeypatch):
     """In a window that holds all of a small model's streamed layers and more."""
     plan = Plan((1024,) * 3, frozenset({1}), 4, 1024)
-    monkeypatch.setattr(pager_module, "make_plan", lambda sizes, budget, rates: plan)
+    monkeypatch.setattr(pager_module, "make_plan", lambda *_: plan)
     ledger, device = Ledger(), DeviceBudget(5 * 1024)
     backend = Recording(Numbers(), ledger)
     pager = Pager(make_layers([[512]] * 3), device.total, device, backend, ledger)
@@ -764,4 +765,65 @@ def test_where_all_are_there_to_stay_nobody_looks_ahead(monkeypatch: pytest.Monk
     for i in range(6):
         assert looks(i) == 0
     assert submitted == [3]
+    pager.close()
+
+
+@pytest.fixture
+def with_rare(monkeypatch):
+    """Eight layers, of which every other one is rare, and a window of two slots."""
+    ledger, device = Ledger(), DeviceBudget(2 * 1024)
+    backend = Recording(Numbers(), ledger)
+    layers = [replace(layer, rare=bool(i % 2)) for i, layer in enumerate(make_layers([[256, 256]] * 8))]
+    pager = Pager(layers, device.total, device, backend, ledger)
+    yield pager, backend
+    pager.close()
+
+
+def test_rare_layers_are_not_expected(with_rare):
+    pager, backend = with_rare
+    for i in (0, 2, 4, 6, 0):
+        with pager.use(i):
+            pass
+    assert backend.said() == [0, 2, 4, 6, 0, 2] and pager.plan.bytes_per_pass == 4 * 1024
+    assert pager.standing() is None
+
+
+def test_where_they_are_needed_each_comes_beside_the_layer_that_it_belongs_to(with_rare):
+    """It is used within the use of that, and the one behind it comes before that is over."""
+    pager, backend = with_rare
+    pager.acquire(0)
+    assert backend.said() == [0, 2]
+    pager.needs_rare = True
+    with pager.use(1) as weights:
+        assert right(pager.layers[1], weights)
+    assert backend.said() == [1], "at the cost of 2, which is needed later"
+    pager.go_on(1)
+    assert backend.said() == [2]
+    pager.release(0)
+    pager.acquire(2)
+    assert backend.said() == [3]
+    with pager.use(3) as weights:
+        assert right(pager.layers[3], weights)
+    pager.release(2)
+    pager.needs_rare = False
+    with pager.use(4):
+        assert backend.said() == [4, 6], "whose slot was the first to be free, and that of 3, which nobody expects"
+
+
+def test_where_all_others_stay_they_pass_alone():
+    ledger, device = Ledger(), DeviceBudget(6 * 1024)
+    backend = Recording(Numbers(), ledger)
+    layers = [replace(layer, rare=bool(i % 2)) for i, layer in enumerate(make_layers([[256, 256]] * 8))]
+    pager = Pager(layers, device.total, device, backend, ledger)
+    for _ in range(2):
+        for i in (0, 2, 4, 6):
+            with pager.use(i):
+                pass
+    assert sorted(backend.said()) == [0, 2, 4, 6] and not pager.plan.streamed and pager.plan.slots == 2
+    pager.needs_rare = True
+    for i in range(8):
+        with pager.use(i) as weights:
+            assert right(pager.layers[i], weights)
+    assert set(backend.said()) == {1, 3, 5, 7}
+    assert pager.standing() is None, "what is captured asks the pager for nothing"
     pager.close()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bed.depth import examples
-from fusestream.memory import OverBudget, Plan, Rates, least_budget, make_plan, simulate
+from fusestream.memory import OverBudget, Plan, Rates, least_budget, make_plan, most_budget, simulate
 from fusestream.memory.plan import LEAST_SLOTS, MOST_SLOTS, aligned, spread
 
 MIB = 2**20
@@ -234,3 +234,32 @@ def test_what_stays_is_there_at_once_in_every_later_pass():
     plan = make_plan([10, 20, 30], 3 * 512)
     found = simulate(plan, Rates(1000.0, (0.001,) * 3))
     assert (found.first, found.steady) == pytest.approx((0.061, 0.003)) and not any(found.stalls)
+
+
+@given(layers, st.integers(0, 500_000), st.data())
+@settings(max_examples=examples(300), deadline=None)
+def test_rare_layers_find_slots_and_never_stay(sizes, budget, data):
+    rare = frozenset(data.draw(st.sets(st.integers(0, len(sizes) - 1))))
+    least = least_budget(sizes, rare)
+    if budget < least:
+        with pytest.raises(OverBudget):
+            make_plan(sizes, budget, rare=rare)
+        return
+    plan = make_plan(sizes, budget, rare=rare)
+    largest = max((aligned(sizes[i]) for i in rare), default=0)
+    assert plan.footprint <= budget and plan.slot_bytes >= largest and not rare & {*plan.resident, *plan.streamed}
+    assert {*plan.resident, *plan.streamed} == set(range(len(sizes))) - rare
+    assert plan.slots >= LEAST_SLOTS or not (plan.streamed or largest)
+    if budget >= most_budget(sizes, rare):
+        assert not plan.streamed
+    assert make_plan(sizes, least, rare=rare).footprint <= least
+
+
+def test_without_rare_layers_more_of_the_others_stay():
+    """A quarter of each block is rare: in the budget of four blocks five of six stay less a slot, instead of two."""
+    sizes, whole = (300, 100) * 6, (400,) * 6
+    budget = 4 * 512 * 400 // 100
+    rooms = [512 * size // 100 for size in sizes]
+    plan = make_plan(rooms, budget, rare=frozenset(range(1, 12, 2)))
+    assert plan.bytes_per_pass < 0.75 * make_plan([512 * size // 100 for size in whole], budget).bytes_per_pass
+    assert simulate(plan, Rates(1e9, (0.0,) * 12)).steady == pytest.approx(plan.bytes_per_pass / 1e9)

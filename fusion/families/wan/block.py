@@ -13,7 +13,8 @@ would need three units in one piece, which at 720p is 2.2 GiB and no longer ther
 trouble, and one product of them is faster than three. Under `turbo` what q, k and v read in 8 bits lies beside x in pieces of
 64 MiB. x is never written to: VACE's side branch still wants the one that went into the first block.
 
-Where two blocks do not fit on the card, its three rows above are brought one by one (`stream/grain.py`).
+Where two blocks do not fit on the card, its three rows above are brought one by one (`stream/grain.py`). The second row's k and v
+are the same at every step: where part of the model passes they are kept, and their weights pass for a new text alone.
 
 What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on the
 attentions are called with the tensors they expect, and a block whose parts another node has replaced is stock's again. So
@@ -25,21 +26,25 @@ stock's block hook, finds things where they were.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import comfy.ldm.wan.model
 import comfy.model_management
+import torch
 from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, norm_modulate, rms_rope_
 from ....kernels_cuda.ops.mlp import CHUNK_BYTES
-from ...fused import FusedBlock, HandBack, fuse_block
+from ...attention import HOOK, AttentionOverride
+from ...fused import PARTS, FusedBlock, HandBack, fuse_block
 from ...operands import operands
 from ...products import feed_forward, product, products
-from ...stream.doors import within
+from ...stream.doors import of_text, within
 from ...stream.reckoning import PIECES
+from ...stream.texts import OfText
+from .cost import TEXT_TOKENS
 
 Block = comfy.ldm.wan.model.WanAttentionBlock
 VaceBlock = comfy.ldm.wan.model.VaceWanAttentionBlock
@@ -47,6 +52,9 @@ SelfAttention = comfy.ldm.wan.model.WanSelfAttention
 TextAttention = comfy.ldm.wan.model.WanT2VCrossAttention
 ImageAttention = comfy.ldm.wan.model.WanI2VCrossAttention
 Options = dict[str, Any]
+PICTURE_TOKENS = 257  # of a CLIP's picture
+# Of torch's products, what other nodes switch, and keys and values depend on.
+SWITCHES = ("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction")
 
 HAND_BACK = HandBack("wan block", "fused ops", "this model", "compute its blocks", "stock's block")
 
@@ -78,6 +86,9 @@ class _Fused(FusedBlock):
     def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
         return parts(self)
 
+    def fusestream_of_text(self) -> OfText | None:
+        return seeing_text(self)
+
     def forward(
         self,
         x: Tensor,
@@ -104,6 +115,9 @@ class _FusedVace(FusedBlock):
         first, *others, last = parts(self)
         module: Any = self
         return [[module.before_proj, *first] if module.block_id == 0 else first, *others, [*last, module.after_proj]]
+
+    def fusestream_of_text(self) -> OfText | None:
+        return seeing_text(self)
 
     def forward(self, c: Tensor, x: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
         options = arguments.get("transformer_options") or {}
@@ -134,6 +148,17 @@ class _FusedVace(FusedBlock):
 def parts(module: Any) -> list[list[nn.Module]]:
     """What of a block is used together: of 14B in fp16 200 MiB, 200 and 270."""
     return [[module.self_attn], [module.norm3, module.cross_attn], [module.ffn]]
+
+
+def seeing_text(module: Any) -> OfText | None:
+    """What of a block sees texts and pictures alone, of 14B in fp16 100 MiB; None where stock computes the block for good."""
+    if module.__dict__[PARTS].is_stocks:
+        return None
+    attn = module.cross_attn
+    names, tokens = ["k", "v", "norm_k"], TEXT_TOKENS
+    if isinstance(attn, ImageAttention):
+        names, tokens = [*names, "k_img", "v_img", "norm_k_img"], TEXT_TOKENS + PICTURE_TOKENS
+    return OfText(attn, [getattr(attn, name) for name in names], tokens * attn.dim * torch.float16.itemsize)
 
 
 def block(
@@ -233,21 +258,48 @@ def cross_attention(
     del normed
     q4 = q.view(*q.shape[:2], attn.num_heads, attn.head_dim)
     _rms_rope(attn, attn.norm_q, None, q4, None, None, policy)
-    if isinstance(attn, TextAttention):
-        return _attend_to(attn, (attn.k, attn.v), attn.norm_k, q, context, policy, options)
-    picture, text = context[:, :context_img_len], context[:, context_img_len:]
-    attended = _attend_to(attn, (attn.k, attn.v), attn.norm_k, q, text, policy, options)
-    return attended.add_(_attend_to(attn, (attn.k_img, attn.v_img), attn.norm_k_img, q, picture, policy, options))
+
+    def compute() -> Sequence[Tensor]:
+        if isinstance(attn, TextAttention):
+            return _keys_and_values(attn, (attn.k, attn.v), attn.norm_k, context, policy)
+        picture, text = context[:, :context_img_len], context[:, context_img_len:]
+        return (
+            *_keys_and_values(attn, (attn.k, attn.v), attn.norm_k, text, policy),
+            *_keys_and_values(attn, (attn.k_img, attn.v_img), attn.norm_k_img, picture, policy),
+        )
+
+    # A node in a block's place may do to the context what it likes, from block to block.
+    is_steady = not options.get("patches_replace", {}).get("dit")
+    k, v, *of_picture = of_text(attn, context, lambda: _depends(policy, context_img_len), compute, is_steady=is_steady)
+    attended = _attend_kept(q, k, v, attn.num_heads, options)
+    if of_picture:
+        attended.add_(_attend_kept(q, of_picture[0], of_picture[1], attn.num_heads, options))
+    return attended
 
 
-def _attend_to(
-    attn: Any, operations: Sequence[Any], norm: Any, q: Tensor, context: Tensor, policy: KernelPolicy, options: Options
-) -> Tensor:
-    """What q [batch, tokens, dim] sees of a context [batch, its tokens, dim]."""
+def _attend_kept(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options) -> Tensor:
+    """With keys and values that others will read: to another node's override, which may write to what it is given, go copies."""
+    override = options.get(HOOK)
+    override = getattr(override, "held", override)  # what sparse attention stands around
+    if override is not None and not isinstance(override, AttentionOverride):
+        k, v = k.clone(), v.clone()
+    return _attend(q, k, v, heads, options)
+
+
+def _depends(policy: KernelPolicy, context_img_len: int | None) -> Hashable:
+    """What keys and values depend on beside the context and the weights."""
+    matmul = torch.backends.cuda.matmul
+    return policy, context_img_len, *(getattr(matmul, name, None) for name in SWITCHES)
+
+
+def _keys_and_values(
+    attn: Any, operations: Sequence[Any], norm: Any, context: Tensor, policy: KernelPolicy
+) -> Sequence[Tensor]:
+    """Of a context [batch, its tokens, dim], for two of an attention's operations."""
     k, v = products(context, operations, policy)
     k4 = k.view(*k.shape[:2], attn.num_heads, attn.head_dim)
     _rms_rope(attn, norm, None, k4, None, None, policy)
-    return _attend(q, k, v, attn.num_heads, options)
+    return k, v
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options) -> Tensor:
