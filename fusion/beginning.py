@@ -10,7 +10,7 @@ An encoder of ours asks for what is in it (`taken`). Whatever else looks at its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ class Unbegun(Tensor):
 
     @staticmethod
     def __new__(cls, pixels: Tensor, dtype: torch.dtype) -> Unbegun:
-        made: Unbegun = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Unbegun = Tensor._make_wrapper_subclass(
             cls, pixels.shape, strides=pixels.stride(), dtype=dtype, device=pixels.device
         )
         made.pixels = pixels
