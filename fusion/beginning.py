@@ -47,7 +47,7 @@ class Unbegun(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         args, kwargs = tree_map_only(cls, lambda one: begin(one.pixels, one.dtype), (args, kwargs or {}))
         return func(*args, **kwargs)
 

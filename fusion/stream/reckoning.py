@@ -33,6 +33,9 @@ from . import vram
 RECKONING = "fusestream_reckoning"  # where a model has its own
 PIECES = "fusestream_pieces"  # among the transformer_options: bytes of what lies between two products, at a time
 SMALL_PIECES = 64 * 2**20  # what these become: of 14B 2300 tokens, which still fill a large card
+CHANCES = (
+    2  # steps of a sampling that may have computed prompts apart, because kernels were being chosen, before all do
+)
 RESERVE = 19 * 2**26  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
 TRYING = 11 * 2**24  # what kernels take that are tried in a first step, beyond those that are chosen
 STOCK_ASKS = 1.5  # stock batches prompts where more than so many times what it was told that they need is free
@@ -70,9 +73,9 @@ class Reckoning:
             Reckoning
         ] = ()  # of other cards' models, while stock asks for a sampling with all of them
         self.failed = 0  # elements of the latent that no yielding has found VRAM for
-        self.apart = (
-            math.inf
-        )  # in this sampling prompts are computed apart whose latents have so many elements together
+        # In this sampling prompts are computed apart whose latents have so many elements together.
+        self.apart = math.inf
+        self.chances = CHANCES
 
     def measured(self, nbytes: int, reckoned: float) -> None:
         """Take note of what a step really needed."""
@@ -109,7 +112,7 @@ class Reckoning:
         needed = self.ratio * nbytes
         if not self.is_batching:
             for one in (self, *self.others):  # a sampling begins
-                one.apart, one.is_ours = math.inf, is_ours
+                one.apart, one.chances, one.is_ours = math.inf, CHANCES, is_ours
                 one.asked.append(int(needed))
             return needed
         if elements >= self.apart:

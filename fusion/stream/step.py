@@ -43,15 +43,24 @@ def batches(executor: Any, model: Any, conds: Any, x: torch.Tensor, *args: Any, 
     """All prompts of a step, as stock's wrappers have it: in batches that fit, as far as can be told before."""
     reckoning: Reckoning = model.fusestream_reckoning
     while True:
-        reckoning.failed = 0
+        reckoning.failed, trials = 0, tuner().trials
         try:
             with reckoning.batching():
                 return executor(model, conds, x, *args, **kwargs)
         except vram.OutOfVram:
             if not x.numel() < reckoning.failed < reckoning.apart:
                 raise
-        reckoning.apart = reckoning.failed
+        # While kernels were being chosen some took more than those that are chosen do: the next step tries once more.
+        is_for_now = tuner().trials != trials and reckoning.chances > 0
+        reckoning.chances -= is_for_now
+        reckoning.apart, before = reckoning.failed, reckoning.apart
         logging.info("FuseStream: the prompts do not fit into one batch; they are computed one by one.")
+        if is_for_now:
+            try:
+                with reckoning.batching():
+                    return executor(model, conds, x, *args, **kwargs)
+            finally:
+                reckoning.apart = before
 
 
 def step(executor: Any, *args: Any, **kwargs: Any) -> Any:

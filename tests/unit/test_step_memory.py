@@ -43,13 +43,13 @@ def model(path: str) -> Any:
     return load_streamed_diffusion_model(path)
 
 
-def sample(model: Any) -> torch.Tensor:
+def sample(model: Any, steps: int = 2) -> torch.Tensor:
     source = torch.Generator().manual_seed(0)
     words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]]
     latent = torch.zeros(1, 16, 2, 8, 8)
     noise = comfy.sample.prepare_noise(latent, 1)
     run = ("euler", "simple", words, words, latent)
-    out: torch.Tensor = comfy.sample.sample(model, noise, 2, 3.0, *run, disable_pbar=True, seed=1)
+    out: torch.Tensor = comfy.sample.sample(model, noise, steps, 3.0, *run, disable_pbar=True, seed=1)
     return out
 
 
@@ -311,6 +311,29 @@ def test_prompts_that_never_fit_together_are_computed_apart(model: Any, monkeypa
     counts.clear()
     torch.testing.assert_close(sample(model), want, rtol=1e-3, atol=1e-4)
     assert counts == [2, 2]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_prompts_that_did_not_fit_while_kernels_were_chosen_try_again(
+    model: Any, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The next step computes them together; unless that has come to nothing too often. What the weights have given back once they
+    do not have any more: it fails sooner then."""
+    want, counts = sample(model, steps=4), list[int]()
+    fails = 4 + 2 * (times - 1)
+    executed = model.model._apply_model
+
+    def apply(x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        counts.append(len(x))
+        monkeypatch.setattr(tuner(), "trials", tuner().trials + 1)
+        if len(x) == 2 and counts.count(2) <= fails:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.16 GiB.")
+        out: torch.Tensor = executed(x, *args, **named)
+        return out
+
+    monkeypatch.setattr(model.model, "_apply_model", apply)
+    torch.testing.assert_close(sample(model, steps=4), want, rtol=1e-3, atol=1e-4)
+    assert counts == [2] * 4 + [1, 1] + ([2, 2, 2] if times == 1 else [2, 2, 1, 1] * 2 + [1, 1])
 
 
 @pytest.mark.parametrize("kernels_are_tried", [False, True])
