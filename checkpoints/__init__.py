@@ -9,6 +9,7 @@ Nothing here imports ComfyUI: the tables of names and shapes are written out, to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +171,12 @@ def write(kind: str, folder: Path | str, storage: str = "fp16", seed: int = 0) -
     path = Path(folder) / f"{kind}_{storage}{f'_seed{seed}' if seed else ''}.safetensors"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        stored = entry.storages[storage].store(entry.table, draw(entry.table, entry.family, seed))
+        stored = entry.storages[storage].store(entry.table, _drawn(kind, seed))
         container.save(path, entry.finish(stored.tensors), {**entry.metadata, **stored.metadata})
     return path
+
+
+@functools.lru_cache(maxsize=8)  # who writes one in several storages, or in several folders, does so in a row
+def _drawn(kind: str, seed: int) -> Tensors:
+    """Nobody changes them: a storage makes others of them."""
+    return draw(KINDS[kind].table, KINDS[kind].family, seed)

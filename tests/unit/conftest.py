@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,26 @@ if TYPE_CHECKING:
 def as_comfyui_runs() -> Iterator[None]:
     """ComfyUI loads and runs in inference mode. A quantised model loaded outside of it cannot be moved inside of it."""
     with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tokenizer_of_each() -> Iterator[None]:
+    """Stock reads its vocabulary for each text encoder, up to half a second each time, and changes nothing of it."""
+    import transformers
+
+    def reading(read: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.cache
+        def once(*args: Any, **kwargs: Any) -> Any:
+            found = read(*args, **kwargs)
+            found.get_vocab = functools.cache(found.get_vocab)
+            return found
+
+        return once
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (transformers.CLIPTokenizer, transformers.Qwen2Tokenizer, transformers.T5TokenizerFast):
+            patch.setattr(kind, "from_pretrained", reading(kind.from_pretrained))
         yield
 
 

@@ -41,15 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("qwen3_vl")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_tokenizer() -> Iterator[None]:
-    """Stock reads its vocabulary for each encoder, a second each time."""
-    with pytest.MonkeyPatch.context() as patch:
-        kind = comfy.text_encoders.qwen3vl.Qwen2Tokenizer
-        patch.setattr(kind, "from_pretrained", functools.cache(kind.from_pretrained))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is loaded is fused for the CPU too."""

@@ -38,15 +38,6 @@ FIRST = (
 )  # tokens of a model's first text before one is replayed: run, timed and captured, behind the early ones
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_tokenizer() -> Iterator[None]:
-    """Stock reads its vocabulary for each encoder, a second each time."""
-    with pytest.MonkeyPatch.context() as patch:
-        kind = comfy.text_encoders.qwen3vl.Qwen2Tokenizer
-        patch.setattr(kind, "from_pretrained", functools.cache(kind.from_pretrained))
-        yield
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(checkpoints.write("qwen3_vl", tmp_path_factory.mktemp("graphed")))
