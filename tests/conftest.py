@@ -52,10 +52,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 SERVED = ("browser", "server")
 FIRST = (
     "served",
+    "test_unet_blocks",
     "test_families_stream",
     "test_patcher_saving",
     "test_kernels_build",
+    "test_gguf_models",
+    "test_patcher_lora",
+    "test_wan_vae",
     "test_patcher",
+    "test_unet_laid_out",
+    "test_unet_patches",
+    "test_writing",
+    "test_loaders",
     "test_setup",
     "test_bench_all",
 )
