@@ -156,7 +156,8 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
         if not has_nvidia_gpu():  # which takes one test at a time
             steps.say("no NVIDIA GPU here: tests/gpu is left out")
             cores = os.cpu_count() or 1
-            workers = min(cores + 1, MOST_WORKERS)  # the one that has a server and a browser waits for them half of its time
+            # One more than there are: the one that has a server and a browser waits for them half of its time.
+            workers = min(cores + 1, MOST_WORKERS)
             rest = ["--ignore=tests/gpu", f"-n{workers}", "--dist=loadscope", "--no-loadscope-reorder"]
             env["OMP_NUM_THREADS"] = str(max(1, cores // workers))
     pytest_code = call(bed, "-m", "pytest", *rest, env=env)
