@@ -131,8 +131,8 @@ def test_stages_on_streams_make_what_stages_in_order_make(parts, whose, monkeypa
 
 @pytest.mark.timed
 def test_encoding_and_decoding_are_replayed(parts, monkeypatch):
-    """As graphs, on their streams beside the network's, they make what they make launch after launch. Timed: with another process on
-    the card a call takes the card longer than the host, and is not captured."""
+    """As graphs, on their streams beside the network's, they make what they make launch after launch. Timed: with another process
+    on the card a call takes the card longer than the host, and is not captured."""
     from fusestream.fusion.live import engine
     from fusestream.fusion.live.settings import Settings
 
