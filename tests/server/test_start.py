@@ -33,7 +33,7 @@ def test_the_pack_is_imported_without_a_complaint(server: Server) -> None:
     log = server.startup_log
     assert not COMPLAINTS.search(log), log
     seconds = re.search(rf"([\d.]+) seconds: .*{PACK}", log)
-    assert seconds and float(seconds.group(1)) < 1.0, log  # 0.3 where nothing else runs
+    assert seconds and float(seconds.group(1)) < 2.0, log  # 0.3 where nothing else runs
 
 
 # ComfyUI's main.py, with every way to a GPU watched for calls that come from the pack; what was seen is printed at the end.
