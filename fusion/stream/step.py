@@ -42,25 +42,23 @@ def attach(patcher: Any, reckoning: Reckoning) -> None:
 def batches(executor: Any, model: Any, conds: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """All prompts of a step, as stock's wrappers have it: in batches that fit, as far as can be told before."""
     reckoning: Reckoning = model.fusestream_reckoning
-    while True:
-        reckoning.failed, trials = 0, tuner().trials
-        try:
-            with reckoning.batching():
-                return executor(model, conds, x, *args, **kwargs)
-        except vram.OutOfVram:
-            if not x.numel() < reckoning.failed < reckoning.apart:
-                raise
-        # While kernels were being chosen some took more than those that are chosen do: the next step tries once more.
-        is_for_now = tuner().trials != trials and reckoning.chances > 0
-        reckoning.chances -= is_for_now
-        reckoning.apart, before = reckoning.failed, reckoning.apart
-        logging.info("FuseStream: the prompts do not fit into one batch; they are computed one by one.")
-        if is_for_now:
+    before, is_for_now = reckoning.apart, False
+    try:
+        while True:
+            reckoning.failed, trials = 0, tuner().trials
             try:
                 with reckoning.batching():
                     return executor(model, conds, x, *args, **kwargs)
-            finally:
-                reckoning.apart = before
+            except vram.OutOfVram:
+                if not x.numel() < reckoning.failed < reckoning.apart:
+                    raise
+            # While kernels were being chosen some took more than those that are chosen do: the next step tries once more.
+            is_for_now = is_for_now or (tuner().trials != trials and reckoning.chances > 0)
+            reckoning.apart = reckoning.failed
+            logging.info("FuseStream: the prompts do not fit into one batch; they are computed one by one.")
+    finally:
+        if is_for_now:
+            reckoning.apart, reckoning.chances = before, reckoning.chances - 1
 
 
 def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
