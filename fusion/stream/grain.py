@@ -21,7 +21,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,11 +115,18 @@ def whole(blocks: Sequence[Block], layers: Sequence[Layer], left: Sequence[Paged
 
 def in_parts(of: Grain, left: Sequence[Paged]) -> Grain | None:
     """By the parts of these blocks; None where none of them has any."""
+    return _divided(of, left, _parts)
+
+
+def _divided(
+    of: Grain, left: Sequence[Paged], apart: Callable[[Block, Layer], Iterator[tuple[Block, Layer]]]
+) -> Grain | None:
+    """The same with each block as what `apart` makes of it, or whole where that is nothing; None where all of them are."""
     numbers: list[range] = []
     blocks: list[Block] = []
     layers: list[Layer] = []
     for block, layer in zip(of.blocks, of.layers, strict=True):
-        found = list(_parts(block, layer)) or [(block, layer)]
+        found = list(apart(block, layer)) or [(block, layer)]
         numbers.append(range(len(blocks), len(blocks) + len(found)))
         blocks += [part for part, _ in found]
         layers += [part for _, part in found]
@@ -127,9 +134,8 @@ def in_parts(of: Grain, left: Sequence[Paged]) -> Grain | None:
         return None
     called = sum(len(parts) for parts in numbers[: of.called])
     order = Order(len(blocks), len(blocks) - called)
-    grain = Grain(tuple(blocks), tuple(layers), called, order, Patching(blocks, left))
     order.become([part for i in of.order.paged for part in numbers[i]])
-    return grain
+    return Grain(tuple(blocks), tuple(layers), called, order, Patching(blocks, left))
 
 
 def _parts(block: Block, layer: Layer) -> Iterator[tuple[Block, Layer]]:
@@ -164,31 +170,18 @@ def of_text(block: Block) -> OfText | None:
 
 def without_texts(of: Grain, left: Sequence[Paged]) -> Grain | None:
     """The same blocks or parts, with what sees texts alone behind the one that it is of; None where there is nothing."""
-    numbers: list[range] = []
-    blocks: list[Block] = []
-    layers: list[Layer] = []
-    kept: list[int] = []
-    for block, layer in zip(of.blocks, of.layers, strict=True):
-        own = of_text(block)
-        found = [(block, layer)] if own is None else list(_apart(block, layer, own))
-        if own is not None and len(found) > 1:
-            kept.append(own.nbytes)
-        numbers.append(range(len(blocks), len(blocks) + len(found)))
-        blocks += [part for part, _ in found]
-        layers += [part for _, part in found]
-    if not kept:
+    twin = _divided(of, left, _apart)
+    if twin is None:
         return None
-    called = sum(len(parts) for parts in numbers[: of.called])
-    order, room = Order(len(blocks), len(blocks) - called), TEXTS * room_for(max(kept), len(kept))
-    order.become([part for i in of.order.paged for part in numbers[i]])
-    return Grain(tuple(blocks), tuple(layers), called, order, Patching(blocks, left), of, room)
+    kept = [own.nbytes for own, _ in twin.texts()]
+    return replace(twin, of=of, kept=TEXTS * room_for(max(kept), len(kept)))
 
 
-def _apart(block: Block, layer: Layer, own: OfText) -> Iterator[tuple[Block, Layer]]:
-    """A block without what sees texts alone, and that; the block as it is where it has nothing of it."""
-    inside = set(_behind(own.modules, block))
-    if not inside:
-        yield block, layer
+def _apart(block: Block, layer: Layer) -> Iterator[tuple[Block, Layer]]:
+    """A block without what sees texts alone, and that; nothing where it has nothing of it."""
+    own = of_text(block)
+    inside = set() if own is None else set(_behind(own.modules, block))
+    if own is None or not inside:
         return
     for name, doors, is_texts in ((block.name, block.doors, False), (f"{block.name}.text", own.modules, True)):
         places = [i for i in range(len(block.paged)) if (i in inside) is is_texts]
