@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...gpu.arguments import span
 from ..words import counted
 
 ALIGNMENT = 256  # of what is kept of a block: what matrix products like best
@@ -209,7 +210,7 @@ def _pieces(made: Sequence[Tensor]) -> Iterator[_Piece]:
     for numbers in together.values():
         tensors = [made[number] for number in numbers]
         begin = min(tensor.storage_offset() for tensor in tensors)
-        end = max(tensor.storage_offset() + _reach(tensor) for tensor in tensors)
+        end = max(tensor.storage_offset() + span(tensor).numel() for tensor in tensors)
         yield _Piece(numbers, tensors[0].as_strided((end - begin,), (1,), begin))
 
 
@@ -227,13 +228,6 @@ def _aligned(nbytes: int) -> int:
 
 def _is_like(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype is other.dtype and one.device == other.device
-
-
-def _reach(tensor: Tensor) -> int:
-    """Elements from a tensor's first to its last, in the order of memory."""
-    if not tensor.numel():
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 Compute = Callable[[], Sequence[Tensor]]
