@@ -78,9 +78,14 @@ def dense_mask(o: Operands) -> Tensor | None:
     return torch.where(seen, added, lowest)
 
 
+def _is_nothing(o: Operands) -> bool:
+    """Whether there is nothing to compute."""
+    return o.q.numel() == 0 or o.k.shape[1] == 0
+
+
 def run_sdpa(o: Operands, backends: Iterable[SDPBackend]) -> Tensor:
     """torch's attention through the first of these backends that serves: contiguous [batch, tokens, heads, d]."""
-    if o.q.numel() == 0 or o.k.shape[1] == 0:
+    if _is_nothing(o):
         return torch.zeros(o.q.shape, dtype=o.q.dtype, device=o.q.device)
     with sdpa_kernel(list(backends), set_priority=True):
         out: Tensor = scaled_dot_product_attention(**sdpa_arguments(o))
@@ -107,7 +112,7 @@ def run_math(o: Operands) -> Tensor:
 
 def _only_math(o: Operands) -> bool:
     """Whether none of torch's kernels serves. On the CPU its flash does, whatever the size of heads."""
-    if o.q.device.type != "cuda" or o.q.numel() == 0 or o.k.shape[1] == 0:
+    if o.q.device.type != "cuda" or _is_nothing(o):
         return False
     asked = _asked(o)
     return not any(able(asked, False) for able in _ABLE.values())
@@ -189,7 +194,7 @@ def stock_begins(call: Call) -> Begun | None:
     if call.device.type != "cuda":
         return None
     o = Operands.of(call.tensors, call.options)
-    if o.q.numel() == 0 or o.k.shape[1] == 0:
+    if _is_nothing(o):
         return None
     asked = _asked(o)
     if _ABLE[SDPBackend.FLASH_ATTENTION](asked, False) or not _ABLE[SDPBackend.CUDNN_ATTENTION](asked, False):
@@ -209,7 +214,7 @@ class TorchBackend(OneWay):
         if call.device.type != "cuda":
             return f"tensor is on the {call.device.type.upper()}"
         o = Operands.of(call.tensors, call.options)
-        if o.q.numel() == 0 or o.k.shape[1] == 0:
+        if _is_nothing(o):
             return "there is nothing to compute"
         if self.backend is SDPBackend.CUDNN_ATTENTION:
             if 4 * o.q.numel() * o.k.shape[1] < LEAST_WORK:
