@@ -155,13 +155,8 @@ def test_an_interrupted_run_leaves_a_model_that_works(folder):
     assert torch.equal(sample(model), want)
 
 
-def test_a_step_without_enough_vram_runs_again_with_fewer_residents(folder, monkeypatch):
-    """Memory runs out in the middle, with the reserve and without: the weights give back what they can, and the step is
-    computed."""
-    model = load(checkpoints.write("wan_t2v", folder), KernelPolicy())
-    model.stream.ceiling = None
-    want = sample(model)
-    assert model.stream.held > model.stream.least
+def failing_twice(model: Any, patch: pytest.MonkeyPatch) -> list[int]:
+    """The head runs out of memory two times. Returns those."""
     head = model.model.diffusion_model.head
     forward, failed = head.forward, []
 
@@ -171,7 +166,18 @@ def test_a_step_without_enough_vram_runs_again_with_fewer_residents(folder, monk
             torch.empty(2**50, dtype=torch.uint8, device="cuda")
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(head, "forward", fails_twice)
+    patch.setattr(head, "forward", fails_twice)
+    return failed
+
+
+def test_a_step_without_enough_vram_runs_again_with_fewer_residents(folder, monkeypatch):
+    """Memory runs out in the middle, with the reserve and without: the weights give back what they can, and the step is
+    computed."""
+    model = load(checkpoints.write("wan_t2v", folder), KernelPolicy())
+    model.stream.ceiling = None
+    want = sample(model)
+    assert model.stream.held > model.stream.least
+    failed = failing_twice(model, monkeypatch)
     assert torch.equal(sample(model), want)
     assert len(failed) == 2 and model.stream.held == model.stream.least
 
@@ -283,17 +289,8 @@ def test_kept_texts_after_an_interrupt_and_without_room(folder, monkeypatch):
     finally:
         mm.interrupt_current_processing(False)
     assert not stream._in_use and torch.equal(sample(model), want)
-    head = model.model.diffusion_model.head
-    forward, failed = head.forward, []
-
-    def fails_twice(*args: Any, **kwargs: Any) -> Any:
-        if len(failed) < 2:
-            failed.append(1)
-            torch.empty(2**50, dtype=torch.uint8, device="cuda")
-        return forward(*args, **kwargs)
-
     with monkeypatch.context() as patch:
-        patch.setattr(head, "forward", fails_twice)
+        failed = failing_twice(model, patch)
         assert torch.equal(sample(model), want)
     assert len(failed) == 2 and not stream.texts.nbytes, "they yield before the window does"
     assert torch.equal(sample(model), want) and stream.texts.nbytes == stream.grain.kept
