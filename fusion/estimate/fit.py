@@ -144,6 +144,6 @@ def _asked(model: Any, shape: Sequence[int], prompts: int) -> Iterator[tuple[flo
 def _room(patcher: Any, free: int) -> float:
     """Bytes for the blocks if so much were free: asked of a clone, which is told so."""
     asked = patcher.clone()
-    asked.get_free_memory = lambda _device: free - patcher.loaded_size()
+    asked._free = lambda _device: free - patcher.loaded_size()
     room: float = asked._room(math.inf)
     return room

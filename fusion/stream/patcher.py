@@ -101,7 +101,13 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def get_free_memory(self, device: torch.device) -> int:
         """What is truly free. The base adds what stock's own paging could still give, and batches by the sum; and what graphs hold
-        of torch's memory looks free to it."""
+        of torch's memory looks free to it. While stock asks which prompts to batch, what weights that pass through can do without
+        counts as free: a step that runs out of VRAM takes it, and a batch of prompts is worth more."""
+        reckoning = getattr(self.model, RECKONING, None)
+        yielding = self.stream.yielding if reckoning is not None and reckoning.is_batching else 0
+        return self._free(device) + yielding
+
+    def _free(self, device: torch.device) -> int:
         free: int = comfy.model_management.get_free_memory(device)
         return max(0, free - self.stream.beside)
 
@@ -169,7 +175,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         reckoning = getattr(self.model, RECKONING, None)
         if reckoning is None:
             return room
-        free = self.get_free_memory(self.load_device) + self.loaded_size() - self._rest_size()
+        free = self._free(self.load_device) + self.loaded_size() - self._rest_size()
         allowed: float = reckoning.room(room, free, self.stream.narrow, self.stream.whole, self.stream.most)
         return allowed
 

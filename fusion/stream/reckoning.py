@@ -76,6 +76,7 @@ class Reckoning:
         # In this sampling prompts are computed apart whose latents have so many elements together.
         self.apart = math.inf
         self.chances = CHANCES
+        self.is_choosing = True  # whether the last step tried kernels: the next one may
 
     def measured(self, nbytes: int, reckoned: float) -> None:
         """Take note of what a step really needed."""
@@ -117,7 +118,8 @@ class Reckoning:
             return needed
         if elements >= self.apart:
             return math.inf
-        return (self._least(needed) + TRYING + own_reserve()) / STOCK_ASKS if is_ours else needed
+        trying = TRYING if self.is_choosing else 0
+        return (self._least(needed) + trying + own_reserve()) / STOCK_ASKS if is_ours else needed
 
     @contextmanager
     def batching(self) -> Iterator[None]:

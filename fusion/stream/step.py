@@ -172,7 +172,8 @@ def _measured(call: ModelCall, reckoned: float) -> Any:
     out = call.run()
     took = _counted("allocated_bytes", "peak", x.device) - before
     reckoning: Reckoning = call.model.fusestream_reckoning
-    if _tried(call.stream) == tried:
+    reckoning.is_choosing = _tried(call.stream) != tried
+    if not reckoning.is_choosing:
         reckoning.measured(took, reckoned)
     elif took > reckoning.ratio * reckoned:
         # This says nothing about the next step, and the allocator is left with pieces of it in between the tensors.

@@ -371,6 +371,12 @@ class Stream:
         return self.texts.nbytes + (self.pager.held_bytes if self.pager is not None else 0)
 
     @property
+    def yielding(self) -> int:
+        """Device bytes that a step which runs out of VRAM would be given by the weights, where they pass through anyway."""
+        streams = self.pager is not None and bool(self.pager.plan.streamed)
+        return max(0, self.held - self.narrow) if streams else 0
+
+    @property
     def beside(self) -> int:
         """Device bytes taken beside the weights: by what was captured."""
         return self.graphs.nbytes if self.graphs is not None else 0

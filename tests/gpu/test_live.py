@@ -3,7 +3,10 @@ that does not grow. Needs a ComfyUI."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,6 +172,41 @@ def test_memory_does_not_grow(parts, whose):
 
     engine.run(*parts[whose], (frame for _ in range(400)), Settings(blend=0.5), deliver)
     assert len(held) == 400 and max(held[50:]) <= max(held[:50])
+
+
+@pytest.mark.timed
+def test_ten_thousand_frames_are_as_the_first_thousand(parts, record_property):
+    """Nothing of the card, of RAM or of a frame's time grows with the frames that went by. What a thousand took goes into the
+    record."""
+    from fusestream.fusion.live import engine
+    from fusestream.fusion.live.settings import Settings
+
+    frames, told, before = itertools.cycle(clip(50)), [], time.perf_counter()
+    count = 0
+
+    def deliver(_made: torch.Tensor) -> None:
+        nonlocal count, before
+        count += 1
+        if count % 1000 == 0:
+            now, free_and_all = time.perf_counter(), torch.cuda.mem_get_info()
+            held = {"card": free_and_all[1] - free_and_all[0], "RAM": resident_bytes()}
+            told.append({"ms a frame": round(now - before, 3), **{k: round(v / 2**20, 1) for k, v in held.items()}})
+            before = now
+
+    run = Settings(blend=0.5)
+    engine.run(*parts["ours through TAESD"], itertools.islice(frames, 10_000), run, deliver)
+    record_property("each thousand frames, memory in MiB", told)
+    print(*told, sep="\n")
+    settled, last = told[1], told[2:]  # in the first thousand kernels are chosen
+    assert count == 10_000
+    assert all(one["card"] <= settled["card"] + 2 for one in last)
+    assert last[-1]["RAM"] <= settled["RAM"] + 16
+    assert statistics.median(one["ms a frame"] for one in last[-3:]) <= 1.15 * settled["ms a frame"]
+
+
+def resident_bytes() -> int:
+    """Of RAM, of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_stages_are_told_in_their_order(parts):

@@ -68,7 +68,8 @@ def test_the_latent_is_as_near_to_fp32_as_stocks(folder, isa):
         near = nearness(ours(folder, KernelPolicy.of("on", isa=isa, precision=precision)))
         print(f"{isa or 'native'} {precision}: cosine to fp32 1 - {1 - near:.3g}, stock fp16 1 - {1 - theirs:.3g}")
         assert {choice.winner for choice in LEDGER.choices} == {"cuda"}
-        assert {refusal.candidate for refusal in LEDGER.refusals} <= {"products in stripes"}, "which is for wider heads"
+        # One is for wider heads, the other for so much work that compiling it pays.
+        assert {refusal.candidate for refusal in LEDGER.refusals} <= {"products in stripes", "torch cudnn"}
         assert near >= theirs - 1e-4, f"{precision}: {near} against stock's {theirs}"
 
 

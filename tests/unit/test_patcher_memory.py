@@ -206,6 +206,26 @@ def test_free_memory_is_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPat
     assert model.get_free_memory(CPU) == 12345
 
 
+def test_what_weights_that_pass_through_can_do_without_is_free_for_a_batch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of prompts is worth more than residents or blocks as a whole. Not where nothing passes: then they cost nothing."""
+    model = load(folder)
+    stream, reckoning = model.stream, model.model.fusestream_reckoning
+    mm.load_models_gpu([model])
+    monkeypatch.setattr(mm, "get_free_memory", lambda device: 12345)
+
+    def free_for_a_batch() -> int:
+        with reckoning.batching():
+            return int(model.get_free_memory(CPU))
+
+    stream.load(CPU, stream.whole)
+    assert stream.pager.plan.streamed and model.get_free_memory(CPU) == 12345
+    assert free_for_a_batch() == 12345 + stream.held - stream.narrow > 12345
+    stream.load(CPU, stream.most)
+    assert not stream.pager.plan.streamed and free_for_a_batch() == 12345
+
+
 def test_the_rest_of_the_model_moves_and_the_stand_ins_do_not(folder: Path) -> None:
     model = load(folder, "fp8_scaled")
     mm.load_models_gpu([model])
