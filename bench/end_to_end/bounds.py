@@ -1,7 +1,8 @@
 """What the machine would need if it did nothing but the arithmetic, or nothing but the copies: pure functions.
 
 Arithmetic is matrix products and attention, each at the best rate that this card was measured at; copies are the weights that
-do not fit beside the rest, once per forward, at the rate of the bus. The longer of the two is the bound.
+do not fit beside the rest, once per forward, at the rate of the bus, without those that a text needs where keeping its keys and
+values takes less. The longer of the two is the bound.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MULTIPLIERS = (1, 2, 4, 4)
 Box = tuple[int, int, int]  # frames, height, width
 # Of what may be held on the card, the peak that is promised: activations are left out, so this bound is a low one.
 LIMIT_GIB = 7.0
+HALF = 2.0  # bytes
 
 
 @dataclass(frozen=True)
@@ -228,10 +230,23 @@ def bound(row: Row, rates: Rates, *, first: bool = False) -> dict[str, float]:
     prompts = row.prompts if row.work in ("sample", "call", "live") else 1
     arithmetic = prompts * (cost.gemm / rates.gemm + cost.attention / rates.attention)
     held = cost.weights * stored(row.model, row.storage)
-    moved = held if first else max(0.0, held - LIMIT_GIB * 2**30)
+    moved = held if first else _passing(row, held)
     as_on_windows = any(side.windows for _, side in row.sides)
     bus = moved / (min(WINDOWS_BUS, rates.bus) if as_on_windows else rates.bus)
     return {"arithmetic": arithmetic, "bus": bus, "bound": max(arithmetic, bus)}
+
+
+def _passing(row: Row, held: float) -> float:
+    """Bytes that come in every step: what does not fit. Or, where that is less, not the weights that see texts alone, and there is
+    room for the keys and values of a prompt and of what it is guided away from."""
+    limit = LIMIT_GIB * 2**30
+    moved = max(0.0, held - limit)
+    if row.model not in WAN:
+        return moved
+    size = WAN[row.model]
+    of_texts = size.layers * 2 * HALF * size.dim**2 * stored(row.model, row.storage)
+    kept = 2 * TEXT_TOKENS * HALF * size.dim * (1 + 2 * size.layers)
+    return min(moved, max(0.0, held - of_texts - (limit - kept)))
 
 
 def measured_rates(results: Mapping[str, Any]) -> Rates | None:

@@ -146,7 +146,9 @@ def test_special_values(isa, size):
     x, up = randn(4, size), randn(4, size)
     x[0, :3], x[1, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda"), 65504
     up[2, :3], up[3, 4:7] = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda"), 0
-    x[2, :3] = torch.tensor([1.0, -1.0, 2.0], device="cuda")  # not what torch alone rounds to 0: infinity times that is NaN
+    x[2, :3] = torch.tensor(
+        [1.0, -1.0, 2.0], device="cuda"
+    )  # not what torch alone rounds to 0: infinity times that is NaN
     x[3, 4:7] = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda")
     for kind in KINDS:
         assert_same_special(gated(x, up, kind, policy=on(isa)), gated(x, up, kind, policy=OFF), kind)

@@ -124,6 +124,15 @@ def test_the_bus_is_reckoned_with_the_bytes_that_blocks_have(storage: str) -> No
     assert held == pytest.approx(bounds.cost_of(row).weights * storages.STORED[storage], rel=0.01)
 
 
+def test_what_a_text_needs_is_not_brought_at_every_step() -> None:
+    """14B's 40 pairs of 5120 x 5120, less the room for what they make of two texts; of a model that fits nothing is brought."""
+    rates, row = bounds.Rates(1e15, 1e15, 1.0), rows.sampling("wan14", 480, 480, 17, 3)
+    held = bounds.bound(row, rates, first=True)["bus"]
+    spared = held - bounds.LIMIT_GIB * 2**30 - bounds.bound(row, rates)["bus"]
+    assert spared == pytest.approx(40 * 2 * 2 * 5120**2 - 2 * 512 * 5120 * 2 * 81, rel=1e-3)
+    assert bounds.bound(rows.sampling("wan13", 480, 480, 17, 3), rates)["bus"] == 0
+
+
 def test_the_bus_of_windows_is_a_slow_one() -> None:
     row = next(row for row in rows.all_rows() if row.name == "14B 480x480x17, as on Windows")
     plain = rows.sampling("wan14", 480, 480, 17, 3)
