@@ -191,12 +191,12 @@ def test_ten_thousand_frames_are_as_the_first_thousand(parts, record_property):
             now, free_and_all = time.perf_counter(), torch.cuda.mem_get_info()
             held = {"card": free_and_all[1] - free_and_all[0], "RAM": resident_bytes()}
             told.append({"ms a frame": round(now - before, 3), **{k: round(v / 2**20, 1) for k, v in held.items()}})
+            print(count, told[-1], flush=True)
             before = now
 
     run = Settings(blend=0.5)
     engine.run(*parts["ours through TAESD"], itertools.islice(frames, 10_000), run, deliver)
     record_property("each thousand frames, memory in MiB", told)
-    print(*told, sep="\n")
     settled, last = told[1], told[2:]  # in the first thousand kernels are chosen
     assert count == 10_000
     assert all(one["card"] <= settled["card"] + 2 for one in last)
