@@ -45,6 +45,7 @@ def side_result(runs: Runs) -> dict[str, Any]:
         "forwards a step",
         "computes in",
         "spread",
+        "bus before GB/s",
         "calls while choosing",
         "served",
         "refused",

@@ -123,7 +123,7 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
     from .card import Card  # noqa: PLC0415
 
     run.paths = paths
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = run.hold()
     ballast = run.job["free"] if run.side.ballast and run.cuda else None
     with ExitStack() as stack, torch.inference_mode(), small_files_too(run.job):
         cards = [stack.enter_context(Card(ballast, index)) for index in range(run.side.cards if run.cuda else 1)]
@@ -202,11 +202,12 @@ class Run:
             if side.ram_budget is not None:
                 vram: Any = importlib.import_module("fusestream.fusion.stream.vram")
                 vram._ram = vram.CountedRam(int(side.ram_budget * 2**30))
-        if side.windows and self.cuda:
-            self._as_on_windows()
         self.ram_before = ram_gib("VmRSS")
 
-    def _as_on_windows(self) -> None:
+    def hold(self) -> dict[str, Any]:
+        """To what its side says of the machine, when its turn has come: until then the bus is busy with others' copies."""
+        if not (self.side.windows and self.cuda):
+            return {}
         from . import gguf_pack, windows  # noqa: PLC0415
 
         bus = windows.own_bus()
@@ -216,6 +217,7 @@ class Run:
             windows.hold_stock(bus)
         if self.side.pack:
             gguf_pack.watch_copies(bus.passed)
+        return {"bus before GB/s": bus.rate / 1e9}
 
     def __call__(self) -> dict[str, Any]:
         if self.row.cold:

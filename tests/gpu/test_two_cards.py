@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from gpu.models import OFF, load, sample, stock, with_loras
-from gpu.support import error
+from gpu.support import error, until_chosen
 
 from fusestream import checkpoints
 from fusestream.kernels_cuda import KernelPolicy
@@ -87,7 +87,7 @@ def test_an_interrupt_ends_both_and_nothing_is_left(folder: Path) -> None:
     import comfy.model_management as mm
 
     model = streamed(checkpoints.write("wan_t2v", folder), KernelPolicy())
-    wanted = [sample(model) for _ in range(4)][-1]
+    wanted = until_chosen(lambda: sample(model))  # a library that is chosen later loads its code on both cards: 18 MiB
     held: list[list[float]] = []
     for turn in range(6):
         stream = streams(model)[turn % 2]
@@ -97,7 +97,7 @@ def test_an_interrupt_ends_both_and_nothing_is_left(folder: Path) -> None:
         stream.watcher = None
         mm.interrupt_current_processing(False)
         assert all(not stream._in_use and stream.together is None for stream in streams(model))
-        assert error(sample(model), wanted) < 0.02  # kernels may still be being chosen
+        assert error(sample(model), wanted) < 0.02
         torch.cuda.empty_cache()
         held.append([torch.cuda.mem_get_info(card)[0] / MIB for card in range(2)])
     assert max(before - after for before, after in zip(held[1], held[-1], strict=True)) <= FLAT, held
