@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,14 +200,34 @@ def pair_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def models_table(results: dict[str, Any]) -> str:
-    """A Markdown table of the whole models that say most to a user, misses included; bench/README has all of them."""
-    lines = ["| Work | Stock | FuseStream | Faster | Peak, stock / ours |", "| --- | --- | --- | --- | --- |"]
-    for row in models_rows(results):
-        if row["name"] in CHOSEN_MODELS:
+def models_table(cards: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """A Markdown table of the whole models that say most to a user, each from the card where it was measured last, misses included;
+    bench/README has all of them, of every card."""
+    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for card, results in cards:
+        for row in results.get("models", {}).get("rows", []):
+            if row["name"] in CHOSEN_MODELS and "quick" not in row and {"stock", "ours"} <= row.keys():
+                known = found.get(row["name"])
+                if known is None or known[1]["environment"]["date"] < row["environment"]["date"]:
+                    found[row["name"]] = card.split()[1].upper(), row
+    if not found:
+        return ""
+    lines = [
+        "| Work | Card | Stock | FuseStream | Faster | Peak, stock / ours |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in CHOSEN_MODELS:
+        if name in found:
+            card, row = found[name]
             told = groups.cells(row)
-            lines.append(f"| {row['name']} | {told.stock} | {told.ours} | {told.faster} | {told.peak} |")
-    return "\n".join(lines)
+            lines.append(f"| {name} | {card} | {told.stock} | {told.ours} | {told.faster} | {told.peak} |")
+    environments = [row["environment"] for _, row in found.values()]
+    ends = sorted(one["date"] for one in environments)
+    dates = ends[0] if ends[0] == ends[-1] else f"{ends[0]} to {ends[-1]}"
+    versions = f"stock ComfyUI {environments[0]['ComfyUI']}, torch {environments[0]['torch']}"
+    return (
+        f"Measured with {versions} ({dates}), 8 GiB of the card free or what a row says:\n\n" + "\n".join(lines) + "\n"
+    )
 
 
 def models_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -237,18 +257,16 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
 
 
 def rendered(readme: str) -> str:
-    """README: the whole models that say most, of every card, and a plot of the one that most was measured on."""
-    parts: dict[str, list[str]] = {"models": [], "plot": [], fidelity.SECTION: []}
+    """README: the whole models that say most, and a plot of the card that most was measured on."""
+    parts: dict[str, list[str]] = {"models": [models_table(measured_cards())], "plot": [], fidelity.SECTION: []}
     for card, results in measured_cards():
-        if models_rows(results):
-            parts["models"].append(f"{head(card, results, 'models')}\n\n{models_table(results)}\n")
         if fidelity.SECTION in results:
             told = fidelity.short(results)
             parts[fidelity.SECTION].append(f"{head(card, results, fidelity.SECTION)}\n\n{told}\n")
     for card, results in measured_cards()[:1]:
         drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
         parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
-    parts["models"] = parts["models"] or ["Not measured yet.\n"]
+    parts["models"] = parts["models"] if parts["models"][0] else ["Not measured yet.\n"]
     parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
     return filled(readme, parts)
 

@@ -83,7 +83,8 @@ def own_bus() -> Bus:
             send(PIECE, None)
         end.record()
         end.synchronize()
-        return 8e3 * PIECE / begin.elapsed_time(end)
+        seconds: float = begin.elapsed_time(end) / 1e3
+        return 8 * PIECE / seconds
 
     return Bus(quickest(rate), send)
 

@@ -32,7 +32,7 @@ from comfy.text_encoders import qwen3vl
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from fusestream import checkpoints
-from fusestream.bench import groups, models, report
+from fusestream.bench import chosen, groups, models, report
 from fusestream.bench.end_to_end import bounds, pictures, results, rows, runner, weights, worker
 from fusestream.bench.end_to_end.bounds import Rates
 from fusestream.bench.end_to_end.rows import Row
@@ -506,19 +506,26 @@ def test_samples_are_compared_by_their_relative_error(tmp_path: Path) -> None:
 
 
 def test_the_readmes_table_leaves_out_tries_and_shows_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missed = result(stock=[run(2.0, 1.5)], ours=[run(3.0, 1.2)])
-    alone = {**result(ours=[run(3.0, 1.0)]), "name": "half a row"}
-    table = report.models_table({"models": {"rows": [missed, {**missed, "quick": True, "name": "a try"}, alone]}})
-    assert "**missed** 1.2 s" in table and "1.25x" in table and "a try" not in table and "half a row" not in table
+    """Each row is of the card where it was measured last."""
+    new, old = ({"torch": "2.11", "date": date, "ComfyUI": "0.30.0"} for date in ("2026-02-02", "2026-01-01"))
+    missed = {**result(stock=[run(2.0, 1.5)], ours=[run(3.0, 1.2)]), "environment": new}
+    before = {**result(stock=[run(2.0, 1.7)], ours=[run(3.0, 1.6)]), "environment": old}
+    attempt = {**missed, "quick": True, "name": chosen.CHOSEN_MODELS[1]}
+    alone = {**result(ours=[run(3.0, 1.0)]), "name": chosen.CHOSEN_MODELS[2], "environment": new}
+    cards = [
+        (f"nvidia {card}", {"models": {"rows": rows}})
+        for card, rows in (("a1 sxm", [before]), ("b2 pcie", [missed, attempt, alone]), ("c3", [before]))
+    ]
+    told = report.models_table(cards)
+    assert "| 1.3B 480x832x81 | B2 | 1.5 s | **missed** 1.2 s | 1.25x |" in told and told.count("\n| ") == 3
+    assert "stock ComfyUI 0.30.0, torch 2.11 (2026-02-02)" in told
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     empty = "<!-- models:begin -->\n<!-- models:end -->\n"
     assert "Not measured yet." in report.rendered(empty)
     measured = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
-    environment = {"torch": "2.11", "date": "today", "ComfyUI": "0.30.0"}
-    measured["models"] = {"rows": [{**missed, "environment": environment}]}
+    measured["models"] = {"rows": [missed]}
     (tmp_path / "nvidia-h200.json").write_text(json.dumps(measured))
-    shown = report.rendered(empty)
-    assert "stock ComfyUI 0.30.0, 8 GiB of the card free" in shown and "**missed** 1.2 s" in shown
+    assert "| H200 | 1.5 s | **missed** 1.2 s |" in report.rendered(empty)
 
 
 def test_rows_are_chosen_by_name_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
