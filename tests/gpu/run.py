@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -114,6 +114,13 @@ class Outcomes:
         self.skips |= set(found["skips"])
         self.seed = found["seed"]
 
+    def without(self, files: Collection[str]) -> Outcomes:
+        """These files are left out."""
+        left = Outcomes()
+        left.merge(self.as_json())
+        left.files = {file: count for file, count in self.files.items() if file not in files}
+        return left
+
     def as_json(self) -> dict[str, Any]:
         return {"files": self.files, "figures": self.figures, "skips": sorted(self.skips), "seed": self.seed}
 
@@ -134,6 +141,8 @@ def run_apart(
 ) -> tuple[int, Outcomes]:
     """Each file in a process of its own, `jobs` at a time, under one seed; then what wants to be alone. Saved as they end."""
     outcomes, worst, one_at_a_time = Outcomes(), 0, Lock()
+    timed = [file for file in files if file.name not in ALONE and f"pytest.mark.{TIMED}" in file.read_text()]
+    to_come = {file.relative_to(ROOT).as_posix() for file in timed}  # of these a part has not run yet
     env = {**os.environ, "FUSESTREAM_SEED": os.environ.get("FUSESTREAM_SEED") or str(secrets.randbelow(2**31))}
 
     def one(*files: Path, told: Sequence[str] = ()) -> None:
@@ -149,12 +158,12 @@ def run_apart(
                 outcomes.merge(json.loads(result.read_text()))
             else:
                 outcomes.files |= {file.relative_to(ROOT).as_posix(): Counter(failed=1) for file in files}
-            save(outcomes)
+            save(outcomes.without(to_come))
 
     with ThreadPoolExecutor(jobs) as pool:
         side_by_side = partial(one, told=("-m", f"not {TIMED}"))
         list(pool.map(side_by_side, [file for file in files if file.name not in ALONE]))
-    timed = [file for file in files if file.name not in ALONE and f"pytest.mark.{TIMED}" in file.read_text()]
+    to_come.clear()
     if timed:
         one(*timed, told=("-m", TIMED))
     for file in files:
@@ -282,7 +291,9 @@ def main() -> int:
         if not partial and any(count["passed"] + count["failed"] for count in outcomes.files.values()):
             write_record(outcomes, {}, files)
 
-    if options.jobs > 1:
+    if (
+        options.jobs > 1 or not partial
+    ):  # what is recorded is recorded file by file: a run that is cut short keeps what it has
         with tempfile.TemporaryDirectory() as folder:
             status, outcomes = run_apart(files, options.jobs, rest, Path(folder), save)
     else:

@@ -47,3 +47,30 @@ def test_figures_reach_the_record_from_a_process_of_their_own(
     runner.write_record(whole, {}, [])
     files = json.loads(record.read_text())["a card"]["files"]
     assert files[SOAK]["figures"] == FIGURES and "figures" not in files[OTHER]
+
+
+def test_a_file_is_recorded_when_all_of_it_has_run(
+    runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its timed tests come at last, alone on the card: a run that is cut short before them says nothing of the file."""
+    plain, timed = (ROOT / "tests" / "gpu" / name for name in ("test_conv.py", "test_live.py"))
+    assert f"pytest.mark.{runner.TIMED}" in timed.read_text() and f"pytest.mark.{runner.TIMED}" not in plain.read_text()
+
+    def run(command: list[str], **_: Any) -> Any:
+        result = Path(command[command.index("--result") + 1])
+        files = [Path(part).relative_to(ROOT).as_posix() for part in command if part.endswith("py") and "test_" in part]
+        found = {"files": {file: {"passed": 1} for file in files}, "figures": {}, "skips": [], "seed": "1"}
+        result.write_text(json.dumps(found))
+        return SimpleNamespace(returncode=0, stdout="1 passed", stderr="")
+
+    monkeypatch.setattr(runner.subprocess, "run", run)
+    saved: list[dict[str, int]] = []
+    status, outcomes = runner.run_apart(
+        [timed, plain],
+        1,
+        [],
+        tmp_path,
+        lambda found: saved.append({Path(f).name: c["passed"] for f, c in found.files.items()}),
+    )
+    assert status == 0 and saved == [{}, {plain.name: 1}, {timed.name: 2, plain.name: 1}]
+    assert sum(count["passed"] for count in outcomes.files.values()) == 3
