@@ -47,11 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-pictures", action="store_true", help="take the pictures of the help pages anew")
 
 
-# With several workers a file stays in one of them, and so does all that needs a server: its tests wait as much as they work, and
-# share the cores well with one that computes. What takes longest begins.
-SERVED = ("browser", "server")
+# With several workers a file stays in one of them, and so does all that needs the browser, and all that needs the one server of
+# `server`: their tests wait as much as they work, and share the cores well with one that computes. What takes longest begins.
+TOGETHER = ("browser", "server")
 FIRST = (
-    "served",
+    "browser",
+    "server",
     "test_unet_blocks",
     "test_families_stream",
     "test_patcher_saving",
@@ -70,7 +71,7 @@ FIRST = (
 
 
 def group(path: PurePath) -> str:
-    return "served" if path.parent.name in SERVED else path.stem
+    return folder if (folder := path.parent.name) in TOGETHER else path.stem
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

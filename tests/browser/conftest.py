@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -49,6 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server, with a stand-in under every name that the example workflows have in their loaders."""
     base = tmp_path_factory.mktemp("comfyui")
+    keeps = base / "custom_nodes" / "KeptScripts"
+    keeps.mkdir(parents=True)
+    shutil.copyfile(Path(__file__).with_name("kept_scripts.py"), keeps / "__init__.py")
     tiny.write_published(base / "models")
     (base / "input").mkdir()
     Image.radial_gradient("L").convert("RGB").save(base / "input" / PICTURE)
