@@ -39,7 +39,6 @@ def _choose_device() -> None:
 if COMFYUI:
     _put_comfyui_on_path(COMFYUI)
     _choose_device()
-pack.load()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -116,3 +115,5 @@ def pytest_configure(config: pytest.Config) -> None:
     gpu = ROOT / "tests" / "gpu"
     if not COMFYUI and not all(gpu in [path := Path(name).resolve(), *path.parents] for name in config.args):
         pytest.exit("COMFYUI_PATH is not set: call `python3 dev.py test`, which also takes pytest's arguments.", 2)
+    if not config.getoption("numprocesses", None):  # who hands the tests out to workers needs neither torch nor ComfyUI
+        pack.load()
