@@ -47,12 +47,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # With several workers a file stays in one of them, and so does all that needs the browser, and all that needs the one server of
-# `server`: their tests wait as much as they work, and share the cores well with one that computes. What takes longest begins.
+# `server`: their tests wait as much as they work, and share the cores well with one that computes. What takes longest begins. Each
+# worker gets two to begin with: behind the browser's is a short one.
 TOGETHER = ("browser", "server")
 FIRST = (
     "browser",
     "server",
     "test_unet_blocks",
+    "test_setup",
     "test_families_stream",
     "test_patcher_saving",
     "test_kernels_build",
@@ -63,8 +65,9 @@ FIRST = (
     "test_unet_laid_out",
     "test_unet_patches",
     "test_writing",
+    "test_writing_graphed",
+    "test_wan_blocks",
     "test_loaders",
-    "test_setup",
     "test_bench_all",
 )
 
