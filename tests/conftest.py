@@ -39,7 +39,6 @@ def _choose_device() -> None:
 if COMFYUI:
     _put_comfyui_on_path(COMFYUI)
     _choose_device()
-pack.load()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,12 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-pictures", action="store_true", help="take the pictures of the help pages anew")
 
 
-# With several workers a file stays in one of them, and so does all that needs a server: its tests wait as much as they work, and
-# share the cores well with one that computes. What takes longest begins.
-SERVED = ("browser", "server")
+# With several workers a file stays in one of them, and so does all that needs the browser, and all that needs the one server of
+# `server`: their tests wait as much as they work, and share the cores well with one that computes. What takes longest begins. Each
+# worker gets two to begin with: behind the browser's is a short one.
+TOGETHER = ("browser", "server")
 FIRST = (
-    "served",
+    "browser",
+    "server",
     "test_unet_blocks",
+    "test_setup",
     "test_families_stream",
     "test_patcher_saving",
     "test_kernels_build",
@@ -63,14 +65,15 @@ FIRST = (
     "test_unet_laid_out",
     "test_unet_patches",
     "test_writing",
+    "test_writing_graphed",
+    "test_wan_blocks",
     "test_loaders",
-    "test_setup",
     "test_bench_all",
 )
 
 
 def group(path: PurePath) -> str:
-    return "served" if path.parent.name in SERVED else path.stem
+    return folder if (folder := path.parent.name) in TOGETHER else path.stem
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -115,3 +118,5 @@ def pytest_configure(config: pytest.Config) -> None:
     gpu = ROOT / "tests" / "gpu"
     if not COMFYUI and not all(gpu in [path := Path(name).resolve(), *path.parents] for name in config.args):
         pytest.exit("COMFYUI_PATH is not set: call `python3 dev.py test`, which also takes pytest's arguments.", 2)
+    if not config.getoption("numprocesses", None):  # who hands the tests out to workers needs neither torch nor ComfyUI
+        pack.load()

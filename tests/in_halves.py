@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,17 @@ def load(path: Path, policy: KernelPolicy | None = None, dtype: torch.dtype = HA
         model = load_streamed_diffusion_model(str(path), policy=policy or KernelPolicy(), dtype=dtype)
     model.stream.ceiling = model.stream.least
     return model
+
+
+@functools.lru_cache(maxsize=8)
+def stocks(path: Path, *side: Any) -> Any:
+    """One of the sides that are stock's, for all tests of a file: who changes it changes a clone."""
+    return load(path, *side)
+
+
+def sides_of(path: Path) -> tuple[Any, ...]:
+    """The three models, ours anew."""
+    return tuple(stocks(path, *side) if side else load(path) for side in SIDES)
 
 
 def as_near(fused: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> bool:

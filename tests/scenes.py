@@ -17,6 +17,8 @@ from fusestream import checkpoints
 
 SIDE = 64
 FRAMES = 5
+# That a prompt is filled up to. Stock's 512 are sixteen times as many as a video of this size has, and most of what all computes.
+FILLED = {"umt5xxl_min_length": 128}
 
 
 class Scene(NamedTuple):
@@ -36,7 +38,9 @@ class Studio:
         options = checkpoints.umt5.model_options(path)
         clip = comfy.sd.load_clip([str(path)], clip_type=comfy.sd.CLIPType.WAN, model_options=options)
         prompts = ("a red fox runs through the snow", "two cats fight on a stage", "static, blurred, ugly")
-        self.fox, self.cats, self.bad = (clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in prompts)
+        self.fox, self.cats, self.bad = (
+            clip.encode_from_tokens_scheduled(clip.tokenize(text, tokenizer_options=FILLED)) for text in prompts
+        )
 
         self.vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(checkpoints.write("wan_vae", folder))))
         path = checkpoints.write("wan22_vae", folder)

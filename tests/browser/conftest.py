@@ -1,4 +1,4 @@
-"""A server, a browser and a fresh page per test; a picture of the page for every test that fails.
+"""A server, a browser and a fresh page per test, or per module that wants no more; a picture of the page for every test that fails.
 
 Server and browser live as long as this package. Playwright keeps an event loop in the main thread while it is up, and
 tests elsewhere that start one of their own must not find it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import BrowserContext, Error, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Error, ViewportSize, expect, sync_playwright
 
 import bed.browser
 from bed import tiny
@@ -35,6 +36,8 @@ CHROMIUM = [
     "--process-per-site",  # see `keep_process`
     "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream",  # a camera that shows a test picture, and is allowed
 ]  # fmt: skip
+VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
+FAILED = pytest.StashKey[bool]()
 # Two cores that also run the model: generous, and reached only by a test that fails.
 expect.set_options(timeout=20_000)
 
@@ -49,6 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server, with a stand-in under every name that the example workflows have in their loaders."""
     base = tmp_path_factory.mktemp("comfyui")
+    keeps = base / "custom_nodes" / "KeptScripts"
+    keeps.mkdir(parents=True)
+    shutil.copyfile(Path(__file__).with_name("kept_scripts.py"), keeps / "__init__.py")
     tiny.write_published(base / "models")
     (base / "input").mkdir()
     Image.radial_gradient("L").convert("RGB").save(base / "input" / PICTURE)
@@ -68,7 +74,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContex
             tmp_path_factory.mktemp("browser"),
             executable_path=path,
             args=CHROMIUM,
-            viewport={"width": 1280, "height": 800},
+            viewport=VIEWPORT,
             locale="en-US",
         )
         yield context
@@ -81,29 +87,80 @@ def settings() -> dict[str, Any]:
     return {}
 
 
+class OnePage:
+    """The page that tests of a module have after each other, for a module that says `ONE_PAGE = True`: one takes as long to open as
+    many a test. What a test leaves in it but for its workflow, its window's size and its routes, the next must not mind."""
+
+    def __init__(self) -> None:
+        self.owner: Any = None
+        self.front: FrontEnd | None = None
+
+    def again(self, owner: Any) -> FrontEnd | None:
+        """As it was opened, if it is this one's."""
+        if owner is None or owner != self.owner or self.front is None:
+            self.close()
+            return None
+        self.front.page.unroute_all()
+        self.front.page.set_viewport_size(VIEWPORT)
+        self.front.page.evaluate("app.loadGraphData()")
+        return self.front
+
+    def close(self) -> None:
+        if self.front is not None:
+            self.front.page.close()
+        self.owner = self.front = None
+
+
+@pytest.fixture(scope="package")
+def one_page(chromium: BrowserContext) -> Iterator[OnePage]:
+    found = OnePage()
+    yield found
+    found.close()
+
+
 @pytest.fixture
 def front(
-    request: pytest.FixtureRequest, server: Server, chromium: BrowserContext, settings: dict[str, Any]
+    request: pytest.FixtureRequest,
+    server: Server,
+    chromium: BrowserContext,
+    settings: dict[str, Any],
+    one_page: OnePage,
 ) -> Iterator[FrontEnd]:
     """The front end, opened by a user who has seen it before, in a browser that remembers nothing of it but its scripts."""
+    owner = (request.module.__name__, settings) if getattr(request.module, "ONE_PAGE", False) else None
+    front = one_page.again(owner)
+    if front is None:
+        front = opened(request, server, chromium, settings)
+    one_page.owner, one_page.front = owner, front
+    try:
+        yield front
+        problems = list(front.problems)  # before the page goes: closing it aborts requests
+        stop_work(front)
+    finally:
+        if owner is None or request.node.stash.get(FAILED, False):
+            one_page.close()
+    assert not problems, "the page complained"
+
+
+def opened(
+    request: pytest.FixtureRequest, server: Server, chromium: BrowserContext, settings: dict[str, Any]
+) -> FrontEnd:
     # The front end stores settings on the server as it is used: without this a test would inherit the last one's.
     path = server.base / "user" / "default" / "comfy.settings.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"Comfy.TutorialCompleted": True, **settings}), encoding="utf-8")
     keep_process(chromium, server)
-    with chromium.new_page() as page:
-        forget = {"origin": server.url, "storageTypes": "cookies,local_storage,indexeddb,service_workers,cache_storage"}
-        chromium.new_cdp_session(page).send("Storage.clearDataForOrigin", forget)
-        front = FrontEnd(page, server.url)
-        try:
-            front.open()
-        except Exception:
-            print(keep(request.node.name, front, server))  # the hook below sees only fixtures that were made
-            raise
-        yield front
-        problems = list(front.problems)  # before the page goes: closing it aborts requests
-        stop_work(front)
-    assert not problems, "the page complained"
+    page = chromium.new_page()
+    forget = {"origin": server.url, "storageTypes": "cookies,local_storage,indexeddb,service_workers,cache_storage"}
+    chromium.new_cdp_session(page).send("Storage.clearDataForOrigin", forget)
+    front = FrontEnd(page, server.url)
+    try:
+        front.open()
+    except Exception:
+        print(keep(request.node.name, front, server))  # the hook below sees only fixtures that were made
+        page.close()
+        raise
+    return front
 
 
 def keep_process(chromium: BrowserContext, server: Server) -> None:
@@ -126,6 +183,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if report.failed:
+        item.stash[FAILED] = True
     fixtures: dict[str, Any] = getattr(item, "funcargs", {})
     front, server = fixtures.get("front"), fixtures.get("server")
     if report.failed and front and server and not front.page.is_closed():

@@ -24,6 +24,7 @@ from browser.front_end import FrontEnd
 from browser.overlays import CLIPPED, READING, hear
 from browser.widgets import Canvas, Elements
 
+ONE_PAGE = True
 LOADERS = ("FuseStreamDiffusionModelLoader", "FuseStreamCheckpointLoader")
 TEMPLATE = "wan2.1_t2v_1.3B"
 ROUTE = "**/fusestream/estimate"

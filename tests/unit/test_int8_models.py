@@ -15,6 +15,7 @@ import pytest
 import torch
 import wan_in_halves
 from scenes import Scene, Studio, sample
+from torch.nn import functional
 from wan_in_halves import distance, handed_back
 
 from fusestream import checkpoints
@@ -43,6 +44,20 @@ def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- whole models
+
+
+@pytest.fixture(scope="module")
+def scenes(scenes: dict[str, Scene]) -> dict[str, Scene]:
+    """With as many tokens of text as stock fills a prompt up to: a step's two prompts are rows enough for a sum with a LoRA to be
+    rounded."""
+
+    def filled(side: Any) -> list[Any]:
+        return [[functional.pad(words, (0, 0, 0, 512 - words.shape[1])), more] for words, more in side]
+
+    return {
+        kind: scene._replace(positive=filled(scene.positive), negative=filled(scene.negative))
+        for kind, scene in scenes.items()
+    }
 
 
 def files(studio: Studio, kind: str) -> tuple[Path, Path]:

@@ -125,9 +125,9 @@ def test_nothing_spills(built):
 
 @needs_compiler
 @pytest.mark.parametrize(("variant", "waits"), [("sm_80", 0), ("sm_90", 1), ("sm_120", 1)])
-def test_code_that_may_be_launched_ahead_says_so(variant, waits):
+def test_code_that_may_be_launched_ahead_says_so(built, variant, waits):
     """Where the instruction is there, and for those kernels alone that execute it: no other name may be asked for."""
-    code = build("group_norm", variant).code
+    code, _ = built[variant]["group_norm"]
     assert {elf.ints(code, f"{name}_waits") for name in group_norm.WAITING} == {(waits,)}
     with pytest.raises(KeyError):
         elf.ints(code, "group_norm_first_stats_waits")

@@ -130,9 +130,11 @@ def counted(table):
     return {kind: sum(line.by == kind for line in table.lines) for kind in {line.by for line in table.replaced}}
 
 
-@pytest.fixture
-def remover(monkeypatch):
-    return nets.remover(monkeypatch)
+@pytest.fixture(scope="module")
+def remover():
+    """Seventy million weights; what is made of it shares none of them, and it stays as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        return nets.remover(patch)
 
 
 def test_a_background_is_removed_as_by_stock(remover, halves):

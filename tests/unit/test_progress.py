@@ -10,7 +10,7 @@ import comfy.sample
 import comfy.utils
 import pytest
 import torch
-from scenes import Scene, Studio, sample
+from scenes import FILLED, Scene, Studio, sample
 
 from fusestream import checkpoints
 from fusestream.fusion import load, load_text
@@ -203,13 +203,14 @@ def test_a_streamed_encoders_blocks_are_counted_whoever_computes(studio: Studio,
         str(checkpoints.write("umt5", studio.folder)), [], policy=KernelPolicy.of("off")
     )
     bars.clear()
-    clip.encode_from_tokens(clip.tokenize("a fox"))
+    fox, foxes = (clip.tokenize(text, tokenizer_options=FILLED) for text in ("a fox", "two foxes"))
+    clip.encode_from_tokens(fox)
     blocks = len(clip.patcher.stream.blocks)
     assert bars == [(i, blocks) for i in range(1, blocks + 1)]
     bars.clear()
     bars.stop_at = 1 / blocks
     with pytest.raises(INTERRUPT):
-        clip.encode_from_tokens(clip.tokenize("two foxes"))
+        clip.encode_from_tokens(foxes)
     bars.stop_at = 2.0
     assert bars.shares[-1] < 1
-    clip.encode_from_tokens(clip.tokenize("two foxes"))
+    clip.encode_from_tokens(foxes)

@@ -138,12 +138,13 @@ def test_the_bar_counts_each_cards_first_pass_once(path: str, scene: Scene, monk
 @contextlib.contextmanager
 def failing(model: Any, card: int, fail: Callable[[], None]) -> Iterator[list[int]]:
     """In its second block one card fails; the other one is in its first until then. Yields the blocks that the latter entered."""
-    failed, entered = threading.Event(), list[int]()
+    begun, failed, entered = threading.Event(), threading.Event(), list[int]()
     ones, others = (cards_of(model)[place].stream for place in (card, 1 - card))
     enter = Stream.enter
 
     def entering(self: Stream, i: int) -> Any:
         if self is ones and i == 1:
+            assert begun.wait(LONG)
             try:
                 fail()
             finally:
@@ -151,6 +152,7 @@ def failing(model: Any, card: int, fail: Callable[[], None]) -> Iterator[list[in
         held = enter(self, i)
         if self is others:
             entered.append(i)
+            begun.set()
             assert failed.wait(LONG)
             while self.together.error is None:  # the error is on its way out of the other card's call
                 threading.Event().wait(0.001)

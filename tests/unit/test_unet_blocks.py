@@ -16,7 +16,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
-from in_halves import HALF, OFF, SIDES, as_near, load, modes
+from in_halves import HALF, OFF, SIDES, as_near, load, modes, sides_of
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
@@ -77,7 +77,7 @@ def test_other_spellings_and_relatives() -> None:
 )
 def test_the_latents_are_as_near_as_fp16_is(folder: Path, kind: str, storage: str) -> None:
     path, scene = checkpoints.write(kind, folder, storage), family_scenes.inputs(kind)
-    fused, theirs, exact = (sample(load(path, *side), scene) for side in SIDES)
+    fused, theirs, exact = (sample(model, scene) for model in sides_of(path))
     assert not handed_back() and as_near(fused, theirs, exact)
 
 
@@ -90,7 +90,7 @@ def test_two_rows_prompts_of_different_lengths_odd_sizes(folder: Path, kind: str
     (words, extras), longer = scene.negative[0], torch.cat([scene.negative[0][0], scene.positive[0][0]], 1)
     assert longer.shape[1] == 2 * words.shape[1]
     given = Scene(scene.positive, [[longer, extras]], {"samples": torch.zeros(2, 4, *size)})
-    fused, theirs, exact = (sample(load(path, *side), given) for side in SIDES)
+    fused, theirs, exact = (sample(model, given) for model in sides_of(path))
     assert fused.shape == (2, 4, *size) and not handed_back() and as_near(fused, theirs, exact)
 
 

@@ -23,7 +23,7 @@ from comfy_extras import (
     nodes_pag,
     nodes_sag,
 )
-from in_halves import HALF, OFF, SIDES, as_near, load
+from in_halves import HALF, OFF, SIDES, as_near, load, sides_of, stocks
 from scenes import Scene, distance, sample
 from unet_models import handed_back, lora_for
 
@@ -55,7 +55,7 @@ def plain_of(folder: Path) -> Callable[..., torch.Tensor]:
     @functools.cache
     def plain(kind: str, side: int = family_scenes.SIDE) -> torch.Tensor:
         scene = family_scenes.inputs(kind)._replace(latent={"samples": torch.zeros(1, 4, side, side)})
-        return sample(load(checkpoints.write(kind, folder), OFF, torch.float32), scene)
+        return sample(stocks(checkpoints.write(kind, folder), OFF, torch.float32), scene)
 
     return plain
 
@@ -63,9 +63,9 @@ def plain_of(folder: Path) -> Callable[..., torch.Tensor]:
 def under(change: Change, path: Path, scene: Scene) -> tuple[torch.Tensor, ...]:
     """The latents of the changed model: ours, stock's in fp16, stock's in fp32. What is random in a node is the same for each."""
     found = []
-    for side in SIDES:
+    for model in sides_of(path):
         torch.manual_seed(3)
-        found.append(sample(change(load(path, *side)), scene))
+        found.append(sample(change(model), scene))
     return tuple(found)
 
 
