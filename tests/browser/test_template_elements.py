@@ -42,9 +42,11 @@ READING = {
 # A meter at each loader that has one, as while it streams; what it is drawn at and its box.
 METERS = """async ([types, reading]) => {
     const loaders = app.graph.nodes.filter(n => types.includes(n.type))
-    for (const node of loaders) {
-        const detail = { ...reading, node: String(node.id) }
-        app.api.dispatchEvent(new CustomEvent('fusestream.meter', { detail }))
+    const hear = () => {
+        for (const node of loaders) {
+            const detail = { ...reading, node: String(node.id) }
+            app.api.dispatchEvent(new CustomEvent('fusestream.meter', { detail }))
+        }
     }
     const look = () => [...document.querySelectorAll('[data-fusestream-meter]')].map(meter => {
         const box = meter.getBoundingClientRect(), id = meter.dataset.fusestreamMeter
@@ -53,10 +55,11 @@ METERS = """async ([types, reading]) => {
         return [`${title}'s meter`, [box.left, box.top, box.right, box.bottom], box.top >= node.bottom]
     })
     let found = []
-    for (let frame = 0; frame < 120; frame++) {  // nodes grow when the words of their widgets are there, meters follow
+    for (let frame = 0; frame < 120; frame++) {  // nodes grow when the words of their widgets are there, and make room below
+        if (frame % 10 === 0) hear()  // then a meter looks for its place: several times a second
         await new Promise(done => requestAnimationFrame(done))
         found = look()
-        if (frame > 1 && found.every(([, , isBelow]) => isBelow)) break
+        if (frame % 10 > 1 && found.every(([, , isBelow]) => isBelow)) break
     }
     app.api.dispatchEvent(new CustomEvent('execution_success', { detail: {} }))
     return [loaders.length, found]

@@ -16,7 +16,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
-from in_halves import HALF, OFF, SIDES, as_near, load, modes, sides_of
+from in_halves import HALF, OFF, SIDES, as_near, load, modes, sides_of, stocks_go  # noqa: F401 - a fixture
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
@@ -32,7 +32,7 @@ from fusestream.fusion.stream import lora
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
 from fusestream.memory import Checkpoint, Extent, WeightFile
 
-pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too", "stocks_go")
 KINDS = ("sd15", "sd15_wide", "sdxl")
 SMALL = ("sd15", "sdxl")
 

@@ -23,7 +23,7 @@ from comfy_extras import (
     nodes_pag,
     nodes_sag,
 )
-from in_halves import HALF, OFF, SIDES, as_near, load, sides_of, stocks
+from in_halves import HALF, OFF, SIDES, as_near, load, sides_of, stocks, stocks_go  # noqa: F401 - a fixture
 from scenes import Scene, distance, sample
 from unet_models import handed_back, lora_for
 
@@ -32,7 +32,7 @@ from fusestream import checkpoints
 from fusestream.fusion import attention
 from fusestream.kernels_cuda import LEDGER
 
-pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too", "stocks_go")
 LARGER = 16
 KINDS = ("sd15", "sdxl") if is_thorough() else ("sd15",)
 Change = Callable[[Any], Any]
