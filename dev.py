@@ -12,6 +12,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -147,11 +148,29 @@ def demo(options: argparse.Namespace, _rest: list[str]) -> int:
 
 def test(options: argparse.Namespace, rest: list[str]) -> int:
     bed, folder = set_up(options, with_browser=True)
-    code, env = 0, {"COMFYUI_PATH": str(folder)}
+    env = {"COMFYUI_PATH": str(folder)}
     if options.thorough:
         env[depth.SWITCH] = "1"
+    if rest:
+        return tested(bed, env, rest)
+    with ThreadPoolExecutor(1) as beside:
+        linting = beside.submit(linted, folder)  # mypy has one thread, and tests wait at times
+        code = tested(bed, env, rest)
+        lint_code, said = linting.result()
+    print(said, end="")
+    return lint_code or code
+
+
+def linted(comfyui_folder: Path) -> tuple[int, str]:
+    """`dev.py lint`, and what it said."""
+    command = [sys.executable, __file__, "lint", "--comfyui", str(comfyui_folder)]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def tested(bed: Bed, env: dict[str, str], rest: list[str]) -> int:
+    """The tests that pytest's arguments name; all, and what of the GPU tests is stale, where there are none."""
     if not rest:
-        code = check(bed)
         call(bed, "tests/gpu/run.py", "--stale")
         if not has_nvidia_gpu():  # which takes one test at a time
             steps.say("no NVIDIA GPU here: tests/gpu is left out")
@@ -160,8 +179,7 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
             workers = min(cores + 1, MOST_WORKERS)
             rest = ["--ignore=tests/gpu", f"-n{workers}", "--dist=loadscope", "--no-loadscope-reorder"]
             env["OMP_NUM_THREADS"] = str(max(1, cores // workers))
-    pytest_code = call(bed, "-m", "pytest", *rest, env=env)
-    return code or pytest_code
+    return call(bed, "-m", "pytest", *rest, env=env)
 
 
 def lint(options: argparse.Namespace, _rest: list[str]) -> int:

@@ -93,6 +93,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_encoder_loads_whole_and_reads[t5xxl]",
         "test_every_tensor_matters[ltx23]",
         "test_loads_whole_and_samples[flux1-fp16]",
+        "test_loads_whole_and_samples[chroma-fp16]",
     ),
     "unit/test_checkpoints_umt5.py": ("test_every_block_and_every_role_matters",),
     "unit/test_families_stream.py": (
@@ -146,6 +147,11 @@ LONG: dict[str, Sequence[str]] = {
         "test_bands_make_what_the_whole_makes[sd_vae-references]",
         "test_bands_make_what_the_whole_makes[flux2_vae-stock's ops]",
         "test_the_nodes_get_what_stock_gives[flux2_vae]",
+    ),
+    "unit/test_kept_texts.py": (
+        "test_torch_compile_goes_around_it[keys1]",
+        "test_over_the_backends_for_gpus[registered-fp8",
+        "test_over_the_backends_for_gpus[pinned-fp16",
     ),
     "unit/test_kernels_build.py": ("test_the_whole_command",),
     "unit/test_loaders.py": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -18,11 +19,13 @@ PATH = "/fusestream/estimate"
 
 
 def asked(server: Server, workflow: Workflow, **headers: str) -> list[dict[str, Any]]:
-    """Of the model's loader."""
-    body = json.dumps({"prompt": workflow}).encode()
-    request = urllib.request.Request(server.url + PATH, body, {"Content-Type": "application/json", **headers})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        told = json.loads(answer.read())
+    """Of the model's loader. While a prompt is still being taken from the queue the server is busy, and the page asks again."""
+    body, told = json.dumps({"prompt": workflow}).encode(), {"busy": True}
+    until = time.monotonic() + 20
+    while told.get("busy") and time.monotonic() < until:
+        request = urllib.request.Request(server.url + PATH, body, {"Content-Type": "application/json", **headers})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            told = json.loads(answer.read())
     found: list[dict[str, Any]] = told["loaders"][name_of(workflow, LOADER)]
     return found
 
