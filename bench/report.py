@@ -202,48 +202,48 @@ def pair_table(results: dict[str, Any]) -> str:
 
 def models_table(cards: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """A Markdown table of the whole models that say most to a user, each from the card where it was measured last, misses included;
-    bench/README has all of them, of every card."""
-    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for card, results in cards:
-        for row in results.get("models", {}).get("rows", []):
-            if row["name"] in CHOSEN_MODELS and "quick" not in row and {"stock", "ours"} <= row.keys():
-                known = found.get(row["name"])
-                if known is None or known[1]["environment"]["date"] < row["environment"]["date"]:
-                    found[row["name"]] = card.split()[1].upper(), row
-    if not found:
-        return ""
-    lines = [
-        "| Work | Card | Stock | FuseStream | Faster | Peak, stock / ours |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    bench/README has all of them, of every card. Empty where none was measured."""
+    lines, environments = [], []
     for name in CHOSEN_MODELS:
-        if name in found:
-            card, row = found[name]
+        measured = [(card, row) for card, results in cards for row in both_sides(results) if row["name"] == name]
+        if measured:
+            card, row = max(measured, key=lambda one: one[1]["environment"]["date"])
             told = groups.cells(row)
-            lines.append(f"| {name} | {card} | {told.stock} | {told.ours} | {told.faster} | {told.peak} |")
-    environments = [row["environment"] for _, row in found.values()]
-    ends = sorted(one["date"] for one in environments)
-    dates = ends[0] if ends[0] == ends[-1] else f"{ends[0]} to {ends[-1]}"
-    versions = f"stock ComfyUI {environments[0]['ComfyUI']}, torch {environments[0]['torch']}"
-    return (
-        f"Measured with {versions} ({dates}), 8 GiB of the card free or what a row says:\n\n" + "\n".join(lines) + "\n"
-    )
+            environments.append(row["environment"])
+            sides = f"{told.stock} | {told.ours} | {told.faster} | {told.peak}"
+            lines.append(f"| {name} | {card.split()[1].upper()} | {sides} |")
+    if not lines:
+        return ""
+    one = of_all(environments)
+    versions = f"stock ComfyUI {one['ComfyUI']}, torch {one['torch']} ({one['date']})"
+    title = "| Work | Card | Stock | FuseStream | Faster | Peak, stock / ours |\n| --- | --- | --- | --- | --- | --- |"
+    table = "\n".join([title, *lines])
+    return f"Measured with {versions}, 8 GiB of the card free or what a row says:\n\n{table}\n"
+
+
+def both_sides(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Whole models with both sides from one run, on a card: tries of the bench on the CPU are none."""
+    rows: list[dict[str, Any]] = results.get("models", {}).get("rows", [])
+    return [row for row in rows if "quick" not in row and {"stock", "ours"} <= row.keys()]
 
 
 def models_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Both sides from one run, on a card: tries of the bench on the CPU are none."""
-    rows: list[dict[str, Any]] = results.get("models", {}).get("rows", [])
+    """Of these what says how fast whole models are."""
     shown = ("table", "pictures", "live", "writing")
-    return [r for r in rows if r["group"] in shown and "quick" not in r and {"stock", "ours"} <= r.keys()]
+    return [row for row in both_sides(results) if row["group"] in shown]
+
+
+def of_all(environments: Sequence[dict[str, str]]) -> dict[str, str]:
+    """The first of these, with the dates of all."""
+    dates = sorted({one["date"] for one in environments})
+    return environments[0] | ({"date": f"{dates[0]} to {dates[-1]}"} if len(dates) > 1 else {})
 
 
 def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
     """Versions and date of a table's first row."""
     if part == "models":
         environments = [row["environment"] for row in models_rows(results)]
-        dates = sorted({one["date"] for one in environments})
-        several = {"date": f"{dates[0]} to {dates[-1]}"} if len(dates) > 1 else {}
-        return {"torch": "-", "date": "-"} if not environments else environments[0] | several
+        return of_all(environments) if environments else {"torch": "-", "date": "-"}
     if part in ("pager", "host", "saving", "pair", two.SECTION, fidelity.SECTION):
         found: dict[str, str] = results[part]["environment"]
         return found
@@ -258,15 +258,16 @@ def measured_with(results: dict[str, Any], part: str) -> dict[str, str]:
 
 def rendered(readme: str) -> str:
     """README: the whole models that say most, and a plot of the card that most was measured on."""
-    parts: dict[str, list[str]] = {"models": [models_table(measured_cards())], "plot": [], fidelity.SECTION: []}
-    for card, results in measured_cards():
+    cards = measured_cards()
+    parts: dict[str, list[str]] = {"models": [models_table(cards) or "Not measured yet.\n"]}
+    parts |= {"plot": [], fidelity.SECTION: []}
+    for card, results in cards:
         if fidelity.SECTION in results:
             told = fidelity.short(results)
             parts[fidelity.SECTION].append(f"{head(card, results, fidelity.SECTION)}\n\n{told}\n")
-    for card, results in measured_cards()[:1]:
+    for card, results in cards[:1]:
         drawn = (chart for chart in CHARTS if not chart.missing(groups.by_name(results)))
         parts["plot"].append(shown(next(drawn, CHARTS[0]), card, results, "docs/images"))
-    parts["models"] = parts["models"] if parts["models"][0] else ["Not measured yet.\n"]
     parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
     return filled(readme, parts)
 

@@ -24,7 +24,6 @@ MULTIPLIERS = (1, 2, 4, 4)
 Box = tuple[int, int, int]  # frames, height, width
 # Of what may be held on the card, the peak that is promised: activations are left out, so this bound is a low one.
 LIMIT_GIB = 7.0
-HALF = 2.0  # bytes
 
 
 @dataclass(frozen=True)
@@ -244,8 +243,8 @@ def _passing(row: Row, held: float) -> float:
     if row.model not in WAN:
         return moved
     size = WAN[row.model]
-    of_texts = size.layers * 2 * HALF * size.dim**2 * stored(row.model, row.storage)
-    kept = 2 * TEXT_TOKENS * HALF * size.dim * (1 + 2 * size.layers)
+    of_texts = size.layers * 2 * pictures.HALF * size.dim**2 * stored(row.model, row.storage)
+    kept = 2 * TEXT_TOKENS * pictures.HALF * size.dim * (1 + 2 * size.layers)
     return min(moved, max(0.0, held - of_texts - (limit - kept)))
 
 
