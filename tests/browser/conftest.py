@@ -137,7 +137,7 @@ def front(
         problems = list(front.problems)  # before the page goes: closing it aborts requests
         stop_work(front)
     finally:
-        if owner is None or request.node.stash.get(FAILED, False):
+        if owner is None or front.problems or request.node.stash.get(FAILED, False):
             one_page.close()
     assert not problems, "the page complained"
 
