@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,6 @@ def stocks(path: Path, *side: Any) -> Any:
     """One of the sides that are stock's, for all tests of a file: who changes it changes a clone. It goes with the file
     (`stocks_go`): its weights stream, and are reckoned with wherever else budgets are."""
     return load(path, *side)
-
-
-@pytest.fixture(scope="module")
-def stocks_go() -> Iterator[None]:
-    yield
-    stocks.cache_clear()
-    gc.collect()
 
 
 def sides_of(path: Path) -> tuple[Any, ...]:

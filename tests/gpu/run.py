@@ -291,9 +291,8 @@ def main() -> int:
         if not partial and any(count["passed"] + count["failed"] for count in outcomes.files.values()):
             write_record(outcomes, {}, files)
 
-    if (
-        options.jobs > 1 or not partial
-    ):  # what is recorded is recorded file by file: a run that is cut short keeps what it has
+    # What is recorded is recorded file by file: a run that is cut short keeps what it has.
+    if options.jobs > 1 or not partial:
         with tempfile.TemporaryDirectory() as folder:
             status, outcomes = run_apart(files, options.jobs, rest, Path(folder), save)
     else:

@@ -23,6 +23,7 @@ def asked(server: Server, workflow: Workflow, **headers: str) -> list[dict[str, 
     body, told = json.dumps({"prompt": workflow}).encode(), {"busy": True}
     until = time.monotonic() + 20
     while told.get("busy") and time.monotonic() < until:
+        time.sleep(0.05)
         request = urllib.request.Request(server.url + PATH, body, {"Content-Type": "application/json", **headers})
         with urllib.request.urlopen(request, timeout=60) as answer:
             told = json.loads(answer.read())

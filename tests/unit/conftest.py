@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,16 @@ def as_comfyui_runs() -> Iterator[None]:
     """ComfyUI loads and runs in inference mode. A quantised model loaded outside of it cannot be moved inside of it."""
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(scope="module")
+def stocks_go() -> Iterator[None]:
+    """For a file that takes `in_halves.stocks`: these are let go of behind it."""
+    from in_halves import stocks
+
+    yield
+    stocks.cache_clear()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

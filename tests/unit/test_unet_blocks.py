@@ -16,7 +16,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
-from in_halves import HALF, OFF, SIDES, as_near, load, modes, sides_of, stocks_go  # noqa: F401 - a fixture
+from in_halves import HALF, OFF, SIDES, as_near, load, modes, sides_of
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample

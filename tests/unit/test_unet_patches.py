@@ -23,7 +23,7 @@ from comfy_extras import (
     nodes_pag,
     nodes_sag,
 )
-from in_halves import HALF, OFF, SIDES, as_near, load, sides_of, stocks, stocks_go  # noqa: F401 - a fixture
+from in_halves import HALF, OFF, SIDES, as_near, load, sides_of, stocks
 from scenes import Scene, distance, sample
 from unet_models import handed_back, lora_for
 
