@@ -2,6 +2,7 @@
 
     python tests/gpu/run.py                     all of tests/gpu, then record.json
     python tests/gpu/run.py --sanitize          the short tests under each tool of compute-sanitizer as well, in shards
+    python tests/gpu/run.py --sanitize only     ... and nothing else
     python tests/gpu/run.py --what-changed      only the files whose sources changed since they were recorded, or that failed
     python tests/gpu/run.py --file test_conv.py only these files, recorded
     python tests/gpu/run.py -k norm_modulate    anything else goes to pytest; a partial run is not recorded
@@ -216,12 +217,41 @@ def stale_files(entry: dict[str, Any]) -> list[Path]:
     return found
 
 
-def write_record(outcomes: Outcomes, sanitized: dict[str, sanitizers.Result], files: list[Path]) -> None:
-    """What ran takes the place of what is known of these files; the rest stays."""
+def unsanitized_files(entry: dict[str, Any], files: list[Path]) -> list[Path]:
+    """Those that the sanitizers never saw with these kernels on this card, or found something in."""
+    known = entry.get("compute-sanitizer", {})
+    kernels = sources_hash()["kernels_cuda"]
+
+    def is_clean(found: dict[str, str]) -> bool:
+        ended_well: bool = all(found[tool].endswith(" 0 with errors") for tool in sanitizers.TOOLS)
+        return ended_well and found["kernels_cuda"] == kernels
+
+    names = {file: file.relative_to(ROOT).as_posix() for file in files}
+    return [file for file, name in names.items() if name not in known or not is_clean(known[name])]
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+
+
+def sanitize(files: list[Path], jobs: int) -> bool:
+    """Run the sanitizers over these files and write down what each found in each. Returns whether all were clean."""
+    kernels = sources_hash()["kernels_cuda"]
+
+    def save(file: str, results: dict[str, sanitizers.Result]) -> None:
+        found = {tool: str(result) for tool, result in results.items()}
+        print(f"{file:44} {found}", flush=True)
+        write_record(Outcomes(), {file: {"date": today(), "kernels_cuda": kernels, **found}})
+
+    return sanitizers.run(files, ROOT, jobs, save)
+
+
+def write_record(outcomes: Outcomes, sanitized: dict[str, dict[str, str]] | None = None) -> None:
+    """What ran takes the place of what is known of these files; the rest stays. sanitized: what each tool found, by file."""
     here, archive = environment(), state_of_the_archive()
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     before = record.get(here["gpu"], {})
-    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    date = today()
     ran = {
         file: {
             "date": date,
@@ -238,13 +268,7 @@ def write_record(outcomes: Outcomes, sanitized: dict[str, sanitizers.Result], fi
         "archive": archive,
         "files": {file: entry for file, entry in {**before.get("files", {}), **ran}.items() if (ROOT / file).exists()},
         "skipped because": sorted(outcomes.skips | set(before.get("skipped because", []))),
-        "compute-sanitizer": {
-            "kernels_cuda": sources_hash()["kernels_cuda"],
-            "files": sorted(file.name for file in files),
-            **{tool: str(result) for tool, result in sanitized.items()},
-        }
-        if sanitized
-        else before.get("compute-sanitizer", {}),
+        "compute-sanitizer": {**before.get("compute-sanitizer", {}), **(sanitized or {})},
     }
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
@@ -268,7 +292,13 @@ def say_if_stale() -> int:
 
 def main() -> int:
     cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    cli.add_argument("--sanitize", action="store_true", help="also run compute-sanitizer's four tools")
+    cli.add_argument(
+        "--sanitize",
+        nargs="?",
+        const="too",
+        choices=("too", "only"),
+        help="compute-sanitizer's four tools as well, or only them",
+    )
     cli.add_argument("--stale", action="store_true", help="run nothing: say whether the record is of these sources")
     cli.add_argument("--what-changed", action="store_true", help="only files whose record is not of these sources")
     cli.add_argument("--file", action="append", metavar="NAME", help="only this file of tests/gpu; may be given again")
@@ -282,14 +312,20 @@ def main() -> int:
     files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda file: -file.stat().st_size)
     if options.what_changed and RECORD.exists():
         known = json.loads(RECORD.read_text()).get(environment()["gpu"], {})
-        files = [file for file in files if file in stale_files(known)]
+        files = (
+            unsanitized_files(known, files)
+            if options.sanitize == "only"
+            else [f for f in files if f in stale_files(known)]
+        )
     if options.file:
         files = [file for file in files if file.name in options.file]
+    if options.sanitize == "only":
+        return int(not sanitize(files, options.jobs))
     partial = any(argument.startswith(("-k", "-m", "tests/")) for argument in rest)
 
     def save(outcomes: Outcomes) -> None:
         if not partial and any(count["passed"] + count["failed"] for count in outcomes.files.values()):
-            write_record(outcomes, {}, files)
+            write_record(outcomes)
 
     # What is recorded is recorded file by file: a run that is cut short keeps what it has.
     if options.jobs > 1 or not partial:
@@ -297,16 +333,14 @@ def main() -> int:
             status, outcomes = run_apart(files, options.jobs, rest, Path(folder), save)
     else:
         status, outcomes = run_here([*map(str, files), *rest], None)
-    sanitized = sanitizers.run(files, ROOT, options.jobs) if options.sanitize else {}
     ran = sum(count["passed"] + count["failed"] for count in outcomes.files.values())
     if ran and not partial:
-        write_record(outcomes, sanitized, files)
+        write_record(outcomes)
     for file, count in sorted(outcomes.files.items()):
         print(f"{file:44} {', '.join(f'{n} {what}' for what, n in sorted(count.items()))}")
-    for tool, result in sanitized.items():
-        print(f"{tool:44} {result}")
+    clean = sanitize(files, options.jobs) if options.sanitize else True
     print(f"sources {sources_hash()}, {'recorded in ' + RECORD.name if ran and not partial else 'not recorded'}")
-    return status or int(not all(result.clean for result in sanitized.values()))
+    return status or int(not clean)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -31,7 +32,7 @@ FOUND_ERRORS = 99
 
 @dataclass
 class Result:
-    """Of one tool. unfinished: shards that were stopped, or ended in a way that is no test's."""
+    """Of one tool over one file. unfinished: shards that were stopped, or ended in a way that is no test's."""
 
     passed: int = 0
     errors: int = 0
@@ -56,30 +57,41 @@ def collect(files: Iterable[Path], root: Path) -> list[str]:
 
 
 def cut(cases: Sequence[str], tool: str) -> list[list[str]]:
-    """Shards of one file's cases each: a file's kernels are compiled once per process."""
+    """Shards of one file's cases: the file's kernels are compiled once per process."""
     chosen = cases[::LEFT_OUT] if tool == SLOWEST else cases
-    by_file: dict[str, list[str]] = {}
-    for case in chosen:
-        by_file.setdefault(case.split("::")[0], []).append(case)
-    return [some[i : i + CASES] for some in by_file.values() for i in range(0, len(some), CASES)]
+    return [list(chosen[i : i + CASES]) for i in range(0, len(chosen), CASES)]
 
 
-def run(files: Iterable[Path], root: Path, jobs: int) -> dict[str, Result]:
-    """Every tool over every case, `jobs` shards at a time."""
-    cases = collect(files, root)
-    results = {tool: Result() for tool in TOOLS}
-    work = [(tool, shard) for tool in TOOLS for shard in cut(cases, tool)]
+def run(files: Iterable[Path], root: Path, jobs: int, save: Callable[[str, dict[str, Result]], None]) -> bool:
+    """Every tool over every case, `jobs` shards at a time; each file's results are saved as soon as they are whole.
+
+    Returns whether all were clean."""
+    work = [
+        (file, tool, shard)
+        for file, cases in groupby(collect(files, root), key=file_of)
+        for some in [list(cases)]
+        for tool in TOOLS
+        for shard in cut(some, tool)
+    ]
+    clean = True
     with ThreadPoolExecutor(jobs) as pool:
-        for (tool, shard), (passed, errors, ended) in zip(
-            work, pool.map(lambda one: run_shard(*one, root), work), strict=True
-        ):
-            result = results[tool]
-            result.shards += 1
-            result.passed += passed
-            result.errors += errors
-            if not ended:
-                result.unfinished.append(shard[0])
-    return results
+        ended = pool.map(lambda one: run_shard(one[1], one[2], root), work)
+        for file, shards in groupby(zip(work, ended, strict=True), key=lambda one: one[0][0]):
+            results = {tool: Result() for tool in TOOLS}
+            for (_, tool, shard), (passed, errors, whole) in shards:
+                result = results[tool]
+                result.shards += 1
+                result.passed += passed
+                result.errors += errors
+                if not whole:
+                    result.unfinished.append(shard[0])
+            save(file, results)
+            clean &= all(result.clean for result in results.values())
+    return clean
+
+
+def file_of(case: str) -> str:
+    return case.split("::", maxsplit=1)[0]
 
 
 def run_shard(tool: str, cases: list[str], root: Path) -> tuple[int, bool, bool]:

@@ -44,7 +44,7 @@ def test_figures_reach_the_record_from_a_process_of_their_own(
     monkeypatch.setattr(runner, "RECORD", record)
     monkeypatch.setattr(runner, "environment", lambda: {"gpu": "a card"})
     monkeypatch.setattr(runner, "state_of_the_archive", lambda: "current")
-    runner.write_record(whole, {}, [])
+    runner.write_record(whole)
     files = json.loads(record.read_text())["a card"]["files"]
     assert files[SOAK]["figures"] == FIGURES and "figures" not in files[OTHER]
 
@@ -74,3 +74,38 @@ def test_a_file_is_recorded_when_all_of_it_has_run(
     )
     assert status == 0 and saved == [{}, {plain.name: 1}, {timed.name: 2, plain.name: 1}]
     assert sum(count["passed"] for count in outcomes.files.values()) == 3
+
+
+def test_the_sanitizers_are_recorded_by_file(runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file that was clean with these kernels is not looked at again; one with errors, or cut off, or of others, is."""
+    clean, wrong, cut_off, never = (
+        ROOT / "tests" / "gpu" / f"test_{name}.py" for name in ("conv", "linear", "decode", "style")
+    )
+    ends = {clean: [(3, False, True)], wrong: [(2, True, True)], cut_off: [(0, False, False)]}
+    results = {}
+    for file, shards in ends.items():
+        result = runner.sanitizers.Result(
+            passed=sum(passed for passed, _, _ in shards),
+            errors=sum(errors for _, errors, _ in shards),
+            shards=len(shards),
+            unfinished=["a case" for _, _, whole in shards if not whole],
+        )
+        results[file.relative_to(ROOT).as_posix()] = dict.fromkeys(runner.sanitizers.TOOLS, result)
+
+    def run(_files: object, _root: object, _jobs: int, save: Any) -> bool:
+        for file, found in results.items():
+            save(file, found)
+        return False
+
+    record = tmp_path / "record.json"
+    monkeypatch.setattr(runner, "RECORD", record)
+    monkeypatch.setattr(runner, "environment", lambda: {"gpu": "a card"})
+    monkeypatch.setattr(runner, "state_of_the_archive", lambda: "current")
+    monkeypatch.setattr(runner.sanitizers, "run", run)
+    assert not runner.sanitize([], 1)
+    entry = json.loads(record.read_text())["a card"]
+    assert entry["compute-sanitizer"]["tests/gpu/test_conv.py"]["memcheck"] == "3 passed in 1 shards, 0 with errors"
+    everything = [clean, wrong, cut_off, never]
+    assert runner.unsanitized_files(entry, everything) == [wrong, cut_off, never]
+    monkeypatch.setattr(runner, "sources_hash", lambda: {"kernels_cuda": "others"})
+    assert runner.unsanitized_files(entry, everything) == everything
