@@ -165,8 +165,8 @@ def style_network(side: tuple[int, int], small: bool) -> Case:
 
     def made() -> nn.Module:
         from ..checkpoints import style  # noqa: PLC0415
-        from ..fusion.style import recognise  # noqa: PLC0415 - it imports ComfyUI, which who lists rows has not started
-        from ..fusion.style.transformer import TransformerNet  # noqa: PLC0415
+        from ..fusion.networks.style import recognise  # noqa: PLC0415 - it imports ComfyUI, which who lists rows has not started
+        from ..fusion.networks.style.transformer import TransformerNet  # noqa: PLC0415
 
         weights = style.transformer() if small else style.transformer(style.PUBLISHED, 5)
         net = TransformerNet(recognise.transformer_sizes(weights, "bench"))

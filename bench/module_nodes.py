@@ -44,7 +44,7 @@ def upscaled(side: int, small: bool, on_card: bool) -> dict[str, Any]:
     from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel  # noqa: PLC0415
     from spandrel import ModelLoader  # noqa: PLC0415
 
-    from ..fusion import picture_nets  # noqa: PLC0415
+    from ..fusion.networks import picture_nets  # noqa: PLC0415
 
     torch.manual_seed(0)
     # As the node that loads does it, which wants a file's name.
@@ -89,7 +89,7 @@ def styled(side: tuple[int, int], small: bool, on_card: bool) -> dict[str, Any]:
     from safetensors.torch import save_file  # noqa: PLC0415
 
     from ..checkpoints import style as files  # noqa: PLC0415
-    from ..fusion.style import apply, load  # noqa: PLC0415
+    from ..fusion.networks.style import apply, load  # noqa: PLC0415
     from ..kernels_cuda.modules import unfuse  # noqa: PLC0415
 
     height, width = side

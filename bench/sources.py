@@ -20,6 +20,7 @@ CODE = (".py", ".cu", ".cuh")
 KERNELS, PAGER = ("gpu", "kernels_cuda"), ("gpu", "memory")
 MODELS = ("gpu", "kernels_cuda", "memory", "fusion")
 FAMILIES = "fusion/families"
+NETWORKS = "fusion/networks"  # no diffusion models: those know nothing of them
 # The family of each of the bench's models: of the others' sources it knows nothing.
 FAMILY = {
     "wan13": "wan", "wan14": "wan", "vae": "wan", "vae22": "wan", "t5": "t5", "qwen3": "qwen3", "klein4": "flux2",
@@ -84,7 +85,7 @@ def of_folders(folders: Iterable[str], root: Path = ROOT, without: Sequence[str]
 
 
 def of_models(models: Iterable[str], work: str = "", root: Path = ROOT) -> str:
-    """What a row of whole models rests on: everything but the families that it has nothing of."""
+    """What a row of whole models rests on: everything but the families and networks that it has nothing of."""
     own = {FAMILY[model] for model in models} | ALSO.get(work, set())
     others = [path.name for path in sorted((root / FAMILIES).iterdir()) if path.is_dir() and path.name not in own]
-    return of_folders(MODELS, root, [f"{FAMILIES}/{name}" for name in others])
+    return of_folders(MODELS, root, [NETWORKS, *(f"{FAMILIES}/{name}" for name in others)])

@@ -22,7 +22,7 @@ def attach() -> None:
 
 
 def _give_back() -> None:
-    giving_back = sys.modules.get(f"{(__package__ or '').rpartition('.')[0]}.fusion.giving_back")
+    giving_back = sys.modules.get(f"{(__package__ or '').rpartition('.')[0]}.fusion.networks.giving_back")
     if giving_back is not None:  # something was fused
         giving_back.after_prompt()
 
@@ -68,7 +68,7 @@ class FuseNode(io.ComfyNode):
     @classmethod
     def execute(cls, upscale_model: Any, kernels: Mode = "auto", precision: Precision = "precise") -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415 - the server starts without it
-        from ..fusion import picture_nets  # noqa: PLC0415
+        from ..fusion.networks import picture_nets  # noqa: PLC0415
 
         notices.attach()
         made, table = picture_nets.fused(upscale_model, fusion.KernelPolicy.of(kernels, precision=precision))

@@ -26,7 +26,7 @@ def listed() -> list[str]:
 
 def path_of(name: str) -> str:
     """Where the file of this name is. Raises `FileNotFoundError` as stock does."""
-    from ..fusion.style import load  # noqa: PLC0415 - the server starts without it
+    from ..fusion.networks.style import load  # noqa: PLC0415 - the server starts without it
 
     if name == EXAMPLE:
         return str(load.EXAMPLES / load.EXAMPLE)
@@ -83,7 +83,7 @@ class LoadStyleModel(io.ComfyNode):
         cls, style_name: str, encoder_name: str = NONE, kernels: Mode = "auto", precision: Precision = "precise"
     ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
-        from ..fusion.style import load  # noqa: PLC0415
+        from ..fusion.networks.style import load  # noqa: PLC0415
 
         notices.attach()
         encoder = None if encoder_name == NONE else path_of(encoder_name)
@@ -163,7 +163,7 @@ class ApplyStyle(io.ComfyNode):
         style_image: Any = None,
         band_rows: int = 0,
     ) -> io.NodeOutput:
-        from ..fusion.style.apply import Settings, apply  # noqa: PLC0415
+        from ..fusion.networks.style.apply import Settings, apply  # noqa: PLC0415
 
         settings = Settings(strength, keep_colours, smooth, band_rows or None)
         return io.NodeOutput(apply(style, image, style_image, settings))

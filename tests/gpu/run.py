@@ -36,7 +36,7 @@ import sanitizers
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "gpu" / "record.json"
-UNDER_TEST = ("gpu", "kernels_cuda", "memory", "fusion")
+MODELS = ("gpu", "kernels_cuda", "memory", "fusion")
 # What a file tests, if it is not the kernels alone.
 TESTS = {
     "test_pager.py": ("gpu", "memory"),
@@ -48,7 +48,7 @@ TESTS = {
             "test_unet.py",
             "test_wan_attention.py", "test_wan_vae.py", "test_weights_elsewhere.py", "test_z_image.py",
         ),
-        UNDER_TEST,
+        MODELS,
     ),
 }  # fmt: skip
 # These measure times or the card's memory: nothing runs beside them.
@@ -70,11 +70,14 @@ def _bench_sources() -> Any:
 
 
 SOURCES = _bench_sources()
+NETWORKS = SOURCES.NETWORKS  # within fusion, and apart: no model knows of them
+OF_NETWORKS = ("test_picture_nets.py", "test_style.py")
 
 
 def sources_hash() -> dict[str, str]:
     """One hash per folder under test."""
-    found = ((folder, SOURCES.digest(folder, ROOT)) for folder in UNDER_TEST)
+    found = ((folder, SOURCES.digest(folder, ROOT, [NETWORKS])) for folder in MODELS)
+    found = (*found, (NETWORKS, SOURCES.digest(NETWORKS, ROOT)))
     return {folder: digest for folder, digest in found if digest is not None}
 
 
@@ -202,7 +205,8 @@ def state_of_the_archive() -> str:
 
 def sources_of(file: str) -> dict[str, str]:
     """The hashes of what a test file tests, and of the file."""
-    tested = TESTS.get(Path(file).name, ("gpu", "kernels_cuda"))
+    name = Path(file).name
+    tested = (*TESTS.get(name, ("gpu", "kernels_cuda")), *([NETWORKS] if name in OF_NETWORKS else ()))
     own = hashlib.sha256(SOURCES.code_of(ROOT / file).encode()).hexdigest()[:16]
     return {**{folder: digest for folder, digest in sources_hash().items() if folder in tested}, "itself": own}
 
@@ -243,7 +247,8 @@ def sanitize(files: list[Path], jobs: int) -> bool:
         print(f"{file:44} {found}", flush=True)
         write_record(Outcomes(), {file: {"date": today(), "kernels_cuda": kernels, **found}})
 
-    return sanitizers.run(files, ROOT, jobs, save)
+    # Small files first: a run that is cut off has been through most of them.
+    return sanitizers.run(sorted(files, key=lambda file: file.stat().st_size), ROOT, jobs, save)
 
 
 def write_record(outcomes: Outcomes, sanitized: dict[str, dict[str, str]] | None = None) -> None:

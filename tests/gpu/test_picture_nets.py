@@ -24,7 +24,7 @@ def error(got, exact):
 
 
 def test_what_a_detector_sees(nets, monkeypatch):
-    from fusestream.fusion import picture_nets
+    from fusestream.fusion.networks import picture_nets
     from fusestream.kernels_cuda import KernelPolicy
 
     model = nets.detector(monkeypatch, torch.float16, "cuda")
@@ -43,7 +43,7 @@ def test_what_a_detector_sees(nets, monkeypatch):
 def test_a_background_is_removed_as_by_stock(nets, monkeypatch):
     from comfy_extras.nodes_bg_removal import RemoveBackground
 
-    from fusestream.fusion import picture_nets
+    from fusestream.fusion.networks import picture_nets
     from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
     model = nets.remover(monkeypatch, 256)
@@ -57,3 +57,52 @@ def test_a_background_is_removed_as_by_stock(nets, monkeypatch):
     assert float(before.std()) > 0.001
     torch.testing.assert_close(got, before, atol=0.005, rtol=0.01)
     torch.testing.assert_close(RemoveBackground.execute(model, image).args[0], before, atol=1e-3, rtol=1e-3)
+
+
+def test_where_little_is_free_networks_are_brought_whole(nets, monkeypatch, tmp_path):
+    """Stock's nodes ask for more than there is, and its patcher would leave torch's layers in RAM. What ComfyUI has unloaded in
+    part is brought again."""
+    import comfy.model_management as management
+    import comfy.model_patcher
+    from comfy_extras.nodes_bg_removal import RemoveBackground
+    from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
+    from safetensors.torch import save_file
+    from spandrel import ModelLoader
+    from spandrel.architectures.ESRGAN import ESRGAN
+
+    from fusestream.checkpoints import style
+    from fusestream.fusion.networks import picture_nets
+    from fusestream.fusion.networks.style.apply import Settings, apply
+    from fusestream.fusion.networks.style.load import load
+    from fusestream.kernels_cuda import KernelPolicy
+
+    image = torch.rand(1, 200, 260, 3)
+    upscaler = ModelLoader().load_from_state_dict(ESRGAN(num_blocks=1, scale=4).state_dict()).eval()
+    places = management.get_torch_device(), management.unet_offload_device()
+    upscaler.patcher = comfy.model_patcher.CoreModelPatcher(
+        upscaler.model, load_device=places[0], offload_device=places[1]
+    )
+    save_file(style.transformer(style.PUBLISHED, 5), tmp_path / "net.safetensors")
+    styled = load(str(tmp_path / "net.safetensors"))
+    upscaler = picture_nets.fused(upscaler, KernelPolicy())[0]
+    remover = picture_nets.fused(nets.remover(monkeypatch, 256), KernelPolicy())[0]
+    calls = {
+        upscaler.patcher: lambda: ImageUpscaleWithModel.execute(upscaler, image).args[0],
+        remover.patcher: lambda: RemoveBackground.execute(remover, image).args[0],
+        styled.patcher: lambda: apply(styled, image, None, Settings()),
+    }
+    wanted = [until_chosen(call) for call in calls.values()]
+    management.unload_all_models()
+    free = management.get_free_memory
+    little = 64 << 20
+    monkeypatch.setattr(
+        management,
+        "get_free_memory",
+        lambda *given, torch_free_too=False: (little, little) if torch_free_too else min(little, free(*given)),
+    )
+    for _ in range(2):
+        for (patcher, call), want in zip(calls.items(), wanted, strict=True):
+            torch.testing.assert_close(call(), want, atol=0.02, rtol=0.02)
+            assert patcher.loaded_size() == patcher.model_size()
+            while patcher.loaded_size() == patcher.model_size():  # what was captured goes first
+                assert patcher.partially_unload(patcher.offload_device, patcher.model_size() // 2)

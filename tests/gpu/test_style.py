@@ -14,8 +14,8 @@ def test_frames_are_captured_with_the_same_bits_and_given_back_when_comfyui_unlo
     from safetensors.torch import save_file
 
     from fusestream.checkpoints import style as made
-    from fusestream.fusion.style.apply import Settings, apply
-    from fusestream.fusion.style.load import load
+    from fusestream.fusion.networks.style.apply import Settings, apply
+    from fusestream.fusion.networks.style.load import load
     from fusestream.kernels_cuda.modules.captured import captures_of, launch_after_launch
 
     save_file(made.transformer(made.PUBLISHED, 5), tmp_path / "net.safetensors")
@@ -49,8 +49,8 @@ def test_a_picture_in_another_look_as_a_whole_and_in_bands(tmp_path):
     from safetensors.torch import save_file
 
     from fusestream.checkpoints import style as made
-    from fusestream.fusion.style.apply import Settings, apply
-    from fusestream.fusion.style.load import load
+    from fusestream.fusion.networks.style.apply import Settings, apply
+    from fusestream.fusion.networks.style.load import load
 
     save_file(made.transformer(made.PUBLISHED, 5), tmp_path / "net.safetensors")
     model = load(str(tmp_path / "net.safetensors"))

@@ -64,6 +64,11 @@ BELOW_FAMILIES = [
     )
 ]
 
+NETWORKS = ROOT / "fusion" / "networks"
+BESIDE_NETWORKS = [
+    path for path in SOURCES if path.is_relative_to(ROOT / "fusion") and not path.is_relative_to(NETWORKS)
+]
+
 # Ops that nothing in the pack asks for yet, and why they stay. What nobody asks for and nobody will goes.
 KEPT = {
     "dequantise_rows": "packed embeddings",
@@ -227,6 +232,12 @@ def test_families_do_not_know_each_other(path: Path) -> None:
     own = "/".join(("pack", *path.relative_to(ROOT).parts[:3], ""))
     found = {name for name in imported(path) if name.startswith("pack/fusion/families/")}
     assert not {name for name in found if not name.startswith(own)}, "what two families need moves down into fusion"
+
+
+@pytest.mark.parametrize("path", BESIDE_NETWORKS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_model_knows_the_networks_that_are_none(path: Path) -> None:
+    """What was measured of models does not grow old with them: bench/sources.py."""
+    assert not {name for name in imported(path) if name.startswith("pack/fusion/networks")}
 
 
 @pytest.mark.parametrize("path", BELOW_FAMILIES, ids=lambda path: str(path.relative_to(ROOT)))

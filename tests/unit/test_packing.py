@@ -45,7 +45,7 @@ for part in ("nodes", "fusion", "memory", "kernels_cuda", "gpu"):
         names = path.relative_to(folder).with_suffix("").parts
         if "__main__" not in names and "build" not in names:
             importlib.import_module(".".join(("packed", *names)).removesuffix(".__init__"))
-from packed.fusion.style.load import EXAMPLES
+from packed.fusion.networks.style.load import EXAMPLES
 assert len(list(EXAMPLES.glob("*.safetensors"))) == 1
 print(len(nodes), "nodes")
 """

@@ -19,8 +19,8 @@ from taped import TapingRecorder
 from torch import nn
 
 from bed import picture_nets as nets
-from fusestream.fusion import picture_nets, plain_layers
 from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.networks import giving_back, picture_nets, plain_layers
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.kernels_cuda.modules import handing_back
 from fusestream.kernels_cuda.modules.captured import attach, captures_of
@@ -255,6 +255,37 @@ def test_of_a_detector_both_parts_that_lie_on_the_card_are(monkeypatch):
     assert [captures.replayed for captures in found] == [2, 2] and len(recorder.tapes) == 2
     made.detach()
     assert not recorder.tapes
+
+
+def elsewhere(net):
+    """A device that weights can go to, if not back: what is on it has no values."""
+    return giving_back.patcher_of(net, torch.device("meta"), torch.device("cpu"))
+
+
+def places(net):
+    return {t.device.type for t in [*net.parameters(), *net.buffers()]}
+
+
+def test_where_little_is_free_none_of_torchs_layers_is_left_in_ram(stocks, halves):
+    """An upscale model's node asks for 4.8 GB, a style network's for a whole picture: stock then leaves weights where they are, and
+    brings those of its own operations at each call. torch's layers would be given pixels on the card and weights in RAM."""
+    made, _ = picture_nets.fused(stocks, KernelPolicy())
+    theirs = comfy.model_patcher.ModelPatcher(
+        copy.deepcopy(made.model), load_device=torch.device("meta"), offload_device=torch.device("cpu")
+    )
+    theirs.partially_load(torch.device("meta"), 0.1)
+    assert "cpu" in places(theirs.model), "or stock has changed, and this needs no care"
+    for room in (0.1, -1.0):
+        patcher = elsewhere(copy.deepcopy(made.model))
+        patcher.partially_load(torch.device("meta"), room)
+        assert places(patcher.model) == {"meta"} and patcher.loaded_size() == patcher.model_size()
+
+
+def test_a_network_of_comfyuis_operations_alone_is_loaded_as_far_as_there_is_room():
+    net = nn.Sequential(*(comfy.ops.disable_weight_init.Linear(64, 64) for _ in range(8)))
+    patcher = elsewhere(net)
+    patcher.partially_load(torch.device("meta"), patcher.model_size() / 2)
+    assert places(net) == {"cpu", "meta"} and 0 < patcher.loaded_size() < patcher.model_size()
 
 
 class OfTheDriver:

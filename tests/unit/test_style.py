@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn import functional
 
 from fusestream.checkpoints import style as made
-from fusestream.fusion import giving_back
 from fusestream.fusion.errors import WrongFile
-from fusestream.fusion.style import apply as applying
-from fusestream.fusion.style import load as loading
-from fusestream.fusion.style.apply import Settings, apply
-from fusestream.fusion.style.bands import Rows, in_parts, reflected
-from fusestream.fusion.style.load import load
+from fusestream.fusion.networks import giving_back
+from fusestream.fusion.networks.style import apply as applying
+from fusestream.fusion.networks.style import load as loading
+from fusestream.fusion.networks.style.apply import Settings, apply
+from fusestream.fusion.networks.style.bands import Rows, in_parts, reflected
+from fusestream.fusion.networks.style.load import load
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.kernels_cuda.modules import handing_back
 from fusestream.kernels_cuda.modules.captured import captures_of

@@ -11,17 +11,17 @@ import comfy.utils
 import torch
 from torch import nn
 
-from ...kernels_cuda import STANDARD, KernelPolicy
-from ...kernels_cuda.modules import Table
+from ....kernels_cuda import STANDARD, KernelPolicy
+from ....kernels_cuda.modules import Table
+from ...errors import WrongFile
 from .. import giving_back
-from ..errors import WrongFile
 from . import recognise
 from .adain import DECODER, ENCODER, AdaIN
 from .recognise import Weights
 from .transformer import TransformerNet
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
-EXAMPLES = Path(__file__).resolve().parents[2] / "checkpoints" / "trained"
+EXAMPLES = Path(__file__).resolve().parents[3] / "checkpoints" / "trained"
 EXAMPLE = "style_ink_fp16.safetensors"
 
 

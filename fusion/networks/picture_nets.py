@@ -12,11 +12,11 @@ import comfy.model_patcher
 import torch
 from torch import Tensor, nn
 
-from ..kernels_cuda import KernelPolicy
-from ..kernels_cuda.modules import Table, fuse
-from ..kernels_cuda.modules.captured import attach
+from ...kernels_cuda import KernelPolicy
+from ...kernels_cuda.modules import Table, fuse
+from ...kernels_cuda.modules.captured import attach
+from ..errors import WrongFile
 from . import giving_back
-from .errors import WrongFile
 from .plain_layers import OF_DYNAMIC, copied
 
 TAKEN = "take an UPSCALE_MODEL, a BACKGROUND_REMOVAL, or a MODEL that is RT-DETR or Depth Anything 3"

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...kernels_cuda.modules import FusedConvNormAct2d, Table, fuse
-from ...kernels_cuda.policy import KernelPolicy
+from ....kernels_cuda.modules import FusedConvNormAct2d, Table, fuse
+from ....kernels_cuda.policy import KernelPolicy
 from .bands import Rows, convolved, normed, padded, upsampled
 
 PIXELS = 255.0
