@@ -81,10 +81,17 @@ def with_rows(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
 
 
 def without_measured(parts: Sequence[Part], into: Path, *, is_stale_too: bool = False) -> list[Part]:
-    """The same parts, under the same numbers, less the rows that the file has. is_stale_too: but for stale ones."""
+    """The same parts, under the same numbers, less the rows, and benches of their own, that the file has. is_stale_too: but for
+    stale ones."""
     states = states_of(parts, into)
     wanted = set(State) - {State.CURRENT} if is_stale_too else {State.MISSING}
-    return [replace(part, rows=tuple(row for row in part.rows if states[row.name] in wanted)) for part in parts]
+
+    def without(part: Part) -> Part:
+        if part.kind in states and states[part.kind] not in wanted:
+            return replace(part, own_s=0.0)
+        return replace(part, rows=tuple(row for row in part.rows if states[row.name] in wanted))
+
+    return [without(part) for part in parts]
 
 
 class State(Enum):
@@ -122,6 +129,8 @@ def states_of(parts: Sequence[Part], into: Path) -> dict[str, State]:
     for kind, (folders, environments) in own.items():
         now = sources.of_folders(folders)
         found[kind] = max((state(one, now) for one in environments or [None]), key=list(State).index)
+        if data.get(kind, {}).get("left"):
+            found[kind] = State.MISSING
     return found
 
 
@@ -160,6 +169,8 @@ class All:
         try:
             for part in parts:
                 start = time.perf_counter()
+                if part.kind != "models" and not part.own_s:
+                    continue  # nothing of it is left to be measured
                 if part.own_s > self.left_s():
                     print(f"no time for {part.title}: about {part.own_s:.0f} s")
                 elif part.kind != "models":

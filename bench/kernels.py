@@ -239,13 +239,18 @@ def environment() -> dict[str, str]:
     }
 
 
-def save(path: Path, section: str, results: list[dict[str, Any]], host: dict[str, float]) -> None:
-    """Merge by op and label into the card's file; other sections stay."""
+def save(
+    path: Path, section: str, results: list[dict[str, Any]], host: dict[str, float], left: int | None = None
+) -> None:
+    """Merge by op and label into the card's file; other sections stay. left: rows that were asked for and not reached; None: others
+    were asked for than all."""
     data = read(path)
-    old = {(r["op"], r["label"]): r for r in data.get(section, {}).get("rows", [])}
+    before = data.get(section, {})
+    old = {(r["op"], r["label"]): r for r in before.get("rows", [])}
     here = {**environment(), "sources": sources.of_folders(sources.KERNELS)}
     merged = {**old, **{(r["op"], r["label"]): {**r, "environment": here} for r in results}}
-    data[section] = {"host": host, "rows": [rounded(r) for r in merged.values()]}
+    left = before.get("left", 0) if left is None else left
+    data[section] = {"host": host, **({"left": left} if left else {}), "rows": [rounded(r) for r in merged.values()]}
     write(path, data)
 
 
@@ -294,16 +299,17 @@ def main(arguments: list[str] | None = None) -> int:
     path = options.results or card_file(torch.cuda.get_device_name())
     section = f"kernels {options.isa}" if options.isa else "kernels"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    asked = all_rows(options.only)
     with torch.inference_mode():
         host = host_cost()
         try:
-            for row in all_rows(options.only):
+            for row in asked:
                 torch.manual_seed(0)
                 results.append(measure_row(row, options.isa, compiles(row, options.compile)))
                 print(line(results[-1]), flush=True)
                 torch.cuda.empty_cache()
         finally:
-            save(path, section, results, host)
+            save(path, section, results, host, None if options.only else len(asked) - len(results))
     print(f"\n{'op':28} {'row':46} {'us':>8} {'GB/s':>6} {'copy':>6} {'stock':>6} {'compil':>6} auto")
     for result in results:
         print(line(result))

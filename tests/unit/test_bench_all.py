@@ -105,6 +105,14 @@ def test_rows_of_other_sources_are_stale_and_can_be_measured_again(tmp_path: Pat
         "CURRENT", "STALE", "UNKNOWN", "MISSING",
     ]  # fmt: skip
     assert (states["kernels"].name, states["pager"].name) == ("STALE", "MISSING"), "as their worst row"
+    whole = [row for row in rows_of_kernels if row["environment"]["sources"] != "1"]
+    for left, state in ((0, "CURRENT"), (7, "MISSING")):
+        results.write(into, results.read(into) | {"kernels": {"left": left, "rows": whole}})
+        assert bench_all.states_of(cut, into)["kernels"].name == state
+        after = bench_all.without_measured(cut, into, is_stale_too=True)
+        assert [part.kind for part in after] == [part.kind for part in cut]
+        assert (next(part for part in after if part.kind == "kernels").own_s == 0) == (not left)
+    results.write(into, results.read(into) | {"kernels": {"rows": rows_of_kernels}})
     told = bench_all.listed(cut, states).splitlines()
     assert [line for line in told if line.endswith(f" s  {current.name}")]
     assert [line for line in told if line.endswith(f" s  {stale.name}  (measured with other sources)")]
@@ -118,7 +126,8 @@ def test_a_row_rests_on_its_own_family_and_what_all_share(tmp_path: Path) -> Non
     assert {model for row in rows.all_rows() for model, _ in row.files} <= sources.FAMILY.keys() == rows.TITLES.keys()
     assert all((ROOT / sources.FAMILIES / family).is_dir() for family in sources.FAMILY.values())
     names = ("wan/block.py", "wan/vae/x.py", "flux2/single.py", "unet/net.py", "image_vae/tiny.py")
-    for name in ("gpu/a.py", "kernels_cuda/src/a.cu", "fusion/b.py", *(f"{sources.FAMILIES}/{name}" for name in names)):
+    shared = ("gpu/a.py", "kernels_cuda/src/a.cu", "fusion/b.py", "fusion/networks/style/net.py")
+    for name in (*shared, *(f"{sources.FAMILIES}/{name}" for name in names)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one")
 
@@ -130,6 +139,7 @@ def test_a_row_rests_on_its_own_family_and_what_all_share(tmp_path: Path) -> Non
         return {who for who, models in asked.items() if sources.of_models(models, who, tmp_path) != before[who]}
 
     assert changed("kernels_cuda/src/a.cu") == changed("fusion/b.py") == {"wan", "flux", "both", "live"}
+    assert not changed("fusion/networks/style/net.py"), "no row of whole models has a style network"
     assert changed("fusion/families/wan/vae/x.py") == {"wan", "both"}
     assert changed("fusion/families/flux2/single.py") == {"flux", "both"}
     assert changed("fusion/families/unet/net.py") == changed("fusion/families/image_vae/tiny.py") == {"live"}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fusestream.bench import kernels, kitchen
 from fusestream.bench.row import Row
@@ -24,6 +28,36 @@ EXAMPLE = (Q, K, V, *attention.NOTHING_ELSE)
 
 def small(**more: Any) -> Row:
     return replace(attention.ROWS[0], inputs=lambda: EXAMPLE, **more)
+
+
+class WithoutACard(TorchFunctionMode):
+    """What would be made on the card is made without values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asked = {**(kwargs or {})}
+        if str(asked.get("device", "")).startswith("cuda"):
+            asked["device"] = "meta"
+        return func(*("meta" if str(arg).startswith("cuda") else arg for arg in args), **asked)
+
+
+def test_every_row_can_be_called_as_it_is_written() -> None:
+    """A row whose options its op does not take ends a bench of minutes at that row."""
+    for row in kernels.all_rows(None):
+        with WithoutACard():
+            tensors = row.inputs()
+        inspect.signature(row.stock).bind(*tensors, *row.options)
+        if row.ours is None:
+            inspect.signature(OPS[row.op].reference).bind(*tensors, *row.options)
+
+
+def test_what_an_error_kept_from_being_measured_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    into = tmp_path / "card.json"
+    found = {"op": "gelu", "label": "one"}
+    monkeypatch.setattr(kernels, "environment", dict)
+    for results, left, wanted in (([found], 3, 3), ([{**found, "label": "two"}], None, 3), ([found], 0, None)):
+        kernels.save(into, "kernels", results, {}, left)
+        assert json.loads(into.read_text())["kernels"].get("left") == wanted
+    assert [row["label"] for row in json.loads(into.read_text())["kernels"]["rows"]] == ["one", "two"]
 
 
 def test_attention_has_a_row_of_every_tier_that_rounds_differently() -> None:
