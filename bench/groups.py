@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from . import beside
@@ -169,8 +169,8 @@ def repetitions(found: Rows) -> str:
     )
 
 
-def group(name: str, found: Rows, *, whole: bool = True) -> str:
-    """One group's heading, table, and where it is to be whole, what is missing of it."""
+def group(name: str, found: Rows, *, whole: bool = True, elsewhere: Collection[str] = ()) -> str:
+    """One group's heading, table, and where it is to be whole, what is missing of it. elsewhere: rows of other cards."""
     rows = [row for row in all_rows() if row.group == name]
     measured = [row for row in rows if row.name in found]
     lines = [f"### {HEADINGS[name]}", ""]
@@ -180,7 +180,7 @@ def group(name: str, found: Rows, *, whole: bool = True) -> str:
         lines += [PROMISED_HEAD if name in PROMISED else HEAD, *(line(row, found) for row in measured), ""]
     extra = [text for row in measured for text in notes(row, found)]
     lines += [*extra, ""] if extra else []
-    missing = len(rows) - len(measured)
+    missing = sum(row.name not in found and row.name not in elsewhere for row in rows)
     if missing and whole:
         lines += [
             f"Not measured yet: {missing} of {len(rows)} rows. `dev.py bench models --group {name}` fills them.",
@@ -189,8 +189,12 @@ def group(name: str, found: Rows, *, whole: bool = True) -> str:
     return "\n".join(lines)
 
 
-def text(results: Mapping[str, Any], *, whole: bool = True) -> str:
-    """All groups of one card. whole: what was not measured is told of, too."""
+def text(results: Mapping[str, Any], *, whole: bool = True, elsewhere: Collection[str] = ()) -> str:
+    """All groups of one card. whole: what was not measured is told of, too, unless another card has it: rows `elsewhere`."""
     found = by_name(results)
-    names = [name for name in ORDER if whole or any(row.name in found for row in all_rows() if row.group == name)]
-    return repetitions(found) + "\n".join(group(name, found, whole=whole) for name in names)
+
+    def is_told(row: Row) -> bool:
+        return row.name in found or (whole and row.name not in elsewhere)
+
+    names = [name for name in ORDER if any(is_told(row) for row in all_rows() if row.group == name)]
+    return repetitions(found) + "\n".join(group(name, found, whole=whole, elsewhere=elsewhere) for name in names)
