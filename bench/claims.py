@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .end_to_end.bounds import WAN, measured_rates, wan_forward
+from .end_to_end.bounds import WAN, Rates, measured_rates, wan_forward
 
 UNKNOWN = "(not measured yet)"
 LARGE, MIDDLE, SMALL = "14B 720x1280x81", "14B 480x832x81", "1.3B 480x832x81"
@@ -217,7 +217,7 @@ def _managed(f: Figures) -> str:
 
 
 def _hidden(f: Figures) -> str:
-    rates = f.first(measured_rates)
+    rates: Rates | None = f.first(measured_rates)
     if rates is None:
         return UNKNOWN
 
