@@ -51,11 +51,13 @@ def digest(folder: str, root: Path = ROOT, without: Sequence[str] = ()) -> str |
 def code_of(path: Path) -> str:
     """What a file does: its text without comments, docstrings, empty lines and spaces at a line's end. A measurement does not
     grow old because somebody explains the code."""
-    return _code(path.read_text(encoding="utf-8"), path.suffix == ".py")
+    stat = path.stat()
+    return _code(path, stat.st_mtime_ns, stat.st_size)
 
 
-@functools.lru_cache(maxsize=1024)
-def _code(text: str, is_python: bool) -> str:
+@functools.lru_cache(maxsize=4096)
+def _code(path: Path, _changed_ns: int, _size: int) -> str:
+    text, is_python = path.read_text(encoding="utf-8"), path.suffix == ".py"
     kept = _without_prose(text) if is_python else CUDA.sub(lambda found: "" if found[0][0] == "/" else found[0], text)
     return "\n".join(line.rstrip() for line in kept.splitlines() if line.strip())
 

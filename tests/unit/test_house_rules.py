@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -102,6 +103,7 @@ NOT_HERE = {
 }
 
 
+@functools.cache
 def imported(path: Path, root: Path = ROOT) -> set[str]:
     """The absolute names a file imports, and its relative ones resolved to `pack/folder/...`."""
     package = path.relative_to(root).parent.parts
@@ -123,7 +125,28 @@ def pack_folder(name: str) -> str | None:
     return parts[1] if parts[0] == "pack" and len(parts) > 1 else None
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def of_each(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """One test of all these files, which names those that break the rule: a thousand tests of a millisecond take ten seconds."""
+
+    def of_all(rule: Callable[[Path], None]) -> Callable[[], None]:
+        def breach(path: Path) -> str:
+            try:
+                rule(path)
+            except AssertionError as error:
+                return f"{path.relative_to(ROOT).as_posix()}: {error}"
+            return ""
+
+        def test() -> None:
+            wrong = [said for path in paths if (said := breach(path))]
+            assert paths and not wrong, "\n".join(wrong)
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return of_all
+
+
+@of_each(SOURCES)
 def test_imports_run_one_way(path: Path) -> None:
     folder = path.relative_to(ROOT).parts[0]
     allowed = MAY_IMPORT[folder] | {folder, None}
@@ -131,17 +154,13 @@ def test_imports_run_one_way(path: Path) -> None:
     assert not wrong, f"{folder} may import from {sorted(MAY_IMPORT[folder]) or 'no other folder'}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@of_each(SOURCES)
 def test_pack_imports_itself_relatively(path: Path) -> None:
     wrong = {name for name in imported(path) if name.split(".")[0] in {*MAY_IMPORT, "fusestream"}}
     assert not wrong, "the pack's own modules are imported relatively: ComfyUI has a top-level `nodes` of its own"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in SOURCES if p.relative_to(ROOT).parts[0] in BELOW_FUSION],
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
+@of_each([p for p in SOURCES if p.relative_to(ROOT).parts[0] in BELOW_FUSION])
 def test_nothing_below_fusion_knows_comfyui(path: Path) -> None:
     wrong = {name for name in imported(path) if name.split(".")[0] in COMFYUI}
     assert not wrong
@@ -223,9 +242,7 @@ def test_no_empty_placeholder_modules() -> None:
     assert not empty
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if p.is_relative_to(FAMILIES)], ids=lambda path: str(path.relative_to(ROOT))
-)
+@of_each([p for p in SOURCES if p.is_relative_to(FAMILIES)])
 def test_families_do_not_know_each_other(path: Path) -> None:
     if path.parent == FAMILIES:
         return  # the list of them
@@ -234,13 +251,13 @@ def test_families_do_not_know_each_other(path: Path) -> None:
     assert not {name for name in found if not name.startswith(own)}, "what two families need moves down into fusion"
 
 
-@pytest.mark.parametrize("path", BESIDE_NETWORKS, ids=lambda path: str(path.relative_to(ROOT)))
+@of_each(BESIDE_NETWORKS)
 def test_no_model_knows_the_networks_that_are_none(path: Path) -> None:
     """What was measured of models does not grow old with them: bench/sources.py."""
     assert not {name for name in imported(path) if name.startswith("pack/fusion/networks")}
 
 
-@pytest.mark.parametrize("path", BELOW_FAMILIES, ids=lambda path: str(path.relative_to(ROOT)))
+@of_each(BELOW_FAMILIES)
 def test_what_families_stand_on_does_not_know_them(path: Path) -> None:
     assert not {name for name in imported(path) if name.startswith("pack/fusion/families")}
 
@@ -272,7 +289,7 @@ def test_every_op_is_reached() -> None:
     assert unreached == KEPT.keys(), "an op that nobody asks for goes, or stands in KEPT with its reason"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "bench").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+@of_each(sorted((ROOT / "bench").rglob("*.py")))
 def test_the_bench_does_without_the_tests(path: Path) -> None:
     wrong = {name for name in imported(path) if name.startswith("pack/tests") or name.split(".")[0] in TESTS}
     assert not wrong, "what tests and bench share is in checkpoints"
@@ -286,7 +303,7 @@ def test_ci_runs_the_commands_that_contributors_are_given() -> None:
     assert all(re.search(rf"^{re.escape(command)}$", given, re.MULTILINE) for command in commands)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@of_each(PAGES)
 def test_pages_name_only_commands_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     dev = (ROOT / "dev.py").read_text(encoding="utf-8")
@@ -306,7 +323,7 @@ def named_files(text: str) -> set[str]:
     return {path for path in paths if not path.startswith(ELSEWHERE)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@of_each(PAGES)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     names = named_files(page.read_text(encoding="utf-8")) - NOT_HERE.get(page.relative_to(ROOT).as_posix(), set())
     files = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*")} | {
