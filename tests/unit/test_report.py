@@ -187,12 +187,15 @@ def test_branches_of_one_stream_have_their_own_passes(path: str) -> None:
     entries, order = model.stream.ledger.entries, {layer.name: i for i, layer in enumerate(model.stream.layers)}
     whole = passes.cut(entries, order)
     assert len(whole) == 9
+
+    def is_use(entry: Any, layer: str, low: float, high: float) -> bool:
+        return entry.kind == "use" and entry.layer == layer and low <= entry.start < high
+
     for one, numbers in zip(found, ([0, 1, 2, 8], [3, 4, 5, 6, 7]), strict=False):
-        uses = [
-            sum(e.end - e.start for e in entries if e.kind == "use" and low <= e.start < high) for low, high in whole
-        ]
-        between = [uses[number] for number in numbers[1:]]
-        assert min(between) * 0.9 <= sum(layer.use for layer in one.layers) <= max(between) * 1.1
+        between = [whole[number] for number in numbers[1:]]
+        for layer in one.layers:  # a typical one of its own passes, which a busy machine does not make alike
+            used = [sum(e.end - e.start for e in entries if is_use(e, layer.name, *times)) for times in between]
+            assert min(used) <= layer.use * 1.0001 and layer.use <= max(used) * 1.0001
         assert {s.layer for s in one.timeline if s.kind == "use"} == set(order.values())
 
 
