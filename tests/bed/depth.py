@@ -79,6 +79,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_example_makes_its_video[wan2.2_flf2v_14B_4_steps]",
         "test_example_makes_its_video[wan2.2_i2v_14B_4_steps_gguf]",
         "test_example_makes_its_video[wan2.1_i2v_14B]",
+        "test_example_makes_its_video[wan2.1_t2v_14B]",
     ),
     # One storage, kind or window of many, whose neighbours stay; or half a minute for one sentence.
     "unit/test_adding_a_family.py": ("test_who_types_the_page_has_a_family",),
@@ -112,6 +113,7 @@ LONG: dict[str, Sequence[str]] = {
     ),
     "unit/test_flux_blocks.py": (
         "test_references_by_every_method",
+        "test_torch_compile_takes_a_fused_block",
         "test_other_tiers[fast]",
     ),
     "unit/test_gguf_language_models.py": (
@@ -152,11 +154,13 @@ LONG: dict[str, Sequence[str]] = {
         "test_half_precision_is_as_near_as_stocks[flux2_vae]",
         "test_bands_make_what_the_whole_makes[flux_vae-references]",
         "test_bands_make_what_the_whole_makes[sd_vae-references]",
+        "test_bands_make_what_the_whole_makes[flux2_vae-references]",
         "test_bands_make_what_the_whole_makes[flux2_vae-stock's ops]",
         "test_the_nodes_get_what_stock_gives[flux2_vae]",
     ),
+    "unit/test_int8_models.py": ("test_torch_compile_takes_a_block_of_8_bits",),
     "unit/test_kept_texts.py": (
-        "test_torch_compile_goes_around_it[keys1]",
+        "test_torch_compile_goes_around_it",
         "test_over_the_backends_for_gpus[registered-fp8",
         "test_over_the_backends_for_gpus[pinned-fp16",
         "test_loras_come_and_go[lora_lokr-fp8",
@@ -184,6 +188,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_fp8_weights_have_patches_added_on_the_way[fp8_e4m3fn-all]",
         "test_loras_are_stacked_weighed_anew_and_taken_away[fp8_scaled-least]",
     ),
+    "unit/test_picture_nets.py": ("test_objects_are_detected_as_by_stock[dtype1]",),
     "unit/test_progress.py": ("test_a_loader_counts_bytes_and_stops",),
     "unit/test_qwen3_streamed.py": (
         "test_switched_off_it_is_stocks[0.0]",
@@ -218,6 +223,7 @@ LONG: dict[str, Sequence[str]] = {
     ),
     "unit/test_unet_laid_out.py": (
         "test_all_that_lora_files_bring[held1",
+        "test_all_that_lora_files_bring[held2-in the weight",
         "test_all_that_lora_files_bring[held3",
         "test_nothing_is_copied_for_a_call_and_the_latents_are_the_same[sdxl",
         "test_of_whatever_type_the_file_has[bf16]",
@@ -267,6 +273,7 @@ HALVED: dict[str, Sequence[str]] = {
     "unit/test_patcher.py": ("test_the_latents_are_stocks",),
     "unit/test_patcher_backends.py": ("test_the_latents_are_stocks_with_loras_and_without",),
     "unit/test_patcher_lora.py": ("test_patched_weights_are_rounded_as_stocks_are", "test_the_latents_are_stocks"),
+    "unit/test_qwen3_fused.py": ("test_prompts_encode_as_stocks",),
     "unit/test_patcher_memory.py": ("test_a_file_that_is_whole_again_streams_on", "test_the_budget_is_never_exceeded"),
 }
 
