@@ -24,6 +24,7 @@ from fusestream.fusion.networks import giving_back, picture_nets, plain_layers
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.kernels_cuda.modules import handing_back
 from fusestream.kernels_cuda.modules.captured import attach, captures_of
+from fusestream.nodes import fuse
 from fusestream.nodes.fuse import FuseNode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -286,6 +287,14 @@ def test_a_network_of_comfyuis_operations_alone_is_loaded_as_far_as_there_is_roo
     patcher = elsewhere(net)
     patcher.partially_load(torch.device("meta"), patcher.model_size() / 2)
     assert places(net) == {"cpu", "meta"} and 0 < patcher.loaded_size() < patcher.model_size()
+
+
+def test_what_was_captured_is_given_back_behind_each_prompt(monkeypatch):
+    """The node finds the module by its name, so as not to import it for a graph that fuses nothing."""
+    called = []
+    monkeypatch.setattr(giving_back, "after_prompt", lambda: called.append(True))
+    fuse._give_back()
+    assert called
 
 
 class OfTheDriver:
