@@ -36,21 +36,6 @@ import sanitizers
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "gpu" / "record.json"
-MODELS = ("gpu", "kernels_cuda", "memory", "fusion")
-# What a file tests, if it is not the kernels alone.
-TESTS = {
-    "test_pager.py": ("gpu", "memory"),
-    **dict.fromkeys(
-        (
-            "test_command_line.py", "test_flux2.py", "test_graph.py", "test_image_vae.py", "test_int8_block.py", "test_live.py",
-            "test_many_prompts.py", "test_packed_models.py", "test_patcher.py", "test_picture_nets.py", "test_qwen3.py",
-            "test_qwen3_vl.py", "test_soak.py", "test_sparse_node.py", "test_style.py", "test_two_cards.py", "test_umt5.py",
-            "test_unet.py",
-            "test_wan_attention.py", "test_wan_vae.py", "test_weights_elsewhere.py", "test_z_image.py",
-        ),
-        MODELS,
-    ),
-}  # fmt: skip
 # These measure times or the card's memory: nothing runs beside them.
 MOST_LINES = 1500  # of a file in which something failed
 ALONE = (
@@ -71,7 +56,22 @@ def _bench_sources() -> Any:
 
 SOURCES = _bench_sources()
 NETWORKS = SOURCES.NETWORKS  # within fusion, and apart: no model knows of them
-OF_NETWORKS = ("test_picture_nets.py", "test_style.py")
+MODELS = ("gpu", "kernels_cuda", "memory", "fusion")
+# What a file tests, if it is not the kernels alone.
+TESTS = {
+    "test_pager.py": ("gpu", "memory"),
+    **dict.fromkeys(
+        (
+            "test_command_line.py", "test_flux2.py", "test_graph.py", "test_image_vae.py", "test_int8_block.py", "test_live.py",
+            "test_many_prompts.py", "test_packed_models.py", "test_patcher.py", "test_qwen3.py",
+            "test_qwen3_vl.py", "test_soak.py", "test_sparse_node.py", "test_two_cards.py", "test_umt5.py",
+            "test_unet.py",
+            "test_wan_attention.py", "test_wan_vae.py", "test_weights_elsewhere.py", "test_z_image.py",
+        ),
+        MODELS,
+    ),
+    **dict.fromkeys(("test_picture_nets.py", "test_style.py"), (*MODELS, NETWORKS)),
+}  # fmt: skip
 
 
 def sources_hash() -> dict[str, str]:
@@ -205,8 +205,7 @@ def state_of_the_archive() -> str:
 
 def sources_of(file: str) -> dict[str, str]:
     """The hashes of what a test file tests, and of the file."""
-    name = Path(file).name
-    tested = (*TESTS.get(name, ("gpu", "kernels_cuda")), *([NETWORKS] if name in OF_NETWORKS else ()))
+    tested = TESTS.get(Path(file).name, ("gpu", "kernels_cuda"))
     own = hashlib.sha256(SOURCES.code_of(ROOT / file).encode()).hexdigest()[:16]
     return {**{folder: digest for folder, digest in sources_hash().items() if folder in tested}, "itself": own}
 
@@ -339,8 +338,6 @@ def main() -> int:
     else:
         status, outcomes = run_here([*map(str, files), *rest], None)
     ran = sum(count["passed"] + count["failed"] for count in outcomes.files.values())
-    if ran and not partial:
-        write_record(outcomes)
     for file, count in sorted(outcomes.files.items()):
         print(f"{file:44} {', '.join(f'{n} {what}' for what, n in sorted(count.items()))}")
     clean = sanitize(files, options.jobs) if options.sanitize else True

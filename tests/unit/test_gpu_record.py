@@ -27,23 +27,26 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield module
 
 
+@pytest.fixture
+def record(runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the runner writes what it finds on a card."""
+    monkeypatch.setattr(runner, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(runner, "environment", lambda: {"gpu": "a card"})
+    monkeypatch.setattr(runner, "state_of_the_archive", lambda: "current")
+    return tmp_path / "record.json"
+
+
 def report(file: str, when: str = "call", outcome: str = "passed", **found: Any) -> Any:
     return SimpleNamespace(nodeid=f"{file}::test", when=when, outcome=outcome, user_properties=list(found.items()))
 
 
-def test_figures_reach_the_record_from_a_process_of_their_own(
-    runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_figures_reach_the_record_from_a_process_of_their_own(runner: Any, record: Path) -> None:
     apart = runner.Outcomes()
     for one in (report(SOAK, "setup", **FIGURES), report(SOAK, **FIGURES), report(OTHER)):
         apart.pytest_runtest_logreport(one)
     assert apart.files == {SOAK: {"passed": 1}, OTHER: {"passed": 1}} and apart.figures == {SOAK: FIGURES}
     whole = runner.Outcomes()
     whole.merge(json.loads(json.dumps(apart.as_json())))
-    record = tmp_path / "record.json"
-    monkeypatch.setattr(runner, "RECORD", record)
-    monkeypatch.setattr(runner, "environment", lambda: {"gpu": "a card"})
-    monkeypatch.setattr(runner, "state_of_the_archive", lambda: "current")
     runner.write_record(whole)
     files = json.loads(record.read_text())["a card"]["files"]
     assert files[SOAK]["figures"] == FIGURES and "figures" not in files[OTHER]
@@ -76,31 +79,23 @@ def test_a_file_is_recorded_when_all_of_it_has_run(
     assert sum(count["passed"] for count in outcomes.files.values()) == 3
 
 
-def test_the_sanitizers_are_recorded_by_file(runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_sanitizers_are_recorded_by_file(runner: Any, monkeypatch: pytest.MonkeyPatch, record: Path) -> None:
     """A file that was clean with these kernels is not looked at again; one with errors, or cut off, or of others, is."""
     clean, wrong, cut_off, never = (
         ROOT / "tests" / "gpu" / f"test_{name}.py" for name in ("conv", "linear", "decode", "style")
     )
-    ends = {clean: [(3, False, True)], wrong: [(2, True, True)], cut_off: [(0, False, False)]}
-    results = {}
-    for file, shards in ends.items():
-        result = runner.sanitizers.Result(
-            passed=sum(passed for passed, _, _ in shards),
-            errors=sum(errors for _, errors, _ in shards),
-            shards=len(shards),
-            unfinished=["a case" for _, _, whole in shards if not whole],
-        )
-        results[file.relative_to(ROOT).as_posix()] = dict.fromkeys(runner.sanitizers.TOOLS, result)
+    result = runner.sanitizers.Result
+    ends = {
+        clean: result(passed=3, shards=1),
+        wrong: result(passed=2, errors=1, shards=1),
+        cut_off: result(shards=1, unfinished=["a case"]),
+    }
 
     def run(_files: object, _root: object, _jobs: int, save: Any) -> bool:
-        for file, found in results.items():
-            save(file, found)
+        for file, found in ends.items():
+            save(file.relative_to(ROOT).as_posix(), dict.fromkeys(runner.sanitizers.TOOLS, found))
         return False
 
-    record = tmp_path / "record.json"
-    monkeypatch.setattr(runner, "RECORD", record)
-    monkeypatch.setattr(runner, "environment", lambda: {"gpu": "a card"})
-    monkeypatch.setattr(runner, "state_of_the_archive", lambda: "current")
     monkeypatch.setattr(runner.sanitizers, "run", run)
     assert not runner.sanitize([], 1)
     entry = json.loads(record.read_text())["a card"]
