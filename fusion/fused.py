@@ -168,9 +168,15 @@ class Parts:
         return None
 
 
+def multiplied_by_stock(part: Any) -> bool:
+    """Whether stock multiplies an operation's quantised weight as it is, with instructions of this card that no op of ours has:
+    fp8 from RTX 40 on. INT8 files are ours."""
+    return getattr(part, "layout_type", None) not in (None, INT8) and not part._full_precision_mm
+
+
 def _as_stored(part: Any) -> str | None:
-    """What no kernel of ours knows about a weight. INT8 files are ours: `turbo` multiplies them as they are."""
-    if getattr(part, "layout_type", None) not in (None, INT8) and not part._full_precision_mm:
+    """What no kernel of ours knows about a weight."""
+    if multiplied_by_stock(part):
         return "this card multiplies the file's quantised weights as they are"
     if getattr(part, "pre_quant_scale", None) is not None:
         return "the file scales activations before its quantised weights"

@@ -1,9 +1,11 @@
-"""Weights for a product in 8 bits, which `turbo` permits: a scale for each row, and rows that may have been turned (ConvRot).
+"""Weights for a product in 8 bits, which `auto` and `turbo` permit: a scale for each row, and rows that may have been turned.
 
-    as stored   numbers, scales and rotation of an INT8 file, as they lie
-    rounded     anything else, and what LoRAs or other nodes change: made half by `operands`, then rounded again at each use, with
-                the largest rotation that there is for its rows. To keep it would take room that the window has better use for, and
-                a LoRA's strength may be another one in the next run
+    as stored   numbers, scales and rotation of an INT8 file (ConvRot), as they lie
+    rounded     what LoRAs or other nodes change of such a file, and with `turbo` anything else: made half by `operands`, then
+                rounded again at each use, with the largest rotation that there is for its rows. To keep it would take room that
+                the window has better use for, and a LoRA's strength may be another one in the next run
+
+Layers of which the file asks for full precision (`full_precision_matrix_mult`) are multiplied as halves by `auto`, as stock does.
 
 A LoRA on an INT8 file is added to the half that is made of it, and the sum is rounded anew: not to the file's own scales, which
 may be one for the whole weight, but with a scale for each row.
@@ -17,9 +19,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..kernels_cuda import Int8Matrix, KernelPolicy, best_rotation, multiplies_in_int8, rows_to_int8
+from ..kernels_cuda.arch import int8_pays
+from ..kernels_cuda.ops.int8_rule import OPS
 from .int8_files import matrix_of
 from .operands import Weights, bias_of, is_here, operands
 from .stream.blocks import is_quantised
@@ -32,9 +37,17 @@ class Int8Weights(NamedTuple):
     bias: Tensor | None
 
 
+def multiplies_bytes(policy: KernelPolicy, device: Any) -> bool:
+    """Whether weights that a file has in 8 bits are multiplied as they are: nobody has switched that off, and the card gains."""
+    if policy.int8_products == "never" or any(policy.mode(op) == "off" for op in OPS):
+        return False
+    device = torch.device(device)
+    return device.type != "cuda" or int8_pays(torch.cuda.get_device_capability(device))
+
+
 @contextlib.contextmanager
 def int8_operands(x: Tensor, policy: KernelPolicy, *modules: Any) -> Iterator[list[Weights | Int8Weights]]:
-    """The weights of some of stock's Linears for x [batch, ..., k]: of 8-bit numbers where `turbo` multiplies those, else as
+    """The weights of some of stock's Linears for x [batch, ..., k]: of 8-bit numbers where the tier multiplies those, else as
     `operands` has them. Valid within the context only."""
     rounded = [_in_int8(x, module, policy) for module in modules]
     others = [module for module, own in zip(modules, rounded, strict=True) if own is None]
@@ -46,7 +59,8 @@ def int8_operands(x: Tensor, policy: KernelPolicy, *modules: Any) -> Iterator[li
 def _in_int8(x: Tensor, module: Any, policy: KernelPolicy) -> Int8Weights | None:
     """None: this product is one of halves."""
     stored = _as_stored(module, x)
-    if not multiplies_in_int8(x, module.weight.shape, policy, rounds=stored is None):
+    is_stored = is_in_int8(module)
+    if not multiplies_in_int8(x, module.weight.shape, policy, rounds=stored is None, is_stored=is_stored):
         return None
     if stored is not None:
         return Int8Weights(stored, bias_of(module, x))
@@ -56,6 +70,13 @@ def _in_int8(x: Tensor, module: Any, policy: KernelPolicy) -> Int8Weights | None
         # What was brought lies in a buffer that the next one gets.
         bias = own.bias if own.bias is None or is_here(module, x.device) else own.bias.clone()
         return Int8Weights(Int8Matrix(numbers, scales, rotation), bias)
+
+
+def is_in_int8(module: Any) -> bool:
+    """Whether the file has a Linear's weight in 8 bits, and does not ask for more in its products."""
+    weight = module.weight
+    asks_for_more = getattr(module, "_full_precision_mm", False)
+    return is_quantised(weight) and not asks_for_more and matrix_of(weight) is not None
 
 
 def _as_stored(module: Any, x: Tensor) -> Int8Matrix | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# What loaders call the precisions of a `KernelPolicy`.
-QUALITIES = {"Exact": "precise", "Balanced": "fast", "Fastest": "turbo"}
+# What loaders call the precisions of a `KernelPolicy`: the default first, then permissions, each beyond the one before.
+QUALITIES = {"auto": "auto", "Exact": "precise", "Balanced": "fast", "Fastest": "turbo"}
 
 
 def quality(precision: str) -> str:

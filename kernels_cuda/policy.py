@@ -13,12 +13,13 @@ from functools import lru_cache
 from typing import Literal, cast
 
 Mode = Literal["auto", "on", "off"]
-Precision = Literal["precise", "fast", "turbo"]
+Precision = Literal["auto", "precise", "fast", "turbo"]
 Sums = Literal["precise", "fast"]
+Int8Products = Literal["never", "as stored", "always"]
 IsaClass = Literal["sm_75", "sm_80"]
 
 MODES: tuple[Mode, ...] = ("auto", "on", "off")
-PRECISIONS: tuple[Precision, ...] = ("precise", "fast", "turbo")
+PRECISIONS: tuple[Precision, ...] = ("auto", "precise", "fast", "turbo")
 ISA_CLASSES: tuple[IsaClass, ...] = ("sm_75", "sm_80")
 
 
@@ -29,8 +30,9 @@ class KernelPolicy:
     default    mode of every op not named in `ops`: `auto` measures and keeps the fastest candidate, `on` forces our
                kernel (or raises KernelRefused), `off` forces the computation stock ComfyUI runs.
     ops        (op name, mode) pairs that override the default.
-    precision  `precise` adds in FP32. `fast` lets products and attention add in FP16. `turbo` also rounds the queries and keys
-               of attention to 8 bits, and lets matrix products be of 8-bit numbers (`ops/int8_rule.py`). The other ops ignore it.
+    precision  `precise` adds in FP32. `auto` does too, and multiplies weights that the file has in 8 bits in 8 bits. `fast` lets
+               products and attention add in FP16. `turbo` also rounds the queries and keys of attention to 8 bits, and lets every
+               matrix product be of 8-bit numbers (`ops/int8_rule.py`). The other ops ignore it.
     isa        run the code of this instruction class instead of the card's own (it is compiled by the driver from
                PTX). For tests: it shows Turing's code at work on a newer card.
     """
@@ -70,7 +72,19 @@ class KernelPolicy:
     @property
     def sums(self) -> Sums:
         """How products and convolutions add: a tier that rounds more than sums has the half sums of `fast` too."""
-        return "precise" if self.precision == "precise" else "fast"
+        return "precise" if self.precision in ("auto", "precise") else "fast"
+
+    @property
+    def attends(self) -> Precision:
+        """The tier of attention: `auto` computes it as `precise` does."""
+        return "precise" if self.precision == "auto" else self.precision
+
+    @property
+    def int8_products(self) -> Int8Products:
+        """Which weights may be multiplied in 8 bits: none, those that the file has so, or all."""
+        if self.precision == "turbo":
+            return "always"
+        return "as stored" if self.precision == "auto" else "never"
 
     def mode(self, op: str) -> Mode:
         for name, mode in self.ops:

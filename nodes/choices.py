@@ -16,6 +16,7 @@ from ..fusion.words import QUALITIES
 from . import queued
 
 ANY = "auto"  # of a text encoder's type: what the file tells
+QUALITY = next(iter(QUALITIES))  # of a new loader
 BY_PRECISION = (
     "by precision"  # of the quality: what the input precision says, as workflows have it from before there was one
 )
@@ -52,11 +53,12 @@ def kernels(tooltip: str, *, is_advanced: bool = False) -> Any:
     )
 
 
-def precision(tooltip: str, *, is_advanced: bool = False) -> Any:
+def precision(tooltip: str, *, is_advanced: bool = False, has_auto: bool = False) -> Any:
+    """has_auto: of a node without an input for the quality. A workflow that has no value is from before, and precise."""
     return io.Combo.Input(
         "precision",
-        options=["precise", "fast", "turbo"],
-        default="precise",
+        options=["precise", "fast", "turbo", *(["auto"] if has_auto else [])],
+        default="auto" if has_auto else "precise",
         optional=True,
         advanced=is_advanced or None,
         tooltip=tooltip,
@@ -66,7 +68,7 @@ def precision(tooltip: str, *, is_advanced: bool = False) -> Any:
 def quality(tooltip: str) -> Any:
     """What a loader asks first. Behind the inputs that were there before: a workflow that has none goes by its precision."""
     return io.Combo.Input(
-        "quality", options=[BY_PRECISION, *QUALITIES], default=BY_PRECISION, optional=True, tooltip=tooltip
+        "quality", options=[*QUALITIES, BY_PRECISION], default=QUALITY, optional=True, tooltip=tooltip
     )
 
 

@@ -175,6 +175,7 @@ def _described(found: Estimate) -> dict[str, Any]:
         "window": fit.window,
         "steps": found.work.steps,
         "source": None if found.source is None else found.source.name,
+        "auto": None if found.auto is None else found.auto.name,
         **times,
         "changes": [_change(one) for one in _telling(found)],
     }

@@ -186,7 +186,8 @@ def first_inputs(off: str, fast: str = FAST, turbo: str = AS_FAST) -> list[Any]:
             f"found out while it computes. on: FuseStream's, or an error that says why not. off: {off}.",
         ),
         choices.precision(
-            f"In place of the loader's choice. {fast}. {turbo}. The result changes a little.",
+            f"In place of the loader's choice. auto: as the file is stored. {fast}. {turbo}. The result changes a little.",
+            has_auto=True,
         ),
     ]
 

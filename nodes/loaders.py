@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from ..fusion import Mode, Precision
 
 CATEGORY = "FuseStream"
-QUALITY = (
+AUTO_QUALITY = (
+    "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, and attention adds in FP32; every other "
+    "file as Exact, fp8 as the card allows. "
+)
+QUALITY = AUTO_QUALITY + (
     "Exact adds in FP32, Balanced in FP16, which GeForce cards do twice as fast, Fastest also multiplies in 8 bits. Error of one "
     f"model call beside FP32 (Exact is precise, Balanced fast, Fastest turbo): {gains.ERRORS}. Predicted, not measured, times as "
     f"fast as Exact with Balanced and Fastest, for {gains.WORK}: {'; '.join(map(str, gains.TIERS))}. FuseStream Plan reckons it "
@@ -147,8 +151,9 @@ class TextEncoderLoader(io.ComfyNode):
                     is_advanced=True,
                 ),
                 choices.precision(
-                    "precise: the error beside an FP32 file is 1.04 times ComfyUI's own with the same FP16 file. fast: "
-                    "about 1.25 times, with half the arithmetic. An encoder mostly waits for its weights: fast gains little. "
+                    "Asked where quality is 'by precision'. precise: the error beside an FP32 file is 1.04 times ComfyUI's own "
+                    "with the same FP16 file. fast: about 1.25 times, with half the arithmetic. An encoder mostly waits for its "
+                    "weights: fast gains little. "
                     "turbo: as fast.",
                     is_advanced=True,
                 ),
@@ -162,6 +167,11 @@ class TextEncoderLoader(io.ComfyNode):
                     "models, such as T5-XXL or Qwen3 4B (flux2 for klein, lumina2 for Z-Image), an error names the types to choose "
                     "from.",
                 ),
+                choices.quality(
+                    "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, every other file as Exact. "
+                    "Exact keeps what rounding to FP16 would lose; Balanced and Fastest do not, for half the arithmetic. by "
+                    "precision: what the input precision says.",
+                ),
             ],
             outputs=[io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders.")],
         )
@@ -174,12 +184,13 @@ class TextEncoderLoader(io.ComfyNode):
         precision: Precision = "precise",
         vram_budget: float = AUTO,
         type: str = choices.ANY,
+        quality: str = choices.BY_PRECISION,
     ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
         notices.attach()
         path = files.path_of(Role.TEXT, text_encoder_name)
-        policy = fusion.KernelPolicy.of(kernels, precision=precision)
+        policy = fusion.KernelPolicy.of(kernels, precision=choices.precision_of(quality, precision))
         folders = folder_paths.get_folder_paths("embeddings")
         others = choices.text_encoder_paths()
         user_settings.apply()
@@ -224,9 +235,13 @@ class VAELoader(io.ComfyNode):
                     is_advanced=True,
                 ),
                 choices.precision(
-                    "fast lets FuseStream's kernels add in FP16, which GeForce cards do twice as fast. The video "
-                    "changes a little. turbo: as fast. precise adds in FP32.",
+                    "Asked where quality is 'by precision'. fast lets FuseStream's kernels add in FP16, which GeForce cards "
+                    "do twice as fast. The video changes a little. turbo: as fast. precise adds in FP32.",
                     is_advanced=True,
+                ),
+                choices.quality(
+                    "auto and Exact add in FP32. Balanced and Fastest add in FP16, which GeForce cards do twice as fast; the "
+                    "video changes a little. by precision: what the input precision says.",
                 ),
             ],
             outputs=[
@@ -235,11 +250,17 @@ class VAELoader(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, vae_name: str, kernels: Mode = "auto", precision: Precision = "precise") -> io.NodeOutput:
+    def execute(
+        cls,
+        vae_name: str,
+        kernels: Mode = "auto",
+        precision: Precision = "precise",
+        quality: str = choices.BY_PRECISION,
+    ) -> io.NodeOutput:
         from .. import fusion  # noqa: PLC0415
 
         notices.attach()
-        policy = fusion.KernelPolicy.of(kernels, precision=precision)
+        policy = fusion.KernelPolicy.of(kernels, precision=choices.precision_of(quality, precision))
         if files.halves_of(Role.VAE, vae_name) is not None:
             return io.NodeOutput(fusion.load_vae_in_parts(vae_name, *small_vaes.read(vae_name), policy))
         path = folder_paths.get_full_path_or_raise("vae", vae_name)

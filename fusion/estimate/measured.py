@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from .. import pace
 from ..fused import policy_of_model
 from ..pace import Sampled
-from ..report.gathering import policy_words
+from ..quality import policy_words, rates_of_policy
 from ..sparse.model import sparse_of
 
 FORMAT = 1
@@ -29,7 +29,7 @@ log = logging.getLogger("fusestream.estimate")
 
 def describe(model: Any) -> tuple[str, str, str, int]:
     """Of a streamed MODEL: card, file, kernels, and the bytes that its blocks hold."""
-    return card_name(model.load_device), model.stream.path.name, kernels_words(model), model.stream.held
+    return card_name(model.load_device), model.stream.path.name, kernels_key(model), model.stream.held
 
 
 def card_name(device: Any) -> str:
@@ -40,8 +40,19 @@ def card_name(device: Any) -> str:
 def kernels_words(model: Any) -> str:
     """By what a step's time depends on the nodes behind a loader."""
     policy = policy_of_model(model)
+    return _with_sparsity(model, "none" if policy is None else policy_words(policy, model))
+
+
+def kernels_key(model: Any) -> str:
+    """The words under which times are kept. Where `auto` computes as another quality, both have the same times."""
+    policy = policy_of_model(model)
+    if policy is not None and rates_of_policy(model, policy) == "precise":
+        policy = replace(policy, precision="precise")
+    return _with_sparsity(model, "none" if policy is None else policy_words(policy))
+
+
+def _with_sparsity(model: Any, words: str) -> str:
     sparse = sparse_of(model.model_options.get("transformer_options", {}))
-    words = "none" if policy is None else policy_words(policy)
     return words if sparse is None else f"{words}; {sparse.settings.words()}"
 
 

@@ -11,6 +11,7 @@ from ..families import FAMILIES
 from ..family import Family, Role
 from ..fused import policy_of_model
 from ..pace import Sampled
+from ..quality import AsStored, as_stored, rates_of_policy, resolved
 from ..report.gathering import noting, stream_of, title
 from ..sparse.model import sparse_of
 from . import measured
@@ -20,6 +21,7 @@ from .rates import STOCK, Card, Source, rates_of
 from .sums import Blocks, step_seconds
 
 TIERS = ("precise", "fast", "turbo")
+STORED = "stored"  # by whose rates `auto` is reckoned where it multiplies in the 8 bits of the file
 FEW_STEPS = 4  # of a model with a LoRA that was made for few
 WORTH = 0.97  # of the time: what saves less is not told
 SMALLER = 2 / 3  # of a side
@@ -55,6 +57,7 @@ class Change:
 class Estimate:
     """
     title, card, kernels  the model, the device and the policy, in words
+    auto                  what the quality `auto` comes to; None: another quality
     pixels                frames, height and width of what the latent stands for; 0 frames: of a picture
     fit                   None: the model does not stream, and ComfyUI's own memory management has its weights
     seconds, source       of a step; None: nobody knows
@@ -74,6 +77,7 @@ class Estimate:
     assumed_bus: bool = False
     changes: tuple[Change, ...] = ()
     gaps: tuple[str, ...] = ()
+    auto: AsStored | None = None
 
     @property
     def total(self) -> float | None:
@@ -136,8 +140,9 @@ class _Case:
         self.family = _family(self.stream.family)
         policy = policy_of_model(model)
         is_off = policy is None or policy.is_off or self.family is None
-        self.who = STOCK if is_off or policy is None else policy.precision
-        self.kernels = measured.kernels_words(model)
+        self.who = STOCK if is_off or policy is None else rates_of_policy(model, policy)
+        self.has_int8 = not is_off and policy is not None and as_stored(model, policy) is AsStored.INT8
+        self.kernels = measured.kernels_key(model)
         self.is_sparse = sparse_of(model.model_options.get("transformer_options", {})) is not None
         self.bus, self.assumed_bus = self._bus()
 
@@ -178,7 +183,8 @@ def _streamed(found: Estimate, case: _Case) -> Estimate:
     fit = fit_of(case.model, work.shape, work.prompts)
     before = measured.find(case.card_name, case.stream.path.name, case.kernels, work.shape, work.prompts)
     seconds, source = _seconds(case, work, fit, before)
-    found = replace(found, kernels=case.kernels, fit=fit, seconds=seconds, source=source, by=before)
+    found = replace(found, kernels=measured.kernels_words(case.model), auto=resolved(case.model))
+    found = replace(found, fit=fit, seconds=seconds, source=source, by=before)
     if source in (Source.PREDICTED, Source.CARD):
         found = replace(found, by=None, assumed_bus=source is Source.PREDICTED and case.assumed_bus)
     return replace(found, changes=tuple(_changes(found, case, fit, who)))
@@ -232,11 +238,18 @@ def _is_worth(change: Change, found: Estimate) -> bool:
     return change.total < WORTH * found.total
 
 
+def _faster_tiers(case: _Case, who: str) -> tuple[str, ...]:
+    """The qualities beyond this one, each by whose rates it is reckoned. With an INT8 file `auto` is one: it multiplies bytes."""
+    if who == STORED:
+        return TIERS[-1:]
+    beyond = TIERS[TIERS.index(who) + 1 :] if who in TIERS else ()
+    return (STORED, *beyond) if beyond and case.has_int8 else beyond
+
+
 def _others(found: Estimate, case: _Case, who: str) -> Iterator[tuple[str, tuple[Any, ...], Work, str]]:
     work = found.work
-    if who in TIERS and not case.is_sparse:
-        for tier in TIERS[TIERS.index(who) + 1 :]:
-            yield "quality", (tier,), work, tier
+    for tier in () if case.is_sparse else _faster_tiers(case, who):
+        yield "quality", ("auto" if tier == STORED else tier,), work, tier
     if case.stream.ceiling is not None and found.fit is not None and found.fit.passes:
         yield "budget", (), work, who
     if found.work.steps > FEW_STEPS:

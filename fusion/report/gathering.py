@@ -12,13 +12,14 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ...kernels_cuda import LEDGER, KernelPolicy
+from ...kernels_cuda import LEDGER
 from ...kernels_cuda.ops.checks import word
 from ...memory import Ledger, Plan, Rates, least_budget, make_plan, most_budget, simulate
 from ...memory.ram import measure_ram
 from .. import chose, other_cards, saturation
 from ..fused import policy_of_model
 from ..pace import pace_of
+from ..quality import policy_words
 from ..sparse.model import sparse_of
 from ..stream import vram
 from ..stream.branches import branch_of, branches, passes_under
@@ -147,12 +148,7 @@ def policy(model: Any) -> dict[str, Any]:
     if model is None:
         return {}
     found = policy_of_model(model)
-    return {"policy": "none: stock's kernels" if found is None else policy_words(found)}
-
-
-def policy_words(found: KernelPolicy) -> str:
-    others = ", ".join(f"{op} {mode}" for op, mode in found.ops)
-    return f"kernels {found.default}, {found.precision}" + (f"; {others}" if others else "")
+    return {"policy": "none: stock's kernels" if found is None else policy_words(found, model)}
 
 
 def sparsity(model: Any) -> dict[str, Any]:

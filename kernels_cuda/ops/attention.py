@@ -230,7 +230,7 @@ def ways(call: Call) -> list[Tactic]:
     """Each tier offers what is more precise too: where the card's fp32 accumulation is as quick, that may win."""
     o = Operands.of(call.tensors, call.options)
     rounded = o.q.shape[3] != WIDE and o.k.shape[1] > SHORT
-    return [tactic for tactic in WAYS[call.policy.precision] if rounded or not tactic.in_8_bits]
+    return [tactic for tactic in WAYS[call.policy.attends] if rounded or not tactic.in_8_bits]
 
 
 def first_way(call: Call, card: Card) -> Tactic:
@@ -431,7 +431,7 @@ def shape_class(call: Call) -> str:
     ]
     if o.mask is not None:
         asked.append(f"mask {word(o.mask)} {'x'.join(map(str, o.mask.shape[:-2]))}")
-    return f"{word(o.q)} {b}x{h}/{o.k.shape[2]}x{d} {tokens} {call.policy.precision} {' '.join(asked)}".rstrip()
+    return f"{word(o.q)} {b}x{h}/{o.k.shape[2]}x{d} {tokens} {call.policy.attends} {' '.join(asked)}".rstrip()
 
 
 KERNELS = (

@@ -1,6 +1,7 @@
-"""When `turbo` multiplies in 8 bits: the rule, for whoever has a weight and rows to multiply it with.
+"""When products are of 8-bit numbers: the rule, for whoever has a weight and rows to multiply it with.
 
-A tier is a permission. What would gain nothing, or has a size that the kernels do not take, stays in FP16, and nobody is told.
+A tier is a permission: `turbo` for every weight, `auto` for those that the file has in 8 bits. What would gain nothing, or has a
+size that the kernels do not take, stays in FP16, and nobody is told.
 """
 
 from __future__ import annotations
@@ -27,15 +28,21 @@ FORCED = "linear_int8"
 LEAST_ROWS = 1024
 
 
-def multiplies_in_int8(x: Tensor, shape: Sequence[int], policy: KernelPolicy, *, rounds: bool) -> bool:
+def multiplies_in_int8(
+    x: Tensor, shape: Sequence[int], policy: KernelPolicy, *, rounds: bool, is_stored: bool = False
+) -> bool:
     """Whether x [..., k] and a weight of this shape, [n, k], shall be multiplied by `linear_int8`.
 
-    rounds  whether the weight is none of 8-bit numbers yet. One that is needs no number of rows: made FP16, it would move more
+    rounds     whether the weight is none of 8-bit numbers yet. One that is needs no number of rows: made FP16, it would move more
+    is_stored  whether its file has it in 8 bits: what a LoRA changes is rounded anew, and was of 8 bits all the same
 
     With mode `on` always, whatever the card and the size; the op says then why it cannot. On the CPU, where the references compute,
     as on a card that gains.
     """
-    if policy.precision != "turbo" or any(policy.mode(op) == "off" for op in OPS):
+    permitted = policy.int8_products
+    if permitted == "never" or (permitted == "as stored" and not is_stored):
+        return False
+    if any(policy.mode(op) == "off" for op in OPS):
         return False
     if policy.mode(FORCED) == "on":
         return True

@@ -56,6 +56,13 @@ def write_published(models: Path, names: Collection[str] | None = None) -> None:
             shutil.rmtree(making)
 
 
+def write_int8(target: Path) -> None:
+    """A tiny Wan in INT8 with ConvRot, as most files of ComfyUI's own templates are stored."""
+    plain = checkpoints.write("wan_t2v", target.parent / "making", "fp16")
+    quantise(plain, target, "int8_convrot")
+    shutil.rmtree(plain.parent)
+
+
 def load_workflow() -> Workflow:
     """The example workflow as it ships, in API format."""
     workflow: Workflow = json.loads(WORKFLOW.read_text(encoding="utf-8"))

@@ -29,6 +29,7 @@ from browser.front_end import FrontEnd
 
 FAILURES = ROOT / "output" / "test-failures"
 BAD_FILE = "not_a_model.safetensors"
+INT8_FILE = "wan2.1_t2v_1.3B_int8_convrot.safetensors"
 # A test machine may have no way out: the third line keeps a browser from calling home.
 CHROMIUM = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -56,6 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keeps.mkdir(parents=True)
     shutil.copyfile(Path(__file__).with_name("kept_scripts.py"), keeps / "__init__.py")
     tiny.write_published(base / "models")
+    tiny.write_int8(base / "models" / "diffusion_models" / INT8_FILE)
     (base / "input").mkdir()
     Image.radial_gradient("L").convert("RGB").save(base / "input" / PICTURE)
     write_clip(base / "input" / CLIP, side=64, frames=5)

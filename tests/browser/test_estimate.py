@@ -34,6 +34,7 @@ PICTURES = os.environ.get("FUSESTREAM_LOOK")  # a folder for what is worth looki
 STREAMS = {
     "verdict": "STREAMS", "taken": int(6.71 * GIB), "free": int(7.02 * GIB), "lacks": 0, "activations": int(1.93 * GIB),
     "window": int(0.53 * GIB), "steps": 20, "source": "PREDICTED", "step": "38 s", "all": "13 min",
+    "auto": "INT8",
     "changes": [
         {"what": "few steps", "values": [4], "all": "77 s"}, {"what": "quality", "values": ["Fastest"], "all": "7 min"},
     ],
@@ -136,6 +137,7 @@ def test_it_follows_what_is_edited(front: FrontEnd, drawn_by: type[Canvas | Elem
     told(front, STREAMS)
     widgets.number(front.node("KSampler"), "steps", 7)
     expect(estimate).to_contain_text("38 s a step")
+    expect(estimate).to_contain_text("auto: as stored, INT8 products, FP32 sums in attention")
     front.page.unroute(ROUTE)
     widgets.number(front.node("KSampler"), "steps", 9)
     expect(estimate).to_contain_text(re.compile("known once it has sampled here|9 steps"))
@@ -176,7 +178,7 @@ def test_it_covers_nothing_and_can_be_read(front: FrontEnd, drawn_by: type[Canva
                 expect(estimate).to_be_visible()
                 assert estimate.evaluate(CLIPPED) == []
                 ground, *inks = estimate.evaluate(COLOURS)
-                assert len(inks) == 3 and min(contrast(ink, ground) for ink in inks) >= 4.5
+                assert len(inks) == 4 and min(contrast(ink, ground) for ink in inks) >= 4.5
                 places.append(estimate.evaluate(RECT))
                 assert not [box for box in boxes if overlap(places[-1], box)], name
             assert not any(overlap(one, other) for i, one in enumerate(places) for other in places[:i])

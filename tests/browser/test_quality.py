@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from bed.templates import files
 from browser.front_end import RENDERERS, FrontEnd
 
 DIFFUSION, TEXT, VAE = (f"FuseStream{kind}Loader" for kind in ("DiffusionModel", "TextEncoder", "VAE"))
+KERNELS = "FuseStreamKernels"
+CHECKPOINT = "FuseStreamCheckpointLoader"
+OLD = Path(__file__).resolve().parents[1] / "fixtures" / "templates-0.1"
 # Of each loader the values that some version has saved, the oldest first, and what a prompt of them has to say.
 NAMES = {DIFFUSION: files.T2V_SMALL.name, TEXT: files.UMT5.name, VAE: files.VAE21.name}
 SAVED: dict[str, list[list[Any]]] = {
@@ -22,13 +27,15 @@ SAVED: dict[str, list[list[Any]]] = {
         ["off", "turbo", 1.5],
         ["auto", "fast", -1, "Fastest"],
     ],
-    TEXT: [[], ["auto", "fast", -1], ["on", "precise", 0.75, "wan"]],
-    VAE: [[], ["on", "fast"]],
+    TEXT: [[], ["auto", "fast", -1], ["on", "precise", 0.75, "wan"], ["auto", "fast", -1, "wan", "auto"]],
+    VAE: [[], ["on", "fast"], ["on", "fast", "Exact"]],
+    KERNELS: [[], ["auto"], ["auto", "fast"], ["on", "auto"]],
 }
 INPUTS: dict[str, dict[str, Any]] = {
     DIFFUSION: {"kernels": "auto", "precision": "precise", "vram_budget": -1, "quality": "by precision"},
-    TEXT: {"kernels": "auto", "precision": "precise", "vram_budget": -1, "type": "auto"},
-    VAE: {"kernels": "auto", "precision": "precise"},
+    TEXT: {"kernels": "auto", "precision": "precise", "vram_budget": -1, "type": "auto", "quality": "by precision"},
+    VAE: {"kernels": "auto", "precision": "precise", "quality": "by precision"},
+    KERNELS: {"kernels": "auto", "precision": "precise"},
 }
 # A workflow of these nodes as a file has it, each with the values that it was saved with.
 OPEN = """async saved => {
@@ -53,18 +60,21 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def expected(type_: str, values: list[Any]) -> dict[str, Any]:
-    name = {DIFFUSION: "model_name", TEXT: "text_encoder_name", VAE: "vae_name"}[type_]
-    return {name: NAMES[type_], **INPUTS[type_], **dict(zip(INPUTS[type_], values, strict=False))}
+    widgets = {DIFFUSION: "model_name", TEXT: "text_encoder_name", VAE: "vae_name"}
+    file = {widgets[type_]: NAMES[type_]} if type_ in widgets else {}
+    return {**file, **INPUTS[type_], **dict(zip(INPUTS[type_], values, strict=False))}
 
 
 def test_workflows_from_before_go_on_as_they_were(front: FrontEnd) -> None:
     saved = [(type_, values) for type_, every in SAVED.items() for values in every]
-    front.page.evaluate(OPEN, [[type_, [NAMES[type_], *values]] for type_, values in saved])
-    assert front.page.evaluate(VALUES) == [
-        # What a text encoder or a VAE was not saved with begins as the settings say, as ever.
-        {**expected(type_, values), **({} if type_ == DIFFUSION or len(values) > 1 else {"precision": "fast"})}
-        for type_, values in saved
-    ]
+    front.page.evaluate(
+        OPEN, [[type_, [*([NAMES[type_]] if type_ in NAMES else []), *values]] for type_, values in saved]
+    )
+    found = front.page.evaluate(VALUES)
+    for (type_, values), told in zip(saved, found, strict=True):
+        wanted = expected(type_, values)
+        assert {name: told[name] for name in wanted} == wanted
+        assert type_ == KERNELS or told == wanted
     # As a prompt, by names.
     old = {"model_name": NAMES[DIFFUSION], "kernels": "auto", "precision": "turbo", "vram_budget": -1}
     prompt = {
@@ -74,6 +84,28 @@ def test_workflows_from_before_go_on_as_they_were(front: FrontEnd) -> None:
     found = front.page.evaluate(VALUES)
     assert [one["quality"] for one in found] == ["by precision", "Exact"]
     assert [one["precision"] for one in found] == ["turbo", "turbo"]
+
+
+def test_templates_of_the_last_release_ask_for_what_they_asked_for(front: FrontEnd) -> None:
+    """The page of today makes a prompt of each file with its values of then. Where it had no quality, that is by precision."""
+    for path in sorted(OLD.glob("*.json")):
+        front.page.evaluate("saved => app.loadGraphData(saved)", json.loads(path.read_text(encoding="utf-8")))
+        loaders = [node for node in front.prompt().values() if node["class_type"] in (DIFFUSION, CHECKPOINT, TEXT, VAE)]
+        assert loaders or "Another look" in path.stem
+        saved = {
+            node["type"]: node["widgets_values"] for node in nodes_of(json.loads(path.read_text(encoding="utf-8")))
+        }
+        for node in loaders:
+            values, inputs = saved[node["class_type"]], node["inputs"]
+            had_one = node["class_type"] in (DIFFUSION, CHECKPOINT)
+            assert inputs["quality"] == (values[4] if had_one else "by precision"), path.stem
+            assert inputs["precision"] == values[2], path.stem
+
+
+def nodes_of(workflow: Any) -> list[Any]:
+    """Those in subgraphs too."""
+    inner = workflow.get("definitions", {}).get("subgraphs", [])
+    return [node for graph in (workflow, *inner) for node in graph["nodes"]]
 
 
 def test_a_new_one_asks_for_quality_and_hides_the_rest(front: FrontEnd, settings: dict[str, Any]) -> None:

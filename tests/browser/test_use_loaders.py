@@ -148,9 +148,9 @@ def test_all_of_a_node_stays_and_one_undo_takes_it_back(front: FrontEnd, scene: 
     assert stock["UNETLoader"]["unet_name"] == UNET_FILE and before[0]["groups"] == [["Decoding", ["3"]]]
     front.choose_in_menu(OURS)
     assert said(front, "success") == ["Swapped: 3. Undo takes it back."]
-    defaults = {"kernels": "auto", "precision": "precise"}
+    defaults = {"kernels": "auto", "precision": "precise", "quality": "auto"}
     swapped = {
-        MODEL: {"model_name": UNET_FILE, **defaults, "vram_budget": -1, "quality": "Exact"},
+        MODEL: {"model_name": UNET_FILE, **defaults, "vram_budget": -1},
         TEXT: {"text_encoder_name": CLIP_FILE, **defaults, "vram_budget": -1, "type": "wan"},
         VAE: {"vae_name": VAE_FILE, **defaults},
     }

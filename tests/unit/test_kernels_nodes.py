@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -113,20 +114,23 @@ def test_what_a_quality_gains_is_predicted(tiers: gains.Tiers) -> None:
 
 
 def test_a_quality_is_a_precision_and_none_leaves_it_to_that() -> None:
-    told = [choices.precision_of(quality, "turbo") for quality in ("by precision", "Exact", "Balanced", "Fastest")]
-    assert told == ["turbo", "precise", "fast", "turbo"]
-    for node in (DiffusionModelLoader, CheckpointLoader):
-        inputs = node.define_schema().inputs
-        assert inputs[-1].id == "quality" and inputs[-1].options[0] == inputs[-1].default == "by precision"
-        assert {one.id for one in inputs if one.advanced} == {"kernels", "precision"}
+    qualities = ("by precision", "auto", "Exact", "Balanced", "Fastest")
+    told = [choices.precision_of(quality, "turbo") for quality in qualities]
+    assert told == ["turbo", "auto", "precise", "fast", "turbo"]
+    for node in (DiffusionModelLoader, CheckpointLoader, TextEncoderLoader, VAELoader):
+        assert {one.id for one in node.define_schema().inputs if one.advanced} == {"kernels", "precision"}
 
 
-def test_every_node_offers_every_tier_in_the_order_of_the_policy() -> None:
-    """Appended: what a workflow stored keeps its meaning."""
+def test_every_node_offers_every_tier() -> None:
+    """What a workflow stored keeps its meaning: values stay, and what it has none of is precise."""
     for node in (DiffusionModelLoader, TextEncoderLoader, VAELoader, ModelKernels, TextEncoderKernels, VAEKernels):
         found = next(one for one in node.define_schema().inputs if one.id == "precision")
-        assert tuple(found.options) == PRECISIONS and found.default == "precise"
-        assert all(word in found.tooltip for word in PRECISIONS[1:]), node
+        switches = node in (ModelKernels, TextEncoderKernels, VAEKernels)
+        assert found.options == ["precise", "fast", "turbo", *(["auto"] if switches else [])]
+        assert found.default == ("auto" if switches else "precise")
+        assert set(PRECISIONS) == {*found.options, "auto"}
+        assert all(word in found.tooltip for word in found.options if word != "precise"), node
+        assert inspect.signature(node.execute).parameters["precision"].default == "precise"
 
 
 # ------------------------------------------------------------------------------------------------------ the MODEL's

@@ -45,9 +45,9 @@ def test_modes():
     assert KernelPolicy(ops=(("b", "on"), ("a", "off"))) == KernelPolicy(ops=(("a", "off"), ("b", "on")))
 
 
-def test_every_tier_but_precise_has_half_sums():
+def test_tiers_beyond_precise_have_half_sums():
     assert {precision: KernelPolicy.of(precision=precision).sums for precision in PRECISIONS} == {
-        "precise": "precise", "fast": "fast", "turbo": "fast",
+        "auto": "precise", "precise": "precise", "fast": "fast", "turbo": "fast",
     }  # fmt: skip
 
 

@@ -4,14 +4,13 @@ import { app } from "../../../scripts/app.js"
 
 const KERNELS_SETTING = "FuseStream.Defaults.Kernels"
 const QUALITY_SETTING = "FuseStream.Defaults.Quality"
-// A widget, and of it what a setting's value means: loaders without a quality have a precision.
-const PRECISIONS = { Exact: "precise", Balanced: "fast", Fastest: "turbo" }
+const QUALITIES = ["auto", "Exact", "Balanced", "Fastest"] // as the loaders have them (fusion/words.py)
 const WIDGETS = {
     kernels: () => app.extensionManager.setting.get(KERNELS_SETTING),
     quality: () => app.extensionManager.setting.get(QUALITY_SETTING),
-    precision: node => node.widgets.some(each => each.name === "quality") ? "precise" : PRECISIONS[app.extensionManager.setting.get(QUALITY_SETTING)],
 }
 const BY_PRECISION = "by precision"
+const KERNELS_NODES = ["FuseStreamKernels", "FuseStreamTextEncoderKernels", "FuseStreamVAEKernels"]
 const LOADERS = [
     "FuseStreamDiffusionModelLoader", "FuseStreamTextEncoderLoader", "FuseStreamVAELoader", "FuseStreamCheckpointLoader",
 ]
@@ -25,8 +24,8 @@ app.registerExtension({
             tooltip: "What a FuseStream loader begins with when you add it. Those in your workflows stay as they are.",
             category: ["FuseStream", "New loaders", "Quality"],
             type: "combo",
-            options: Object.keys(PRECISIONS),
-            defaultValue: "Exact",
+            options: QUALITIES,
+            defaultValue: QUALITIES[0],
         },
         {
             id: KERNELS_SETTING,
@@ -39,10 +38,11 @@ app.registerExtension({
         },
     ],
     nodeCreated(node) {
+        if (KERNELS_NODES.includes(node.comfyClass)) keepsOldDefault(node, "precision", "precise")
         if (!LOADERS.includes(node.comfyClass)) return
         goByPrecision(node)
         for (const [name, of] of Object.entries(WIDGETS)) {
-            const widget = node.widgets.find(each => each.name === name), chosen = widget && of(node)
+            const widget = node.widgets.find(each => each.name === name), chosen = widget && of()
             if (widget?.options.values.includes(chosen)) widget.value = chosen
         }
     },
@@ -51,15 +51,20 @@ app.registerExtension({
 /** Where a precision was chosen, by hand or by a workflow from before there was a quality, the quality leaves it to that. */
 function goByPrecision(node) {
     const [quality, precision] = ["quality", "precision"].map(name => node.widgets.find(each => each.name === name))
-    if (!quality) return
-    const callback = precision.callback, onConfigure = node.onConfigure
+    const callback = precision.callback
     precision.callback = function (...told) {
         quality.value = BY_PRECISION
         return callback?.apply(this, told)
     }
-    const place = node.widgets.filter(each => each.serialize !== false).indexOf(quality)
+    keepsOldDefault(node, "quality", BY_PRECISION)
+}
+
+/** A workflow that was saved before there was this widget computes as it did: the widget has the value that means so. */
+function keepsOldDefault(node, name, value) {
+    const widget = node.widgets.find(each => each.name === name), onConfigure = node.onConfigure
+    const place = node.widgets.filter(each => each.serialize !== false).indexOf(widget)
     node.onConfigure = function (saved) {
         onConfigure?.call(this, saved)
-        if (saved.widgets_values && saved.widgets_values[place] === undefined) quality.value = BY_PRECISION
+        if (saved.widgets_values && saved.widgets_values[place] === undefined) widget.value = value
     }
 }

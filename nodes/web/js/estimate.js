@@ -47,6 +47,7 @@ function linesOf(told, isOneOfMany) {
     if (told.unknown) return [{ text: `${name}${words("noEstimate")} ${reasonOf(told)}` }]
     const lacks = LACKING.includes(told.verdict), { changes } = told
     const found = [{ text: name + memoryOf(told), lacks }, { text: timeOf(told) }]
+    if (told.auto) found.push({ text: `auto: ${words(`auto_${told.auto}`)}` })
     if (changes.length) found.push({ text: `${words(lacks ? "wouldFit" : "faster")} ${changes.map(changeOf).join(", ")}` })
     return found
 }

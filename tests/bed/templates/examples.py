@@ -580,7 +580,7 @@ def _loaders(
 
 
 def _model_loader(graph: Graph, column: Column, file: File, title: str | None = None, **more: Any) -> Node:
-    values = {"vram_budget": AUTOMATIC, "quality": "Exact", **more}
+    values = {"vram_budget": AUTOMATIC, "quality": "auto", **more}
     type_ = "FuseStreamDiffusionModelLoader"
     loader = graph.add(column, type_, title, model_name=file.name, files=(file,), **values)
     column.y += METER
