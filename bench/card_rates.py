@@ -12,16 +12,22 @@ from typing import Any, Literal
 
 from ..fusion.estimate.rates import Rates
 
-Who = Literal["stock", "peer", "precise", "fast", "turbo", "sparse"]
-OURS: tuple[Who, ...] = ("precise", "fast", "turbo", "sparse")
-WHO: tuple[Who, ...] = ("stock", "peer", *OURS)
-IN_INT8: tuple[Who, ...] = ("peer", "turbo", "sparse")  # who multiplies bytes, from a file of bytes
+# newest...: the newest ComfyUI with an INT8 file, as installed and with its INT8 attention, and with a W4A4 file. stored: ours with
+# *auto* and an INT8 file, whose products are of 8-bit numbers and whose attention is that of *precise*.
+Who = Literal["stock", "newest", "newest_attention", "newest_w4a4", "stored", "precise", "fast", "turbo", "sparse"]
+PEERS: tuple[Who, ...] = ("newest", "newest_attention", "newest_w4a4")
+OURS: tuple[Who, ...] = ("stored", "precise", "fast", "turbo", "sparse")
+WHO: tuple[Who, ...] = ("stock", *PEERS, *OURS)
+# Who multiplies bytes or less, and how many bytes of weights are in the file, against FP16's.
+STORED: dict[Who, float] = {**dict.fromkeys((*PEERS, "stored", "turbo", "sparse"), 0.5), "newest_w4a4": 0.25}
+IN_INT8: tuple[Who, ...] = tuple(STORED)
+Code = Literal["sm_75", "sm_80", "sm_89", "sm_120"]
 
 
 @dataclass(frozen=True)
 class Card:
     """From NVIDIA's data sheets: operations per second of the tensor cores with FP32 and with FP16 sums, bytes per second of the
-    memory; PCIe's generation and lanes; gib: what a desktop leaves free."""
+    memory; PCIe's generation and lanes; gib: what a desktop leaves free; code: which of comfy-kitchen's it runs."""
 
     name: str
     tensor: float
@@ -30,7 +36,11 @@ class Card:
     pcie: int
     lanes: int
     gib: float
-    turing: bool
+    code: Code
+
+    @property
+    def turing(self) -> bool:
+        return self.code == "sm_75"
 
     @property
     def bus(self) -> float:
@@ -43,21 +53,21 @@ PINNED = 0.78  # of the link's rate, by pinned copies
 DESKTOP = 1.0  # GiB that it takes of a card
 
 
-def _card(name: str, half: float, memory: float, link: tuple[int, int], gib: float, turing: bool = False) -> Card:
+def _card(name: str, half: float, memory: float, link: tuple[int, int], gib: float, code: Code) -> Card:
     """Of a GeForce, which sums in FP32 half as fast. gib: of the data sheet."""
-    return Card(name, half / 2, half, memory, *link, gib - DESKTOP, turing)
+    return Card(name, half / 2, half, memory, *link, gib - DESKTOP, code)
 
 
 CARDS = (
-    _card("RTX 2060", 51.6e12, 336e9, (3, 16), 6, turing=True),
-    _card("RTX 2060 Super", 57.4e12, 448e9, (3, 16), 8, turing=True),
-    _card("RTX 2070", 59.7e12, 448e9, (3, 16), 8, turing=True),
-    _card("RTX 2080", 80.5e12, 448e9, (3, 16), 8, turing=True),
-    _card("RTX 3060 12 GB", 51.0e12, 360e9, (4, 16), 12),
-    _card("RTX 3060 Ti", 64.8e12, 448e9, (4, 16), 8),
-    _card("RTX 3070", 81.3e12, 448e9, (4, 16), 8),
-    _card("RTX 4060", 60.5e12, 272e9, (4, 8), 8),
-    _card("RTX 5060", 76.7e12, 448e9, (5, 8), 8),  # the shares below are not its own: ASSUMED
+    _card("RTX 2060", 51.6e12, 336e9, (3, 16), 6, "sm_75"),
+    _card("RTX 2060 Super", 57.4e12, 448e9, (3, 16), 8, "sm_75"),
+    _card("RTX 2070", 59.7e12, 448e9, (3, 16), 8, "sm_75"),
+    _card("RTX 2080", 80.5e12, 448e9, (3, 16), 8, "sm_75"),
+    _card("RTX 3060 12 GB", 51.0e12, 360e9, (4, 16), 12, "sm_80"),
+    _card("RTX 3060 Ti", 64.8e12, 448e9, (4, 16), 8, "sm_80"),
+    _card("RTX 3070", 81.3e12, 448e9, (4, 16), 8, "sm_80"),
+    _card("RTX 4060", 60.5e12, 272e9, (4, 8), 8, "sm_89"),
+    _card("RTX 5060", 76.7e12, 448e9, (5, 8), 8, "sm_120"),  # the shares below are not its own: ASSUMED
 )
 REACHED = 0.85  # of the memory's rate, by a plain read (bench/turing/machine.py)
 # Of the tensor cores' peak, by stock's products: measured on an RTX 4090 at a held clock (spatters/mma-matmul).
@@ -75,15 +85,6 @@ def read(name: str) -> dict[str, Any]:
 
 # Of `sparse`: the share of key blocks that are visited; for each of the others one term, a block having 64 tokens.
 VISITED, BLOCK = 0.5, 64
-# The strongest peer, stock with an INT8 file and comfy-kitchen's INT8 attention, as shares of the peak with FP16 sums. Turing: the
-# attention as the machine model has a kernel of its kind, on an RTX 2060 Super 57 TFLOP/s of 57.4, 41 were IMMA half as fast;
-# products guessed at 70, and slowed as INT8 products are in the model (87 to 53). Others: 70 % of each one's peak.
-PEER = {
-    True: {"attention": 57 / 57.4, "gemm": 70 / 57.4},
-    False: {"attention": 0.7, "gemm": 0.7 * 2},
-}
-PEER_SLOW = {"attention": 41 / 57.4, "gemm": 70 * 53 / 87 / 57.4}
-INT8_STORED = 0.5  # bytes of weights in an INT8 file, against FP16's
 
 ASSUMED = (
     f"cuBLAS reaches {CUBLAS:.0%} of the tensor cores' peak, as was measured on an RTX 4090, a plain read {REACHED:.0%} of the "
@@ -100,10 +101,23 @@ ASSUMED = (
     f"*turbo*, {VISITED:.0%}: a step in which FuseStream Sparse Attention visits that share of the key blocks of self attention, "
     f"by the kernels that read lists; {1 / BLOCK:.1%} of a block's work for each one left out, routing free. The first steps of a "
     "video are dense",
-    "the newest ComfyUI with an INT8 file and comfy-kitchen's INT8 attention switched on, both only with torch for CUDA 13. On "
-    "Turing its attention by the machine model, its products guessed at 70 T/s on an RTX 2060 Super; elsewhere 70 % of the INT8 "
-    "peak for products, of the peak with FP16 sums for attention. It was not run on any of these cards",
-    "in brackets: if INT8 products run at half of the sheet's rate on a GeForce of Turing, of which no measured rate was found",
+    "*auto* with an INT8 file: products as *turbo* has them, attention as *precise*; only what "
+    "products read is rounded. With other files it is *precise*",
+    "the newest ComfyUI: comfy-kitchen 0.2.40, which needs torch for CUDA 13, with an INT8 ConvRot "
+    "or a W4A4 file; its INT8 attention is off unless it is switched on. That attention and its "
+    "products by the same model of their machine code, for each shape the one that its launcher "
+    "takes (`predicted/kitchen.py`); RTX 50 by code of its own, where W4A4 is multiplied as bytes. "
+    "It was not run on any of these cards",
+    "**guessed**: cuBLAS, to which the newest ComfyUI goes in INT8 on Turing wherever a product has "
+    "fewer columns than twice its depth, takes the fastest of its kernels for INT8 that were read there "
+    "(13.1.0.3, tiles of 128x256); its sums take 6 bytes more",
+    "passes of the newest ComfyUI, by its code: each Linear rotates and rounds its own input, 3 "
+    "bytes an element, 2.5 for W4A4; rows of more than 8191 elements on Turing by a product with the "
+    "rotation first; with its attention 11 bytes for each element of x. **Guessed**, in its favour: "
+    "every model uses its kernels for norm with modulation and norm with rope (as ours), for gate "
+    "with residual, and for GELU or SwiGLU while rounding, where they fit; the rest as stock",
+    "in brackets: if INT8 and INT4 products run at half of the sheet's rate on a GeForce of Turing, "
+    "of which no measured rate was found",
     "passes over memory take as many bytes as on the H200, where the rows of bench/results were measured; *turbo* has 8 bytes more "
     "for each element of q and k. But torch's norm over groups, which leaves most of a large card idle, is taken as the 10 bytes "
     "that it reads and writes",
@@ -155,22 +169,22 @@ def shares(model: Mapping[str, Any], torchs_attention: str, slow: bool = False) 
     }
 
 
-def rates_on(card: Card, who: Who, share: Mapping[str, float], slow: bool = False) -> Rates:
-    """share: of the same `slow`."""
+def rates_on(card: Card, who: Who, share: Mapping[str, float]) -> Rates:
+    """Of a card that nobody measured. What the newest ComfyUI does depends on shapes: `predicted/kitchen.py`."""
     memory = card.memory * REACHED
     torchs = card.tensor * share["attention torch"]
     if who == "stock":
         return Rates(card.tensor * CUBLAS, torchs, memory, card.bus)
-    if who == "peer":
-        of = PEER_SLOW if slow and card.turing else PEER[card.turing]
-        return Rates(card.half * of["gemm"], card.half * of["attention"], memory, card.bus)
-    sums = "precise" if who == "precise" else "fast"
-    peak = card.tensor if who == "precise" else card.half
+    exact = who in ("precise", "stored")
+    sums = "precise" if exact else "fast"
+    peak = card.tensor if exact else card.half
     # `auto` takes torch's where that is faster.
     gemm = max(peak * share[f"gemm {sums}"], card.tensor * CUBLAS)
     if who in ("precise", "fast"):
         return Rates(gemm, max(peak * share[f"attention {who}"], torchs), memory, card.bus)
     gemm = max(card.tensor * share["gemm turbo"], gemm)
+    if who == "stored":
+        return Rates(gemm, max(peak * share["attention precise"], torchs), memory, card.bus)
     dense = max(card.tensor * share["attention turbo"], torchs)
     if who == "turbo":
         return Rates(gemm, dense, memory, card.bus)

@@ -1,8 +1,8 @@
 """What works would take on cards that nobody measured: counts of operations and bytes, at rates that are told one by one.
 
     python bench prediction            the tables, the assumptions, and the same sums' error on the card that was measured
-    python bench prediction --write    the same into bench/README, a line for each card into README, and what the node
-                                       that estimates goes by into fusion/estimate
+    python bench prediction --write    the same into bench/README, a part of it and where the newest ComfyUI is faster into
+                                       README, and what the node that estimates goes by into fusion/estimate
 
 Products, convolutions and attention are operations over a rate, everything else bytes over the bandwidth, weights that do not fit
 bytes over the bus; a step is the sum of the first four, or the last if that is longer. On the H200 the rates are those of its
@@ -13,15 +13,28 @@ are shares of the data sheet's peaks, predicted from the machine code (bench/tur
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..fusion.estimate.rates import FILE
 from .card_rates import ASSUMED, CARDS, read
+from .predicted.faster import CLEAR, sentence
+from .predicted.faster import table as faster_table
 from .predicted.held import check, farthest
 from .predicted.shipped import shipped_text
-from .predicted.told import HEADS, SHORT_SIDES, short_table, slowed, tables
+from .predicted.told import (
+    HEADS,
+    WHOLE_SIDES,
+    Prediction,
+    predictions,
+    short_table,
+    slowed,
+    tables,
+    whole_table,
+)
 
 PAGE = Path(__file__).parent / "README.md"
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -48,11 +61,19 @@ def error_table(results: Mapping[str, Any]) -> str:
 
 def text() -> str:
     """Everything, as Markdown."""
-    results = load()
+    results, found = load(), _predictions()
     assumed = "\n".join(f"- {line}" for line in ASSUMED)
+    sides, (low, high) = " / ".join(HEADS[who] for who in WHOLE_SIDES), slowed(found)
     return (
         "All of this is predicted, not measured. Behind the work is how often it is usually done: what all steps take, text and "
-        f"frames not counted, is in the last column.\n\n{tables(results)}\n\nAssumed:\n\n{assumed}\n\n"
+        f"frames not counted, is in the last column.\n\n{tables(found)}\n\n"
+        "Predicted, of sampling alone, all steps: 81 frames of 832x480 by Wan 1.3B (30 steps) and 14B (20, or 4 without guidance), "
+        "121 of 1280x704 by 5B (20), a picture of 1024x1024 by klein (4), and of live video at most so many frames of 512x512 by "
+        f"SD-Turbo; {sides}:\n\n{whole_table(found)}\n\n"
+        "Predicted, how many times as long ours takes as the newest ComfyUI, least and most of the works above; bold where that "
+        f"is faster in some of them by more than {CLEAR:.0%}:\n\n{faster_table(found)}\n\n"
+        "Should Turing multiply INT8 at half the rate of its sheet, whoever multiplies in it takes "
+        f"{low:.3g} to {high:.3g} times as long for videos.\n\nAssumed:\n\n{assumed}\n\n"
         f"PCIe: {links()}.\n\n"
         f"The same sums on the H200, from its kernels' rows, against its whole models:\n\n{error_table(results)}\n\n"
         f"Videos are at most {farthest(results, VIDEOS):.0%} off, where weights come over the bus most of all: there nothing is "
@@ -66,18 +87,23 @@ def text() -> str:
 
 
 def short_text() -> str:
-    """For README: a line for each card, and how far to believe it."""
-    results = load()
-    sides, (low, high) = " / ".join(HEADS[who] for who in SHORT_SIDES), slowed(results)
-    return (
-        f"**Predicted, not measured**, of sampling alone, by {sides}: 81 frames of 832x480 by Wan 1.3B (30 steps) and 14B (20, or "
-        "4 without guidance), 121 of 1280x704 by 5B (20), a picture of 1024x1024 by klein (4), and of live video at most so many "
-        f"frames of 512x512 by SD-Turbo.\n\n{short_table(results)}\n\n"
-        "The newest ComfyUI is taken with an INT8 file, its INT8 attention switched on, and torch for CUDA 13; *turbo* with the "
-        f"same file. Should Turing multiply INT8 at half the rate of its sheet, these two take {low:.2g} to {high:.2g} times as "
-        f"long for videos. The same sums for the H200 are up to {farthest(results, VIDEOS):.0%} off in videos, "
-        f"{farthest(results, PICTURES):.0%} in pictures.\n"
+    """For README: two works on three cards, and where the newest ComfyUI is faster."""
+    found = _predictions()
+    head = (
+        "**Predicted, not measured**: minutes for 81 frames of 832x480 by Wan 14B in 20 steps / seconds "
+        "for a picture of 1024x1024 by Flux.2 klein 4B in 4. *newest* is the newest ComfyUI, with torch "
+        "for CUDA 13."
     )
+    return f"{_folded(head)}\n\n{short_table(found)}\n\n{_folded(sentence(found))}\n"
+
+
+def _folded(paragraph: str) -> str:
+    return textwrap.fill(paragraph, 100, break_long_words=False, break_on_hyphens=False)
+
+
+@lru_cache(maxsize=1)
+def _predictions() -> tuple[Prediction, ...]:
+    return tuple(predictions(load()))
 
 
 def rendered(page: str) -> str:

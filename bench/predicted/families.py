@@ -8,7 +8,7 @@ from ...fusion.cost import Cost
 from ...fusion.families.wan.cost import TEXT_TOKENS
 from ..end_to_end.bounds import Language, Sizes, qwen3_forward, wan_forward
 from ..end_to_end.pictures import HALF, Klein, ZImage, klein_forward, z_image_forward
-from .load import Load
+from .load import Linear, Load
 
 HEAD = 128  # of all of them
 ACTIVATIONS = 6  # of x: as fusion/families/*/need.py has them
@@ -31,6 +31,13 @@ def wan(size: Sizes, tokens: int) -> Load:
         "round heads": x,
     }
     held = ACTIVATIONS * tokens * size.dim * HALF
+    d, layers = size.dim, size.layers
+    linears = (
+        Linear(tokens, d, d, 6 * layers),
+        Linear(TEXT_TOKENS, d, d, 2 * layers),
+        Linear(tokens, d, size.ffn, layers),
+        Linear(tokens, size.ffn, d, layers, after="gelu"),
+    )
     return Load(
         cost.gemm,
         own={HEAD: own},
@@ -38,6 +45,8 @@ def wan(size: Sizes, tokens: int) -> Load:
         passes=passes,
         weights=cost.weights,
         held=held,
+        linears=linears,
+        tokens=tokens,
     )
 
 
@@ -63,17 +72,18 @@ def flux1(size: Flux1, pixels: int) -> Load:
     modulation = (2 * 6 * size.double + 3 * size.single) * d * d
     weights = HALF * (block * (2 * size.double + size.single) + modulation)
     cost = Cost(count * 2 * tokens * block + ends, count * 4.0 * tokens * tokens * d, weights)
-    return _flux(cost, d, size.double, size.single, tokens, size.ffn * d, "gelu")
+    return _flux(cost, d, size.double, size.single, (pixels // 4, size.tokens), size.ffn * d, "gelu")
 
 
 def flux2(size: Klein, pixels: int) -> Load:
     """pixels: of the latent, a token each."""
-    cost, tokens = klein_forward(size, pixels), pixels + size.tokens
-    return _flux(cost, size.dim, size.double, size.single, tokens, 3 * size.dim, "swiglu")
+    cost = klein_forward(size, pixels)
+    return _flux(cost, size.dim, size.double, size.single, (pixels, size.tokens), 3 * size.dim, "swiglu")
 
 
-def _flux(cost: Cost, dim: int, double: int, single: int, tokens: int, ffn: int, activation: str) -> Load:
-    """ffn: of the hidden values."""
+def _flux(cost: Cost, dim: int, double: int, single: int, streams: tuple[int, int], ffn: int, activation: str) -> Load:
+    """ffn: of the hidden values. streams: tokens of the picture and of the prompt, which a double block multiplies apart."""
+    tokens = sum(streams)
     one = float(tokens * dim)
     x, hidden = (double + single) * one, float((double + single) * tokens * ffn)
     of_two = x + double * one  # passes that a single block has once and a double block twice
@@ -87,7 +97,28 @@ def _flux(cost: Cost, dim: int, double: int, single: int, tokens: int, ffn: int,
         "round heads": x,
     }
     held = HALF * tokens * (ACTIVATIONS * dim + ffn)
-    return Load(cost.gemm, own={HEAD: cost.attention}, passes=passes, weights=cost.weights, held=held)
+    wide = 2 * ffn if activation == "swiglu" else ffn
+    linears = [
+        linear
+        for rows in streams
+        for linear in (
+            Linear(rows, dim, 3 * dim, double),
+            Linear(rows, dim, dim, double),
+            Linear(rows, dim, wide, double),
+            Linear(rows, ffn, dim, double, after=activation),
+        )
+    ]
+    # What a single block's second product reads is put together of both halves.
+    linears += [Linear(tokens, dim, 3 * dim + wide, single), Linear(tokens, dim + ffn, dim, single)]
+    return Load(
+        cost.gemm,
+        own={HEAD: cost.attention},
+        passes=passes,
+        weights=cost.weights,
+        held=held,
+        linears=tuple(linears),
+        tokens=tokens,
+    )
 
 
 def z_image(size: ZImage, pixels: int) -> Load:
@@ -105,7 +136,26 @@ def z_image(size: ZImage, pixels: int) -> Load:
         "round heads": x,
     }
     held = HALF * (picture + size.tokens) * size.dim * (ACTIVATIONS + 2)
-    return Load(cost.gemm, own={HEAD: cost.attention}, passes=passes, weights=cost.weights, held=held)
+    d, both = size.dim, picture + size.tokens
+    linears = tuple(
+        linear
+        for rows, blocks in ((both, size.layers), (picture, size.refiners), (size.tokens, size.refiners))
+        for linear in (
+            Linear(rows, d, 3 * d, blocks),
+            Linear(rows, d, d, blocks),
+            Linear(rows, d, size.ffn, 2 * blocks),  # two, whose results are multiplied by each other in a pass
+            Linear(rows, size.ffn, d, blocks),
+        )
+    )
+    return Load(
+        cost.gemm,
+        own={HEAD: cost.attention},
+        passes=passes,
+        weights=cost.weights,
+        held=held,
+        linears=linears,
+        tokens=both,
+    )
 
 
 def qwen3(size: Language, tokens: int = TEXT_TOKENS) -> Load:

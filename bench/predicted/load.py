@@ -10,6 +10,22 @@ from ...fusion.cost import Cost
 
 
 @dataclass(frozen=True)
+class Linear:
+    """Products of one shape: so many rows, multiplied by [into, out] so many times. after: the pass
+    over memory that makes what they read, if it is one that can be done while that is rounded."""
+
+    rows: int
+    into: int
+    out: int
+    times: float = 1.0
+    after: str = ""
+
+    @property
+    def operations(self) -> float:
+        return 2.0 * self.times * self.rows * self.into * self.out
+
+
+@dataclass(frozen=True)
 class Load:
     """One call, for one prompt.
 
@@ -19,6 +35,8 @@ class Load:
     passes                  elements by the name of a pass over memory: `passes.py`
     weights                 bytes of the weights that stream, in FP16
     held                    bytes of activations beside them
+    linears                 nearly all of the products, by shape, for whoever chooses by shape; of U-Nets and language models none
+    tokens                  that look at each other
     """
 
     products: float = 0.0
@@ -29,6 +47,8 @@ class Load:
     passes: Mapping[str, float] = field(default_factory=dict)
     weights: float = 0.0
     held: float = 0.0
+    linears: tuple[Linear, ...] = ()
+    tokens: int = 0
 
     @property
     def cost(self) -> Cost:
@@ -46,6 +66,8 @@ class Load:
             Counter(self.passes) + Counter(other.passes),
             self.weights + other.weights,
             max(self.held, other.held),
+            self.linears + other.linears,
+            max(self.tokens, other.tokens),
         )
 
 

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 Side = Literal["stock", "ours"]
+Rounds = Literal[
+    "nothing", "products", "heads"
+]  # what is rounded besides: what products read, and queries and keys too
 FIRST, LAST = "Wan 1.3B 480x832x81", "Wan 14B cross attention, no rope"
 
 
@@ -43,15 +46,16 @@ NORM = 2.0 + 4.0 + 4.0
 COPY, TO_BYTES, HEADS = 4.0, 3.0, 8.0
 # Of the passes that some compute alone. `layout`: torch's convolutions on tensor cores want channels last. `concat`: both put
 # together what comes over the U-Net's bridge. `relu`: behind a convolution.
-# `widen`: a weight in FP16, as FP32 for a product. `round`, `round heads`: what *turbo* rounds; `round weights`: of FP16 files.
+# `widen`: a weight in FP16, as FP32 for a product. `round`: of what products of 8-bit numbers read;
+# `round heads`: what *turbo* rounds besides; `round weights`: of FP16 files.
 FIXED: Mapping[str, Mapping[str, float]] = {
     "concat": {"stock": COPY, "ours": COPY},
     "layout": {"stock": COPY},
     "relu": {"stock": COPY},
     "widen": {"stock": 2.0 + 4.0 + 4.0},
-    "round": {"turbo": TO_BYTES},
-    "round heads": {"turbo": HEADS},  # q and k are read, k's mean too, and written in bytes
-    "round weights": {"turbo": TO_BYTES},
+    "round": {"products": TO_BYTES},
+    "round heads": {"heads": HEADS},  # q and k are read, k's mean too, and written in bytes
+    "round weights": {"products": TO_BYTES},
 }
 
 
@@ -63,9 +67,9 @@ def kernels_row(results: Mapping[str, Any], op: str, label: str) -> Mapping[str,
     return row
 
 
-def pass_bytes(results: Mapping[str, Any], side: Side, *, rounds: bool = False) -> dict[str, float]:
-    """Of every pass. rounds: as *turbo* does."""
-    who = {side, "turbo"} if rounds else {side}
+def pass_bytes(results: Mapping[str, Any], side: Side, *, rounds: Rounds = "nothing") -> dict[str, float]:
+    """Of every pass. *turbo* rounds heads, and what products read with them."""
+    who = {side, rounds, "products"} if rounds == "heads" else {side, rounds}
     found = {name: sum(bytes_ for by, bytes_ in fixed.items() if by in who) for name, fixed in FIXED.items()}
     for name, measured in MEASURED.items():
         if side == "ours" and measured.in_product:

@@ -1,5 +1,5 @@
 """What a card that nobody measured does in a second, by who computes and what: `card_rates.py` has the transformers' products and
-attention; here are other sizes of heads, convolutions, and text encoders.
+attention; here are other sizes of heads, convolutions, and text encoders. The newest ComfyUI's are in `kitchen.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from ..card_rates import CUBLAS, IN_INT8, INT8_STORED, MODELS, SLOW, Card, Who, rates_on, read, shares
+from ..card_rates import CUBLAS, MODELS, SLOW, STORED, Card, Who, rates_on, read, shares
 from .load import Speeds
 
 Kind = Literal["video", "picture", "u-net", "text"]
@@ -40,14 +40,14 @@ def model_of(turing: bool, slow: bool) -> tuple[Mapping[str, Any], Mapping[str, 
 def speeds_on(card: Card, who: Who, kind: Kind, pass_bytes: Mapping[str, float], *, slow: bool = False) -> Speeds:
     """slow: with INT8 products of a Turing card at half of the sheet's rate. pass_bytes: of who computes."""
     model, share = model_of(card.turing, slow and card.turing)
-    rates = rates_on(card, who, share, slow)
+    rates = rates_on(card, who, share)
     own = {HEAD: rates.own or rates.attention}
     to_prompt = {HEAD: rates.attention}
     for head in OTHER_HEADS:
         own[head] = to_prompt[head] = attention(card, who, head, model, slow)
     products, stored = rates.gemm, 1.0
-    if who in IN_INT8 and kind in ("video", "picture"):
-        stored = INT8_STORED
+    if kind in ("video", "picture"):
+        stored = STORED.get(who, 1.0)
     if kind == "text":
         if who == "stock":
             products = own[HEAD] = card.tensor * FP32_CORES[card.turing] * CUBLAS
@@ -61,9 +61,9 @@ def speeds_on(card: Card, who: Who, kind: Kind, pass_bytes: Mapping[str, float],
 def convolution(card: Card, who: Who, model: Mapping[str, Any]) -> float:
     """Where there is no prediction of ours, cuDNN's."""
     cudnn = card.tensor * CUBLAS
-    tier = "precise" if who == "precise" else "fast"
+    tier = "precise" if who in ("precise", "stored") else "fast"
     found = model.get(f"{CONVOLUTION} {tier}")
-    if who in ("stock", "peer") or found is None:
+    if who == "stock" or found is None:
         return cudnn
     share: float = _as_compiled(found)["share"]
     return max(cudnn, (card.tensor if tier == "precise" else card.half) * share)
@@ -72,9 +72,11 @@ def convolution(card: Card, who: Who, model: Mapping[str, Any]) -> float:
 def attention(card: Card, who: Who, head: int, model: Mapping[str, Any], slow: bool) -> float:
     """With heads of this size: torch's, or the fastest that a tier of ours offers."""
     fastest = torchs_attention(card, head, model)
-    if who in ("stock", "peer") or head not in OUR_HEADS:
+    if who == "stock" or head not in OUR_HEADS:
         return fastest
-    tiers = {"precise": ("precise",), "fast": ("fast",)}.get(who, ("precise", "fast", "turbo", "turbo_half"))
+    tiers = {"stored": ("precise",), "precise": ("precise",), "fast": ("fast",)}.get(
+        who, ("precise", "fast", "turbo", "turbo_half")
+    )
     peak = _peak_of_prediction(model)
     for tier in tiers:
         found = _as_compiled(model[f"attention {head} {tier}"], slow and card.turing)

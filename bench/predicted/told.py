@@ -6,16 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..card_rates import CARDS, IN_INT8, VISITED, WHO, Card, Who
+from ..card_rates import CARDS, IN_INT8, PEERS, VISITED, WHO, Card, Who
+from .kitchen import computed
 from .load import step_seconds
 from .passes import pass_bytes
-from .speeds import Kind, speeds_on
+from .speeds import HEAD, Kind, model_of, speeds_on, torchs_attention
 from .works import LIVE, Work, works
 
 Unit = Literal["min", "s", "a second"]
 HEADS: Mapping[Who, str] = {
     "stock": "ComfyUI",
-    "peer": "newest ComfyUI, INT8",
+    "newest": "newest ComfyUI, INT8",
+    "newest_attention": "newest, INT8 and its attention",
+    "newest_w4a4": "newest, W4A4 and that attention",
+    "stored": "*auto*, INT8",
     "precise": "*precise*",
     "fast": "*fast*",
     "turbo": "*turbo*",
@@ -25,8 +29,8 @@ SIDES: tuple[Who, ...] = ("stock", "precise", "turbo")  # of whom all steps are 
 # Stock's 14B at 720p ran out of memory with 8 GiB free on the card that was measured; with more nobody tried it.
 TOO_LARGE, TRIED = "720x1280x81", 8.0
 UNKNOWN, OUT_OF_MEMORY = "?", "out of memory"
-# README's columns: heading, work, and in which unit it is told.
-SHORT: tuple[tuple[str, str, Unit], ...] = (
+# Of all steps, a line for each card: heading, work, and in which unit it is told.
+WHOLE: tuple[tuple[str, str, Unit], ...] = (
     ("1.3B", "Wan 1.3B 480x832x81", "min"),
     ("14B", "Wan 14B 480x832x81", "min"),
     ("14B, 4 steps", "Wan 14B 480x832x81 in 4 steps", "min"),
@@ -34,7 +38,18 @@ SHORT: tuple[tuple[str, str, Unit], ...] = (
     ("klein 4B", "Flux.2 klein 4B 1024x1024", "s"),
     ("live", LIVE, "a second"),
 )
-SHORT_SIDES: tuple[Who, ...] = ("stock", "peer", "precise", "turbo")
+WHOLE_SIDES: tuple[Who, ...] = ("stock", "newest_attention", "stored", "turbo")
+# README's: two works on three cards.
+SHORT_WORKS: tuple[tuple[str, Unit], ...] = (("Wan 14B 480x832x81", "min"), ("Flux.2 klein 4B 1024x1024", "s"))
+SHORT_CARDS = ("RTX 2060 Super", "RTX 3060 Ti", "RTX 4060")
+SHORT_HEADS: Mapping[Who, str] = {
+    "stock": "ComfyUI, FP16",
+    "newest": "newest, INT8",
+    "newest_attention": "+ attention",
+    "newest_w4a4": "newest, W4A4",
+    "stored": "*auto*, INT8",
+    "turbo": "*Fastest*",
+}
 
 
 @dataclass(frozen=True)
@@ -63,8 +78,8 @@ class Prediction:
 NOBODY: Mapping[Kind, Sequence[Who]] = {
     "video": (),
     "picture": ("sparse",),  # too short to leave parts of it out
-    "u-net": ("peer", "sparse"),  # there is no INT8 file
-    "text": ("peer", "turbo", "sparse"),  # no text encoder multiplies in bytes here
+    "u-net": (*PEERS, "stored", "sparse"),  # there is no INT8 file
+    "text": (*PEERS, "stored", "turbo", "sparse"),  # no text encoder multiplies in bytes here
 }
 
 
@@ -74,15 +89,24 @@ def who_does(work: Work) -> Sequence[Who]:
 
 def predictions(results: Mapping[str, Any]) -> Iterator[Prediction]:
     stock, ours = pass_bytes(results, "stock"), pass_bytes(results, "ours")
-    rounding = pass_bytes(results, "ours", rounds=True)
-    by = {who: stock if who in ("stock", "peer") else rounding if who in ("turbo", "sparse") else ours for who in WHO}
+    rounding = pass_bytes(results, "ours", rounds="heads")
+    by: dict[Who, Mapping[str, float]] = {
+        "stock": stock,
+        "stored": pass_bytes(results, "ours", rounds="products"),
+        "turbo": rounding,
+        "sparse": rounding,
+    }
     todo = works()
     for card in CARDS:
+        torchs = torchs_attention(card, HEAD, model_of(card.turing, False)[0])
         for work in todo:
 
-            def seconds(who: Who, slow: bool, card: Card = card, work: Work = work) -> float:
-                speeds = speeds_on(card, who, work.kind, by[who], slow=slow)
-                return step_seconds(work.load, speeds, card.gib, work.prompts, work.forwards)
+            def seconds(who: Who, slow: bool, card: Card = card, work: Work = work, torchs: float = torchs) -> float:
+                if who in PEERS:
+                    load, speeds = computed(card, who, work.load, stock, ours, torchs, slow and card.turing)
+                else:
+                    load, speeds = work.load, speeds_on(card, who, work.kind, by.get(who, ours), slow=slow)
+                return step_seconds(load, speeds, card.gib, work.prompts, work.forwards)
 
             told = {}
             for who in who_does(work):
@@ -106,7 +130,7 @@ def took(seconds: float) -> str:
 
 def instead(found: Prediction, who: Who) -> str | None:
     """What is said in place of a figure, where stock's memory does not do or nobody knows."""
-    if who not in ("stock", "peer") or TOO_LARGE not in found.work.name:
+    if who not in ("stock", *PEERS) or TOO_LARGE not in found.work.name:
         return None
     return OUT_OF_MEMORY if who == "stock" and found.card.gib <= TRIED else UNKNOWN
 
@@ -128,9 +152,9 @@ def all_steps(found: Prediction) -> str:
 # ---------------------------------------------------------------------------------------------------------------- tables
 
 
-def tables(results: Mapping[str, Any]) -> str:
+def tables(found: Sequence[Prediction]) -> str:
     """One of each work."""
-    found, lines = list(predictions(results)), []
+    lines: list[str] = []
     for work in works():
         ones = [one for one in found if one.work.name == work.name]
         asked = who_does(work)
@@ -145,35 +169,40 @@ def tables(results: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip("\n")
 
 
-def short_table(results: Mapping[str, Any]) -> str:
-    """README's: a line for each card."""
+def whole_table(found: Sequence[Prediction]) -> str:
+    """A line for each card."""
     lines = [
-        f"| Card | {' | '.join(f'{name}, {unit}' for name, _, unit in SHORT)} |",
-        f"|{' --- |' * (len(SHORT) + 1)}",
+        f"| Card | {' | '.join(f'{name}, {unit}' for name, _, unit in WHOLE)} |",
+        f"|{' --- |' * (len(WHOLE) + 1)}",
     ]
-    found = {(one.card.name, one.work.name): one for one in predictions(results)}
+    by = {(one.card.name, one.work.name): one for one in found}
     for card in CARDS:
-        cells = (in_short(found[card.name, work], unit) for _, work, unit in SHORT)
+        cells = (" / ".join(in_all(by[card.name, work], who, unit) for who in WHOLE_SIDES) for _, work, unit in WHOLE)
         lines.append(f"| {card.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def in_short(found: Prediction, unit: Unit) -> str:
-    """All steps by everyone whom README names."""
-    cells = []
-    for who in SHORT_SIDES:
-        if who not in found.told:
-            cells.append("-")
-            continue
-        seconds = found.told[who].seconds * found.work.steps
-        figure = {"min": seconds / 60, "s": seconds, "a second": 1 / seconds}[unit]
-        cells.append(f"{figure:.2g}" if figure < 100 else f"{figure:.0f}")
-    return " / ".join(cells)
+def short_table(found: Sequence[Prediction]) -> str:
+    """README's: both works in a cell."""
+    lines = [f"| | {' | '.join(SHORT_HEADS.values())} |", f"|{' --- |' * (len(SHORT_HEADS) + 1)}"]
+    by = {(one.card.name, one.work.name): one for one in found}
+    for card in SHORT_CARDS:
+        cells = (" / ".join(in_all(by[card, work], who, unit) for work, unit in SHORT_WORKS) for who in SHORT_HEADS)
+        lines.append(f"| {card} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def slowed(results: Mapping[str, Any]) -> tuple[float, float]:
-    """How many times as long README's videos take where INT8 products run at half their rate: the least and the most."""
-    videos = {work for _, work, unit in SHORT if unit == "min"}
-    told = [one.told[who] for one in predictions(results) if one.work.name in videos for who in SHORT_SIDES]
-    found = [one.slow / one.seconds for one in told if one.slow is not None]
-    return min(found), max(found)
+def in_all(found: Prediction, who: Who, unit: Unit) -> str:
+    """What all steps take."""
+    if who not in found.told:
+        return "-"
+    seconds = found.told[who].seconds * found.work.steps
+    figure = {"min": seconds / 60, "s": seconds, "a second": 1 / seconds}[unit]
+    return f"{figure:.2g}" if figure < 100 else f"{figure:.0f}"
+
+
+def slowed(found: Sequence[Prediction]) -> tuple[float, float]:
+    """How many times as long videos take where INT8 products run at half their rate: the least and the most."""
+    told = [told for one in found if one.work.kind == "video" for told in one.told.values()]
+    times = [one.slow / one.seconds for one in told if one.slow is not None]
+    return min(times), max(times)

@@ -5,6 +5,7 @@
     python bench turing --torch libtorch_cuda.so | X.whl    torch's memory-efficient attention on Turing; with --card of
                                                             RTX 30 or 40 its flash attention there
     python bench turing --attention build/kernels           all of our attention, for the cards of 8 GB; kept in bench/results
+    python bench turing --kitchen comfy_kitchen-X.whl       comfy-kitchen's INT8 attention and its INT8 and INT4 products, kept too
 
 --trips N: an inner loop with tensor work runs N times per iteration (ADDRESS=N for one of them); --skip OPCODE[:COUNT]:
 a branch over code with that many of these is taken. README.md lists what the model assumes.
@@ -20,7 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels_cuda import elf
-from . import disassemble, machine, our_attention, sass, torch_flash, torch_kernels, validation
+from . import (
+    disassemble,
+    kitchen_kernels,
+    kitchen_table,
+    machine,
+    our_attention,
+    sass,
+    torch_flash,
+    torch_kernels,
+    validation,
+)
 from .cards import CARDS, DEFAULTS, runs
 from .flow import Rules
 from .model import Count, Launch, Prediction, as_json, count, predict, trace
@@ -200,8 +211,44 @@ def run_attention(folder: Path) -> None:
             save(kernel.label, entry(counted, launch, predictions), results_of(cards[0]))
             told = ", ".join(f"{p.card} {p.tflops:.1f}" for p in predictions if p.as_compiled)
             print(f"{variant} {kernel.label}: TFLOP/s on {told}", flush=True)
+    write_page()
+
+
+def write_page() -> None:
+    """README's tables, from what is kept."""
     page = our_attention.PAGE.read_text(encoding="utf-8")
-    our_attention.PAGE.write_text(our_attention.rendered(page, by_variant()), encoding="utf-8")
+    our_attention.PAGE.write_text(rendered(page), encoding="utf-8")
+
+
+def rendered(page: str) -> str:
+    return kitchen_table.rendered(our_attention.rendered(page, by_variant()), by_code())
+
+
+def by_code() -> dict[str, dict[str, Any]]:
+    """What is kept, by which of comfy-kitchen's code a card runs."""
+    return {code: stored(results_of(CARDS[card])) for code, card in kitchen_kernels.CARDS.items()}
+
+
+def run_kitchen(path: Path) -> None:
+    """comfy-kitchen's attention and products, from its wheel."""
+    for variant, kernels in kitchen_kernels.KERNELS.items():
+        card = CARDS[kitchen_kernels.CARDS[variant]]
+        cubins = [(data, elf.read(data).kernels) for data in disassemble.cubins_with(path, "", variant)]
+        for kernel in kernels:
+            data, name, own = next(
+                (data, name, facts)
+                for data, found in cubins
+                for name, facts in sorted(found.items())
+                if kernel.names(name)
+            )
+            steps = kitchen_kernels.path_of(sass.parse(disassemble.disassemble(data, name))[name], kernel)
+            launch = Launch(kernel.threads, own.registers, own.shared + kernel.shared)
+            counted = count(steps, card)
+            predictions = predicted(steps, counted, launch, [card])
+            label = kitchen_kernels.stored_label(variant, kernel.label)
+            save(label, entry(counted, launch, predictions), results_of(card))
+            print(f"{label}: T/s on {', '.join(f'{p.card} {p.tflops:.1f}' for p in predictions)}", flush=True)
+    write_page()
 
 
 def by_variant() -> dict[str, dict[str, Any]]:
@@ -268,6 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--validate", action="store_true", help="what was published for RTX 30 and 40, and what is predicted"
     )
     cli.add_argument("--attention", type=Path, metavar="DIR", help="what `python kernels_cuda/build` compiled")
+    cli.add_argument("--kitchen", type=Path, metavar="WHEEL", help="comfy-kitchen's wheel, or its extension module")
     cli.add_argument("--threads", type=int, help="of a block; default: the launch bound")
     cli.add_argument("--registers", type=int, default=0, help="of a thread, if the cubin does not say")
     cli.add_argument("--shared-bytes", type=int, default=0, help="dynamic shared memory of a block")
@@ -290,10 +338,12 @@ def main(arguments: list[str] | None = None) -> int:
         run_torch(options.torch, [CARDS[name] for name in options.card or ["2060s"]], options.sensitivity)
     elif options.attention:
         run_attention(options.attention)
+    elif options.kitchen:
+        run_kitchen(options.kitchen)
     elif options.cubin:
         run_cubin(options)
     else:
-        cli.error("give a cubin, --torch, --attention or --validate")
+        cli.error("give a cubin, --torch, --attention, --kitchen or --validate")
     return 0
 
 

@@ -107,6 +107,29 @@ def find_loops(blocks: list[Block]) -> list[Loop]:
     return sorted(loops, key=lambda loop: len(loop.blocks))
 
 
+def loop_around(blocks: list[Block], start: int) -> Loop | None:
+    """What can be reached from a block and comes back to it, whatever else enters there: a loop with several heads is no natural
+    loop. None: nothing comes back."""
+    before: list[list[int]] = [[] for _ in blocks]
+    for number, block in enumerate(blocks):
+        for after in block.successors:
+            before[after].append(number)
+    forward, back = (_reached(start, edges) for edges in ([list(block.successors) for block in blocks], before))
+    return Loop(start, frozenset(forward & back), frozenset()) if start in forward & back else None
+
+
+def _reached(start: int, edges: list[list[int]]) -> set[int]:
+    """In one step or more."""
+    found: set[int] = set()
+    waiting = [start]
+    while waiting:
+        for number in edges[waiting.pop()]:
+            if number not in found:
+                found.add(number)
+                waiting.append(number)
+    return found
+
+
 def weigh(code: list[Instruction], blocks: list[Block], loop: Loop, bases: tuple[str, ...]) -> int:
     """How many instructions of these kinds a loop holds."""
     return sum(i.base in bases for n in loop.blocks for i in code[blocks[n].start : blocks[n].end])

@@ -43,7 +43,10 @@ _SHAPES = {
     HMMA: {"1688": 16 * 8 * 8, "16816": 16 * 8 * 16},
     IMMA: {"8816": 8 * 8 * 16, "16816": 16 * 8 * 16, "16832": 16 * 8 * 32},
 }
-_OTHER_INPUTS = ("TF32", "S4", "U4", "B1")  # of the same shapes' names, at other rates
+# The same of 4-bit numbers, where an opcode says so.
+_FOUR_BITS = ("S4", "U4")
+_SHAPES_OF_FOUR_BITS = {"8832": 8 * 8 * 32, "16864": 16 * 8 * 64}
+_OTHER_INPUTS = ("TF32", "B1")  # of the same shapes' names, at other rates
 
 _FP32 = ("FFMA", "FADD", "FMUL", "FSWZADD")
 _FMA = (*_FP32, "IMAD", "IDP")  # [F]
@@ -102,6 +105,7 @@ class Architecture:
     capabilities: tuple[int, ...]  # of the machine code that runs here
     half_rate: int  # FP16 multiply-adds of a quarter's tensor cores in a cycle, FP16 sums
     byte_rate: int  # the same of INT8
+    four_bit_rate: int  # the same of INT4
     shared_bytes_per_cycle: int
     shared_store_extra: int  # cycles of a store to shared memory over a load of that size
     latencies: Mapping[str, float]  # by pipe, from the start of service; TENSOR: with FP16 sums
@@ -140,9 +144,14 @@ class Card:
     l2_bytes_per_cycle: float
 
     def peak(self, accumulate: str) -> float:
-        """FLOP/s of the tensor cores, for sums in "f16" or "f32", or for bytes, summed in "s32"."""
+        """FLOP/s of the tensor cores, for sums in "f16" or "f32", for bytes, summed in "s32", or for "s4", 4-bit numbers."""
         arch = self.architecture
-        rate = {"f16": arch.half_rate, "f32": arch.half_rate * self.fp32_accumulate, "s32": arch.byte_rate}[accumulate]
+        rate = {
+            "f16": arch.half_rate,
+            "f32": arch.half_rate * self.fp32_accumulate,
+            "s32": arch.byte_rate,
+            "s4": arch.four_bit_rate,
+        }[accumulate]
         return self.multiprocessors * self.clock * QUARTERS * 2 * rate
 
     @property
@@ -154,9 +163,8 @@ class Card:
 def at_half_byte_rate(card: Card) -> Card:
     """The same card, should IMMA run at half of what its data sheet says: nobody published a measured rate for Turing."""
     arch = card.architecture
-    return replace(
-        card, name=f"{card.name}, IMMA at half rate", architecture=replace(arch, byte_rate=arch.byte_rate // 2)
-    )
+    slow = replace(arch, byte_rate=arch.byte_rate // 2, four_bit_rate=arch.four_bit_rate // 2)
+    return replace(card, name=f"{card.name}, IMMA at half rate", architecture=slow)
 
 
 def width(instruction: Instruction) -> int:
@@ -172,9 +180,14 @@ def width(instruction: Instruction) -> int:
     return 2 if "U16" in modifiers or "S16" in modifiers else 4
 
 
+def of_four_bits(instruction: Instruction) -> bool:
+    """Whether it multiplies 4-bit numbers."""
+    return instruction.base == IMMA and any(kind in instruction.modifiers for kind in _FOUR_BITS)
+
+
 def multiply_adds(instruction: Instruction) -> int:
     """Of a warp's tensor instruction."""
-    shapes = _SHAPES[instruction.base]
+    shapes = _SHAPES_OF_FOUR_BITS if of_four_bits(instruction) else _SHAPES[instruction.base]
     found = shapes.get(instruction.modifiers[0])
     if found is None or any(kind in instruction.modifiers for kind in _OTHER_INPUTS):
         known = ", ".join(f"{instruction.base}.{shape}" for shape in shapes)
@@ -230,7 +243,8 @@ def cost(instruction: Instruction, card: Card, accumulate: str | None = None, gu
         mode = accumulate or accumulates(instruction)
         return multiply_adds(instruction) / arch.half_rate / (1.0 if mode == "f16" else card.fp32_accumulate)
     if base == IMMA:
-        return multiply_adds(instruction) / arch.byte_rate
+        rate = arch.four_bit_rate if of_four_bits(instruction) else arch.byte_rate
+        return multiply_adds(instruction) / rate
     if where == MEMORY:
         if base in _OTHER_MEMORY:
             return _OTHER_MEMORY[base]

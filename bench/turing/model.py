@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import machine
-from .flow import Rules, find_loops, main_loop, split, walk
+from .flow import Rules, find_loops, loop_around, main_loop, split, walk
 from .machine import Card, Guesses
 from .sass import Instruction
 from .simulate import prepare, simulate
@@ -55,12 +55,16 @@ class Prediction:
 
 
 def trace(code: list[Instruction], rules: Rules, loop_at: int | None = None) -> list[Instruction]:
-    """The path of one iteration of the main loop, or of the loop whose head is at `loop_at`."""
+    """The path of one iteration of the main loop, or of the loop at `loop_at`: of its head, or, where it has several, of the block
+    from which the walk begins and to which it comes back."""
     blocks = split(code)
     loops = find_loops(blocks)
     main = main_loop(code, blocks, loops)
     if loop_at is not None:
         main = next((loop for loop in loops if code[blocks[loop.header].start].address == loop_at), None)
+        start = next((at for at, block in enumerate(blocks) if code[block.start].address == loop_at), None)
+        if main is None and start is not None:
+            main = loop_around(blocks, start)
         if main is None:
             heads = ", ".join(hex(code[blocks[loop.header].start].address) for loop in loops)
             raise ValueError(f"no loop starts at {loop_at:#x}; loops start at {heads or 'no address'}")

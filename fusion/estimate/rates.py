@@ -20,6 +20,9 @@ from ..cost import Cost
 
 FILE = Path(__file__).with_name("rates.json")
 STOCK = "stock"  # who computes where our kernels are off; else the name of a precision
+STORED = (
+    "stored"  # *auto* with a file of 8-bit numbers: those are multiplied, and attention is as *precise* computes it
+)
 # GeForce cards of these generations: operations of a multiprocessor's tensor cores in a clock, FP16 with sums in FP16; with FP32
 # sums half as many. By NVIDIA's whitepapers on Turing, GA102 and Ada.
 PER_CLOCK = 1024.0
@@ -74,7 +77,8 @@ def known() -> Mapping[str, Any]:
 
 
 def rates_of(card: Card, who: str, width: int) -> tuple[Rates, Passes, Source] | None:
-    """who: `STOCK` or a precision. width: of the model's x, by which products of a measured card are chosen. None: nobody knows."""
+    """who: `STOCK`, `STORED` or a precision. width: of the model's x, by which products of a measured card are chosen.
+    None: nobody knows."""
     measured = known()["measured"].get(card.name)
     if measured is not None:
         return *_measured(measured[STOCK if who == STOCK else "ours"], width), Source.CARD
@@ -98,11 +102,14 @@ def _predicted(card: Card, who: str, shares: Mapping[str, float]) -> Rates:
     torchs, cublas = full * shares["attention torch"], full * known()["cublas"]
     if who == STOCK:
         return Rates(cublas, torchs, memory, BUS)
-    peak = full if who == "precise" else half
-    gemm = max(peak * shares[f"gemm {'precise' if who == 'precise' else 'fast'}"], cublas)
-    if who == "turbo":  # told as a share of the peak with FP32 sums
-        return Rates(max(full * shares["gemm turbo"], gemm), max(full * shares["attention turbo"], torchs), memory, BUS)
-    return Rates(gemm, max(peak * shares[f"attention {who}"], torchs), memory, BUS)
+    sums = "precise" if who in ("precise", STORED) else "fast"
+    peak = full if sums == "precise" else half
+    gemm, attention = max(peak * shares[f"gemm {sums}"], cublas), peak * shares[f"attention {sums}"]
+    if who in ("turbo", STORED):  # products of 8-bit numbers are told as a share of the peak with FP32 sums
+        gemm = max(full * shares["gemm turbo"], gemm)
+    if who == "turbo":  # as its attention is
+        attention = full * shares["attention turbo"]
+    return Rates(gemm, max(attention, torchs), memory, BUS)
 
 
 def compute_seconds(cost: Cost, rates: Rates, passes: Passes) -> float:

@@ -112,7 +112,7 @@ def test_a100_differs_where_it_should() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["HMMA.1688.F32.TF32 R0, R2, R4, R0", "IMMA.16864.S4.S4 R0, R2, R4, R0", "IMMA.16832.S4.S4 R0"]
+    "text", ["HMMA.1688.F32.TF32 R0, R2, R4, R0", "IMMA.16864.S8.S8 R0, R2, R4, R0", "IMMA.16832.S4.S4 R0"]
 )
 def test_unknown_tensor_instructions_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="known are"):

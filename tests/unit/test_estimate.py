@@ -78,7 +78,7 @@ def plain(row: Row) -> bool:
     return (
         row.work == "sample" and row.model in BLOCKS and row.storage == "fp16" and not row.lora and not row.cold
         and ours is not None and not (ours.ops or ours.isa or ours.attention or ours.ram_budget or ours.windows)
-        and ours.backend == "auto" and ours.precision == "precise"
+        and ours.backend == "auto" and ours.precision in ("auto", "precise")
     )  # fmt: skip
 
 
@@ -136,6 +136,25 @@ def test_a_geforce_card_is_predicted_by_what_its_driver_tells() -> None:
         < seconds["turbo"].attention
     )
     assert seconds["precise"].gemm < seconds["fast"].gemm < seconds["turbo"].gemm
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 6), (8, 9)])
+def test_a_file_of_bytes_is_multiplied_as_the_quickest_tier_does_and_attended_to_as_the_exact_one(
+    capability: tuple[int, int],
+) -> None:
+    found = {
+        who: rates_of(replace(TURING, capability=capability), who, 5120) for who in ("precise", rates.STORED, "turbo")
+    }
+    (precise, plain, _), (stored, rounding, source), (turbo, most, _) = (known for known in found.values() if known)
+    assert source is Source.PREDICTED
+    assert (stored.gemm, stored.attention) == (turbo.gemm, precise.attention)
+    assert plain.width < rounding.width < most.width, "what products read is rounded, heads are not"
+    assert plain.hidden < rounding.hidden == most.hidden
+
+
+def test_a_measured_card_is_told_as_it_was_measured_whatever_the_file() -> None:
+    measured = replace(TURING, name="NVIDIA H200")
+    assert rates_of(measured, rates.STORED, 5120) == rates_of(measured, "precise", 5120)
 
 
 @pytest.mark.parametrize(
