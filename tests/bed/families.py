@@ -77,12 +77,17 @@ STREAMS = {Role.DIFFUSION: "yes", Role.TEXT: "yes", Role.VAE: "no, it is small"}
 UNKNOWN = {Role.DIFFUSION: "attention alone, in fp16", Role.TEXT: "no", Role.VAE: "no"}
 
 
+MOST_NAMED = 3  # README's table is no wider than a screen
+
+
 def in_short() -> str:
-    """README's table: the names of what is fused, and of what streams besides."""
+    """README's table: the names of what is fused, and some of what streams besides."""
     lines = ["| | Fused | Streams, not fused |", "| --- | --- | --- |"]
     for role, streams in STREAMS.items():
         fused = ", ".join(family.name for family in FAMILIES if family.role is role)
-        others = f"{', '.join(called(role))} and every other" if streams == "yes" else "none: a VAE is small"
+        others = (
+            f"{', '.join(called(role)[:MOST_NAMED])} and every other" if streams == "yes" else "none: a VAE is small"
+        )
         lines.append(f"| {role.words[:1].upper()}{role.words[1:]}s | {fused} | {others} |")
     return "\n".join(lines)
 

@@ -88,7 +88,19 @@ PAGES = [
 FOLDERS = (*MAY_IMPORT, "bench", "checkpoints", "tests", "docs", "workflows", "subgraphs", "locales")
 SUFFIXES = (".py", ".md", ".json", ".cu", ".cuh", ".svg", ".png")
 # What pages name that is a user's, ComfyUI's, or made by a command.
-ELSEWHERE = ("models/", "ComfyUI/", "comfy/", "output/", "build/", ".venv", ".cache", "/dev/", "results/real")
+ELSEWHERE = (
+    "models/",
+    "ComfyUI/",
+    "ComfyUI_windows_portable/",
+    "custom_nodes/",
+    "comfy/",
+    "output/",
+    "build/",
+    ".venv",
+    ".cache",
+    "/dev/",
+    "results/real",
+)
 # What one page names so: an op that nobody has, to show how one is added; a file of ComfyUI's, and of another project.
 NOT_HERE = {
     "kernels_cuda/README.md": {
