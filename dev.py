@@ -140,7 +140,10 @@ def setup_command(options: argparse.Namespace, _rest: list[str]) -> int:
 
 
 def demo(options: argparse.Namespace, _rest: list[str]) -> int:
-    bed, folder = set_up(options, with_browser=False)
+    with steps.in_one_line(
+        f"setting up: Python packages and ComfyUI {comfyui.VERSION} (only the first time; a minute or more, 6 GB)"
+    ):
+        bed, folder = set_up(options, with_browser=False)
     own = [f"--{name}={value}" for name in ("model", "clip", "vae", "prompt") if (value := getattr(options, name))]
     where = ["--comfyui", str(folder), "--base", str(bed.cache / "demo"), "--output", str(options.output)]
     return call(bed, "-m", "bed.demo", *where, *own, env={"PYTHONPATH": str(ROOT / "tests")})

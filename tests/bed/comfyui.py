@@ -87,7 +87,7 @@ def _fetched(bed: Bed, release: Release = CURRENT) -> Path:
     if version(target) == release.version:  # it arrives by one rename, so it is whole or absent
         return target
     what = f"fetching ComfyUI {release.version}"
-    steps.say(f"{what} ({release.megabytes} MB)")
+    steps.progress(f"{what} ({release.megabytes} MB)")
     work = bed.cache / "fetch"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)

@@ -2,6 +2,9 @@
 
 Runs inside the test bed's environment (`dev.py demo` sets it up). Without files of the user's own it takes the small model that
 was trained on the toy world: its video shows what the prompt says, and the demo looks at it and says what it sees.
+
+It prints a line for each thing that it does, then the paths of the video and the contact sheet.
+The rest is in the report.
 """
 
 from __future__ import annotations
@@ -62,25 +65,31 @@ def main() -> None:
             )
         workflow = toybox.workflow(options.prompt or toybox.PROMPT)
     arguments = search_paths(files, base)
-    print("starting ComfyUI", flush=True)
+    say("starting ComfyUI")
     with Server(Path(sys.executable), options.comfyui, base, arguments) as server:
-        print(f"ComfyUI answers after {time.monotonic() - started:.0f} s; making the video", flush=True)
-        run = Client(server.url).run(workflow, Ticker(workflow), timeout=24 * 3600)
+        latent = tiny.node_of(workflow, "EmptyHunyuanLatentVideo")["inputs"]
+        text = " ".join(asked(workflow).split())  # of any number of lines
+        say(f'making the video: {latent["length"]} frames of {latent["width"]}x{latent["height"]}, "{text}"')
+        client = Client(server.url)
+        run = client.run(workflow, timeout=24 * 3600)
         if run.error:
             sys.exit(f"The workflow failed in node {run.error['node_type']}: {run.error['exception_message']}")
         saved = next(iter(run.outputs.values()))["images"][0]
         video_path = out / f"demo{Path(saved['filename']).suffix}"
-        shutil.copyfile(base / "output" / saved["subfolder"] / saved["filename"], video_path)
+        video_path.write_bytes(client.fetch(saved))
         system: Any = server.get("/system_stats")
     video = decode(video_path)
     sheet_path, report_path = out / "demo-contact-sheet.png", out / "demo-report.txt"
     contact_sheet(video.frames).save(sheet_path)
-    seen = [] if all(own) else [f"seen:  {toybox.described(video.frames)}"]
+    seen = None if all(own) else toybox.described(video.frames)
+    say(f"looking at it: seen {seen}" if seen else f"looking at it: {video.line}")
     report = write_report(files, workflow, run, video, system, time.monotonic() - started, seen)
     report_path.write_text(report, encoding="utf-8")
-    print(report)
-    for title, path in (("video", video_path), ("contact sheet", sheet_path), ("report", report_path)):
-        print(f"{title + ':':15}{path}")
+    say(f"video: {video_path}\nsheet: {sheet_path}")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -107,17 +116,10 @@ def search_paths(files: list[Path], base: Path) -> list[str]:
     return ["--extra-model-paths-config", str(config)]
 
 
-class Ticker:
-    """Prints what the server is doing: each node as it starts, and how far it is."""
-
-    def __init__(self, workflow: Workflow) -> None:
-        self.workflow = workflow
-
-    def __call__(self, kind: str, data: dict[str, Any]) -> None:
-        if kind == "executing" and data["node"] is not None:
-            print(f"  {self.workflow[data['node']]['class_type']}", flush=True)
-        elif kind == "progress":
-            print(f"    {data['value'] / max(data['max'], 1):4.0%}", flush=True)
+def asked(workflow: Workflow) -> str:
+    """The prompt."""
+    text: str = tiny.node_of(workflow, "CLIPTextEncode")["inputs"]["text"]
+    return text
 
 
 def decode(path: Path) -> Video:
@@ -143,7 +145,7 @@ def contact_sheet(frames: list[Image.Image], width: int = 1200, gap: int = 8) ->
 
 
 def write_report(
-    files: list[Path], workflow: Workflow, run: Run, video: Video, system: Any, total: float, seen: list[str]
+    files: list[Path], workflow: Workflow, run: Run, video: Video, system: Any, total: float, seen: str | None
 ) -> str:
     """A page of plain text: with what, from what, how long, what came out."""
     device = system["devices"][0]["name"]
@@ -157,8 +159,8 @@ def write_report(
         f"{total:10.2f} s    in all, with the start of the server",
         "",
         f"video: {video.line}",
-        f"asked: {tiny.node_of(workflow, 'CLIPTextEncode')['inputs']['text']}",
-        *seen,
+        f"asked: {asked(workflow)}",
+        *([f"seen:  {seen}"] if seen else []),
     ]
     return "\n".join(lines) + "\n"
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 _lock_fd: int | None = None
+_line_for_all: str | None = None  # said instead of what the steps say; empty once it has been
 
 
 class SetupFailed(RuntimeError):
@@ -36,12 +37,12 @@ def once(stamp: Path, key: str, title: str, action: Callable[[], None]) -> None:
     """Run `action` unless `stamp` says it was done for this `key`."""
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == key:
         return
-    say(title)
+    progress(title)
     start = time.monotonic()
     action()
     stamp.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(stamp, key)
-    say(f"  done in {time.monotonic() - start:.0f} s")
+    progress(f"  done in {time.monotonic() - start:.0f} s")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -52,6 +53,27 @@ def write_atomically(path: Path, text: str) -> None:
 
 def say(text: str) -> None:
     print(f"[fusestream] {text}", flush=True)
+
+
+def progress(text: str) -> None:
+    """Say what a step does; under `in_one_line` its line, once."""
+    global _line_for_all  # noqa: PLW0603 - the one output of this process
+    if _line_for_all is None:
+        say(text)
+    elif _line_for_all:
+        print(_line_for_all, flush=True)
+        _line_for_all = ""
+
+
+@contextlib.contextmanager
+def in_one_line(line: str) -> Iterator[None]:
+    """One line for all the steps that are to be done; none where all of them are done."""
+    global _line_for_all  # noqa: PLW0603 - as above
+    _line_for_all = line
+    try:
+        yield
+    finally:
+        _line_for_all = None
 
 
 def run(command: Sequence[str | Path], step: str, remedy: str, env: dict[str, str] | None = None) -> None:

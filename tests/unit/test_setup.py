@@ -62,13 +62,16 @@ def finish(here: Path, bed: Bed) -> None:
     check = "import einops, sortedcontainers; from importlib.metadata import version; print(version('einops'))"
     found = subprocess.run([bed.python, "-c", check], capture_output=True, text=True, check=True)
     assert f"einops=={found.stdout.strip()}\n" in (TESTS / "constraints.txt").read_text()
-    assert not list(bed.cache.glob("fetch*"))
+    assert not list(bed.cache.glob("fetch*")) + list(bed.cache.glob("uv*"))
+    assert not list(bed.venv.glob("lib/*/site-packages/uv*")), "it is no package of the environment"
 
 
 MOMENTS: dict[str, Callable[[Bed], bool]] = {
     "in the making of the environment": lambda bed: (bed.venv / "pyvenv.cfg").exists(),
     "while ComfyUI arrives": lambda bed: (bed.cache / "fetch").is_dir(),
     "while ComfyUI is unpacked": lambda bed: (bed.cache / "fetch" / "ComfyUI" / "comfy").is_dir(),
+    "while uv arrives": lambda bed: (bed.cache / "uv" / "tool").is_dir(),
+    "while packages are downloaded": lambda bed: any((bed.cache / "uv" / "cache").glob("archive-*")),
     "while packages install": lambda bed: any(bed.venv.glob("lib/*/site-packages/einops*")),
 }
 
@@ -92,15 +95,86 @@ def test_a_killed_setup_is_finished_by_the_next_call(tmp_path: Path, bed: Bed) -
     assert time.monotonic() - started < 10, "a second call has nothing to do"
 
 
-def test_a_package_without_record_is_installed_again(tmp_path: Path, bed: Bed) -> None:
+def test_a_package_without_all_its_files_is_installed_again(tmp_path: Path, bed: Bed) -> None:
     folder = bed.venv / "lib" / "python3" / "site-packages"
-    for name, complete in (("whole-1.dist-info", True), ("half-1.dist-info", False)):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "METADATA").touch()
-        if complete:
-            (folder / name / "RECORD").touch()
+    of_the_wheel = "{}.dist-info/METADATA,,\n{}.dist-info/RECORD,,\n"
+    records = {"whole-1": of_the_wheel + "{}.dist-info/INSTALLER,,\n", "pips-1": None, "uvs-1": of_the_wheel}
+    for name, record in records.items():
+        info = folder / f"{name}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").touch()
+        if record is not None:
+            (info / "RECORD").write_text(record.format(*[name] * 3))
     environment.remove_half_installed(bed)
     assert [path.name for path in folder.iterdir()] == ["whole-1.dist-info"]
+
+
+def test_uv_is_told_what_pip_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bed: Bed) -> None:
+    """From its file and its variables, which go before."""
+    for variable in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(variable)
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = https://one.example/simple\ntimeout = 20\nno-color = true\n"
+        "[install]\nextra-index-url = https://two.example/simple\n    https://three.example/simple\n"
+        "[download]\nno-index = true\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_TIMEOUT", "60")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels /more")
+    monkeypatch.setattr(Bed, "python", Path(sys.executable))
+    told = environment.uv_variables(environment.pip_configuration(bed))
+    assert told is not None
+    machines = ("UV_CONSTRAINT", "SSL_CERT_FILE", "ALL_PROXY", "UV_INSECURE_HOST")  # of whoever has set up this machine
+    assert {name: value for name, value in told.items() if name not in machines} == {
+        "UV_DEFAULT_INDEX": "https://one.example/simple",
+        "UV_INDEX": "https://two.example/simple https://three.example/simple",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "UV_HTTP_TIMEOUT": "60",
+    }
+    monkeypatch.setenv("PIP_NO_BINARY", "einops")
+    assert environment.uv_variables(environment.pip_configuration(bed)) is None, "it cannot be told"
+
+
+@pytest.mark.parametrize("fails", ["getting uv", "installing packages", None])
+def test_pip_installs_where_uv_cannot(
+    fails: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bed: Bed
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str | Path], step: str, remedy: str, env: dict[str, str] | None = None) -> None:
+        ran.append([Path(word).name for word in command])
+        if not remedy:  # where uv fails, pip comes
+            (bed.cache / "uv" / "cache").mkdir(parents=True, exist_ok=True)
+            if step == fails:
+                raise steps.SetupFailed("it has no network")
+        if env is not None:
+            assert env["UV_CACHE_DIR"] == str(bed.cache / "uv" / "cache") and "UV_TORCH_BACKEND" not in env
+
+    monkeypatch.setenv("UV_TORCH_BACKEND", "cpu")
+    monkeypatch.setattr(steps, "run", run)
+    monkeypatch.setattr(environment, "pip_configuration", lambda bed: {})
+    environment.install_packages(bed)
+    wanted = ["-c", "constraints.txt", "-r", "requirements.txt"]
+    assert ran[0][-1] == "uv" and ran[-1][-4:] == wanted
+    assert [command[0].split(".")[0] for command in ran] == {
+        "getting uv": ["python", "python"], "installing packages": ["python", "uv", "python"], None: ["python", "uv"],
+    }[fails]  # fmt: skip
+    assert ("note: uv cannot install the packages here; pip does" in capsys.readouterr().out) is bool(fails)
+    assert not (bed.cache / "uv").exists()
+
+
+def test_the_demos_setup_says_one_line_and_none_when_all_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for printed in ("setting up\n[fusestream] note: of interest\n", "[fusestream] note: of interest\n"):
+        with steps.in_one_line("setting up"):
+            for name in ("one", "two"):
+                steps.once(tmp_path / name, "1", f"step {name}", lambda: None)
+            steps.say("note: of interest")
+        assert capsys.readouterr().out == printed
+    steps.once(tmp_path / "three", "1", "step three", lambda: None)
+    assert capsys.readouterr().out == "[fusestream] step three\n[fusestream]   done in 0 s\n"
 
 
 def test_a_failed_step_names_itself_and_the_remedy(tmp_path: Path) -> None:
