@@ -1,7 +1,7 @@
 """Measure everything, in parts that each fit into a call of nine minutes and merge into one result.
 
     python bench all --list                  the parts, their rows, and what each should take on an H200
-    python bench all --free 8                every part in turn; about 50 minutes on an H200
+    python bench all --free 8                every part in turn; about 57 minutes on an H200
     python bench all --free 8 --part 2/6     one of them; stock and ours of a row are always of one call
     python bench all --part left             rows for which the parts so far had no time
     python bench all --missing               only rows of whole models that the file does not have yet
@@ -35,7 +35,7 @@ from typing import Any
 from . import sources
 from .end_to_end.machine import card_results
 from .end_to_end.parts import Part, parts_of, row_seconds
-from .end_to_end.results import HEAD, line, merge_file, note_left, read, rows_left
+from .end_to_end.results import HEAD, is_of, line, merge_file, note_left, read, rows_left
 from .end_to_end.rows import TINY, Row, all_rows, quick
 from .end_to_end.runner import Bench, add_options, results_file
 
@@ -106,7 +106,13 @@ class State(Enum):
 def states_of(parts: Sequence[Part], into: Path) -> dict[str, State]:
     """Of every row of whole models, and of the benches of their own by kind: as their worst row."""
     data = read(into)
-    measured = {row["name"]: row.get("environment", {}) for row in data.get("models", {}).get("rows", [])}
+    rows = {row.name: row for part in parts for row in part.rows}
+    found_rows = data.get("models", {}).get("rows", [])
+    measured = {
+        one["name"]: one.get("environment", {})
+        for one in found_rows
+        if one["name"] in rows and is_of(rows[one["name"]], one)
+    }
     known: dict[tuple[str, ...], str] = {}
 
     def state(environment: Mapping[str, Any] | None, now: str) -> State:
@@ -117,7 +123,7 @@ def states_of(parts: Sequence[Part], into: Path) -> dict[str, State]:
         return State.CURRENT if environment.get("sources") == now else State.STALE
 
     found = {}
-    for row in (row for part in parts for row in part.rows):
+    for row in rows.values():
         key = (row.work, *sorted({model for model, _ in row.files}))
         if key not in known:
             known[key] = sources.of_models(key[1:], row.work)

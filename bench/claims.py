@@ -256,8 +256,9 @@ CLAIMS: tuple[tuple[str, str | Callable[[Figures], str]], ...] = (
     (
         "FP16 alone, sums included",
         (
-            "FP16 throughout; sums are FP32 unless **precision** is *fast* or *turbo*, since an H200 gains nothing by FP16 sums "
-            "and GeForce cards are predicted to; *turbo* multiplies queries by keys in 8 bits"
+            "FP16, but for INT8 files, which are multiplied as they are stored; sums are FP32 unless **precision** is *fast* or "
+            "*turbo*, since an H200 gains nothing by FP16 sums and GeForce cards are predicted to; *turbo* multiplies queries by "
+            "keys in 8 bits"
         ),
     ),
     (

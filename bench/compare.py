@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .end_to_end.storages import computed
+
 LEAST_NOISE = 0.02
 SMALLEST_US = 0.3  # kernels: what a launch varies by
 MORE_MEMORY_GIB = 0.1
@@ -65,7 +67,7 @@ def pairs(
 
 
 def models(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    found = list(pairs(before, after, "models", "name"))
+    found = [pair for pair in pairs(before, after, "models", "name") if is_same_work(*pair[1:])]
     stocks = [(old.get("stock", {}), new.get("stock", {})) for _, old, new in found]
     moved = noise_of([abs(new["s"] / old["s"] - 1) for old, new in stocks if "s" in old and "s" in new])
     for name, old, new in found:
@@ -84,6 +86,12 @@ def models(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Chan
         errors = [row.get("accuracy", {}).get("ours against stock", 0.0) for row in (old, new)]
         if all(errors):
             yield Change(f"{name}, error against stock", errors[0], errors[1], FARTHER)
+
+
+def is_same_work(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether ours computed alike in both. A file in 8 bits is multiplied so by default since there is `auto`."""
+    sides = [row.get("ours", {}).get("side", {}).get("precision", "auto") for row in (old, new)]
+    return len({computed(precision, new.get("storage", "fp16")) for precision in sides}) == 1
 
 
 def broken(what: str) -> Change:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from . import beside
 from .compare import is_faster, spread
 from .end_to_end.parts import ORDER
+from .end_to_end.results import is_of
 from .end_to_end.rows import Row, all_rows
 
 HEADINGS = {
@@ -25,6 +26,7 @@ HEADINGS = {
     "storage": "Other storage",
     "ram": "Budgets of RAM",
     "packed": "GGUF and INT8 files",
+    "default": "By default, files as people have them",
     "windows": "As on Windows, with a bus of 12 GB/s",
     "cold": "A cold file",
     "pictures": "Pictures",
@@ -41,6 +43,7 @@ PROMISED = (
     "small",
     "short",
     "packed",
+    "default",
     "windows",
     "pictures",
     "live",
@@ -53,10 +56,15 @@ WHO = {"stock": "stock", "ours": "FuseStream"}
 
 
 def by_name(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Rows that are known here and were measured on a card, each side that it has."""
-    known = {row.name: {who for who, _ in row.sides} for row in all_rows()}
-    rows = results.get("models", {}).get("rows", [])
-    return {row["name"]: row for row in rows if "quick" not in row and known.get(row["name"], {""}) <= row.keys()}
+    """Rows that are known here and were measured on a card as they are now, each side that it has."""
+    known = {row.name: row for row in all_rows()}
+    rows = [row for row in results.get("models", {}).get("rows", []) if "quick" not in row and row["name"] in known]
+
+    def is_whole(one: Mapping[str, Any]) -> bool:
+        row = known[one["name"]]
+        return {who for who, _ in row.sides} <= one.keys() and is_of(row, one)
+
+    return {row["name"]: row for row in rows if is_whole(row)}
 
 
 def seconds(side: Mapping[str, Any], name: str = "s") -> str:

@@ -2,7 +2,7 @@
 
     python bench models --free 8                     every row that is promised something; about 9 minutes on an H200
     python bench models --free 8 --only "14B 480"    the rows whose name has this; merged into the same file
-    python bench models --group budget               other rows: growth, budget, pictures, packed, ... or all
+    python bench models --group budget               other rows: growth, budget, default, pictures, ... or all
     python bench models --accuracy --only "1.3B"     also an fp32 run of stock, and both sides' error against it
     python bench models --real DIR                   a folder's own checkpoints instead of random weights
     python bench models --quick                      tiny checkpoints on the CPU: that it runs, not how fast
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--frames", type=int, help="instead of the rows' own")
     cli.add_argument("--steps", type=int, help="instead of the rows' own")
     cli.add_argument("--budget", type=float, help="GiB for our weights, -1 for what is free, 0 for stock's memory")
-    cli.add_argument("--precision", choices=["precise", "fast", "turbo"])
+    cli.add_argument("--precision", choices=["auto", "precise", "fast", "turbo"])
     cli.add_argument("--kernels", choices=["auto", "on", "off"])
     cli.add_argument(
         "--bounds", type=Path, metavar="FILE", help="measure nothing: set the bounds in these results anew"

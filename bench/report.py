@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import claims, groups, kitchen, two
+from . import claims, default, groups, kitchen, two
 from .chosen import CHOSEN, CHOSEN_MATRIX, CHOSEN_MODELS, CHOSEN_TIERS
 from .compare import is_faster
 from .fidelity import long
@@ -26,7 +26,7 @@ CLAIMS = ROOT / "docs" / "how-it-works.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(
-    r"(<!-- (kernels|matrix|tiers|modules|pager|host|saving|pair|two|fidelity|models|plot|plots|groups|claims):begin -->\n)"
+    r"(<!-- (kernels|matrix|tiers|modules|pager|host|saving|pair|two|fidelity|models|plot|plots|default|groups|claims):begin -->\n)"
     r".*?(<!-- \2:end -->)",
     re.DOTALL,
 )
@@ -340,9 +340,9 @@ SECTION = {"matrix": "kernels", "tiers": "kernels"}  # of the results, where it 
 
 
 def rendered_page(page: str) -> str:
-    """bench/README: every table, every group and all plots of every card. What a card's file lacks is left out, but for a plot
-    that no card has: that is said of the first."""
-    parts: dict[str, list[str]] = {"plots": [], "groups": [], **{part: [] for part in TABLES}}
+    """bench/README: every table, every group, what ours do by default and all plots of every card. What a card's file lacks is left
+    out, but for a plot that no card has: that is said of the first."""
+    parts: dict[str, list[str]] = {"plots": [], "default": [], "groups": [], **{part: [] for part in TABLES}}
     cards = measured_cards()
     missing = {card: [c for c in CHARTS if c.missing(groups.by_name(results))] for card, results in cards}
     nowhere = [chart for chart in CHARTS if all(chart in lacking for lacking in missing.values())]
@@ -357,6 +357,7 @@ def rendered_page(page: str) -> str:
             elsewhere = {name for other, rows in cards if other != card for name in groups.by_name(rows)}
             told = groups.text(results, whole=i == 0, elsewhere=elsewhere)
             parts["groups"].append(f"**{card}**.{date}\n\n{told}")
+            parts["default"].append(f"**{card}**.{date}\n\n{default.text(groups.by_name(results))}")
     parts[two.SECTION] = parts[two.SECTION] or [two.NOT_YET]
     parts[fidelity.SECTION] = parts[fidelity.SECTION] or [fidelity.NOT_YET]
     parts["modules"] = parts["modules"] or ["Not measured yet.\n"]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..kernels_cuda import KernelPolicy, few_rows, few_rows_serves, linear
 from . import int8_files
 from .operands import SCALED, Weights, is_here, operands, packed
-from .packed_layout import is_held
+from .packed_layout import in_rows, is_held
 from .stream.blocks import is_quantised, layout_of
 
 ALIGNED = 16  # bytes
@@ -94,7 +94,8 @@ def serves(h: Tensor, own: Stored) -> bool:
 
 def _as_stored(weight: Any) -> Stored | None:
     if is_held(weight):
-        return Stored(weight._qdata.view(weight._params.orig_shape[0], -1), weight._params.encoding)
+        blocks = in_rows(weight)
+        return None if blocks is None else Stored(blocks, weight._params.encoding)
     if is_quantised(weight):
         if (matrix := int8_files.matrix_of(weight)) is not None:
             return Stored(matrix.numbers, "I8", matrix.scales) if matrix.rotation == 0 else None

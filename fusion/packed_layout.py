@@ -6,6 +6,7 @@ matrix computes wherever a tensor does, in stock's blocks as in ours, and never 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..kernels_cuda import few_rows, few_rows_serves
 from ..memory import Extent
+from ..memory.encoding import ENCODINGS
 from .packed import AT_ONCE, unpacked
 
 NAME = "FuseStreamPackedLayout"
@@ -76,10 +78,11 @@ class PackedLayout:
 def _linear(weight: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., k] @ weight^T + bias. A few rows on a card, as while text is being written, are multiplied with the blocks as they
     lie; else the weight becomes numbers for this time."""
-    params = weight._params
-    stored = weight._qdata.view(params.orig_shape[0], -1)
-    if x.is_cuda and x.dtype is torch.float16 and few_rows_serves(x.shape, params.encoding):
-        return few_rows(x.contiguous(), stored, params.encoding, bias=bias, policy=AT_ONCE)
+    encoding = weight._params.encoding
+    if x.is_cuda and x.dtype is torch.float16 and few_rows_serves(x.shape, encoding):
+        stored = in_rows(weight)
+        if stored is not None:
+            return few_rows(x.contiguous(), stored, encoding, bias=bias, policy=AT_ONCE)
     return torch.nn.functional.linear(x, weight.dequantize().to(x.dtype), bias)
 
 
@@ -111,6 +114,17 @@ def is_held(tensor: Any) -> bool:
 def half(tensor: Any) -> Tensor:
     """What it is, fp16 in its shape: a new tensor."""
     found: Tensor = unpacked(tensor._qdata, tensor._params.encoding).view(tensor._params.orig_shape)
+    return found
+
+
+def in_rows(tensor: Any) -> Tensor | None:
+    """Its bytes row by row, uint8 [n, bytes of a row]; None: rows are no whole blocks, as in GGUF files of U-Nets, whose narrow
+    matrices are packed in rows of 256."""
+    params = tensor._params
+    n, *rest = params.orig_shape
+    if math.prod(rest) % ENCODINGS[params.encoding].elements:
+        return None
+    found: Tensor = tensor._qdata.view(n, -1)
     return found
 
 

@@ -210,11 +210,13 @@ def language(row: Row) -> Language:
 
 def picture_cost(row: Row) -> Cost:
     if row.work in ("sample", "call", "live"):  # of a frame what the network does
-        _, height, width = row.latent_shape
+        *_, height, width = row.latent_shape
         if row.model in pictures.KLEIN:
             return pictures.klein_forward(pictures.KLEIN[row.model], height * width)
         if row.model in pictures.UNETS:
             return unet(pictures.UNETS[row.model], height * width).cost
+        if row.model == "qwen_image":
+            return pictures.qwen_image_forward(pictures.QWEN_IMAGE, height * width)
         return pictures.z_image_forward(pictures.Z_IMAGE, height * width)
     through = pictures.decode_image if row.work == "decode" else pictures.encode_image
     return through(pictures.IMAGE_VAES[row.model], row.height * row.width)

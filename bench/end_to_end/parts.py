@@ -14,7 +14,7 @@ from .rows import TAKES, VAES, WHOLE, Row, Side
 # What a user asks first comes first: whoever stops early has that.
 ORDER = (
     "table", "backend", "budget", "small", "short", "lora", "video", "growth", "switches", "stock", "storage", "ram", "packed",
-    "windows", "cold", "pictures", "live", "writing", "peers",
+    "default", "windows", "cold", "pictures", "live", "writing", "peers",
 )  # fmt: skip
 PART_S = 300.0  # a part's reckoned seconds; calls may take 540
 START_S = 16.0  # many processes that start beside each other
@@ -28,13 +28,13 @@ PICTURE_VAE = {"stock": 0.1, "ours": 0.25}
 FIRST_S = {
     "stock": {
         "wan13": 0.6, "wan14": 8.0, "t5": 3.2, "qwen3": 4.0, "vae": 1.0, "vae22": 2.0,
-        "klein4": 5.8, "klein9": 12.0, "z_image": 9.0, "sd15": 1.5, "sdxl": 3.5, "flux2_vae": 1.0, "flux_vae": 1.0,
-        "vl2": 4.0, "vl4": 6.3,
+        "klein4": 5.8, "klein9": 12.0, "z_image": 9.0, "qwen_image": 12.0, "sd15": 1.5, "sdxl": 3.5,
+        "flux2_vae": 1.0, "flux_vae": 1.0, "vl2": 4.0, "vl4": 6.3,
     },
     "ours": {
         "wan13": 1.5, "wan14": 2.5, "t5": 1.5, "qwen3": 1.5, "vae": 3.0, "vae22": 5.0,
-        "klein4": 2.0, "klein9": 3.0, "z_image": 3.0, "sd15": 1.5, "sdxl": 2.0, "flux2_vae": 3.0, "flux_vae": 3.0,
-        "vl2": 1.5, "vl4": 2.0,
+        "klein4": 2.0, "klein9": 3.0, "z_image": 3.0, "qwen_image": 6.0, "sd15": 1.5, "sdxl": 2.0,
+        "flux2_vae": 3.0, "flux_vae": 3.0, "vl2": 1.5, "vl4": 2.0,
     },
 }  # fmt: skip
 STOCK_FRAME_S = 0.15  # of live video, which waits for Python
@@ -42,7 +42,7 @@ STOCK_TOKEN_S = 0.09  # of text by 4B, whose weights come anew for each
 OUT_OF_MEMORY_S = 12.0  # until stock finds out that it cannot
 WRITE_S = {
     "wan13": 2.0, "wan14": 15.0, "t5": 7.0, "qwen3": 5.0, "vae": 1.0, "vae22": 2.0,
-    "klein4": 5.0, "klein9": 10.0, "z_image": 7.0, "sd15": 1.5, "sdxl": 3.0, "flux2_vae": 1.0, "flux_vae": 1.0,
+    "klein4": 5.0, "klein9": 10.0, "z_image": 7.0, "qwen_image": 22.0, "sd15": 1.5, "sdxl": 3.0, "flux2_vae": 1.0, "flux_vae": 1.0,
     "vl2": 3.0, "vl4": 6.0,
 }  # fmt: skip
 POOL_S = 8.0  # to fill managed memory with 14B

@@ -21,7 +21,8 @@ PUBLISHED: dict[Model, tuple[str, ...]] = {
     "vae": ("wan_2.1_vae",),
     # none of these is looked for
     **dict.fromkeys(
-        ("qwen3", "klein4", "klein9", "z_image", "sd15", "sdxl", "flux2_vae", "flux_vae", "vl2", "vl4"), ()
+        ("qwen3", "klein4", "klein9", "z_image", "qwen_image", "sd15", "sdxl", "flux2_vae", "flux_vae", "vl2", "vl4"),
+        (),
     ),
 }
 STORAGES = {"F16": "fp16", "BF16": "bf16", "F32": "fp32", "F8_E4M3": "fp8_e4m3fn"}

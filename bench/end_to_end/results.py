@@ -13,6 +13,7 @@ from typing import Any
 
 from .bounds import LIMIT_GIB, Rates, bound, measured_rates
 from .rows import Row, all_rows
+from .storages import computed
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SECTION = "models"
@@ -86,6 +87,16 @@ def row_result(
         set_bounds(found, row, rates)
     found["met"] = met(found)
     return found
+
+
+def is_of(row: Row, found: Mapping[str, Any]) -> bool:
+    """Whether it is the row as it is now that was measured: ours computed then as they do now. Of a file in 8 bits a measurement
+    from before there was `auto` is another one."""
+    side = found.get("ours", {}).get("side")
+    if row.ours is None or side is None:
+        return True
+    then = side.get("precision", "auto")  # which is not written down
+    return computed(then, row.storage) == computed(row.ours.precision, row.storage)
 
 
 def set_bounds(found: dict[str, Any], row: Row, rates: Rates) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from . import gguf_pack
 from .pictures import LATENTS, Latent
-from .storages import GGUF, shown
+from .storages import BY_FILE, GGUF, shown
 
 Model = Literal[
     "wan13",
@@ -22,6 +22,7 @@ Model = Literal[
     "klein4",
     "klein9",
     "z_image",
+    "qwen_image",
     "sd15",
     "sdxl",
     "flux2_vae",
@@ -41,6 +42,7 @@ TITLES: dict[Model, str] = {
     "klein4": "klein 4B",
     "klein9": "klein 9B",
     "z_image": "Z-Image",
+    "qwen_image": "Qwen-Image",
     "sd15": "SD 1.5",
     "sdxl": "SDXL",
     "flux2_vae": "Flux.2 VAE",
@@ -59,6 +61,7 @@ TINY: dict[Model, str] = {
     "klein4": "flux2",
     "klein9": "flux2",
     "z_image": "z_image",
+    "qwen_image": "qwen_image",
     "sd15": "sd15",
     "sdxl": "sdxl",
     "flux2_vae": "flux2_vae",
@@ -71,6 +74,7 @@ GUIDED: tuple[Model, ...] = (
     "wan14",
     "sd15",
     "sdxl",
+    "qwen_image",
 )  # whose steps have two prompts; the others were distilled to one
 VAES: tuple[Model, ...] = ("vae", "vae22", "flux2_vae", "flux_vae")
 # Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
@@ -108,7 +112,7 @@ class Side:
     isa: Literal["sm_75", "sm_80"] | None = None
     kernels: Literal["auto", "on", "off"] = "auto"
     ops: tuple[tuple[str, str], ...] = ()
-    precision: Literal["precise", "fast", "turbo"] = "precise"
+    precision: Literal["auto", "precise", "fast", "turbo"] = "auto"
     vram_budget: float = -1.0
     backend: Literal["auto", "slots", "managed"] = "auto"
     ram_budget: float | None = None
@@ -241,11 +245,12 @@ class Row:
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        """Of one latent: channels, frames, height and width; a picture has no frames."""
+        """Of one latent: channels, frames, height and width; a picture has no frames, or one where its VAE is of videos."""
         if not self.is_picture:
             return VIDEOS.get(self.model, VIDEO).channels, *self.latent
         latent = LATENTS[self.model]
-        return latent.channels, self.height // latent.side, self.width // latent.side
+        frames = (1,) if latent.is_of_videos else ()
+        return latent.channels, *frames, self.height // latent.side, self.width // latent.side
 
 
 def sampling(model: Model, height: int, width: int, frames: int, steps: int, **others: object) -> Row:
@@ -262,7 +267,7 @@ TURING = {
 def table() -> list[Row]:
     """The rows that are promised something, cheap ones first for each file of weights."""
     rows = [
-        sampling("wan13", 480, 480, 17, 6),
+        sampling("wan13", 480, 480, 17, 6, asked=1.0),
         sampling("wan13", 480, 832, 81, 4, asked=1.5),
         sampling("wan13", 480, 832, 81, 3, asked=1.5, note="held to Turing", **TURING),
         sampling("wan14", 480, 480, 17, 6, asked=1.2),
@@ -356,9 +361,9 @@ def packed() -> list[Row]:
     def short(storage: str, note: str = "", **others: object) -> Row:
         name = shown(storage)
         said = {"note": ", ".join(part for part in (name, note) if part), "over": name if note else ""}
-        if storage in GGUF:
-            said["stock"] = BESIDE_PACK  # type: ignore[assignment]
-        return sampling("wan14", 480, 480, 17, 4, **{"group": "packed", "storage": storage, **said, **others})
+        return sampling(
+            "wan14", 480, 480, 17, 4, **{"group": "packed", "storage": storage, **said, **_stock_of(storage), **others}
+        )
 
     mix = "q4_k_m"
     rows = [
@@ -366,11 +371,12 @@ def packed() -> list[Row]:
         short(mix, "4 GiB of RAM", stock=None, ours=Side(ram_budget=4.0), seconds=0.5),
         # The pack gives these layers no LoRA on a ComfyUI as new as this: nothing to stand beside.
         short(mix, "a LoRA of rank 32", lora=32, stock=None),
-        short("q8_0"),
-        short("int8_convrot"),
+        short("q8_0", asked=1.0),
+        short("int8_convrot", asked=1.0),
+        short("int8_convrot", "precise", stock=None, ours=Side(precision="precise")),
         short("int8_convrot", "turbo", stock=None, ours=Side(precision="turbo")),
     ]
-    for precision in ("precise", "turbo"):
+    for precision in ("precise", "auto", "turbo"):
         side = Side(precision=precision, isa="sm_80", ops=OURS_ALONE)
         note = f"int8_convrot, {precision}, our kernels of sm_80"
         over = "int8_convrot, precise, our kernels of sm_80"
@@ -517,6 +523,49 @@ def writing() -> list[Row]:
     ]
 
 
+# What a new loader does by itself, beside stock as it is installed: of each model a file in every way
+# that people have it. Height, width, frames and steps, of which the first three are those of its FP16 row.
+BY_DEFAULT: dict[Model, tuple[int, int, int, int]] = {
+    "wan13": (480, 480, 17, 6),
+    "wan14": (480, 480, 17, 4),
+    "klein4": (1024, 1024, 0, 12),
+    "z_image": (1024, 1024, 0, 16),
+    "sdxl": (1024, 1024, 0, 20),
+    "qwen_image": (1024, 1024, 0, 4),
+}
+KINDS_OF_FILES = ("fp16", *BY_FILE, "q8_0", "q4_k_m")
+_NOT_OF_A_UNET = "no such file is published by ComfyUI, nor named by its templates"
+_STREAMS_ALONE = "not asked: a model that only streams stands here for its INT8 file"
+# Of what there is no row, and why.
+WITHOUT: dict[tuple[Model, str], str] = {
+    **{("sdxl", storage): _NOT_OF_A_UNET for storage in BY_FILE},
+    **{("qwen_image", storage): _STREAMS_ALONE for storage in KINDS_OF_FILES if storage != "int8_convrot"},
+}
+
+
+def by_default(model: Model, storage: str) -> Row | None:
+    """The row of a model's file, in whatever group it is; None: there is none."""
+    if (model, storage) in WITHOUT:
+        return None
+    made = sampling(model, *BY_DEFAULT[model], storage=storage, note="" if storage == "fp16" else shown(storage))
+    others = table() + packed() + pictures()
+    return next(
+        (row for row in others if row.name == made.name),
+        replace(made, group="default", asked=1.0, **_stock_of(storage)),
+    )
+
+
+def _stock_of(storage: str) -> dict[str, Any]:
+    return {"stock": BESIDE_PACK} if storage in GGUF else {}
+
+
+def default() -> list[Row]:
+    """What the other groups do not have of it. INT8 and fp8 first, in which stock multiplies too."""
+    order = sorted(KINDS_OF_FILES, key=lambda storage: storage not in BY_FILE)
+    found = (by_default(model, storage) for storage in order for model in BY_DEFAULT)
+    return [row for row in found if row is not None and row.group == "default"]
+
+
 COMPILED, WITH_SAGE = ("torch.compile", Side(compiled=True)), ("SageAttention", Side(comfy=(SAGE,)))
 
 
@@ -533,7 +582,7 @@ def peers() -> list[Row]:
 
 
 def all_rows() -> list[Row]:
-    rows = table() + short() + more() + small() + packed() + pictures() + live() + writing() + peers()
+    rows = table() + short() + more() + small() + packed() + default() + pictures() + live() + writing() + peers()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows

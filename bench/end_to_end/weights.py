@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from ... import checkpoints
-from ...checkpoints import flux, kl_vae, llama, qwen3_vl, spiece, umt5, unet, wan, wan_vae, z_image
+from ...checkpoints import flux, kl_vae, llama, qwen3_vl, qwen_image, spiece, umt5, unet, wan, wan_vae, z_image
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
 from .bounds import EYES, QWEN3, UMT5, VIDEO_VAES, WAN
 from .bounds import WRITERS as WRITERS_OF_TEXT
-from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, in_bytes, packed, plain
-from .pictures import IMAGE_VAES, KLEIN, UNETS, Z_IMAGE
+from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, packed, safetensors
+from .pictures import IMAGE_VAES, KLEIN, QWEN_IMAGE, UNETS, Z_IMAGE
 from .rows import TINY, Model
 from .storages import GGUF, file_name
 
@@ -51,6 +51,8 @@ def table(model: Model) -> Table:
         return flux.table(flux.FluxSize(klein.dim, klein.double, klein.single, klein.text, klein.channels, shared=True))
     if model == "z_image":
         return z_image.table(z_image.ZImageSize(Z_IMAGE.dim, Z_IMAGE.layers, Z_IMAGE.text))
+    if model == "qwen_image":
+        return qwen_image.table(qwen_image.QwenImageSize(QWEN_IMAGE.dim, QWEN_IMAGE.layers, QWEN_IMAGE.text))
     if model in UNETS:
         net = UNETS[model]
         return unet.table(
@@ -66,7 +68,7 @@ def table(model: Model) -> Table:
     return written(wan_vae.VaeSize(of_videos.encoder, of_videos.decoder))
 
 
-def tiny_table(model: str) -> Table:
+def tiny_table(model: Model) -> Table:
     """What stands in for it where there is no card, and its file is packed: in rows of whole blocks, and of a Wan with the text's
     published width, so that nothing has to tell it."""
     if model == "t5":
@@ -75,7 +77,9 @@ def tiny_table(model: str) -> Table:
         return llama.table(llama.QWEN3)
     if model in WRITERS_OF_TEXT:
         return qwen3_vl.table(qwen3_vl.SIZE)
-    return wan.table(wan.WanSize(text=4096))
+    if model in WAN:
+        return wan.table(wan.WanSize(text=4096))
+    return checkpoints.KINDS[TINY[model]].table
 
 
 def small_vae(name: str, generator: torch.Generator, *, tiny: bool) -> dict[str, torch.Tensor]:
@@ -131,7 +135,7 @@ def write_table(path: Path, rows: Table, storage: str, device: str) -> None:
         tensors = packed(rows, storage)
         laid = containers.gguf(path, [tensor.entry for tensor in tensors], gguf_values(rows, storage))
     else:
-        tensors = in_bytes(rows) if storage == "int8_convrot" else plain(rows, storage)
+        tensors = safetensors(rows, storage)
         if "shared.weight" in rows:
             tensors.append(as_is("spiece_model", spiece.spiece_tensor()))
         laid = containers.safetensors([tensor.entry for tensor in tensors])

@@ -610,6 +610,8 @@ def prompt_shape(model: Model, net: Any) -> tuple[int, Any]:
         return pictures.KLEIN[model].tokens, net.txt_in
     if model == "z_image":
         return pictures.Z_IMAGE.tokens, net.cap_embedder[1]
+    if model == "qwen_image":
+        return pictures.QWEN_IMAGE.tokens, net.txt_in
     if model in pictures.UNETS:
         of_text = next(one for name, one in net.named_modules() if name.endswith("attn2.to_k"))
         return pictures.UNETS[model].tokens, of_text

@@ -31,7 +31,7 @@ def test_every_row_is_in_one_part_and_every_part_fits_into_a_call() -> None:
     names = [row.name for part in cut for row in part.rows]
     assert sorted(names) == sorted(row.name for row in rows.all_rows())
     assert all(part.seconds < 8.8 * 60 for part in cut), "minutes of a part"
-    assert sum(part.seconds for part in cut) <= 51 * 60, "minutes of the whole"
+    assert sum(part.seconds for part in cut) <= 57 * 60, "minutes of the whole"
     assert [part.kind for part in cut[-2:]] == ["kernels", "pager"]
 
 
@@ -42,7 +42,7 @@ def test_what_is_promised_can_be_measured_alone(tmp_path: Path) -> None:
     assert names == {row.name for row in rows.all_rows() if row.is_promised}
     assert {"1.3B 480x832x81", "14B 480x480x17, 3 GiB free", "14B 720x1280x81", "Qwen3-VL 2B write a token"} <= names
     assert not {"1.3B 480x832x33", "1.3B 480x832x81, fast", "14B 480x480x17, 4 GiB of RAM"} & names
-    assert sum(part.seconds for part in cut) < 29 * 60
+    assert sum(part.seconds for part in cut) < 36 * 60
     assert not rows.unpromised(next(row for row in rows.all_rows() if row.is_promised)).is_promised
 
 
@@ -551,6 +551,10 @@ def test_every_group_runs_on_the_cpu(tmp_path: Path) -> None:
         if {"stock", "ours"} <= dict(row.sides).keys():
             # A stream in fp32, as stock has it here, Z-Image surrounds by products in fp16.
             allowed = 1e-3 if row.model == "z_image" else 1e-5
+            if row.model == "z_image" and row.storage == "int8_convrot":
+                allowed = 2e-2  # which is rounded to 8 bits on the way
+            if row.needs_pack:
+                allowed = 1e-2  # it unpacks in another type
             assert found[row.name]["accuracy"]["ours against stock"] < allowed, row.name
     assert "these figures mean nothing" in done.stdout and not list(tmp_path.glob("*.safetensors"))
 

@@ -51,6 +51,14 @@ def test_a_row_that_fails_now_is_worse() -> None:
     assert verdicts(results(gone), results(model([1.0]))) == {}
 
 
+def test_an_int8_file_that_was_multiplied_otherwise_is_not_compared() -> None:
+    """What is the default since there is `auto` was not before. Of an FP16 file both are the same."""
+    before, after = model([1.0, 1.0]), model([1.1, 1.1])
+    before["ours"]["side"], after["ours"]["side"] = {"precision": "precise"}, {}
+    for storage, found in (("fp16", {"14B, s": "WORSE"}), ("int8_convrot", {})):
+        assert verdicts(results({**before, "storage": storage}), results({**after, "storage": storage})) == found
+
+
 def test_a_card_that_ran_slower_for_stock_too_is_noise() -> None:
     before, after = (
         [{**model([s]), "name": str(i), "stock": {"s": 2 * s}} for i in range(5)] for s in (1.0, 1.06)

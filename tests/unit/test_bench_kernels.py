@@ -69,7 +69,7 @@ def test_attention_has_a_row_of_every_tier_that_rounds_differently() -> None:
     assert any(label.endswith(": 1x24x4608x4608x128") for label in found)
     for label, tiers in found.items():
         keys, d = (int(size) for size in label.split("x")[-2:])
-        wanted = PRECISIONS if keys > SHORT and d < WIDE else PRECISIONS[:2]
+        wanted = attention.TIERS if keys > SHORT and d < WIDE else attention.AS_FAST
         assert tuple(tiers) == wanted, label
 
 

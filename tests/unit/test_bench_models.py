@@ -16,6 +16,7 @@ import comfy.ldm.flux.model
 import comfy.ldm.lumina.model
 import comfy.ldm.models.autoencoder
 import comfy.ldm.modules.diffusionmodules.openaimodel
+import comfy.ldm.qwen_image.model
 import comfy.ldm.wan.model
 import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
@@ -74,6 +75,7 @@ def painter(table: Table, device: str) -> torch.nn.Module:
         "flux": comfy.ldm.flux.model.Flux,
         "flux2": comfy.ldm.flux.model.Flux,
         "lumina2": comfy.ldm.lumina.model.NextDiT,
+        "qwen_image": comfy.ldm.qwen_image.model.QwenImageTransformer2DModel,
     }
     kind = kinds.get(config.unet_config.get("image_model", ""), other)
     unused = ("allow_fp16",)  # which is about types
@@ -223,6 +225,21 @@ def test_a_z_image_costs_what_stock_computes() -> None:
     assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
 
 
+def test_a_qwen_image_costs_what_stock_computes() -> None:
+    size = replace(pictures.QWEN_IMAGE, dim=256, layers=3, text=96)
+    table = checkpoints.qwen_image.table(checkpoints.qwen_image.QwenImageSize(256, 3, 96))
+    with checkpoints.narrow.opened(comfy):
+        net = painter(table, "cpu")
+    x, text = torch.zeros(1, size.channels, 1, 32, 48), torch.zeros(1, size.tokens, size.text)
+    counted = operations(lambda: net(x, torch.zeros(1), text))
+    cost = pictures.qwen_image_forward(size, 32 * 48)
+    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
+    weights_of_blocks = sum(math.prod(spec.shape) for name, spec in table.items() if "_blocks." in name)
+    assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
+    row = rows.by_default("qwen_image", "int8_convrot")
+    assert row is not None and row.latent_shape == (16, 1, 128, 128) and row.prompts == 2
+
+
 @pytest.mark.parametrize("model", pictures.UNETS)
 def test_a_unet_costs_what_stock_computes(model: str) -> None:
     size = replace(
@@ -360,7 +377,8 @@ def test_a_token_costs_its_weights_and_a_picture_its_patches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "gb"), [("klein4", 7.8), ("klein9", 18.2), ("z_image", 12.3), ("sd15", 1.72), ("sdxl", 5.13)]
+    ("model", "gb"),
+    [("klein4", 7.8), ("klein9", 18.2), ("z_image", 12.3), ("qwen_image", 40.9), ("sd15", 1.72), ("sdxl", 5.13)],
 )
 def test_weights_of_pictures_have_the_names_and_shapes_of_stocks_model(model: rows.Model, gb: float) -> None:
     """Which stock builds by the names and shapes alone: it is of the published size, and lacks nothing."""

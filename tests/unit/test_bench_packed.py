@@ -17,8 +17,8 @@ import pytest
 import torch
 from plain_device import PlainDevice
 
-from fusestream.bench import groups
-from fusestream.bench.end_to_end import blocks, bounds, gguf_pack, packing, rows, storages, weights, windows
+from fusestream.bench import default, groups
+from fusestream.bench.end_to_end import blocks, bounds, gguf_pack, packing, results, rows, storages, weights, windows
 from fusestream.checkpoints.quantise import t5
 from fusestream.memory import CudaError, read_header
 
@@ -42,8 +42,8 @@ def test_nothing_else_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("storage", storages.GGUF)
-@pytest.mark.parametrize("model", ["wan14", "t5", "qwen3"])
-def test_a_gguf_file_is_what_the_table_says(tmp_path: Path, model: str, storage: str) -> None:
+@pytest.mark.parametrize("model", ["wan14", "t5", "qwen3", "klein4", "z_image", "sdxl"])
+def test_a_gguf_file_is_what_the_table_says(tmp_path: Path, model: rows.Model, storage: str) -> None:
     table, path = weights.tiny_table(model), tmp_path / "x.gguf"
     weights.write_table(path, table, storage, "cpu")
     reader, header = gguf.GGUFReader(str(path)), read_header(path)
@@ -76,6 +76,43 @@ def test_the_mix_is_that_of_published_files() -> None:
     assert packing.packed_kind("model.layers.7.mlp.down_proj.weight", 2560, "q4_k_m", 36) == "Q4_K"
     assert packing.packed_kind("blocks.0.ffn.2.weight", 640, "q4_k_m") == "Q8_0"
     assert packing.packed_kind("blocks.0.ffn.2.weight", 24, "q8_0") == "F16"
+
+
+def test_of_pictures_models_the_converter_says_what_is_packed() -> None:
+    """city96's: shared modulations too, of Z-Image no refiners; a U-Net's convolutions, in rows of 256."""
+
+    def kinds(model: rows.Model, storage: str = "q4_k_m") -> dict[str, str]:
+        return {tensor.entry.name: tensor.entry.kind for tensor in packing.packed(weights.table(model), storage)}
+
+    klein, z_image, sdxl = kinds("klein4"), kinds("z_image"), kinds("sdxl")
+    assert klein["double_blocks.0.img_attn.qkv.weight"] == z_image["layers.3.attention.qkv.weight"] == "Q5_K"
+    assert klein["single_blocks.7.linear1.weight"] == klein["single_stream_modulation.lin.weight"] == "Q4_K"
+    assert klein["img_in.weight"] == klein["final_layer.linear.weight"] == "F16"
+    assert z_image["layers.3.feed_forward.w2.weight"] == "Q6_K" and z_image["layers.3.feed_forward.w1.weight"] == "Q4_K"
+    assert {kind for name, kind in z_image.items() if "refiner" in name} == {"F32", "F16"}
+    block = "input_blocks.4.1.transformer_blocks.1."
+    assert sdxl[f"{block}attn2.to_v.weight"] == sdxl[f"{block}ff.net.2.weight"] == "Q6_K"
+    assert sdxl[f"{block}attn1.to_q.weight"] == sdxl["input_blocks.1.0.in_layers.2.weight"] == "Q4_K"
+    assert sdxl["input_blocks.0.0.weight"] == sdxl["out.2.weight"] == sdxl["label_emb.0.0.weight"] == "F16"
+    values = packing.gguf_values(weights.table("sdxl"), "q8_0")
+    assert values["comfy.gguf.orig_shape.input_blocks.1.0.in_layers.2.weight"] == (320, 320, 3, 3)
+    assert "comfy.gguf.orig_shape.label_emb.0.0.weight" not in values, "its rows are whole"
+    words = {model: packing.architecture(weights.table(model)) for model in ("wan13", "klein4", "z_image", "sdxl")}
+    assert words == {"wan13": "wan", "klein4": "flux", "z_image": "lumina2", "sdxl": "sdxl"}
+    assert packing.architecture(weights.table("qwen3")) == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("model", "storage", "gb"),
+    [
+        ("klein4", "fp8_scaled", 4.1),  # as flux-2-klein-4b-fp8.safetensors
+        ("z_image", "int8_convrot", 6.2),  # as z_image_turbo_int8_convrot.safetensors
+        ("wan14", "fp8_scaled", 14.3),  # as wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors
+    ],
+)
+def test_files_of_pictures_models_have_the_size_of_published_ones(model: rows.Model, storage: str, gb: float) -> None:
+    tensors = packing.safetensors(weights.table(model), storage)
+    assert sum(tensor.entry.nbytes for tensor in tensors) / 1e9 == pytest.approx(gb, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +152,7 @@ def test_a_language_models_bytes_are_reckoned_as_its_mix_has_them(model: rows.Mo
 @pytest.mark.parametrize("storage", storages.STORED)
 def test_the_bus_is_reckoned_with_the_bytes_that_blocks_have(storage: str) -> None:
     table = weights.table("wan14")
-    if storage in storages.GGUF:
-        tensors = packing.packed(table, storage)
-    else:
-        tensors = packing.in_bytes(table) if storage == "int8_convrot" else packing.plain(table, storage)
+    tensors = packing.packed(table, storage) if storage in storages.GGUF else packing.safetensors(table, storage)
     held = sum(t.entry.nbytes for t in tensors if t.entry.name.startswith("blocks.") and len(t.entry.shape) == 2)
     row = rows.sampling("wan14", 480, 480, 17, 3, storage=storage)
     assert held == pytest.approx(bounds.cost_of(row).weights * storages.STORED[storage], rel=0.01)
@@ -154,7 +188,104 @@ def test_an_int8_file_is_stocks(tmp_path: Path) -> None:
     assert numbers.std() == pytest.approx(1 / 16, rel=0.05)
 
 
+@pytest.mark.parametrize("model", ["wan14", "klein4", "z_image", "qwen_image"])
+def test_a_scaled_fp8_file_is_stocks(tmp_path: Path, model: rows.Model) -> None:
+    path, table = tmp_path / "x.safetensors", weights.tiny_table(model)
+    weights.write_table(path, table, "fp8_scaled", "cpu")
+    read = comfy.utils.load_torch_file(str(path))
+    layers = [name.removesuffix(".comfy_quant") for name in read if name.endswith(".comfy_quant")]
+    assert len(layers) > 10
+    for layer in layers:
+        weight, scale = read[f"{layer}.weight"], read[f"{layer}.weight_scale"]
+        assert json.loads(bytes(read[f"{layer}.comfy_quant"].tolist())) == {"format": "float8_e4m3fn"}
+        assert weight.dtype == torch.float8_e4m3fn and scale.dtype == torch.float32 and scale.shape == ()
+        numbers = weight.float() * scale
+        assert torch.isfinite(numbers).all()
+        assert numbers.std() == pytest.approx(table[f"{layer}.weight"].std, rel=0.1), layer
+    left = {name for name in table if name.removesuffix(".weight") not in layers}
+    assert {read[name].dtype for name in left} == {torch.float16}
+
+
 # ------------------------------------------------------------------------------------------------------------------ rows
+
+
+def test_by_default_every_model_has_a_row_for_each_file_or_a_reason_against_it() -> None:
+    """Stock as it is installed, ours as a new loader does it; rows that other groups have are theirs."""
+    known = {row.name: row for row in rows.all_rows()}
+    for model in rows.BY_DEFAULT:
+        for storage in rows.KINDS_OF_FILES:
+            row = rows.by_default(model, storage)
+            if row is None:
+                assert rows.WITHOUT[model, storage]
+                continue
+            assert known[row.name] == row and row.storage == storage and row.is_promised
+            assert row.ours == rows.OURS and row.ours.precision == "auto"
+            assert row.stock == (rows.BESIDE_PACK if storage in storages.GGUF else rows.STOCK)
+    own = [row for row in rows.all_rows() if row.group == "default"]
+    assert {row.asked for row in own} == {1.0} and {row.storage for row in own} == {*rows.KINDS_OF_FILES} - {"fp16"}
+    assert rows.by_default("wan14", "q4_k_m") in rows.packed() and rows.by_default("sdxl", "fp16") in rows.pictures()
+    assert rows.by_default("sdxl", "int8_convrot") is None
+    precise = next(row for row in rows.packed() if row.note == "int8_convrot, precise")
+    assert precise.ours is not None and precise.ours.precision == "precise"
+
+
+def found_in(seconds: tuple[float, float], **ours: Any) -> dict[str, Any]:
+    stock, own = seconds
+    return {"stock": {"s": stock}, "ours": {"s": own, **ours}}
+
+
+def test_the_table_of_defaults_says_where_ours_are_slower() -> None:
+    found = {
+        "klein 4B 1024x1024": found_in((0.1, 0.08)),
+        "klein 4B 1024x1024, fp8_scaled": found_in((0.1, 0.1)),
+        "klein 4B 1024x1024, int8_convrot": found_in((0.08, 0.084)),
+        "klein 4B 1024x1024, Q8_0": {"stock": {"error": "out of memory"}, "ours": {"s": 0.2}},
+    }
+    lines = default.text(found).splitlines()
+    assert lines[0] == "| Model | FP16 | fp8_scaled | int8_convrot | Q8_0 | Q4_K_M |"
+    klein = next(line for line in lines if "klein" in line)
+    assert klein == (
+        "| klein 4B 1024x1024 | 0.1 s / 0.08 s, 0.80 | 0.1 s / 0.1 s, 1.00 | 0.08 s / 0.084 s, 1.05 **slower** "
+        "| out of memory / 0.2 s | not measured |"
+    )
+    assert next(line for line in lines if line.startswith("| 14B")).count("not measured") == 5
+    assert next(line for line in lines if line.startswith("| SDXL")).count(" - ") == 2
+    assert "Ours are not slower in 2 of 3 rows with both times. 20 of 24 rows have yet to be measured." in lines
+    assert any(line.startswith("- SDXL in fp8_scaled, int8_convrot: no such file") for line in lines)
+
+
+def test_a_measurement_from_before_auto_is_of_another_row_where_the_file_is_in_8_bits() -> None:
+    """Of FP16 and GGUF files `auto` computes as `precise` did, which was the default: they stay."""
+    known = {row.name: row for row in rows.all_rows()}
+    before, since = {"side": {"precision": "precise"}}, {"side": {"kernels": "on"}}
+    for name, stays in (
+        ("14B 480x480x17", True),
+        ("14B 480x480x17, Q4_K_M", True),
+        ("14B 480x480x17, fp8_e4m3fn", True),
+        ("14B 480x480x17, int8_convrot", False),
+        ("klein 4B 1024x1024, fp8_scaled", False),
+        ("14B 480x480x17, int8_convrot, precise", True),
+        ("14B 480x480x17, int8_convrot, turbo", False),
+    ):
+        assert results.is_of(known[name], {"ours": before}) is stays, name
+    assert results.is_of(known["14B 480x480x17, int8_convrot"], {"ours": since})
+    assert not results.is_of(known["14B 480x480x17, int8_convrot, precise"], {"ours": since})
+    assert results.is_of(known["14B 480x480x17"], {"stock": {}})
+    told = groups.by_name(
+        {
+            "models": {
+                "rows": [
+                    {"name": name, **found_in((1.0, 0.9), side=side)}
+                    for name, side in (
+                        ("14B 480x480x17", before["side"]),
+                        ("14B 480x480x17, int8_convrot", before["side"]),
+                        ("klein 4B 1024x1024, int8_convrot", since["side"]),
+                    )
+                ]
+            }
+        }
+    )
+    assert told.keys() == {"14B 480x480x17", "klein 4B 1024x1024, int8_convrot"}
 
 
 def test_packed_rows_are_held_against_each_other() -> None:

@@ -19,9 +19,9 @@ def test_readme_and_bench_show_the_measured_figures() -> None:
     readme, page = (path.read_text(encoding="utf-8") for path in (report.README, report.PAGE))
     assert RESULTS and report.rendered(readme) == readme, "call `python3 dev.py bench report`"
     assert report.rendered_page(page) == page, "call `python3 dev.py bench report`"
-    for part in ("kernels", "matrix", "pager", "host", "fidelity", "groups", "plots"):
+    for part in ("kernels", "matrix", "pager", "host", "fidelity", "default", "groups", "plots"):
         assert f"<!-- {part}:begin -->" in page
-    assert "<!-- models:begin -->" in readme and "<!-- fidelity:begin -->" in readme
+    assert "<!-- models:begin -->" in readme
 
 
 def test_pages_and_plots_show_the_measured_figures() -> None:

@@ -28,7 +28,7 @@ from fusestream.fusion.families.t5 import llama_cpp
 from fusestream.fusion.family import Role
 from fusestream.fusion.load import load_streamed_diffusion_model
 from fusestream.fusion.packed import numbers
-from fusestream.fusion.packed_layout import is_held
+from fusestream.fusion.packed_layout import held, in_rows, is_held
 from fusestream.fusion.report.gathering import what_it_holds
 from fusestream.memory import Checkpoint, Extent, read_header
 
@@ -332,3 +332,23 @@ def test_stocks_linear_computes_with_a_packed_weight(kind: str, inference: bool)
             x = torch.randn(shape)
             wanted = torch.nn.functional.linear(x, weight.dequantize(), linear.bias)
             assert torch.equal(linear(x), wanted)
+
+
+def test_a_matrix_whose_rows_are_no_whole_blocks_multiplies(tmp_path: Path) -> None:
+    """GGUF files of U-Nets: narrow matrices are packed in rows of 256, whatever their own rows are."""
+    n, k = 8, 320
+    stored = torch.from_numpy(gguf.quants.quantize(torch.randn(n * k // 256, 256).numpy(), KIND.Q8_0)).flatten()
+    extent = Extent("a", "Q8_0", (n, k), 0, stored.numel())
+    whole = held(stored, extent, torch.float16)
+    number = gguf.quants.dequantize(stored.numpy(), KIND.Q8_0)
+    x = torch.randn(3, k).half()
+    wanted = torch.nn.functional.linear(x, torch.from_numpy(number).view(n, k).half())
+    assert torch.equal(torch.nn.functional.linear(x, whole), wanted)
+    assert in_rows(whole) is not None, "of 32 elements a block, 320 are whole ones"
+    bytes_ = torch.randint(0, 256, (n * k // 256 * 210,), dtype=torch.uint8)
+    across = held(bytes_, Extent("b", "Q6_K", (n, k), 0, bytes_.numel()), torch.float16)
+    assert in_rows(across) is None
+    assert torch.equal(
+        torch.nn.functional.linear(x, across).isnan(), torch.nn.functional.linear(x, across.dequantize()).isnan()
+    )
+    assert torch.nn.functional.linear(x, across).shape == (3, n)
