@@ -21,12 +21,14 @@ from typing import Any
 
 from ..fusion.estimate.rates import FILE
 from .card_rates import ASSUMED, CARDS, read
+from .predicted.default import default_table
 from .predicted.faster import CLEAR, sentence
 from .predicted.faster import table as faster_table
 from .predicted.held import check, farthest
 from .predicted.shipped import shipped_text
 from .predicted.told import (
     HEADS,
+    SHORT_CARDS,
     WHOLE_SIDES,
     Prediction,
     predictions,
@@ -70,6 +72,9 @@ def text() -> str:
         "Predicted, of sampling alone, all steps: 81 frames of 832x480 by Wan 1.3B (30 steps) and 14B (20, or 4 without guidance), "
         "121 of 1280x704 by 5B (20), a picture of 1024x1024 by klein (4), and of live video at most so many frames of 512x512 by "
         f"SD-Turbo; {sides}:\n\n{whole_table(found)}\n\n"
+        f"Predicted, of stock's time what ours take by default with the same file, on {', '.join(SHORT_CARDS)}. An INT8 file is "
+        "held against the newest ComfyUI as it is installed. Unpacking fp8 and GGUF is not counted for stock, so ours take at most "
+        f"that part:\n\n{default_table(results, found)}\n\n"
         "Predicted, how many times as long ours takes as the newest ComfyUI, least and most of the works above; bold where that "
         f"is faster in some of them by more than {CLEAR:.0%}:\n\n{faster_table(found)}\n\n"
         "Should Turing multiply INT8 at half the rate of its sheet, whoever multiplies in it takes "

@@ -13,7 +13,7 @@ import pytest
 from fusestream.bench import prediction
 from fusestream.bench.card_rates import CARDS, IN_INT8, PEERS, shares
 from fusestream.bench.end_to_end.bounds import WAN
-from fusestream.bench.predicted import faster, held, told, works
+from fusestream.bench.predicted import default, faster, held, told, works
 from fusestream.bench.predicted.families import HEAD, wan
 from fusestream.bench.predicted.kitchen import computed
 from fusestream.bench.predicted.load import Linear, Load, Speeds, step_seconds
@@ -295,3 +295,21 @@ def test_blackwells_code_is_as_near_to_adas_as_is_said() -> None:
             next(p["share"] for p in model[name]["predictions"] if p["as_compiled"]) for model in (own, adas)
         )
         assert mine == pytest.approx(others, abs=0.03), name
+
+
+def test_by_default_nobody_is_slower_than_stock_with_the_same_file() -> None:
+    """The promise of `auto`, by prediction: each storage of each model on each card of the table."""
+    table = default.default_table(RESULTS, FOUND)
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    assert [row[0].strip("| ") for row in rows] == list(default.WORKS)
+    assert "slower" not in table
+    parts = [
+        float(one) for row in rows for cell in row[1:] for one in cell.strip(" |").split(" / ") if one[0].isdigit()
+    ]
+    assert len(parts) > 40 and all(0.3 < part <= default.MOST for part in parts)
+
+
+def test_a_slower_default_would_be_told() -> None:
+    found = next(one for one in FOUND if one.work.name == default.WORKS[0])
+    slower = replace(found, told={**found.told, "stored": told.Told(3.0), "newest": told.Told(2.0)})
+    assert default.cell(slower, "int8_convrot", {}) == "1.50 **slower**"

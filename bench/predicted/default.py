@@ -1,0 +1,77 @@
+"""By default beside stock on cards that were not at hand: of stock's time, ours, for each way to store a file.
+
+The newest ComfyUI stands for INT8 files as it is installed, with its INT8 products and torch's attention. Files of the other kinds
+stock makes FP16, as ours do: the times differ by attention, passes and what crosses the bus. What stock, or city96's pack, needs to
+unpack them is not counted, so ours take at most this part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..card_rates import Card, Who
+from ..end_to_end.storages import STORED, shown
+from .load import step_seconds
+from .passes import pass_bytes
+from .speeds import speeds_on
+from .told import SHORT_CARDS, Prediction
+from .works import Work
+
+WORKS = (
+    "Wan 1.3B 480x832x81",
+    "Wan 14B 480x832x81",
+    "Flux.2 klein 4B 1024x1024",
+    "Z-Image Turbo 1024x1024",
+    "SDXL 1024x1024",
+)
+STORAGES = ("fp16", "fp8_scaled", "int8_convrot", "q8_0", "q4_k_m")
+CALLED = {"fp16": "FP16"}
+NO_FILE = {"SDXL 1024x1024": ("fp8_scaled", "int8_convrot")}  # nobody publishes one
+MULTIPLY_FP8 = ("RTX 40", "RTX 50")  # there ComfyUI multiplies fp8 on both sides, and attention alone is ours
+ON_BOTH_SIDES = "at most 1"
+MOST = 1.005  # of stock's time: above, ours is told as slower
+
+
+def default_table(results: Mapping[str, Any], found: Sequence[Prediction]) -> str:
+    """A line for each work, a column for each storage; in a cell the cards of README."""
+    heads = ("", *(CALLED.get(one, shown(one)) for one in STORAGES))
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    by = {(one.card.name, one.work.name): one for one in found}
+    passes = {"stock": pass_bytes(results, "stock"), "precise": pass_bytes(results, "ours")}
+    for work in WORKS:
+        ones = [by[card, work] for card in SHORT_CARDS]
+        cells = (told(ones, storage, passes) for storage in STORAGES)
+        lines.append(f"| {work} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def told(ones: Sequence[Prediction], storage: str, passes: Mapping[str, Mapping[str, float]]) -> str:
+    """Of every card, in their order; a dash where there is no file."""
+    cells = [cell(one, storage, passes) for one in ones]
+    return "-" if set(cells) == {"-"} else " / ".join(cells)
+
+
+def cell(found: Prediction, storage: str, passes: Mapping[str, Mapping[str, float]]) -> str:
+    if storage in NO_FILE.get(found.work.name, ()):
+        return "-"
+    if storage == "fp8_scaled" and found.card.name.startswith(MULTIPLY_FP8):
+        return ON_BOTH_SIDES
+    part = share(found, storage, passes)
+    return f"{part:.2f}" + (" **slower**" if part > MOST else "")
+
+
+def share(found: Prediction, storage: str, passes: Mapping[str, Mapping[str, float]]) -> float:
+    """Of stock's time, ours by default."""
+    if storage == "int8_convrot":
+        return found.told["stored"].seconds / found.told["newest"].seconds
+    stored = STORED[storage]
+    return _seconds(found.card, found.work, "precise", passes, stored) / _seconds(
+        found.card, found.work, "stock", passes, stored
+    )
+
+
+def _seconds(card: Card, work: Work, who: Who, passes: Mapping[str, Mapping[str, float]], stored: float) -> float:
+    speeds = replace(speeds_on(card, who, work.kind, passes[who]), stored=stored)
+    return step_seconds(work.load, speeds, card.gib, work.prompts, work.forwards)
