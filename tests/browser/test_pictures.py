@@ -106,10 +106,14 @@ ANY_KERNEL = """() => {
         area.value = area.value.replace(/Linux [^ ,]+/, "Linux 6.8.0")
     }
 }"""
-# The two nodes alone at full size; the box around them on the page.
+NO_ESTIMATES = "app.extensionManager.setting.set('FuseStream.Estimate.Enabled', false)"
+# The two nodes alone at full size; the box around them on the page. New ones get numbers of their own: the front end would give
+# them the values of those that had theirs.
 DRAW = """([type, value, next, input]) => {
-    const node = LiteGraph.createNode(type), taker = LiteGraph.createNode(next)
+    const last = app.graph.last_node_id
     app.graph.clear()
+    app.graph.last_node_id = app.graph.state.lastNodeId = last + 1
+    const node = LiteGraph.createNode(type), taker = LiteGraph.createNode(next)
     app.graph.add(node); app.graph.add(taker)
     node.widgets[0].value = value
     node.setSize([430, node.computeSize()[1]]); taker.setSize([300, taker.computeSize()[1]])
@@ -163,6 +167,7 @@ def take(front: FrontEnd) -> None:
     front.page.wait_for_timeout(1000)
     front.page.screenshot(path=DOCS / "images" / "compare.png", clip=clip)
     take_plan(front)
+    front.page.evaluate(NO_ESTIMATES)
     for picture, *drawn in PICTURES:
         clip = front.page.evaluate(DRAW, drawn)
         front.page.wait_for_timeout(500)  # a frame or two on a busy machine
@@ -206,5 +211,6 @@ def take_comparison(front: FrontEnd) -> None:
     expect(front.error).to_be_hidden()
     front.page.evaluate(BUDGET, [front.node(LOADER), -1])
     front.page.evaluate("window.putBack(); app.canvas.setDirty(true, true)")
+    front.page.evaluate("app.canvas.ds.scale = 0.62; app.canvas.setDirty(true, true)")  # below, words are left out
     front.page.wait_for_timeout(6000)  # until it is no longer said that the job is done
     front.page.screenshot(path=COMPARISON_PICTURE)

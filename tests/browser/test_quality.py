@@ -130,3 +130,4 @@ def test_a_new_one_asks_for_quality_and_hides_the_rest(front: FrontEnd, settings
         }"""
     )
     assert front.page.evaluate(VALUES)[0]["quality"] == "by precision"
+    assert front.page.evaluate(ADD, KERNELS)["precision"] == "auto", "it takes the place of the loader's quality"
