@@ -22,7 +22,7 @@ from typing import Any
 from ..fusion.estimate.rates import FILE
 from .card_rates import ASSUMED, CARDS, read
 from .predicted.default import default_table
-from .predicted.faster import CLEAR, sentence
+from .predicted.faster import CLEAR, sentences
 from .predicted.faster import table as faster_table
 from .predicted.held import check, farthest
 from .predicted.shipped import shipped_text
@@ -97,9 +97,12 @@ def short_text() -> str:
     head = (
         "**Predicted, not measured**: minutes for 81 frames of 832x480 by Wan 14B in 20 steps / seconds "
         "for a picture of 1024x1024 by Flux.2 klein 4B in 4. *newest* is the newest ComfyUI, with torch "
-        "for CUDA 13."
+        "for CUDA 13; *attention* is its INT8 attention, which is off until you switch it on; W4A4 files "
+        "have 4 bits a weight, and FuseStream cannot multiply them yet."
     )
-    return f"{_folded(head)}\n\n{short_table(found)}\n\n{_folded(sentence(found))}\n"
+    lines = "\n".join(textwrap.fill(f"- {one}", 100, subsequent_indent="  ") for one in sentences(found))
+    where = f"Where the newest ComfyUI is faster than a quality of ours, in some of that work by more than {CLEAR:.0%}:"
+    return f"{_folded(head)}\n\n{short_table(found)}\n\n{_folded(where)}\n\n{lines}\n"
 
 
 def _folded(paragraph: str) -> str:

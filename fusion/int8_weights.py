@@ -1,7 +1,7 @@
 """Weights for a product in 8 bits, which `auto` and `turbo` permit: a scale for each row, and rows that may have been turned.
 
     as stored   numbers, scales and rotation of an INT8 file (ConvRot), as they lie
-    rounded     what LoRAs or other nodes change of such a file, and with `turbo` anything else: made half by `operands`, then
+    rounded     what LoRAs change of such a file, and with `turbo` anything else: made half by `operands`, then
                 rounded again at each use, with the largest rotation that there is for its rows. To keep it would take room that
                 the window has better use for, and a LoRA's strength may be another one in the next run
 
@@ -28,6 +28,8 @@ from ..kernels_cuda.ops.int8_rule import OPS
 from .int8_files import matrix_of
 from .operands import Weights, bias_of, is_here, operands
 from .stream.blocks import is_quantised
+from .stream.lora import Added
+from .stream.patches import Applied
 
 
 class Int8Weights(NamedTuple):
@@ -59,7 +61,7 @@ def int8_operands(x: Tensor, policy: KernelPolicy, *modules: Any) -> Iterator[li
 def _in_int8(x: Tensor, module: Any, policy: KernelPolicy) -> Int8Weights | None:
     """None: this product is one of halves."""
     stored = _as_stored(module, x)
-    is_stored = is_in_int8(module)
+    is_stored = is_in_int8(module) and (stored is not None or is_changed_by_loras(module))
     if not multiplies_in_int8(x, module.weight.shape, policy, rounds=stored is None, is_stored=is_stored):
         return None
     if stored is not None:
@@ -77,6 +79,12 @@ def is_in_int8(module: Any) -> bool:
     weight = module.weight
     asks_for_more = getattr(module, "_full_precision_mm", False)
     return is_quantised(weight) and not asks_for_more and matrix_of(weight) is not None
+
+
+def is_changed_by_loras(module: Any) -> bool:
+    """Whether what a weight is changed by are LoRAs and merges, if it is: stock rounds the sum with those to the file's type, and
+    multiplies what other nodes' own functions have changed as halves."""
+    return all(isinstance(function, (Added, Applied)) for function in module.weight_function)
 
 
 def _as_stored(module: Any, x: Tensor) -> Int8Matrix | None:

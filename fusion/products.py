@@ -51,7 +51,7 @@ def product(
     saturate  what overflows fp16 becomes +-65504 instead of infinity
     """
     done: dict[str, Any] = {"activation": activation, "residual": residual, "gate": gate, "saturate": saturate}
-    with weights_for(x, policy, operation) as [own]:
+    with _weights(x, policy, operation) as [own]:
         if out is None:
             return multiply(x, own.matrix, own.bias, **done, policy=policy)
         multiply_(out, x, own.matrix, own.bias, **done, policy=policy)
@@ -64,7 +64,7 @@ def products(
     """What several of stock's Linears make of x [batch, ..., k] fp16: of one product of halves where their weights lie together
     and x is short, or however long it is: narrow products alone fill no card. In 8 bits x is rounded once for all that have the
     same rotation."""
-    with weights_for(x, policy, *operations) as parts:
+    with _weights(x, policy, *operations) as parts:
         halves = [part for part in parts if isinstance(part, Weights)]
         joins = len(halves) == len(parts) and (however_long or x.shape[:-1].numel() <= PACKED_ROWS)
         if joins and (one := packed(halves)) is not None:
@@ -99,7 +99,7 @@ class Part:
 def product_in_parts(x: Tensor, operation: Any, policy: KernelPolicy, parts: Sequence[Part]) -> None:
     """What one of stock's Linears makes of x [batch, tokens, k] fp16, each part of its rows where it is wanted. The weight is taken
     once, and in 8 bits x is rounded once. Some tokens at a time: what a pair multiplies may lie beside it meanwhile."""
-    with weights_for(x, policy, operation) as [own]:
+    with _weights(x, policy, operation) as [own]:
         widest = max(part.rows for part in parts)
         for piece in parts_of(x.shape[0], x.shape[1], most_rows(widest, CHUNK_BYTES)):
             given: Tensor | Int8Rows = x[piece]
@@ -122,18 +122,18 @@ def _in_int8(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> S
     tokens = x.shape[1] if x.ndim == 3 else 0
     pieces = parts_of(x.shape[0], tokens, most_rows(x.shape[-1], 2 * ROUNDED_BYTES)) if tokens else ()
     if len(pieces) <= 1:
-        rows = rounded(x, parts, policy)
+        rows = _rounded(x, parts, policy)
         return [multiply(rows[part.matrix.rotation], part.matrix, part.bias, policy=policy) for part in parts]
     found = [x.new_empty(*x.shape[:-1], part.matrix.shape[0]) for part in parts]
     for piece in pieces:
-        rows = rounded(x[piece], parts, policy)
+        rows = _rounded(x[piece], parts, policy)
         for out, part in zip(found, parts, strict=True):
             multiply_(out[piece], rows[part.matrix.rotation], part.matrix, part.bias, policy=policy)
     return found
 
 
-def rounded(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> dict[int, Int8Rows]:
-    """x in 8 bits, once for each rotation of these weights."""
+def _rounded(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> dict[int, Int8Rows]:
+    """By rotation."""
     return {
         turn: rows_to_int8(x, rotation=turn, policy=policy) for turn in dict.fromkeys(p.matrix.rotation for p in parts)
     }
@@ -163,7 +163,7 @@ def feed_forward(
     saturate  what overflows fp16 becomes +-65504 instead of infinity
     pieces    about the most that what lies between the products may take, in bytes
     """
-    with weights_for(x, policy, first, second) as [one, other]:
+    with _weights(x, policy, first, second) as [one, other]:
         return mlp(
             x,
             one.matrix,
@@ -189,7 +189,7 @@ def gated_feed_forward(
     x         [batch, ..., k] fp16
     saturate  what overflows fp16, on the way too, becomes +-65504 instead of infinity
     """
-    with weights_for(x, policy, gate, up, down) as [first, second, last]:
+    with _weights(x, policy, gate, up, down) as [first, second, last]:
         return mlp(
             x,
             first.matrix,
@@ -201,7 +201,7 @@ def gated_feed_forward(
         )
 
 
-def weights_for(
+def _weights(
     x: Tensor, policy: KernelPolicy, *operations: Any
 ) -> AbstractContextManager[Sequence[Weights | Int8Weights]]:
     """As the tier has them. Not asked for more than it must: a block asks some twenty times."""

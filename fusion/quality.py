@@ -8,12 +8,14 @@ reckons by it.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from ..kernels_cuda import KernelPolicy
 from .fused import multiplied_by_stock, policy_of_model
 from .int8_weights import multiplies_bytes
+from .stream.blocks import INT8
 from .stream.stream import STREAM, Stream
 
 STOCKS = "stock"  # who multiplies: ComfyUI
@@ -24,6 +26,7 @@ class AsStored(Enum):
     """How `auto` computes: its name for the page's words, the words of texts, and by which rates it is reckoned."""
 
     INT8 = "as stored, INT8 products, FP32 sums in attention", "stored"
+    INT8_ASKS_FP16 = "INT8 weights made FP16, as the file asks, FP32 sums", "precise"
     INT8_AS_FP16 = "INT8 weights made FP16, which this card multiplies as fast, FP32 sums", "precise"
     FP16 = "as stored, FP16 products, FP32 sums", "precise"
     MADE_FP16 = "weights made FP16, FP16 products, FP32 sums", "precise"
@@ -53,12 +56,20 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     if is_packed:
         return AsStored.PACKED
     if storage == "I8":
-        return AsStored.INT8 if multiplies_bytes(policy, model.load_device) else AsStored.INT8_AS_FP16
+        return _of_int8(stream, policy, model.load_device)
     if any(multiplied_by_stock(paged.module) for block in stream.blocks for paged in block.paged):
         return AsStored.FP8 if storage in FLOAT8 else AsStored.STOCK
     if storage in FLOAT8:
         return AsStored.FP8_AS_FP16
     return AsStored.FP16 if storage == "F16" else AsStored.MADE_FP16
+
+
+def _of_int8(stream: Stream, policy: KernelPolicy, device: Any) -> AsStored:
+    modules: list[Any] = [paged.module for block in stream.blocks for paged in block.paged]
+    of_int8 = [one for one in modules if getattr(one, "layout_type", None) == INT8]
+    if all(one._full_precision_mm for one in of_int8):
+        return AsStored.INT8_ASKS_FP16
+    return AsStored.INT8 if multiplies_bytes(replace(policy, precision="auto"), device) else AsStored.INT8_AS_FP16
 
 
 def rates_of_policy(model: Any, policy: KernelPolicy) -> str:

@@ -3,15 +3,13 @@
 What a block adds to the stream leaves a product's FP32 sums without being rounded to FP16, and what goes into a product saturates
 instead of overflowing.
 
-Rounding. With precision `precise`, what goes into a product is kept as two FP16 numbers, the value and what rounding took from it,
+Rounding. With precision `precise` what goes into a product is kept as two FP16 numbers, the value and what rounding took from it,
 and multiplied twice: against FP32, the error is that of the weights. Both lie one behind the other, [2, batch, tokens, k], so that
 one product reads the weight once and leaves two sums, fp32 [2, batch, tokens, n], which whatever comes next adds up as it reads
-them. What is added to the stream is added by two products. `auto` does so too. With the other tiers there is one FP16 number:
-half the arithmetic, at about a quarter more error (T5, measured). Sums are FP32 all the same; half sums were measured on the GPU at
-1.5 of stock's error, and 1.7 with Turing's instructions. Attention is `precise` throughout: prompts are short.
-
-Bytes. Where the file's weights are INT8, `auto` multiplies bytes, as stock does. What goes into a product is then one FP16 number,
-because rounding it to 8 bits errs far more than splitting would keep.
+them. What is added to the stream is added by two products. `auto` is `precise` here, whatever the file is, because stock multiplies
+no text encoder in the numbers of its file. With the other tiers there is one FP16 number: half the
+arithmetic, at about a quarter more error (T5, measured). Sums are FP32 all the same; half sums were measured on the GPU at 1.5 of
+stock's error, and 1.7 with Turing's instructions. Attention is `precise` throughout: prompts are short.
 
 Overflow. The hidden values of a gated feed-forward are stored times 2^-6, which the second product takes back from its sums. They
 overflow at 4 million then, not at 65504, and saturate there.
@@ -27,24 +25,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import (
-    Int8Rows,
-    KernelPolicy,
-    join_sums,
-    linear_pair,
-    multiply,
-    multiply_,
-    norm_modulate,
-    rms_parts,
-)
+from ..kernels_cuda import KernelPolicy, join_sums, linear, linear_, linear_pair, norm_modulate, rms_parts
 from ..kernels_cuda.ops.half_range import LARGEST, saturated
 from ..kernels_cuda.ops.linear import Activation
-from ..kernels_cuda.ops.matrices import Matrix
 from ..kernels_cuda.ops.parts import split
-from .int8_weights import Int8Weights, multiplies_bytes
-from .operands import Weights, packed
-from .products import rounded, weights_for
-from .stream.blocks import INT8
+from .operands import Weights, operands, packed
 
 TORCHS = KernelPolicy.of("off")
 HIDDEN_SCALE = 2.0**-6  # of a feed-forward's hidden values
@@ -61,27 +46,20 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True)
 class Wide:
-    """How a network computes around its stream. in_int8: its products are of bytes where their weights are."""
+    """How a network computes around its stream."""
 
     policy: KernelPolicy
-    in_int8: bool = False
-
-    @staticmethod
-    def of(network: Any, policy: KernelPolicy, device: torch.device) -> Wide:
-        """For a network on its device."""
-        may = policy.precision == "auto" and multiplies_bytes(policy, device)
-        return Wide(policy, may and any(getattr(part, "layout_type", None) == INT8 for part in network.modules()))
 
     @cached_property
     def splits(self) -> bool:
         """Whether what goes into a product is two FP16 numbers."""
-        return self.policy.precision in ("auto", "precise") and not self.in_int8
+        return self.policy.precision in ("auto", "precise")
 
     @cached_property
     def ops(self) -> KernelPolicy:
         """Of every op: its sums are FP32."""
         p = self.policy
-        return KernelPolicy(p.default, p.ops, "auto" if self.in_int8 else "precise", p.isa)
+        return KernelPolicy(p.default, p.ops, "precise", p.isa)
 
     def rms(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         """RMS norm without bias of x [..., width] fp32. Our kernel writes fp16; where fp32 is wanted torch's own serves."""
@@ -106,18 +84,18 @@ class Wide:
     def activated(self, h: Tensor, module: Any, activation: Activation) -> Sequence[Tensor]:
         """activation(module(h)) of an `operand`, for one of stock's Linears: as fp16 [batch, tokens, n], or two parts that add up
         to it."""
-        with weights_for(h, self.ops, module) as [own]:
+        with operands(h, self.ops, module) as [own]:
             if self.splits:
                 return join_sums(self.product(h, own.matrix, own.bias), activation=activation, policy=self.ops).unbind()
-            return (multiply(h, own.matrix, own.bias, activation=activation, saturate=True, policy=self.ops),)
+            return (linear(h, own.matrix, own.bias, activation=activation, saturate=True, policy=self.ops),)
 
-    def product(self, h: Tensor | Int8Rows, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    def product(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """An `operand` times a weight [n, width], and a bias: [batch, tokens, n] fp16, or fp32 sums in two parts,
         [2, batch, tokens, n], of which each has half of the bias."""
         dtype = torch.float32 if self.splits else torch.float16
         if bias is not None and self.splits:
             bias = bias.float() / 2
-        return multiply(h, weight, bias, saturate=True, out_dtype=dtype, policy=self.ops)
+        return linear(h, weight, bias, saturate=True, out_dtype=dtype, policy=self.ops)
 
     def projections(self, h: Tensor, modules: Sequence[Any], *, halves: bool = True) -> Sequence[Tensor]:
         """What several of stock's Linears make of an `operand`, [..., batch, tokens, n] each; of one product where
@@ -126,31 +104,27 @@ class Wide:
         halves: as fp16 that saturates, and not as `product` has it
         """
 
-        def made(own: Weights | Int8Weights, given: Tensor | Int8Rows = h) -> Tensor:
-            out = self.product(given, own.matrix, own.bias)
+        def made(own: Weights) -> Tensor:
+            out = self.product(h, own.matrix, own.bias)
             return join_sums(out, parts=False, policy=self.ops) if halves and self.splits else out
 
-        with weights_for(h, self.ops, *modules) as weights:
-            plain = [one for one in weights if isinstance(one, Weights)]
-            if len(plain) < len(weights):
-                rows = rounded(h, [one for one in weights if isinstance(one, Int8Weights)], self.ops)
-                return [made(one, rows[one.matrix.rotation] if isinstance(one, Int8Weights) else h) for one in weights]
-            whole = packed(plain)
+        with operands(h, self.ops, *modules) as weights:
+            whole = packed(weights)
             if whole is None:
-                return [made(one) for one in plain]
-            return made(whole).split_with_sizes([one.matrix.shape[0] for one in plain], -1)
+                return [made(one) for one in weights]
+            return made(whole).split_with_sizes([one.matrix.shape[0] for one in weights], -1)
 
     def add(self, x: Tensor, parts: Sequence[Tensor], module: Any) -> None:
         """x += module(h), for one of stock's Linears and the sum h of these parts, [batch, tokens, k] fp16."""
-        with weights_for(parts[0], self.ops, module) as [own]:
+        with operands(parts[0], self.ops, module) as [own]:
             self._add(x, parts, own.matrix, own.bias)
 
     def _add(
-        self, x: Tensor, parts: Sequence[Tensor], weight: Matrix, bias: Tensor | None = None, scale: float = 1.0
+        self, x: Tensor, parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None, scale: float = 1.0
     ) -> None:
         for i, part in enumerate(parts):
             own = bias if i == 0 else None
-            multiply_(x, part, weight, own, residual=x, scale=scale, saturate=True, policy=self.ops)
+            linear_(x, part, weight, own, residual=x, scale=scale, saturate=True, policy=self.ops)
 
     def feed_forward(self, x: Tensor, weight: Tensor, eps: float, inner: Sequence[Any], outer: Any, gate: Gate) -> None:
         """x += outer(gate(first(n)) * second(n)) with n = rms(x), or without the second one: all of them stock's Linears without
@@ -160,15 +134,15 @@ class Wide:
         """
         chunks = torch.split(x, max(TILE, CHUNK_ROWS // max(x.shape[0], 1)), 1)
         like = x.new_empty(0, dtype=torch.float16)
-        with weights_for(like, self.ops, *inner) as weights:
+        with operands(like, self.ops, *inner) as weights:
             matrices = [one.matrix for one in weights]
-            whole = packed([one for one in weights if isinstance(one, Weights)]) if self.splits else None
+            whole = packed(weights) if self.splits else None
             hidden = [self._hidden(self.operand(rows, weight, eps), matrices, whole, gate) for rows in chunks]
-        with weights_for(like, self.ops, outer) as [own]:
+        with operands(like, self.ops, outer) as [own]:
             for rows, parts in zip(chunks, hidden, strict=True):
                 self._add(rows, parts, own.matrix, scale=1 / HIDDEN_SCALE)
 
-    def _hidden(self, h: Tensor, matrices: Sequence[Matrix], whole: Weights | None, gate: Gate) -> Sequence[Tensor]:
+    def _hidden(self, h: Tensor, matrices: Sequence[Tensor], whole: Weights | None, gate: Gate) -> Sequence[Tensor]:
         """What the last product is given, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], or two parts that add up to it.
 
         whole: the matrices as one, where they lie together and that serves
@@ -178,16 +152,10 @@ class Wide:
             sums = found[0].split_with_sizes([m.shape[0] for m in matrices], -1) if whole else found
             options: Any = {"activation": gate.name, "scale": HIDDEN_SCALE}
             return join_sums(*sums, **options, policy=self.ops).unbind()
-        halves = [one for one in matrices if isinstance(one, Tensor)]
-        if len(halves) == 2:
+        if len(matrices) == 2:
             options = {"activation": gate.name, "scale": HIDDEN_SCALE, "saturate": True}
-            return (linear_pair(h, *halves, **options, policy=self.ops),)
-        if halves:
-            hidden = gate.function(self.product(h, halves[0]).float())
-        else:
-            first, *second = (multiply(h, one, out_dtype=torch.float32, policy=self.ops) for one in matrices)
-            hidden = gate.function(first)
-            hidden = hidden * second[0] if second else hidden
+            return (linear_pair(h, *matrices, **options, policy=self.ops),)
+        hidden = gate.function(self.product(h, matrices[0]).float())
         return (hidden.mul_(HIDDEN_SCALE).clamp_(-LARGEST, LARGEST).half(),)
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 CATEGORY = "FuseStream"
 AUTO_QUALITY = (
-    "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, and attention adds in FP32; every other "
-    "file as Exact, fp8 as the card allows. "
+    "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, where the card gains by it, and attention "
+    "adds in FP32; every other file as Exact, fp8 as the card allows. Exact and Balanced unpack INT8 files. "
 )
 QUALITY = AUTO_QUALITY + (
     "Exact adds in FP32, Balanced in FP16, which GeForce cards do twice as fast, Fastest also multiplies in 8 bits. Error of one "
@@ -168,7 +168,7 @@ class TextEncoderLoader(io.ComfyNode):
                     "from.",
                 ),
                 choices.quality(
-                    "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, every other file as Exact. "
+                    "auto is Exact here: ComfyUI, too, unpacks text encoders for their products, whatever the file is. "
                     "Exact keeps what rounding to FP16 would lose; Balanced and Fastest do not, for half the arithmetic. by "
                     "precision: what the input precision says.",
                 ),

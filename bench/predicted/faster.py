@@ -62,20 +62,20 @@ def _between(values: Sequence[float]) -> str:
     return f"**{cell}**" if max(values) > 1 + CLEAR else cell
 
 
-def sentence(found: Sequence[Prediction]) -> str:
-    """In words: with which file than which tier, in some work of this kind on these cards."""
+def sentences(found: Sequence[Prediction]) -> Sequence[str]:
+    """One for each kind of file: than which tier, in some work of this kind on these cards."""
     told = ratios(found)
     generations = sorted({key[3] for key in told})
-    parts = []
+    lines = []
     for peer, (file, _) in FILES.items():
         where = {tier: _where(told, peer, tier, generations) for tier in TIERS}
         by_place: dict[str, list[str]] = defaultdict(list)
         for tier, name in TIERS.items():
             if where[tier]:
                 by_place[where[tier]].append(name)
-        said = [f"{_listed(names)} ({place})" for place, names in by_place.items()]
-        parts.append(f"with {file}, than {_listed(said) or 'none'}")
-    return f"The newest ComfyUI is faster, in some work by more than {CLEAR:.0%}: {'; '.join(parts)}."
+        said = [f"{_listed(names)} in {place}" for place, names in by_place.items()]
+        lines.append(f"With {file}: faster than {_listed(said) or 'none'}.")
+    return lines
 
 
 def _where(told: Ratios, peer: Who, tier: Who, generations: Sequence[str]) -> str:
@@ -85,7 +85,7 @@ def _where(told: Ratios, peer: Who, tier: Who, generations: Sequence[str]) -> st
         for kind, works in KINDS.items()
     }
     if all(len(there) == len(generations) for there in by_kind.values()):
-        return "all"
+        return "everything"
     said = [
         works if len(there) == len(generations) else f"{works} on {_cards(there)}"
         for works, there in by_kind.items()

@@ -45,8 +45,8 @@ SHORT_CARDS = ("RTX 2060 Super", "RTX 3060 Ti", "RTX 4060")
 SHORT_HEADS: Mapping[Who, str] = {
     "stock": "ComfyUI, FP16",
     "newest": "newest, INT8",
-    "newest_attention": "+ attention",
-    "newest_w4a4": "newest, W4A4",
+    "newest_attention": "INT8 + attention",
+    "newest_w4a4": "W4A4 + attention",
     "stored": "*auto*, INT8",
     "turbo": "*Fastest*",
 }

@@ -228,7 +228,7 @@ def prompt_of(
     if isinstance(pictures, str):
         return pictures
     twice = None if found.lengths is None or len(x) > 1 else found.lengths.repeat(2)
-    return Prompt(Wide.of(stack, policy, x.device), found, twice, *turns, pictures)
+    return Prompt(Wide(policy), found, twice, *turns, pictures)
 
 
 def table_of(stack: Any, positions: Tensor | None, x: Tensor, tokens: int) -> tuple[Tensor, Tensor] | str:

@@ -144,6 +144,7 @@ class Report:
     state: str
     device: str = ""
     policy: str = ""
+    tier: str = ""  # by whose rates a streamed model of a family computes: a precision, `stored` or ComfyUI's
     streams: bool = False
     passes: int = 0
     slots: int = 0

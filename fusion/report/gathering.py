@@ -19,7 +19,7 @@ from ...memory.ram import measure_ram
 from .. import chose, other_cards, saturation
 from ..fused import policy_of_model
 from ..pace import pace_of
-from ..quality import policy_words
+from ..quality import policy_words, rates_of_policy
 from ..sparse.model import sparse_of
 from ..stream import vram
 from ..stream.branches import branch_of, branches, passes_under
@@ -148,7 +148,9 @@ def policy(model: Any) -> dict[str, Any]:
     if model is None:
         return {}
     found = policy_of_model(model)
-    return {"policy": "none: stock's kernels" if found is None else policy_words(found, model)}
+    if found is None:
+        return {"policy": "none: stock's kernels"}
+    return {"policy": policy_words(found, model), "tier": "" if found.is_off else rates_of_policy(model, found)}
 
 
 def sparsity(model: Any) -> dict[str, Any]:

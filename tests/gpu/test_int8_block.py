@@ -121,37 +121,6 @@ def test_a_long_x_is_rounded_in_pieces(monkeypatch: pytest.MonkeyPatch, isa: Any
     assert torch.equal(inputs.run(block, policy), wanted)
 
 
-@pytest.mark.parametrize("isa", ["sm_75", "sm_80"])
-@pytest.mark.parametrize("tokens", [1, 77, 512])
-def test_a_text_encoders_products_of_bytes(isa: Any, tokens: int) -> None:
-    """Around an FP32 stream, beside float64 of what the bytes stand for: 0.7 % for rounding x, twice where two products follow."""
-    import comfy.ops
-    import int8_files
-
-    from fusestream.fusion.wide import Gate, Wide
-
-    def linear(n: int, k: int) -> tuple[Any, torch.Tensor]:
-        one = int8_files.quantised((torch.randn(n, k) * k**-0.5).half(), int8_files.KINDS["convrot"])
-        module = comfy.ops.mixed_precision_ops({}, torch.float16).Linear(k, n, bias=False, device="cuda")
-        module.load_state_dict({name[2:]: t for name, t in int8_files.state_dict(one, "x").items()})
-        return module, int8_files.numbers(one).cuda().double()
-
-    wide = Wide(KernelPolicy.of("on", precision="auto", isa=isa), in_int8=True)
-    (q, q64), (gate, gate64), (up, up64), (down, down64) = (
-        linear(n, k) for n, k in ((768, 512), (1024, 512), (1024, 512), (512, 1024))
-    )
-    x = torch.randn(1, tokens, 512, device="cuda")
-    h = (x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()).half()
-    [made] = wide.projections(h, (q,))
-    assert 0.002 < distance(made, h.double() @ q64.t()) < 0.014
-    stream = x.clone()
-    wide.feed_forward(
-        stream, torch.ones(512, device="cuda"), 1e-6, (gate, up), down, Gate("silu", torch.nn.functional.silu)
-    )
-    hidden = torch.nn.functional.silu(h.double() @ gate64.t()) * (h.double() @ up64.t())
-    assert 0.002 < distance(stream.double() - x, hidden @ down64.t()) < 0.03
-
-
 def test_auto_takes_what_the_rule_allows() -> None:
     """On a card that gains nothing, products stay in FP16, and only attention rounds."""
     from fusestream.kernels_cuda.arch import int8_pays

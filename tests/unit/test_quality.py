@@ -18,12 +18,15 @@ from scenes import Scene, Studio, sample
 from wan_in_halves import distance, handed_back
 
 from fusestream import checkpoints, fusion
+from fusestream.checkpoints.quantise import quantise
 from fusestream.fusion import int8_weights, quality
 from fusestream.fusion.estimate.plan import _faster_tiers, estimate
+from fusestream.fusion.families.t5.encoder import FusedStack
 from fusestream.fusion.int8_weights import Int8Weights, int8_operands
 from fusestream.fusion.quality import AsStored
+from fusestream.fusion.report.advice import faster_qualities
 from fusestream.fusion.report.gathering import gather
-from fusestream.fusion.wide import Gate, Wide
+from fusestream.fusion.stream.lora import Added, Pair
 from fusestream.fusion.words import QUALITIES
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.memory.formats import read_header
@@ -65,9 +68,7 @@ def test_a_file_of_anything_but_int8_is_computed_as_exact_is(
     assert torch.equal(auto, exact)
 
 
-def test_an_int8_file_is_multiplied_in_int8_with_no_more_error_than_stocks(
-    studio: Studio, scenes: dict[str, Scene]
-) -> None:
+def test_an_int8_file_is_multiplied_in_int8_with_an_error_like_stocks(studio: Studio, scenes: dict[str, Scene]) -> None:
     path, scene = file_of(studio, "int8"), scenes["wan_t2v"]
     exact, auto, theirs = (
         sample(wan_in_halves.load(path, policy), scene) for policy in (PRECISE, AUTO, KernelPolicy.of("off"))
@@ -105,8 +106,14 @@ def test_layers_that_ask_for_full_precision_get_it() -> None:
 
 def test_what_a_lora_changes_of_an_int8_file_is_rounded_anew_where_rows_are_enough() -> None:
     changed = Weighed()
-    changed.weight_function = [lambda weight: weight + 0.1]
+    changed.weight_function = [Added([Pair(torch.randn(64, 4).half(), torch.randn(4, 256).half(), 0.1)])]
     assert [taken(changed, rows, AUTO) for rows in (8, 1024)] == [False, True]
+
+
+def test_what_another_nodes_function_changes_is_multiplied_as_halves_as_stock_does() -> None:
+    changed = Weighed()
+    changed.weight_function = [lambda weight: weight + 0.1]
+    assert not taken(changed, 1024, AUTO) and taken(changed, 1024, KernelPolicy.of(precision="turbo"))
 
 
 def test_halves_stay_halves_however_many_rows() -> None:
@@ -149,8 +156,29 @@ def test_switched_off_products_are_told(studio: Studio) -> None:
 
 def test_a_card_that_multiplies_halves_as_fast_keeps_halves(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     model = wan_in_halves.load(file_of(studio, "int8"), AUTO)
-    monkeypatch.setattr(quality, "multiplies_bytes", lambda *_: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    assert not int8_weights.multiplies_bytes(AUTO, "cuda:0")
+    monkeypatch.setattr(model, "load_device", torch.device("cuda:0"))
     assert quality.resolved(model) is AsStored.INT8_AS_FP16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    assert quality.resolved(model) is AsStored.INT8
+
+
+def test_a_file_whose_layers_all_ask_for_full_precision_is_told_so(studio: Studio) -> None:
+    model = wan_in_halves.load(file_of(studio, "int8"), AUTO)
+    for block in model.stream.blocks:
+        for paged in block.paged:
+            paged.module._full_precision_mm = True
+    assert quality.resolved(model) is AsStored.INT8_ASKS_FP16 and AsStored.INT8_ASKS_FP16.rates == "precise"
+
+
+@pytest.mark.parametrize(
+    ("tier", "told"), [("precise", "'Balanced'"), ("stored", "'Fastest'"), ("fast", None), ("stock", None)]
+)
+def test_the_report_advises_no_quality_that_unpacks_bytes(tier: str, told: str | None) -> None:
+    said = list(faster_qualities(tier))
+    assert [f"quality {told} in the loader" in one for one in said] == ([True] if told else [])
+    assert tier != "stored" or "Balanced" not in said[0]
 
 
 def test_fp8_that_the_card_multiplies_is_stocks(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,39 +262,27 @@ def test_workflows_of_the_last_release_compute_as_they_did(path: Path, monkeypat
     assert found == len(made) and (found or path.stem == "style_transfer")
 
 
-def test_a_text_encoder_of_an_int8_file_multiplies_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network is told by its layers; another quality, other files and cards that gain nothing keep halves."""
-    network = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    assert not Wide.of(network, AUTO, torch.device("cpu")).in_int8
-    network[0].layout_type = int8_files.LAYOUT
-    wide = Wide.of(network, AUTO, torch.device("cpu"))
-    assert wide.in_int8 and not wide.splits and wide.ops.precision == "auto"
-    for precision, splits in (("precise", True), ("fast", False), ("turbo", False)):
-        other = Wide.of(network, KernelPolicy.of(precision=precision), torch.device("cpu"))
-        assert not other.in_int8 and other.splits is splits and other.ops.precision == "precise"
-    monkeypatch.setattr("fusestream.fusion.wide.multiplies_bytes", lambda *_: False)
-    assert Wide.of(network, AUTO, torch.device("cpu")).splits
-    assert int8_weights.multiplies_bytes(AUTO, "cpu") and not int8_weights.multiplies_bytes(PRECISE, "cpu")
+# -------------------------------------------------------------------------------------------------------------- text encoders
 
 
-def test_what_a_text_encoder_makes_of_bytes() -> None:
-    """Beside float32 of what the bytes stand for: off by what rounding a row of x to 8 bits takes, of each product 0.7 %."""
-    wide = Wide(AUTO, in_int8=True)
-    q, k, gate, up, down = (
-        Weighed(n, width) for n, width in ((64, 256), (96, 256), (512, 256), (512, 256), (256, 512))
-    )
-    x = torch.randn(1, 70, 256)
-    h = (x / x.square().mean(-1, keepdim=True).sqrt()).half()
+def test_a_text_encoder_of_an_int8_file_is_exact_as_it_is_with_stock(studio: Studio) -> None:
+    """Stock builds every quantised text encoder to multiply in full precision, so `auto` rounds no more than Exact."""
+    of_int8 = text_file(studio)
+    encoded = {}
+    for precision in ("auto", "precise", "fast"):
+        clip = fusion.load_text_encoder(str(of_int8), [], KernelPolicy.of(precision=precision), -1.0)
+        encoder = clip.cond_stage_model.umt5xxl.transformer.encoder
+        layers = [one for one in encoder.modules() if getattr(one, "layout_type", None) == int8_files.LAYOUT]
+        assert layers and all(one._full_precision_mm for one in layers)
+        assert isinstance(encoder, FusedStack)
+        encoder.fusestream_on_cpu = True
+        encoded[precision] = clip.encode_from_tokens(clip.tokenize("a red fox"))
+    assert torch.equal(encoded["auto"], encoded["precise"])
+    assert not torch.equal(encoded["auto"], encoded["fast"])
 
-    def exactly(module: Any, given: torch.Tensor) -> torch.Tensor:
-        return given.double() @ int8_files.numbers(module.weight).double().t()
 
-    found = wide.projections(h, (q, k))
-    assert all(0.002 < distance(one, exactly(module, h)) < 0.014 for one, module in zip(found, (q, k), strict=True))
-    [activated] = wide.activated(h, gate, "gelu_tanh")
-    wanted = torch.nn.functional.gelu(exactly(gate, h), approximate="tanh")
-    assert distance(activated, wanted) < 0.014
-    stream = x.clone()
-    wide.feed_forward(stream, torch.ones(256), 1e-6, (gate, up), down, Gate("silu", torch.nn.functional.silu))
-    hidden = torch.nn.functional.silu(exactly(gate, h)) * exactly(up, h)
-    assert 0.002 < distance(stream - x, exactly(down, hidden)) < 3 * 0.014
+def text_file(studio: Studio) -> Path:
+    """A tiny UMT5 with the matrices of its blocks in 8 bits."""
+    target = studio.folder / "umt5 int8.safetensors"
+    quantise(checkpoints.write("umt5", studio.folder, "fp16"), target, "int8_convrot", force=True)
+    return target

@@ -89,6 +89,7 @@ def made_up() -> Report:
         "Its blocks stream: 8 stay in VRAM, 32 pass through 2 slots.",
         "NVIDIA GeForce RTX 2060 SUPER",
         "kernels auto, precise",
+        tier="precise",
         streams=True,
         passes=12,
         slots=2,

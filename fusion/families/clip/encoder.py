@@ -27,7 +27,7 @@ from ....kernels_cuda.ops.parts import join, split
 from ... import text_stack
 from ...fused import POLICY, all_off
 from ...mixing import mix
-from ...products import weights_for
+from ...operands import operands
 from ...text_stack import HAND_BACK
 from ...wide import Wide
 
@@ -93,7 +93,7 @@ class FusedEncoder:
             reason = obstacle(self, x, mask)
             if reason is None:
                 visible = None if mask is None or mask.ndim == 2 else mask >= 0
-                return encode(self, Prompt(Wide.of(self, policy, x.device), visible), x, intermediate_output)
+                return encode(self, Prompt(Wide(policy), visible), x, intermediate_output)
             HAND_BACK(reason, x, forced=policy.default == "on", quietly=not x.is_cuda)
         found: tuple[Tensor, Tensor | None] = super().forward(  # type: ignore[misc]
             x, mask=mask, intermediate_output=intermediate_output
@@ -166,7 +166,7 @@ def feed_forward(layer: Any, x: Tensor, wide: Wide) -> None:
 
 def quick(h: Tensor, module: Any, wide: Wide) -> Sequence[Tensor]:
     """As `Wide.activated`, of the GELU that is no product's."""
-    with weights_for(h, wide.ops, module) as [own]:
+    with operands(h, wide.ops, module) as [own]:
         sums = wide.product(h, own.matrix, own.bias)
     if wide.splits:
         return split(gelu(join(sums), "quick", policy=wide.ops)).unbind()

@@ -26,14 +26,12 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, rms_rope_
 from ....kernels_cuda.ops.linear import Activation
-from ....kernels_cuda.ops.matrices import Matrix
 from ....kernels_cuda.ops.parts import split
 from ... import text_stack
 from ...fused import POLICY, all_off
 from ...language.room import PATCHES
 from ...mixing import mix
 from ...operands import operands
-from ...products import weights_for
 from ...text_stack import HAND_BACK
 from ...wide import Wide
 
@@ -123,7 +121,7 @@ class FusedEyes:
         if not all_off(policy, OPS):
             reason = obstacle(eyes, x)
             if reason is None:
-                return look(eyes, Wide.of(eyes, policy, x.device), x, grid_thw)
+                return look(eyes, Wide(policy), x, grid_thw)
             HAND_BACK(reason, x, forced=policy.default == "on", quietly=not x.is_cuda)
         return super().forward(x, grid_thw)  # type: ignore[misc]
 
@@ -190,7 +188,7 @@ def parted(wide: Wide, x: Tensor) -> Tensor:
     return split(x) if wide.splits else x.half()
 
 
-def summed(wide: Wide, h: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+def summed(wide: Wide, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A product's result as fp32, of an operand."""
     out = wide.product(h, weight, bias)
     return out[0] + out[1] if wide.splits else out.float()
@@ -270,7 +268,7 @@ def merged(merger: Any, wide: Wide, x: Tensor) -> Tensor:
     for rows in torch.split(x.view(-1, merger.merge_dim), CHUNK // 4):
         h = wide.normed(merger.norm, rows.view(1, -1, merger.norm.weight.shape[0]))
         hidden = wide.activated(h.view(*h.shape[:-2], *rows.shape), merger.linear_fc1, "gelu")
-        with weights_for(hidden[0], wide.ops, merger.linear_fc2) as [own]:
+        with operands(hidden[0], wide.ops, merger.linear_fc2) as [own]:
             parts = torch.stack(list(hidden)) if wide.splits else hidden[0]
             found.append(summed(wide, parts, own.matrix, own.bias)[0])
     return torch.cat(found)

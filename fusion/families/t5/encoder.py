@@ -118,7 +118,7 @@ class FusedStack:
         policy = self.fusestream_policy
         if not all_off(policy, OPS):
             reason = obstacle(self, x, attention_mask)
-            prompt = None if reason else prompt_of(self, Wide.of(self, policy, x.device), x, attention_mask)
+            prompt = None if reason else prompt_of(self, Wide(policy), x, attention_mask)
             if prompt is not None:
                 return encoded(self, prompt, x, intermediate_output, final_layer_norm_intermediate)
             reason = reason or "a prompt has no token that may be seen"

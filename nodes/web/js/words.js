@@ -63,6 +63,7 @@ const ENGLISH = {
     changeSteps: "LoRA for {steps} steps",
     changeFrames: "{frames} frames",
     auto_INT8: "as stored, INT8 products, FP32 sums in attention",
+    auto_INT8_ASKS_FP16: "INT8 weights made FP16, as the file asks, FP32 sums",
     auto_INT8_AS_FP16: "INT8 weights made FP16, which this card multiplies as fast, FP32 sums",
     auto_FP16: "as stored, FP16 products, FP32 sums",
     auto_MADE_FP16: "weights made FP16, FP16 products, FP32 sums",
