@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from .end_to_end.rows import BY_DEFAULT, KINDS_OF_FILES, TITLES, WITHOUT, Model, by_default
-from .end_to_end.storages import shown
+from .end_to_end.storages import heading
 
-CALLED = {"fp16": "FP16"}
 NOT_YET = "not measured"
 MOST = 1.0  # of stock's time
 
 
 def text(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The table, what was slower, and what there is no row of. found: results by name."""
-    head = ("Model", *(CALLED.get(storage, shown(storage)) for storage in KINDS_OF_FILES))
+    head = ("Model", *(heading(storage) for storage in KINDS_OF_FILES))
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for model in BY_DEFAULT:
         cells = (cell(model, storage, found) for storage in KINDS_OF_FILES)
@@ -69,5 +68,5 @@ def without() -> list[str]:
     """What there is no row of, and why: a line for each reason."""
     reasons: dict[tuple[Model, str], list[str]] = {}
     for (model, storage), reason in WITHOUT.items():
-        reasons.setdefault((model, reason), []).append(CALLED.get(storage, shown(storage)))
+        reasons.setdefault((model, reason), []).append(heading(storage))
     return [f"- {TITLES[model]} in {', '.join(kinds)}: {reason}." for (model, reason), kinds in reasons.items()]

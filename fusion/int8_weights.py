@@ -61,7 +61,8 @@ def int8_operands(x: Tensor, policy: KernelPolicy, *modules: Any) -> Iterator[li
 def _in_int8(x: Tensor, module: Any, policy: KernelPolicy) -> Int8Weights | None:
     """None: this product is one of halves."""
     stored = _as_stored(module, x)
-    is_stored = is_in_int8(module) and (stored is not None or is_changed_by_loras(module))
+    asks_for_more = getattr(module, "_full_precision_mm", False)
+    is_stored = not asks_for_more and (stored is not None or is_in_int8_but_for_loras(module))
     if not multiplies_in_int8(x, module.weight.shape, policy, rounds=stored is None, is_stored=is_stored):
         return None
     if stored is not None:
@@ -74,17 +75,15 @@ def _in_int8(x: Tensor, module: Any, policy: KernelPolicy) -> Int8Weights | None
         return Int8Weights(Int8Matrix(numbers, scales, rotation), bias)
 
 
-def is_in_int8(module: Any) -> bool:
-    """Whether the file has a Linear's weight in 8 bits, and does not ask for more in its products."""
-    weight = module.weight
-    asks_for_more = getattr(module, "_full_precision_mm", False)
-    return is_quantised(weight) and not asks_for_more and matrix_of(weight) is not None
-
-
-def is_changed_by_loras(module: Any) -> bool:
-    """Whether what a weight is changed by are LoRAs and merges, if it is: stock rounds the sum with those to the file's type, and
-    multiplies what other nodes' own functions have changed as halves."""
-    return all(isinstance(function, (Added, Applied)) for function in module.weight_function)
+def is_in_int8_but_for_loras(module: Any) -> bool:
+    """Whether the file has a Linear's weight in 8 bits, and only LoRAs and merges change it: stock rounds the sum with those to the
+    file's type, and multiplies what other nodes' own functions have changed as halves."""
+    changed = module.weight_function
+    return (
+        is_quantised(module.weight)
+        and all(isinstance(function, (Added, Applied)) for function in changed)
+        and matrix_of(module.weight) is not None
+    )
 
 
 def _as_stored(module: Any, x: Tensor) -> Int8Matrix | None:

@@ -13,30 +13,30 @@ from enum import Enum
 from typing import Any
 
 from ..kernels_cuda import KernelPolicy
+from .estimate import rates
 from .fused import multiplied_by_stock, policy_of_model
 from .int8_weights import multiplies_bytes
 from .stream.blocks import INT8
 from .stream.stream import STREAM, Stream
 
-STOCKS = "stock"  # who multiplies: ComfyUI
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
 class AsStored(Enum):
     """How `auto` computes: its name for the page's words, the words of texts, and by which rates it is reckoned."""
 
-    INT8 = "as stored, INT8 products, FP32 sums in attention", "stored"
+    INT8 = "as stored, INT8 products, FP32 sums in attention", rates.STORED
     INT8_ASKS_FP16 = "INT8 weights made FP16, as the file asks, FP32 sums", "precise"
     INT8_AS_FP16 = "INT8 weights made FP16, which this card multiplies as fast, FP32 sums", "precise"
     FP16 = "as stored, FP16 products, FP32 sums", "precise"
     MADE_FP16 = "weights made FP16, FP16 products, FP32 sums", "precise"
     PACKED = "packed weights made FP16 for each product, FP32 sums", "precise"
-    FP8 = "as stored, fp8 products by ComfyUI, FP32 sums in attention", STOCKS
+    FP8 = "as stored, fp8 products by ComfyUI, FP32 sums in attention", rates.STOCK
     FP8_AS_FP16 = "fp8 weights made FP16 for each product, FP32 sums", "precise"
-    STOCK = "as stored, products by ComfyUI, FP32 sums in attention", STOCKS
+    STOCK = "as stored, products by ComfyUI, FP32 sums in attention", rates.STOCK
 
-    def __init__(self, words: str, rates: str) -> None:
-        self.words, self.rates = words, rates
+    def __init__(self, words: str, by: str) -> None:
+        self.words, self.rates = words, by
 
 
 def resolved(model: Any) -> AsStored | None:

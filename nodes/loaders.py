@@ -31,11 +31,9 @@ if TYPE_CHECKING:
     from ..fusion import Mode, Precision
 
 CATEGORY = "FuseStream"
-AUTO_QUALITY = (
+QUALITY = (
     "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, where the card gains by it, and attention "
     "adds in FP32; every other file as Exact, fp8 as the card allows. Exact and Balanced unpack INT8 files. "
-)
-QUALITY = AUTO_QUALITY + (
     "Exact adds in FP32, Balanced in FP16, which GeForce cards do twice as fast, Fastest also multiplies in 8 bits. Error of one "
     f"model call beside FP32 (Exact is precise, Balanced fast, Fastest turbo): {gains.ERRORS}. Predicted, not measured, times as "
     f"fast as Exact with Balanced and Fastest, for {gains.WORK}: {'; '.join(map(str, gains.TIERS))}. FuseStream Plan reckons it "
@@ -153,8 +151,7 @@ class TextEncoderLoader(io.ComfyNode):
                 choices.precision(
                     "Asked where quality is 'by precision'. precise: the error beside an FP32 file is 1.04 times ComfyUI's own "
                     "with the same FP16 file. fast: about 1.25 times, with half the arithmetic. An encoder mostly waits for its "
-                    "weights: fast gains little. "
-                    "turbo: as fast.",
+                    "weights: fast gains little. turbo: as fast.",
                     is_advanced=True,
                 ),
                 choices.vram_budget(

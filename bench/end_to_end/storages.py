@@ -33,3 +33,8 @@ def computed(precision: str, storage: str) -> str:
 
 def file_name(model: str, storage: str) -> str:
     return f"{model}_{storage}.{'gguf' if storage in GGUF else 'safetensors'}"
+
+
+def heading(storage: str) -> str:
+    """Of a table's column."""
+    return "FP16" if storage == "fp16" else shown(storage)

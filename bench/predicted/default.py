@@ -12,23 +12,22 @@ from dataclasses import replace
 from typing import Any
 
 from ..card_rates import Card, Who
-from ..end_to_end.storages import STORED, shown
+from ..end_to_end.rows import KINDS_OF_FILES, WITHOUT, Model
+from ..end_to_end.storages import STORED, heading
 from .load import step_seconds
 from .passes import pass_bytes
 from .speeds import speeds_on
 from .told import SHORT_CARDS, Prediction
 from .works import Work
 
-WORKS = (
-    "Wan 1.3B 480x832x81",
-    "Wan 14B 480x832x81",
-    "Flux.2 klein 4B 1024x1024",
-    "Z-Image Turbo 1024x1024",
-    "SDXL 1024x1024",
-)
-STORAGES = ("fp16", "fp8_scaled", "int8_convrot", "q8_0", "q4_k_m")
-CALLED = {"fp16": "FP16"}
-NO_FILE = {"SDXL 1024x1024": ("fp8_scaled", "int8_convrot")}  # nobody publishes one
+# The bench's models, as the predicted works call them.
+WORKS: Mapping[Model, str] = {
+    "wan13": "Wan 1.3B 480x832x81",
+    "wan14": "Wan 14B 480x832x81",
+    "klein4": "Flux.2 klein 4B 1024x1024",
+    "z_image": "Z-Image Turbo 1024x1024",
+    "sdxl": "SDXL 1024x1024",
+}
 MULTIPLY_FP8 = ("RTX 40", "RTX 50")  # there ComfyUI multiplies fp8 on both sides, and attention alone is ours
 ON_BOTH_SIDES = "at most 1"
 MOST = 1.005  # of stock's time: above, ours is told as slower
@@ -36,26 +35,23 @@ MOST = 1.005  # of stock's time: above, ours is told as slower
 
 def default_table(results: Mapping[str, Any], found: Sequence[Prediction]) -> str:
     """A line for each work, a column for each storage; in a cell the cards of README."""
-    heads = ("", *(CALLED.get(one, shown(one)) for one in STORAGES))
+    heads = ("", *map(heading, KINDS_OF_FILES))
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     by = {(one.card.name, one.work.name): one for one in found}
     passes = {"stock": pass_bytes(results, "stock"), "precise": pass_bytes(results, "ours")}
-    for work in WORKS:
+    for model, work in WORKS.items():
         ones = [by[card, work] for card in SHORT_CARDS]
-        cells = (told(ones, storage, passes) for storage in STORAGES)
+        cells = ("-" if (model, storage) in WITHOUT else told(ones, storage, passes) for storage in KINDS_OF_FILES)
         lines.append(f"| {work} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def told(ones: Sequence[Prediction], storage: str, passes: Mapping[str, Mapping[str, float]]) -> str:
-    """Of every card, in their order; a dash where there is no file."""
-    cells = [cell(one, storage, passes) for one in ones]
-    return "-" if set(cells) == {"-"} else " / ".join(cells)
+    """Of every card, in their order."""
+    return " / ".join(cell(one, storage, passes) for one in ones)
 
 
 def cell(found: Prediction, storage: str, passes: Mapping[str, Mapping[str, float]]) -> str:
-    if storage in NO_FILE.get(found.work.name, ()):
-        return "-"
     if storage == "fp8_scaled" and found.card.name.startswith(MULTIPLY_FP8):
         return ON_BOTH_SIDES
     part = share(found, storage, passes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...fusion.cost import Cost
@@ -110,6 +111,13 @@ def _flux(cost: Cost, dim: int, double: int, single: int, streams: tuple[int, in
     ]
     # What a single block's second product reads is put together of both halves.
     linears += [Linear(tokens, dim, 3 * dim + wide, single), Linear(tokens, dim + ffn, dim, single)]
+    return _of_one_attention(cost, passes, held, linears, tokens)
+
+
+def _of_one_attention(
+    cost: Cost, passes: Mapping[str, float], held: float, linears: Iterable[Linear], tokens: int
+) -> Load:
+    """All tokens look at each other, a prompt's among them."""
     return Load(
         cost.gemm,
         own={HEAD: cost.attention},
@@ -137,7 +145,7 @@ def z_image(size: ZImage, pixels: int) -> Load:
     }
     held = HALF * (picture + size.tokens) * size.dim * (ACTIVATIONS + 2)
     d, both = size.dim, picture + size.tokens
-    linears = tuple(
+    linears = [
         linear
         for rows, blocks in ((both, size.layers), (picture, size.refiners), (size.tokens, size.refiners))
         for linear in (
@@ -146,16 +154,8 @@ def z_image(size: ZImage, pixels: int) -> Load:
             Linear(rows, d, size.ffn, 2 * blocks),  # two, whose results are multiplied by each other in a pass
             Linear(rows, size.ffn, d, blocks),
         )
-    )
-    return Load(
-        cost.gemm,
-        own={HEAD: cost.attention},
-        passes=passes,
-        weights=cost.weights,
-        held=held,
-        linears=linears,
-        tokens=both,
-    )
+    ]
+    return _of_one_attention(cost, passes, held, linears, both)
 
 
 def qwen3(size: Language, tokens: int = TEXT_TOKENS) -> Load:

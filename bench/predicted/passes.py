@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 Side = Literal["stock", "ours"]
-Rounds = Literal[
-    "nothing", "products", "heads"
-]  # what is rounded besides: what products read, and queries and keys too
+# What is rounded besides: what products read, and queries and keys too.
+Rounds = Literal["nothing", "products", "heads"]
 FIRST, LAST = "Wan 1.3B 480x832x81", "Wan 14B cross attention, no rope"
 
 

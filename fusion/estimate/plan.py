@@ -17,11 +17,10 @@ from ..sparse.model import sparse_of
 from . import measured
 from .card import card_of
 from .fit import Fit, Verdict, fit_of
-from .rates import STOCK, Card, Source, rates_of
+from .rates import STOCK, STORED, Card, Source, rates_of
 from .sums import Blocks, step_seconds
 
 TIERS = ("precise", "fast", "turbo")
-STORED = "stored"  # by whose rates `auto` is reckoned where it multiplies in the 8 bits of the file
 FEW_STEPS = 4  # of a model with a LoRA that was made for few
 WORTH = 0.97  # of the time: what saves less is not told
 SMALLER = 2 / 3  # of a side

@@ -20,9 +20,8 @@ from ..cost import Cost
 
 FILE = Path(__file__).with_name("rates.json")
 STOCK = "stock"  # who computes where our kernels are off; else the name of a precision
-STORED = (
-    "stored"  # *auto* with a file of 8-bit numbers: those are multiplied, and attention is as *precise* computes it
-)
+# `auto` with a file of 8-bit numbers: those are multiplied, and attention is as `precise` computes it.
+STORED = "stored"
 # GeForce cards of these generations: operations of a multiprocessor's tensor cores in a clock, FP16 with sums in FP16; with FP32
 # sums half as many. By NVIDIA's whitepapers on Turing, GA102 and Ada.
 PER_CLOCK = 1024.0

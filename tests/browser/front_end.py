@@ -7,7 +7,9 @@ asked of the front end's own `app`, and the click then goes to that spot.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import ConsoleMessage, Error, Locator, Page, Request, Response, TimeoutError, expect
@@ -47,6 +49,8 @@ TITLE_BAR = """id => {
 }"""
 
 
+PICTURES = os.environ.get("FUSESTREAM_LOOK")  # a folder for them
+THEME = "theme => app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
 # Whether the front end draws nodes as elements, as new installs do; the canvas too where time does not count.
 RENDERERS = {True: "elements", **({False: "canvas"} if is_thorough() else {})}
 
@@ -97,6 +101,17 @@ class FrontEnd:
             expect(dialog).to_be_hidden()
         expect(self.page.get_by_test_id("topbar-workflow-tabs")).to_contain_text(name)
         self.page.wait_for_function(DRAWN)
+
+    def look(self, name: str, *themes: str) -> None:
+        """A picture of the page, of each theme if any is named, where somebody asks for what is worth looking at."""
+        if not PICTURES:
+            return
+        for theme in themes:
+            self.page.evaluate(THEME, theme)
+            self.page.wait_for_timeout(800)
+            self.page.screenshot(path=Path(PICTURES) / f"{name}-{theme}.png")
+        if not themes:
+            self.page.screenshot(path=Path(PICTURES) / f"{name}.png")
 
     def nodes(self) -> list[dict[str, Any]]:
         """Id, title, type, box (x, y, width, height with the title bar) and state of every node."""

@@ -7,10 +7,8 @@ have.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +27,6 @@ LOADERS = ("FuseStreamDiffusionModelLoader", "FuseStreamCheckpointLoader")
 TEMPLATE = "wan2.1_t2v_1.3B"
 ROUTE = "**/fusestream/estimate"
 GIB = 2**30
-PICTURES = os.environ.get("FUSESTREAM_LOOK")  # a folder for what is worth looking at
 
 STREAMS = {
     "verdict": "STREAMS", "taken": int(6.71 * GIB), "free": int(7.02 * GIB), "lacks": 0, "activations": int(1.93 * GIB),
@@ -77,7 +74,7 @@ def drawn_by(request: pytest.FixtureRequest) -> type[Canvas | Elements]:
 
 @pytest.fixture
 def settings(drawn_by: type[Canvas | Elements]) -> dict[str, Any]:
-    return {"Comfy.VueNodes.Enabled": drawn_by is Elements, "Comfy.Minimap.Visible": False}
+    return drawn_by.SETTINGS
 
 
 def workflow(name: str) -> Any:
@@ -103,11 +100,6 @@ def told(front: FrontEnd, *of_each: dict[str, Any]) -> list[Any]:
     return asked
 
 
-def look(front: FrontEnd, name: str) -> None:
-    if PICTURES:
-        front.page.screenshot(path=Path(PICTURES) / f"{name}.png")
-
-
 def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     across = one["left"] < other["right"] - 1 and other["left"] < one["right"] - 1
     return across and one["top"] < other["bottom"] - 1 and other["top"] < one["bottom"] - 1
@@ -123,7 +115,7 @@ def test_it_follows_what_is_edited(front: FrontEnd, drawn_by: type[Canvas | Elem
     estimate = shown(front, loader)
     expect(estimate).to_be_visible(timeout=60_000)
     expect(estimate).to_contain_text(re.compile(r"^Fits: .+ of .+activations .+"))
-    look(front, f"real-{drawn_by.__name__}")
+    front.look(f"real-{drawn_by.__name__}")
     before = str(estimate.text_content())
     widgets, size = drawn_by(front.page), front.node("Size and length")
     widgets.number(size, "length", 161)
@@ -170,7 +162,7 @@ def test_it_covers_nothing_and_can_be_read(front: FrontEnd, drawn_by: type[Canva
         for theme in ("dark", "light"):
             front.page.evaluate(SET, ["Comfy.ColorPalette", theme])
             front.page.wait_for_timeout(600)
-            look(front, f"{name}-{drawn_by.__name__}-{width}-{theme}")
+            front.look(f"{name}-{drawn_by.__name__}-{width}-{theme}")
             boxes = front.page.evaluate(BOXES)
             places = []
             for loader in loaders:
@@ -192,7 +184,7 @@ def test_every_example_has_room_for_it(front: FrontEnd) -> None:
         loaders = front.page.evaluate(IDS, list(LOADERS))
         for loader in loaders:
             expect(shown(front, loader)).to_be_visible()
-        look(front, f"room-{example.name}")
+        front.look(f"room-{example.name}")
 
 
 def test_it_goes_where_there_is_none(front: FrontEnd, drawn_by: type[Canvas | Elements]) -> None:
@@ -252,4 +244,4 @@ def test_what_is_asked_is_what_would_be_queued(front: FrontEnd) -> None:
     loader = next(name for name, node in asked[-1].items() if node["class_type"] in LOADERS)
     assert ":" in loader
     expect(shown(front, loader)).to_be_visible()
-    look(front, "subgraph")
+    front.look("subgraph")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +15,6 @@ from browser.widgets import Canvas, Elements
 
 LOADER = "FuseStream Diffusion Model Loader"
 AS_STORED = "auto: as stored, INT8 products, FP32 sums in attention"
-THEME = "theme => app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
-PICTURES = os.environ.get("FUSESTREAM_LOOK")  # a folder for what is worth looking at
 
 
 @pytest.fixture(params=[Elements, Canvas], ids=lambda one: one.__name__.lower())
@@ -29,16 +25,7 @@ def drawn_by(request: pytest.FixtureRequest) -> type[Canvas | Elements]:
 
 @pytest.fixture
 def settings(drawn_by: type[Canvas | Elements]) -> dict[str, Any]:
-    return {"Comfy.VueNodes.Enabled": drawn_by is Elements, "Comfy.Minimap.Visible": False}
-
-
-def look(front: FrontEnd, name: str) -> None:
-    if not PICTURES:
-        return
-    for theme in ("light", "dark"):
-        front.page.evaluate(THEME, theme)
-        front.page.wait_for_timeout(800)
-        front.page.screenshot(path=Path(PICTURES) / f"{name}-{theme}.png")
+    return drawn_by.SETTINGS
 
 
 def test_an_int8_file_is_computed_as_it_is_stored_and_that_is_said(
@@ -54,7 +41,7 @@ def test_an_int8_file_is_computed_as_it_is_stored_and_that_is_said(
     widgets.choose(loader, "model_name", INT8_FILE)
     estimate = front.page.locator(f'[data-fusestream-estimate="{loader}"]')
     expect(estimate).to_contain_text(AS_STORED)
-    look(front, f"first-contact-{drawn_by.__name__}")
+    front.look(f"first-contact-{drawn_by.__name__}", "light", "dark")
 
     front.run()
     expect(front.error).to_be_hidden()
@@ -65,5 +52,5 @@ def test_an_int8_file_is_computed_as_it_is_stored_and_that_is_said(
     dialog = front.page.get_by_role("dialog")
     told = [text.input_value() for text in dialog.get_by_role("textbox").all()]
     assert any(INT8_FILE in one and f"kernels auto, {AS_STORED}" in one for one in told), told
-    look(front, f"first-contact-report-{drawn_by.__name__}")
+    front.look(f"first-contact-report-{drawn_by.__name__}", "light", "dark")
     front.page.keyboard.press("Escape")

@@ -6,6 +6,7 @@ Both have the same methods. Nodes are named by id, widgets by name.
 from __future__ import annotations
 
 import contextlib
+from typing import Any, ClassVar
 
 from playwright.sync_api import Locator, Page, TimeoutError, expect
 
@@ -23,6 +24,8 @@ HAS_VIDEO = "id => app.graph.getNodeById(id).widgets.some(w => w.element?.queryS
 
 class Canvas:
     """Nodes drawn by LiteGraph."""
+
+    SETTINGS: ClassVar[dict[str, Any]] = {"Comfy.VueNodes.Enabled": False, "Comfy.Minimap.Visible": False}
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -61,6 +64,8 @@ class Canvas:
 
 class Elements:
     """Nodes 2.0: every node a part of the page."""
+
+    SETTINGS: ClassVar[dict[str, Any]] = {"Comfy.VueNodes.Enabled": True, "Comfy.Minimap.Visible": False}
 
     def __init__(self, page: Page) -> None:
         self.page = page

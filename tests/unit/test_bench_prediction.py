@@ -300,7 +300,7 @@ def test_by_default_nobody_is_slower_than_stock_with_the_same_file() -> None:
     """The promise of `auto`, by prediction: each storage of each model on each card of the table."""
     table = default.default_table(RESULTS, FOUND)
     rows = [line.split(" | ") for line in table.splitlines()[2:]]
-    assert [row[0].strip("| ") for row in rows] == list(default.WORKS)
+    assert [row[0].strip("| ") for row in rows] == list(default.WORKS.values())
     assert "slower" not in table
     parts = [
         float(one) for row in rows for cell in row[1:] for one in cell.strip(" |").split(" / ") if one[0].isdigit()
@@ -309,6 +309,6 @@ def test_by_default_nobody_is_slower_than_stock_with_the_same_file() -> None:
 
 
 def test_a_slower_default_would_be_told() -> None:
-    found = next(one for one in FOUND if one.work.name == default.WORKS[0])
+    found = next(one for one in FOUND if one.work.name == default.WORKS["wan13"])
     slower = replace(found, told={**found.told, "stored": told.Told(3.0), "newest": told.Told(2.0)})
     assert default.cell(slower, "int8_convrot", {}) == "1.50 **slower**"
