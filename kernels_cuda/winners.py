@@ -1,31 +1,11 @@
-"""The winners, on disk: one small JSON file per user, shared by every process.
-
-Writers take a lock, read what is there, add their entry and replace the file in one step, so a reader always sees a
-whole file and no writer loses another's entry. A file that cannot be read is said once, then treated as empty: its
-entries are chosen again. A cache that cannot be written (a read-only home) only costs choosing again next time.
-
-The newest entries stand at the end, and only so many are kept: cards, drivers and versions come and go, and whatever lies
-at this path, reading it takes a moment at most.
-"""
+"""The winners, on disk (`kept_entries.py`)."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import stat
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
-from .ledger import LEDGER
-
-FORMAT = 1
-MOST_ENTRIES = 4096  # a video asks for some dozens
-MOST_BYTES = 4 << 20
-LONGEST_REASON = 200
+from .kept_entries import KeptEntries
 
 
 @dataclass(frozen=True)
@@ -36,137 +16,11 @@ class Winner:
     seconds: dict[str, float]
 
 
-class WinnersFile:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._read_at: tuple[int, int] | None = None
-        self._entries: dict[str, Winner] = {}
+class WinnersFile(KeptEntries[Winner]):
+    title, words = "winners", "kernel choices"
 
-    def get(self, key: str) -> Winner | None:
-        """The entry, reading the file again only if it changed."""
-        try:
-            found = self.path.stat()
-        except OSError:
-            return self._entries.get(key)
-        if self._read_at != (found.st_mtime_ns, found.st_size):
-            self._entries = {**self._entries, **self._load()}
-            self._read_at = (found.st_mtime_ns, found.st_size)
-        return self._entries.get(key)
+    def read(self, written: Any) -> Winner:
+        return Winner(str(written["name"]), {str(n): float(s) for n, s in written["seconds"].items()})
 
-    def at_hand(self, key: str) -> Winner | None:
-        """The entry as far as it is known without looking at the disk."""
-        return self._entries.get(key)
-
-    @property
-    def entries(self) -> list[tuple[str, Winner]]:
-        """All that are known without looking at the disk."""
-        return list(self._entries.items())
-
-    def put(self, key: str, winner: Winner) -> None:
-        self._entries[key] = winner
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._locked():
-                entries = self._load()
-                entries.pop(key, None)  # it is the newest now
-                text = _as_text({**entries, key: winner})
-                partial = self.path.with_name(f"{self.path.name}.partial")  # over what one left who was killed
-                partial.write_text(text, encoding="utf-8")
-                _replace(partial, self.path)
-        except OSError as error:
-            LEDGER.say_once(f"Kernel choices are not kept: {self.path} cannot be written ({error})")
-
-    def _load(self) -> dict[str, Winner]:
-        try:
-            data = json.loads(_content(self.path))
-            if data["format"] != FORMAT:
-                return {}  # another version of the pack wrote it: not ours to read, and ours to replace
-            newest = list(data["winners"].items())[-MOST_ENTRIES:]
-            return {
-                str(key): Winner(str(entry["name"]), {str(n): float(s) for n, s in entry["seconds"].items()})
-                for key, entry in newest
-            }
-        except FileNotFoundError:
-            return {}
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
-            reason = f"{type(error).__name__}: {error}"  # in short: the repr of some holds all that could not be read
-            if len(reason) > LONGEST_REASON:
-                reason = f"{reason[:LONGEST_REASON]}..."
-            LEDGER.say_once(f"{self.path} cannot be read ({reason}); its kernel choices are made again")
-            return {}
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """An advisory lock that the system drops if its holder dies."""
-        with (self.path.with_name(self.path.name + ".lock")).open("a+b") as file:
-            _lock(file.fileno())
-            try:
-                yield
-            finally:
-                _unlock(file.fileno())
-
-
-def _content(path: Path) -> str:
-    """A whole file's, of the size that such a file may have. Nothing is waited for: nobody may ever write to a pipe."""
-    with open(path, "rb", opener=_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("it is no plain file")
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise OSError(f"it is larger than {MOST_BYTES >> 20} MiB")
-    return content.decode("utf-8")
-
-
-def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _as_text(entries: dict[str, Winner]) -> str:
-    """A line for each entry; as many of the last ones as may be kept."""
-    lines: list[str] = []
-    room = MOST_BYTES - 100  # beside what stands around them
-    for key, winner in reversed(list(entries.items())[-MOST_ENTRIES:]):
-        line = f"{json.dumps(key)}: {json.dumps(asdict(winner))}"
-        room -= len(line) + 2
-        if room < 0:
-            break
-        lines.append(line)
-    return f'{{"format": {FORMAT}, "winners": {{\n' + ",\n".join(reversed(lines)) + "\n}}\n"
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(descriptor: int) -> None:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        while True:  # LK_LOCK itself gives up after ten seconds
-            try:
-                msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
-                return
-            except OSError:  # noqa: PERF203
-                time.sleep(0.05)
-
-    def _unlock(descriptor: int) -> None:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
-else:
-    import fcntl
-
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-    def _unlock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _replace(partial: Path, target: Path) -> None:
-    """Windows refuses to replace a file that someone is reading: try for a second."""
-    for attempt in range(20):
-        try:
-            partial.replace(target)
-            return
-        except PermissionError:  # noqa: PERF203
-            if attempt == 19:
-                partial.unlink(missing_ok=True)
-                raise
-            time.sleep(0.05)
+    def written(self, entry: Winner) -> Any:
+        return asdict(entry)

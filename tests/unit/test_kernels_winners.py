@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fusestream.kernels_cuda import winners
+from fusestream.kernels_cuda import kept_entries
+from fusestream.kernels_cuda.kept_entries import FORMAT, MOST_BYTES, MOST_ENTRIES
 from fusestream.kernels_cuda.ledger import LEDGER
-from fusestream.kernels_cuda.winners import FORMAT, MOST_BYTES, MOST_ENTRIES, Winner, WinnersFile
+from fusestream.kernels_cuda.winners import Winner, WinnersFile
 
 # What one process does. It needs no torch, so it gets the module without the package around it.
 WRITER = """
@@ -148,7 +149,7 @@ def test_the_oldest_entries_go(tmp_path):
 
 def test_what_is_written_can_be_read(tmp_path, monkeypatch):
     """Large entries: fewer of them are kept than may be."""
-    monkeypatch.setattr(winners, "MOST_BYTES", 5000)
+    monkeypatch.setattr(kept_entries, "MOST_BYTES", 5000)
     file = WinnersFile(tmp_path / "w.json")
     for i in range(12):
         file.put(f"{i}" + "k" * 1000, Winner("\ud800", {"stock": 1.0}))
