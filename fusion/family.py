@@ -7,7 +7,7 @@ needs torch's kernels or ComfyUI's classes is imported in the functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..kernels_cuda import KernelPolicy
     from ..memory import WeightFile
+    from .compatibility.specimen import Specimen
     from .cost import Cost
 
 
@@ -88,6 +89,9 @@ class Family:
                 so where it is known, with its type in our loader where it has one; None: nobody can tell
     idle        of a text encoder that is fused, how many of its last blocks no encoding calls on a device, as the model is asked by
                 default. They stream from their first call on
+    specimens   what of stock's networks its code stands for, held against stock's before anything is fused
+                (`compatibility/`); None: nothing of stock's is replaced
+    aside       why ComfyUI computes all of it here, in a sentence; None: it does not
     doubts      of a diffusion model, what of the prompts it will not use, or lacks: of (stock's model, its patches' keys, the
                 prompts as stock's dictionaries), in a sentence that goes on after the file's name; None: nothing
     """
@@ -113,6 +117,8 @@ class Family:
     reads: Callable[[Any], tuple[int, str | None] | None] | None = None
     idle: Callable[[Any, torch.device], int] | None = None
     doubts: Callable[[Any, Container[str], Sequence[Mapping[str, Any]]], str | None] | None = None
+    specimens: Callable[[], Iterable[Specimen]] | None = None
+    aside: str | None = None
 
     @property
     def words(self) -> str:

@@ -20,6 +20,7 @@ from ..kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
 from ..kernels_cuda.ops.checks import word
 from ..memory import Checkpoint
 from . import attention, before_sampling, graphed, inspection, other_cards, pace, recognise
+from .compatibility import families as compatibility
 from .completeness import naming, odd_layers, refuse_misfits
 from .estimate.measured import describe
 from .families import family_of
@@ -117,6 +118,7 @@ def streamed_from(
         inspection.say_doubts(source.files[0], family)
         find = found_in if family is None or family.blocks is None else family.blocks
         device = comfy.model_management.get_torch_device()
+        family = compatibility.checked(family, device, policy)
         types = None if family is None else types_of(family, policy, device)
         parts = skeleton.diffusion_model(
             source, dtype, find, is_known=family is not None, preferred=types, is_checkpoint=is_checkpoint
@@ -151,7 +153,7 @@ def streamed_from(
 def types_of(family: Family, policy: KernelPolicy, device: torch.device) -> tuple[torch.dtype, ...] | None:
     """In which types a diffusion model should compute on a device, for its blocks to be ours; None: as stock chooses. On cards that
     have bf16 stock prefers it for some families, which they do in fp16, too."""
-    if device.type != "cuda" or all_off(policy, family.ops):
+    if device.type != "cuda" or all_off(policy, family.ops) or family.aside is not None:
         return None
     return tuple(getattr(torch, name) for name in family.types)
 
@@ -206,7 +208,10 @@ def load_vae_patcher(
 
 def _fused_vae(path: str, weights: Any, metadata: Any, policy: KernelPolicy, device: Any = None) -> Any:
     family = None if policy.default == "off" else family_of(recognise.header_of(weights))
-    known = family is not None and family.role is Role.VAE
+    if family is not None and family.role is not Role.VAE:
+        family = None
+    family = compatibility.checked(family, comfy.model_management.vae_device() if device is None else device, policy)
+    known = family is not None and family.aside is None
     with naming(path):
         vae = comfy.sd.VAE(sd=weights, metadata=metadata, device=device, dtype=vae_dtype(device) if known else None)
     vae.throw_exception_if_invalid()
@@ -214,9 +219,15 @@ def _fused_vae(path: str, weights: Any, metadata: Any, policy: KernelPolicy, dev
         vae.patcher = patcher_of(vae.first_stage_model, vae.patcher.load_device, vae.patcher.offload_device)
     elif known:
         # A header of the family's and a network that is not: stock's, in the type that stock chooses for it.
-        LEDGER.say_once(f"{path}: this VAE is of a kind without fused kernels: ComfyUI computes it.", logging.INFO)
         vae = comfy.sd.VAE(sd=weights, metadata=metadata, device=device)
+        _say_stocks(path)
+    elif family is None and policy.default != "off":
+        _say_stocks(path)
     return vae
+
+
+def _say_stocks(path: str) -> None:
+    LEDGER.say_once(f"{path}: this VAE is of a kind without fused kernels: ComfyUI computes it.", logging.INFO)
 
 
 def vae_dtype(device: torch.device | None = None) -> torch.dtype | None:

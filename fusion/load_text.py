@@ -15,6 +15,7 @@ import torch
 from ..kernels_cuda import STANDARD, KernelPolicy
 from ..memory import Checkpoint, WeightFile
 from . import inspection, other_cards, readers, recognise, spiece, text_kinds
+from .compatibility import families as compatibility
 from .completeness import naming, odd_layers, refuse_misfits
 from .family import Family, Role
 from .graph import Graphs
@@ -90,7 +91,7 @@ def _stock_text_encoder(
     refuse_misfits(path, odd_layers(clip.cond_stage_model))
     if family is not None:
         require_all_weights(path, header.extents.keys(), clip.cond_stage_model, is_part=True)
-        family.fuse(clip.cond_stage_model, policy)
+        fuse([family], clip, policy)
     return clip
 
 
@@ -121,7 +122,7 @@ def _unheaded_text_encoder(
     given = (path, embedding_folders, policy, kind, options, others)
     clip.patcher.cached_patcher_init = (_stock_text_encoder_patcher, given)
     if family is not None:
-        family.fuse(clip.cond_stage_model, policy)
+        fuse([family], clip, policy)
     return clip
 
 
@@ -184,8 +185,9 @@ def streaming_clip(
     vram_budget: float | None,
 ) -> None:
     """Let a CLIP that was made with these parts stream from its file. families: those that know an encoder in it."""
-    known = [family for family in families if family.fuse(parts.model, policy)]
     device = clip.patcher.load_device
+    found = [compatibility.checked(family, device, policy) for family in families]
+    known = [family for family in found if family.fuse(parts.model, policy)]
     idle = known[0].idle if len(known) == 1 else None  # of several encoders the last blocks are those of one
     stream = Stream(
         source,
@@ -198,7 +200,7 @@ def streaming_clip(
         spare=len(parts.heads),
         idle=0 if idle is None else idle(parts.model, device),
     )
-    let_stream(parts.model, stream, str(source.files[0].path), known[0] if known else None, len(known))
+    let_stream(parts.model, stream, str(source.files[0].path), next(iter(known or found), None), len(known))
     stream.graphs = Graphs(stream, parts.model)
     watch_encoding(parts.model, stream)
     for network, block in parts.heads:
@@ -235,6 +237,12 @@ def _looked_at(source: Checkpoint, kind: str, options: Mapping[str, Any] | None,
     return _Found(
         family, header, borrowed, _text_options(header, family, options), text_kinds.kind_of(source, family, kind)
     )
+
+
+def fuse(families: Sequence[Family], clip: Any, policy: KernelPolicy) -> None:
+    """Let a stock CLIP's encoders compute through our ops, as far as ComfyUI's code is what ours was written after."""
+    for family in families:
+        compatibility.checked(family, clip.patcher.load_device, policy).fuse(clip.cond_stage_model, policy)
 
 
 def _text_options(header: WeightFile, family: Family | None, given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .errors import NotStreamable
 from .families import family_of
 from .family import Family, Role
 from .load import CHECKPOINT_PREFIX, load_streamed_diffusion_model, whole_vae
-from .load_text import streaming_clip
+from .load_text import fuse, streaming_clip
 from .loading import open_to_stream, prepare, require_all_weights, streamed_or_stock
 from .stream import skeleton
 from .stream.stand_in import real, tensors_of
@@ -222,8 +222,7 @@ def _stocks_clip(
     refuse_misfits(path, odd_layers(clip.cond_stage_model))
     if families:
         require_all_weights(path, names, clip.cond_stage_model)
-    for family in families:
-        family.fuse(clip.cond_stage_model, policy)
+    fuse(families, clip, policy)
     return clip
 
 

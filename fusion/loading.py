@@ -13,6 +13,8 @@ from ..kernels_cuda import LEDGER, KernelPolicy, unpack_soon
 from ..memory import Checkpoint
 from . import inspection, other_cards, readers, recognise
 from .budgets import refuse_odd
+from .compatibility import streaming
+from .compatibility.aside import step_aside
 from .completeness import refuse_lacking, say_leftovers
 from .errors import NotStreamable
 from .family import Family, Role
@@ -48,7 +50,7 @@ def let_stream(model: Any, stream: Stream, path: str, family: Family | None, fus
     """Give a model its stream. Who computes its blocks stands in the report, and in the log where that is ComfyUI."""
     if family is not None and fused:
         stream.family = family.name
-    else:
+    elif family is None or family.aside is None:  # or that was said
         LEDGER.say_once(f"{path} streams; no fused kernels for this family: ComfyUI computes its blocks.", logging.INFO)
     attach(model, stream)
     saving.attach()
@@ -59,6 +61,9 @@ def open_to_stream(path: str, kind: type[Checkpoint] = Checkpoint) -> Checkpoint
         raise NotStreamable(
             f"{path}: only .safetensors and .gguf files can be streamed. {readers.without_streaming(path)}"
         )
+    if (changed := streaming.obstacle()) is not None:
+        said = step_aside("Streaming", changed, "Models load as ComfyUI loads them").words
+        raise NotStreamable(f"{path}: {said} {readers.without_streaming(path)}")
     return kind.open(path)
 
 

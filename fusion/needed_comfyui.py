@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+from pathlib import Path
 
 OLDEST = "0.30"
+RUN_WITH = ("0.30.0", "0.33.0")  # whole, with the tests of this pack: docs/comfyui-versions.md has what they found
 
 
 class OldComfyUI(ImportError):
@@ -25,6 +27,12 @@ def version() -> str | None:
         return str(importlib.import_module("comfyui_version").__version__)
     except (ImportError, AttributeError):
         return None
+
+
+def version_of(folder: Path) -> str | None:
+    """Of the ComfyUI in a folder; None: it does not tell."""
+    match = re.search(r'__version__\s*=\s*"([^"]+)"', (folder / "comfyui_version.py").read_text(encoding="utf-8"))
+    return match[1] if match else None
 
 
 def is_too_old(found: str) -> bool:
@@ -45,3 +53,9 @@ def refuse_older() -> None:
         f"FuseStream needs ComfyUI {OLDEST} or newer, this is {found}. Update ComfyUI and start it again. Until then it runs "
         "without FuseStream's nodes, and nothing else is changed."
     )
+
+
+def pack_version() -> str:
+    """Our own, as the project's file has it."""
+    project = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    return next(line.split('"')[1] for line in project.splitlines() if line.startswith("version"))

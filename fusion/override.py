@@ -19,6 +19,8 @@ from comfy.utils import set_attr
 
 from ..kernels_cuda import STANDARD, KernelPolicy, check_policy
 from . import attention
+from .compatibility import families as compatibility
+from .compatibility.aside import stepped_aside
 from .families import FAMILIES
 from .family import Role
 from .fused import POLICY
@@ -52,10 +54,12 @@ def text_encoder_under(clip: Any, policy: KernelPolicy) -> Any:
     if not list(_switched(model)):
         for family in FAMILIES:
             if family.role is Role.TEXT:
-                family.fuse(model, STANDARD)
+                compatibility.checked(family, clip.patcher.load_device, STANDARD).fuse(model, STANDARD)
         for name in _switched(model):
             set_attr(model, name, TORCHS)
     names = list(_switched(model))
+    if not names and _is_stocks_again(Role.TEXT, policy):
+        return clip.clone()
     if not names:
         known = " or ".join(family.name for family in FAMILIES if family.role is Role.TEXT)
         raise NotOurs(
@@ -71,6 +75,8 @@ def vae_under(vae: Any, policy: KernelPolicy) -> Any:
     """A copy of a stock VAE, over the same weights, that computes under this policy."""
     check_policy(policy)
     names = list(_switched(vae.first_stage_model))
+    if not names and _is_stocks_again(Role.VAE, policy):
+        return copy.copy(vae)
     if not names:
         raise NotOurs(
             "This VAE computes as ComfyUI's: it was loaded by another node, with kernels 'off', or is of a kind that FuseStream "
@@ -81,6 +87,11 @@ def vae_under(vae: Any, policy: KernelPolicy) -> Any:
     for name in names:
         clone.patcher.add_object_patch(name, policy)
     return clone
+
+
+def _is_stocks_again(role: Role, policy: KernelPolicy) -> bool:
+    """Whether models of this role are ComfyUI's because it changed: then the graph goes on without us, unless it insists."""
+    return policy.default != "on" and any(one.what.endswith(role.words) for one in stepped_aside())
 
 
 def _switched(model: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from . import bus, card, comfyui, families, machine, model_file
+from . import bus, card, comfyui, families, fit, machine, model_file
 from .findings import Finding, Probe, as_text, ask
 
 __all__ = ["Finding", "as_text", "examine", "probes"]
@@ -44,6 +44,7 @@ def probes(
         ("Largest diffusion model", partial(model_file.stored, model)),
         *(rates if measure else []),
         ("ComfyUI", partial(comfyui.version, comfyui_folder)),
+        ("ComfyUI and FuseStream", partial(fit.fit, comfyui_folder)),
         ("ComfyUI's switches", comfyui.switches),
         ("ComfyUI's memory", comfyui.memory_management),
         ("Other packs", partial(comfyui.other_packs, pack_folders)),

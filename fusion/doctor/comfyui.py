@@ -43,9 +43,7 @@ def version(folder: Path | None) -> Iterator[str]:
     if folder is None:
         found = needed_comfyui.version() or "of unknown version"
     else:
-        text = (folder / "comfyui_version.py").read_text(encoding="utf-8")
-        match = re.search(r'__version__\s*=\s*"([^"]+)"', text)
-        found = match[1] if match else "of unknown version"
+        found = needed_comfyui.version_of(folder) or "of unknown version"
     yield f"ComfyUI {found}"
     if needed_comfyui.is_too_old(found):
         yield f"{ADVICE}FuseStream needs ComfyUI {needed_comfyui.OLDEST} or newer. Update ComfyUI."

@@ -12,6 +12,7 @@ import torch
 
 from ...memory import RamBudget
 from ...memory.ram import measure_ram
+from .. import needed_comfyui
 from ..words import counted
 from .findings import ADVICE
 
@@ -70,9 +71,7 @@ def locked_limit() -> str | None:
 def pack() -> Iterator[str]:
     """Our own version, and what kind of place it is installed in: the place itself is nobody's business."""
     root = Path(__file__).resolve().parents[2]
-    project = (root / "pyproject.toml").read_text(encoding="utf-8")
-    version = next(line.split('"')[1] for line in project.splitlines() if line.startswith("version"))
     place = (
         "in ComfyUI's custom_nodes" if root.parent.name == "custom_nodes" else "not below a folder named custom_nodes"
     )
-    yield f"FuseStream {version}, {place}"
+    yield f"FuseStream {needed_comfyui.pack_version()}, {place}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from ..words import counted
 log = logging.getLogger("fusestream")
 Listener = Callable[[str], None]
 _listeners: list[Listener] = []
+_is_asked_for = ContextVar("_is_asked_for", default=True)
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,20 @@ def memory_of(device: torch.device) -> float | None:
     return 2e3 * clock * width / 8 or None  # kHz, of which both edges count
 
 
+@contextlib.contextmanager
+def untold() -> Iterator[None]:
+    """Nobody hears of texts that nobody asked for."""
+    token = _is_asked_for.set(False)
+    try:
+        yield
+    finally:
+        _is_asked_for.reset(token)
+
+
 def tell(pace: Pace) -> None:
     """The log, and who listens."""
+    if not _is_asked_for.get():
+        return
     words = pace.words()
     log.info("%s", words)
     for listener in _listeners:

@@ -30,16 +30,18 @@ STREAM = 12  # bytes of a patch for each of its numbers, from end to end: the st
 class AsksForRoom:
     """What the class of stock's text encoder model is mixed with."""
 
-    def memory_estimation_function(self, tokens: Mapping[str, Any], device: torch.device | None = None) -> float:
+    def memory_estimation_function(
+        self, token_weight_pairs: Mapping[str, Any], device: torch.device | None = None
+    ) -> float:
         """Bytes, for these tokens as a tokenizer gives them. ComfyUI adds what it reserves for the desktop."""
         stocks = getattr(super(), "memory_estimation_function", None)
-        known: float = 0 if stocks is None else stocks(tokens, device=device)
+        known: float = 0 if stocks is None else stocks(token_weight_pairs, device=device)
         if device is None or device.type == "cpu":
             return known
         management: Any = comfy.model_management
         computing: float = management.minimum_inference_memory() - management.extra_reserved_memory()
-        longest = max(lengths(tokens), default=0)
-        seen = OF_A_TOKEN * max(lengths(tokens, _seen), default=0)
+        longest = max(lengths(token_weight_pairs), default=0)
+        seen = OF_A_TOKEN * max(lengths(token_weight_pairs, _seen), default=0)
         return max(known, computing + max(_beside(net, longest, seen) for net in self._networks()))
 
     def _networks(self) -> Iterator[Any]:

@@ -83,6 +83,7 @@ class Writes:
         stop_tokens: Sequence[int] | None = None,
         initial_tokens: Sequence[int] = (),
         execution_dtype: torch.dtype | None = None,
+        min_tokens: int = 0,
         presence_penalty: float | None = 0.0,
         **others: Any,
     ) -> list[int]:
@@ -114,6 +115,7 @@ class Writes:
             stop_tokens=stop_tokens,
             initial_tokens=list(initial_tokens),
             execution_dtype=execution_dtype,
+            min_tokens=min_tokens,
             presence_penalty=presence_penalty,
             **others,
         )
@@ -130,8 +132,7 @@ def prompt_of(network: Any, x: Tensor, dtype: torch.dtype | None, others: Mappin
         return f"the text is wanted in {str(dtype).removeprefix('torch.')}"
     if network.model.norm is None:
         return "its last norm is not in the file"
-    asked = {name: value for name, value in others.items() if name != "min_tokens"}
-    found: Prompt | str = of_stack(network.model, x.float(), None, None, asked)
+    found: Prompt | str = of_stack(network.model, x.float(), None, None, others)
     return found
 
 

@@ -26,7 +26,7 @@ from .change import difference, new_parts, reduced
 from .lanes import Handed, Lanes, Ran, lanes_for
 from .pictures import Pictures, fitted, to_floats
 from .settings import Settings, sigmas_of
-from .steps import Steps
+from .steps import Steps, are_stocks
 
 BESIDE = "fusestream_live"  # our key among the models that are loaded beside a model
 LAST = "fusestream_last_live"  # where stock's model has the tally of its last run, for the report
@@ -175,7 +175,8 @@ class _Live(comfy.samplers.Sampler):
         self._make_room(guider, latent_image)
         options = extra_args["model_options"]
         at_most = self.max_denoise(guider, sigmas)
-        self._steps = Steps(guider, sigmas, noise, options, self._settings, self._policy, at_most)
+        told = (options, self._settings, self._policy, at_most)
+        self._steps = Steps(guider, sigmas, noise, *told, by_stock=not are_stocks(self._settings))
         self._latent = latent_image
         with lanes_for(latent_image.device) as lanes:
             self._all(lanes)

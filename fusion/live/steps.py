@@ -6,6 +6,7 @@ The last step blends: `diffusion_step` takes guidance, step, blend and what is n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import comfy.k_diffusion.sampling
@@ -14,8 +15,9 @@ import comfy.samplers
 import torch
 from torch import Tensor
 
-from ...kernels_cuda import KernelPolicy, diffusion_step
+from ...kernels_cuda import STANDARD, KernelPolicy, diffusion_step
 from .settings import Settings
+from .stocks_samplers import SEED, by_sampler, is_as_known
 
 # What other nodes may have put around guidance: then it is stock's function that guides.
 GUIDED_BY_OTHERS = (
@@ -32,6 +34,7 @@ class Steps:
     guider    stock's, within its `inner_sample`
     sigmas    [steps + 1] fp32, on the device
     noise     of one frame, on the device
+    by_stock  whether frames go through stock's sampler instead
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class Steps:
         settings: Settings,
         policy: KernelPolicy,
         max_denoise: bool,
+        *,
+        by_stock: bool = False,
     ) -> None:
         self._guider, self._sigmas, self._options, self._settings = guider, sigmas, options, settings
         self._sampling = guider.inner_model.model_sampling
@@ -50,6 +55,7 @@ class Steps:
         self._count = len(sigmas) - 1
         self._guides = settings.cfg != 1.0 and _guidance_is_plain(guider, options)
         self._more_noise = self._noise_between() if settings.sampler == "lcm" else []
+        self._by_stock = by_stock
         self._before: Tensor | None = None  # the last latent that was made
 
     def __call__(self, latents: Tensor, new: Sequence[Tensor | None]) -> Tensor:
@@ -57,6 +63,9 @@ class Steps:
         against the one before, as a mask; None: all of it."""
         model = self._guider.inner_model
         start = model.process_latent_in(latents.to(self._noise.device, torch.float32))
+        if self._by_stock:
+            made: Tensor = model.process_latent_out(self._sampled_by_stock(start, new).to(torch.float32))
+            return made
         # What scales noise may write into the product, not into the noise.
         x = self._sampling.noise_scaling(self._sigmas[0], self._noise.expand(start.shape), start, self._max_denoise)
         for i in range(self._count - 1):
@@ -66,6 +75,27 @@ class Steps:
             self._sampling.inverse_noise_scaling(self._sigmas[-1], x).to(torch.float32)
         )
         return out
+
+    def _sampled_by_stock(self, start: Tensor, new: Sequence[Tensor | None]) -> Tensor:
+        """Frame after frame, so that each has the same noise; blended with the one before behind it."""
+        made, settings = [], self._settings
+        for k, mask in enumerate(new):
+            frame = by_sampler(
+                settings.sampler,
+                self._guider,
+                self._sigmas,
+                self._options,
+                settings.seed,
+                self._noise,
+                start[k : k + 1],
+            )
+            if settings.blend > 0:
+                if mask is not None and self._before is not None:
+                    kept = settings.blend * (1 - mask.view(1, *[1] * (frame.ndim - 3), *mask.shape[-2:]))
+                    frame = torch.lerp(frame, self._before, kept.to(frame))
+                self._before = frame
+            made.append(frame)
+        return torch.cat(made)
 
     def _predicted(self, i: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Denoised, with guidance in it; or for the prompt and for the negative one."""
@@ -126,6 +156,16 @@ class Steps:
         """What stock's LCM adds after each step but the last: from the seed, for every frame the same."""
         draw = comfy.k_diffusion.sampling.default_noise_sampler(self._noise, seed=self._settings.seed)
         return [draw(None, None) for _ in range(self._count - 1)]
+
+
+def are_stocks(settings: Settings) -> bool:
+    """Whether these steps are what stock's sampler makes, and so stand for it. Says it where they do not."""
+    alone = replace(settings, cfg=1.0, blend=0.0, seed=SEED)
+
+    def own(guider: Any, sigmas: Tensor, noise: Tensor, start: Tensor) -> Tensor:
+        return Steps(guider, sigmas, noise, {}, alone, STANDARD, max_denoise=False)(start, [None])
+
+    return is_as_known(settings.sampler, own, GUIDED_BY_OTHERS)
 
 
 def _guidance_is_plain(guider: Any, options: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...family import Family, Role
@@ -9,6 +10,7 @@ from ...family import Family, Role
 if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...compatibility.specimen import Specimen
 
 TABLES = "text_model.embeddings.token_embedding.weight", "text_model.embeddings.position_embedding.weight"
 LAYER = ".self_attn.q_proj.weight"
@@ -29,6 +31,12 @@ def _fuse(model: Any, policy: KernelPolicy) -> int:
     return fuse(model, policy)
 
 
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
 CLIP = Family(
     name="CLIP",
     role=Role.TEXT,
@@ -36,4 +44,5 @@ CLIP = Family(
     recognises=_is_clip,
     fuse=_fuse,
     ops=("attention", "gelu", "int8_to_half", "join_sums", "linear", "linear_", "norm_modulate", "to_half"),
+    specimens=_specimens,
 )

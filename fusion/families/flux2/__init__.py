@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...alike import expected
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...compatibility.specimen import Specimen
     from ...cost import Cost
 
 NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.norm\.(key|query)_norm\.(scale|weight)")
@@ -75,6 +76,12 @@ def _reads(net: Any) -> tuple[int, str | None] | None:
     return None if width is None else (width, ENCODERS.get(width))
 
 
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
 FLUX = Family(
     name="Flux",
     role=Role.DIFFUSION,
@@ -103,4 +110,5 @@ FLUX = Family(
     expects=_expects,
     vaes=VAES,
     reads=_reads,
+    specimens=_specimens,
 )

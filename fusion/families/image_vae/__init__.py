@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...family import Family, Role
@@ -10,6 +10,7 @@ from ...family import Family, Role
 if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...compatibility.specimen import Specimen
 
 FIRST = "decoder.conv_in.weight"
 # A block of the decoder's middle, in the original spelling and in diffusers'.
@@ -44,6 +45,12 @@ def _fuse(vae: Any, policy: KernelPolicy) -> int:
     return install(vae, policy)
 
 
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
 IMAGE_VAE = Family(
     name="Stable Diffusion or Flux",
     role=Role.VAE,
@@ -53,6 +60,7 @@ IMAGE_VAE = Family(
     fuse=_fuse,
     ops=("attention", "conv", "group_moments", "group_norm_silu", "linear", "upsample_conv2d"),
     spelling=_spelling,
+    specimens=_specimens,
 )
 
 
@@ -76,6 +84,12 @@ def _fuse_tiny(vae: Any, policy: KernelPolicy) -> int:
     return install(vae, policy)
 
 
+def _tiny_specimens() -> Iterable[Specimen]:
+    from .specimens import tiny_specimens  # noqa: PLC0415
+
+    return tiny_specimens()
+
+
 TINY_VAE = Family(
     name="TAESD",
     role=Role.VAE,
@@ -85,4 +99,5 @@ TINY_VAE = Family(
     fuse=_fuse_tiny,
     ops=("conv", "group_norm_silu", "upsample_conv2d"),
     spelling=_with_unsaid,
+    specimens=_tiny_specimens,
 )

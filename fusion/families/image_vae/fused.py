@@ -189,13 +189,13 @@ def decode(
 class FusedEncoder:
     """What stock's Encoder is mixed with."""
 
-    def forward(self, given: Any) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
         """Pixels [b, 3, h, w], with an order: on any device -> [b, 2 z, h / 8, w / 8], on the order's."""
         half: Any = self
-        if not isinstance(given, Ordered):
-            made: Tensor = super().forward(given)  # type: ignore[misc]
+        if not isinstance(x, Ordered):
+            made: Tensor = super().forward(x)  # type: ignore[misc]
             return made
-        x, order = given.x, given.order
+        x, order = x.x, x.order
         height, width = x.shape[2:]
         found, plan = planned(half, height, width, x.element_size(), order.room)
         progress = Progress(len(x) * (1 if plan is None else plan.bands), shown=order.alone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...family import Expected, Family, Role
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...compatibility.specimen import Specimen
 
 
 def _expects(header: WeightFile) -> Expected:
@@ -30,6 +32,12 @@ def _idle(model: Any, device: torch.device) -> int:
     from ...language.stack import idle  # noqa: PLC0415
 
     return idle(model, device)
+
+
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
 
 
 QWEN3 = Family(
@@ -56,4 +64,5 @@ QWEN3 = Family(
     ),
     expects=_expects,
     idle=_idle,
+    specimens=_specimens,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...family import Expected, Family, Role
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...compatibility.specimen import Specimen
 
 
 def _expects(header: WeightFile) -> Expected:
@@ -47,6 +48,12 @@ def _idle(model: Any, device: torch.device) -> int:
     return idle(model, device)
 
 
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
 QWEN3_VL = Family(
     name="Qwen3-VL",
     role=Role.TEXT,
@@ -73,4 +80,5 @@ QWEN3_VL = Family(
     kind=_kind,
     expects=_expects,
     idle=_idle,
+    specimens=_specimens,
 )

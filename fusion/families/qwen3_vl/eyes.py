@@ -200,11 +200,13 @@ def summed(wide: Wide, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 class FusedBlock:
     """What the class of a fused block is mixed with."""
 
-    def forward(self, x: Tensor, cu_seqlens: Any = None, *more: Any, **others: Any) -> Any:
+    def forward(
+        self, x: Tensor, cu_seqlens: Any = None, position_embeddings: Any = None, optimized_attention: Any = None
+    ) -> Any:
         """Stock's Qwen35VisionBlock. Where the eyes are ours, `cu_seqlens` is their `Sight`, and x [1, patches, width] their own
         fp32 stream, which is added to in place; else it is stock's call."""
         if not isinstance(cu_seqlens, Sight):
-            return super().forward(x, cu_seqlens, *more, **others)  # type: ignore[misc]
+            return super().forward(x, cu_seqlens, position_embeddings, optimized_attention)  # type: ignore[misc]
         comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
         block: Any = self
         attend(block, x, cu_seqlens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...family import Expected, Family, Rename, Role
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...compatibility.specimen import Specimen
 
 QUERY = re.compile(r"encoder\.block\.\d+\.layer\.0\.SelfAttention\.q\.weight")
 LATER_BIAS = re.compile(r"encoder\.block\.[1-9]\d*\.layer\.0\.SelfAttention\.relative_attention_bias\.weight")
@@ -67,6 +68,12 @@ def _kind(header: WeightFile) -> str | None:
     return "WAN" if _is_umt5(header) else None
 
 
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
 T5 = Family(
     name="T5 or UMT5",
     role=Role.TEXT,
@@ -89,4 +96,5 @@ T5 = Family(
     expects=_expects,
     renames=_renames,
     borrows=_borrows,
+    specimens=_specimens,
 )

@@ -24,7 +24,7 @@ neither streamed nor on the card: ComfyUI brings them through buffers of its own
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,7 +111,8 @@ class FusedStack:
         attention_mask: Tensor | None = None,
         intermediate_output: int | None = None,
         final_layer_norm_intermediate: bool = True,
-        **others: Any,
+        dtype: torch.dtype | None = None,
+        embeds_info: Sequence[Any] = (),
     ) -> tuple[Tensor, Tensor | None]:
         """Stock's T5Stack: x [batch, tokens, width] fp32, attention_mask [batch, tokens]. Returns the encoding and, if asked
         for, what came out of one block."""
@@ -128,7 +129,8 @@ class FusedStack:
             attention_mask=attention_mask,
             intermediate_output=intermediate_output,
             final_layer_norm_intermediate=final_layer_norm_intermediate,
-            **others,
+            dtype=dtype,
+            embeds_info=embeds_info,
         )
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...family import Family, Role
@@ -11,6 +12,7 @@ from ...prefixes import prefix_of
 if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...compatibility.specimen import Specimen
 
 # A residual block on the way up, which ControlNets do not have: in the original spelling, and in diffusers'.
 SPELLINGS = (
@@ -46,6 +48,12 @@ def _reads(net: Any) -> tuple[int, str | None] | None:
     return None if width is None else (width, ENCODERS.get(width))
 
 
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
 UNET = Family(
     name="Stable Diffusion U-Net",
     role=Role.DIFFUSION,
@@ -70,4 +78,5 @@ UNET = Family(
     ),
     vaes={4: "the VAE of Stable Diffusion (for SDXL sdxl_vae.safetensors)"},
     reads=_reads,
+    specimens=_specimens,
 )

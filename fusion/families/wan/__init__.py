@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...family import Expected, Family, Role
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...compatibility.specimen import Specimen
     from ...cost import Cost
 
 QUERY = re.compile(r"(model\.diffusion_model\.|)blocks\.\d+\.self_attn\.q\.weight")
@@ -71,6 +72,12 @@ def _doubts(model: Any, patched: Container[str], prompts: Sequence[Mapping[str, 
     return doubts(model, patched, prompts)
 
 
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
 WAN = Family(
     name="Wan",
     role=Role.DIFFUSION,
@@ -98,11 +105,16 @@ WAN = Family(
     vaes=VAES,
     reads=_reads,
     doubts=_doubts,
+    specimens=_specimens,
 )
 
 
 def _is_wan_vae(header: WeightFile) -> bool:
-    return not {"decoder.middle.0.residual.0.gamma", "decoder.head.0.gamma"}.isdisjoint(header.extents.keys())
+    if {"decoder.middle.0.residual.0.gamma", "decoder.head.0.gamma"}.isdisjoint(header.extents.keys()):
+        return False
+    from .vae.layout import is_of_this_geometry  # noqa: PLC0415
+
+    return is_of_this_geometry(header)
 
 
 def _expects_of_vae(header: WeightFile) -> Expected:
@@ -120,6 +132,12 @@ def _fuse_vae(vae: Any, policy: KernelPolicy) -> int:
     return 1
 
 
+def _vae_specimens() -> Iterable[Specimen]:
+    from .vae.specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
 WAN_VAE = Family(
     name="Wan",
     role=Role.VAE,
@@ -128,4 +146,5 @@ WAN_VAE = Family(
     fuse=_fuse_vae,
     ops=("attention", "channel_rms_silu", "conv", "linear", "upsample_conv2d"),
     expects=_expects_of_vae,
+    specimens=_vae_specimens,
 )

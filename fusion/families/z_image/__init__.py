@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...alike import expected
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
+    from ...compatibility.specimen import Specimen
     from ...cost import Cost
 
 NORM = re.compile(
@@ -69,6 +70,12 @@ def _reads(net: Any) -> tuple[int, str | None] | None:
     return None if width is None else (width, ENCODERS.get(width))
 
 
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
 Z_IMAGE = Family(
     name="Z-Image",
     role=Role.DIFFUSION,
@@ -97,4 +104,5 @@ Z_IMAGE = Family(
     expects=_expects,
     vaes={16: "ae.safetensors"},
     reads=_reads,
+    specimens=_specimens,
 )

@@ -1,0 +1,60 @@
+"""What has stepped aside in this process because ComfyUI is not what it was, and how that is said.
+
+Once in the log, as a refusal in the ledger (so a report has it), and in the doctor's report for as long as the process lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from ...kernels_cuda import LEDGER
+from .. import needed_comfyui
+
+_lock = threading.Lock()
+_known: dict[str, SteppedAside] = {}
+
+
+@dataclass(frozen=True)
+class SteppedAside:
+    """
+    what     of ours does: "Wan diffusion model"
+    reason   what of ComfyUI's changed, and how that shows
+    instead  who does it now
+    """
+
+    what: str
+    reason: str
+    instead: str
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.what}: ComfyUI changed this since FuseStream {needed_comfyui.pack_version()} ({self.reason}). "
+            f"{self.instead} until the pack is updated."
+        )
+
+
+def step_aside(what: str, reason: str, instead: str = "ComfyUI computes it itself") -> SteppedAside:
+    """Say it, the first time."""
+    found = SteppedAside(what, reason, instead)
+    with _lock:
+        is_new = _known.get(what) != found
+        _known[what] = found
+    if is_new:
+        LEDGER.say_once(found.words, logging.WARNING)
+        LEDGER.refused(what, "FuseStream's code", f"ComfyUI changed: {reason}", "", "ComfyUI's own")
+    return found
+
+
+def stepped_aside() -> list[SteppedAside]:
+    """In the order in which it was found."""
+    with _lock:
+        return list(_known.values())
+
+
+def forget() -> None:
+    """For tests: what was found is found anew."""
+    with _lock:
+        _known.clear()

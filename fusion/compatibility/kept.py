@@ -1,0 +1,25 @@
+"""The file of verdicts: by all that one depends on, why stock's code is not what ours stands for, or that it is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...kernels_cuda.kept_entries import KeptEntries
+
+FILE = "compatibility.json"
+
+
+class Verdict(NamedTuple):
+    """difference: why stock's code is not what ours stands for; None: it is."""
+
+    difference: str | None
+
+
+class VerdictsFile(KeptEntries[Verdict]):
+    title, words = "verdicts", "verdicts on ComfyUI's code"
+
+    def read(self, written: Any) -> Verdict:
+        return Verdict(None if written is None else str(written))
+
+    def written(self, entry: Verdict) -> Any:
+        return entry.difference

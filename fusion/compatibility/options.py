@@ -1,0 +1,37 @@
+"""A model's options that know which names were looked up in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Options(dict[str, Any]):
+    """transformer_options that know what they were asked for, and what the call has put there itself."""
+
+    def __init__(self, asked: set[str], written: set[str], **given: Any) -> None:
+        super().__init__(given)
+        self.asked, self.written = asked, written
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.written.add(key)
+        super().__setitem__(key, value)
+
+    def copy(self) -> Options:
+        return Options(self.asked, self.written, **self)
+
+    def __ior__(self, other: Any) -> Options:  # type: ignore[override]
+        """What the call begins with is nothing that it has written."""
+        self.update(other)
+        return self

@@ -1,0 +1,64 @@
+"""Parameters of a method of stock's beside those of ours that stands in for it: by name, in order, with their defaults.
+
+What stock's method takes and ours does not would be lost without a word, or break the call. What ours takes beyond it does no harm
+as long as it has a default. By its signature, a method that takes any names passes them on or looks at them, unless it calls them
+by a name with an underscore before it: those it drops.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Iterator
+from typing import Any
+
+EMPTY = inspect.Parameter.empty
+ANY_NAMES, ANY_NUMBER = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+
+
+def differences(ours: type, stock: type) -> Iterator[str]:
+    """Of all methods that this class of ours defines and stock's class has, in words that go on after stock's name for it."""
+    for name, method in vars(ours).items():
+        theirs = getattr(stock, name, None)
+        if inspect.isfunction(method) and inspect.isfunction(theirs) and not name.startswith("__"):
+            yield from same_parameters(method, theirs)
+
+
+def same_parameters(
+    ours: Callable[..., Any], stock: Callable[..., Any], needless: Container[str] = ()
+) -> Iterator[str]:
+    """What of stock's parameters ours does not have as they are. needless: of stock's, as "method.parameter", what may be lost."""
+    own, theirs = (inspect.signature(function).parameters for function in (ours, stock))
+    passes_on = any(each.kind is ANY_NAMES and not each.name.startswith("_") for each in own.values())
+    takes_more, theirs_takes_more = (any(p.kind is ANY_NUMBER for p in each.values()) for each in (own, theirs))
+    name = stock.__qualname__
+    known = [each for each in theirs.values() if each.kind not in (ANY_NAMES, ANY_NUMBER)]
+    for i, parameter in enumerate(known):
+        if (ours_too := own.get(parameter.name)) is None:
+            if not passes_on and f"{stock.__name__}.{parameter.name}" not in needless:
+                yield f"{name} takes {parameter.name}"
+        elif _default(ours_too) != _default(parameter) and not _is_our_none(ours_too, parameter):
+            yield f"{name} has another default for {parameter.name}: {parameter.default!r}"
+        elif _is_by_place(ours_too, parameter, takes_more) and list(own).index(parameter.name) != i:
+            yield f"{name} takes {parameter.name} in another place"
+    for ours_too in own.values():
+        is_needed = ours_too.default is EMPTY and ours_too.kind not in (ANY_NAMES, ANY_NUMBER)
+        by_place = theirs_takes_more and ours_too.kind is not inspect.Parameter.KEYWORD_ONLY
+        if is_needed and ours_too.name not in theirs and not by_place:
+            yield f"{name} takes no {ours_too.name} any more"
+
+
+def _is_by_place(ours: inspect.Parameter, stock: inspect.Parameter, takes_more: bool) -> bool:
+    """Whether stock may hand it over by place, and ours takes it so. What ours takes by name alone may lie among any number."""
+    named = inspect.Parameter.KEYWORD_ONLY
+    return stock.kind is not named and (ours.kind is not named or not takes_more)
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    """An empty list or dictionary is none that anybody gave."""
+    value = parameter.default
+    return None if isinstance(value, dict | list | tuple) and not value else value
+
+
+def _is_our_none(ours: inspect.Parameter, stock: inspect.Parameter) -> bool:
+    """Whether ours may be left out where stock's must be given: then stock always gives it."""
+    return ours.default is None and stock.default is EMPTY

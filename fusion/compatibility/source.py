@@ -1,0 +1,76 @@
+"""A fingerprint of code: of the modules' files that it stands in, and of what classes do now, which another pack may have changed.
+
+A class is told by the code of its methods and of those that it inherits within ComfyUI, with their defaults. Comments and places
+do not count there; in a file all counts, and costs a trial too many at worst.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def fingerprint(things: Iterable[Any]) -> str:
+    """Of modules, classes and functions."""
+    found = hashlib.sha256()
+    for thing in things:
+        for part in _parts(thing):
+            found.update(part)
+            found.update(b"\0")
+    return found.hexdigest()[:32]
+
+
+def of_folder(folder: Path) -> str:
+    """Of the Python files in a folder."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def _parts(thing: Any) -> Iterator[bytes]:
+    if isinstance(thing, ModuleType):
+        yield Path(str(thing.__file__)).read_bytes()
+    elif inspect.isclass(thing):
+        for kind in thing.__mro__:
+            if kind.__module__.partition(".")[0] == "comfy":
+                for name, value in vars(kind).items():
+                    yield f"{kind.__qualname__}.{name}".encode()
+                    yield from _of_function(value)
+    else:
+        yield from _of_function(thing)
+
+
+def _of_function(value: Any) -> Iterator[bytes]:
+    function = getattr(value, "fget", None) or getattr(value, "__func__", None) or inspect.unwrap(value)
+    code = getattr(function, "__code__", None)
+    if isinstance(code, CodeType):
+        defaults = getattr(function, "__defaults__", None) or ()
+        named = getattr(function, "__kwdefaults__", None) or {}
+        yield repr([_plain(one) for one in (*defaults, *named.items())]).encode()
+        yield from _of_code(code)
+
+
+def _of_code(code: CodeType) -> Iterator[bytes]:
+    yield code.co_code
+    yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _of_code(constant)
+        else:
+            yield repr(_plain(constant)).encode()
+
+
+def _plain(value: Any) -> Any:
+    """What says the same in each process."""
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return type(value).__qualname__

@@ -1,0 +1,90 @@
+"""What streaming needs of ComfyUI: methods that our patcher stands in for, functions that are called or wrapped, by parameters.
+
+Where one of them is another, models load as ComfyUI loads them: a patcher that is asked in a way it does not know would lose
+patches, or count memory wrongly, without a word.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import comfy.model_base
+import comfy.model_detection
+import comfy.model_management
+import comfy.model_patcher
+import comfy.ops
+import comfy.sampler_helpers
+import comfy.samplers
+import comfy.sd
+import comfy.utils
+
+from ..stream.model_call import PLACES
+from ..stream.patcher import StreamingModelPatcher
+from .signatures import same_parameters
+
+Patcher = comfy.model_patcher.ModelPatcher
+# Methods of stock's that are ours: each must be there, or ours is never called.
+OVERRIDES = (
+    "_load_list", "cleanup", "clone", "detach", "eject_model", "get_free_memory", "get_key_patches", "inject_model", "is_dynamic",
+    "load", "loaded_size", "model_size", "model_state_dict_for_saving", "partially_load", "partially_unload",
+    "patch_hook_weight_to_device", "patch_hooks", "patch_model", "patch_weight_to_device", "unpatch_hooks", "unpatch_model",
+)  # fmt: skip
+# What of stock's parameters may be lost, because what they ask for never comes up with weights that stream.
+NEEDLESS = frozenset(("partially_unload.force_patch_weights",))
+# Functions that wrappers of ours stand around, and how their arguments lie.
+WRAPPED: Mapping[Callable[..., Any], Sequence[str]] = {
+    comfy.model_base.BaseModel.apply_model: ("self", *PLACES),
+    comfy.samplers.calc_cond_batch: ("model", "conds", "x_in"),
+    comfy.samplers.CFGGuider.outer_sample: (
+        "self", "noise", "latent_image", "sampler", "sigmas", "denoise_mask", "callback",
+    ),
+    comfy.sampler_helpers.prepare_sampling: ("model", "noise_shape", "conds"),
+}  # fmt: skip
+# Functions that we call: how many arguments by place, and which by name.
+CALLED: Sequence[tuple[Callable[..., Any], int, Sequence[str]]] = (
+    (comfy.ops.cast_bias_weight, 2, ("dtype", "device", "bias_dtype", "offloadable", "compute_dtype")),
+    (comfy.ops.uncast_bias_weight, 4, ()),
+    (comfy.model_patcher.get_key_weight, 2, ()),
+    (comfy.model_patcher.LazyCastingParam.__new__, 4, ()),
+    (comfy.model_patcher.wipe_lowvram_weight, 1, ()),
+    (comfy.model_detection.unet_prefix_from_state_dict, 1, ()),
+    (comfy.model_detection.model_config_from_unet, 2, ("metadata",)),
+    (comfy.model_management.unet_dtype, 0, ("model_params", "supported_dtypes", "weight_dtype")),
+    (comfy.model_management.unet_manual_cast, 3, ()),
+    (comfy.sd.load_text_encoder_state_dicts, 3, ("model_options", "disable_dynamic")),
+    (comfy.utils.convert_old_quants, 1, ("model_prefix", "metadata")),
+    (comfy.utils.save_torch_file, 2, ("metadata",)),
+)
+
+
+def obstacle() -> str | None:
+    """What of ComfyUI's is not as streaming needs it, in words."""
+    found = [*_overridden(), *_wrapped(), *_called()]
+    return "; ".join(found[:3]) or None
+
+
+def _overridden() -> Iterator[str]:
+    for name in OVERRIDES:
+        stock = getattr(Patcher, name, None)
+        if stock is None:
+            yield f"ModelPatcher has no {name} any more"
+            continue
+        ours = vars(StreamingModelPatcher)[name]
+        yield from same_parameters(ours, stock, needless=NEEDLESS)
+
+
+def _wrapped() -> Iterator[str]:
+    for function, places in WRAPPED.items():
+        found = tuple(inspect.signature(function).parameters)[: len(places)]
+        if found != tuple(places):
+            yield f"{function.__qualname__} takes {', '.join(found)}"
+
+
+def _called() -> Iterator[str]:
+    for function, places, names in CALLED:
+        try:
+            inspect.signature(function).bind(*range(places), **dict.fromkeys(names))
+        except TypeError as error:  # noqa: PERF203 - each is told
+            yield f"{function.__qualname__}: {error}"

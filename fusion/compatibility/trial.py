@@ -1,0 +1,160 @@
+"""One call of a specimen by stock's code and by ours, on this machine's device, with this machine's kernels.
+
+Three things are compared. The results. How attention was asked, which is no business of ours but what stock says of each call is:
+"not in few bits" is a keyword. And what was looked up in the options of the call: where stock looks for a name that we do not look
+for, other nodes say something there that we would not hear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import comfy.ldm.modules.attention as stock_attention
+import comfy.ops
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ...kernels_cuda import KernelPolicy, KernelRefused, obstacle
+from ..attention import HOOK
+from ..fused import POLICY
+from ..named_attention import NAME
+from .options import Options
+from .signatures import differences
+from .specimen import SEED, Draw, Specimen
+
+OURS = frozenset((POLICY, HOOK))  # names that only we look for
+UNTOLD = frozenset(("transformer_options", "_inside_attn_wrapper", "mask"))
+Call = tuple[Any, ...]
+
+
+class Ran:
+    """What came of one call: the tensors of its result, the calls of attention, the options that were looked up.
+
+    policy  under which it is ours; None: stock's
+    names   whether its layers name an attention of their own (`named_attention.py`), and nobody overrides it
+    """
+
+    def __init__(
+        self, specimen: Specimen, module: Any, draw: Draw, policy: KernelPolicy | None, *, names: bool = False
+    ) -> None:
+        self.attention: list[Call] = []
+        self.asked: set[str] = set()
+        self.written: set[str] = set()
+        asked = self.asked, self.written
+        options = Options(*asked, patches=Options(*asked))
+        if policy is not None:
+            options |= {POLICY: policy}
+        if not names:
+            options |= {HOOK: self._attend}
+        draw.again()
+        with _naming(module, self._attend_named) if names else contextlib.nullcontext():
+            found = tree_leaves(specimen.call(module, draw, options))
+        self.tensors = [t.float().clone() for t in found if isinstance(t, Tensor)]
+
+    def _attend(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        shapes = tuple(tuple(arg.shape) if isinstance(arg, Tensor) else arg for arg in args[:4])
+        told = {name: value for name, value in kwargs.items() if name not in UNTOLD}
+        self.attention.append((shapes, kwargs.get("mask") is not None, told))
+        return stock(*args, **kwargs)
+
+    def _attend_named(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As a function that a layer names, which may be handed tensors in containers."""
+        plain = [arg if isinstance(arg, Tensor) or not hasattr(arg, "take") else arg.take() for arg in args]
+        return self._attend(stock_attention.attention_pytorch, *plain, **kwargs)
+
+
+@contextlib.contextmanager
+def _naming(module: nn.Module, function: Callable[..., Tensor]) -> Iterator[None]:
+    """For this time each layer that can name an attention names this one."""
+    named: list[Any] = [one for name, one in module.named_modules() if name.rpartition(".")[2] == NAME]
+    for one in named:
+        one.function = function
+    try:
+        yield
+    finally:
+        for one in named:
+            one.function = None
+
+
+def difference(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why stock's code is not what ours stands for, in words that go on after a colon; None: it is."""
+    changed = [why for ours, stock in specimen.replaces.items() for why in differences(ours, stock)]
+    if changed:
+        return ", ".join(changed)
+    try:
+        return _computed(specimen, device, dtype)
+    except (TypeError, AttributeError, ValueError, LookupError, RuntimeError, ImportError, AssertionError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        words = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {words[0][:200] if words else 'without words'}"
+
+
+def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str | None:
+    with torch.no_grad(), _random_as_it_was(device):
+        draw = Draw(device, dtype, comfy.ops.manual_cast, torch.Generator().manual_seed(SEED))
+        module = specimen.build(draw).to(device).eval()
+        draw.fill(module)
+        can_name = any(name.rpartition(".")[2] == NAME for name, _ in module.named_modules())
+        stocks = [Ran(specimen, module, draw, None, names=names) for names in ((False, True) if can_name else (False,))]
+        insists = device.type == "cuda" and obstacle(device) is None
+        policy = KernelPolicy("on" if insists else "auto")
+        if not specimen.fuse(module, policy):
+            return "nothing of it is what it was"
+        try:
+            ours = [Ran(specimen, module, draw, policy, names=i > 0) for i in range(len(stocks))]
+        except KernelRefused:  # a kernel that this card lacks: what serves in its place is judged
+            ours = [Ran(specimen, module, draw, KernelPolicy("auto"), names=i > 0) for i in range(len(stocks))]
+    for one, other in zip(stocks, ours, strict=True):
+        found = _distance(one, other, specimen.within) or _attended(one, other) or _looked_up(one, other)
+        if found is not None:
+            return found
+    return None
+
+
+@contextlib.contextmanager
+def _random_as_it_was(device: torch.device) -> Iterator[None]:
+    """Constructors that draw leave everybody else's numbers as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+def _distance(stocks: Ran, ours: Ran, within: float) -> str | None:
+    one, other = ([tuple(t.shape) for t in ran.tensors] for ran in (stocks, ours))
+    if one != other:
+        return f"it returns tensors of {one}, where {other} were returned"
+    for theirs, own in zip(stocks.tensors, ours.tensors, strict=True):
+        distance = float((own - theirs).norm() / theirs.norm().clamp_min(1e-9))
+        if not distance <= within:  # NaN is no distance
+            return f"its result differs by {distance:.1%}"
+    return None
+
+
+def _attended(stocks: Ran, ours: Ran) -> str | None:
+    """In whatever order: each of stock's calls has one of ours that is told the same."""
+    if len(stocks.attention) != len(ours.attention):
+        return f"it attends {len(stocks.attention)} times, where it attended {len(ours.attention)} times"
+    left = list(ours.attention)
+    for theirs in stocks.attention:
+        alike = [own for own in left if own[:2] == theirs[:2]]
+        if not alike:
+            return f"it gives attention {theirs[0]}, which it did not"
+        same = next((own for own in alike if not _untold(theirs[2], own[2])), None)
+        if same is None:
+            return f"it tells attention {_untold(theirs[2], alike[0][2])}"
+        left.remove(same)
+    return None
+
+
+def _untold(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    missing = object()
+    other = (name for name, value in theirs.items() if value is not None and own.get(name, missing) != value)
+    return ", ".join(f"{name}={theirs[name]!r}" for name in other)
+
+
+def _looked_up(stocks: Ran, ours: Ran) -> str | None:
+    unknown = sorted(stocks.asked - stocks.written - ours.asked - OURS)
+    return f"it looks for {', '.join(unknown)} in the options of a call" if unknown else None

@@ -1,0 +1,50 @@
+"""What trials have found, on disk: a trial takes a moment, once for each ComfyUI, pack, card and type.
+
+A verdict holds as long as nothing of what it judged has changed: the versions, the source of stock's code and of ours, what other
+packs have put in the place of stock's methods.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+
+from ...kernels_cuda import device_code
+from .. import needed_comfyui
+from .kept import FILE, Verdict, VerdictsFile
+from .source import fingerprint, of_folder
+from .specimen import Specimen
+from .trial import difference
+
+FUSION = Path(__file__).resolve().parents[1]
+
+
+_files: dict[Path, VerdictsFile] = {}
+
+
+def verdict(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> Verdict:
+    """The one that is kept, or that of a trial now."""
+    path = device_code.cache_folder() / FILE
+    file = _files.setdefault(path, VerdictsFile(path))
+    key = key_of(specimen, device, dtype)
+    found = file.get(key)
+    if found is None:
+        found = Verdict(difference(specimen, device, dtype))
+        file.put(key, found)
+    return found
+
+
+def key_of(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str:
+    """Of all that a verdict depends on."""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    stock = fingerprint((*specimen.source, *specimen.replaces.values()))
+    versions = f"ComfyUI {needed_comfyui.version()}", f"torch {torch.__version__}", needed_comfyui.pack_version()
+    return "|".join((specimen.name, *versions, where, str(dtype), stock, _own_source()))
+
+
+@functools.cache
+def _own_source() -> str:
+    """Of ours: a contributor changes it without a new version."""
+    return of_folder(FUSION)

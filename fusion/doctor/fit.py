@@ -1,0 +1,80 @@
+"""How this pack and this ComfyUI fit: whether they ran together, what has stepped aside, what ComfyUI offers that we leave to it.
+
+Verdicts of trials are kept on disk (`compatibility/verdicts.py`), so that a doctor without ComfyUI tells them too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from ...kernels_cuda import device_code
+from .. import needed_comfyui
+from ..compatibility.aside import stepped_aside
+from ..compatibility.kept import FILE, VerdictsFile
+from .findings import ADVICE
+
+DOCUMENT = "docs/comfyui-versions.md"
+# What newer ComfyUIs have and our code does not take, by the module that has it; and who serves it then.
+UNUSED: tuple[tuple[str, Callable[[ModuleType], bool], str], ...] = (
+    (
+        "comfy.ldm.modules.attention",
+        lambda module: hasattr(module, "attention_comfy_kitchen_int8"),
+        "comfy-kitchen's INT8 attention: ComfyUI serves it where it, or a file, asks for it; ours is the quality Fastest",
+    ),
+    (
+        "comfy.model_prefetch",
+        lambda module: hasattr(module, "pause_malloc_graph"),
+        "the Comfy Compiler: models that stream pause its recording while weights arrive, and are not captured by it",
+    ),
+    (
+        "comfy.ops",
+        lambda module: hasattr(module, "linear_input_act_"),
+        "linear layers with a prologue and an epilogue: ComfyUI's own blocks use them, fused blocks have kernels of ours",
+    ),
+    (
+        "comfy.quant_ops",
+        lambda module: "asym_w4a8_int8" in getattr(module, "QUANT_ALGOS", {}),
+        "4-bit products (asym_w4a8_int8, awq_w4a16 and their like): ComfyUI computes layers that are stored so",
+    ),
+)
+
+
+def fit(folder: Path | None) -> Iterator[str]:
+    """folder: of a ComfyUI that is not running; None: the one that we run in."""
+    found = needed_comfyui.version_of(folder) if folder is not None else needed_comfyui.version()
+    known = " and ".join(needed_comfyui.RUN_WITH)
+    if found is None:
+        yield f"FuseStream was run with ComfyUI {known}; which one is here is not known"
+    elif found in needed_comfyui.RUN_WITH:
+        yield f"FuseStream was run with ComfyUI {known}, of which this is one"
+    else:
+        yield (
+            f"FuseStream was run with ComfyUI {known}, not with {found}: each part is held against ComfyUI's own code before it "
+            f"takes over, and what was read of newer versions stands in {DOCUMENT}"
+        )
+    yield from _aside(found)
+    for name, has, words in UNUSED:
+        module = sys.modules.get(name)
+        if module is not None and has(module):
+            yield f"not used by FuseStream: {words}"
+
+
+def _aside(version: str | None) -> Iterator[str]:
+    now = stepped_aside()
+    for one in now:
+        yield f"{ADVICE}{one.words}"
+    file = VerdictsFile(device_code.cache_folder() / FILE)
+    file.get("")
+    said = {one.reason for one in now}
+    for key, verdict in file.entries:
+        name, comfyui, torch, pack, *_ = key.split("|")
+        is_ours = comfyui == f"ComfyUI {version}" and pack == needed_comfyui.pack_version()
+        reason = f"{name}: {verdict.difference}"
+        if is_ours and verdict.difference is not None and reason not in said:
+            said.add(reason)
+            yield f"{ADVICE}found at an earlier start with {torch}: ComfyUI changed this ({reason}), and computes it itself"
+    if not said:
+        yield "nothing has stepped aside"

@@ -1,0 +1,99 @@
+"""Stock's Flux blocks, small: by these ours is judged.
+
+Flux.1 makes shift, scale and gate in each block and has biases and a GELU; Flux.2 is given them and has neither, and gates by SiLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import comfy.ldm.flux.layers as stock
+import comfy.ldm.flux.math
+import torch
+from torch import Tensor
+
+from ....kernels_cuda import KernelPolicy
+from ...compatibility.specimen import Draw, Options, Specimen
+from .fused import _FusedDouble, _FusedSingle, fuse
+
+HEADS, SIZE = 2, 64
+DIM = HEADS * SIZE
+TEXT, PICTURE = 7, 12
+REFERENCES = 4  # tokens of the picture that are seen at timestep zero
+SOURCE = (stock, comfy.ldm.flux.math, stock.QKNorm, stock.SelfAttention, stock.Modulation, stock.SiLUActivation)
+
+
+def specimens() -> Sequence[Specimen]:
+    double = {_FusedDouble: stock.DoubleStreamBlock}
+    single = {_FusedSingle: stock.SingleStreamBlock}
+    return (
+        Specimen("Flux.1 double block", partial(_double, of_flux2=False), _both, _fused, double, SOURCE),
+        Specimen("Flux.2 double block", partial(_double, of_flux2=True), _both, _fused, double, SOURCE),
+        Specimen("Flux.1 single block", partial(_single, of_flux2=False), _one, _fused, single, SOURCE),
+        Specimen("Flux.2 single block", partial(_single, of_flux2=True), _one, _fused, single, SOURCE),
+    )
+
+
+def _fused(block: Any, _policy: KernelPolicy) -> int:
+    return fuse(block)
+
+
+def _double(draw: Draw, *, of_flux2: bool) -> Any:
+    kind = {"modulation": False, "mlp_silu_act": True, "proj_bias": False} if of_flux2 else {"qkv_bias": True}
+    return stock.DoubleStreamBlock(DIM, HEADS, 3.0, **kind, **_settings(draw))
+
+
+def _single(draw: Draw, *, of_flux2: bool) -> Any:
+    kind = {"modulation": False, "mlp_silu_act": True, "bias": False} if of_flux2 else {}
+    return stock.SingleStreamBlock(DIM, HEADS, 3.0, **kind, **_settings(draw))
+
+
+def _settings(draw: Draw) -> dict[str, Any]:
+    return {"operations": draw.operations, "device": draw.device, "dtype": draw.dtype}
+
+
+def _both(block: Any, draw: Draw, options: Options) -> list[Tensor]:
+    """With one modulation for all tokens, and with one of their own for those of references."""
+    found = []
+    for segments in (None, ((0, PICTURE - REFERENCES, 0), (PICTURE - REFERENCES, PICTURE, 1))):
+        img, txt = draw.large_and_small(2, PICTURE, DIM), draw.large_and_small(2, TEXT, DIM)
+        rows = 1 if segments is None else 2
+        vec = (_mod(draw, rows, 2), _mod(draw, 1, 2)) if not block.modulation else draw(2, rows, DIM)
+        of_text = None if segments is None or not block.modulation else ((0, TEXT, 0),)
+        pe = _turns(draw, TEXT + PICTURE)
+        found += block(
+            img=img,
+            txt=txt,
+            vec=vec,
+            pe=pe,
+            attn_mask=None,
+            modulation_dims_img=segments,
+            modulation_dims_txt=of_text,
+            transformer_options=options,
+        )
+    return found
+
+
+def _one(block: Any, draw: Draw, options: Options) -> list[Tensor]:
+    """The same of the one stream."""
+    found, tokens = [], TEXT + PICTURE
+    for segments in (None, ((0, tokens - REFERENCES, 0), (tokens - REFERENCES, tokens, 1))):
+        x = draw.large_and_small(2, tokens, DIM)
+        rows = 1 if segments is None else 2
+        vec = draw(2, rows, DIM) if block.modulation else _mod(draw, rows, 1)[0]
+        pe = _turns(draw, tokens)
+        found.append(block(x, vec=vec, pe=pe, attn_mask=None, modulation_dims=segments, transformer_options=options))
+    return found
+
+
+def _mod(draw: Draw, rows: int, count: int) -> list[Any]:
+    return [stock.ModulationOut(*(draw(2, rows, DIM) for _ in range(3))) for _ in range(count)]
+
+
+def _turns(draw: Draw, tokens: int) -> Tensor:
+    """Rotations [1, 1, tokens, size / 2, 2, 2]."""
+    places = draw(1, tokens, scale=3.0, dtype=torch.float32).abs()
+    turns: Tensor = comfy.ldm.flux.math.rope(places, SIZE, 10000).unsqueeze(1)
+    return turns

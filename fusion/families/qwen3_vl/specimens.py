@@ -1,0 +1,69 @@
+"""Stock's Qwen3-VL, small, and a prompt with two pictures: by this ours is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import comfy.text_encoders.llama
+import comfy.text_encoders.qwen3vl as stock
+import comfy.text_encoders.qwen35 as stocks_eyes
+import comfy.text_encoders.qwen_vl
+
+from ....kernels_cuda import KernelPolicy
+from ...compatibility.specimen import Draw, Options, Specimen
+from ...language import specimens as language
+from ...language.stack import fuse as fuse_language
+from .eyes import FusedBlock, FusedEyes, FusedMerger, SeesOnTheDevice, fuse
+
+KIND = "fusestream_specimen"  # of stock's, for as long as one is built
+CONFIG = {**language.CONFIG, "lm_head": True}
+EYES = {
+    "hidden_size": 128, "intermediate_size": 192, "depth": 2, "num_heads": 2, "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}  # fmt: skip
+SIZES = (64, 96), (64, 64)
+REPLACES = {
+    **language.REPLACES,
+    FusedEyes: stock.Qwen3VLVisionModel,
+    FusedBlock: stocks_eyes.Qwen35VisionBlock,
+    FusedMerger: stock.Qwen3VLDeepstackMerger,
+    SeesOnTheDevice: stock.Qwen3VL,
+}
+PARTS = (
+    stocks_eyes.Qwen35VisionAttention,
+    stocks_eyes.Qwen35VisionMLP,
+    stocks_eyes.Qwen35VisionPatchEmbed,
+    stocks_eyes.Qwen35VisionPatchMerger,
+    stocks_eyes.Qwen35VisionRotaryEmbedding,
+    stock.Qwen3VLClipModel,
+)
+SOURCE = (*language.SOURCE, stock, stocks_eyes, comfy.text_encoders.qwen_vl, *PARTS)
+
+
+def specimens() -> Sequence[Specimen]:
+    return (Specimen("Qwen3-VL encoder", _built, _called, _fused, REPLACES, SOURCE),)
+
+
+def _fused(model: Any, policy: KernelPolicy) -> int:
+    return min(fuse_language(model, policy, on_cpu=True), fuse(model, policy, on_cpu=True))
+
+
+def _built(draw: Draw) -> Any:
+    """Stock's own encoder. It reads the sizes of eyes in a table."""
+    stock.QWEN3VL_VISION[KIND] = EYES
+    stock.QWEN3VL_CONFIGS[KIND] = comfy.text_encoders.llama.Qwen3VL_8BConfig
+    options = {"custom_operations": draw.operations, "model_name": KIND, f"{KIND}_model_config": CONFIG}
+    try:
+        model = stock.Qwen3VLClipModel(device=draw.device, dtype=draw.dtype, model_options=options, model_type=KIND)
+    finally:
+        del stock.QWEN3VL_VISION[KIND], stock.QWEN3VL_CONFIGS[KIND]
+    model.set_clip_options({"execution_device": draw.device})
+    return model
+
+
+def _called(model: Any, draw: Draw, _options: Options) -> Any:
+    wide, square = (draw(1, *size, 3).float().sigmoid() for size in SIZES)
+    pictures = [{"type": "image", "data": one, "original_type": "image"} for one in (wide, square)]
+    prompt = [10, pictures[0], 19, 20, pictures[1], 6, 17, 15]
+    return language.read(model, [prompt], (("hidden", -1),)), language.written(model, prompt, (language.LIKELIEST,))

@@ -1,0 +1,73 @@
+"""Stock's U-Net, small: by it ours is judged.
+
+Every kind of part is in it: residual blocks of equal and unequal widths, a smaller and a larger picture, transformers behind
+convolutions of single pixels (SD 1.5) and behind products (SDXL), the first convolution and the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import comfy.ldm.modules.diffusionmodules.openaimodel as stock
+import comfy.ldm.modules.diffusionmodules.util
+import torch
+from comfy.ldm.modules import attention
+from torch import Tensor
+
+from ...compatibility.specimen import Draw, Options, Specimen
+from .net import _FusedNet, fuse
+from .pictures import FusedDownsample, FusedResidual, FusedUpsample
+from .transformer import FusedTransformer, FusedTransformerBlock
+
+WIDTH, CONTEXT, LABELS, TEXT, SIDE = 64, 64, 32, 7, 8
+SOURCE = (stock, attention, comfy.ldm.modules.diffusionmodules.util)
+PARTS = (attention.CrossAttention, attention.FeedForward, attention.GEGLU)
+
+
+def specimens() -> Sequence[Specimen]:
+    replaces: dict[type, type] = {
+        _FusedNet: stock.UNetModel,
+        FusedResidual: stock.ResBlock,
+        FusedDownsample: stock.Downsample,
+        FusedUpsample: stock.Upsample,
+        FusedTransformer: attention.SpatialTransformer,
+        FusedTransformerBlock: attention.BasicTransformerBlock,
+    }
+    sd15 = partial(_built, use_linear_in_transformer=False)
+    sdxl = partial(_built, use_linear_in_transformer=True, num_classes="sequential", adm_in_channels=LABELS)
+    return (
+        Specimen("U-Net of SD 1.5's kind", sd15, _called, fuse, replaces, (*SOURCE, *PARTS)),
+        Specimen("U-Net of SDXL's kind", sdxl, _called, fuse, replaces, (*SOURCE, *PARTS)),
+    )
+
+
+def _built(draw: Draw, **kind: Any) -> Any:
+    return stock.UNetModel(
+        image_size=SIDE,
+        in_channels=4,
+        out_channels=4,
+        model_channels=WIDTH,
+        num_res_blocks=[1, 1],
+        channel_mult=(1, 2),
+        num_head_channels=64,
+        use_spatial_transformer=True,
+        transformer_depth=[1, 0],
+        transformer_depth_output=[1, 1, 0, 0],
+        transformer_depth_middle=1,
+        context_dim=CONTEXT,
+        legacy=False,
+        dtype=draw.dtype,
+        device=draw.device,
+        operations=draw.operations,
+        **kind,
+    )
+
+
+def _called(net: Any, draw: Draw, options: Options) -> Tensor:
+    x = draw(2, 4, SIDE, SIDE)
+    times = torch.tensor([500.0, 20.0], device=draw.device)
+    y = None if net.num_classes is None else draw(2, LABELS)
+    out: Tensor = net(x, times, draw(2, TEXT, CONTEXT), y, None, options)
+    return out

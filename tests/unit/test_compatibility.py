@@ -1,0 +1,380 @@
+"""ComfyUI's blocks are not what they were: what a newer one might have is seen before anything of ours computes in its place."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import comfy
+import comfy.ldm.flux.layers as flux
+import comfy.ldm.flux.math
+import comfy.ldm.lumina.model as lumina
+import comfy.ldm.wan.model as wan
+import family_scenes
+import in_halves
+import pytest
+import torch
+from comfy.ldm.modules import attention
+from comfy.ldm.modules.diffusionmodules import openaimodel
+from scenes import sample
+from stock_mutations import mutated
+
+from fusestream import checkpoints
+from fusestream.fusion import KernelPolicy, doctor
+from fusestream.fusion.compatibility import aside, families, verdicts
+from fusestream.fusion.compatibility.specimen import Specimen
+from fusestream.fusion.compatibility.trial import difference
+from fusestream.fusion.families import FAMILIES
+from fusestream.fusion.family import Role
+from fusestream.kernels_cuda import LEDGER, KernelRefused
+
+CPU = torch.device("cpu")
+DIFFUSION = {family.name: family for family in FAMILIES if family.role is Role.DIFFUSION}
+
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """No verdict is kept, and nothing has stepped aside."""
+    monkeypatch.setenv("FUSESTREAM_CACHE", str(tmp_path / "cache"))
+    LEDGER.clear()
+    aside.forget()
+    yield
+    aside.forget()
+
+
+def named(name: str) -> Specimen:
+    every = (specimen for family in FAMILIES if family.specimens for specimen in family.specimens())
+    return next(specimen for specimen in every if specimen.name == name)
+
+
+def judged(specimen: Specimen) -> str | None:
+    found = (difference(specimen, CPU, getattr(torch, dtype)) for dtype in specimen.dtypes)
+    return next((why for why in found if why is not None), None)
+
+
+EVERY = [
+    specimen.name
+    for family in FAMILIES
+    if family.specimens is not None and family.role is Role.DIFFUSION
+    for specimen in family.specimens()
+]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_this_comfyui_is_as_known(name: str) -> None:
+    assert judged(named(name)) is None
+
+
+GATE = ("x = torch.addcmul(x, y, repeat_e(e[2], x))", "x = torch.addcmul(x, y, repeat_e(e[2], x).sigmoid())")
+# Specimen, class, method, its text, what a newer ComfyUI might have instead, and what of that the verdict tells.
+MUTATIONS = [
+    ("Wan block", wan.WanAttentionBlock, "forward", *GATE, "result differs"),
+    (
+        "Wan block",
+        wan.WanAttentionBlock,
+        "forward",
+        "transformer_options={},",
+        "gate=None, transformer_options={},",
+        "gate",
+    ),
+    ("Wan block", wan.WanAttentionBlock, "forward", "context_img_len=257", "context_img_len=729", "context_img_len"),
+    (
+        "Wan block",
+        wan.WanAttentionBlock,
+        "forward",
+        "self.cross_attn(self.norm3(x)",
+        "self.cross_attn(x",
+        "result differs",
+    ),
+    ("Wan block", wan.WanAttentionBlock, "forward", 'get("patches", {})', 'get("patches_2", {})', "patches_2"),
+    (
+        "Wan block",
+        wan.WanSelfAttention,
+        "forward",
+        "heads=self.num_heads,",
+        "heads=self.num_heads, scale=0.1,",
+        "result differs",
+    ),
+    ("Wan block", wan.WanSelfAttention, "forward", "return apply_rope1(k, freqs)", "return k", "result differs"),
+    (
+        "Wan block",
+        wan.WanT2VCrossAttention,
+        "forward",
+        "self.norm_k(self.k(context))",
+        "self.k(context)",
+        "result differs",
+    ),
+    (
+        "Wan block that sees a picture",
+        wan.WanI2VCrossAttention,
+        "forward",
+        "img_x = optimized_attention(q, k_img, v_img, ",
+        "img_x = optimized_attention(q, k_img, v_img, precise=True, ",
+        "precise",
+    ),
+    (
+        "Wan block that sees a picture",
+        wan.WanI2VCrossAttention,
+        "forward",
+        "x = x + img_x",
+        "x = x - img_x",
+        "result differs",
+    ),
+    (
+        "VACE block",
+        wan.VaceWanAttentionBlock,
+        "forward",
+        "self.before_proj(c) + x",
+        "self.before_proj(c + x)",
+        "result differs",
+    ),
+    ("VACE block", wan.VaceWanAttentionBlock, "forward", "return c_skip, c", "return c, c_skip", "result differs"),
+    ("Flux.2 double block", flux, "apply_mod", "tensor * m_mult", "tensor * m_mult.tanh()", "result differs"),
+    ("Flux.2 double block", flux.DoubleStreamBlock, "forward", "attn_mask=None,", "attn_mask=None, ref=None,", "ref"),
+    (
+        "Flux.2 double block",
+        flux.DoubleStreamBlock,
+        "forward",
+        "torch.cat((txt_v, img_v)",
+        "torch.cat((img_v, txt_v)",
+        "gives|differs",
+    ),
+    ("Flux.1 double block", flux.DoubleStreamBlock, "forward", "self.txt_norm2(txt)", "txt", "result differs"),
+    ("Flux.1 double block", flux.QKNorm, "forward", "self.key_norm(k)", "k", "result differs"),
+    (
+        "Flux.1 single block",
+        flux.SingleStreamBlock,
+        "forward",
+        "mlp = self.mlp_act(mlp)\n    output",
+        "output",
+        "result differs",
+    ),
+    (
+        "Flux.1 single block",
+        flux.SingleStreamBlock,
+        "forward",
+        'get("patches", {})',
+        'get("patches", {}), transformer_options.get("tau")',
+        "tau",
+    ),
+    ("Flux.2 single block", flux.SiLUActivation, "forward", "x1, x2 = x.chunk", "x2, x1 = x.chunk", "result differs"),
+    (
+        "Z-Image block",
+        lumina.JointTransformerBlock,
+        "forward",
+        "gate_mlp.unsqueeze(1).tanh()",
+        "gate_mlp.unsqueeze(1)",
+        "result differs",
+    ),
+    (
+        "Z-Image block",
+        lumina.JointTransformerBlock,
+        "forward",
+        "timestep_zero_index=None,",
+        "timestep_zero_index=0,",
+        "timestep_zero_index",
+    ),
+    (
+        "Z-Image block",
+        lumina.FeedForward,
+        "forward",
+        "self.w1(x), self.w3(x)",
+        "self.w3(x), self.w1(x)",
+        "result differs",
+    ),
+    ("Z-Image block with references", lumina, "modulate", "scale = (1 +", "scale = (2 +", "result differs"),
+    ("Lumina block", lumina.JointAttention, "forward", "xq, xk, xv = ", "xq, xv, xk = ", "result differs"),
+    (
+        "Z-Image block of the prompt",
+        lumina.JointTransformerBlock,
+        "forward",
+        "x = x + self.attention_norm2(",
+        "x = x + 0.5 * self.attention_norm2(",
+        "result differs",
+    ),
+    (
+        "U-Net of SD 1.5's kind",
+        openaimodel.ResBlock,
+        "_forward",
+        "h = h + emb_out",
+        "h = h * (1 + emb_out)",
+        "result differs",
+    ),
+    ("U-Net of SD 1.5's kind", openaimodel.ResBlock, "forward", "self, x, emb)", "self, x, emb, scale=1)", "scale"),
+    ("U-Net of SD 1.5's kind", openaimodel.Upsample, "forward", 'mode="nearest"', 'mode="bilinear"', "result differs"),
+    ("U-Net of SD 1.5's kind", openaimodel.Downsample, "forward", "self.op(x)", "self.op(x).tanh()", "result differs"),
+    (
+        "U-Net of SD 1.5's kind",
+        openaimodel.UNetModel,
+        "forward",
+        "control=None,",
+        "control=None, guidance=None,",
+        "another place",
+    ),
+    ("U-Net of SDXL's kind", attention.SpatialTransformer, "forward", "return x + x_in", "return x", "result differs"),
+    (
+        "U-Net of SDXL's kind",
+        attention.BasicTransformerBlock,
+        "forward",
+        "n = self.norm2(x)",
+        "n = x",
+        "result differs",
+    ),
+    (
+        "U-Net of SDXL's kind",
+        attention.BasicTransformerBlock,
+        "forward",
+        "context=None,",
+        "context=None, pooled=None,",
+        "pooled",
+    ),
+    ("U-Net of SDXL's kind", attention.GEGLU, "forward", "x * F.gelu(gate)", "x * F.silu(gate)", "result differs"),
+    (
+        "U-Net of SDXL's kind",
+        attention.CrossAttention,
+        "forward",
+        "attn_precision=self.attn_precision,",
+        "attn_precision=self.attn_precision, low_precision_attention=False,",
+        "low_precision_attention",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "method", "old", "new", "told"), MUTATIONS, ids=[f"{m[0]}: {m[4][:24]}" for m in MUTATIONS]
+)
+def test_a_change_is_seen(
+    monkeypatch: pytest.MonkeyPatch, name: str, owner: Any, method: str, old: str, new: str, told: str
+) -> None:
+    specimen = named(name)
+    before = verdicts.key_of(specimen, CPU, torch.float16)
+    mutated(monkeypatch, owner, method, old, new)
+    reason = judged(specimen)
+    assert reason is not None and any(part in reason for part in told.split("|")), reason
+    is_function = not isinstance(owner, type)  # of a module, whose file tells
+    assert is_function or verdicts.key_of(specimen, CPU, torch.float16) != before, "or an old verdict would hold"
+
+
+# ------------------------------------------------------------------------------------------ what a user has of it
+
+
+def test_a_changed_block_is_computed_by_comfyui(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It streams, its latents are those of ComfyUI's changed code, and log, ledger and doctor say so, once."""
+    path = checkpoints.write("z_image", tmp_path, "fp16")
+    with checkpoints.narrow.opened(comfy):
+        scene = family_scenes.inputs("z_image")
+        before = sample(in_halves.load(path), scene)
+        mutated(
+            monkeypatch,
+            lumina.JointTransformerBlock,
+            "forward",
+            "gate_mlp.unsqueeze(1).tanh()",
+            "gate_mlp.unsqueeze(1)",
+        )
+        with caplog.at_level(logging.WARNING):
+            models = [in_halves.load(path) for _ in range(2)]
+        stocks = sample(in_halves.load(path, in_halves.OFF), scene)
+        assert all(torch.equal(sample(model, scene), stocks) for model in models)
+    assert not torch.equal(stocks, before)
+    said = [record.getMessage() for record in caplog.records if "ComfyUI changed this" in record.getMessage()]
+    assert len(said) == 1 and "Z-Image diffusion model" in said[0] and "until the pack is updated" in said[0]
+    assert any(one.op == "Z-Image diffusion model" and "ComfyUI changed" in one.reason for one in LEDGER.refusals)
+    assert said[0] in doctor.as_text(doctor.examine(measure=False)).replace("! ", "")
+    assert models[0].stream.family is None
+
+
+def test_who_insists_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mutated(monkeypatch, wan.WanAttentionBlock, "forward", *GATE)
+    with pytest.raises(KernelRefused, match=r"result differs.*Choose 'auto', or update FuseStream"):
+        families.checked(DIFFUSION["Wan"], CPU, KernelPolicy("on"))
+    found = families.checked(DIFFUSION["Wan"], CPU, KernelPolicy())
+    assert found.aside is not None and found.types == () and found.need is None
+    assert families.checked(DIFFUSION["Wan"], CPU, KernelPolicy("off")).aside is None, "nothing of ours would compute"
+
+
+def test_a_verdict_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For as long as the code is what it was; another ComfyUI, another pack or changed code is another trial."""
+    trials: list[str] = []
+
+    def counted(specimen: Specimen, *_: Any) -> str | None:
+        trials.append(specimen.name)
+        return "it is changed" if len(trials) == 1 else None
+
+    monkeypatch.setattr(verdicts, "difference", counted)
+    specimen = named("Wan block")
+
+    def ask() -> str | None:
+        monkeypatch.setattr(verdicts, "_files", {})  # as in another process
+        return verdicts.verdict(specimen, CPU, torch.float16).difference
+
+    assert [ask(), ask()] == ["it is changed"] * 2 and len(trials) == 1
+    kept = json.loads((tmp_path / "cache" / verdicts.FILE).read_text())["verdicts"]
+    assert list(kept.values()) == ["it is changed"]
+    monkeypatch.setattr("comfyui_version.__version__", "0.99.0")
+    assert ask() is None and len(trials) == 2
+    mutated(monkeypatch, wan.WanSelfAttention, "forward", "return apply_rope1(k, freqs)", "return k")
+    ask()
+    assert len(trials) == 3
+
+
+def test_other_peoples_random_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    assert judged(named("U-Net of SD 1.5's kind")) is None and torch.equal(torch.rand(3), wanted)
+
+
+def test_what_a_layer_names_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ComfyUI has it from 0.32 on, built onto this one where it is older: the function that a layer names is called in our
+    block where it is called in stock's, and a block of ours that did not hand it on would be seen."""
+    specimen = named("Flux.2 double block")
+    if not hasattr(attention, "ComfyAttention"):
+        _with_named_attention(monkeypatch)
+    assert judged(specimen) is None
+    monkeypatch.setattr("fusestream.fusion.families.flux2.double.told", lambda _module: {})
+    assert judged(specimen) is not None
+
+
+def _with_named_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(torch.nn.Module):
+        function: Any = None
+
+    built = flux.DoubleStreamBlock.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        built(self, *args, **kwargs)
+        self.comfy_attention = Named()
+
+    stock = attention.optimized_attention
+
+    def preferring(*args: Any, preferred_attention: Any = None, **kwargs: Any) -> torch.Tensor:
+        options = kwargs.get("transformer_options") or {}
+        if "optimized_attention_override" not in options and getattr(preferred_attention, "function", None) is not None:
+            return preferred_attention.function(*args, **kwargs)
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(flux.DoubleStreamBlock, "__init__", init)
+    monkeypatch.setattr(comfy.ldm.flux.math, "optimized_attention", preferring)
+    monkeypatch.setattr("fusestream.fusion.families.flux2.joint.optimized_attention", preferring)
+    told = "preferred_attention=preferred_attention"
+    for old, new in (
+        ("={})", "={}, preferred_attention=None)"),
+        ("=transformer_options)", f"=transformer_options, {told})"),
+    ):
+        mutated(monkeypatch, comfy.ldm.flux.math, "attention", old, new)
+    for kind in (flux.DoubleStreamBlock, flux.SingleStreamBlock):
+        mutated(
+            monkeypatch,
+            kind,
+            "forward",
+            "mask=attn_mask, transformer_options=transformer_options",
+            "mask=attn_mask, transformer_options=transformer_options, preferred_attention=self.comfy_attention",
+        )
+    monkeypatch.setattr(flux, "attention", comfy.ldm.flux.math.attention)
+    monkeypatch.setattr("fusestream.fusion.families.flux2.joint.stock_attention", comfy.ldm.flux.math.attention)
