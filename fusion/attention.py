@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..kernels_cuda import KernelPolicy, attention
 from ..kernels_cuda.ops.attention import HEADS
+from . import named_attention
 from .fused import POLICY, HandBack, wrong_type
 
 HOOK = "optimized_attention_override"
@@ -101,6 +102,11 @@ class AttentionOverride:
         self.policy = policy
         self._mode = policy.mode("attention")
 
+    @property
+    def yields(self) -> bool:
+        """Whether an attention that a layer names goes before it."""
+        return self._mode != "on"
+
     def __call__(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """By stock's function, its arguments as they came, or by our op."""
         call = StockCall(*args, **kwargs)
@@ -142,3 +148,4 @@ def install(model: Any, policy: KernelPolicy) -> None:
     options = model.model_options.setdefault("transformer_options", {})
     options[HOOK] = AttentionOverride(policy)
     options[POLICY] = policy
+    named_attention.attach(model, HOOK)

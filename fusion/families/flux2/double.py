@@ -23,6 +23,7 @@ import comfy.ldm.flux.layers as stock
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, norm_modulate
+from ...named_attention import told
 from ...products import feed_forward, product
 from ...stream.doors import within
 from .joint import attend
@@ -117,7 +118,7 @@ def _see_each_other(
             del normed
     norms = [(half.attn.norm, slice(half.first, half.first + half.x.shape[1])) for half in halves]
     extra = {**options, "img_slice": [text_tokens, tokens]}
-    attended = attend(qkv, module.num_heads, norms, policy, pe, mask, options, extra)
+    attended = attend(qkv, module.num_heads, norms, policy, pe, mask, options, extra, told(module))
     del qkv
     for half in halves:
         for run in half.attention_runs:

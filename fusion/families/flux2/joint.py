@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ def attend(
     mask: Tensor | None,
     options: dict[str, Any],
     extra: dict[str, Any],
+    named: Mapping[str, Any],
 ) -> Tensor:
     """What the tokens see of each other: [batch, tokens, dim].
 
@@ -34,6 +35,7 @@ def attend(
     norms  with the tokens that each is for: text and picture have their own
     pe     rotations [1 or batch, 1, tokens, head / 2, 2, 2]
     extra  what patches on the attention are told
+    named  what stock's function is told of the block (`named_attention.py`)
     """
     q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).unbind(2)
     patches = options.get("patches", {})
@@ -45,7 +47,7 @@ def attend(
             rms_rope_(
                 q[:, tokens], k[:, tokens], of_q.weight, of_k.weight, turn, eps=_eps(norm), norm="head", policy=policy
             )
-    attended = _seen(q, k, v, pe, mask, options, extra, changed)
+    attended = _seen(q, k, v, pe, mask, options, extra, changed, named)
     for patch in patches.get("attn1_output_patch", ()):
         attended = patch(attended, extra)
     return attended
@@ -65,12 +67,13 @@ def _seen(
     options: dict[str, Any],
     extra: dict[str, Any],
     changed: Sequence[Any],
+    named: Mapping[str, Any],
 ) -> Tensor:
     """By stock's function: it asks the overrides, of which ours is one."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     if not changed:
         out: Tensor = optimized_attention(
-            q, k, v, q.shape[1], skip_reshape=True, mask=mask, transformer_options=options
+            q, k, v, q.shape[1], skip_reshape=True, mask=mask, transformer_options=options, **named
         )
         return out
     q, k, v = (t.contiguous() for t in (q, k, v))
@@ -78,5 +81,5 @@ def _seen(
         given = patch(q, k, v, pe=pe, attn_mask=mask, extra_options=extra)
         q, k, v = given.get("q", q), given.get("k", k), given.get("v", v)
         pe, mask = given.get("pe", pe), given.get("attn_mask", mask)
-    turned: Tensor = stock_attention(q, k, v, pe=pe, mask=mask, transformer_options=options)
+    turned: Tensor = stock_attention(q, k, v, pe=pe, mask=mask, transformer_options=options, **named)
     return turned

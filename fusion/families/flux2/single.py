@@ -22,6 +22,7 @@ import comfy.ldm.flux.layers as stock
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, norm_modulate
+from ...named_attention import told
 from ...products import Part, product, product_in_parts
 from ...stream.doors import within
 from .joint import attend
@@ -89,7 +90,7 @@ def _side_by_side(
         product_in_parts(normed, module.linear1, policy, wanted)
         del normed
     all_tokens = [(module.norm, slice(0, tokens))]
-    both[..., :dim] = attend(qkv, module.num_heads, all_tokens, policy, pe, mask, options, dict(options))
+    both[..., :dim] = attend(qkv, module.num_heads, all_tokens, policy, pe, mask, options, dict(options), told(module))
     return both
 
 

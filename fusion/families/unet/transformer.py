@@ -34,6 +34,7 @@ from ....kernels_cuda.ops.mlp import CHUNK_BYTES, most_rows, parts_of
 from ...attention import HOOK, AttentionOverride, for_heads
 from ...fused import FusedBlock, HandBack
 from ...images import channels_last
+from ...named_attention import told
 from ...operands import operands
 from ...products import product, products
 from .pictures import normed
@@ -185,9 +186,9 @@ def attended(
     instead = others.instead(name)
     if instead is None:
         q, k, v = q_k_v(attn, n, context, value, policy)
-        told = for_torchs_heads(options, attn.dim_head)
+        named, given = told(attn), for_torchs_heads(options, attn.dim_head)
         seen = stock.optimized_attention(
-            q, k, v, attn.heads, attn_precision=attn.attn_precision, transformer_options=told
+            q, k, v, attn.heads, attn_precision=attn.attn_precision, transformer_options=given, **named
         )
     else:
         context = n if context is None else context

@@ -39,6 +39,7 @@ from ....kernels_cuda import KernelPolicy, norm_modulate, rms_rope_
 from ....kernels_cuda.ops.mlp import CHUNK_BYTES
 from ...attention import HOOK, AttentionOverride
 from ...fused import PARTS, FusedBlock, HandBack, fuse_block
+from ...named_attention import told
 from ...operands import operands
 from ...products import feed_forward, product, products
 from ...stream.doors import of_text, within
@@ -239,7 +240,7 @@ def self_attention(
     heads = (x.shape[0], x.shape[1], attn.num_heads, attn.head_dim)
     q4, k4 = q.view(heads), k.view(heads)
     _rms_rope(attn, attn.norm_q, attn.norm_k, q4, k4, freqs, policy)
-    attended = _attend(q, k, v, attn.num_heads, options)
+    attended = _attend(q, k, v, attn.num_heads, options, **told(attn))
     for patch in options.get("patches", {}).get("attn1_patch", ()):
         attended = patch({"x": attended, "q": q4, "k": k4, "transformer_options": options})
     return attended
@@ -271,19 +272,21 @@ def cross_attention(
     # A node in a block's place may do to the context what it likes, from block to block.
     is_steady = not options.get("patches_replace", {}).get("dit")
     k, v, *of_picture = of_text(attn, context, lambda: _depends(policy, context_img_len), compute, is_steady=is_steady)
-    attended = _attend_kept(q, k, v, attn.num_heads, options)
+    attended = _attend_kept(q, k, v, attn.num_heads, options, **told(attn))
     if of_picture:
-        attended.add_(_attend_kept(q, of_picture[0], of_picture[1], attn.num_heads, options))
+        # As stock says from ComfyUI 0.33 on: in few bits the few tokens of a picture may become NaN.
+        exact = {**told(attn), "low_precision_attention": False}
+        attended.add_(_attend_kept(q, *of_picture, attn.num_heads, options, **exact))
     return attended
 
 
-def _attend_kept(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options) -> Tensor:
+def _attend_kept(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options, **others: Any) -> Tensor:
     """With keys and values that others will read: to another node's override, which may write to what it is given, go copies."""
     override = options.get(HOOK)
     override = getattr(override, "held", override)  # what sparse attention stands around
     if override is not None and not isinstance(override, AttentionOverride):
         k, v = k.clone(), v.clone()
-    return _attend(q, k, v, heads, options)
+    return _attend(q, k, v, heads, options, **others)
 
 
 def _depends(policy: KernelPolicy, context_img_len: int | None) -> Hashable:
@@ -302,9 +305,9 @@ def _keys_and_values(
     return k, v
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options, **others: Any) -> Tensor:
     """By stock's function: it asks the overrides, of which ours is one."""
-    out: Tensor = optimized_attention(q, k, v, heads=heads, transformer_options=options)
+    out: Tensor = optimized_attention(q, k, v, heads=heads, transformer_options=options, **others)
     return out
 
 

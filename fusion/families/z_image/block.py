@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from ....kernels_cuda import KernelPolicy, gated_residual, gated_residual_, norm_modulate, rms_rope_
 from ... import saturation
 from ...fused import FusedBlock, HandBack, fuse_block
+from ...named_attention import told
 from ...operands import operands
 from ...products import gated_feed_forward, product
 from ...stream.doors import within
@@ -218,6 +219,6 @@ def self_attention(
     if heads > key_heads:  # whatever another node puts in the attention's place is given as many of each
         k, v = (t.repeat_interleave(heads // key_heads, 2) for t in (k, v))
     out: Tensor = optimized_attention_masked(
-        *(t.movedim(1, 2) for t in (q, k, v)), heads, mask, skip_reshape=True, transformer_options=options
+        *(t.movedim(1, 2) for t in (q, k, v)), heads, mask, skip_reshape=True, transformer_options=options, **told(attn)
     )
     return out
