@@ -6,6 +6,7 @@ picture, and an animation once it is saved. Nodes that are elements play it by t
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import math
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from ..fusion.compatibility.aside import step_aside
 from . import user_settings
 from .front_end import running_server
 
@@ -25,6 +27,7 @@ EVERY = 0.5  # seconds between two previews, at least
 SHARE = 0.05  # of the time, the most that decoding takes
 FRAME = 0.125  # seconds for which a latent frame is shown: Wan 2.1 at twice its speed
 LONGEST = 256  # pixels
+PARTS = ("get_previewer", "Latent2RGBPreviewer", "TAEHVPreviewerImpl")  # of ComfyUI's, that these are made of
 
 log = logging.getLogger("fusestream.moving_preview")
 Shown = tuple[str, "Image", int | None]  # as ComfyUI's bar takes a picture: format, picture, the most pixels
@@ -36,12 +39,24 @@ def attach() -> None:
     """Called once. Models that others have loaded keep the previews that they had."""
     import latent_preview  # noqa: PLC0415 - ComfyUI's own
 
+    if (changed := changed_in(latent_preview)) is not None:
+        step_aside("Moving previews", changed, "ComfyUI's own previews are shown")
+        return
     stocks = latent_preview.get_previewer
 
     def get_previewer(device: Any, latent_format: Any, *args: Any, **kwargs: Any) -> Any:
         return moving(stocks(device, latent_format, *args, **kwargs), latent_format)
 
     latent_preview.get_previewer = get_previewer
+
+
+def changed_in(latent_preview: Any) -> str | None:
+    """What of ComfyUI's previews is not as these know it, in words."""
+    lacks = [name for name in PARTS if not hasattr(latent_preview, name)]
+    if lacks:
+        return f"latent_preview has no {' and no '.join(lacks)}"
+    taken = [*inspect.signature(latent_preview.get_previewer).parameters][:2]
+    return None if taken == ["device", "latent_format"] else f"get_previewer takes {' and '.join(taken)}"
 
 
 def watch(patcher: Any) -> None:

@@ -30,9 +30,14 @@ class SteppedAside:
 
     @property
     def words(self) -> str:
+        pack, comfyui = needed_comfyui.pack_version(), needed_comfyui.version()
+        if comfyui in needed_comfyui.RUN_WITH:
+            return (
+                f"{self.what}: FuseStream {pack} and ComfyUI {comfyui} do not agree here, though they did where they were tested "
+                f"({self.reason}). Another pack may have changed ComfyUI's code. {self.instead}. Please report it."
+            )
         return (
-            f"{self.what}: ComfyUI changed this since FuseStream {needed_comfyui.pack_version()} ({self.reason}). "
-            f"{self.instead} until the pack is updated."
+            f"{self.what}: ComfyUI changed this since FuseStream {pack} ({self.reason}). {self.instead} until the pack is updated."
         )
 
 
@@ -44,7 +49,7 @@ def step_aside(what: str, reason: str, instead: str = "ComfyUI computes it itsel
         _known[what] = found
     if is_new:
         LEDGER.say_once(found.words, logging.WARNING)
-        LEDGER.refused(what, "FuseStream's code", f"ComfyUI changed: {reason}", "", "ComfyUI's own")
+        LEDGER.refused(what, "FuseStream's code", f"ComfyUI's is another by now: {reason}", "this ComfyUI", "ComfyUI's own")
     return found
 
 

@@ -58,10 +58,13 @@ CALLED: Sequence[tuple[Callable[..., Any], int, Sequence[str]]] = (
     (comfy.utils.save_torch_file, 2, ("metadata",)),
 )
 
+OPERATIONS = ("Linear", "Conv2d", "Conv3d", "GroupNorm", "LayerNorm", "RMSNorm", "Embedding")
+ATTRIBUTES = ("comfy_cast_weights", "weight_function", "bias_function", "forward_comfy_cast_weights")  # of each
+
 
 def obstacle() -> str | None:
     """What of ComfyUI's is not as streaming needs it, in words."""
-    found = [*_overridden(), *_wrapped(), *_called()]
+    found = [*_overridden(), *_wrapped(), *_called(), *_operations()]
     return "; ".join(found[:3]) or None
 
 
@@ -88,3 +91,14 @@ def _called() -> Iterator[str]:
             inspect.signature(function).bind(*range(places), **dict.fromkeys(names))
         except TypeError as error:  # noqa: PERF203 - each is told
             yield f"{function.__qualname__}: {error}"
+
+
+def _operations() -> Iterator[str]:
+    """Weights are put into stock's operations as they arrive, and the functions on them are asked for: of loaders, of LoRAs."""
+    for kind in (comfy.ops.disable_weight_init, comfy.ops.manual_cast):
+        for name in OPERATIONS:
+            operation = getattr(kind, name, None)
+            if operation is None:
+                yield f"comfy.ops.{kind.__name__} has no {name}"
+            elif lacks := [attribute for attribute in ATTRIBUTES if not hasattr(operation, attribute)]:
+                yield f"comfy.ops.{kind.__name__}.{name} has no {' and no '.join(lacks)}"

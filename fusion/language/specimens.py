@@ -32,7 +32,7 @@ CONFIG = {
     "vocab_size": WORDS, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": LAYERS,
     "num_attention_heads": 2, "num_key_value_heads": 1,
 }  # fmt: skip
-REPLACES = {
+REPLACES: dict[type, type] = {
     FusedStack: stock.Llama2_,
     FusedLayer: stock.TransformerBlock,
     FusedEmbedding: comfy.ops.manual_cast.Embedding,

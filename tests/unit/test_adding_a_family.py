@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bed import families as tables
 from fusestream.fusion import doctor
+from fusestream.fusion.compatibility.trial import difference
 from fusestream.fusion.doctor import families as told
 from fusestream.fusion.families import FAMILIES
 from fusestream.fusion.family import Role
@@ -32,6 +34,7 @@ COPIED = (
 )  # fmt: skip
 LISTED = "fusion/families/__init__.py"
 FOLDER = "fusion/families/sd3"
+PARTS = ("__init__", "block", "specimens")
 TEST = "tests/unit/test_sd3_blocks.py"
 FENCE = re.compile(r"^```(python|diff) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # `dev.py docs` and `dev.py test`, in one process: either imports torch.
@@ -54,6 +57,17 @@ def test_the_doctor_tells_it(family: Any) -> None:
 def test_each_of_its_ops_can_be_switched(family: Any) -> None:
     switched = {op for switch in SWITCHES[family.role] for op in switch.ops}
     assert family.ops and set(family.ops) <= switched, "name what is missing in a Switch of nodes/kernels.py"
+
+
+@each_family
+def test_it_is_held_against_comfyuis_code(family: Any) -> None:
+    """On the ComfyUI that is here they agree, in each type that the family serves."""
+    assert family.specimens is not None, "nothing would tell that ComfyUI's block has changed"
+    cpu = torch.device("cpu")
+    with torch.inference_mode():
+        for specimen in family.specimens():
+            for dtype in specimen.dtypes:
+                assert difference(specimen, cpu, getattr(torch, dtype)) is None, specimen.name
 
 
 @each_family
@@ -87,7 +101,7 @@ def test_who_types_the_page_has_a_family(tmp_path: Path) -> None:
     written = typed(tree, PAGE.read_text(encoding="utf-8"))
 
     now = files(tree)
-    assert now.keys() - before.keys() == {f"{FOLDER}/__init__.py", f"{FOLDER}/block.py", TEST} == written - {LISTED}
+    assert now.keys() - before.keys() == {f"{FOLDER}/{name}.py" for name in PARTS} | {TEST} == written - {LISTED}
     assert {name for name in before if now[name] != before[name]} == {LISTED}
     changed = list(difflib.ndiff(before[LISTED].splitlines(), now[LISTED].splitlines()))
     assert [line for line in changed if line[0] != " "] == ['+     "sd3",'], "one line, and that is the list's"

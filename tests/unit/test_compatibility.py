@@ -22,7 +22,7 @@ from scenes import sample
 from stock_mutations import mutated
 
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, doctor
+from fusestream.fusion import KernelPolicy, doctor, needed_comfyui
 from fusestream.fusion.compatibility import aside, families, verdicts
 from fusestream.fusion.compatibility.specimen import Specimen
 from fusestream.fusion.compatibility.trial import difference
@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """No verdict is kept, and nothing has stepped aside."""
     monkeypatch.setenv("FUSESTREAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("comfyui_version.__version__", "0.98.0")  # that nobody has tried
     LEDGER.clear()
     aside.forget()
     yield
@@ -284,9 +285,17 @@ def test_a_changed_block_is_computed_by_comfyui(
     assert not torch.equal(stocks, before)
     said = [record.getMessage() for record in caplog.records if "ComfyUI changed this" in record.getMessage()]
     assert len(said) == 1 and "Z-Image diffusion model" in said[0] and "until the pack is updated" in said[0]
-    assert any(one.op == "Z-Image diffusion model" and "ComfyUI changed" in one.reason for one in LEDGER.refusals)
+    assert any(one.op == "Z-Image diffusion model" and "ComfyUI's is another by now" in one.reason for one in LEDGER.refusals)
     assert said[0] in doctor.as_text(doctor.examine(measure=False)).replace("! ", "")
     assert models[0].stream.family is None
+
+
+def test_a_comfyui_that_was_tried_is_told_from_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it is hardly ComfyUI that has changed: another pack may have changed its code."""
+    monkeypatch.setattr("comfyui_version.__version__", needed_comfyui.RUN_WITH[0])
+    mutated(monkeypatch, wan.WanAttentionBlock, "forward", *GATE)
+    found = families.checked(DIFFUSION["Wan"], CPU, KernelPolicy())
+    assert "do not agree here" in str(found.aside) and "Another pack" in str(found.aside)
 
 
 def test_who_insists_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

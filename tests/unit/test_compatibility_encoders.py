@@ -18,6 +18,7 @@ from comfy.taesd import taesd
 from comfy.text_encoders import llama, qwen3vl, t5
 from stock_mutations import mutated
 
+from fusestream.fusion.compatibility.signatures import same_parameters
 from fusestream.fusion.compatibility.specimen import Specimen
 from fusestream.fusion.compatibility.trial import difference
 from fusestream.fusion.families.clip import CLIP
@@ -203,3 +204,15 @@ def test_another_comfyui_is_told(name: str, mutation: Mutation, monkeypatch: pyt
 
 def test_each_specimen_is_tried_in_another_comfyui() -> None:
     assert MUTATIONS.keys() == SPECIMENS.keys() and all(len(each) >= 3 for each in MUTATIONS.values())
+
+
+def test_what_ours_drops_is_told() -> None:
+    """A name with an underscore takes what nobody looks at; the place of what stock takes by number is not known."""
+
+    def stock(self: object, z: object, tiled: bool = False) -> None: ...
+    def drops(self: object, z: object, **_options: object) -> None: ...
+    def passes_on(self: object, z: object, **options: object) -> None: ...
+    def anything(self: object, *args: object, **kwargs: object) -> None: ...
+
+    assert [word.rsplit(".", 1)[1] for word in same_parameters(drops, stock)] == ["stock takes tiled"]
+    assert not list(same_parameters(passes_on, stock)) and not list(same_parameters(drops, anything))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy
@@ -13,17 +16,24 @@ import comfy.model_patcher
 import comfy.ops
 import comfy.samplers
 import comfy.sd
+import comfy.text_encoders.wan
+import latent_preview
 import pytest
+import torch
 from stock_mutations import mutated
 
 from fusestream import checkpoints
 from fusestream.checkpoints import narrow
 from fusestream.fusion import load
 from fusestream.fusion.compatibility import aside, streaming
-from fusestream.fusion.errors import NotStreamable
+from fusestream.fusion.errors import NotStreamable, WrongFile
+from fusestream.fusion.families.t5 import tokenizer
 from fusestream.fusion.live.settings import Settings
 from fusestream.fusion.live.steps import are_stocks
+from fusestream.fusion.spiece import TENSOR
 from fusestream.fusion.stream.patcher import StreamingModelPatcher
+from fusestream.memory import Checkpoint
+from fusestream.nodes import moving_preview
 
 Patcher = comfy.model_patcher.ModelPatcher
 
@@ -31,7 +41,8 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
 @pytest.fixture(autouse=True)
-def nothing_known() -> Iterator[None]:
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("comfyui_version.__version__", "0.98.0")  # that nobody has tried
     aside.forget()
     yield
     aside.forget()
@@ -155,3 +166,47 @@ def test_live_video_steps_aside(
     assert not are_stocks(Settings(sampler=sampler))
     [found] = aside.stepped_aside()
     assert told in found.reason and "goes through ComfyUI's sampler" in found.words
+
+
+# ------------------------------------------------------------------------------------------------------------ others
+
+
+def test_operations_without_what_streaming_asks_of_them(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    class Linear(torch.nn.Linear):
+        comfy_cast_weights = True
+
+    monkeypatch.setattr(comfy.ops.manual_cast, "Linear", Linear)
+    falls_back(path, "manual_cast.Linear has no weight_function", loads=False)
+
+
+def test_a_tokenizer_that_comfyui_reads_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file without a tokenizer would be read with none, or another."""
+    path = checkpoints.write("umt5", tmp_path)
+    with Checkpoint.open(path) as source:
+        header = source.files[0]
+        bare = SimpleNamespace(
+            path=header.path, extents={k: v for k, v in header.extents.items() if k != TENSOR}, values={}
+        )
+        assert TENSOR in tokenizer.borrowed(bare, [str(_copied(path))])
+        mutated(monkeypatch, comfy.text_encoders.wan.UMT5XXlTokenizer, "__init__", '"spiece_model"', '"sentencepiece"')
+        with pytest.raises(WrongFile, match=r"no tokenizer inside.*until the pack is updated.*umt5_xxl"):
+            tokenizer.borrowed(bare, [str(_copied(path))])
+
+
+def _copied(path: Path) -> Path:
+    return Path(shutil.copy(path, path.with_name(f"other_{path.name}")))
+
+
+@pytest.mark.parametrize("change", ["another name", "another place"])
+def test_previews_that_are_made_otherwise(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    stocks = latent_preview.get_previewer
+    if change == "another name":
+        monkeypatch.delattr(latent_preview, "Latent2RGBPreviewer")
+    else:
+        monkeypatch.setattr(
+            latent_preview, "get_previewer", lambda latent_format, device: stocks(device, latent_format)
+        )
+    before = latent_preview.get_previewer
+    moving_preview.attach()
+    assert latent_preview.get_previewer is before
+    assert [one.what for one in aside.stepped_aside()] == ["Moving previews"]

@@ -31,7 +31,7 @@ def specimens() -> Sequence[Specimen]:
 
 
 def _specimen(name: str, activation: str) -> Specimen:
-    replaces = {FusedEncoder: stock.CLIPEncoder, FusedLayer: stock.CLIPLayer}
+    replaces: dict[type, type] = {FusedEncoder: stock.CLIPEncoder, FusedLayer: stock.CLIPLayer}
     parts = (stock.CLIPTextModel_, stock.CLIPMLP, stock.CLIPAttention)
     return Specimen(name, partial(_built, activation), _called, _fused, replaces, (*SOURCE, *parts))
 

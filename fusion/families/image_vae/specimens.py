@@ -44,7 +44,7 @@ def tiny_specimens() -> Sequence[Specimen]:
 
 
 def _specimen(name: str, build: Callable[[Draw], Any], channels: int, kind: type) -> Specimen:
-    replaces = {Fused: kind, FusedEncoder: parts.Encoder, FusedDecoder: parts.Decoder}
+    replaces: dict[type, type] = {Fused: kind, FusedEncoder: parts.Encoder, FusedDecoder: parts.Decoder}
     return Specimen(name, build, partial(_called, channels), _fused, replaces, SOURCE)
 
 

@@ -23,7 +23,7 @@ EYES = {
     "deepstack_visual_indexes": [0],
 }  # fmt: skip
 SIZES = (64, 96), (64, 64)
-REPLACES = {
+REPLACES: dict[type, type] = {
     **language.REPLACES,
     FusedEyes: stock.Qwen3VLVisionModel,
     FusedBlock: stocks_eyes.Qwen35VisionBlock,

@@ -21,9 +21,10 @@ from ...wide import TILE
 from .encoder import FusedBlock, FusedStack, fuse
 
 WORDS = 30
+WIDTH = 128
 PAD, END = 0, 1
 GATED = {
-    "num_layers": 2, "d_model": 128, "d_kv": 64, "num_heads": 2, "d_ff": 192, "vocab_size": WORDS, "model_type": "t5",
+    "num_layers": 2, "d_model": WIDTH, "d_kv": 64, "num_heads": 2, "d_ff": 192, "vocab_size": WORDS, "model_type": "t5",
     "dense_act_fn": "gelu_pytorch_tanh", "is_gated_act": True,
 }  # fmt: skip
 OF_EVERY_BLOCK = {**GATED, "model_type": "umt5"}
@@ -47,13 +48,13 @@ def specimens() -> Sequence[Specimen]:
 
 
 def _specimen(name: str, config: dict[str, Any], *, zeroes: bool) -> Specimen:
-    replaces = {
+    replaces: dict[type, type] = {
         FusedStack: stock.T5Stack,
         FusedBlock: stock.T5Block,
         FusedEmbedding: comfy.ops.manual_cast.Embedding,
     }
-    parts = (stock.T5LayerNorm, stock.T5LayerFF, stock.T5LayerSelfAttention, stock.T5Attention)
-    parts += (stock.T5DenseGatedActDense,) if config["is_gated_act"] else (stock.T5DenseActDense,)
+    dense = stock.T5DenseGatedActDense if config["is_gated_act"] else stock.T5DenseActDense
+    parts = (stock.T5LayerNorm, stock.T5LayerFF, stock.T5LayerSelfAttention, stock.T5Attention, dense)
     return Specimen(name, partial(_built, config, zeroes), _called, _fused, replaces, (*SOURCE, *parts), within=WITHIN)
 
 
@@ -77,5 +78,5 @@ def _built(config: dict[str, Any], zeroes: bool, draw: Draw) -> Any:
 
 def _called(model: Any, draw: Draw, _options: Options) -> Any:
     """Of prompts with padding; and what leaves the first block of a stream so small that a norm's epsilon shows."""
-    embeds = draw.large_and_small(2, len(FEW[0]), GATED["d_model"]).float()
+    embeds = draw.large_and_small(2, len(FEW[0]), WIDTH).float()
     return model(PADDED), model.transformer(None, None, embeds=embeds, intermediate_output=0)

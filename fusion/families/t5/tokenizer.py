@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....memory import BadFile, Checkpoint, WeightFile
+from ...compatibility.aside import step_aside
 from ...errors import WrongFile
 from ...spiece import TENSOR, refuse_broken
 from . import gguf_tokenizer
@@ -30,6 +31,7 @@ LARGEST = 1 << 26  # bytes; the published one has 4.5 million
 def borrowed(header: WeightFile, others: Sequence[str]) -> Mapping[str, torch.Tensor]:
     """For a UMT5 file without a tokenizer's tensor the tokenizer in its metadata, or that of another: a file named here, or
     `spiece.model` beside it. Raises `WrongFile` where there is none."""
+    _require_that_comfyui_reads_it(header)
     own = gguf_tokenizer.tokenizer(header)
     if own is not None:
         refuse_broken(header.path, own)
@@ -43,6 +45,19 @@ def borrowed(header: WeightFile, others: Sequence[str]) -> Mapping[str, torch.Te
         f"nothing else is missing. Download spiece.model (4.5 MB) from huggingface.co/google/umt5-xxl and put it beside the file, "
         "or choose one of the umt5_xxl files made for ComfyUI, which carry it."
     )
+
+
+def _require_that_comfyui_reads_it(header: WeightFile) -> None:
+    """What is lent under a name that nobody reads would be lost, and texts read with whatever else ComfyUI has."""
+    from comfy.text_encoders import wan  # noqa: PLC0415 - not while nodes are being listed
+
+    made = getattr(getattr(wan, "UMT5XXlTokenizer", None), "__init__", None)
+    if TENSOR in getattr(getattr(made, "__code__", None), "co_consts", ()):
+        return
+    said = step_aside(
+        "UMT5's tokenizer", f"it is not read from {TENSOR!r}", "Files that have none are not lent one"
+    ).words
+    raise WrongFile(f"{header.path} has no tokenizer inside. {said} Choose one of the umt5_xxl files made for ComfyUI.")
 
 
 def _candidates(header: WeightFile, others: Sequence[str]) -> Iterator[tuple[Path, torch.Tensor]]:

@@ -16,8 +16,14 @@ from .fused import Fused, fuse, is_wan
 Z = 4
 CONFIG = {"z_dim": Z, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
 PARTS_21 = (wan21.CausalConv3d, wan21.RMS_norm, wan21.Resample, wan21.ResidualBlock, wan21.AttentionBlock)
-PARTS_22 = (wan22.Resample, wan22.ResidualBlock, wan22.AvgDown3D, wan22.DupUp3D)
-PARTS_22 += (wan22.Down_ResidualBlock, wan22.Up_ResidualBlock)
+PARTS_22 = (
+    wan22.Resample,
+    wan22.ResidualBlock,
+    wan22.AvgDown3D,
+    wan22.DupUp3D,
+    wan22.Down_ResidualBlock,
+    wan22.Up_ResidualBlock,
+)
 
 
 def specimens() -> Sequence[Specimen]:
