@@ -40,9 +40,10 @@ def _parts(thing: Any) -> Iterator[bytes]:
     elif inspect.isclass(thing):
         for kind in thing.__mro__:
             if kind.__module__.partition(".")[0] == "comfy":
-                for name, value in vars(kind).items():
-                    yield f"{kind.__qualname__}.{name}".encode()
-                    yield from _of_function(value)
+                for name, value in sorted(vars(kind).items()):
+                    if found := list(_of_function(value)):  # what Python adds to a class by itself is no code
+                        yield f"{kind.__qualname__}.{name}".encode()
+                        yield from found
     else:
         yield from _of_function(thing)
 

@@ -8,11 +8,13 @@ for, other nodes say something there that we would not hear.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import comfy.ldm.modules.attention as stock_attention
 import comfy.ops
+import comfy.utils
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -94,7 +96,7 @@ def difference(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> 
 
 
 def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str | None:
-    with torch.no_grad(), _random_as_it_was(device):
+    with torch.no_grad(), _random_as_it_was(device), _in_silence():
         draw = Draw(device, dtype, comfy.ops.manual_cast, torch.Generator().manual_seed(SEED))
         module = specimen.build(draw).to(device).eval()
         draw.fill(module)
@@ -120,6 +122,19 @@ def _random_as_it_was(device: torch.device) -> Iterator[None]:
     """Constructors that draw leave everybody else's numbers as they were."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
+
+
+@contextlib.contextmanager
+def _in_silence() -> Iterator[None]:
+    """What stock logs of a network that it builds, and where its bar stands, is about no model of the user's."""
+    hook, level = comfy.utils.PROGRESS_BAR_HOOK, logging.root.manager.disable
+    comfy.utils.set_progress_bar_global_hook(None)
+    logging.disable(max(level, logging.INFO))
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        comfy.utils.set_progress_bar_global_hook(hook)
 
 
 def _distance(stocks: Ran, ours: Ran, within: float) -> str | None:

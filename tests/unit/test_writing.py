@@ -92,8 +92,8 @@ def ours_wrote() -> bool:
 def test_the_tokens_are_stocks(folder: Path, prompt: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     path = checkpoints.write("qwen3_vl", folder)
     wanted = write(stocks(path), prompt, **how)
-    ran = count_of(monkeypatch, writing.Text, "next")
     ours = load(path)
+    ran = count_of(monkeypatch, writing.Text, "next")
     assert write(ours, prompt, **how) == wanted and len(wanted) == len(ran) == 12
     assert write(ours, prompt, **how) == wanted, "and the same again"
     assert ours_wrote()

@@ -26,8 +26,8 @@ SOURCE = (stock, comfy.ldm.flux.math, stock.QKNorm, stock.SelfAttention, stock.M
 
 
 def specimens() -> Sequence[Specimen]:
-    double = {_FusedDouble: stock.DoubleStreamBlock}
-    single = {_FusedSingle: stock.SingleStreamBlock}
+    double: dict[type, type] = {_FusedDouble: stock.DoubleStreamBlock}
+    single: dict[type, type] = {_FusedSingle: stock.SingleStreamBlock}
     return (
         Specimen("Flux.1 double block", partial(_double, of_flux2=False), _both, _fused, double, SOURCE),
         Specimen("Flux.2 double block", partial(_double, of_flux2=True), _both, _fused, double, SOURCE),

@@ -37,7 +37,7 @@ def specimens() -> Sequence[Specimen]:
 
 def _specimen(name: str, call: Any, **kind: Any) -> Specimen:
     types = tuple(str(dtype).removeprefix("torch.") for dtype in TYPES)
-    replaces = {_Fused: stock.JointTransformerBlock}
+    replaces: dict[type, type] = {_Fused: stock.JointTransformerBlock}
     return Specimen(name, partial(_built, **kind), call, _fused, replaces, SOURCE, types)
 
 
