@@ -59,7 +59,11 @@ class _Around:
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         options = args[PLACE] if len(args) > PLACE else kwargs.get("transformer_options")
         override = None if options is None else options.get(self._hook)
-        if options is None or not getattr(override, "yields", False) or not is_named(executor.class_obj.diffusion_model):
+        if (
+            options is None
+            or not getattr(override, "yields", False)
+            or not is_named(executor.class_obj.diffusion_model)
+        ):
             return executor(*args, **kwargs)
         others = {name: value for name, value in options.items() if name != self._hook}
         if len(args) > PLACE:

@@ -31,7 +31,7 @@ class Options(dict[str, Any]):
     def copy(self) -> Options:
         return Options(self.asked, self.written, **self)
 
-    def __ior__(self, other: Any) -> Options:  # type: ignore[override]
+    def __ior__(self, other: Any) -> Options:  # type: ignore[override, misc]
         """What the call begins with is nothing that it has written."""
         self.update(other)
         return self

@@ -24,11 +24,11 @@ SEED = 3
 Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
-class _Sampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.EPS):  # type: ignore[misc]
+class _Sampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.EPS):
     """As Stable Diffusion's models have it."""
 
 
-class _Flow(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):  # type: ignore[misc]
+class _Flow(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):
     """As flow models have it."""
 
 

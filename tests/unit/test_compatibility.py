@@ -285,7 +285,9 @@ def test_a_changed_block_is_computed_by_comfyui(
     assert not torch.equal(stocks, before)
     said = [record.getMessage() for record in caplog.records if "ComfyUI changed this" in record.getMessage()]
     assert len(said) == 1 and "Z-Image diffusion model" in said[0] and "until the pack is updated" in said[0]
-    assert any(one.op == "Z-Image diffusion model" and "ComfyUI's is another by now" in one.reason for one in LEDGER.refusals)
+    assert any(
+        one.op == "Z-Image diffusion model" and "ComfyUI's is another by now" in one.reason for one in LEDGER.refusals
+    )
     assert said[0] in doctor.as_text(doctor.examine(measure=False)).replace("! ", "")
     assert models[0].stream.family is None
 

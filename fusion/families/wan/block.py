@@ -276,7 +276,7 @@ def cross_attention(
     if of_picture:
         # As stock says from ComfyUI 0.33 on: in few bits the few tokens of a picture may become NaN.
         exact = {**told(attn), "low_precision_attention": False}
-        attended.add_(_attend_kept(q, *of_picture, attn.num_heads, options, **exact))
+        attended.add_(_attend_kept(q, of_picture[0], of_picture[1], attn.num_heads, options, **exact))
     return attended
 
 
