@@ -50,6 +50,7 @@ from ..gpu.replays import NO_ROOM, STRAYS, Replay, put_into, unpaid
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.autotune import tuner
 from ..kernels_cuda.choosing import hurried
+from . import malloc_graphs
 from .stream.doors import NOWHERE, STREAMED, generation_of
 from .stream.settled import Settled
 from .unchanged import Unchanged, difference, lasting
@@ -176,7 +177,7 @@ class Graphs:
         there must be the same however often it runs, once or three times, for one call. Give it up with `let_go`.
 
         changed: why the body is not what was captured, whatever the key says, in words a user understands. It may take a while."""
-        if self._is_capturing or torch.compiler.is_compiling():
+        if self._is_capturing or torch.compiler.is_compiling() or malloc_graphs.is_recording():
             return body(*given)
         call, tensors = self._known(given, key, memory)
         graph = None if call is None else call.graph

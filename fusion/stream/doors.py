@@ -6,19 +6,26 @@ VACE's side branch, and another node that replaces the same block takes our plac
 do either: an interrupt of ComfyUI is a BaseException, after which torch calls no hook, and the weights would stay where they are.
 Around `__call__` there is a `finally`, and whatever other nodes do to `forward` or with the block hook happens inside.
 
+A network may enter its blocks by other methods too: Wan-Animate-2 calls `forward_pose` and `forward_gen` of each block. So every
+method that a door's class has from stock and that is given a tensor brings the weights, unless they are there, as from within the
+block's own call.
+
 Where what a block makes of a text is kept, the weights that make it are behind doors of their own: the module that attends to
 texts, for whoever computes it otherwise than we do, and those that have them. Our code asks `of_text`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import NotWhileStreaming
+from ..malloc_graphs import paused
 from ..mixing import mix
 from .blocks import Parameters
 
@@ -29,11 +36,13 @@ if TYPE_CHECKING:
 STREAMED = "_fusestream"  # where a door has its stream, and the block's number; no number: it is not what is paged
 NOWHERE = (None, None)  # of a module that does not stream
 TEXT = "_fusestream_text"  # where a door has the number of the block that makes what is kept of texts
+CALLED = "_fusestream_called"  # where a door to nothing that is paged by itself has whether a call of it is under way
+OURS = __name__.removesuffix("stream.doors")  # how the names of the pack's own modules begin
 
 
 def leads(door: nn.Module, stream: Stream, i: int | None) -> None:
     """From now on whoever calls the door finds block i of the stream behind it; None: nothing that is paged by itself."""
-    mix(door, _Streamed, **{STREAMED: (stream, i), TEXT: None})
+    mix(door, _Streamed, **{STREAMED: (stream, i), TEXT: None, CALLED: False})
 
 
 def leads_to_text(door: nn.Module, i: int) -> None:
@@ -44,13 +53,25 @@ def leads_to_text(door: nn.Module, i: int) -> None:
 class _Streamed:
     """What a block's class is mixed with."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if _Streamed in cls.__bases__:  # another one's subclass has these methods from it
+            for name, method in _methods_of(cls):
+                setattr(cls, name, _entering(cls, name, method))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stream, i = self.__dict__[STREAMED]
         if "forward" in self.__dict__:
             i = stream.taken_over(self, i)
         text = self.__dict__[TEXT]
         if i is None and text is None:
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+            if torch.compiler.is_compiling():
+                return super().__call__(*args, **kwargs)  # type: ignore[misc]
+            before, self.__dict__[CALLED] = self.__dict__[CALLED], True
+            try:
+                return super().__call__(*args, **kwargs)  # type: ignore[misc]
+            finally:
+                self.__dict__[CALLED] = before
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             _refuse_gradients(stream, (*args, *kwargs.values()))
         if text is not None:
@@ -60,6 +81,48 @@ class _Streamed:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             _leave(stream, i, before)
+
+
+def _methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    """The methods by which a network may enter a module of this class, beside a call: those that it has from stock or another node.
+    One of stock's operations is called, and its other methods are about its weights, not with them."""
+    if hasattr(kind, "comfy_cast_weights"):
+        return
+    for name in set(dir(kind)).difference(dir(nn.Module)):
+        method = next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)
+        if isinstance(method, FunctionType) and not method.__module__.startswith((OURS, "torch.")):
+            yield name, method
+
+
+def _entering(kind: type, name: str, method: Any) -> Any:
+    """The same for a door, which brings its weights. Which method that is, is looked up at each call: another node may have put
+    its own into stock's class since."""
+
+    @functools.wraps(method)
+    def entering(self: Any, *args: Any, **kwargs: Any) -> Any:
+        stream, i = self.__dict__[STREAMED]
+        compute = getattr(super(kind, self), name)
+        numbers = [one for one in (i, self.__dict__[TEXT]) if one is not None]
+        is_compiled = torch.compiler.is_compiling()
+        if not is_compiled and numbers and all(map(stream.is_in_use, numbers)):
+            return compute(*args, **kwargs)
+        if not _has_tensors((*args, *kwargs.values())):
+            return compute(*args, **kwargs)
+        if not is_compiled and not numbers and stream.is_in_parts and not self.__dict__[CALLED]:
+            # Where this is a block of which parts are paged, its method may look for weights anywhere in it.
+            whole = stream.taken_over(self, None)
+            numbers = [] if whole is None else [whole]
+        if numbers and not is_compiled and torch.is_grad_enabled():
+            _refuse_gradients(stream, (*args, *kwargs.values()))
+        return _held(stream, numbers, compute, *args, **kwargs)
+
+    return entering
+
+
+def _has_tensors(values: Sequence[Any]) -> bool:
+    """Whether there is something to compute with among these: a question about a block, or a setting of it, brings nothing."""
+    listed = (one for value in values if isinstance(value, (list, tuple)) for one in value)
+    return any(isinstance(value, Tensor) for value in (*values, *listed))
 
 
 def generation_of(door: Any) -> Hashable:
@@ -118,11 +181,18 @@ def _refuse_gradients(stream: Stream, values: Sequence[Any]) -> None:
 
 
 def _enter(stream: Stream, i: int) -> Parameters | None:
-    return _entered_apart(stream, i) if torch.compiler.is_compiling() else stream.enter(i)
+    if torch.compiler.is_compiling():
+        return _entered_apart(stream, i)
+    with paused():
+        return stream.enter(i)
 
 
 def _leave(stream: Stream, i: int, before: Parameters | None) -> None:
-    _left_apart(stream, i, before) if torch.compiler.is_compiling() else stream.leave(i, before)
+    if torch.compiler.is_compiling():
+        _left_apart(stream, i, before)
+        return
+    with paused():
+        stream.leave(i, before)
 
 
 # A compiled graph breaks here; uncompiled, the way around it would cost as much as the rest.

@@ -112,7 +112,7 @@ class Stream:
         self._kept = KeptPages()
         self._lent: set[int] = set()  # blocks in use that the pager does not have
         self._of_text: frozenset[int] = frozenset()  # blocks that make what is kept of texts
-        self._text_in_use: set[int] = set()  # of these
+        self._entered: set[int] = set()  # blocks that hold their weights: one that is entered from within has them
         self._text_came = False  # for any of these, in the pass under way
         self._in_use = 0
         self._unloading = False
@@ -528,6 +528,7 @@ class Stream:
         """The model is gone. Nothing can be loaded any more."""
         with self._lock:
             self._in_use = 0
+            self._entered.clear()
             self.unload()
             self._kept.give_back()
             self._source.close()
@@ -738,6 +739,8 @@ class Stream:
         """Let the block's modules hold their weights. Returns what they held before, for `leave`; None: these same ones."""
         if self.together is not None:
             self.together.look()
+        if i in self._entered:
+            return None
         block, order = self.blocks[i], self.order
         before = block.held()
         if self._stands_still:
@@ -746,12 +749,10 @@ class Stream:
             return before
         if i not in order.place:
             if not order.is_running:
-                self._lend(i)
+                self._lend(i, before)
                 return before
             self._reorder(order.with_block(i))
         order.runs(i)
-        if i in self._text_in_use:
-            return None
         pager = self._ready()
         if i in self._of_text:
             self._text_came = pager.needs_rare = True
@@ -761,8 +762,7 @@ class Stream:
             self._was_refused = True
             raise
         self._in_use += 1
-        if i in self._of_text:
-            self._text_in_use.add(i)
+        self._entered.add(i)
         self.last_used = time.monotonic()
         try:
             made = self._made(pager, i, weights)
@@ -776,11 +776,15 @@ class Stream:
             raise
         return before
 
+    def is_in_use(self, i: int) -> bool:
+        """Whether the block's modules hold its weights."""
+        return i in self._entered
+
     def leave(self, i: int, before: Parameters | None, *, spoilt: bool = False) -> None:
         """The block is done. spoilt: its weights are patched in part, and nobody may use them like that."""
         if self._stands_still or before is None:
             return
-        self._text_in_use.discard(i)
+        self._entered.discard(i)
         self.blocks[i].hold(before)
         self.patching.add_no_more(i)
         if i in self._lent:
@@ -797,16 +801,21 @@ class Stream:
         if self._unloading:
             self.unload()
 
-    def _lend(self, i: int) -> None:
-        """The block's weights, read for this once."""
+    def _lend(self, i: int, before: Parameters) -> None:
+        """The block's weights, read for this once. before: what its modules hold else."""
         weights = Weights()
         for weight in self.grain.layers[i].weights:
             weights[weight.name] = self._read(weight).to(self._device)
         self._lent.add(i)
-        made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
-        self.blocks[i].hold(made.parameters)
-        if made.adds:
-            self.patching.add_on_the_way(i, self._patch_route(i))
+        self._entered.add(i)
+        try:
+            made = self.patching.made(i, weights, self._patch_route(i), self._device, in_place=True)
+            self.blocks[i].hold(made.parameters)
+            if made.adds:
+                self.patching.add_on_the_way(i, self._patch_route(i))
+        except BaseException:
+            self.leave(i, before)
+            raise
 
     def _read(self, weight: Weight) -> torch.Tensor:
         """One weight as the pager would bring it, on the CPU."""

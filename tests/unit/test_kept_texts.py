@@ -547,7 +547,7 @@ def test_within_the_first_step_or_the_second(folder: Path, deed: Any, call: int)
     else:
         with pytest.raises(mm.InterruptProcessingException):
             sample(model)
-    assert not stream._in_use and not stream._text_in_use
+    assert not stream._in_use and not stream._entered
     assert all(tensor.is_meta for name, tensor in ours.model.named_parameters() if name in stream.keys)
     assert torch.equal(sample(ours), want)
     assert stream.grain.of is not None and stream.held <= stream.ceiling
@@ -569,7 +569,7 @@ def test_an_interrupt_within_the_product(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(wan, "products", broken)
     with pytest.raises(KeyboardInterrupt):
         sample(ours)
-    assert not ours.stream._in_use and not ours.stream._text_in_use
+    assert not ours.stream._in_use and not ours.stream._entered
     assert torch.equal(sample(ours), want)
 
 
