@@ -26,6 +26,7 @@ from ....images import IN_ONE_PIECE, LIMIT, OTHERS, Progress
 from ....outbox import Outbox
 from .. import VAES
 from .bands import Work
+from .layout import is_built_so
 from .passage import KEPT, Passage
 from .stages import stages
 
@@ -216,8 +217,11 @@ for fused in (FusedWanVAE21, FusedWanVAE22):
 
 
 def is_wan(vae: nn.Module | None) -> bool:
-    """Whether this is one of the modules that `fuse` takes."""
-    return isinstance(vae, (WanVAE21, WanVAE22))
+    """Whether this is one of the modules that `fuse` takes: stock builds other VAEs of the same classes."""
+    if not isinstance(vae, (WanVAE21, WanVAE22)) or not is_built_so(vae):
+        return False
+    folds = patch(vae)
+    return int(getattr(vae, "patch_size", folds)) == folds
 
 
 def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:

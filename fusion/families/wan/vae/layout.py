@@ -1,17 +1,39 @@
-"""What is in a file of a Wan VAE, by name. Sizes differ, and stock reads them from the file: those it compares itself."""
+"""What is in a file of a Wan VAE, by name. Sizes differ, and stock reads them from the file: those it compares itself.
+
+Others have Wan's names: Qwen-Image 2.1's VAE has a stage more and convolutions over a single frame, and is for pictures alone. By
+these numbers they are told apart, in a file and in what stock has built of it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from .....memory import WeightFile
 from ....family import Expected
 
 STAGES = 4
+FRAMES = 3  # that a convolution sees
+CONVOLUTIONS = ("decoder.head.2", "decoder.middle.0.residual.2", "encoder.head.2", "encoder.conv1")
+A_STAGE_MORE = re.compile(rf"(decoder\.upsamples\.{STAGES}\.upsamples|encoder\.downsamples\.{STAGES}\.downsamples)\.")
 STAGED = re.compile(
     r"decoder\.upsamples\.\d+\.upsamples\."
 )  # Wan 2.2 has a list of layers in each stage, Wan 2.1 all in one
+
+
+def is_of_this_geometry(header: WeightFile) -> bool:
+    """Of a file with Wan's names. One that lacks what would tell is taken for Wan's: it is said what it lacks."""
+    found = [header.extents[f"{name}.weight"].shape for name in CONVOLUTIONS if f"{name}.weight" in header.extents]
+    if any(len(shape) != 5 or shape[2] != FRAMES for shape in found):
+        return False
+    return not any(A_STAGE_MORE.match(name) for name in header.extents)
+
+
+def is_built_so(vae: Any) -> bool:
+    """The same of stock's module."""
+    sides = vae.encoder.conv1, vae.encoder.head[2], vae.decoder.conv1, vae.decoder.head[2]
+    return len(vae.dim_mult) == STAGES and all(conv.kernel_size[0] == FRAMES for conv in sides)
 
 
 def expected(header: WeightFile) -> Expected:
