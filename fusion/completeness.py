@@ -19,6 +19,7 @@ from typing import Any
 from ..memory import BadFile, Extent, WeightFile
 from .errors import WrongFile
 from .family import Expected, Shape
+from .named_attention import is_settings
 from .notices import warn
 
 AGAIN = "Download it again."
@@ -28,6 +29,12 @@ BESIDE_A_WEIGHT = (
     "scale_input",
     "weight_scale",
     "weight_scale_2",
+    "weight_s_rel",
+    "weight_s_channel",
+    "weight_codebook",
+    "weight_correction",
+    "weight_zero",
+    "weight_zeros",
     "input_scale",
     "comfy_quant",
     "pre_quant_scale",
@@ -122,8 +129,8 @@ def refuse_misfits(path: Any, misfits: Iterable[tuple[str, Any, Any]]) -> None:
             f"{name} has the shape {_told(found)}, the model needs {_told(needed)}" for name, found, needed in wrong
         ]
         raise WrongFile(
-            f"{path} does not fit together: {'; '.join(told[:SHOWN])}{_more(told)}. It is damaged, or put together from "
-            f"different models. {AGAIN}"
+            f"{path} does not fit together: {'; '.join(told[:SHOWN])}{_more(told)}. It is damaged, put together from "
+            f"different models, or newer than this ComfyUI. {AGAIN}"
         )
 
 
@@ -151,7 +158,7 @@ def odd_layers(net: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def _leftovers(names: Iterable[str], taken: Iterable[str]) -> list[str]:
     blocks = {block for name in taken if (block := _block_of(name))}
-    left = (name for name in names if name.rpartition(".")[2] not in BESIDE_A_WEIGHT)
+    left = (name for name in names if name.rpartition(".")[2] not in BESIDE_A_WEIGHT and not is_settings(name))
     return sorted(name for name in left if _block_of(name) in blocks)
 
 

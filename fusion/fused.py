@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from ..kernels_cuda.ops.checks import word
 from .mixing import mix
+from .named_attention import another_is_preferred
 from .stream.blocks import INT8
 from .stream.doors import STREAMED
 from .stream.texts import OfText
@@ -113,14 +114,18 @@ class Parts:
         self._for_good = obstacle or next((why for _, part in named if (why := _as_stored(part)) is not None), None)
         self._calls = [(name, part.__dict__, part._forward_hooks, part._forward_pre_hooks) for name, part in named]
         groups = [("", block), *((name, part) for name, part in named if part._modules)]
-        self._groups = [(name, part._modules, tuple(part._modules.values())) for name, part in groups]
+        self._holding = [(name, part._modules) for name, part in groups]
         # The same in rows, which Python walks along without a step of ours for each: of a whole network they are thousands.
         self._owns = [own for _, own, _, _ in self._calls]
         self._convolving = [part.__dict__ for _, part in named if hasattr(part, "_conv_forward")]
         self._hooks = [hooks for _, _, *both in self._calls for hooks in both]
-        self._held = [modules for _, modules, _ in self._groups]
-        self._inner, self._sizes = [*chain.from_iterable(map(VALUES, self._held))], [*map(len, self._held)]
+        self._held = [modules for _, modules in self._holding]
+        self._look_inside()
         self._weights = [part for _, part in named if "weight" in part._parameters]
+
+    def _look_inside(self) -> None:
+        self._groups = [(name, modules, tuple(modules.values())) for name, modules in self._holding]
+        self._inner, self._sizes = [*chain.from_iterable(map(VALUES, self._held))], [*map(len, self._held)]
 
     @property
     def is_stocks(self) -> bool:
@@ -154,9 +159,10 @@ class Parts:
             if "forward" in own or "_conv_forward" in own or hooks or hooks_before:
                 return f"another node has replaced {name}"
         for name, modules, before in self._groups:
-            if tuple(modules.values()) != before:
+            if not another_is_preferred(modules, before):
                 changed = next((part for part, module in modules.items() if module not in before), "a part")
                 return f"another node has replaced {changed}{f' of {name}' if name else ''}"
+        self._look_inside()  # a LoRA's other attention: whoever computes asks for that at each call
         return None
 
     def _elsewhere(self, device: torch.device) -> str | None:

@@ -13,7 +13,7 @@ A LoRA may bring such a tensor too: stock then puts another `comfy_attention` in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.ldm.modules.attention
@@ -21,11 +21,26 @@ import comfy.patcher_extension
 from torch import nn
 
 NAME = "comfy_attention"  # of a layer's module
+SETTINGS = f"{NAME}.config"  # of a tensor
 WRAPPER = "fusestream_named_attention"  # our key among the wrappers of a model
 PLACE = 5  # of the options among a call's arguments, where they are given by place
 IS_KNOWN = hasattr(comfy.ldm.modules.attention, "ComfyAttention")
 
 _layers: weakref.WeakKeyDictionary[nn.Module, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+
+
+def is_settings(name: str) -> bool:
+    """Whether a tensor of this name is such a text, whichever ComfyUI reads the file."""
+    return name == SETTINGS or name.endswith(f".{SETTINGS}")
+
+
+def another_is_preferred(modules: Mapping[str, Any], before: Sequence[Any]) -> bool:
+    """Whether a module's children are the same as before, up to what attention they ask for."""
+    pairs = zip(modules.items(), before, strict=False)
+    return len(modules) == len(before) and all(
+        now is was or (name == NAME and type(now) is type(was) and not now._parameters and not now._modules)
+        for (name, now), was in pairs
+    )
 
 
 def told(module: Any) -> Mapping[str, Any]:

@@ -10,9 +10,11 @@ holds: the window and the residents, not the file.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import comfy.model_management
@@ -299,7 +301,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def get_key_patches(self, filter_prefix: str | None = None) -> Any:
         """As the base, to be merged into another model: weights that stream are promises, read when their numbers are wanted.
-        Scales of quantised weights, at which the base fails, are no weights and have no patches."""
+        Scales of quantised weights, at which the base fails, are no weights and have no patches; nor is what else a module saves
+        of itself, as which attention a layer asks for."""
         found: dict[str, list[Any]] = {}
         for key in self.model_state_dict(filter_prefix):
             if key in self.stream.keys:
@@ -308,6 +311,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
                 try:
                     weight, _, convert = comfy.model_patcher.get_key_weight(self.model, key)
                 except AttributeError:
+                    continue
+                if not isinstance(weight, torch.Tensor):
                     continue
                 if key in self.backup:
                     weight = self.backup[key].weight
@@ -319,7 +324,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
         """As the base: stock's parameters that are patched when they are asked for. See `saving.py`."""
         self.stream.unload()  # its memory is wanted for what is saved
-        found = super().model_state_dict_for_saving(*args, **kwargs)
+        with _pieces_of_any_type():
+            found = super().model_state_dict_for_saving(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         for name, tensor in found.items():
             if is_held(tensor):  # stock's parameter would be a quantised tensor, and not know to ask
@@ -383,6 +389,26 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         if key not in self.stream.keys:
             super().patch_hook_weight_to_device(hooks, combined_patches, key, *args, **kwargs)
+
+
+class Piece(comfy.model_patcher.LazyCastingParamPiece):
+    """Stock's part of a quantised weight that is made when it is asked for: of whole numbers too, which can have no gradient."""
+
+    def __new__(cls, caster: Any, key: str, tensor: torch.Tensor) -> Any:
+        if tensor.is_floating_point():
+            return super().__new__(cls, caster, key, tensor)
+        return torch.Tensor._make_subclass(cls, tensor, require_grad=False)
+
+
+@contextlib.contextmanager
+def _pieces_of_any_type() -> Iterator[None]:
+    """What stock's functions make of quantised weights meanwhile. They take them by that name alone."""
+    before = comfy.model_patcher.LazyCastingParamPiece
+    comfy.model_patcher.LazyCastingParamPiece = Piece
+    try:
+        yield
+    finally:
+        comfy.model_patcher.LazyCastingParamPiece = before
 
 
 def _as_it_is(weight: torch.Tensor, **_kwargs: Any) -> torch.Tensor:
