@@ -26,6 +26,8 @@ SETTINGS = "config"
 # A note has some dozens of bytes; a tensor of this name that is longer is none.
 LONGEST = 1 << 16
 SCALES = ("weight_scale", "weight_scale_2")
+# Of these formats a weight has scales for groups and for rows, which stock's table of formats does not name.
+GROUPED = dict.fromkeys(("asym_w4a8_int8", "w6a8_int8"), ("weight_s_rel", "weight_s_channel"))
 
 
 def check_quantised(source: Checkpoint) -> None:
@@ -40,9 +42,9 @@ def check_quantised(source: Checkpoint) -> None:
                 f"this ComfyUI does not know (it knows {', '.join(comfy.quant_ops.QUANT_ALGOS)}). Update ComfyUI, or choose "
                 "another file of the model."
             )
-        for scale in SCALES:
-            has_weight = f"{layer}.weight" in header.extents
-            if has_weight and scale in known["parameters"] and f"{layer}.{scale}" not in header.extents:
+        named = tuple(scale for scale in SCALES if scale in known["parameters"])
+        for scale in GROUPED.get(str(kind), named):
+            if f"{layer}.weight" in header.extents and f"{layer}.{scale}" not in header.extents:
                 raise WrongFile(
                     f"{header.path} lacks {listed([f'{layer}.{scale}'])}, the scale of a quantised weight. Download it again."
                 )

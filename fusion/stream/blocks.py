@@ -32,6 +32,8 @@ INNER = 0.8  # of a block's bytes are in its parts, or it is the block that stre
 LEAST = 0.01  # of the bytes: a kind that holds less is not worth a page
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INT8 = "TensorWiseINT8Layout"  # of stock's quantised tensors: int8, a scale for all or for each row, rows turned or not
+# Of stock's, too: made with samples beforehand, so that no numbers can be written back into such a weight.
+MADE_BEFOREHAND = ("TensorCoreAWQW4A16Layout", "TensorCoreSVDQuantW4A4Layout")
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...memory import Along, Parcels
 from ..packed_layout import is_held
-from .blocks import FP8, INT8, Block, Paged, is_quantised, layout_of
+from .blocks import FP8, INT8, MADE_BEFOREHAND, Block, Paged, is_quantised, layout_of
 from .lora import Pair, halved, pairs_of
 from .patches import AGAIN, PatchSet
 
@@ -153,18 +153,23 @@ def _changes(paged: Paged, patches: tuple[Any, ...], route: PatchRoute) -> Pairs
     if found is not None and len(halves) == len(found):
         return Pairs(halves, on_the_way=on_the_way)
     # What else there is takes stock's functions a while: residents that can be written to have it once, rounded as stock does.
-    once = not is_held(weight) and not (route.one_pass and route.streams)
+    once = not _stays_as_stored(weight) and not (route.one_pass and route.streams)
     return Later(patches) if on_the_way and not once else patches
 
 
 def _is_cast_for_each_product(paged: Paged, route: PatchRoute) -> bool:
     weight: Any = paged.stand_in
-    if is_held(weight):
+    if _stays_as_stored(weight):
         return True
     if is_quantised(weight):  # else this card multiplies them as they are
         is_int8 = route.is_ours and layout_of(weight) == INT8
         return is_int8 or bool(getattr(paged.module, "_full_precision_mm", False))
     return weight.dtype in FP8
+
+
+def _stays_as_stored(weight: Any) -> bool:
+    """Whether nothing can be written to it."""
+    return is_held(weight) or (is_quantised(weight) and layout_of(weight) in MADE_BEFOREHAND)
 
 
 def _taken_out(value: Any, tensors: list[Tensor]) -> Any:

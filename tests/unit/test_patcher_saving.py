@@ -11,6 +11,7 @@ import comfy.hooks
 import comfy.model_management as mm
 import comfy.sd
 import comfy.utils
+import int8_files
 import pytest
 import torch
 from comfy_extras import nodes_lora_extract, nodes_model_merging, nodes_train
@@ -88,6 +89,20 @@ def test_what_is_saved_is_what_stock_saves(studio: Studio, output: Path, storage
         if storage == "fp8_e4m3fn":  # stock rounds to it what the file has in wider types
             got = {name: tensor.to(wanted[name].dtype) for name, tensor in got.items()}
         assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("kind", ["rows", "convrot"])
+def test_weights_of_whole_numbers_are_saved(studio: Studio, output: Path, tmp_path_factory: Any, kind: str) -> None:
+    """Of which torch makes no parameter that could have a gradient."""
+    source = checkpoints.write(KIND, studio.folder, "fp16")
+    path, _ = int8_files.write(source, tmp_path_factory.mktemp("int8"), kind)
+    for loras in ((), LORAS[:1]):
+        models = {"ours": load_streamed_diffusion_model(str(path)), "stock": comfy.sd.load_diffusion_model(str(path))}
+        made = {
+            name: saved(with_loras(model, studio.folder, *loras), output, f"{name}{len(loras)}")
+            for name, model in models.items()
+        }
+        assert_same(made["ours"], made["stock"])
 
 
 def test_few_weights_are_in_memory_while_a_model_is_saved(
