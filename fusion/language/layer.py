@@ -110,7 +110,12 @@ class FusedLayer:
     """What the class of a fused layer, stock's TransformerBlock, is mixed with."""
 
     def forward(
-        self, x: Tensor, attention_mask: Any = None, *more: Any, past_key_value: Any = None, **others: Any
+        self,
+        x: Tensor,
+        attention_mask: Any = None,
+        freqs_cis: Any = None,
+        optimized_attention: Any = None,
+        past_key_value: Any = None,
     ) -> Any:
         """Stock's TransformerBlock. Where the stack is ours, `attention_mask` is its `Prompt`, x [batch, tokens, width] is its own
         fp32 stream, which is added to in place, and `past_key_value` where keys are to stay; else it is stock's call. Of one more
@@ -119,7 +124,7 @@ class FusedLayer:
             return one_more(self, x, attention_mask, past_key_value), None
         if not isinstance(attention_mask, Prompt):
             return super().forward(  # type: ignore[misc]
-                x, attention_mask, *more, past_key_value=past_key_value, **others
+                x, attention_mask, freqs_cis, optimized_attention, past_key_value
             )
         comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
         layer: Any = self

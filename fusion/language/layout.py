@@ -15,7 +15,10 @@ from ..family import Shape
 
 # Norms of each head are Qwen3's and Gemma 3's, of which one has four more norms in a layer.
 MARKS = ("self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "post_attention_layernorm")
-OTHERS = ("pre_feedforward_layernorm.weight", "self_attn.q_proj.bias")
+OTHERS = (
+    *("pre_feedforward_layernorm.weight", "self_attn.q_proj.bias"),
+    *("self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"),  # several matrices as one: left to stock
+)
 # The layers of those that stock builds, by width and by the width of the feed-forward: 0.6B, 1.7B or 2B, 4B, 8B.
 PUBLISHED = {(1024, 3072): 28, (2048, 6144): 28, (2560, 9728): 36, (4096, 12288): 36}
 WIDTHS = frozenset(width for width, _ in PUBLISHED)

@@ -45,9 +45,14 @@ from .writing import Writes
 OPS = (
     "norm_modulate", "rms_parts", "rms_rope_", "rms_rope_sums", "linear", "linear_", "linear_pair", "join_sums", "attention",
 )  # fmt: skip
+# What a layer of stock's may have in the place of matrices that ours multiplies with.
+MERGED = {
+    "merged_qkv": "its queries, keys and values are one matrix",
+    "merged_mlp": "the two matrices of its feed-forward are one",
+}
 READS_LAST = "fusestream_reads_last"  # where a fused stack has whether its last output is read
 # What a stack may be called with, and what of that changes nothing here.
-UNUSED = frozenset(("num_tokens", "dtype", "embeds_info", "input_ids"))
+UNUSED = frozenset(("dtype", "embeds_info", "input_ids"))
 OF_PICTURES = frozenset(("position_ids", "visual_pos_masks", "deepstack_embeds"))
 WRITES = "past_key_values"
 
@@ -89,8 +94,16 @@ def encoders(model: nn.Module) -> Iterator[tuple[Any, Any]]:
     for owner in model.modules():
         net = getattr(owner, "transformer", None)
         stack = getattr(net, "model", None)
-        if isinstance(stack, stock.Llama2_) and has_these_blocks(stack.config):
+        if isinstance(stack, stock.Llama2_) and has_these_blocks(stack.config) and not _is_merged(stack):
             yield owner, net
+
+
+def _is_merged(stack: Any) -> bool:
+    """Whether stock computes it because matrices are one; that is said once."""
+    reason = next((why for name, why in MERGED.items() if getattr(stack.config, name, False)), None)
+    if reason is not None:
+        HAND_BACK(reason, stack.layers[0].input_layernorm.weight, forced=False)
+    return reason is not None
 
 
 def has_these_blocks(config: Any) -> bool:
@@ -177,6 +190,7 @@ class FusedStack:
         x: Tensor | None,
         attention_mask: Tensor | None = None,
         embeds: Tensor | None = None,
+        num_tokens: Sequence[int] | None = None,
         intermediate_output: Taps = None,
         final_layer_norm_intermediate: bool = True,
         **others: Any,
@@ -195,6 +209,7 @@ class FusedStack:
             x,
             attention_mask=attention_mask,
             embeds=embeds,
+            num_tokens=num_tokens,
             intermediate_output=intermediate_output,
             final_layer_norm_intermediate=final_layer_norm_intermediate,
             **others,

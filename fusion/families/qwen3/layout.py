@@ -8,12 +8,13 @@ from ...language.layout import WIDTHS, expected_layers, has_these_layers, width_
 
 ROOT = "model."
 SEEING = ("visual.", "vision_model.", "model.visual.")  # Qwen3-VL: pictures, and positions in three dimensions
+SOUNDING = ("model.audio_decoder.",)  # MiniMax Music 3: its tables of words are others
 
 
 def is_qwen3(header: WeightFile) -> bool:
     if not has_these_layers(header, ROOT) or width_of(header, ROOT) not in WIDTHS:
         return False
-    return not any(name.startswith(SEEING) for name in header.extents)
+    return not any(name.startswith(SEEING + SOUNDING) for name in header.extents)
 
 
 def expected(header: WeightFile) -> Expected:
