@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import comfy.quant_ops
 import torch
 from comfy.quant_ops import QuantizedTensor, register_layout_class
 from torch import Tensor
@@ -22,6 +23,8 @@ from .packed import AT_ONCE, unpacked
 NAME = "FuseStreamPackedLayout"
 # Without comfy-kitchen stock has no quantised tensors: packed matrices are then unpacked as they arrive.
 CAN_HOLD = hasattr(QuantizedTensor, "dequantize")
+# What stock asks of any layout, as kitchen answers it for one that has nothing of its own to say.
+LAYOUT: Any = getattr(comfy.quant_ops, "QuantizedLayout", object)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class PackedParams:
             )
 
 
-class PackedLayout:
+class PackedLayout(LAYOUT):
     """What stock asks of a layout. qdata: uint8 [bytes]."""
 
     Params = PackedParams
@@ -73,6 +76,16 @@ class PackedLayout:
     @classmethod
     def supports_fast_matmul(cls) -> bool:
         return False
+
+    @classmethod
+    def linear_input_act(cls, weight: Any, x: Tensor, *_more: Any, **_options: Any) -> Any:  # noqa: ARG003
+        """Newer stock's product of what an activation makes of x: it computes the activation and the product itself."""
+        return NotImplemented
+
+    @classmethod
+    def optimize_for_gemv(cls, weight: Any, storage: Tensor) -> Any:  # noqa: ARG003 - stock's signature
+        """The same weight, turned for products with few rows: ours are multiplied as they lie."""
+        return weight
 
 
 def _linear(weight: Any, x: Tensor, bias: Tensor | None) -> Tensor:
