@@ -51,7 +51,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _on_cpu(fuse: Any) -> Any:
-    return lambda model, policy: fuse(model, policy, on_cpu=True)
+    return lambda model, policy, **_: fuse(model, policy, on_cpu=True)
 
 
 def picture(height: int = 64, width: int = 96, seed: int = 0) -> dict[str, Any]:
