@@ -36,9 +36,8 @@ class SteppedAside:
                 f"{self.what}: FuseStream {pack} and ComfyUI {comfyui} do not agree here, though they did where they were tested "
                 f"({self.reason}). Another pack may have changed ComfyUI's code. {self.instead}. Please report it."
             )
-        return (
-            f"{self.what}: ComfyUI changed this since FuseStream {pack} ({self.reason}). {self.instead} until the pack is updated."
-        )
+        changed = f"ComfyUI changed this since FuseStream {pack} ({self.reason})"
+        return f"{self.what}: {changed}. {self.instead} until the pack is updated."
 
 
 def step_aside(what: str, reason: str, instead: str = "ComfyUI computes it itself") -> SteppedAside:
@@ -49,7 +48,9 @@ def step_aside(what: str, reason: str, instead: str = "ComfyUI computes it itsel
         _known[what] = found
     if is_new:
         LEDGER.say_once(found.words, logging.WARNING)
-        LEDGER.refused(what, "FuseStream's code", f"ComfyUI's is another by now: {reason}", "this ComfyUI", "ComfyUI's own")
+        LEDGER.refused(
+            what, "FuseStream's code", f"ComfyUI's is another by now: {reason}", "this ComfyUI", "ComfyUI's own"
+        )
     return found
 
 

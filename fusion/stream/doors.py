@@ -182,7 +182,8 @@ def _refuse_gradients(stream: Stream, values: Sequence[Any]) -> None:
 
 def _enter(stream: Stream, i: int) -> Parameters | None:
     if torch.compiler.is_compiling():
-        return _entered_apart(stream, i)
+        found: Parameters | None = _entered_apart(stream, i)
+        return found
     with paused():
         return stream.enter(i)
 
