@@ -15,6 +15,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import comfy.model_management
 from comfy.utils import set_attr
 
 from ..kernels_cuda import STANDARD, KernelPolicy, check_policy
@@ -52,9 +53,10 @@ def text_encoder_under(clip: Any, policy: KernelPolicy) -> Any:
     check_policy(policy)
     model = clip.cond_stage_model
     if not list(_switched(model)):
+        device = comfy.model_management.text_encoder_device()
         for family in FAMILIES:
             if family.role is Role.TEXT:
-                compatibility.checked(family, clip.patcher.load_device, STANDARD).fuse(model, STANDARD)
+                compatibility.checked(family, device, STANDARD).fuse(model, STANDARD)
         for name in _switched(model):
             set_attr(model, name, TORCHS)
     names = list(_switched(model))
