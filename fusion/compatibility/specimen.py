@@ -8,7 +8,7 @@ are touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class Specimen:
     source    modules and classes of stock's whose code ours was written after
     dtypes    of its weights, by torch's names: those in which a model may be ours
     within    how far our result may lie from stock's, as a share of its size
+    patches   functions of other nodes, by stock's names for their places, with which it is called once more
     """
 
     name: str
@@ -79,6 +80,7 @@ class Specimen:
     source: tuple[Any, ...]
     dtypes: tuple[str, ...] = ("float16",)
     within: float = 0.005
+    patches: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 Specimens = Callable[[], Iterable[Specimen]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import comfy.ldm.modules.attention as stock_attention
 import comfy.ops
@@ -30,29 +30,37 @@ from .specimen import SEED, Draw, Specimen
 OURS = frozenset((POLICY, HOOK))  # names that only we look for
 UNTOLD = frozenset(("transformer_options", "_inside_attn_wrapper", "mask"))
 Call = tuple[Any, ...]
+Way = Literal["plain", "named", "patched"]
+WORDS: Mapping[Way, str] = {
+    "plain": "",
+    "named": ", where a layer names its attention",
+    "patched": ", where other nodes patch it",
+}
 
 
 class Ran:
     """What came of one call: the tensors of its result, the calls of attention, the options that were looked up.
 
     policy  under which it is ours; None: stock's
-    names   whether its layers name an attention of their own (`named_attention.py`), and nobody overrides it
+    way     plain; with its layers naming an attention of their own (`named_attention.py`), which nobody overrides; or with the
+            specimen's patches
     """
 
     def __init__(
-        self, specimen: Specimen, module: Any, draw: Draw, policy: KernelPolicy | None, *, names: bool = False
+        self, specimen: Specimen, module: Any, draw: Draw, policy: KernelPolicy | None, way: Way = "plain"
     ) -> None:
         self.attention: list[Call] = []
         self.asked: set[str] = set()
         self.written: set[str] = set()
         asked = self.asked, self.written
-        options = Options(*asked, patches=Options(*asked))
+        patches = {name: [patch] for name, patch in specimen.patches.items()} if way == "patched" else {}
+        options = Options(*asked, patches=Options(*asked, **patches))
         if policy is not None:
             options |= {POLICY: policy}
-        if not names:
+        if way != "named":
             options |= {HOOK: self._attend}
         draw.again()
-        with _naming(module, self._attend_named) if names else contextlib.nullcontext():
+        with _naming(module, self._attend_named) if way == "named" else contextlib.nullcontext():
             found = tree_leaves(specimen.call(module, draw, options))
         self.tensors = [t.float().clone() for t in found if isinstance(t, Tensor)]
 
@@ -100,21 +108,31 @@ def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> s
         draw = Draw(device, dtype, comfy.ops.manual_cast, torch.Generator().manual_seed(SEED))
         module = specimen.build(draw).to(device).eval()
         draw.fill(module)
-        can_name = any(name.rpartition(".")[2] == NAME for name, _ in module.named_modules())
-        stocks = [Ran(specimen, module, draw, None, names=names) for names in ((False, True) if can_name else (False,))]
+        ways = list(_ways(specimen, module))
+        stocks = [Ran(specimen, module, draw, None, way) for way in ways]
         insists = device.type == "cuda" and obstacle(device) is None
         policy = KernelPolicy("on" if insists else "auto")
         if not specimen.fuse(module, policy):
             return "nothing of it is what it was"
         try:
-            ours = [Ran(specimen, module, draw, policy, names=i > 0) for i in range(len(stocks))]
+            ours = [Ran(specimen, module, draw, policy, way) for way in ways]
         except KernelRefused:  # a kernel that this card lacks: what serves in its place is judged
-            ours = [Ran(specimen, module, draw, KernelPolicy("auto"), names=i > 0) for i in range(len(stocks))]
-    for one, other in zip(stocks, ours, strict=True):
-        found = _distance(one, other, specimen.within) or _attended(one, other) or _looked_up(one, other)
+            ours = [Ran(specimen, module, draw, KernelPolicy("auto"), way) for way in ways]
+    for way, one, other in zip(ways, stocks, ours, strict=True):
+        found = _distance(one, other, specimen.within) or _attended(one, other)
+        if found is None and way != "patched":  # or patches look for names of their own
+            found = _looked_up(one, other)
         if found is not None:
-            return found
+            return found + WORDS[way]
     return None
+
+
+def _ways(specimen: Specimen, module: nn.Module) -> Iterator[Way]:
+    yield "plain"
+    if any(name.rpartition(".")[2] == NAME for name, _ in module.named_modules()):
+        yield "named"
+    if specimen.patches:
+        yield "patched"
 
 
 @contextlib.contextmanager

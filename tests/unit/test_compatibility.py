@@ -73,6 +73,55 @@ def test_this_comfyui_is_as_known(name: str) -> None:
 GATE = ("x = torch.addcmul(x, y, repeat_e(e[2], x))", "x = torch.addcmul(x, y, repeat_e(e[2], x).sigmoid())")
 # Specimen, class, method, its text, what a newer ComfyUI might have instead, and what of that the verdict tells.
 MUTATIONS = [
+    ("Wan block", wan.WanSelfAttention, "forward", '"q": q, "k": k', '"q": k, "k": q', "patch it"),
+    (
+        "Wan block",
+        wan.WanAttentionBlock,
+        "forward",
+        '"attn2_patch" in patches',
+        '"attn2_patch" not in patches',
+        "patch",
+    ),
+    (
+        "Flux.1 double block",
+        flux.DoubleStreamBlock,
+        "forward",
+        "mask=attn_mask, transformer",
+        "mask=None, transformer",
+        "result differs",
+    ),
+    (
+        "Flux.1 double block",
+        flux.DoubleStreamBlock,
+        "forward",
+        '"img_slice"] = [txt.shape[1],',
+        '"img_slice"] = [0,',
+        "patch it",
+    ),
+    (
+        "Flux.2 single block",
+        flux.SingleStreamBlock,
+        "forward",
+        "attn = p(attn, extra_options)",
+        "attn = p(attn * 2, extra_options)",
+        "patch it",
+    ),
+    (
+        "U-Net of SD 1.5's kind",
+        attention.BasicTransformerBlock,
+        "forward",
+        "x = p(x, extra_options)",
+        "x = p(n, extra_options)",
+        "patch it",
+    ),
+    (
+        "U-Net of SDXL's kind",
+        attention.BasicTransformerBlock,
+        "forward",
+        "value_attn2 = context_attn2",
+        "value_attn2 = n",
+        "multiplied",
+    ),
     ("Wan block", wan.WanAttentionBlock, "forward", *GATE, "result differs"),
     (
         "Wan block",

@@ -29,11 +29,29 @@ def specimens() -> Sequence[Specimen]:
     double: dict[type, type] = {_FusedDouble: stock.DoubleStreamBlock}
     single: dict[type, type] = {_FusedSingle: stock.SingleStreamBlock}
     return (
-        Specimen("Flux.1 double block", partial(_double, of_flux2=False), _both, _fused, double, SOURCE),
-        Specimen("Flux.2 double block", partial(_double, of_flux2=True), _both, _fused, double, SOURCE),
-        Specimen("Flux.1 single block", partial(_single, of_flux2=False), _one, _fused, single, SOURCE),
-        Specimen("Flux.2 single block", partial(_single, of_flux2=True), _one, _fused, single, SOURCE),
+        _specimen("Flux.1 double block", partial(_double, of_flux2=False), _both, double),
+        _specimen("Flux.2 double block", partial(_double, of_flux2=True), _both, double),
+        _specimen("Flux.1 single block", partial(_single, of_flux2=False), _one, single),
+        _specimen("Flux.2 single block", partial(_single, of_flux2=True), _one, single),
     )
+
+
+def _specimen(name: str, build: Any, call: Any, replaces: dict[type, type]) -> Specimen:
+    patches = {"attn1_patch": _patched, "attn1_output_patch": _patched_behind}
+    return Specimen(name, build, call, _fused, replaces, SOURCE, patches=patches)
+
+
+def _patched(
+    q: Tensor, k: Tensor, v: Tensor, pe: Tensor, attn_mask: Tensor | None, extra_options: dict[str, Any]
+) -> dict[str, Any]:
+    """A node's, before the rotations; the places of the picture are told to the double blocks alone."""
+    assert pe.shape[-3] == q.shape[-1] // 2
+    first, _ = extra_options.get("img_slice", (0, 0))
+    return {"q": q + 0.1 * first, "k": 1.1 * k, "v": v + 0.1 * q, "attn_mask": attn_mask}
+
+
+def _patched_behind(seen: Tensor, extra_options: dict[str, Any]) -> Tensor:
+    return seen * (1.1 + 0.01 * extra_options.get("img_slice", (0, 0))[0])
 
 
 def _fused(block: Any, _policy: KernelPolicy) -> int:
@@ -68,7 +86,7 @@ def _both(block: Any, draw: Draw, options: Options) -> list[Tensor]:
             txt=txt,
             vec=vec,
             pe=pe,
-            attn_mask=None,
+            attn_mask=_mask(draw, TEXT + PICTURE) if segments is None else None,
             modulation_dims_img=segments,
             modulation_dims_txt=of_text,
             transformer_options=options,
@@ -84,12 +102,18 @@ def _one(block: Any, draw: Draw, options: Options) -> list[Tensor]:
         rows = 1 if segments is None else 2
         vec = draw(2, rows, DIM) if block.modulation else _mod(draw, rows, 1)[0]
         pe = _turns(draw, tokens)
-        found.append(block(x, vec=vec, pe=pe, attn_mask=None, modulation_dims=segments, transformer_options=options))
+        mask = _mask(draw, tokens) if segments is None else None
+        found.append(block(x, vec=vec, pe=pe, attn_mask=mask, modulation_dims=segments, transformer_options=options))
     return found
 
 
 def _mod(draw: Draw, rows: int, count: int) -> list[Any]:
     return [stock.ModulationOut(*(draw(2, rows, DIM) for _ in range(3))) for _ in range(count)]
+
+
+def _mask(draw: Draw, tokens: int) -> Tensor:
+    """Added to scores: of each prompt's tokens some are hardly seen."""
+    return draw(2, 1, tokens, tokens)
 
 
 def _turns(draw: Draw, tokens: int) -> Tensor:

@@ -38,9 +38,24 @@ def specimens() -> Sequence[Specimen]:
     sd15 = partial(_built, use_linear_in_transformer=False)
     sdxl = partial(_built, use_linear_in_transformer=True, num_classes="sequential", adm_in_channels=LABELS)
     return (
-        Specimen("U-Net of SD 1.5's kind", sd15, _called, fuse, replaces, (*SOURCE, *PARTS)),
-        Specimen("U-Net of SDXL's kind", sdxl, _called, fuse, replaces, (*SOURCE, *PARTS)),
+        Specimen("U-Net of SD 1.5's kind", sd15, _called, fuse, replaces, (*SOURCE, *PARTS), patches=PATCHES),
+        Specimen("U-Net of SDXL's kind", sdxl, _called, fuse, replaces, (*SOURCE, *PARTS), patches=PATCHES),
     )
+
+
+def _patched(n: Tensor, context: Tensor, value: Tensor, extra: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """A node's, on the inputs of an attention."""
+    return n * (1 + 0.01 * extra["n_heads"]), context * 1.1, (context if value is None else value) * 0.9
+
+
+def _patched_behind(x: Tensor, extra: Options) -> Tensor:
+    return x * (1.1 + 0.001 * extra["dim_head"] + 0.01 * extra.get("block_index", 0))
+
+
+PATCHES = {
+    **dict.fromkeys(("attn1_patch", "attn2_patch"), _patched),
+    **dict.fromkeys(("attn1_output_patch", "attn2_output_patch", "middle_patch"), _patched_behind),
+}
 
 
 def _built(draw: Draw, **kind: Any) -> Any:
