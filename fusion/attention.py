@@ -148,4 +148,4 @@ def install(model: Any, policy: KernelPolicy) -> None:
     options = model.model_options.setdefault("transformer_options", {})
     options[HOOK] = AttentionOverride(policy)
     options[POLICY] = policy
-    named_attention.attach(model, HOOK)
+    named_attention.attach(options, HOOK)

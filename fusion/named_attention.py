@@ -5,7 +5,7 @@ function that is named, if this machine can run it, and hands that to its attent
 any override before it, and does not tell the override. So
 
     fused blocks hand on what the layer names, as stock's do (`told`)
-    ours is no override in a call of a network one of whose layers names a function, unless the policy insists (`step_back`)
+    ours is no override in a call of a network one of whose layers names a function, unless the policy insists (`attach`)
 
 A LoRA may bring such a tensor too: stock then puts another `comfy_attention` in the layer's place, so it is asked at each call.
 """
@@ -57,12 +57,11 @@ def is_named(net: nn.Module) -> bool:
     return any(getattr(layer.get(NAME), "function", None) is not None for layer in found)
 
 
-def attach(model: Any, hook: str) -> None:
-    """Let our override in a stock MODEL step back where its layers name their own attention."""
+def attach(options: dict[str, Any], hook: str) -> None:
+    """Let our override step back where layers name their own attention. options: the transformer_options of a stock MODEL."""
     if IS_KNOWN:
         kind = comfy.patcher_extension.WrappersMP.APPLY_MODEL
-        model.remove_wrappers_with_key(kind, WRAPPER)
-        model.add_wrapper_with_key(kind, WRAPPER, _Around(hook))
+        options.setdefault("wrappers", {}).setdefault(kind, {})[WRAPPER] = [_Around(hook)]
 
 
 class _Around:
