@@ -127,6 +127,10 @@ class Parts:
         self._groups = [(name, modules, tuple(modules.values())) for name, modules in self._holding]
         self._inner, self._sizes = [*chain.from_iterable(map(VALUES, self._held))], [*map(len, self._held)]
 
+    def leave_to_stock(self, reason: str) -> None:
+        """From now on and for good."""
+        self._for_good = self._for_good or reason
+
     @property
     def is_stocks(self) -> bool:
         """Whether stock must compute the block, whatever it is given."""

@@ -21,6 +21,7 @@ from ..kernels_cuda.ops.checks import word
 from ..memory import Checkpoint
 from . import attention, before_sampling, graphed, inspection, other_cards, pace, recognise
 from .compatibility import families as compatibility
+from .compatibility.variants import leave_unknown
 from .completeness import naming, odd_layers, refuse_misfits
 from .estimate.measured import describe
 from .families import family_of
@@ -123,7 +124,10 @@ def streamed_from(
         parts = skeleton.diffusion_model(
             source, dtype, find, is_known=family is not None, preferred=types, is_checkpoint=is_checkpoint
         )
-        fused = 0 if family is None else family.fuse(parts.model.diffusion_model, policy)
+        net = parts.model.diffusion_model
+        fused = 0 if family is None else family.fuse(net, policy)
+        if family is not None and fused:
+            leave_unknown(family, net)
         layers = laid_out.of_layers(parts.blocks, parts.layers)
         is_ours = fused > 0 and not policy.is_off and parts.model.get_dtype_inference() is torch.float16
         stream = Stream(source, parts.blocks, layers, device, in_bytes(vram_budget), keeps_texts=is_ours)
@@ -136,7 +140,7 @@ def streamed_from(
             f"{word(parts.model.get_dtype_inference())}, as the kernels do; ComfyUI would in {word(parts.stocks_type)}",
         )
     let_stream(parts.model, stream, path, family, fused)
-    graphed.attach(parts.model.diffusion_model, stream)
+    graphed.attach(net, stream)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     conditions.attach(model.model)
     # Around each call of the model, the outermost first: see stream/model_call.py.

@@ -20,10 +20,12 @@ import comfy.ldm.modules.attention
 import comfy.patcher_extension
 from torch import nn
 
+from .stream.model_call import PLACES
+
 NAME = "comfy_attention"  # of a layer's module
 SETTINGS = f"{NAME}.config"  # of a tensor
 WRAPPER = "fusestream_named_attention"  # our key among the wrappers of a model
-PLACE = 5  # of the options among a call's arguments, where they are given by place
+PLACE = PLACES.index("transformer_options")  # among a call's arguments, where they are given by place
 IS_KNOWN = hasattr(comfy.ldm.modules.attention, "ComfyAttention")
 
 _layers: weakref.WeakKeyDictionary[nn.Module, list[dict[str, Any]]] = weakref.WeakKeyDictionary()

@@ -12,18 +12,18 @@ A VAE of ComfyUI has no `clone`; a shallow copy of the object over a clone of it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import comfy.model_management
+import torch
 from comfy.utils import set_attr
 
 from ..kernels_cuda import STANDARD, KernelPolicy, check_policy
 from . import attention
 from .compatibility import families as compatibility
-from .compatibility.aside import stepped_aside
 from .families import FAMILIES
-from .family import Role
+from .family import Family, Role
 from .fused import POLICY
 from .sparse.model import reinstalled
 from .wide import TORCHS
@@ -52,17 +52,17 @@ def text_encoder_under(clip: Any, policy: KernelPolicy) -> Any:
     first, and computes as stock until then."""
     check_policy(policy)
     model = clip.cond_stage_model
+    found: list[Family] = []
     if not list(_switched(model)):
-        device = comfy.model_management.text_encoder_device()
-        for family in FAMILIES:
-            if family.role is Role.TEXT:
-                compatibility.checked(family, device, STANDARD).fuse(model, STANDARD)
+        found = _concerned(Role.TEXT, model, comfy.model_management.text_encoder_device())
+        for family in found:
+            family.fuse(model, STANDARD)
         for name in _switched(model):
             set_attr(model, name, TORCHS)
     names = list(_switched(model))
-    if not names and _is_stocks_again(Role.TEXT, policy):
-        return clip.clone()
     if not names:
+        if _all_aside(found, policy):
+            return clip.clone()
         known = " or ".join(family.name for family in FAMILIES if family.role is Role.TEXT)
         raise NotOurs(
             f"This CLIP has no {known} encoder, and FuseStream has kernels for no other. Connect one that has."
@@ -77,9 +77,9 @@ def vae_under(vae: Any, policy: KernelPolicy) -> Any:
     """A copy of a stock VAE, over the same weights, that computes under this policy."""
     check_policy(policy)
     names = list(_switched(vae.first_stage_model))
-    if not names and _is_stocks_again(Role.VAE, policy):
-        return copy.copy(vae)
     if not names:
+        if _all_aside(_concerned(Role.VAE, vae.first_stage_model, comfy.model_management.vae_device()), policy):
+            return copy.copy(vae)
         raise NotOurs(
             "This VAE computes as ComfyUI's: it was loaded by another node, with kernels 'off', or is of a kind that FuseStream "
             "has no kernels for. Load it with the FuseStream VAE Loader and kernels 'auto'; this node can switch off from there."
@@ -91,9 +91,15 @@ def vae_under(vae: Any, policy: KernelPolicy) -> Any:
     return clone
 
 
-def _is_stocks_again(role: Role, policy: KernelPolicy) -> bool:
-    """Whether models of this role are ComfyUI's because it changed: then the graph goes on without us, unless it insists."""
-    return policy.default != "on" and any(one.what.endswith(role.words) for one in stepped_aside())
+def _concerned(role: Role, model: Any, device: torch.device) -> list[Family]:
+    """The families of this role that a network is of, as far as ComfyUI's code is what theirs was written after."""
+    families = (family for family in FAMILIES if family.role is role and compatibility.concerns(family, model))
+    return [compatibility.checked(family, device, STANDARD) for family in families]
+
+
+def _all_aside(families: Sequence[Family], policy: KernelPolicy) -> bool:
+    """Whether a network is ComfyUI's because that has changed: then the graph goes on without us, unless it insists."""
+    return policy.default != "on" and bool(families) and all(family.aside is not None for family in families)
 
 
 def _switched(model: Any) -> Iterator[str]:

@@ -16,6 +16,17 @@ _lock = threading.Lock()
 _known: dict[str, SteppedAside] = {}
 
 
+class Raised(str):
+    """A reason that is an error: it may have another cause than ComfyUI's code, and another start may not meet it."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def of(error: Exception) -> Raised:
+        words = str(error).strip().splitlines()
+        return Raised(f"{type(error).__name__}: {words[0][:200] if words else 'without words'}")
+
+
 @dataclass(frozen=True)
 class SteppedAside:
     """
@@ -31,6 +42,11 @@ class SteppedAside:
     @property
     def words(self) -> str:
         pack, comfyui = needed_comfyui.pack_version(), needed_comfyui.version()
+        if isinstance(self.reason, Raised):
+            return (
+                f"{self.what}: it could not be held against ComfyUI's own code ({self.reason}). That has changed since FuseStream "
+                f"{pack}, or something else went wrong. {self.instead} for now."
+            )
         if comfyui in needed_comfyui.RUN_WITH:
             return (
                 f"{self.what}: FuseStream {pack} and ComfyUI {comfyui} do not agree here, though they did where they were tested "

@@ -10,7 +10,8 @@ import torch
 from ...kernels_cuda import KernelPolicy, KernelRefused
 from ..family import Family
 from ..fused import all_off
-from .aside import step_aside
+from ..other_cards import lacks
+from .aside import Raised, step_aside
 from .verdicts import verdict
 
 Known = TypeVar("Known", Family, Family | None)
@@ -21,26 +22,42 @@ def checked(family: Known, device: torch.device, policy: KernelPolicy) -> Known:
     `KernelRefused` if the policy insists."""
     if family is None or family.specimens is None or family.aside is not None or all_off(policy, family.ops):
         return family
+    if lacks(device) is not None:  # no kernel of ours runs there
+        return family
     reason = difference_of(family, device)
     if reason is None:
         return family
     said = step_aside(f"{family.name} {family.role.words}", reason)
     if policy.default == "on":
         raise KernelRefused(
-            f"kernels is 'on' for this {family.words}, and FuseStream cannot compute it: {said.reason}. ComfyUI changed since "
-            "FuseStream was written. Choose 'auto', or update FuseStream."
+            f"kernels is 'on' for this {family.words}, and FuseStream cannot compute it. {said.words} Choose 'auto', or update "
+            "FuseStream."
         )
     return unfused(family, said.words)
+
+
+def concerns(family: Family, model: Any) -> bool:
+    """Whether a network has a part that the family would compute, or nobody can tell. model: any of stock's networks."""
+    try:
+        every = [kind for specimen in (family.specimens or tuple)() for kind in specimen.replaces.values()]
+    except Exception:  # it is another ComfyUI's
+        return True
+    kinds = {kind for kind in every if kind.__module__ != "comfy.ops"}  # or all networks have them
+    return any(type(module) in kinds for module in model.modules())
 
 
 def difference_of(family: Family, device: torch.device) -> str | None:
     """What of the family's specimens is not as it was, on a device."""
     assert family.specimens is not None
-    for specimen in family.specimens():
+    try:
+        specimens = list(family.specimens())
+    except Exception as error:  # a class that they are made of has another name
+        return Raised.of(error)
+    for specimen in specimens:
         for dtype in specimen.dtypes:
             found = verdict(specimen, device, getattr(torch, dtype)).difference
             if found is not None:
-                return f"{specimen.name}: {found}"
+                return type(found)(f"{specimen.name}: {found}")
     return None
 
 

@@ -16,6 +16,14 @@ class Options(dict[str, Any]):
         self.asked.add(key)
         return super().get(key, default)
 
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().setdefault(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self.asked.add(key)
+        return super().pop(key, *default)
+
     def __getitem__(self, key: str) -> Any:
         self.asked.add(key)
         return super().__getitem__(key)

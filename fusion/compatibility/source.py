@@ -37,25 +37,47 @@ def of_folder(folder: Path) -> str:
 def _parts(thing: Any) -> Iterator[bytes]:
     if isinstance(thing, ModuleType):
         yield Path(str(thing.__file__)).read_bytes()
+        for name, value in sorted(vars(thing).items()):  # as they are now: another pack may have put its own there
+            if inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == thing.__name__):
+                yield name.encode()
+                yield from _of_class(value) if inspect.isclass(value) else _of_function(value)
     elif inspect.isclass(thing):
         for kind in thing.__mro__:
             if kind.__module__.partition(".")[0] == "comfy":
-                for name, value in sorted(vars(kind).items()):
-                    if found := list(_of_function(value)):  # what Python adds to a class by itself is no code
-                        yield f"{kind.__qualname__}.{name}".encode()
-                        yield from found
+                yield from _of_class(kind)
     else:
         yield from _of_function(thing)
 
 
+def _of_class(kind: type) -> Iterator[bytes]:
+    for name, value in sorted(vars(kind).items()):
+        if found := list(_of_function(value)):  # what Python adds to a class by itself is no code
+            yield f"{kind.__qualname__}.{name}".encode()
+            yield from found
+
+
 def _of_function(value: Any) -> Iterator[bytes]:
-    function = getattr(value, "fget", None) or getattr(value, "__func__", None) or inspect.unwrap(value)
-    code = getattr(function, "__code__", None)
-    if isinstance(code, CodeType):
+    """What it does itself, and what it stands around: by a decorator, or closed over."""
+    waiting, seen = [getattr(value, "fget", None) or getattr(value, "__func__", None) or value], set[int]()
+    while waiting:
+        function = waiting.pop()
+        code = getattr(function, "__code__", None)
+        if id(function) in seen or not isinstance(code, CodeType):
+            continue
+        seen.add(id(function))
         defaults = getattr(function, "__defaults__", None) or ()
         named = getattr(function, "__kwdefaults__", None) or {}
         yield repr([_plain(one) for one in (*defaults, *named.items())]).encode()
         yield from _of_code(code)
+        cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell))
+        waiting += [one for one in (*cells, getattr(function, "__wrapped__", None)) if inspect.isfunction(one)]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 def _of_code(code: CodeType) -> Iterator[bytes]:
@@ -74,4 +96,8 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, map(_plain, value)))
+    if isinstance(value, dict):
+        return sorted((repr(_plain(key)), repr(_plain(one))) for key, one in value.items())
     return type(value).__qualname__

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...kernels_cuda import KernelPolicy
 
 SEED = 20261126
+PLAIN: Any = {"device": "cpu", "dtype": torch.float32}  # whatever torch's defaults are
 
 
 @dataclass
@@ -30,12 +31,12 @@ class Draw:
 
     def __call__(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
         """[*shape], normal, in the trial's type unless another is wanted."""
-        drawn = torch.randn(shape, generator=self.generator) * scale
+        drawn = torch.randn(shape, generator=self.generator, **PLAIN) * scale
         return drawn.to(self.device, dtype or self.dtype)
 
     def large_and_small(self, *shape: int) -> Tensor:
         """The same, of two rows of a batch, the second so small that a norm's epsilon shows."""
-        drawn = torch.randn(shape, generator=self.generator)
+        drawn = torch.randn(shape, generator=self.generator, **PLAIN)
         drawn[1:] *= 2e-3
         return drawn.to(self.device, self.dtype)
 
@@ -46,7 +47,7 @@ class Draw:
     def fill(self, module: nn.Module) -> None:
         """Weights: products' keep the size of what they are given, norms' are near one, biases and tables well off zero."""
         for name, parameter in module.named_parameters():
-            drawn = torch.randn(parameter.shape, generator=self.generator)
+            drawn = torch.randn(parameter.shape, generator=self.generator, **PLAIN)
             if parameter.ndim < 2 or parameter.numel() == max(parameter.shape):
                 is_gain = name.endswith(("weight", "gamma", "scale"))
                 drawn = 1 + 0.2 * drawn if is_gain else 0.3 * drawn

@@ -6,19 +6,13 @@ patches, or count memory wrongly, without a word.
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import comfy.model_base
-import comfy.model_detection
-import comfy.model_management
 import comfy.model_patcher
 import comfy.ops
-import comfy.sampler_helpers
-import comfy.samplers
-import comfy.sd
-import comfy.utils
 
 from ..stream.model_call import PLACES
 from ..stream.patcher import StreamingModelPatcher
@@ -33,31 +27,30 @@ OVERRIDES = (
 )  # fmt: skip
 # What of stock's parameters may be lost, because what they ask for never comes up with weights that stream.
 NEEDLESS = frozenset(("partially_unload.force_patch_weights",))
-# Functions that wrappers of ours stand around, and how their arguments lie.
-WRAPPED: Mapping[Callable[..., Any], Sequence[str]] = {
-    comfy.model_base.BaseModel.apply_model: ("self", *PLACES),
-    comfy.samplers.calc_cond_batch: ("model", "conds", "x_in"),
-    comfy.samplers.CFGGuider.outer_sample: (
+# Functions that wrappers of ours stand around, and how their arguments lie. By name: what has another one by now is told, too.
+WRAPPED: Mapping[str, Sequence[str]] = {
+    "comfy.model_base.BaseModel.apply_model": ("self", *PLACES),
+    "comfy.samplers.calc_cond_batch": ("model", "conds", "x_in"),
+    "comfy.samplers.CFGGuider.outer_sample": (
         "self", "noise", "latent_image", "sampler", "sigmas", "denoise_mask", "callback",
     ),
-    comfy.sampler_helpers.prepare_sampling: ("model", "noise_shape", "conds"),
+    "comfy.sampler_helpers.prepare_sampling": ("model", "noise_shape", "conds"),
 }  # fmt: skip
 # Functions that we call: how many arguments by place, and which by name.
-CALLED: Sequence[tuple[Callable[..., Any], int, Sequence[str]]] = (
-    (comfy.ops.cast_bias_weight, 2, ("dtype", "device", "bias_dtype", "offloadable", "compute_dtype")),
-    (comfy.ops.uncast_bias_weight, 4, ()),
-    (comfy.model_patcher.get_key_weight, 2, ()),
-    (comfy.model_patcher.LazyCastingParam.__new__, 4, ()),
-    (comfy.model_patcher.wipe_lowvram_weight, 1, ()),
-    (comfy.model_detection.unet_prefix_from_state_dict, 1, ()),
-    (comfy.model_detection.model_config_from_unet, 2, ("metadata",)),
-    (comfy.model_management.unet_dtype, 0, ("model_params", "supported_dtypes", "weight_dtype")),
-    (comfy.model_management.unet_manual_cast, 3, ()),
-    (comfy.sd.load_text_encoder_state_dicts, 3, ("model_options", "disable_dynamic")),
-    (comfy.utils.convert_old_quants, 1, ("model_prefix", "metadata")),
-    (comfy.utils.save_torch_file, 2, ("metadata",)),
+CALLED: Sequence[tuple[str, int, Sequence[str]]] = (
+    ("comfy.ops.cast_bias_weight", 2, ("dtype", "device", "bias_dtype", "offloadable", "compute_dtype")),
+    ("comfy.ops.uncast_bias_weight", 4, ()),
+    ("comfy.model_patcher.get_key_weight", 2, ()),
+    ("comfy.model_patcher.LazyCastingParam.__new__", 4, ()),
+    ("comfy.model_patcher.wipe_lowvram_weight", 1, ()),
+    ("comfy.model_detection.unet_prefix_from_state_dict", 1, ()),
+    ("comfy.model_detection.model_config_from_unet", 2, ("metadata",)),
+    ("comfy.model_management.unet_dtype", 0, ("model_params", "supported_dtypes", "weight_dtype")),
+    ("comfy.model_management.unet_manual_cast", 3, ()),
+    ("comfy.sd.load_text_encoder_state_dicts", 3, ("model_options", "disable_dynamic")),
+    ("comfy.utils.convert_old_quants", 1, ("model_prefix", "metadata")),
+    ("comfy.utils.save_torch_file", 2, ("metadata",)),
 )
-
 OPERATIONS = ("Linear", "Conv2d", "Conv3d", "GroupNorm", "LayerNorm", "RMSNorm", "Embedding")
 ATTRIBUTES = ("comfy_cast_weights", "weight_function", "bias_function", "forward_comfy_cast_weights")  # of each
 
@@ -79,18 +72,33 @@ def _overridden() -> Iterator[str]:
 
 
 def _wrapped() -> Iterator[str]:
-    for function, places in WRAPPED.items():
-        found = tuple(inspect.signature(function).parameters)[: len(places)]
-        if found != tuple(places):
-            yield f"{function.__qualname__} takes {', '.join(found)}"
+    for name, places in WRAPPED.items():
+        function = _found(name)
+        if function is None:
+            yield f"there is no {name}"
+        elif (taken := tuple(inspect.signature(function).parameters)[: len(places)]) != tuple(places):
+            yield f"{function.__qualname__} takes {', '.join(taken)}"
 
 
 def _called() -> Iterator[str]:
-    for function, places, names in CALLED:
+    for name, places, names in CALLED:
+        function = _found(name)
+        if function is None:
+            yield f"there is no {name}"
+            continue
         try:
             inspect.signature(function).bind(*range(places), **dict.fromkeys(names))
-        except TypeError as error:  # noqa: PERF203 - each is told
+        except TypeError as error:
             yield f"{function.__qualname__}: {error}"
+
+
+def _found(name: str) -> Any:
+    """A function of stock's by its whole name; None: there is none."""
+    module, *parts = name.removeprefix("comfy.").split(".")
+    found: Any = importlib.import_module(f"comfy.{module}")
+    for part in parts:
+        found = getattr(found, part, None)
+    return found
 
 
 def _operations() -> Iterator[str]:

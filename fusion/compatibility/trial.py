@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import comfy.ldm.modules.attention as stock_attention
+import comfy.model_management
 import comfy.ops
 import comfy.utils
 import torch
@@ -23,12 +25,15 @@ from ...kernels_cuda import KernelPolicy, KernelRefused, obstacle
 from ..attention import HOOK
 from ..fused import POLICY
 from ..named_attention import NAME
+from .aside import Raised
 from .options import Options
 from .signatures import differences
 from .specimen import SEED, Draw, Specimen
 
 OURS = frozenset((POLICY, HOOK))  # names that only we look for
 UNTOLD = frozenset(("transformer_options", "_inside_attn_wrapper", "mask"))
+_one_at_a_time = threading.Lock()  # what a trial sets aside meanwhile is the process's
+SUMS = "allow_fp16_accumulation"  # of torch's products
 Call = tuple[Any, ...]
 Way = Literal["plain", "named", "patched"]
 WORDS: Mapping[Way, str] = {
@@ -53,8 +58,10 @@ class Ran:
         self.asked: set[str] = set()
         self.written: set[str] = set()
         asked = self.asked, self.written
-        patches = {name: [patch] for name, patch in specimen.patches.items()} if way == "patched" else {}
-        options = Options(*asked, patches=Options(*asked, **patches))
+        patches = Options(*asked)
+        if way == "patched":
+            patches |= {name: [patch] for name, patch in specimen.patches.items()}
+        options = Options(*asked, patches=patches)
         if policy is not None:
             options |= {POLICY: policy}
         if way != "named":
@@ -64,11 +71,13 @@ class Ran:
             found = tree_leaves(specimen.call(module, draw, options))
         self.tensors = [t.float().clone() for t in found if isinstance(t, Tensor)]
 
-    def _attend(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    def _attend(self, _stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         shapes = tuple(tuple(arg.shape) if isinstance(arg, Tensor) else arg for arg in args[:4])
         told = {name: value for name, value in kwargs.items() if name not in UNTOLD}
         self.attention.append((shapes, kwargs.get("mask") is not None, told))
-        return stock(*args, **kwargs)
+        # Not by whatever ComfyUI was started with, such as one in few bits: what is judged is the block.
+        out: Tensor = stock_attention.attention_pytorch(*args, **kwargs)
+        return out
 
     def _attend_named(self, *args: Any, **kwargs: Any) -> Tensor:
         """As a function that a layer names, which may be handed tensors in containers."""
@@ -91,20 +100,26 @@ def _naming(module: nn.Module, function: Callable[..., Tensor]) -> Iterator[None
 
 def difference(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why stock's code is not what ours stands for, in words that go on after a colon; None: it is."""
-    changed = [why for ours, stock in specimen.replaces.items() for why in differences(ours, stock)]
-    if changed:
-        return ", ".join(changed)
+    try:
+        changed = [why for ours, stock in specimen.replaces.items() for why in differences(ours, stock)]
+        return ", ".join(changed) or _computed(specimen, device, dtype)
+    except torch.OutOfMemoryError:
+        comfy.model_management.soft_empty_cache()
+    except Exception as error:  # whatever it is: a load goes on without us
+        return Raised.of(error)
     try:
         return _computed(specimen, device, dtype)
-    except (TypeError, AttributeError, ValueError, LookupError, RuntimeError, ImportError, AssertionError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        words = str(error).strip().splitlines()
-        return f"{type(error).__name__}: {words[0][:200] if words else 'without words'}"
+    except Exception as error:
+        return Raised.of(error)
 
 
 def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str | None:
-    with torch.no_grad(), _random_as_it_was(device), _in_silence():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_one_at_a_time)
+        for way_of_torch in (torch.no_grad(), torch.device("cpu"), torch.autocast(device.type, enabled=False)):
+            stack.enter_context(way_of_torch)
+        for as_it_was in (_random_as_it_was(device), _full_sums(), _in_silence()):
+            stack.enter_context(as_it_was)
         draw = Draw(device, dtype, comfy.ops.manual_cast, torch.Generator().manual_seed(SEED))
         module = specimen.build(draw).to(device).eval()
         draw.fill(module)
@@ -143,16 +158,42 @@ def _random_as_it_was(device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_silence() -> Iterator[None]:
-    """What stock logs of a network that it builds, and where its bar stands, is about no model of the user's."""
-    hook, level = comfy.utils.PROGRESS_BAR_HOOK, logging.root.manager.disable
-    comfy.utils.set_progress_bar_global_hook(None)
-    logging.disable(max(level, logging.INFO))
+def _full_sums() -> Iterator[None]:
+    """A switch that lets torch add in fp16 is for stock's products, and none of ours."""
+    matmul = torch.backends.cuda.matmul
+    before = getattr(matmul, SUMS, None)
+    if before is not None:
+        setattr(matmul, SUMS, False)
     try:
         yield
     finally:
-        logging.disable(level)
-        comfy.utils.set_progress_bar_global_hook(hook)
+        if before is not None:
+            setattr(matmul, SUMS, before)
+
+
+@contextlib.contextmanager
+def _in_silence() -> Iterator[None]:
+    """What stock logs of a network that it builds, and where its bar stands, is about no model of the user's. Other threads go on
+    logging, and their bars go on."""
+    own, hook = threading.get_ident(), comfy.utils.PROGRESS_BAR_HOOK
+    handlers = list(logging.root.handlers)
+
+    def is_told(record: logging.LogRecord) -> bool:
+        return record.thread != own or record.levelno > logging.INFO
+
+    def others(*args: Any, **kwargs: Any) -> Any:
+        return None if hook is None or threading.get_ident() == own else hook(*args, **kwargs)
+
+    comfy.utils.set_progress_bar_global_hook(others)
+    for handler in handlers:
+        handler.addFilter(is_told)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_told)
+        if comfy.utils.PROGRESS_BAR_HOOK is others:
+            comfy.utils.set_progress_bar_global_hook(hook)
 
 
 def _distance(stocks: Ran, ours: Ran, within: float) -> str | None:
@@ -184,8 +225,16 @@ def _attended(stocks: Ran, ours: Ran) -> str | None:
 
 def _untold(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     missing = object()
-    other = (name for name, value in theirs.items() if value is not None and own.get(name, missing) != value)
+    other = (
+        name for name, value in theirs.items() if value is not None and not _is_same(own.get(name, missing), value)
+    )
     return ", ".join(f"{name}={theirs[name]!r}" for name in other)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return one is other or (type(one) is type(other) and not isinstance(one, Tensor) and bool(one == other))
 
 
 def _looked_up(stocks: Ran, ours: Ran) -> str | None:

@@ -7,12 +7,15 @@ packs have put in the place of stock's methods.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import threading
 from pathlib import Path
 
 import torch
 
 from ...kernels_cuda import device_code
 from .. import needed_comfyui
+from .aside import Raised
 from .kept import FILE, Verdict, VerdictsFile
 from .source import fingerprint, of_folder
 from .specimen import Specimen
@@ -21,19 +24,25 @@ from .trial import difference
 FUSION = Path(__file__).resolve().parents[1]
 
 
+_one_at_a_time = threading.Lock()
 _files: dict[Path, VerdictsFile] = {}
 
 
 def verdict(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> Verdict:
-    """The one that is kept, or that of a trial now."""
+    """The one that is kept, or that of a trial now, one at a time. What was an error is not kept."""
     path = device_code.cache_folder() / FILE
-    file = _files.setdefault(path, VerdictsFile(path))
-    key = key_of(specimen, device, dtype)
-    found = file.get(key)
-    if found is None:
-        found = Verdict(difference(specimen, device, dtype))
-        file.put(key, found)
-    return found
+    with _one_at_a_time:
+        file = _files.setdefault(path, VerdictsFile(path))
+        try:
+            key = key_of(specimen, device, dtype)
+        except Exception as error:  # of a class that is not what it was
+            return Verdict(Raised.of(error))
+        found = file.get(key)
+        if found is None:
+            found = Verdict(difference(specimen, device, dtype))
+            if not isinstance(found.difference, Raised):
+                file.put(key, found)
+        return found
 
 
 def key_of(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str:
@@ -41,7 +50,14 @@ def key_of(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     stock = fingerprint((*specimen.source, *specimen.replaces.values()))
     versions = f"ComfyUI {needed_comfyui.version()}", f"torch {torch.__version__}", needed_comfyui.pack_version()
-    return "|".join((specimen.name, *versions, where, str(dtype), stock, _own_source()))
+    return "|".join((specimen.name, *versions, where, str(dtype), f"comfy-kitchen {_kitchen()}", stock, _own_source()))
+
+
+def _kitchen() -> str:
+    try:
+        return importlib.metadata.version("comfy-kitchen")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 @functools.cache

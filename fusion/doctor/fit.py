@@ -68,13 +68,16 @@ def _aside(version: str | None) -> Iterator[str]:
         yield f"{ADVICE}{one.words}"
     file = VerdictsFile(device_code.cache_folder() / FILE)
     file.get("")
-    said = {one.reason for one in now}
+    said = {str(one.reason) for one in now}
+    newest = {}  # by specimen, card and type: later ones stand later in the file
     for key, verdict in file.entries:
-        name, comfyui, torch, pack, *_ = key.split("|")
-        is_ours = comfyui == f"ComfyUI {version}" and pack == needed_comfyui.pack_version()
-        reason = f"{name}: {verdict.difference}"
-        if is_ours and verdict.difference is not None and reason not in said:
+        name, comfyui, torch, pack, where, dtype, *_ = key.split("|")
+        if comfyui == f"ComfyUI {version}" and pack == needed_comfyui.pack_version():
+            newest[name, where, dtype] = torch, verdict.difference
+    for (name, *_), (torch, difference) in newest.items():
+        reason = f"{name}: {difference}"
+        if difference is not None and reason not in said:
             said.add(reason)
-            yield f"{ADVICE}found at an earlier start with {torch}: ComfyUI changed this ({reason}), and computes it itself"
+            yield f"{ADVICE}at an earlier start, with {torch}, ComfyUI computed this itself, since its code is another: {reason}"
     if not said:
         yield "nothing has stepped aside"

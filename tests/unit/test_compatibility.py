@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import comfy.ldm.flux.layers as flux
 import comfy.ldm.flux.math
 import comfy.ldm.lumina.model as lumina
 import comfy.ldm.wan.model as wan
+import comfy.ops
+import comfy.utils
 import family_scenes
 import in_halves
 import pytest
@@ -25,7 +29,7 @@ from stock_mutations import mutated
 from bed import comfyui
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy, doctor, needed_comfyui
-from fusestream.fusion.compatibility import aside, families, verdicts
+from fusestream.fusion.compatibility import aside, families, trial, variants, verdicts
 from fusestream.fusion.compatibility.specimen import Specimen
 from fusestream.fusion.compatibility.trial import difference
 from fusestream.fusion.families import FAMILIES
@@ -33,6 +37,7 @@ from fusestream.fusion.family import Role
 from fusestream.kernels_cuda import LEDGER, KernelRefused
 
 CPU = torch.device("cpu")
+SETTINGS = {"operations": comfy.ops.manual_cast, "device": "cpu", "dtype": torch.float16}
 VERSION = needed_comfyui.version()
 DIFFUSION = {family.name: family for family in FAMILIES if family.role is Role.DIFFUSION}
 
@@ -352,6 +357,102 @@ def test_a_comfyui_that_was_tried_is_told_from_a_new_one(monkeypatch: pytest.Mon
     mutated(monkeypatch, wan.WanAttentionBlock, "forward", *GATE)
     found = families.checked(DIFFUSION["Wan"], CPU, KernelPolicy())
     assert "do not agree here" in str(found.aside) and "Another pack" in str(found.aside)
+
+
+def test_a_switch_that_no_specimen_has_on_is_comfyuis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A newer ComfyUI's constructor has a keyword, off, and a new model turns it on: specimens agree, and that model is stock's."""
+    path = checkpoints.write("z_image", tmp_path, "fp16")
+    kind = lumina.JointTransformerBlock
+    mutated(monkeypatch, kind, "__init__", "self.dim = dim\n", "self.dim = dim; self.sharper = dim != 128\n")
+    mutated(
+        monkeypatch,
+        kind,
+        "forward",
+        "if self.modulation:",
+        "x = x * 1.5 if self.sharper else x\n    if self.modulation:",
+    )
+    with checkpoints.narrow.opened(comfy):
+        scene = family_scenes.inputs("z_image")
+        ours, stocks = (sample(in_halves.load(path, *side), scene) for side in ((), (in_halves.OFF,)))
+    assert torch.equal(ours, stocks)
+    assert any("sharper=True, which FuseStream does not know" in one.reason for one in LEDGER.refusals)
+
+
+def test_a_child_that_no_specimen_has_is_comfyuis() -> None:
+    block = wan.WanAttentionBlock("t2v_cross_attn", 128, 192, 2, cross_attn_norm=True, operation_settings=SETTINGS)
+    known = variants.Known(DIFFUSION["Wan"])
+    assert known.difference(block) is None
+    block.cross_attn.adapter = torch.nn.Linear(2, 2)
+    assert "adapter, which FuseStream does not know" in str(known.difference(block))
+
+
+def test_a_class_of_another_name_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The family steps aside, for now: an error may have other causes, and is not kept."""
+    monkeypatch.delattr(flux, "SiLUActivation")
+    found = families.checked(DIFFUSION["Flux"], CPU, KernelPolicy())
+    assert "SiLUActivation" in str(found.aside) and "for now" in str(found.aside)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), OSError("no"), torch.OutOfMemoryError("full")]
+)
+def test_what_went_wrong_once_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> None:
+    specimen, computed = named("Wan block"), trial._computed
+
+    def failing(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(trial, "_computed", failing)
+    assert isinstance(verdicts.verdict(specimen, CPU, torch.float16).difference, aside.Raised)
+    assert not (tmp_path / "cache" / verdicts.FILE).exists()
+    monkeypatch.setattr(trial, "_computed", computed)
+    assert verdicts.verdict(specimen, CPU, torch.float16).difference is None
+
+
+def test_another_packs_changes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around a method, and in the place of a function of a module, which the file does not tell."""
+    specimen = named("Wan block")
+    keys = [verdicts.key_of(specimen, CPU, torch.float16)]
+    stocks = wan.WanAttentionBlock.forward
+
+    @functools.wraps(stocks)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return 1.5 * stocks(*args, **kwargs)
+
+    monkeypatch.setattr(wan.WanAttentionBlock, "forward", around)
+    keys.append(verdicts.key_of(specimen, CPU, torch.float16))
+    assert judged(specimen) is not None
+    monkeypatch.setattr(wan.WanAttentionBlock, "forward", stocks)
+    monkeypatch.setattr(wan, "apply_rope1", lambda x, _freqs: x)
+    keys.append(verdicts.key_of(specimen, CPU, torch.float16))
+    assert judged(specimen) is not None and len(set(keys)) == 3
+
+
+def test_whatever_attention_and_types_torch_and_comfyui_have_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention in few bits is the user's choice, and no change of a block; and who computes in a context of torch's is not judged
+    by it."""
+
+    def rough(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, *others: Any, **named: Any
+    ) -> torch.Tensor:
+        return 1.1 * attention.attention_pytorch(q, k, v, heads, *others, **named)
+
+    for module in (wan, comfy.ldm.flux.math):
+        monkeypatch.setattr(module, "optimized_attention", attention.wrap_attn(rough))
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        assert judged(named("Flux.2 single block")) is None and judged(named("U-Net of SD 1.5's kind")) is None
+
+
+def test_trials_in_two_threads_leave_everything_as_it_was() -> None:
+    hook, told = comfy.utils.PROGRESS_BAR_HOOK, list[str]()
+    before = [list(handler.filters) for handler in logging.root.handlers]
+    threads = [threading.Thread(target=lambda name=name: told.append(str(judged(named(name))))) for name in EVERY[:4]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == ["None"] * 4 and comfy.utils.PROGRESS_BAR_HOOK is hook
+    assert [list(handler.filters) for handler in logging.root.handlers] == before
 
 
 def test_who_insists_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

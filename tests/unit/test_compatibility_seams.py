@@ -97,27 +97,29 @@ def test_a_patchers_method_that_has_another_name(monkeypatch: pytest.MonkeyPatch
 def test_a_function_that_wrappers_stand_around(
     monkeypatch: pytest.MonkeyPatch, path: str, owner: Any, name: str, old: str, new: str
 ) -> None:
-    before = getattr(owner, name)
     mutated(monkeypatch, owner, name, old, new)
-    wrapped = {
-        getattr(owner, name) if function is before else function: at for function, at in streaming.WRAPPED.items()
-    }
-    monkeypatch.setattr(streaming, "WRAPPED", wrapped)  # as a start with that ComfyUI has it
     falls_back(path, name, loads=False)
 
 
-@pytest.mark.parametrize("at", range(len(streaming.CALLED)))
-def test_a_function_that_is_called_and_takes_less(monkeypatch: pytest.MonkeyPatch, path: str, at: int) -> None:
-    function, *rest = streaming.CALLED[at]
+@pytest.mark.parametrize("at", range(len(streaming.CALLED)), ids=[name for name, *_ in streaming.CALLED])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_function_that_is_called_and_takes_less(
+    monkeypatch: pytest.MonkeyPatch, path: str, at: int, is_there: bool
+) -> None:
+    name, places, names = streaming.CALLED[at]
+    found = streaming._found(name)
 
     def other(only: Any, /) -> None: ...
 
     def none_at_all() -> None: ...
 
-    stand_in = none_at_all if rest[0] == 1 and not rest[1] else other
-    stand_in.__qualname__ = function.__qualname__
-    monkeypatch.setattr(streaming, "CALLED", [*streaming.CALLED[:at], (stand_in, *rest), *streaming.CALLED[at + 1 :]])
-    falls_back(path, function.__qualname__, loads=False)
+    stand_in = none_at_all if places == 1 and not names else other
+    stand_in.__qualname__ = found.__qualname__
+    others = streaming._found
+    monkeypatch.setattr(
+        streaming, "_found", lambda asked: others(asked) if asked != name else stand_in if is_there else None
+    )
+    falls_back(path, found.__qualname__ if is_there else f"there is no {name}", loads=False)
 
 
 def falls_back(path: str, told: str, *, loads: bool = True) -> None:

@@ -41,8 +41,8 @@ from fusestream.fusion.live.settings import SD_TURBO, Settings
 from fusestream.fusion.live.video import NotWritten, VideoFile
 from fusestream.fusion.report.data import Report
 from fusestream.fusion.report.live import live_lines, live_of
+from fusestream.nodes import front_end, live_shown
 from fusestream.nodes import live as node
-from fusestream.nodes import live_shown
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 SIDE = 64
@@ -202,9 +202,9 @@ def test_frames_that_hardly_differ_are_skipped(stage: Stage) -> None:
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """What a page is told: bars with their pictures, and texts."""
-    told = SimpleNamespace(bars=[], texts=[], client_id="page")
+    told = SimpleNamespace(bars=[], texts=[], client_id="page", send_sync=lambda *_: None)
     told.send_progress_text = lambda text, node, sid: told.texts.append((text, node, sid))
-    monkeypatch.setattr(live_shown, "running_server", lambda: told)
+    monkeypatch.setattr(front_end, "running_server", lambda: told)
     monkeypatch.setattr(
         comfy.utils, "PROGRESS_BAR_HOOK", lambda at, of, picture, **_: told.bars.append((at, of, picture))
     )

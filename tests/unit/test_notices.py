@@ -81,14 +81,21 @@ def test_the_page_of_who_queued_the_prompt_is_told(monkeypatch: pytest.MonkeyPat
 
 def test_the_pace_of_a_text_stands_on_the_node_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
-    server = SimpleNamespace(client_id="someone", send_progress_text=lambda *given: sent.append(given))
-    monkeypatch.setattr(page, "running_server", lambda: server)
+    told: list[Any] = []
+    server = SimpleNamespace(
+        client_id="someone",
+        send_progress_text=lambda *given: sent.append(given),
+        send_sync=lambda *given: told.append(given),
+    )
+    monkeypatch.setattr(front_end, "running_server", lambda: server)
     monkeypatch.setattr(pace, "_listeners", [])
     page.attach()
     page.attach()
     with in_run("first"):
         pace.tell(pace.Pace(3, 0.25, 0.5, 2 * 10**9))
-    assert sent == [("3 tokens, the first after 0.25 s, then 4.0 a second: 2.00 GB a token, 8 GB/s", "9", "someone")]
+    words = "3 tokens, the first after 0.25 s, then 4.0 a second: 2.00 GB a token, 8 GB/s"
+    assert sent == [(words, "9", "someone")]
+    assert told == [(front_end.WORDS, {"node": "9", "words": words}, "someone")], "the page may keep it"
     server.client_id = None
     with in_run("first"):
         pace.tell(pace.Pace(3, 0.25, 0.5, 2 * 10**9))

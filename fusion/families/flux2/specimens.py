@@ -37,7 +37,7 @@ def specimens() -> Sequence[Specimen]:
 
 
 def _specimen(name: str, build: Any, call: Any, replaces: dict[type, type]) -> Specimen:
-    patches = {"attn1_patch": _patched, "attn1_output_patch": _patched_behind}
+    patches: dict[str, Any] = {"attn1_patch": _patched, "attn1_output_patch": _patched_behind}
     return Specimen(name, build, call, _fused, replaces, SOURCE, patches=patches)
 
 
@@ -51,7 +51,8 @@ def _patched(
 
 
 def _patched_behind(seen: Tensor, extra_options: dict[str, Any]) -> Tensor:
-    return seen * (1.1 + 0.01 * extra_options.get("img_slice", (0, 0))[0])
+    first: int = extra_options.get("img_slice", (0, 0))[0]
+    return seen * (1.1 + 0.01 * first)
 
 
 def _fused(block: Any, _policy: KernelPolicy) -> int:

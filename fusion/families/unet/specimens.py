@@ -35,7 +35,7 @@ def specimens() -> Sequence[Specimen]:
         FusedTransformer: attention.SpatialTransformer,
         FusedTransformerBlock: attention.BasicTransformerBlock,
     }
-    sd15 = partial(_built, use_linear_in_transformer=False)
+    sd15 = partial(_built, use_linear_in_transformer=False, disable_self_attentions=[True, False])
     sdxl = partial(_built, use_linear_in_transformer=True, num_classes="sequential", adm_in_channels=LABELS)
     return (
         Specimen("U-Net of SD 1.5's kind", sd15, _called, fuse, replaces, (*SOURCE, *PARTS), patches=PATCHES),
@@ -49,10 +49,11 @@ def _patched(n: Tensor, context: Tensor, value: Tensor, extra: Options) -> tuple
 
 
 def _patched_behind(x: Tensor, extra: Options) -> Tensor:
-    return x * (1.1 + 0.001 * extra["dim_head"] + 0.01 * extra.get("block_index", 0))
+    size, place = int(extra["dim_head"]), int(extra.get("block_index", 0))
+    return x * (1.1 + 0.001 * size + 0.01 * place)
 
 
-PATCHES = {
+PATCHES: dict[str, Any] = {
     **dict.fromkeys(("attn1_patch", "attn2_patch"), _patched),
     **dict.fromkeys(("attn1_output_patch", "attn2_output_patch", "middle_patch"), _patched_behind),
 }

@@ -29,6 +29,12 @@ def specimens() -> Sequence[Specimen]:
     texts = partial(_built, "t2v_cross_attn")
     return (
         _specimen("Wan block", texts, _called, (TextAttention,)),
+        _specimen(
+            "Wan block without norms of its own",
+            partial(_built, "t2v_cross_attn", norms=False),
+            _called,
+            (TextAttention,),
+        ),
         _specimen("Wan block with a modulation for each frame", texts, _called_by_frames, (TextAttention,)),
         _specimen("Wan block that sees a picture", partial(_built, "i2v_cross_attn"), _called, (ImageAttention,)),
         Specimen(
@@ -61,8 +67,9 @@ def _fused(block: Any, _policy: KernelPolicy) -> int:
     return fuse(block)
 
 
-def _built(attention: str, draw: Draw) -> Any:
-    return Block(attention, DIM, HIDDEN, HEADS, cross_attn_norm=True, operation_settings=_settings(draw))
+def _built(attention: str, draw: Draw, *, norms: bool = True) -> Any:
+    kind = {"qk_norm": norms, "cross_attn_norm": norms, "operation_settings": _settings(draw)}
+    return Block(attention, DIM, HIDDEN, HEADS, **kind)
 
 
 def _built_vace(draw: Draw) -> Any:
