@@ -20,15 +20,26 @@ PACKAGES = ("bench", "checkpoints", "fusion", "gpu", "kernels_cuda", "memory", "
 MOST_WORKERS = 4  # of the tests: each holds a torch and a ComfyUI of its own
 sys.path.insert(0, str(ROOT / "tests"))
 
-from bed import browser, comfyui, depth, environment, steps  # noqa: E402 - the path above comes first
+from bed import (  # noqa: E402 - the path above comes first
+    browser,
+    comfyui,
+    depth,
+    environment,
+    matrix,
+    overlay,
+    row_venv,
+    steps,
+)
+from bed import tested as tested_versions  # noqa: E402
 from bed import wheel as wheels  # noqa: E402
 from bed.paths import Bed  # noqa: E402
+from bed.rows import BROWSER, ROWS, Row  # noqa: E402
 from bed.server import has_nvidia_gpu, link_folder  # noqa: E402
 
 
 def main() -> int:
     options, rest = command_line().parse_known_args()
-    if rest and options.command not in ("test", "bench", "kernels", "doctor"):
+    if rest and options.command not in ("test", "matrix", "bench", "kernels", "doctor"):
         command_line().error(f"unknown arguments: {' '.join(rest)}")
     try:
         code: int = options.run(options, rest)
@@ -75,6 +86,12 @@ def command_line() -> argparse.ArgumentParser:
         "--thorough", action="store_true", help="property tests, fuzzing and hostile use at full depth, not a quarter"
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
+    add["matrix"].add_argument("row", nargs="?", choices=list(ROWS), help="the row to run; without it they are listed")
+    add["matrix"].add_argument("--again", action="store_true", help="only what failed the last time")
+    add["matrix"].add_argument("--workers", type=int, metavar="N", help="processes of tests at a time")
+    add["matrix"].epilog = "Further arguments: folders of tests, which are noted, or any of pytest's, which are not"
+    for name, what in (("tree", "the ComfyUI to copy"), ("files", "the folder of newer files"), ("target", "the copy")):
+        add["overlay"].add_argument(name, metavar=name.upper(), type=Path, help=what)
     add["bench"].add_argument(
         "part",
         choices=[
@@ -94,8 +111,9 @@ def command_line() -> argparse.ArgumentParser:
         help="what to measure, or `report`: only the tables and plots, or `compare A B`: what moved between two results",
     )
     for name, run in {
-        "setup": setup_command, "demo": demo, "test": test, "lint": lint, "kernels": kernels, "bench": bench,
-        "quantise": quantise, "doctor": doctor, "workflows": workflows, "docs": docs, "wheel": wheel,
+        "setup": setup_command, "demo": demo, "test": test, "matrix": matrix_command, "overlay": overlay_command,
+        "lint": lint, "kernels": kernels, "bench": bench, "quantise": quantise, "doctor": doctor,
+        "workflows": workflows, "docs": docs, "wheel": wheel,
     }.items():  # fmt: skip
         add[name].set_defaults(run=run)
     return cli
@@ -104,6 +122,8 @@ def command_line() -> argparse.ArgumentParser:
 HELP = {
     "demo": "make the example video with the real ComfyUI and leave it in output/",
     "test": "run every check: lint, unit, server and browser tests",
+    "matrix": "run the tests on other versions of ComfyUI, its packages and torch, and note what came of it",
+    "overlay": "copy a ComfyUI and lay newer single files over it, those that fit",
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --compile none; "
@@ -116,19 +136,26 @@ HELP = {
     "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot or fp8)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
-    "docs": "write the tables of supported models anew, after a family came or grew",
+    "docs": "write the tables of supported models and of tested versions anew",
     "wheel": "write the modules of docs/modules.md as a wheel for torch without ComfyUI",
     "setup": "only set up what the other commands need",
 }
 
 
-def set_up(options: argparse.Namespace, with_browser: bool) -> tuple[Bed, Path]:
-    """Everything a command needs, made or found: the bed and its ComfyUI folder."""
+def set_up(options: argparse.Namespace, with_browser: bool, row: Row | None = None) -> tuple[Bed, Path]:
+    """Everything a command needs, made or found: the bed and its ComfyUI folder.
+
+    The bed is the pinned one, or the row's. Where the ComfyUI is of another version, it has the packages that this asks for.
+    """
     bed = Bed()
     with steps.locked(bed.cache / "setup.lock"):
         environment.make_venv(bed)
         folder = comfyui.find_or_fetch(bed, options.comfyui)
-        environment.install_packages(bed, folder / "requirements.txt")
+        other = comfyui.version(folder) != comfyui.VERSION
+        pinned = comfyui.fetched(bed) if other else folder
+        environment.install_packages(bed, pinned / "requirements.txt")
+        if row or other:
+            bed = row_venv.bed_of(bed, row or ROWS["tree"], folder)
         if with_browser:
             browser.find_or_install()
     return bed, folder
@@ -164,6 +191,26 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
     return lint_code or code
 
 
+def matrix_command(options: argparse.Namespace, rest: list[str]) -> int:
+    if options.row is None:
+        print(*(f"{row.name:14}{row.what}: {', '.join(row.parts)}" for row in ROWS.values()), sep="\n")
+        return 0
+    row = ROWS[options.row]
+    bed, folder = set_up(options, BROWSER in row.parts, row)
+    return matrix.run_row(bed, row, folder, rest, again=options.again, workers=options.workers or most_workers())
+
+
+def overlay_command(options: argparse.Namespace, _rest: list[str]) -> int:
+    refused = overlay.lay_over(options.tree, options.files, options.target)
+    options.comfyui = str(options.target)
+    bed, folder = set_up(options, with_browser=False, row=ROWS["kitchen"])  # newer files ask for newer packages
+    refused = overlay.try_imports(bed, options.tree, folder, refused)
+    for name, why in sorted(refused.items()):
+        steps.say(f"refused: {name}: {why}")
+    steps.say(f"{overlay.laid_over(folder)} files laid over it: {folder / overlay.NOTE}")
+    return 0
+
+
 def linted(comfyui_folder: Path) -> tuple[int, str]:
     """`dev.py lint`, and what it said."""
     command = [sys.executable, __file__, "lint", "--comfyui", str(comfyui_folder)]
@@ -177,17 +224,20 @@ def tested(bed: Bed, env: dict[str, str], rest: list[str]) -> int:
         call(bed, "tests/gpu/run.py", "--stale")
         if not has_nvidia_gpu():  # which takes one test at a time
             steps.say("no NVIDIA GPU here: tests/gpu is left out")
-            cores = os.cpu_count() or 1
-            # One more than there are: the one that has a server and a browser waits for them half of its time.
-            workers = min(cores + 1, MOST_WORKERS)
+            workers = most_workers()
             rest = ["--ignore=tests/gpu", f"-n{workers}", "--dist=loadscope", "--no-loadscope-reorder"]
-            env["OMP_NUM_THREADS"] = str(max(1, cores // workers))
+            env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // workers))
     return call(bed, "-m", "pytest", *rest, env=env)
 
 
+def most_workers() -> int:
+    """One more than there are cores: the one that has a server and a browser waits for them half of its time."""
+    return min((os.cpu_count() or 1) + 1, MOST_WORKERS)
+
+
 def lint(options: argparse.Namespace, _rest: list[str]) -> int:
-    bed, _ = set_up(options, with_browser=False)
-    return check(bed)
+    set_up(options, with_browser=False)
+    return check(Bed())
 
 
 def kernels(options: argparse.Namespace, rest: list[str]) -> int:
@@ -204,6 +254,7 @@ def workflows(options: argparse.Namespace, _rest: list[str]) -> int:
 
 def docs(options: argparse.Namespace, _rest: list[str]) -> int:
     bed, _ = set_up(options, with_browser=False)
+    tested_versions.write_page()
     return call(bed, "-m", "bed.families", env={"PYTHONPATH": str(ROOT / "tests")})
 
 

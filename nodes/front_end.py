@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aiohttp import web
 
+WORDS = "fusestream.words"
+
 
 def running_server() -> Any:
     """ComfyUI's server, or None."""
@@ -33,6 +35,14 @@ def tell(event: str, told: dict[str, Any]) -> None:
     server = running_server()
     if server is not None and server.client_id is not None:
         server.send_sync(event, {**told, "prompt_id": server.last_prompt_id}, server.client_id)
+
+
+def write_on(node: str | None, words: str) -> None:
+    """As ComfyUI's progress text on a node, for the page of the one who queued the prompt; `last_words.js` keeps it there."""
+    server = running_server()
+    if server is not None and server.client_id is not None and node is not None:
+        server.send_progress_text(words, node, server.client_id)
+        server.send_sync(WORDS, {"node": node, "words": words}, server.client_id)
 
 
 def running_node() -> str | None:

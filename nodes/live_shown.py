@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .front_end import running_server
+from .front_end import write_on
 
 PICTURE_EVERY, TEXT_EVERY = 0.1, 0.5  # seconds
 
@@ -44,9 +44,7 @@ class Shown:
         self._say(f"{self.frames} frames in {seconds:.1f} s: {self.frames / seconds:.1f} a second")
 
     def _say(self, text: str) -> None:
-        server = running_server()
-        if server is not None and self._node is not None:
-            server.send_progress_text(text, self._node, server.client_id)
+        write_on(self._node, text)
 
 
 def preview(frame: Tensor) -> tuple[str, Any, int]:

@@ -3,7 +3,7 @@ how fast a text was written, on the node that asked for it."""
 
 from __future__ import annotations
 
-from .front_end import running_node, running_server, tell
+from .front_end import running_node, tell, write_on
 
 EVENT = "fusestream.notice"
 
@@ -19,9 +19,7 @@ def attach() -> None:
 
 def show_on_node(words: str) -> None:
     """As text on the node that runs now."""
-    server, node = running_server(), running_node()
-    if server is not None and node is not None and server.client_id is not None:
-        server.send_progress_text(words, node, server.client_id)
+    write_on(running_node(), words)
 
 
 def show(sentence: str) -> None:

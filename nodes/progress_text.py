@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import user_settings
-from .front_end import running_server
+from .front_end import write_on
 
 if TYPE_CHECKING:
     from ..fusion.pace import Reading
@@ -33,9 +33,8 @@ def watch(patcher: Any, hidden: Any) -> None:
 
 def send(text: str, node: str) -> None:
     """To the page of the one who queued the prompt, if there is one, and who has not switched the meter off."""
-    server = running_server()
-    if server is not None and server.client_id is not None and user_settings.value(user_settings.METER, True):
-        server.send_progress_text(text, node, server.client_id)
+    if user_settings.value(user_settings.METER, True):
+        write_on(node, text)
 
 
 class ProgressText:

@@ -52,7 +52,7 @@ def find_or_fetch(bed: Bed, given: str | None = None) -> Path:
             return _told(folder)
     if ROOT.parent.name == "custom_nodes" and version(ROOT.parent.parent):
         return _told(ROOT.parent.parent)
-    return _fetched(bed)
+    return fetched(bed)
 
 
 def version(folder: Path) -> str | None:
@@ -67,7 +67,7 @@ def version(folder: Path) -> str | None:
 
 def _told(folder: Path) -> Path:
     if version(folder) != VERSION:
-        steps.say(f"note: ComfyUI in {folder} is {version(folder)}; FuseStream is tested with {VERSION}")
+        steps.say(f"note: ComfyUI in {folder} is {version(folder)}; docs/comfyui-versions.md says what is tested")
     return folder
 
 
@@ -78,11 +78,12 @@ def find_too_old(bed: Bed, *, fetch: bool) -> Path | None:
         return Path(given)
     target = bed.cache / f"comfyui-{TOO_OLD.version}"
     if fetch:
-        return _fetched(bed, TOO_OLD)
+        return fetched(bed, TOO_OLD)
     return target if version(target) else None
 
 
-def _fetched(bed: Bed, release: Release = CURRENT) -> Path:
+def fetched(bed: Bed, release: Release = CURRENT) -> Path:
+    """This release in the cache, fetched if it is not there yet."""
     target = bed.cache / f"comfyui-{release.version}"
     if version(target) == release.version:  # it arrives by one rename, so it is whole or absent
         return target

@@ -78,7 +78,10 @@ class FrontEnd:
         self.page.get_by_role("button", name="Templates").click()
         dialog = self.page.get_by_role("dialog")
         dialog.get_by_role("button", name=PACK, exact=True).click()
-        expect(dialog.get_by_role("main").get_by_text(PACK, exact=True)).to_be_visible()
+        title = dialog.get_by_role(
+            "heading", name=PACK, exact=True
+        )  # of front end 1.58; before, a text in the main part
+        expect(title.or_(dialog.get_by_role("main").get_by_text(PACK, exact=True)).first).to_be_visible()
         return dialog
 
     def search_templates(self, word: str) -> Locator:
@@ -148,13 +151,13 @@ class FrontEnd:
 
     def choose_in_menu(self, label: str) -> None:
         """In ComfyUI's own menu, at our entry."""
-        self.page.locator(".comfy-menu-button-wrapper").click()
+        self.page.locator(".comfy-menu-button-wrapper, [data-testid=comfy-menu-button]").click()
         menu = self.page.locator(".comfy-command-menu")
         for _ in range(5):
             menu.get_by_text(PACK, exact=True).hover()
             # An entry that slides in below the pointer does not open; then again from outside.
             with contextlib.suppress(TimeoutError):
-                menu.get_by_text(label).click(timeout=3000)
+                self.page.get_by_role("menuitem", name=label).click(timeout=3000)
                 break
             self.page.mouse.move(640, 700)
         expect(menu).to_be_hidden()

@@ -10,6 +10,7 @@ from playwright.sync_api import Locator, expect
 
 from bed.templates import files
 from browser.front_end import RENDERERS, FrontEnd
+from browser.toasts import toasts
 
 LIVE = "FuseStreamLiveVideo"
 SIDE = 32
@@ -94,6 +95,4 @@ def test_a_camera_that_is_refused_is_said_on_the_node(front: FrontEnd) -> None:
     expect(camera.get_by_role("status")).to_have_text("No camera: Permission denied")
     assert not camera.locator("video").is_visible()
     front.page.get_by_test_id("queue-button").click()  # where a run wants it, that is what ends it
-    expect(front.page.locator(".fusestream-toast")).to_contain_text(
-        "No camera: Permission denied. Or connect", timeout=60_000
-    )
+    expect(toasts(front)).to_contain_text("No camera: Permission denied. Or connect", timeout=60_000)

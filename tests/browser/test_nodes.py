@@ -14,6 +14,11 @@ from browser.front_end import FrontEnd
 from browser.widgets import MIDDLE
 
 DOCS = ROOT / "nodes" / "web" / "docs"
+# By name: in front end 1.58 a description is none of the object's own properties, and would be lost.
+NODE_DATA = """type => {
+    const { description, inputs, outputs } = LiteGraph.registered_node_types[type].nodeData
+    return { description, inputs, outputs }
+}"""
 # Canvas without a node on it, in the workflow that the front end starts with.
 EMPTY_SPOT = (300, 730)
 # One node, in plain view, and nothing else.
@@ -109,7 +114,7 @@ def test_search_finds_every_node_by_name_and_alias(front: FrontEnd, ours: dict[s
 
 def test_every_input_and_output_has_a_tooltip(front: FrontEnd, ours: dict[str, dict[str, Any]]) -> None:
     for name in ours:
-        loaded = front.page.evaluate("type => LiteGraph.registered_node_types[type].nodeData", name)
+        loaded = front.page.evaluate(NODE_DATA, name)
         assert loaded["description"]
         assert loaded["inputs"] and all(one.get("tooltip") for one in loaded["inputs"].values())
         assert loaded["outputs"] and all(one.get("tooltip") for one in loaded["outputs"])

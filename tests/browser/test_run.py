@@ -14,6 +14,7 @@ from playwright.sync_api import Locator, expect
 from bed.depth import is_thorough
 from browser.conftest import BAD_FILE
 from browser.front_end import FrontEnd
+from browser.toasts import toasts
 from browser.widgets import Canvas, Elements
 
 ONE_PAGE = True
@@ -70,7 +71,7 @@ def test_bad_file_is_explained_and_the_next_prompt_works(front: FrontEnd, widget
     with front.page.expect_response("**/api/prompt") as answered:
         front.page.get_by_test_id("queue-button").click()
     assert answered.value.status == 400, "it is refused before it is queued"
-    toast = front.page.locator(".fusestream-toast")
+    toast = toasts(front)
     expect(toast).to_contain_text(f"{BAD_FILE}: is a web page, not a model")
     assert all("400 POST" in problem or "PromptExecutionError" in problem for problem in front.problems)
     front.problems.clear()  # the browser notes the refusal

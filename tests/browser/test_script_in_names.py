@@ -15,7 +15,7 @@ from bed.server import Server
 from browser.front_end import FrontEnd
 from browser.overlays import HEAR
 from browser.test_report import MODEL, graph
-from browser.test_toasts import toasts
+from browser.toasts import sentence, toasts
 from hostile import damage
 
 NAME = f"{damage.SCRIPT}.safetensors"
@@ -41,7 +41,7 @@ def test_a_name_is_only_a_name(front: FrontEnd) -> None:
         front.page.get_by_test_id("queue-button").click()
     assert answer.value.status == 400
     expect(toasts(front)).to_have_count(1)
-    expect(toasts(front).locator(".p-toast-detail")).to_contain_text(f"{NAME}: is a web page")
+    expect(sentence(toasts(front))).to_contain_text(f"{NAME}: is a web page")
     sampler = next(node["id"] for node in front.nodes() if node["type"] == "KSampler")
     front.page.evaluate(HEAR, ["notice", {"node": sampler, "sentence": f"{NAME} does not use the image"}])
     expect(toasts(front).filter(has_text=f"{NAME} does not use the image")).to_have_count(1)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import expect
 
 from browser.front_end import FrontEnd
 from browser.overlays import HEAR
 from browser.test_report import graph
+from browser.toasts import check, sentence, toasts
 
 LOADER, TITLE = "FuseStreamDiffusionModelLoader", "FuseStream Diffusion Model Loader"
 # A long name without a space, and a sentence with its remedy.
@@ -17,7 +18,6 @@ SENTENCE = (
     "wan2.1_i2v_480p_14B_a_long_name_of_a_finetune_that_somebody_made_fp8_e4m3fn_scaled.safetensors is cut short: its header "
     "promises 16.4 GB, the file has 3.2 GB. Download it again."
 )
-CUT_OFF = "one => one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1"
 
 
 @pytest.fixture(params=["dark", "light"])
@@ -31,20 +31,6 @@ def load(front: FrontEnd, steps: int) -> None:
         if node["class_type"] == "KSampler":
             node["inputs"]["steps"] = steps
     front.page.evaluate("api => app.loadApiJson(api, 'example')", workflow)
-
-
-def toasts(front: FrontEnd) -> Locator:
-    return front.page.locator(".p-toast-message")
-
-
-def check(front: FrontEnd, kind: str, title: str, sentence: str) -> None:
-    """The one toast is of that kind, and all of its words are to be seen."""
-    toast = toasts(front).filter(has_text=sentence)
-    expect(toast).to_have_count(1)
-    expect(toast.locator(".p-toast-summary")).to_have_text(title)
-    expect(toast.locator(".p-toast-detail")).to_have_text(sentence)
-    assert f"p-toast-message-{kind}" in (toast.get_attribute("class") or "")
-    assert not toast.locator(".p-toast-detail").evaluate(CUT_OFF)
 
 
 def refused(node: str, *errors: dict[str, Any], class_type: str = LOADER) -> dict[str, Any]:
@@ -73,7 +59,7 @@ def test_an_error_says_its_sentence(front: FrontEnd) -> None:
     front.page.evaluate(budget, loader)
     front.run()
     expect(toasts(front)).to_have_count(1)
-    said = toasts(front).locator(".p-toast-detail").inner_text()
+    said = sentence(toasts(front)).inner_text()
     assert "vram_budget" in said and "TIPS" not in said and "you ran out of memory" not in said
     check(front, "error", TITLE, said)
     # The front end's own box in the same corner can still be used.
@@ -132,4 +118,4 @@ def test_a_notice_stays_until_the_next_run_and_an_interrupt_says_nothing(front: 
     }""")
     front.page.wait_for_function("window.interrupted > 0")
     front.page.wait_for_timeout(500)
-    expect(front.page.locator(".fusestream-toast")).to_have_count(0)
+    expect(toasts(front)).to_have_count(0)

@@ -17,6 +17,7 @@ from bed.paths import ROOT
 from bed.server import Server
 from browser.front_end import RENDERERS, FrontEnd
 from browser.test_meter import BOX, overlap
+from browser.toasts import close, is_kind, sentence, toasts
 
 JS = ROOT / "nodes" / "web" / "js"
 
@@ -96,12 +97,11 @@ GGUF_PACK = """async ([gguf, encoder]) => {
 
 def said(front: FrontEnd, kind: str) -> list[str]:
     """The lines of the one toast."""
-    toast = front.page.locator(".p-toast-message")
+    toast = toasts(front)
     expect(toast).to_have_count(1)
-    assert f"p-toast-message-{kind}" in (toast.get_attribute("class") or "")
-    lines = toast.locator(".p-toast-detail").inner_text().splitlines()
-    toast.get_by_role("button").click()
-    expect(toast).to_have_count(0)
+    assert is_kind(toast, kind)
+    lines = sentence(toast).inner_text().splitlines()
+    close(toast)
     return lines
 
 

@@ -421,6 +421,7 @@ def test_the_host_asks_once_for_a_token(folder: Path, how: dict[str, Any], monke
 
 
 def test_what_is_handed_back(writers: tuple[Any, Any]) -> None:
+    comfy.model_management.load_models_gpu([clip.patcher for clip in writers])
     ours, stock = (clip.cond_stage_model.qwen3vl_8b.transformer for clip in writers)
     options = {"do_sample": False, "max_length": 3, "temperature": 1.0, "seed": 0}
     x = torch.randn(2, 5, 256)  # given as a copy: from 0.33 on stock writes into it

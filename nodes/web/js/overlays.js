@@ -6,6 +6,7 @@
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { shownNode } from "./places.js"
+import { isDark } from "./theme.js"
 
 const SILENCE = 2000 // milliseconds without a word after which an element goes
 const LOOK = 400 // milliseconds between two looks whether the place of one that lasts is still free
@@ -23,7 +24,7 @@ const STYLE = `
     transform-origin: 0 0; font: 12px/1.35 sans-serif; border-radius: 6px; border: 1px solid var(--border-color);
     background: var(--comfy-menu-bg); color: var(--fg-color);
 }
-.dark-theme .fusestream-overlay { --used: #4fa3e0; --resident: #3fbf8a; --streamed: #8f7ee0; --now: #ffb03b; --lacks: #ffb03b }
+.fusestream-overlay.fusestream-dark { --used: #4fa3e0; --resident: #3fbf8a; --streamed: #8f7ee0; --now: #ffb03b; --lacks: #ffb03b }
 .fusestream-line { display: flex; flex-wrap: wrap; column-gap: 12px; overflow-wrap: anywhere }
 .fusestream-words { font-size: 11px; overflow-wrap: anywhere }
 .fusestream-bar { height: 6px; margin: 4px 0; background: var(--empty) }
@@ -118,6 +119,7 @@ function follow() {
 function put(one, node, lasts) {
     one.element.style.display = node ? "" : "none"
     if (!node) return
+    one.element.classList.toggle("fusestream-dark", isDark())
     const { scale } = app.canvas.ds, at = boxOf(node)
     one.element.style.width = `${Math.min(MOST, Math.max(LEAST, (at.right - at.left) / scale))}px`
     const places = (lasts ? beside : around)(at, one.element.offsetWidth * scale, one.element.offsetHeight * scale, GAP * scale)

@@ -3,6 +3,7 @@
 import { api } from "../../../scripts/api.js"
 import { openDialog } from "./dialog.js"
 import { TextBox } from "./text_box.js"
+import { isDark } from "./theme.js"
 import { words } from "./words.js"
 
 const LEAST = 420 // a report's width; where not all have room, they scroll
@@ -28,7 +29,7 @@ export function showReports(reports) {
 
 function column(report) {
     const section = document.createElement("section"), title = document.createElement("h3"), box = new TextBox()
-    const theme = document.querySelector(".dark-theme") ? "dark" : "light"
+    const theme = isDark() ? "dark" : "light"
     title.textContent = `${timeOf(report)} ${report.title}`
     const picture = Object.assign(document.createElement("img"), {
         src: api.apiURL(`/fusestream/reports/${report.id}/picture?theme=${theme}`), alt: title.textContent,

@@ -23,16 +23,31 @@ const shown = new Map() // sentence -> toast
 
 /** It stays until it is closed or something is run again, or for so many milliseconds. */
 export function say(severity, summary, sentence, life) {
-    if (shown.has(sentence)) app.extensionManager.toast.remove(shown.get(sentence))
+    if (shown.has(sentence)) remove(shown.get(sentence))
     const toast = { id: `fusestream-${sentence}`, severity, summary, detail: sentence, styleClass: "fusestream-toast", life }
     shown.set(sentence, toast)
-    app.extensionManager.toast.add(toast)
+    add(toast)
+}
+
+// Front end 1.58 knows a toast by its id, and each kind has its own method there; what its `add` has shown, nobody can remove.
+const KINDS = { warn: "warning" }
+
+function add(toast) {
+    const toasts = app.extensionManager.toast, { id, severity, summary, detail, life } = toast
+    if (toasts.remove) toasts.add(toast)
+    else toasts[KINDS[severity] ?? severity](summary, { id, description: detail, duration: life })
+}
+
+function remove(toast) {
+    const toasts = app.extensionManager.toast
+    if (toasts.remove) toasts.remove(toast)
+    else toasts.dismiss(toast.id)
 }
 
 const show = (severity, node, sentence) => say(severity, nodeOf(node)?.getTitle() ?? OURS, sentence)
 
 function clear() {
-    for (const toast of shown.values()) app.extensionManager.toast.remove(toast)
+    for (const toast of shown.values()) remove(toast)
     shown.clear()
 }
 

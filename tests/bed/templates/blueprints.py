@@ -109,10 +109,8 @@ def blueprint(task: Blueprint) -> dict[str, Any]:
     }
     widgets = [one for one in exposed if one.widget]
     proxies = [["-1", one.name] for one in widgets]
-    values: list[Any] = [one.value for one in widgets]
-    for node, widget in seeds:
+    for node, widget in seeds:  # at the end, where they need no values here: front end 1.58 would take null for one
         proxies += [[str(node), widget], [str(node), "control_after_generate"]]
-        values += [None, None]
     host = {
         "id": max(nodes) + 1,
         "type": own,
@@ -124,7 +122,7 @@ def blueprint(task: Blueprint) -> dict[str, Any]:
         "inputs": [_host_input(one) for one in exposed],
         "outputs": [{"name": "VIDEO", "type": "VIDEO", "links": None}],
         "properties": {"proxyWidgets": proxies},
-        "widgets_values": values,
+        "widgets_values": [one.value for one in widgets],
     }
     return {
         "id": str(uuid.uuid5(NAMESPACE, f"{task.name}: blueprint")),

@@ -167,7 +167,7 @@ def caption_and_animate(graph: Graph) -> None:
         columns[1],
         "TextGenerate",
         "What happens next",
-        330,
+        310,
         clip=writer[0],
         image=image[0],
         prompt=ASK,
@@ -418,7 +418,7 @@ def side_by_side(graph: Graph) -> None:
     columns = _columns(300, 300, 250, 270, 290)
     work = Work(prediction.SMALL, 832, 480, 33, 20)
     model, encoder = _model_loader(graph, columns[0], files.T2V_SMALL), _encoder_loader(graph, columns[0])
-    positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=90)
+    positive, negative = _prompts(graph, columns[1], encoder[0], FOX, tall=80)
     latent = _size(graph, columns[1], work)
     vae = _vae_loader(graph, columns[1], files.VAE21)
     about = (
