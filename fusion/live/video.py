@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import av
+from comfy_api.latest._input_impl import video_types
 from torch import Tensor
 
 TICK, NOMINAL = Fraction(1, 1000), 30  # seconds between two moments that are told apart; what encoders reckon with
 BEHIND = 8  # frames that wait for the encoder before the run waits for it
-CODEC, PIXELS = "h264", "yuv420p"  # as stock saves a VIDEO
+CODEC, PIXELS, COLOURS = "h264", "yuv420p", "sRGB"  # as stock saves a VIDEO
+# Stock's function that says of a frame, or of a file, which colours its numbers are; None: this ComfyUI says nothing of it.
+TAGS = getattr(video_types, "set_video_color_properties", None)
 
 
 class NotWritten(OSError):
@@ -72,7 +75,12 @@ class VideoFile:
         if self._container is None:
             self._begin(*frame.shape[:2])
         pixels = (frame * 255).clamp(0, 255).byte().numpy()
-        picture = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=PIXELS)
+        picture = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        if TAGS is None:
+            picture = picture.reformat(format=PIXELS)
+        else:  # from 0.33 on stock says which colours its numbers are, and means others than before
+            picture = picture.reformat(format=PIXELS, dst_colorspace=video_types.BT709_NCL)
+            TAGS(picture, COLOURS)
         if at is not None:
             self._began = at if self._began is None else self._began
             self._tick = max(self._tick + 1, round((at - self._began) / TICK))
@@ -85,6 +93,8 @@ class VideoFile:
         if self._rate is None:
             self._stream.codec_context.time_base = TICK
         self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, PIXELS
+        if TAGS is not None:
+            TAGS(self._stream.codec_context, COLOURS)
 
     def _end(self) -> None:
         self._container.mux(self._stream.encode(None))
