@@ -59,6 +59,19 @@ class Known:
         return None
 
 
+_known: dict[str, tuple[list[Any], Known]] = {}  # by family: the constructors by then
+
+
+def known_of(family: Family) -> Known:
+    """The same, for as long as stock's constructors are."""
+    specimens = family.specimens() if family.specimens is not None else ()
+    builders = [kind.__init__ for specimen in specimens for kind in specimen.replaces.values()]  # type: ignore[misc]
+    before = _known.get(family.name)
+    if before is None or before[0] != builders:
+        before = _known[family.name] = builders, Known(family)
+    return before[1]
+
+
 def leave_unknown(family: Family, net: nn.Module) -> int:
     """Fused blocks of a network that no specimen is like become stock's for good. Returns how many those are."""
     known: Known | None = None
@@ -66,7 +79,7 @@ def leave_unknown(family: Family, net: nn.Module) -> int:
     for block in net.modules():
         parts = block.__dict__.get(PARTS)
         if parts is not None and not parts.is_stocks:
-            known = known or Known(family)
+            known = known or known_of(family)
             reason = known.difference(block)
             if reason is not None:
                 parts.leave_to_stock(reason)
