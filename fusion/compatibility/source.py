@@ -22,9 +22,8 @@ def fingerprint(things: Iterable[Any]) -> str:
     return hashlib.sha256("".join(map(_of_thing, things)).encode()).hexdigest()[:32]
 
 
-_known: dict[
-    int, tuple[list[Any], str]
-] = {}  # of what was told before: what it had by then, which stays so, and the fingerprint
+# Of what was told before: what it had by then, which is kept alive, and the fingerprint.
+_known: dict[int, tuple[list[Any], str]] = {}
 
 
 def _of_thing(thing: Any) -> str:

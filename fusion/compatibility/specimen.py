@@ -7,7 +7,7 @@ are touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,3 @@ class Specimen:
     dtypes: tuple[str, ...] = ("float16",)
     within: float = 0.005
     patches: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-
-
-Specimens = Callable[[], Iterable[Specimen]]

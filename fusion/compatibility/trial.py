@@ -26,7 +26,7 @@ from ..attention import HOOK
 from ..fused import POLICY
 from ..named_attention import NAME
 from .aside import Raised
-from .options import Options
+from .recorded_options import RecordedOptions
 from .signatures import differences
 from .specimen import SEED, Draw, Specimen
 
@@ -58,10 +58,10 @@ class Ran:
         self.asked: set[str] = set()
         self.written: set[str] = set()
         asked = self.asked, self.written
-        patches = Options(*asked)
+        patches = RecordedOptions(*asked)
         if way == "patched":
             patches |= {name: [patch] for name, patch in specimen.patches.items()}
-        options = Options(*asked, patches=patches)
+        options = RecordedOptions(*asked, patches=patches)
         if policy is not None:
             options |= {POLICY: policy}
         if way != "named":
@@ -88,7 +88,7 @@ class Ran:
 @contextlib.contextmanager
 def _naming(module: nn.Module, function: Callable[..., Tensor]) -> Iterator[None]:
     """For this time each layer that can name an attention names this one."""
-    named: list[Any] = [one for name, one in module.named_modules() if name.rpartition(".")[2] == NAME]
+    named = _that_name(module)
     for one in named:
         one.function = function
     try:
@@ -96,6 +96,11 @@ def _naming(module: nn.Module, function: Callable[..., Tensor]) -> Iterator[None
     finally:
         for one in named:
             one.function = None
+
+
+def _that_name(module: nn.Module) -> list[Any]:
+    """What stock has in layers that can name an attention."""
+    return [one for name, one in module.named_modules() if name.rpartition(".")[2] == NAME]
 
 
 def difference(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -114,12 +119,15 @@ def difference(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> 
 
 
 def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str | None:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_one_at_a_time)
-        for way_of_torch in (torch.no_grad(), torch.device("cpu"), torch.autocast(device.type, enabled=False)):
-            stack.enter_context(way_of_torch)
-        for as_it_was in (_random_as_it_was(device), _full_sums(), _in_silence()):
-            stack.enter_context(as_it_was)
+    with (
+        _one_at_a_time,
+        torch.no_grad(),
+        torch.device("cpu"),
+        torch.autocast(device.type, enabled=False),
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),  # for constructors that draw
+        _full_sums(),
+        _in_silence(),
+    ):
         draw = Draw(device, dtype, comfy.ops.manual_cast, torch.Generator().manual_seed(SEED))
         module = specimen.build(draw).to(device).eval()
         draw.fill(module)
@@ -144,17 +152,10 @@ def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> s
 
 def _ways(specimen: Specimen, module: nn.Module) -> Iterator[Way]:
     yield "plain"
-    if any(name.rpartition(".")[2] == NAME for name, _ in module.named_modules()):
+    if _that_name(module):
         yield "named"
     if specimen.patches:
         yield "patched"
-
-
-@contextlib.contextmanager
-def _random_as_it_was(device: torch.device) -> Iterator[None]:
-    """Constructors that draw leave everybody else's numbers as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
 
 
 @contextlib.contextmanager

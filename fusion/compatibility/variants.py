@@ -21,12 +21,8 @@ from .specimen import SEED, Draw
 
 META = torch.device("meta")
 SWITCHES = (bool, str, type(None))
-NOT_OF_THE_CLASS = (
-    "_",
-    "fusestream",
-    "comfy_",
-    "training",
-)  # how names begin of what torch, stock's loader and we keep there
+# How names begin of what torch, stock's loader and we keep there.
+NOT_OF_THE_CLASS = ("_", "fusestream", "comfy_", "training")
 
 
 class Known:

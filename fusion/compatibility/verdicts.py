@@ -16,10 +16,10 @@ import torch
 from ...kernels_cuda import device_code
 from .. import needed_comfyui
 from .aside import Raised
-from .kept import FILE, Verdict, VerdictsFile
 from .source import fingerprint, of_folder
 from .specimen import Specimen
 from .trial import difference
+from .verdicts_file import FILE, Verdict, VerdictsFile
 
 FUSION = Path(__file__).resolve().parents[1]
 
@@ -49,15 +49,19 @@ def key_of(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str:
     """Of all that a verdict depends on."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     stock = fingerprint((*specimen.source, *specimen.replaces.values()))
-    versions = f"ComfyUI {needed_comfyui.version()}", f"torch {torch.__version__}", needed_comfyui.pack_version()
-    return "|".join((specimen.name, *versions, where, str(dtype), f"comfy-kitchen {_kitchen()}", stock, _own_source()))
+    pack, kitchen = _installed()
+    versions = f"ComfyUI {needed_comfyui.version()}", f"torch {torch.__version__}", pack
+    return "|".join((specimen.name, *versions, where, str(dtype), f"comfy-kitchen {kitchen}", stock, _own_source()))
 
 
-def _kitchen() -> str:
+@functools.cache
+def _installed() -> tuple[str, str]:
+    """The versions of this pack and of comfy-kitchen, which stand in files and stay while this process runs."""
     try:
-        return importlib.metadata.version("comfy-kitchen")
+        kitchen = importlib.metadata.version("comfy-kitchen")
     except importlib.metadata.PackageNotFoundError:
-        return "none"
+        kitchen = "none"
+    return needed_comfyui.pack_version(), kitchen
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from types import ModuleType
 from ...kernels_cuda import device_code
 from .. import needed_comfyui
 from ..compatibility.aside import stepped_aside
-from ..compatibility.kept import FILE, VerdictsFile
+from ..compatibility.verdicts_file import FILE, VerdictsFile
 from .findings import ADVICE
 
 DOCUMENT = "docs/comfyui-versions.md"

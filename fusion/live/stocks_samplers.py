@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..compatibility.aside import step_aside
-from ..compatibility.options import Options
+from ..compatibility.recorded_options import RecordedOptions
 from ..compatibility.specimen import PLAIN
 
 CLOSE = 1e-4
@@ -92,7 +92,7 @@ def difference(name: str, own: Run) -> str | None:
 def _guides_otherwise(hooks: Collection[str]) -> str | None:
     cond, uncond, x = (torch.randn(1, 4, 2, 2, generator=torch.Generator().manual_seed(i), **PLAIN) for i in range(3))
     asked: set[str] = set()
-    options = Options(asked, set(), sampler_calc_cond_batch_function=lambda _given: [cond, uncond])
+    options = RecordedOptions(asked, set(), sampler_calc_cond_batch_function=lambda _given: [cond, uncond])
     toy = _Toy(_Sampling())
     try:
         guided = comfy.samplers.sampling_function(toy, x, torch.ones(1), ["-"], ["+"], 3.0, model_options=options)

@@ -23,6 +23,17 @@ def as_comfyui_runs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where ComfyUI saves."""
+    import folder_paths
+
+    folder = tmp_path / "output"
+    folder.mkdir()
+    monkeypatch.setattr(folder_paths, "output_directory", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def stocks_go() -> Iterator[None]:
     """For a file that takes `in_halves.stocks`: these are let go of behind it."""

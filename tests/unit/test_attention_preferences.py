@@ -15,6 +15,7 @@ import torch
 from comfy_extras import nodes_model_merging
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from saved_models import saved
 from scenes import Scene, Studio, sample
 from torch import nn
 
@@ -72,17 +73,6 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where ComfyUI saves."""
-    import folder_paths
-
-    folder = tmp_path / "output"
-    folder.mkdir()
-    monkeypatch.setattr(folder_paths, "output_directory", str(folder))
-    return folder
-
-
-@pytest.fixture
 def file(studio: Studio, tmp_path: Path) -> Path:
     """One that asks for it in every block but the first."""
     source, path = checkpoints.write(KIND, studio.folder, "fp16"), tmp_path / "asks.safetensors"
@@ -104,12 +94,6 @@ def settings(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """What a saved file asks for, by the number of the block."""
     names = {name: name.split("blocks.")[1].split(".")[0] for name in tensors if name.endswith(ENDING)}
     return {number: json.loads(tensors[name].numpy().tobytes()) for name, number in names.items()}
-
-
-def saved(model: Any, output: Path, name: str) -> dict[str, torch.Tensor]:
-    nodes_model_merging.ModelSave().save(model, name)
-    (path,) = output.glob(f"{name}*.safetensors")
-    return load_file(path)
 
 
 @pytest.mark.parametrize("budget", [0.5, 0.0])

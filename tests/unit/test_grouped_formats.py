@@ -15,6 +15,7 @@ import torch
 from comfy_extras import nodes_model_merging
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from saved_models import saved
 from scenes import Scene, Studio, sample
 
 from fusestream import checkpoints, fusion
@@ -110,23 +111,6 @@ def numbers_of(model: Any, path: Path, folder: Path) -> Path:
         kept = {name: tensor for name, tensor in rest.items() if not name.endswith(ends)}
         save_file({**tensors, **kept}, folder / "numbers.safetensors", opened.metadata())
     return folder / "numbers.safetensors"
-
-
-@pytest.fixture
-def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where ComfyUI saves."""
-    import folder_paths
-
-    folder = tmp_path / "output"
-    folder.mkdir()
-    monkeypatch.setattr(folder_paths, "output_directory", str(folder))
-    return folder
-
-
-def saved(model: Any, output: Path, name: str) -> dict[str, torch.Tensor]:
-    nodes_model_merging.ModelSave().save(model, name)
-    (path,) = output.glob(f"{name}*.safetensors")
-    return load_file(path)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -17,6 +17,7 @@ import torch
 from comfy_extras import nodes_lora_extract, nodes_model_merging, nodes_train
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from saved_models import saved
 from scenes import Scene, Studio, sample
 
 from bed.depth import is_thorough
@@ -31,16 +32,7 @@ LORAS = (("lora_ab", 0.8), ("lora_lokr", -0.5))
 STORAGES = checkpoints.wan.STORAGES if is_thorough() else ("fp16", "fp8_scaled")
 MERGES = [(storage, which) for storage in ("fp32", "fp16") for which in ("both", "first", "second")]
 
-pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks")
-
-
-@pytest.fixture(autouse=True)
-def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where ComfyUI saves."""
-    import folder_paths
-
-    monkeypatch.setattr(folder_paths, "output_directory", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks", "output")
 
 
 def streamed(folder: Path, storage: str = "fp32", seed: int = 0, kind: str = KIND) -> Any:
@@ -58,13 +50,6 @@ def with_loras(model: Any, folder: Path, *loras: tuple[str, float]) -> Any:
         file = comfy.utils.load_torch_file(str(checkpoints.write(kind, folder)))
         model, _ = comfy.sd.load_lora_for_models(model, None, file, strength, 0.0)
     return model
-
-
-def saved(model: Any, output: Path, name: str) -> dict[str, torch.Tensor]:
-    nodes_model_merging.ModelSave().save(model, name)
-    (path,) = output.glob(f"{name}*.safetensors")
-    assert len(list(output.iterdir())) == len(list(output.glob("*.safetensors"))), "and nothing beside it"
-    return load_file(path)
 
 
 def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Options(dict[str, Any]):
+class RecordedOptions(dict[str, Any]):
     """transformer_options that know what they were asked for, and what the call has put there itself."""
 
     def __init__(self, asked: set[str], written: set[str], **given: Any) -> None:
@@ -36,10 +36,10 @@ class Options(dict[str, Any]):
         self.written.add(key)
         super().__setitem__(key, value)
 
-    def copy(self) -> Options:
-        return Options(self.asked, self.written, **self)
+    def copy(self) -> RecordedOptions:
+        return RecordedOptions(self.asked, self.written, **self)
 
-    def __ior__(self, other: Any) -> Options:  # type: ignore[override, misc]
+    def __ior__(self, other: Any) -> RecordedOptions:  # type: ignore[override, misc]
         """What the call begins with is nothing that it has written."""
         self.update(other)
         return self
