@@ -54,9 +54,10 @@ def _is_by_place(ours: inspect.Parameter, stock: inspect.Parameter, takes_more: 
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """An empty list or dictionary is none that anybody gave."""
+    """A list or a dictionary is none that anybody gave: what is in it by now, a call that was given none has written there."""
     value = parameter.default
-    return None if isinstance(value, dict | list | tuple) and not value else value
+    is_none = isinstance(value, dict | list) or (isinstance(value, tuple) and not value)
+    return None if is_none else value
 
 
 def _is_our_none(ours: inspect.Parameter, stock: inspect.Parameter) -> bool:

@@ -22,20 +22,33 @@ def fingerprint(things: Iterable[Any]) -> str:
     return hashlib.sha256("".join(map(_of_thing, things)).encode()).hexdigest()[:32]
 
 
-# Of what was told before: what it had by then, which is kept alive, and the fingerprint.
+# Of what was told before: what it held by then, which is kept alive, and the fingerprint.
 _known: dict[int, tuple[list[Any], str]] = {}
 
 
 def _of_thing(thing: Any) -> str:
-    """As long as a module or a class has the same things in it, that is not looked for again: it is asked before every load."""
-    kinds = thing.__mro__ if inspect.isclass(thing) else (thing,)
-    has = [value for kind in kinds for value in vars(kind).values()] if hasattr(thing, "__dict__") else [thing]
+    """As long as a module and its classes, or a class, hold the same things, that is not looked for again: it is asked before
+    every load."""
+    holds = list(_held(thing))
     before = _known.get(id(thing))
-    if before is not None and len(before[0]) == len(has) and all(map(operator.is_, before[0], has)):
+    if before is not None and len(before[0]) == len(holds) and all(map(operator.is_, before[0], holds)):
         return before[1]
     found = hashlib.sha256(b"\0".join(_parts(thing))).hexdigest()
-    _known[id(thing)] = has, found
+    _known[id(thing)] = holds, found
     return found
+
+
+def _held(thing: Any) -> Iterator[Any]:
+    """The thing, and what of it another pack may have put its own in the place of."""
+    yield thing
+    if isinstance(thing, ModuleType):
+        for value in vars(thing).values():
+            yield value
+            if _is_class_of(thing, value):
+                yield from vars(value).values()
+    elif inspect.isclass(thing):
+        for kind in thing.__mro__:
+            yield from vars(kind).values()
 
 
 def of_folder(folder: Path) -> str:
@@ -50,7 +63,7 @@ def _parts(thing: Any) -> Iterator[bytes]:
     if isinstance(thing, ModuleType):
         yield Path(str(thing.__file__)).read_bytes()
         for name, value in sorted(vars(thing).items()):  # as they are now: another pack may have put its own there
-            if inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == thing.__name__):
+            if inspect.isfunction(value) or _is_class_of(thing, value):
                 yield name.encode()
                 yield from _of_class(value) if inspect.isclass(value) else _of_function(value)
     elif inspect.isclass(thing):
@@ -59,6 +72,10 @@ def _parts(thing: Any) -> Iterator[bytes]:
                 yield from _of_class(kind)
     else:
         yield from _of_function(thing)
+
+
+def _is_class_of(module: ModuleType, value: Any) -> bool:
+    return inspect.isclass(value) and value.__module__ == module.__name__
 
 
 def _of_class(kind: type) -> Iterator[bytes]:
@@ -103,13 +120,11 @@ def _of_code(code: CodeType) -> Iterator[bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """What says the same in each process."""
+    """What says the same in each process, at any time: calls write into a default that is a list or a dictionary."""
     if isinstance(value, PLAIN):
         return value
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple):
         return [_plain(one) for one in value]
-    if isinstance(value, set | frozenset):
+    if isinstance(value, frozenset):
         return sorted(map(repr, map(_plain, value)))
-    if isinstance(value, dict):
-        return sorted((repr(_plain(key)), repr(_plain(one))) for key, one in value.items())
     return type(value).__qualname__

@@ -17,6 +17,7 @@ from torch import nn
 
 from ..family import Family
 from ..fused import PARTS
+from .source import fingerprint
 from .specimen import SEED, Draw
 
 META = torch.device("meta")
@@ -55,16 +56,16 @@ class Known:
         return None
 
 
-_known: dict[str, tuple[list[Any], Known]] = {}  # by family: the constructors by then
+_known: dict[str, tuple[str, Known]] = {}  # by family, with the code that its specimens were built by
 
 
 def known_of(family: Family) -> Known:
-    """The same, for as long as stock's constructors are."""
+    """The same, for as long as stock's code is."""
     specimens = family.specimens() if family.specimens is not None else ()
-    builders = [kind.__init__ for specimen in specimens for kind in specimen.replaces.values()]  # type: ignore[misc]
+    code = fingerprint(thing for each in specimens for thing in (*each.source, *each.replaces.values()))
     before = _known.get(family.name)
-    if before is None or before[0] != builders:
-        before = _known[family.name] = builders, Known(family)
+    if before is None or before[0] != code:
+        before = _known[family.name] = code, Known(family)
     return before[1]
 
 

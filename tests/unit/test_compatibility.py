@@ -410,7 +410,7 @@ def test_what_went_wrong_once_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_another_packs_changes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Around a method, and in the place of a function of a module, which the file does not tell."""
+    """Around a method, in the place of a function of a module, and of a method of a class in it, which the file does not tell."""
     specimen = named("Wan block")
     keys = [verdicts.key_of(specimen, CPU, torch.float16)]
     stocks = wan.WanAttentionBlock.forward
@@ -425,7 +425,24 @@ def test_another_packs_changes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(wan.WanAttentionBlock, "forward", stocks)
     monkeypatch.setattr(wan, "apply_rope1", lambda x, _freqs: x)
     keys.append(verdicts.key_of(specimen, CPU, torch.float16))
-    assert judged(specimen) is not None and len(set(keys)) == 3
+    assert judged(specimen) is not None
+    assert wan.Head not in (*specimen.source, *specimen.replaces.values()), "it is one that only its module tells of"
+    monkeypatch.setattr(wan.Head, "forward", around)
+    keys.append(verdicts.key_of(specimen, CPU, torch.float16))
+    assert len(set(keys)) == 4
+
+
+def test_what_a_call_wrote_into_a_default_is_no_change() -> None:
+    """Stock's U-Net writes into the dictionary that it is given by default, if another node gives it none."""
+    specimen, default = named("U-Net of SD 1.5's kind"), inspect.signature(openaimodel.UNetModel.forward)
+    written: dict[str, Any] = default.parameters["transformer_options"].default
+    key, before = verdicts.key_of(specimen, CPU, torch.float16), dict(written)
+    written["original_shape"] = [1, 4, 32, 48]
+    try:
+        assert judged(specimen) is None and verdicts.key_of(specimen, CPU, torch.float16) == key
+    finally:
+        written.clear()
+        written.update(before)
 
 
 def test_whatever_attention_and_types_torch_and_comfyui_have_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
