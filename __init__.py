@@ -4,7 +4,7 @@ ComfyUI imports this file and asks it two things: `comfy_entrypoint` for the nod
 pages. Nothing here touches CUDA, a file or the network.
 """
 
-from .fusion import needed_comfyui
+from .fusion.base import needed_comfyui
 
 # Before an older ComfyUI has got anything of ours: it goes on as if the pack were not there.
 needed_comfyui.refuse_older()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..fusion.estimate.rates import Rates
+from ..fusion.base.card_rates import Rates
 
 # newest...: the newest ComfyUI with an INT8 file, as installed and with its INT8 attention, and with a W4A4 file. stored: ours with
 # *auto* and an INT8 file, whose products are of 8-bit numbers and whose attention is that of *precise*.

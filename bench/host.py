@@ -89,7 +89,7 @@ def measured(path: Path, mode: Mode, latent: tuple[int, int, int], profile: bool
     import comfy.sample  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
-    from ..fusion.load import load_streamed_diffusion_model  # noqa: PLC0415
+    from ..fusion.load.diffusion import load_streamed_diffusion_model  # noqa: PLC0415
     from ..fusion.stream import stream as streaming  # noqa: PLC0415
     from ..kernels_cuda import KernelPolicy  # noqa: PLC0415
     from ..memory import Pager  # noqa: PLC0415

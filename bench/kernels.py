@@ -27,11 +27,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, autotune
+from ..kernels_cuda import (
+    LEDGER,
+    OPS,
+    KernelPolicy,
+    KernelRefused,
+)
 from ..kernels_cuda.build.matrix import source_hash
 from ..kernels_cuda.call import Call
 from ..kernels_cuda.policy import Mode
-from ..kernels_cuda.purse import Purse
+from ..kernels_cuda.tune import autotune
+from ..kernels_cuda.tune.time_budget import Purse
 from . import rows as row_files
 from . import sources
 from .chosen import CHOSEN

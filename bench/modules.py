@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels_cuda import LEDGER
-from ..kernels_cuda.modules.captured import captures_of
+from ..kernels_cuda.modules.graphs import captures_of
 from . import apart, kernels, module_nodes
 from .end_to_end.results import card_file
 from .end_to_end.start import start_comfyui

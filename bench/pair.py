@@ -113,7 +113,7 @@ def measured(folder: Path, storage: str, ram: float, quick: bool, free: float = 
     import torch  # noqa: PLC0415
 
     from ..fusion import load_diffusion_model  # noqa: PLC0415
-    from ..fusion.stream import vram  # noqa: PLC0415
+    from ..fusion.stream import vram_pool  # noqa: PLC0415
     from .end_to_end import weights  # noqa: PLC0415
     from .end_to_end.card import Card  # noqa: PLC0415
     from .end_to_end.worker import drop_from_cache  # noqa: PLC0415
@@ -124,8 +124,8 @@ def measured(folder: Path, storage: str, ram: float, quick: bool, free: float = 
     shutil.copy(first, second)
     for path in (first, second):
         drop_from_cache(str(path))
-    before = vram.__dict__["_ram"]
-    vram.__dict__["_ram"] = vram.CountedRam(int(ram * GIB))
+    before = vram_pool.__dict__["_ram"]
+    vram_pool.__dict__["_ram"] = vram_pool.CountedRam(int(ram * GIB))
     rows: list[dict[str, Any]] = []
     try:
         with LittleRam(None if quick else ram), Card(None if quick else free) as card, torch.inference_mode():
@@ -146,7 +146,7 @@ def measured(folder: Path, storage: str, ram: float, quick: bool, free: float = 
             del models, model
         comfy.model_management.unload_all_models()
     finally:
-        vram.__dict__["_ram"] = before
+        vram_pool.__dict__["_ram"] = before
         second.unlink()
         first.unlink()
     return rows

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..fusion.estimate.rates import FILE
+from ..fusion.base.card_rates import FILE
 from .card_rates import ASSUMED, CARDS, read
 from .predicted.default import default_table
 from .predicted.faster import CLEAR, sentences

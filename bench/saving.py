@@ -135,7 +135,7 @@ def measured(folder: Path, quick: bool) -> tuple[dict[str, float], list[str]]:
     import comfy.utils  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
-    from ..fusion.load import load_streamed_diffusion_model  # noqa: PLC0415
+    from ..fusion.load.diffusion import load_streamed_diffusion_model  # noqa: PLC0415
 
     path, loras = written(folder, quick)
     saved = folder / "saved.safetensors"

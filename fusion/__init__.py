@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..kernels_cuda import KernelPolicy
     from ..kernels_cuda.policy import Mode, Precision
-    from .errors import WrongFile
-    from .fused import all_off
-    from .inspection import inspect_file
-    from .load import load_diffusion_model, load_vae, load_vae_in_parts
-    from .load_text import load_text_encoder
-    from .load_whole import beside_the_model, load_checkpoint
+    from .base.errors import WrongFile
+    from .fused.block import all_off
+    from .identify.inspection import inspect_file
+    from .load.checkpoint import beside_the_model, load_checkpoint
+    from .load.diffusion import load_diffusion_model, load_vae, load_vae_in_parts
+    from .load.text import load_text_encoder
 
 __all__ = [
     "KernelPolicy",
@@ -37,15 +37,15 @@ HOMES = {
     "KernelPolicy": "..kernels_cuda",
     "Mode": "..kernels_cuda.policy",
     "Precision": "..kernels_cuda.policy",
-    "WrongFile": ".errors",
-    "all_off": ".fused",
-    "beside_the_model": ".load_whole",
-    "inspect_file": ".inspection",
-    "load_checkpoint": ".load_whole",
-    "load_diffusion_model": ".load",
-    "load_text_encoder": ".load_text",
-    "load_vae": ".load",
-    "load_vae_in_parts": ".load",
+    "WrongFile": ".base.errors",
+    "all_off": ".fused.block",
+    "beside_the_model": ".load.checkpoint",
+    "inspect_file": ".identify.inspection",
+    "load_checkpoint": ".load.checkpoint",
+    "load_diffusion_model": ".load.diffusion",
+    "load_text_encoder": ".load.text",
+    "load_vae": ".load.diffusion",
+    "load_vae_in_parts": ".load.diffusion",
 }
 
 

@@ -9,35 +9,59 @@ README.md says how an op is added. Importing this package touches no GPU.
 from .errors import ArchiveError, BuildError, CodeUnavailable, KernelError, KernelRefused
 from .launcher import obstacle, preload, unpack_soon
 from .ledger import LEDGER
-from .ops.activations import gelu, gelu_mul, silu, silu_mul, silu_mul_
-from .ops.attention import attention
-from .ops.attention_operands import BlockList, Tail
-from .ops.bordered_conv import bordered_conv2d, bordered_upsample_conv2d
-from .ops.channel_rms_silu import channel_rms_silu
-from .ops.conv import conv2d, conv3d, fold_batch_norm
-from .ops.decode_attention import decode_attention
-from .ops.dequantise import dequantise, dequantise_rows
-from .ops.diffusion_step import diffusion_step
-from .ops.few_rows import few_rows, few_rows_serves
-from .ops.gated_residual import gated_residual, gated_residual_
-from .ops.group_norm import group_moments, group_norm_silu, instance_norm, join_moments
-from .ops.int8_rule import best_rotation, multiplies_in_int8
-from .ops.int8_to_half import int8_to_half
-from .ops.join_sums import join_sums
-from .ops.linear import linear, linear_, linear_pair, linear_pair_
-from .ops.linear_attention import linear_attention
-from .ops.linear_int8 import linear_int8, linear_int8_
-from .ops.matrices import Int8Matrix, Matrix, multiply, multiply_, multiply_pair, multiply_pair_, rows_of
-from .ops.mlp import mlp
-from .ops.norm_modulate import norm_modulate, residual_gate_norm_modulate
-from .ops.rms_parts import rms_parts
-from .ops.rms_rope import rms_rope_
-from .ops.rms_rope_keep import rms_rope_keep
-from .ops.rms_rope_sums import rms_rope_sums
-from .ops.rows_to_int8 import Int8Rows, rows_to_int8
-from .ops.sparse_routing import choose_blocks
-from .ops.to_half import to_half
-from .ops.upsample_conv import fold_upsample, upsample_conv2d
+from .ops.attention.attention import attention
+from .ops.attention.attention_operands import BlockList, Tail
+from .ops.attention.decode_attention import decode_attention
+from .ops.attention.linear_attention import linear_attention
+from .ops.attention.sparse_routing import choose_blocks
+from .ops.conv.bordered_conv import bordered_conv2d, bordered_upsample_conv2d
+from .ops.conv.conv import conv2d, conv3d, fold_batch_norm
+from .ops.conv.upsample_conv import fold_upsample, upsample_conv2d
+from .ops.elementwise.activations import (
+    gelu,
+    gelu_mul,
+    silu,
+    silu_mul,
+    silu_mul_,
+)
+from .ops.elementwise.diffusion_step import diffusion_step
+from .ops.elementwise.gated_residual import gated_residual, gated_residual_
+from .ops.matmul.few_rows import few_rows, few_rows_serves
+from .ops.matmul.int8_rule import best_rotation, multiplies_in_int8
+from .ops.matmul.join_sums import join_sums
+from .ops.matmul.linear import (
+    linear,
+    linear_,
+    linear_pair,
+    linear_pair_,
+)
+from .ops.matmul.linear_int8 import linear_int8, linear_int8_
+from .ops.matmul.matrices import (
+    Int8Matrix,
+    Matrix,
+    multiply,
+    multiply_,
+    multiply_pair,
+    multiply_pair_,
+    rows_of,
+)
+from .ops.matmul.mlp import mlp
+from .ops.norm.channel_rms_silu import channel_rms_silu
+from .ops.norm.group_norm import (
+    group_moments,
+    group_norm_silu,
+    instance_norm,
+    join_moments,
+)
+from .ops.norm.norm_modulate import norm_modulate, residual_gate_norm_modulate
+from .ops.norm.rms_parts import rms_parts
+from .ops.norm.rms_rope import rms_rope_
+from .ops.norm.rms_rope_keep import rms_rope_keep
+from .ops.norm.rms_rope_sums import rms_rope_sums
+from .ops.quant.dequantise import dequantise, dequantise_rows
+from .ops.quant.int8_to_half import int8_to_half
+from .ops.quant.rows_to_int8 import Int8Rows, rows_to_int8
+from .ops.quant.to_half import to_half
 from .policy import STANDARD, KernelPolicy
 from .registry import OPS, check_policy
 

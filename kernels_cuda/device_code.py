@@ -15,16 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import archive, unpacked
-from .arch import ONLY_FORCED
+from .binary import archive, unpacked
+from .binary.arch import ONLY_FORCED
 from .build import matrix
 from .build.nvrtc import nvrtc
 from .build.unit import build
 from .errors import ArchiveError, BuildError, CodeUnavailable
 from .ledger import LEDGER
-
-PREBUILT = Path(__file__).resolve().parent / "prebuilt" / "kernels.tar.xz"
-FORCED = "forced.tar.xz"  # beside it, where the pack is a contributor's: what is loaded by name alone
 
 
 def cache_folder() -> Path:
@@ -64,8 +61,8 @@ def load(preference: list[str], prebuilt: Path | None = None, cache: Path | None
 
 
 def _archive_of(preference: list[str]) -> Path:
-    path = Path(os.environ.get("FUSESTREAM_ARCHIVE") or PREBUILT)
-    return path.with_name(FORCED) if set(preference) <= set(ONLY_FORCED) else path
+    path = Path(os.environ.get("FUSESTREAM_ARCHIVE") or archive.PREBUILT)
+    return path.with_name(archive.FORCED) if set(preference) <= set(ONLY_FORCED) else path
 
 
 def _from_archive(path: Path, preference: list[str], origin: str, cache: Path) -> DeviceCode:

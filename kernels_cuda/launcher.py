@@ -28,8 +28,9 @@ from ..gpu import NoDriver
 from ..gpu.cuda import MULTIPROCESSORS
 from ..gpu.nvidia import other_maker
 from ..gpu.streams import raw_stream as _stream_of
-from . import arch, device_code
-from .driver_calls import (
+from . import device_code
+from .binary import arch
+from .binary.driver_calls import (
     ERROR_INVALID_CONTEXT,
     LOCAL_BYTES,
     PROGRAMMATIC_SERIALIZATION,

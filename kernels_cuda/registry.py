@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autotune
 from .call import Begun, Call, Candidate, Options, Plan, Tensors
 from .errors import CodeUnavailable, KernelError, KernelRefused
 from .launcher import Card, card, forced_class
 from .ledger import LEDGER, Choice
 from .policy import STANDARD, KernelPolicy
+from .tune import autotune
 
 GRADIENT = "a gradient is wanted, and the kernels are for inference"
 MOST_TACTICS = 4  # that are tried, of each candidate

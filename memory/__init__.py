@@ -1,23 +1,31 @@
 """Where a weight lives: file -> host pages -> device window. Knows tensors, not models."""
 
 from ..gpu import CudaError, NoDriver
-from .backend import Along, Backend, Convert, Copy, HostBackend, Source, Weights
+from .backends.backend import (
+    Along,
+    Backend,
+    Convert,
+    Copy,
+    HostBackend,
+    Source,
+    Weights,
+)
+from .backends.cuda_managed import NoManagedMemory
 from .budget import DeviceBudget
 from .checkpoint import Checkpoint
-from .cuda_managed import NoManagedMemory
 from .encoding import ENCODINGS, Encoding
 from .file import BadFile, Extent, WeightFile
 from .formats import read_header
-from .kept_pages import KeptPages
+from .host.kept_pages import KeptPages
+from .host.ram import RamBudget
 from .layer import Layer, Weight, staging_bytes
 from .ledger import Ledger
 from .open_file import FileChanged
 from .opening import bounds, open_pager, plan_of
 from .pager import Pager, PagerError
-from .parcels import Parcels, open_parcels
 from .plan import OverBudget, Plan, Prediction, Rates, least_budget, make_plan, most_budget, simulate
-from .ram import RamBudget
 from .rates import BusRates
+from .side_copies import Parcels, open_parcels
 
 __all__ = [
     "ENCODINGS",

@@ -20,8 +20,8 @@ from ..gpu.capture import capturing
 from ..gpu.cuda import CONCURRENT_MANAGED_ACCESS, READ_ONLY_REGISTER
 from ..gpu.streams import Streams, raw_stream
 from .driver_calls import MemoryCalls, memory_calls
+from .driver_priority import Precedence
 from .plan import OverBudget
-from .precedence import Precedence
 
 
 class Event(Protocol):

@@ -16,22 +16,22 @@ import torch
 
 from ..gpu import NoDriver
 from ..gpu.nvidia import other_maker
-from .backend import Backend, Convert, HostBackend
+from .backends.backend import Backend, Convert, HostBackend
+from .backends.cuda_managed import CudaManagedMemory
+from .backends.managed import PAGE, ManagedBackend, pages
+from .backends.slots import SlotsBackend
 from .budget import DeviceBudget
 from .checkpoint import Checkpoint
-from .cuda_managed import CudaManagedMemory
 from .device import CudaDevice
-from .host import Host, Way
-from .kept_pages import KeptPages
+from .host.host import Host, Way
+from .host.kept_pages import KeptPages
+from .host.ram import RamBudget
 from .layer import Layer, rare_of, staging_bytes
 from .ledger import Ledger
-from .managed import PAGE, ManagedBackend, pages
 from .pager import Pager
 from .plan import Plan, Rates, aligned, least_budget, make_plan, most_budget
-from .ram import RamBudget
 from .rates import BusRates, measure_rates
 from .runs import runs_of
-from .slots import SlotsBackend
 
 BackendName = Literal["auto", "slots", "managed", "host"]
 # Managed memory must be this much faster: filling its pool is one more copy, and takes the model's size of RAM.

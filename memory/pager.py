@@ -22,7 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .backend import Along, Backend, Copy, Ticket, Weights
+from .backends.backend import (
+    Along,
+    Backend,
+    Copy,
+    Ticket,
+    Weights,
+)
 from .budget import DeviceBudget
 from .layer import Layer, rare_of
 from .ledger import Ledger

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from .cuda_managed import CudaManagedMemory
+from .backends.cuda_managed import CudaManagedMemory
 from .device import CudaDevice
 from .ledger import now
 from .runs import Run, address_of, spans_of

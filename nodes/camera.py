@@ -81,7 +81,7 @@ class Camera:
 
     def frames(self) -> Iterator[Tensor | None]:
         """[h, w, 3] bytes; None: there is none at the moment. Ends with the camera."""
-        from ..fusion import notices  # noqa: PLC0415 - the server starts without it
+        from ..fusion.base import notices  # noqa: PLC0415 - the server starts without it
 
         count, last, asked = 0, self._clock(), float("-inf")
         try:

@@ -8,11 +8,11 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
-from ..fusion import readers
-from ..fusion.budgets import AUTO, MOST, refusal
+from ..fusion.base import file_formats
+from ..fusion.base.family import Role
+from ..fusion.base.format import QUALITIES
+from ..fusion.base.vram_budget import AUTO, MOST, refusal
 from ..fusion.families import FAMILIES
-from ..fusion.family import Role
-from ..fusion.words import QUALITIES
 from . import queued
 
 ANY = "auto"  # of a text encoder's type: what the file tells
@@ -97,5 +97,5 @@ def odd_budget(node: str | None, name: str | None = None) -> str | None:
     given = queued.value(node, "vram_budget")
     if not isinstance(given, (int, float)):  # it comes by a link
         return None
-    reason = None if name is None else readers.refusal(name, given)
+    reason = None if name is None else file_formats.refusal(name, given)
     return refusal(given) or (reason and f"{name} {reason}")

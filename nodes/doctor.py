@@ -8,7 +8,7 @@ from pathlib import Path
 import folder_paths
 from comfy_api.latest import io, ui
 
-from ..fusion.family import Role
+from ..fusion.base.family import Role
 from . import files
 from .loaders import CATEGORY
 

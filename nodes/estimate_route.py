@@ -14,8 +14,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..fusion.budgets import AUTO
-from ..fusion.family import Role
+from ..fusion.base.family import Role
+from ..fusion.base.vram_budget import AUTO
 from . import choices, files, queued, step_times, user_settings
 from .front_end import answered, is_busy, running_server
 from .graph import Graph, is_link
@@ -158,7 +158,7 @@ def _unread(path: str, _state: str, kernels: Any, precision: Any, budget: float,
 
 def _described(found: Estimate) -> dict[str, Any]:
     """Bytes as they are, times in words."""
-    from ..fusion.words import took  # noqa: PLC0415
+    from ..fusion.base.format import took  # noqa: PLC0415
 
     fit = found.fit
     if fit is None:
@@ -195,7 +195,7 @@ def _telling(found: Estimate) -> list[Change]:
 
 
 def _change(one: Change) -> dict[str, Any]:
-    from ..fusion.words import quality, took  # noqa: PLC0415
+    from ..fusion.base.format import quality, took  # noqa: PLC0415
 
     values = [quality(one.values[0])] if one.what == "quality" else list(one.values)
     return {"what": one.what, "values": values, "all": None if one.total is None else took(one.total)}

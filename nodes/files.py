@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import folder_paths
 
-from ..fusion.family import Role
+from ..fusion.base.family import Role
 from ..memory.formats import gguf_split
 from . import choices, queued, small_vaes
 
 if TYPE_CHECKING:
-    from ..fusion.load_whole import Beside
+    from ..fusion.load.checkpoint import Beside
 
 FOLDERS = {
     Role.DIFFUSION: "diffusion_models",
@@ -193,7 +193,7 @@ def _beside(path: str, _state: str) -> Beside | None:
 
 @lru_cache(maxsize=256)
 def _mismatch(model: str, _model_state: str, vae: str, _vae_state: str) -> str | None:
-    from ..fusion import latents  # noqa: PLC0415
+    from ..fusion.identify import latents  # noqa: PLC0415
     from ..memory import BadFile  # noqa: PLC0415
 
     with contextlib.suppress(BadFile):  # of which its own loader tells

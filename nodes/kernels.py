@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
+from ..fusion.base.family import Role
 from ..fusion.families import FAMILIES
-from ..fusion.family import Role
 from . import choices, gains, notices
 from .gains import MEASURED_ON
 from .loaders import CATEGORY
@@ -235,9 +235,9 @@ class ModelKernels(io.ComfyNode):
     def execute(
         cls, model: Any, kernels: Mode = "auto", precision: Precision = "precise", **switches: str
     ) -> io.NodeOutput:
-        from ..fusion import override  # noqa: PLC0415
+        from ..fusion.load import other_policy  # noqa: PLC0415
 
-        return io.NodeOutput(override.model_under(model, policy_from(kernels, precision, MODEL_SWITCHES, switches)))
+        return io.NodeOutput(other_policy.model_under(model, policy_from(kernels, precision, MODEL_SWITCHES, switches)))
 
 
 class TextEncoderKernels(io.ComfyNode):
@@ -265,10 +265,10 @@ class TextEncoderKernels(io.ComfyNode):
     def execute(
         cls, clip: Any, kernels: Mode = "auto", precision: Precision = "precise", **switches: str
     ) -> io.NodeOutput:
-        from ..fusion import override  # noqa: PLC0415
+        from ..fusion.load import other_policy  # noqa: PLC0415
 
         return io.NodeOutput(
-            override.text_encoder_under(clip, policy_from(kernels, precision, TEXT_SWITCHES, switches))
+            other_policy.text_encoder_under(clip, policy_from(kernels, precision, TEXT_SWITCHES, switches))
         )
 
 
@@ -292,6 +292,6 @@ class VAEKernels(io.ComfyNode):
     def execute(
         cls, vae: Any, kernels: Mode = "auto", precision: Precision = "precise", **switches: str
     ) -> io.NodeOutput:
-        from ..fusion import override  # noqa: PLC0415
+        from ..fusion.load import other_policy  # noqa: PLC0415
 
-        return io.NodeOutput(override.vae_under(vae, policy_from(kernels, precision, VAE_SWITCHES, switches)))
+        return io.NodeOutput(other_policy.vae_under(vae, policy_from(kernels, precision, VAE_SWITCHES, switches)))

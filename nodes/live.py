@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import folder_paths
 from comfy_api.latest import InputImpl, io
 
-from ..fusion import errors
+from ..fusion.base import errors
 from ..fusion.live.settings import SAMPLERS, SCHEDULERS, Settings
 from . import camera, notices
 from .live_shown import Shown

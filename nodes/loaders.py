@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import folder_paths
 from comfy_api.latest import io
 
-from ..fusion.budgets import AUTO
-from ..fusion.family import Role
+from ..fusion.base.family import Role
+from ..fusion.base.vram_budget import AUTO
 from . import (
     choices,
     files,

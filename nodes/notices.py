@@ -10,11 +10,11 @@ EVENT = "fusestream.notice"
 
 def attach() -> None:
     """Let `fusion` tell the page. Called by nodes that run, as often as they like."""
-    from ..fusion import notices  # noqa: PLC0415 - the server starts without it
-    from ..fusion.language import pace  # noqa: PLC0415
+    from ..fusion.base import notices  # noqa: PLC0415 - the server starts without it
+    from ..fusion.text import token_rate  # noqa: PLC0415
 
     notices.listen(show)
-    pace.listen(show_on_node)
+    token_rate.listen(show_on_node)
 
 
 def show_on_node(words: str) -> None:

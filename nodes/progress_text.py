@@ -14,7 +14,7 @@ from . import user_settings
 from .front_end import write_on
 
 if TYPE_CHECKING:
-    from ..fusion.pace import Reading
+    from ..fusion.sampling.step_timer import Reading
 
 EVERY = 0.25  # seconds between two messages
 
@@ -24,7 +24,7 @@ Send = Callable[[str, str], None]
 
 def watch(patcher: Any, hidden: Any) -> None:
     """Let the samplings with this model be told to the loader node that `hidden` names."""
-    from ..fusion.pace import pace_of  # noqa: PLC0415 - the server starts without it
+    from ..fusion.sampling.step_timer import pace_of  # noqa: PLC0415 - the server starts without it
 
     pace, node = pace_of(patcher), getattr(hidden, "unique_id", None)
     if pace is not None and node is not None:

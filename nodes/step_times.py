@@ -26,7 +26,7 @@ def read() -> None:
     """What earlier starts have kept, once. Called by nodes that run."""
     global _was_read  # noqa: PLW0603 - of the one file that a process has
     if not _was_read:
-        from ..fusion.estimate import measured  # noqa: PLC0415 - the server starts without it
+        from ..fusion.sampling import measured  # noqa: PLC0415 - the server starts without it
 
         _was_read = True
         measured.read(path())
@@ -35,6 +35,6 @@ def read() -> None:
 def write() -> None:
     """After a prompt. Before one has loaded a model there is nothing to keep."""
     if _was_read:
-        from ..fusion.estimate import measured  # noqa: PLC0415
+        from ..fusion.sampling import measured  # noqa: PLC0415
 
         measured.write(path())

@@ -35,7 +35,7 @@ def value(name: str, default: Any) -> Any:
 
 def apply() -> None:
     """Called by loaders, before they load."""
-    from ..fusion import limits  # noqa: PLC0415 - the server starts without it
+    from ..fusion.stream import limits  # noqa: PLC0415 - the server starts without it
 
     global _are_applied  # noqa: PLW0603 - of the one server that a process has
     _are_applied = True

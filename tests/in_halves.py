@@ -14,7 +14,7 @@ import torch
 from scenes import distance
 
 from fusestream.fusion import KernelPolicy
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.kernels_cuda.registry import Op
 
 OFF = KernelPolicy.of("off")

@@ -30,9 +30,9 @@ from fusestream.memory import (  # noqa: E402
     Weight,
     open_pager,
 )
-from fusestream.memory.host import Host  # noqa: E402
-from fusestream.memory.managed import ManagedBackend  # noqa: E402
-from fusestream.memory.slots import SlotsBackend  # noqa: E402
+from fusestream.memory.backends.managed import ManagedBackend  # noqa: E402
+from fusestream.memory.backends.slots import SlotsBackend  # noqa: E402
+from fusestream.memory.host.host import Host  # noqa: E402
 
 COUNT, ELEMENTS = 6, 1 << 20
 BUDGET = 16 << 20

@@ -10,12 +10,12 @@ import comfy.model_management as mm
 import pytest
 from plain_device import PlainDevice, PlainManagedMemory
 
-from fusestream.fusion.stream import grain
+from fusestream.fusion.stream import segments
 from fusestream.fusion.stream import stream as streaming
 from fusestream.memory import Pager, Parcels, RamBudget, bounds
-from fusestream.memory.host import Host
-from fusestream.memory.managed import ManagedBackend
-from fusestream.memory.slots import SlotsBackend
+from fusestream.memory.backends.managed import ManagedBackend
+from fusestream.memory.backends.slots import SlotsBackend
+from fusestream.memory.host.host import Host
 
 MIB = 2**20
 BACKENDS = ("registered", "pinned", "managed")
@@ -88,7 +88,7 @@ def plain_backends() -> Iterator[Backends]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streaming, "open_pager", found._open)
         patch.setattr(streaming.Stream, "_open_parcels", open_parcels)
-        patch.setattr(grain, "bounds", lambda layers, _device: bounds(layers, "cuda"))
+        patch.setattr(segments, "bounds", lambda layers, _device: bounds(layers, "cuda"))
         yield found
         mm.unload_all_models()
     found._check()

@@ -18,8 +18,8 @@ import torch
 
 from fusestream.memory import CudaError
 from fusestream.memory.device import Pinned
+from fusestream.memory.driver_priority import Precedence
 from fusestream.memory.plan import OverBudget
-from fusestream.memory.precedence import Precedence
 
 
 class PlainEvent:

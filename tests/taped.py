@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusestream.fusion.stream.settled import Settled
+from fusestream.fusion.stream.stability import Settled
 from fusestream.gpu.graphs import Timed
 from fusestream.kernels_cuda import LEDGER
 

@@ -9,7 +9,7 @@ import comfy.model_management
 import pytest
 import torch
 
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.kernels_cuda import LEDGER, STANDARD, KernelPolicy
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...fusion.cost import Cost
+from ...fusion.base.cost import Cost
 from ...fusion.families.wan.cost import TEXT_TOKENS, forward
 from ..predicted.unets import unet
 from . import pictures

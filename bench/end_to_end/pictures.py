@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...fusion.cost import Cost
+from ...fusion.base.cost import Cost
 from ...fusion.families.flux2 import cost as flux
 from ...fusion.families.z_image import cost as z_image
 

@@ -106,8 +106,8 @@ def hold_ours(bus: Bus) -> None:
     device = limited(homes[0].CudaDevice, bus, Pins(int(PINNED_SHARE * RAM_GIB * GIB)))
     for home in homes:
         home.CudaDevice = device
-    ram: Any = importlib.import_module("fusestream.memory.ram")
-    vram: Any = importlib.import_module("fusestream.fusion.stream.vram")
+    ram: Any = importlib.import_module("fusestream.memory.host.ram")
+    vram: Any = importlib.import_module("fusestream.fusion.stream.vram_pool")
     whole = int(RAM_GIB * GIB)
     vram._ram = vram.CountedRam.auto(ram=ram.Ram(whole, whole - 4 * GIB))  # what a desktop leaves
 

@@ -175,7 +175,7 @@ def tried(word: dict[str, Any]) -> dict[str, Any]:
     import comfy.model_management  # noqa: PLC0415
 
     importlib.import_module("fusestream.kernels_cuda").LEDGER.clear()
-    vram: Any = importlib.import_module("fusestream.fusion.stream.vram")
+    vram: Any = importlib.import_module("fusestream.fusion.stream.vram_pool")
     ram = vram._ram
     try:
         return done(Run(word["job"]), word["paths"])
@@ -200,7 +200,7 @@ class Run:
             forced = {} if job["quick"] else {"isa": side.isa, **dict(side.ops)}  # the CPU has no kernel to force
             self.policy = self.fusion.KernelPolicy.of(side.kernels, precision=side.precision, **forced)
             if side.ram_budget is not None:
-                vram: Any = importlib.import_module("fusestream.fusion.stream.vram")
+                vram: Any = importlib.import_module("fusestream.fusion.stream.vram_pool")
                 vram._ram = vram.CountedRam(int(side.ram_budget * 2**30))
         self.ram_before = ram_gib("VmRSS")
 
@@ -566,7 +566,7 @@ class Run:
         if not self.ours:
             return {"peer": told} if (told := self.peer.told()) else {}
         ledger = importlib.import_module("fusestream.kernels_cuda").LEDGER
-        tuner = importlib.import_module("fusestream.kernels_cuda.autotune").tuner()
+        tuner = importlib.import_module("fusestream.kernels_cuda.tune.autotune").tuner()
         result: dict[str, Any] = {
             "calls while choosing": tuner.undecided,
             "served": sorted({f"{choice.op}: {choice.winner}" for choice in ledger.choices}),

@@ -16,7 +16,7 @@ import torch
 
 from ...checkpoints import container, toys, trained, umt5, wan
 from ...checkpoints.quantise import quantise
-from ...fusion.budgets import AUTO
+from ...fusion.base.vram_budget import AUTO
 from .. import kitchen
 from .variants import QUANTISED, Computing, Sparse, Variant
 
@@ -203,7 +203,7 @@ def with_easy_cache(model: Any) -> Any:
 
 def with_kitchen(model: Any) -> Any:
     """Attention without masks by comfy-kitchen in 8 bits, through stock's own hook."""
-    from ...fusion.attention import HOOK, StockCall  # noqa: PLC0415
+    from ...fusion.fused.attention import HOOK, StockCall  # noqa: PLC0415
 
     run = kitchen.int8_attention()[kitchen.INT8]
 

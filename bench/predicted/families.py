@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ...fusion.cost import Cost
+from ...fusion.base.cost import Cost
 from ...fusion.families.wan.cost import TEXT_TOKENS
 from ..end_to_end.bounds import Language, Sizes, qwen3_forward, wan_forward
 from ..end_to_end.pictures import HALF, Klein, ZImage, klein_forward, z_image_forward

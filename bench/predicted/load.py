@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...fusion.cost import Cost
+from ...fusion.base.cost import Cost
 
 
 @dataclass(frozen=True)

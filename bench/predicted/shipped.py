@@ -1,5 +1,5 @@
 """What FuseStream Plan goes by: of the measured card the rates of its kernels' rows, of cards that nobody measured shares of their
-peaks. `fusion/estimate/rates.py` says what is made of it.
+peaks. `fusion/base/card_rates.py` says what is made of it.
 
 A block is told there by its width and its hidden values alone, so a Wan's passes stand for those of every family.
 """
@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...fusion.estimate.rates import Passes
+from ...fusion.base.card_rates import Passes
 from ..card_rates import CUBLAS, REACHED
 from ..end_to_end.bounds import WAN
 from ..end_to_end.rows import sampling

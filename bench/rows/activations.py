@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.activations import gated_stock, stock
+from ...kernels_cuda.ops.elementwise.activations import gated_stock, stock
 from ..row import Row, Tensors
 
 TANH = ("gelu_tanh", None)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.attention import stock
-from ...kernels_cuda.ops.attention_operands import TENSORS
+from ...kernels_cuda.ops.attention.attention import stock
+from ...kernels_cuda.ops.attention.attention_operands import TENSORS
 from ...kernels_cuda.policy import Precision
 from .. import kitchen
 from ..row import Row, Tensors

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...kernels_cuda import fold_upsample
-from ...kernels_cuda.ops.bordered_conv import stock, upsample_stock
+from ...kernels_cuda.ops.conv.bordered_conv import stock, upsample_stock
 from ..row import Row, Tensors
 
 REFLECTED = ("none", 1, 1, 1, 1, 1, "reflect")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fusestream.kernels_cuda.ops.channel_rms_silu import stock
+from fusestream.kernels_cuda.ops.norm.channel_rms_silu import stock
 
 from ..row import Row
 

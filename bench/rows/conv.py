@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, channel_rms_silu, conv3d, fold_upsample
-from ...kernels_cuda.ops import channel_rms_silu as norm
-from ...kernels_cuda.ops import upsample_conv
-from ...kernels_cuda.ops.conv import stock
+from ...kernels_cuda.ops.conv import upsample_conv
+from ...kernels_cuda.ops.conv.conv import stock
+from ...kernels_cuda.ops.norm import channel_rms_silu as norm
 from ..row import Row, Tensors
 
 SAME = ("none", 1, 2, 1, 1, 1, 1, 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops import decode_attention, rms_rope_keep
+from ...kernels_cuda.ops.attention import decode_attention
+from ...kernels_cuda.ops.norm import rms_rope_keep
 from ..row import Row, Tensors
 
 HEADS, KEY_HEADS, D = 32, 8, 128

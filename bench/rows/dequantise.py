@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.dequantise import reference, stock_rows
-from ...kernels_cuda.ops.packed_blocks import BLOCK_TYPES
+from ...kernels_cuda.ops.quant.dequantise import reference, stock_rows
+from ...kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
 from ..row import Row, Tensors
 
 

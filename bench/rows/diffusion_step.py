@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels_cuda.ops.diffusion_step import stock
+from ...kernels_cuda.ops.elementwise.diffusion_step import stock
 from ..row import Row, Tensors
 
 CFG = (6.0, "velocity", "euler", 1.0, None, None)

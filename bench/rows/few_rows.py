@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.few_rows import PLAIN, STEPS, stock
+from ...kernels_cuda.ops.matmul.few_rows import PLAIN, STEPS, stock
 from ..row import Row, Tensors
 
 

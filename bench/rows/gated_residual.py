@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.gated_residual import stock
+from ...kernels_cuda.ops.elementwise.gated_residual import stock
 from ..measure import sum_bytes
 from ..row import Row, Tensors
 

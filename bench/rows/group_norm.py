@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fusestream.kernels_cuda.ops.group_norm import stock
+from fusestream.kernels_cuda.ops.norm.group_norm import stock
 
 from ..measure import sum_bytes
 from ..row import Row

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from ...kernels_cuda.ops.int8_to_half import stock
+from ...kernels_cuda.ops.quant.int8_to_half import stock
 from ..row import Row, Tensors
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.linear import pair_stock, stock, stock_
+from ...kernels_cuda.ops.matmul.linear import pair_stock, stock, stock_
 from ..measure import sum_bytes
 from ..row import Row, Tensors
 

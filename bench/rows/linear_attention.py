@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from ...kernels_cuda.ops.linear_attention import stock
+from ...kernels_cuda.ops.attention.linear_attention import stock
 from ..row import Row, Tensors
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import rows_to_int8
-from ...kernels_cuda.ops.linear_int8 import stock
-from ...kernels_cuda.ops.rotation import root, turned
-from ...kernels_cuda.ops.rows_to_int8 import stock as stock_rows
+from ...kernels_cuda.ops.matmul.linear_int8 import stock
+from ...kernels_cuda.ops.quant.rotation import root, turned
+from ...kernels_cuda.ops.quant.rows_to_int8 import stock as stock_rows
 from .. import kitchen
 from ..row import Row, Tensors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.norm_modulate import residual_stock, stock
+from ...kernels_cuda.ops.norm.norm_modulate import residual_stock, stock
 from ..row import Row, Tensors
 
 LAYER = (1e-6, "layer", None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops import join_sums, rms_parts, rms_rope_sums
+from ...kernels_cuda.ops.matmul import join_sums
+from ...kernels_cuda.ops.norm import rms_parts, rms_rope_sums
 from ..row import Row, Tensors
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels_cuda.ops.rms_rope import stock
+from ...kernels_cuda.ops.norm.rms_rope import stock
 from ..measure import sum_bytes
 from ..row import Row, Tensors
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, attention, choose_blocks
-from ...kernels_cuda.ops.attention import stock
-from ...kernels_cuda.ops.sparse_routing import KEY_BLOCK
+from ...kernels_cuda.ops.attention.attention import stock
+from ...kernels_cuda.ops.attention.sparse_routing import KEY_BLOCK
 from ...kernels_cuda.policy import Precision
 from .. import kitchen
 from ..row import Row, Tensors

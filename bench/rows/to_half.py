@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fusestream.kernels_cuda.ops.to_half import unsaturated
+from fusestream.kernels_cuda.ops.quant.to_half import unsaturated
 
 from ..row import Row
 

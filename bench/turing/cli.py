@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ...kernels_cuda import elf
+from ...kernels_cuda.binary import elf
 from . import (
     disassemble,
     kitchen_kernels,

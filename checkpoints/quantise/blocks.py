@@ -1,4 +1,4 @@
-"""Numbers packed into ggml's blocks: Q8_0, Q4_K, Q5_K, Q6_K. What the bytes mean stands in `kernels_cuda/ops/packed_blocks.py`.
+"""Numbers packed into ggml's blocks: Q8_0, Q4_K, Q5_K, Q6_K. What the bytes mean: `kernels_cuda/ops/quant/packed_blocks.py`.
 
     Q8_0       32 numbers: d q
     Q4_K, Q5_K 256 numbers in groups of 32: d sc q - dmin m, where sc and m are of 6 bits for each group, q of 4 or 5

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.rotation import GROUPS
-from ...kernels_cuda.ops.rows_to_int8 import LARGEST, reference
+from ...kernels_cuda.ops.quant.rotation import GROUPS
+from ...kernels_cuda.ops.quant.rows_to_int8 import LARGEST, reference
 from ...memory import Checkpoint, Extent
 from ...memory.layer import DTYPES
 from ...memory.written import WeightWriter

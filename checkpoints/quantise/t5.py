@@ -12,7 +12,7 @@ from typing import Any
 
 from ...fusion.families.t5 import gguf_tokenizer as proto
 from ...fusion.families.t5.llama_cpp import GATED, UNGATED
-from ...fusion.spiece import TENSOR as TOKENIZER
+from ...fusion.files.sentencepiece import TENSOR as TOKENIZER
 from ...memory import Checkpoint, Extent
 from ...memory.written_gguf import Entry
 from .errors import CannotQuantise

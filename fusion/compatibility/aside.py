@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 
 from ...kernels_cuda import LEDGER
-from .. import needed_comfyui
+from ..base import needed_comfyui
 
 _lock = threading.Lock()
 _known: dict[str, SteppedAside] = {}

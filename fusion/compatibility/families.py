@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import torch
 
 from ...kernels_cuda import KernelPolicy, KernelRefused
-from ..family import Family
-from ..fused import all_off
-from ..other_cards import lacks
+from ..base.family import Family
+from ..base.other_cards import lacks
+from ..fused.block import all_off
 from .aside import Raised, step_aside
 from .verdicts import verdict
 

@@ -14,8 +14,8 @@ from typing import Any
 import comfy.model_patcher
 import comfy.ops
 
+from ..patcher.streaming_patcher import StreamingModelPatcher
 from ..stream.model_call import PLACES
-from ..stream.patcher import StreamingModelPatcher
 from .signatures import same_parameters
 
 Patcher = comfy.model_patcher.ModelPatcher

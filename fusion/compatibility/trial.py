@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...kernels_cuda import KernelPolicy, KernelRefused, obstacle
-from ..attention import HOOK
-from ..fused import POLICY
-from ..named_attention import NAME
+from ..base.specimen import SEED, Draw, Specimen
+from ..fused.attention import HOOK
+from ..fused.block import POLICY
+from ..fused.named_attention import NAME
 from .aside import Raised
 from .recorded_options import RecordedOptions
 from .signatures import differences
-from .specimen import SEED, Draw, Specimen
 
 OURS = frozenset((POLICY, HOOK))  # names that only we look for
 UNTOLD = frozenset(("transformer_options", "_inside_attn_wrapper", "mask"))

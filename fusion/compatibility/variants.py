@@ -15,10 +15,10 @@ import comfy.ops
 import torch
 from torch import nn
 
-from ..family import Family
-from ..fused import PARTS
+from ..base.family import Family
+from ..base.specimen import SEED, Draw
+from ..fused.block import PARTS
 from .source import fingerprint
-from .specimen import SEED, Draw
 
 META = torch.device("meta")
 SWITCHES = (bool, str, type(None))

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from ...kernels_cuda import device_code
-from .. import needed_comfyui
+from ..base import needed_comfyui
+from ..base.specimen import Specimen
 from .aside import Raised
 from .source import fingerprint, of_folder
-from .specimen import Specimen
 from .trial import difference
 from .verdicts_file import FILE, Verdict, VerdictsFile
 

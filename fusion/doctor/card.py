@@ -9,9 +9,14 @@ from collections.abc import Iterator
 import torch
 
 from ...gpu import driver
-from ...kernels_cuda import KernelPolicy, arch, archive, device_code, gelu, launcher
+from ...kernels_cuda import (
+    KernelPolicy,
+    gelu,
+    launcher,
+)
+from ...kernels_cuda.binary import arch, archive
 from ...kernels_cuda.build import matrix
-from ..words import counted
+from ..base.format import counted
 from .findings import ADVICE
 
 GIB = 2**30
@@ -79,7 +84,7 @@ def card_class(name: str, capability: tuple[int, int]) -> str:
 
 def prebuilt() -> Iterator[str]:
     """Whether the archive is that of the sources beside it."""
-    path, current = device_code.PREBUILT, matrix.source_hash()
+    path, current = archive.PREBUILT, matrix.source_hash()
     manifest = archive.read_manifest(path)
     yield f"{path.name}: built from {manifest.source_hash} with {manifest.compiler}"
     counts = ", ".join(f"{variant} {len(units)}" for variant, units in manifest.variants.items())

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .. import needed_comfyui
-from ..words import counted
+from ..base import needed_comfyui
+from ..base.format import counted
 from .findings import ADVICE
 
 # Switches that change which memory or attention serves. No other is told: some name people's folders.

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ...kernels_cuda import device_code
-from .. import needed_comfyui
+from ..base import needed_comfyui
 from ..compatibility.aside import stepped_aside
 from ..compatibility.verdicts_file import FILE, VerdictsFile
 from .findings import ADVICE

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from ...memory import RamBudget
-from ...memory.ram import measure_ram
-from .. import needed_comfyui
-from ..words import counted
+from ...memory.host.ram import measure_ram
+from ..base import needed_comfyui
+from ..base.format import counted
 from .findings import ADVICE
 
 GIB = 2**30

@@ -14,12 +14,12 @@ GIB = 2**30
 def stored(path: Path | None) -> Iterator[str]:
     """path: of one model's file, of several its first. The name of a sound file is nobody's business."""
     from ...memory import BadFile, Checkpoint  # noqa: PLC0415 - where torch does not import there is a report too
-    from .. import readers  # noqa: PLC0415
+    from ..base import file_formats  # noqa: PLC0415
 
     if path is None:
         yield "no model file was found"
         return
-    if not readers.has_header(path):
+    if not file_formats.has_header(path):
         yield f"a {path.suffix} file, which only ComfyUI reads: it does not stream"
         return
     try:
@@ -31,6 +31,6 @@ def stored(path: Path | None) -> Iterator[str]:
     except BadFile as error:
         yield f"{ADVICE}{error}"
         return
-    kind = "GGUF" if readers.is_ours_alone(path) else "safetensors"
+    kind = "GGUF" if file_formats.is_ours_alone(path) else "safetensors"
     told = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in sizes.most_common())
     yield f"{kind}{f' in {files} files' if files > 1 else ''}: {told or 'no tensors'}"

@@ -8,8 +8,8 @@ import torch
 
 from ...gpu import NoDriver, driver
 from ...gpu.cuda import CLOCK_KHZ, MEMORY_BUS_BITS, MEMORY_CLOCK_KHZ, MULTIPROCESSORS, CudaError
+from ..base.card_rates import Card
 from ..doctor.card import NO_TENSOR_CORES
-from .rates import Card
 
 TRANSFERS = 2  # of GDDR in a clock of the memory
 

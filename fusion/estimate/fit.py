@@ -13,8 +13,14 @@ import comfy.model_management
 import torch
 
 from ...memory import plan_of
-from ..stream.grain import chosen
-from ..stream.reckoning import RECKONING, RESERVE, STOCK_ASKS, Reckoning, own_reserve
+from ..patcher.vram_estimate import (
+    RECKONING,
+    RESERVE,
+    STOCK_ASKS,
+    Reckoning,
+    own_reserve,
+)
+from ..stream.segments import chosen
 from ..stream.stream import Stream
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from PIL import Image
 
+from ..base.card_rates import Source
+from ..base.format import took
 from ..report.canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
 from ..report.data import size
-from ..words import took
 from . import words
 from .fit import Fit, Verdict
 from .plan import Estimate
-from .rates import Source
 
 NAMES = 400.0  # room for the names of rows
 ROW = 54

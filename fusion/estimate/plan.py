@@ -6,18 +6,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..cost import Cost
+from ..base.card_rates import (
+    STOCK,
+    STORED,
+    Card,
+    Source,
+    rates_of,
+)
+from ..base.cost import Cost
+from ..base.family import Family, Role
 from ..families import FAMILIES
-from ..family import Family, Role
-from ..fused import policy_of_model
-from ..pace import Sampled
-from ..quality import AsStored, as_stored, rates_of_policy, resolved
+from ..fused.block import policy_of_model
+from ..fused.quality import (
+    AsStored,
+    as_stored,
+    rates_of_policy,
+    resolved,
+)
 from ..report.gathering import noting, stream_of, title
+from ..sampling import measured
+from ..sampling.step_timer import Sampled
 from ..sparse.model import sparse_of
-from . import measured
 from .card import card_of
 from .fit import Fit, Verdict, fit_of
-from .rates import STOCK, STORED, Card, Source, rates_of
 from .sums import Blocks, step_seconds
 
 TIERS = ("precise", "fast", "turbo")

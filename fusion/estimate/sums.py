@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ...memory import Rates as Speeds
 from ...memory import make_plan, simulate
-from ..cost import Cost
-from .rates import Passes, Rates, compute_seconds
+from ..base.card_rates import Passes, Rates, compute_seconds
+from ..base.cost import Cost
 
 
 @dataclass(frozen=True)

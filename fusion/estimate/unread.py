@@ -13,11 +13,11 @@ import torch
 
 from ...kernels_cuda import KernelPolicy
 from ...memory import Checkpoint, Extent
-from .. import other_cards, readers
-from ..budgets import refuse_odd
-from ..errors import NotStreamable
-from ..load import streamed_from
-from ..loading import open_to_stream
+from ..base import file_formats, other_cards
+from ..base.errors import NotStreamable
+from ..base.vram_budget import refuse_odd
+from ..load.common import open_to_stream
+from ..load.diffusion import streamed_from
 from ..stream import progress
 
 SMALL = 1 << 16  # bytes of a tensor that is read all the same: flags and tables that a network is made by
@@ -48,6 +48,6 @@ def unread_model(path: str, policy: KernelPolicy, vram_budget: float, *, is_chec
         finally:
             source.close()
     except NotStreamable:
-        if vram_budget > 0 or readers.is_ours_alone(path):
+        if vram_budget > 0 or file_formats.is_ours_alone(path):
             raise
         return None

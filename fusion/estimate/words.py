@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..pace import Reading
+from ..base.card_rates import Source
+from ..base.format import counted, quality, took
 from ..report.data import Sampling, size
 from ..report.text import sampling_words
-from ..words import counted, quality, took
+from ..sampling.step_timer import Reading
 from .fit import Fit, Verdict
 from .plan import Change, Estimate
-from .rates import Source
 
 NOT_COUNTED = "Reading the prompt, decoding and the first reading of the file come on top."
 WHOLE = (

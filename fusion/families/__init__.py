@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..family import Family
+from ..base.family import Family
 
 if TYPE_CHECKING:
     from ...memory import WeightFile

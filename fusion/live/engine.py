@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import STANDARD, KernelPolicy
-from .. import notices, other_cards
-from ..errors import WrongInput
-from ..fused import policy_of_model
+from ..base import notices, other_cards
+from ..base.errors import WrongInput
+from ..fused.block import policy_of_model
 from .change import difference, new_parts, reduced
 from .lanes import Handed, Lanes, Ran, lanes_for
 from .pictures import Pictures, fitted, to_floats

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...gpu.graphs import RECORDER, Recorder
 from ...kernels_cuda import KernelPolicy
-from ..graph import Graphs
-from ..lying import Lying
+from ..graphs.calls import Graphs
+from ..graphs.resident import Lying
 
 
 class Pictures:

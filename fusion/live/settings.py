@@ -8,7 +8,7 @@ from typing import Any, Literal
 import comfy.samplers
 import torch
 
-from ..errors import WrongInput
+from ..base.errors import WrongInput
 
 SamplerName = Literal["euler", "lcm"]
 SAMPLERS: tuple[SamplerName, ...] = ("euler", "lcm")

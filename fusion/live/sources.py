@@ -19,8 +19,8 @@ import torch
 from comfy_api.latest import InputImpl
 from torch import Tensor
 
-from .. import notices
-from ..errors import WrongInput
+from ..base import notices
+from ..base.errors import WrongInput
 
 AHEAD = 6  # frames that are read before they are wanted
 WORKERS = 2  # threads that make pixels of them

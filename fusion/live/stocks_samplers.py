@@ -16,9 +16,9 @@ import comfy.samplers
 import torch
 from torch import Tensor
 
+from ..base.specimen import PLAIN
 from ..compatibility.aside import step_aside
 from ..compatibility.recorded_options import RecordedOptions
-from ..compatibility.specimen import PLAIN
 
 CLOSE = 1e-4
 SEED = 3

@@ -1,4 +1,4 @@
-"""A patcher of stock's for networks whose calls are captured (`kernels_cuda/modules/captured.py`): what was captured is given back
+"""A patcher of stock's for networks whose calls are captured (`kernels_cuda/modules/graphs.py`): what was captured is given back
 before anything else when ComfyUI wants room, and with the weights when it unloads them.
 
 Stock's accounts know weights alone. What a graph keeps is torch's memory or the driver's, within a bound that stock leaves free for
@@ -23,8 +23,8 @@ import comfy.model_patcher
 import torch
 from torch import nn
 
-from ...kernels_cuda.modules.captured import release
-from ..mixing import mix
+from ...kernels_cuda.modules.graphs import release
+from ..base.subclassing import mix
 
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
 

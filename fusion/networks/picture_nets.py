@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ...kernels_cuda import KernelPolicy
 from ...kernels_cuda.modules import Table, fuse
-from ...kernels_cuda.modules.captured import attach
-from ..errors import WrongFile
+from ...kernels_cuda.modules.graphs import attach
+from ..base.errors import WrongFile
 from . import giving_back
 from .plain_layers import OF_DYNAMIC, copied
 

@@ -13,18 +13,20 @@ import comfy.model_management
 import torch
 
 from ...kernels_cuda import LEDGER
-from ...kernels_cuda.ops.checks import word
+from ...kernels_cuda.ops.views.checks import word
 from ...memory import Ledger, Plan, Rates, least_budget, make_plan, most_budget, simulate
-from ...memory.ram import measure_ram
-from .. import chose, other_cards, saturation
-from ..fused import policy_of_model
-from ..pace import pace_of
-from ..quality import policy_words, rates_of_policy
+from ...memory.host.ram import measure_ram
+from ..base import other_cards
+from ..base.format import counted
+from ..fused.block import policy_of_model
+from ..fused.quality import policy_words, rates_of_policy
+from ..patcher.call_log import branch_of, branches, passes_under
+from ..sampling import kernel_choices
+from ..sampling.step_timer import pace_of
 from ..sparse.model import sparse_of
-from ..stream import vram
-from ..stream.branches import branch_of, branches, passes_under
+from ..stream import vram_pool
 from ..stream.stream import GRAPHS, STREAM, TEXTS, Stream
-from ..words import counted
+from ..weights import saturation
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
 from .live import live_of
@@ -45,7 +47,7 @@ def gather(model: Any = None) -> Report:
     for part in (title, policy, sparsity, sampling, live, memories, kernels):
         with noting(gaps, part.__name__):
             report = replace(report, **part(model))
-    choosing = chose.words(getattr(model, "model", None))
+    choosing = kernel_choices.words(getattr(model, "model", None))
     if stream is not None:
         report = replace(report, streams=True, state=state_of(stream))
         with noting(gaps, "streaming"):
@@ -189,7 +191,7 @@ def memories(model: Any) -> dict[str, Any]:
         found.append(
             Memory("VRAM by torch", torch.cuda.memory_reserved(device), total, torch.cuda.max_memory_reserved(device))
         )
-    budget = vram._ram
+    budget = vram_pool._ram
     if budget is not None:
         peak = None
         if stream is not None:

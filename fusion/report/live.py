@@ -7,9 +7,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from ..base.format import counted
 from ..live.engine import LAST, Tally
 from ..live.lanes import STAGES, Ran
-from ..words import counted
 from .canvas import SMALL, Canvas
 from .data import Live, LiveStage, Report, Stretch, duration
 

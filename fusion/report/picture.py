@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from ..words import counted
+from ..base.format import counted
 from .canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
 from .data import Report, duration, size
 from .live import draw_live

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..words import counted, took
+from ..base.format import counted, took
 from .data import Report, Sampling, Sparsity, duration, size
 from .live import live_lines
 

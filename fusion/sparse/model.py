@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..attention import HOOK, AttentionOverride
+from ..fused.attention import HOOK, AttentionOverride
 from . import schedule
 from .attention import SparseAttention
 from .settings import Settings

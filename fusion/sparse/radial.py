@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import BlockList
-from ...kernels_cuda.ops.sparse_routing import KEY_BLOCK, QUERY_BLOCK
+from ...kernels_cuda.ops.attention.sparse_routing import KEY_BLOCK, QUERY_BLOCK
 from .order import Grid
 
 LEAST_REACH = 128  # tokens

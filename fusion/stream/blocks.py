@@ -16,47 +16,24 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-from comfy.quant_ops import QuantizedTensor
 from torch import nn
 
 from ...memory import Layer, Weight
-from .stand_in import StandIn
+from ..weights.channels_last import LaidOut
+from ..weights.meta_tensor import StandIn
+from ..weights.storage import Paged, stored
 
 WORTH = 0.25  # of a network's bytes are in its blocks, or they are not worth streaming
 INNER = 0.8  # of a block's bytes are in its parts, or it is the block that streams
 LEAST = 0.01  # of the bytes: a kind that holds less is not worth a page
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-INT8 = "TensorWiseINT8Layout"  # of stock's quantised tensors: int8, a scale for all or for each row, rows turned or not
-# Of stock's, too: made with samples beforehand, so that no numbers can be written back into such a weight.
-MADE_BEFOREHAND = ("TensorCoreAWQW4A16Layout", "TensorCoreSVDQuantW4A4Layout")
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 Parameters = Sequence[nn.Parameter]  # of a block, in the order in which they are paged
-
-
-@dataclass(frozen=True)
-class Paged:
-    """One parameter that lives in the pager. `key` is its name in the model's state_dict, `name` the one within its block.
-
-    stand_in: what the module holds while the block is not running; right in shape and dtype, without bytes (meta).
-    """
-
-    name: str
-    key: str
-    module: nn.Module
-    attribute: str
-    stand_in: nn.Parameter
-
-    @property
-    def storage(self) -> torch.Tensor:
-        """The tensor whose bytes are paged: of a quantised weight its data."""
-        return stored(self.stand_in)
 
 
 @dataclass(frozen=True)
@@ -96,23 +73,6 @@ class Block:
                 )
             weights.append(weight)
         return Layer(self.name, tuple(weights))
-
-
-def is_quantised(parameter: torch.Tensor) -> bool:
-    """Whether the parameter is data and scales rather than numbers."""
-    return isinstance(parameter, QuantizedTensor)
-
-
-def layout_of(quantised: Any) -> str:
-    """The name of stock's class for how its data and scales lie."""
-    layout = quantised._layout_cls
-    return layout if isinstance(layout, str) else str(layout.__name__)
-
-
-def stored(tensor: Any) -> torch.Tensor:
-    """The tensor itself, or of a quantised one its data."""
-    data: torch.Tensor = tensor._qdata if is_quantised(tensor) else tensor
-    return data
 
 
 def is_operation(module: nn.Module) -> bool:
@@ -209,6 +169,19 @@ def _block(root: str, name: str, module: nn.Module) -> Block:
     ]
     # Matrices first, so that q, k and v lie side by side and are one packed weight to whoever wants it.
     return Block(name, module, tuple(sorted(paged, key=lambda one: one.storage.ndim < 2)))
+
+
+def lay_out_layers(blocks: Sequence[Block], layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """These blocks' layers, for the pager to lay weights out channels-last as it copies them (`weights/channels_last.py`)."""
+    return tuple(_laid_out(block, layer) for block, layer in zip(blocks, layers, strict=True))
+
+
+def _laid_out(block: Block, layer: Layer) -> Layer:
+    weights = (
+        replace(weight, channels_last=paged.attribute == "weight" and isinstance(paged.module, LaidOut))
+        for paged, weight in zip(block.paged, layer.weights, strict=True)
+    )
+    return replace(layer, weights=tuple(weights))
 
 
 def _joined(*names: str) -> str:

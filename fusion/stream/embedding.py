@@ -12,10 +12,10 @@ from comfy.weight_adapter.lora import LoRAAdapter
 from torch import Tensor, nn
 
 from ...memory import Checkpoint, Extent
-from .. import packed
-from ..errors import NotWhileStreaming
-from .patches import stages
-from .promised import Promised
+from ..base.errors import NotWhileStreaming
+from ..weights import ggml_blocks
+from ..weights.lazy_weight import Promised
+from ..weights.patches import stages
 
 
 class FileEmbedding:
@@ -62,7 +62,7 @@ def rows_of(source: Checkpoint, extent: Extent, wanted: Tensor) -> Tensor:
     assert size is not None, "whose rows cannot be read by themselves is no table here"
     bytes_ = torch.empty(wanted.numel() * size, dtype=torch.uint8)
     source.read_rows(extent, bytes_, size, wanted.tolist())
-    return packed.rows(bytes_, extent)
+    return ggml_blocks.rows(bytes_, extent)
 
 
 # ------------------------------------------------------------------------------------------------------------- patches

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from ...kernels_cuda import LEDGER
-from ..errors import WrongFile
+from ..base.errors import WrongFile
 
 PART = "lm_head"  # of stock's networks
 WEIGHT = "lm_head.weight"

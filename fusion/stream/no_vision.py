@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from ...kernels_cuda import LEDGER
-from ..errors import WrongFile
+from ..base.errors import WrongFile
 
 PART = "visual"  # of stock's networks
 WARNING = "clip missing"

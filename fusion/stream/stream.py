@@ -39,21 +39,22 @@ from ...memory import (
     open_pager,
     open_parcels,
 )
-from .. import packed, packed_layout
-from ..errors import NotWhileStreaming
-from . import grain, lora, vram
-from .blocks import Block, Paged, Parameters, is_quantised
-from .doors import leads, leads_to_text
+from ..base.errors import NotWhileStreaming
+from ..weights import ggml_blocks, ggml_tensor, lora
+from ..weights.lazy_weight import Promised, promise
+from ..weights.patches import patched
+from ..weights.storage import Paged, is_quantised
+from . import segments, vram_pool
+from .block_hooks import leads, leads_to_text
+from .block_order import Order
+from .blocks import Block, Parameters
+from .card_sync import Together
 from .embedding import rows_of
-from .factors import PatchRoute
-from .grain import Grain
-from .order import Order
-from .patches import patched
-from .patching import Made, Patching
-from .promised import Promised, promise
-from .settled import Captured, Changes, Settled
-from .texts import IN_VAIN, Compute, Texts
-from .together import Together
+from .lora_factors import PatchRoute
+from .patched_weights import Made, Patching
+from .segments import Grain
+from .stability import Captured, Changes, Settled
+from .text_kv import IN_VAIN, Compute, Texts
 
 GRAPHS = "VRAM of graphs"  # in the ledger
 TEXTS = "VRAM of texts"
@@ -71,7 +72,7 @@ class Stream:
         device: torch.device,
         ceiling: int | None = None,
         left: Sequence[Paged] = (),
-        loader: str = vram.LOADER,
+        loader: str = vram_pool.LOADER,
         spare: int = 0,
         idle: int = 0,
         keeps_texts: bool = False,
@@ -83,10 +84,10 @@ class Stream:
         from their first call on. keeps_texts: whether our blocks will compute, which keep what they make of a text where that lets
         less pass. The source is closed with the stream."""
         self.ledger = Ledger()
-        by_blocks = grain.whole(blocks, layers, left, spare, idle)
-        by_parts = grain.in_parts(by_blocks, left)
+        by_blocks = segments.whole(blocks, layers, left, spare, idle)
+        by_parts = segments.in_parts(by_blocks, left)
         plain = [by_blocks] if by_parts is None else [by_blocks, by_parts]
-        twins = [grain.without_texts(one, left) for one in plain] if keeps_texts else []
+        twins = [segments.without_texts(one, left) for one in plain] if keeps_texts else []
         self.grains: tuple[Grain, ...] = (*plain, *(one for one in twins if one is not None))
         self.grain = by_blocks
         self.texts = Texts()
@@ -108,7 +109,7 @@ class Stream:
         self._patches: tuple[Mapping[str, Sequence[Any]], bool] = {}, False  # what it was told last, and how
         self._source = source
         self._device = device
-        self._pool: vram.Pool | None = None
+        self._pool: vram_pool.Pool | None = None
         self._kept = KeptPages()
         self._lent: set[int] = set()  # blocks in use that the pager does not have
         self._of_text: frozenset[int] = frozenset()  # blocks that make what is kept of texts
@@ -123,8 +124,8 @@ class Stream:
         self._lock = threading.RLock()
         self._bound()
         if ceiling is not None and ceiling < self.narrow:
-            gib = vram.GIB
-            raise vram.OutOfVram(
+            gib = vram_pool.GIB
+            raise vram_pool.OutOfVram(
                 f"The weights need at least {self.narrow / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
                 f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )
@@ -239,7 +240,7 @@ class Stream:
             wanted = self.order.end()
             self._end_texts()
         if self.texts.in_vain >= IN_VAIN and self.grain.of is not None and not self._in_use:
-            with self._lock, contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
+            with self._lock, contextlib.suppress(vram_pool.OutOfVram):  # or the first block that runs says it
                 self.note("texts", f"nothing is kept: their weights came for {IN_VAIN} calls in a row all the same")
                 self._only(self._plain)
             return
@@ -293,7 +294,7 @@ class Stream:
                     f"{self.blocks[order[-1]].name} runs inside of another block, and has never run before.",
                     self.path,
                 )
-            held, whole, free = self.held, self.most, vram.free(self._device)
+            held, whole, free = self.held, self.most, vram_pool.free(self._device)
             with self._kept.returning():
                 self.unload()
                 self._is_narrowed = False
@@ -303,7 +304,7 @@ class Stream:
                     # Where all of it was there, what joins may be there too: ComfyUI asks how much is wanted at the next load only.
                     joins = max(0, min(self.most - whole, free)) if held >= whole else 0
                     more = max(joins, free) if grows else joins
-                    with contextlib.suppress(vram.OutOfVram):  # or the first block that runs says it
+                    with contextlib.suppress(vram_pool.OutOfVram):  # or the first block that runs says it
                         self._load(self._device, held + more, (self.grain,))
 
     # ------------------------------------------------------------------------------------------------------- texts
@@ -405,7 +406,7 @@ class Stream:
     @property
     def wanted(self) -> int:
         """Device bytes that it would take if it could: all, or its ceiling."""
-        ceiling = vram.whole(self._device) if self.ceiling is None else self.ceiling
+        ceiling = vram_pool.whole(self._device) if self.ceiling is None else self.ceiling
         return max(self.narrow, min(self.most, ceiling))
 
     def load(self, device: torch.device, nbytes: float) -> None:
@@ -429,7 +430,7 @@ class Stream:
                 with torch.inference_mode(False), torch.no_grad(), at(device):
                     self._fit(budget, grains)
             except OverBudget as error:
-                raise vram.out_of_vram(error, self.loader) from error
+                raise vram_pool.out_of_vram(error, self.loader) from error
 
     def _fit(self, budget: int, grains: Sequence[Grain]) -> None:
         """Take this much. What is paged in parts stays so while it is loaded: to bring all of it anew costs more than parts do.
@@ -439,7 +440,7 @@ class Stream:
             self._resize(self.pager, budget)
             return
         self.unload()
-        self._become(grain.chosen(grains, self._device, budget))
+        self._become(segments.chosen(grains, self._device, budget))
         kept = self._for_texts(budget)
         self.pager = self._open(budget - kept)
         self._take_room(kept)
@@ -534,7 +535,7 @@ class Stream:
             self._source.close()
             if self._pool is not None:
                 self._pool.leave(self)
-            self.grain = grain.whole((), (), (), 0, 0)
+            self.grain = segments.whole((), (), (), 0, 0)
             self.grains, self.left = (self.grain,), ()
 
     def check(self) -> None:
@@ -555,14 +556,14 @@ class Stream:
         for one in self.grains:
             one.patching.forget_device()
         self._bound()
-        self._pool = vram.pool_of(device)
+        self._pool = vram_pool.pool_of(device)
         self._pool.join(self)
 
     def _open(self, budget: int) -> Pager:
         assert self._pool is not None
         stored = sum(layer.stored_bytes for layer in self.layers)
         ram = (
-            vram.ram_for(stored - self._kept.lendable()) if self._device.type != "cpu" else None
+            vram_pool.ram_for(stored - self._kept.lendable()) if self._device.type != "cpu" else None
         )  # the CPU pins nothing
         pager = open_pager(
             self._source,
@@ -573,7 +574,7 @@ class Stream:
             ram=ram,
             ledger=self.ledger,
             kept=self._kept,
-            **{"convert": packed.convert, **self.pager_options},
+            **{"convert": ggml_blocks.convert, **self.pager_options},
         )
         self.changes.moved()
         self.patching.factors.parcels = self._open_parcels(ram)
@@ -598,8 +599,8 @@ class Stream:
         where = device if patches and device is not None else torch.device("cpu")
         with torch.no_grad():
             held = self.patching.parameter(paged, self._read(weight).to(where), where)
-            if packed_layout.is_held(held):  # who asks wants to change it, or to save it
-                held = torch.nn.Parameter(packed_layout.half(held).to(held.dtype), requires_grad=False)
+            if ggml_tensor.is_held(held):  # who asks wants to change it, or to save it
+                held = torch.nn.Parameter(ggml_tensor.half(held).to(held.dtype), requires_grad=False)
             if not patches:
                 return held.data
             with self._lock:  # stock's functions look at what the module has
@@ -822,7 +823,7 @@ class Stream:
         stored = self._source.read(weight.extent)
         if weight.is_packed and not weight.is_converted:
             return stored
-        return packed.numbers(stored, weight.extent).to(weight.device_dtype)
+        return ggml_blocks.numbers(stored, weight.extent).to(weight.device_dtype)
 
     def _ready(self) -> Pager:
         """The pager. What was unloaded in the middle of a run comes back, as small as can be."""

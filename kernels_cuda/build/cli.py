@@ -20,9 +20,9 @@ import sys
 import time
 from pathlib import Path
 
-from .. import archive
-from ..arch import ONLY_FORCED
-from ..device_code import FORCED, PREBUILT
+from ..binary import archive
+from ..binary.arch import ONLY_FORCED
+from ..binary.archive import FORCED, PREBUILT
 from ..errors import ArchiveError, BuildError
 from . import matrix, report
 from .nvrtc import WHEELS, nvrtc

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from ..arch import EXTRA_CUBINS, VARIANTS
+from ..binary.arch import EXTRA_CUBINS, VARIANTS
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 

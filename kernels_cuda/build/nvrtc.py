@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ..arch import is_ptx
+from ..binary.arch import is_ptx
 from ..errors import BuildError
 from .matrix import OPTIONS
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..arch import is_ptx, number
-from ..archive import Manifest
+from ..binary.arch import is_ptx, number
+from ..binary.archive import Manifest
 
 Facts = Mapping[str, int]
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import elf
-from ..arch import is_ptx
+from ..binary import elf
+from ..binary.arch import is_ptx
 from . import matrix
 from .nvrtc import Compiled, nvrtc
 

@@ -12,11 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from ..ops.attention import ATTENTION, attention
-from ..ops.attention_operands import arguments
-from ..ops.linear import LINEAR, linear
+from ..ops.attention.attention import ATTENTION, attention
+from ..ops.attention.attention_operands import arguments
+from ..ops.matmul.linear import LINEAR, linear
 from ..policy import KernelPolicy
-from .handing_back import general_obstacle, refusal, replaced, unlike
+from .fallback import (
+    general_obstacle,
+    refusal,
+    replaced,
+    unlike,
+)
 
 
 class Seen(NamedTuple):

@@ -16,16 +16,23 @@ from torch.nn import functional
 
 from ...gpu.capture import capturing
 from ..launcher import obstacle
-from ..ops.bordered_conv import BORDERED_CONV, bordered_conv2d
-from ..ops.borders import border_obstacle
-from ..ops.conv import CONV, conv2d
-from ..ops.conv_operands import Operands
+from ..ops.conv.bordered_conv import BORDERED_CONV, bordered_conv2d
+from ..ops.conv.borders import border_obstacle
+from ..ops.conv.conv import CONV, conv2d
+from ..ops.conv.conv_operands import Operands
 from ..policy import STANDARD, KernelPolicy
+from .derived_weights import Kept, marks_of
+from .fallback import (
+    TRACED,
+    general_obstacle,
+    hand_back,
+    refusal,
+    replaced,
+    traced,
+)
 from .folding import Folded, Own, fold, foldable
 from .geometry import PADS, Geometry, as_wanted, geometry_of, misfit, prepared
-from .handing_back import TRACED, general_obstacle, hand_back, refusal, replaced, traced
 from .instance_norm import FusedInstanceNorm2d
-from .kept import Kept, marks_of
 
 Size = int | tuple[int, int]
 Activation = Literal["relu", "silu"] | None

@@ -8,11 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..ops.activations import gelu_mul, silu_mul
-from ..ops.linear import LINEAR, Activation, linear
-from ..ops.mlp import mlp
+from ..ops.elementwise.activations import gelu_mul, silu_mul
+from ..ops.matmul.linear import LINEAR, Activation, linear
+from ..ops.matmul.mlp import mlp
 from ..policy import STANDARD, KernelPolicy
-from .handing_back import general_obstacle, hand_back, own_obstacle, refusal, replaced, unlike
+from .fallback import (
+    general_obstacle,
+    hand_back,
+    own_obstacle,
+    refusal,
+    replaced,
+    unlike,
+)
 
 Between = Literal["gelu", "gelu_tanh", "relu", "silu", "geglu", "geglu_tanh", "swiglu"]
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..ops.checks import bias_obstacles, word
-from ..ops.conv import fold_batch_norm, weight_obstacles
+from ..ops.conv.conv import fold_batch_norm, weight_obstacles
+from ..ops.views.checks import bias_obstacles, word
 
 HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative
 SMALLEST = 2.0**-25  # half of fp16's smallest step, absolute

@@ -14,9 +14,14 @@ from typing import Any
 from torch import fx, nn
 
 from ..policy import STANDARD, KernelPolicy
-from .captured import attach, detach
 from .chains import find, left_reason, reason_of
-from .places import Beginning, Covered, FusedSequential, Step
+from .graphs import attach, detach
+from .slots import (
+    Beginning,
+    Covered,
+    FusedSequential,
+    Step,
+)
 
 Named = tuple[str, nn.Module]
 SEVERAL = "it stands in several places of the network"

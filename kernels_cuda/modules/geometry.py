@@ -8,10 +8,10 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..ops.bordered_conv import BORDERS
-from ..ops.borders import Border, with_border
-from ..ops.conv import image_obstacles
-from ..ops.conv_operands import Padding
+from ..ops.conv.bordered_conv import BORDERS
+from ..ops.conv.borders import Border, with_border
+from ..ops.conv.conv import image_obstacles
+from ..ops.conv.conv_operands import Padding
 
 PADS: dict[type[nn.Module], Border | None] = {
     nn.ReflectionPad2d: "reflect",

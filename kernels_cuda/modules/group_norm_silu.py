@@ -6,9 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..ops.group_norm import GROUP_NORM_SILU, group_norm_silu
+from ..ops.norm.group_norm import GROUP_NORM_SILU, group_norm_silu
 from ..policy import STANDARD, KernelPolicy
-from .handing_back import general_obstacle, hand_back, own_obstacle, refusal
+from .fallback import (
+    general_obstacle,
+    hand_back,
+    own_obstacle,
+    refusal,
+)
 from .sharing import sharing
 
 

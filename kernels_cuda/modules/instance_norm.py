@@ -8,9 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..ops.group_norm import INSTANCE_NORM, instance_norm
+from ..ops.norm.group_norm import INSTANCE_NORM, instance_norm
 from ..policy import STANDARD, KernelPolicy
-from .handing_back import general_obstacle, hand_back, own_obstacle, refusal
+from .fallback import (
+    general_obstacle,
+    hand_back,
+    own_obstacle,
+    refusal,
+)
 from .sharing import sharing
 
 

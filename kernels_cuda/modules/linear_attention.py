@@ -13,10 +13,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..call import Options
-from ..ops.linear import LINEAR, linear
-from ..ops.linear_attention import LINEAR_ATTENTION, MAPS, linear_attention, stock
+from ..ops.attention.linear_attention import (
+    LINEAR_ATTENTION,
+    MAPS,
+    linear_attention,
+    stock,
+)
+from ..ops.matmul.linear import LINEAR, linear
 from ..policy import STANDARD, KernelPolicy
-from .handing_back import TRACED, general_obstacle, hand_back, refusal, replaced, traced, unlike
+from .fallback import (
+    TRACED,
+    general_obstacle,
+    hand_back,
+    refusal,
+    replaced,
+    traced,
+    unlike,
+)
 
 FEATURES = 256  # random ones, if nobody says how many
 

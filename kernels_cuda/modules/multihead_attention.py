@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.attention import ATTENTION
-from ..ops.linear import linear
+from ..ops.attention.attention import ATTENTION
+from ..ops.matmul.linear import linear
 from ..policy import STANDARD, KernelPolicy
 from .attending import attended, batches_first, refused, unserved
-from .handing_back import hand_back, own_obstacle
+from .fallback import hand_back, own_obstacle
 from .sharing import sharing
 
 

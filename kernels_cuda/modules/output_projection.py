@@ -6,9 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..ops.linear import LINEAR, linear
+from ..ops.matmul.linear import LINEAR, linear
 from ..policy import STANDARD, KernelPolicy
-from .handing_back import general_obstacle, hand_back, own_obstacle, refusal, unlike
+from .fallback import (
+    general_obstacle,
+    hand_back,
+    own_obstacle,
+    refusal,
+    unlike,
+)
 from .sharing import sharing
 
 

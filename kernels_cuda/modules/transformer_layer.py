@@ -9,14 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..ops.attention import ATTENTION
-from ..ops.linear import Activation, linear
-from ..ops.mlp import mlp
-from ..ops.norm_modulate import norm_modulate
+from ..ops.attention.attention import ATTENTION
+from ..ops.matmul.linear import Activation, linear
+from ..ops.matmul.mlp import mlp
+from ..ops.norm.norm_modulate import norm_modulate
 from ..policy import STANDARD, KernelPolicy
 from .attending import attended, batches_first, refused, unserved
+from .fallback import (
+    general_obstacle,
+    hand_back,
+    own_obstacle,
+    replaced,
+    unlike,
+)
 from .feed_forward import activation_of
-from .handing_back import general_obstacle, hand_back, own_obstacle, replaced, unlike
 from .multihead_attention import FusedMultiheadAttention
 from .sharing import sharing
 

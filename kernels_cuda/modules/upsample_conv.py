@@ -12,14 +12,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...gpu.capture import capturing
-from ..ops.bordered_conv import BORDERED_UPSAMPLE_CONV, bordered_upsample_conv2d
-from ..ops.linear import Activation as Epilogue
-from ..ops.upsample_conv import UPSAMPLE_CONV, fold_upsample, upsample_conv2d
+from ..ops.conv.bordered_conv import BORDERED_UPSAMPLE_CONV, bordered_upsample_conv2d
+from ..ops.conv.upsample_conv import UPSAMPLE_CONV, fold_upsample, upsample_conv2d
+from ..ops.matmul.linear import Activation as Epilogue
 from ..policy import STANDARD, KernelPolicy
 from .conv_norm_act import EPILOGUES, MODULES, Activation
+from .derived_weights import Kept, marks_of
+from .fallback import (
+    general_obstacle,
+    hand_back,
+    own_obstacle,
+    refusal,
+    replaced,
+    unlike,
+)
 from .geometry import PADS, as_wanted
-from .handing_back import general_obstacle, hand_back, own_obstacle, refusal, replaced, unlike
-from .kept import Kept, marks_of
 
 Border = Literal["zeros", "reflect", "replicate", "circular"]
 

@@ -17,8 +17,8 @@ from .paths import ROOT
 pack.load()
 
 from fusestream import checkpoints  # noqa: E402 - the line above makes it importable
+from fusestream.fusion.base.family import Role  # noqa: E402
 from fusestream.fusion.families import FAMILIES, family_of  # noqa: E402
-from fusestream.fusion.family import Role  # noqa: E402
 from fusestream.memory import Extent, WeightFile  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- families:begin -->\n).*?(<!-- families:end -->)", re.DOTALL)

@@ -28,7 +28,7 @@ def sample(model: Any) -> torch.Tensor:
 
 def load(path: Path | str, policy: KernelPolicy = OFF, backend: str = "slots", **options: Any) -> Any:
     """Streamed through the smallest window."""
-    from fusestream.fusion.load import load_streamed_diffusion_model
+    from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 
     model = load_streamed_diffusion_model(str(path), policy=policy, **options)
     model.stream.ceiling = model.stream.least

@@ -18,8 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, autotune
-from fusestream.kernels_cuda.purse import Purse
+from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
+from fusestream.kernels_cuda.tune import autotune
+from fusestream.kernels_cuda.tune.time_budget import Purse
 
 LAYOUTS = ("first", "last")  # of images: pixels of a channel adjacent, or channels of a pixel
 HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative

@@ -7,7 +7,7 @@ import torch
 from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_mul, silu_mul_
-from fusestream.kernels_cuda.ops.activations import reference
+from fusestream.kernels_cuda.ops.elementwise.activations import reference
 
 OFF = KernelPolicy.of("off")
 KINDS = ("silu", "tanh", "erf", "quick")

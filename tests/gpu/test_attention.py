@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend
 from fusestream.kernels_cuda import LEDGER, OPS, BlockList, KernelPolicy, KernelRefused, attention
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
-from fusestream.kernels_cuda.ops import attention_products
-from fusestream.kernels_cuda.ops.attention import HEADS, WIDE
-from fusestream.kernels_cuda.ops.attention_operands import Operands, arguments
-from fusestream.kernels_cuda.ops.sdpa import run_sdpa
+from fusestream.kernels_cuda.ops.attention import attention_products
+from fusestream.kernels_cuda.ops.attention.attention import HEADS, WIDE
+from fusestream.kernels_cuda.ops.attention.attention_operands import Operands, arguments
+from fusestream.kernels_cuda.ops.attention.sdpa import run_sdpa
 
 # In all 10,000: half of them in each instruction class, half of those in each way to accumulate.
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500)
@@ -74,7 +74,7 @@ def oracle(q, k, v, mask=None, **options):
 
 def reference(q, k, v, mask=None, **options):
     """The op's reference on the GPU. The op itself would not choose it there."""
-    from fusestream.kernels_cuda.ops import attention as op
+    from fusestream.kernels_cuda.ops.attention import attention as op
 
     tensors, others = arguments(q, k, v, mask, **options)
     return op.reference(*tensors, *others)

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, seed, settings
 from fusestream.kernels_cuda import choose_blocks
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
-from fusestream.kernels_cuda.ops import attention as op
-from fusestream.kernels_cuda.ops import int8_heads
-from fusestream.kernels_cuda.ops.attention_operands import Operands, arguments
+from fusestream.kernels_cuda.ops.attention import attention as op
+from fusestream.kernels_cuda.ops.attention import int8_heads
+from fusestream.kernels_cuda.ops.attention.attention_operands import Operands, arguments
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500)
 HEADS = int8_heads.HEADS

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fusestream.kernels_cuda import KernelPolicy, bordered_conv2d, bordered_upsample_conv2d, fold_upsample
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
-from fusestream.kernels_cuda.ops import bordered_conv as op
-from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.conv import bordered_conv as op
+from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 25
 # What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.

@@ -7,7 +7,7 @@ import torch
 from gpu.support import LAYOUTS, assert_no_worse_than, assert_rounded_once, assert_same_special, laid_out, on, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, channel_rms_silu
-from fusestream.kernels_cuda.ops.channel_rms_silu import reference
+from fusestream.kernels_cuda.ops.norm.channel_rms_silu import reference
 
 OFF = KernelPolicy.of("off")
 WIDTHS = (1, 3, 8, 13, 64, 96, 160, 192, 256, 320, 384, 512, 640, 1024, 1280, 2304, 5000)

@@ -13,8 +13,8 @@ import torch
 from comfy.ldm.modules import attention
 from stock_mutations import mutated
 
+from fusestream.fusion.base.specimen import Specimen
 from fusestream.fusion.compatibility import verdicts
-from fusestream.fusion.compatibility.specimen import Specimen
 from fusestream.fusion.compatibility.trial import difference
 from fusestream.fusion.families import FAMILIES
 

@@ -22,10 +22,10 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
-from fusestream.kernels_cuda.ops import conv as op
-from fusestream.kernels_cuda.ops import conv_flat, conv_torch, upsample_conv
-from fusestream.kernels_cuda.ops.conv_operands import Operands, compute
-from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.conv import conv as op
+from fusestream.kernels_cuda.ops.conv import conv_flat, conv_torch, upsample_conv
+from fusestream.kernels_cuda.ops.conv.conv_operands import Operands, compute
+from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 16
 # What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.

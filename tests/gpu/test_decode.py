@@ -7,7 +7,7 @@ import torch
 from gpu.support import on, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, decode_attention, rms_rope_keep
-from fusestream.kernels_cuda.ops import decode_attention as decode
+from fusestream.kernels_cuda.ops.attention import decode_attention as decode
 
 OFF = KernelPolicy.of("off")
 

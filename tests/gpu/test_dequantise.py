@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import KernelRefused, dequantise, dequantise_rows
-from fusestream.kernels_cuda.ops.dequantise import CHUNK, reference
-from fusestream.kernels_cuda.ops.packed_blocks import BLOCK_TYPES
+from fusestream.kernels_cuda.ops.quant.dequantise import CHUNK, reference
+from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
 
 ENCODINGS = list(BLOCK_TYPES)
 

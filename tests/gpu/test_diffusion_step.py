@@ -7,7 +7,7 @@ import torch
 from gpu.support import assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, diffusion_step
-from fusestream.kernels_cuda.ops.diffusion_step import reference
+from fusestream.kernels_cuda.ops.elementwise.diffusion_step import reference
 
 OFF = KernelPolicy.of("off")
 SHAPES = ((2, 16, 3, 10, 12), (1, 16, 21, 60, 104), (3, 4, 7, 9), (1,), (5, 1), (2, 3, 127))

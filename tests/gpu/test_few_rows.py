@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import KernelRefused, few_rows
-from fusestream.kernels_cuda.ops.few_rows import (
+from fusestream.kernels_cuda.ops.matmul.few_rows import (
     PLAIN,
     RESIDENT,
     ROWS,
@@ -22,7 +22,7 @@ from fusestream.kernels_cuda.ops.few_rows import (
     numbers,
     reference,
 )
-from fusestream.kernels_cuda.ops.packed_blocks import BLOCK_TYPES
+from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
 
 ENCODINGS = list(STEPS)
 # Where the fp16 numbers of a block lie: random bytes there would be Inf and NaN.

@@ -73,7 +73,7 @@ class Blocks:
 
     def run(self, policy: KernelPolicy | None, dtype: torch.dtype = torch.float16, **more: Any) -> Streams:
         """Both streams behind the double block, and the one behind the single block. policy None: stock's own."""
-        from fusestream.fusion import attention
+        from fusestream.fusion.fused import attention
 
         options: dict[str, Any] = {}
         if policy is not None:
@@ -168,9 +168,9 @@ def test_segments_have_modulation_of_their_own(klein, isa):
 
 def test_memory():
     """Of a single block at 1024x1024: nine tensors of the size of x, the caller's among them, and a chunk."""
-    from fusestream.fusion import attention
     from fusestream.fusion.families.flux2.need import SLACK
-    from fusestream.kernels_cuda.ops.mlp import CHUNK_BYTES
+    from fusestream.fusion.fused import attention
+    from fusestream.kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 
     blocks = Blocks("flux2", 64)
     policy = KernelPolicy()

@@ -7,7 +7,7 @@ import torch
 from gpu.support import assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, gated_residual, gated_residual_
-from fusestream.kernels_cuda.ops.gated_residual import reference
+from fusestream.kernels_cuda.ops.elementwise.gated_residual import reference
 
 OFF = KernelPolicy.of("off")
 WIDTHS = (1, 3, 8, 127, 128, 1536, 5120, 8200)

@@ -124,7 +124,7 @@ def test_packed_weights_are_the_same(folder: Path, storage: str) -> None:
 
 @pytest.mark.parametrize(("kind", "type_", "name"), [("qwen3", "lumina2", "qwen3_4b"), ("umt5", "wan", "umt5xxl")])
 def test_encodings_are_the_same(folder: Path, kind: str, type_: str, name: str) -> None:
-    from fusestream.fusion.load_text import load_streamed_text_encoder
+    from fusestream.fusion.load.text import load_streamed_text_encoder
 
     path = checkpoints.write(kind, folder)
     options = (checkpoints.llama if kind == "qwen3" else checkpoints.umt5).model_options(path)
@@ -149,7 +149,7 @@ def test_encodings_are_the_same(folder: Path, kind: str, type_: str, name: str) 
 
 def writers(folder: Path, storage: str = "fp16") -> tuple[Any, Any]:
     """One without graphs, and one that has them; kernels are chosen, and neither keeps eyes that it does not use."""
-    from fusestream.fusion.load_text import load_streamed_text_encoder
+    from fusestream.fusion.load.text import load_streamed_text_encoder
 
     path = checkpoints.write("qwen3_vl", folder, storage)
     plain, clip = (load_streamed_text_encoder(str(path), []) for _ in range(2))
@@ -170,7 +170,7 @@ def write(clip: Any, most: int = 40, **options: Any) -> list[int]:
 @pytest.mark.parametrize("storage", ["fp16", "fp8_e4m3fn"])
 def test_texts_are_the_same(folder: Path, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token for token, while room for keys grows; drawn, too."""
-    from fusestream.fusion.language import cache
+    from fusestream.fusion.text import cache
 
     monkeypatch.setattr(cache, "AT_FIRST", 1)
     monkeypatch.setattr(cache, "STEP", 16)
@@ -188,7 +188,7 @@ def test_an_interrupt_between_two_tokens(folder: Path, monkeypatch: pytest.Monke
     """And memory that is wanted there."""
     import comfy.model_management as mm
 
-    from fusestream.fusion.language import writing
+    from fusestream.fusion.text import writing
 
     plain, clip = writers(folder)
     stream, want, following = clip.patcher.stream, write(plain), writing.Text.next
@@ -369,7 +369,7 @@ def test_a_lora_right_behind_a_replay(folder: Path) -> None:
 
 def test_waits_that_python_does_not_see(folder: Path) -> None:
     """Torch brings numbers to the card within itself: the rehearsal hears of it, and nothing is recorded."""
-    from fusestream.gpu.rehearsal import NotRecordable, Rehearsal
+    from fusestream.gpu.capture_check import NotRecordable, Rehearsal
 
     device = torch.device("cuda", torch.cuda.current_device())
     x = torch.ones(3, device=device)
@@ -407,9 +407,9 @@ def test_kernels_that_are_being_chosen_are_not_captured(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With nothing remembered: what is replayed is what is chosen, and the tuner hears of no replay."""
-    from fusestream.kernels_cuda import autotune
-    from fusestream.kernels_cuda.autotune import Tuner
-    from fusestream.kernels_cuda.winners import WinnersFile
+    from fusestream.kernels_cuda.tune import autotune
+    from fusestream.kernels_cuda.tune.autotune import Tuner
+    from fusestream.kernels_cuda.tune.winners import WinnersFile
 
     fresh = Tuner(WinnersFile(tmp_path / "winners.json"))
     monkeypatch.setattr(autotune, "_tuner", fresh)

@@ -16,8 +16,8 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card as card_at
-from fusestream.kernels_cuda.ops import group_norm
-from fusestream.kernels_cuda.ops.group_norm import (
+from fusestream.kernels_cuda.ops.norm import group_norm
+from fusestream.kernels_cuda.ops.norm.group_norm import (
     AHEAD,
     APART,
     JOINED,

@@ -70,7 +70,7 @@ class Inputs:
         self.freqs = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), -1).unflatten(-1, (2, 2))
 
     def run(self, block: Any, policy: KernelPolicy) -> torch.Tensor:
-        from fusestream.fusion import attention
+        from fusestream.fusion.fused import attention
 
         model: Any = type("Model", (), {"model_options": {"transformer_options": {}}})
         attention.install(model, policy)
@@ -112,7 +112,7 @@ def test_halves_are_rounded_as_they_are_used(isa: Any) -> None:
 @pytest.mark.parametrize("isa", ["sm_75", "sm_80"])
 def test_a_long_x_is_rounded_in_pieces(monkeypatch: pytest.MonkeyPatch, isa: Any) -> None:
     """Sums of whole numbers are exact: the same bits."""
-    from fusestream.fusion import products
+    from fusestream.fusion.weights import products
 
     block, inputs = block_of(weights("convrot")[0], quantised=True), Inputs()
     policy = KernelPolicy.of("on", precision="turbo", isa=isa)
@@ -123,7 +123,7 @@ def test_a_long_x_is_rounded_in_pieces(monkeypatch: pytest.MonkeyPatch, isa: Any
 
 def test_auto_takes_what_the_rule_allows() -> None:
     """On a card that gains nothing, products stay in FP16, and only attention rounds."""
-    from fusestream.kernels_cuda.arch import int8_pays
+    from fusestream.kernels_cuda.binary.arch import int8_pays
     from fusestream.kernels_cuda.ledger import LEDGER
 
     LEDGER.clear()

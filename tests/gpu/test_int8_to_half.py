@@ -7,8 +7,8 @@ import torch
 from gpu.support import on
 
 from fusestream.kernels_cuda import int8_to_half
-from fusestream.kernels_cuda.ops import int8_to_half as op
-from fusestream.kernels_cuda.ops.rotation import GROUPS
+from fusestream.kernels_cuda.ops.quant import int8_to_half as op
+from fusestream.kernels_cuda.ops.quant.rotation import GROUPS
 
 
 def operands(rows, k, per_row):

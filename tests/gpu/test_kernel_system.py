@@ -16,16 +16,16 @@ from fusestream.kernels_cuda import (
     CodeUnavailable,
     KernelError,
     KernelPolicy,
-    autotune,
     linear,
     norm_modulate,
     preload,
     residual_gate_norm_modulate,
 )
-from fusestream.kernels_cuda.arch import preference
+from fusestream.kernels_cuda.binary.arch import preference
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
-from fusestream.kernels_cuda.winners import WinnersFile
+from fusestream.kernels_cuda.tune import autotune
+from fusestream.kernels_cuda.tune.winners import WinnersFile
 
 EPS = 1e-6
 ON = KernelPolicy.of("on")
@@ -281,7 +281,7 @@ def test_compile(backend):
 
 def test_a_failed_launch_names_kernel_shape_and_driver():
     """A grid the device does not have is refused by us; a block the kernel was not compiled for, by the driver."""
-    from fusestream.kernels_cuda.ops.norm_modulate import NormParams
+    from fusestream.kernels_cuda.ops.norm.norm_modulate import NormParams
 
     kernel = card(0).kernel("norm_modulate", "norm_modulate_f16_any")
     with pytest.raises(KernelError, match="out of range"):

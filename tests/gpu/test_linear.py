@@ -22,9 +22,9 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
-from fusestream.kernels_cuda.ops import linear as op
-from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
-from fusestream.kernels_cuda.ops.linear_torch import CublasFused, CublasPair, CublasWide
+from fusestream.kernels_cuda.ops.matmul import linear as op
+from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.matmul.linear_torch import CublasFused, CublasPair, CublasWide
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
 # What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.

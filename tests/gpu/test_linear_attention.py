@@ -15,7 +15,7 @@ from torch import nn
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, linear_attention
 from fusestream.kernels_cuda.modules import FusedLinearAttention
-from fusestream.kernels_cuda.ops.linear_attention import CHUNK, HEADS
+from fusestream.kernels_cuda.ops.attention.linear_attention import CHUNK, HEADS
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 4
 LENGTHS = st.one_of(

@@ -21,10 +21,10 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
-from fusestream.kernels_cuda.ops import linear_int8 as op
-from fusestream.kernels_cuda.ops import rows_to_int8 as rounding
-from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
-from fusestream.kernels_cuda.ops.rotation import GROUPS
+from fusestream.kernels_cuda.ops.matmul import linear_int8 as op
+from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.quant import rows_to_int8 as rounding
+from fusestream.kernels_cuda.ops.quant.rotation import GROUPS
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
 ROWS = st.one_of(st.integers(1, 17), st.sampled_from([63, 64, 65, 127, 128, 129, 191, 192, 193]), st.integers(18, 700))

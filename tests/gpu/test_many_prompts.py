@@ -44,7 +44,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
 
 def held() -> dict[str, float]:
     """MiB: of the card by the driver's count, of pinned and registered RAM by ours, of anonymous RAM by the system's."""
-    from fusestream.fusion.stream import vram
+    from fusestream.fusion.stream import vram_pool
 
     gc.collect()
     torch.cuda.synchronize()
@@ -52,7 +52,7 @@ def held() -> dict[str, float]:
     free, total = torch.cuda.mem_get_info()
     status = Path("/proc/self/status").read_text(encoding="ascii")
     anonymous = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
-    pinned = vram._ram.taken if vram._ram is not None else 0
+    pinned = vram_pool._ram.taken if vram_pool._ram is not None else 0
     return {"VRAM": (total - free) / MIB, "pinned": pinned / MIB, "RSS": anonymous / 1024}
 
 
@@ -61,7 +61,7 @@ def test_thirty_prompts(files: tuple[Path, Path]) -> None:
     import comfy.sd
 
     from fusestream.bench.end_to_end.worker import random_lora
-    from fusestream.fusion.load import load_streamed_diffusion_model
+    from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 
     models: list[Any] = []
     for path in files:

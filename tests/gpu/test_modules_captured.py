@@ -13,7 +13,7 @@ from torch import nn
 
 from fusestream.kernels_cuda import LEDGER
 from fusestream.kernels_cuda.modules import fuse, unfuse
-from fusestream.kernels_cuda.modules.captured import captures_of, launch_after_launch, release
+from fusestream.kernels_cuda.modules.graphs import captures_of, launch_after_launch, release
 
 MIB = 2**20
 

@@ -7,8 +7,8 @@ import torch
 from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import STANDARD, KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
-from fusestream.kernels_cuda.ops.norm_modulate import reference
-from fusestream.kernels_cuda.ops.rows import spread
+from fusestream.kernels_cuda.ops.norm.norm_modulate import reference
+from fusestream.kernels_cuda.ops.views.rows import spread
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")

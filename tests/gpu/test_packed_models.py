@@ -28,7 +28,7 @@ def pair(folder: Path, kind: str) -> tuple[Path, Path]:
     by the reference."""
     from safetensors.torch import load_file, save_file
 
-    from fusestream.fusion.packed import numbers
+    from fusestream.fusion.weights.ggml_blocks import numbers
     from fusestream.memory import Checkpoint, read_header
 
     packed, twin = folder / f"{kind}.gguf", folder / f"{kind}.safetensors"
@@ -55,10 +55,10 @@ def pair(folder: Path, kind: str) -> tuple[Path, Path]:
 @pytest.mark.parametrize("kind", SCALES)
 def test_the_latents_are_those_of_the_unpacked_weights(folder, kind, backend, monkeypatch):
     """With all kernels off but the one that unpacks: the same operations on the same numbers, no tolerance."""
-    from fusestream.fusion.stream import grain
+    from fusestream.fusion.stream import segments
     from fusestream.memory.plan import least_budget
 
-    bounds = grain.bounds
+    bounds = segments.bounds
 
     def of_slots(layers, device):
         return least_budget([layer.nbytes for layer in layers]), bounds(layers, device)[1]
@@ -66,7 +66,7 @@ def test_the_latents_are_those_of_the_unpacked_weights(folder, kind, backend, mo
     if (
         backend == "slots"
     ):  # counted in pages of managed memory, the least would have room for all of this model's blocks
-        monkeypatch.setattr(grain, "bounds", of_slots)
+        monkeypatch.setattr(segments, "bounds", of_slots)
     packed, twin = pair(folder, kind)
     ours = load(packed, backend=backend)
     latent = sample(ours)
@@ -80,14 +80,14 @@ def test_the_latents_are_those_of_the_unpacked_weights(folder, kind, backend, mo
 def test_stocks_linear_multiplies_a_few_rows_with_the_blocks_as_they_lie(kind, rows, monkeypatch):
     import comfy.ops
 
-    from fusestream.fusion import packed_layout
+    from fusestream.fusion.weights import ggml_tensor
     from fusestream.memory import Extent
 
-    seen, few_rows = [], packed_layout.few_rows
-    monkeypatch.setattr(packed_layout, "few_rows", lambda *a, **k: seen.append(1) or few_rows(*a, **k))
+    seen, few_rows = [], ggml_tensor.few_rows
+    monkeypatch.setattr(ggml_tensor, "few_rows", lambda *a, **k: seen.append(1) or few_rows(*a, **k))
     n, k = 200, 768
     stored = torch.from_numpy(random_blocks(kind, (n, k), rows)).reshape(-1).cuda()
-    weight = packed_layout.held(stored, Extent("w", kind, (n, k), 0, stored.numel()), torch.float16)
+    weight = ggml_tensor.held(stored, Extent("w", kind, (n, k), 0, stored.numel()), torch.float16)
     linear = comfy.ops.disable_weight_init.Linear(k, n, device="cuda", dtype=torch.float16)
     linear.weight = torch.nn.Parameter(weight, requires_grad=False)
     linear.bias = torch.nn.Parameter(torch.randn(n, device="cuda", dtype=torch.float16), requires_grad=False)

@@ -355,7 +355,7 @@ def test_a_graph_replays_over_managed_addresses(model):
 
 
 def test_the_guard_refuses_what_the_card_has_not_free(model, monkeypatch):
-    from fusestream.memory import cuda_managed
+    from fusestream.memory.backends import cuda_managed
 
     monkeypatch.setattr(cuda_managed.CudaManagedMemory, "free_bytes", lambda self: 64 * MIB)
     with pytest.raises(OverBudget, match="guard"):

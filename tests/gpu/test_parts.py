@@ -7,9 +7,9 @@ import torch
 from gpu.support import assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, join_sums, rms_parts, rms_rope_sums
-from fusestream.kernels_cuda.ops import join_sums as joining
-from fusestream.kernels_cuda.ops import rms_parts as norming
-from fusestream.kernels_cuda.ops.parts import split
+from fusestream.kernels_cuda.ops.matmul import join_sums as joining
+from fusestream.kernels_cuda.ops.norm import rms_parts as norming
+from fusestream.kernels_cuda.ops.views.parts import split
 
 OFF = KernelPolicy.of("off")
 EPS = 1e-6

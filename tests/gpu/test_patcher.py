@@ -86,7 +86,7 @@ PLAIN = (("lora_ab", 0.8), ("lora_kohya", -0.5))
 @pytest.mark.parametrize("backend", ["slots", "managed"])
 def test_plain_lora_in_one_pass_is_as_near_to_fp32_as_stocks(folder, backend, window, monkeypatch):
     """Stacked, weighed anew, beside other kinds, and taken away; on weights that stream and on residents."""
-    from fusestream.fusion.stream import lora
+    from fusestream.fusion.weights import lora
 
     added, passes = lora.added, []
     monkeypatch.setattr(lora, "added", lambda *a, **k: passes.append(1) or added(*a, **k))
@@ -201,11 +201,11 @@ def keeping_texts(path, backend, monkeypatch, policy=None):
     """With just the room in which blocks pass and texts are kept, though of models this small the card's steps of memory leave
     nothing to gain. Texts are as long as `sample` has them."""
     from fusestream.fusion.families.wan import block
-    from fusestream.fusion.stream import grain
+    from fusestream.fusion.stream import segments
 
     monkeypatch.setattr(block, "TEXT_TOKENS", 20)
     monkeypatch.setattr(block, "PICTURE_TOKENS", 20)
-    monkeypatch.setattr(grain, "WORTH_IT", -9.0)
+    monkeypatch.setattr(segments, "WORTH_IT", -9.0)
     model = load(path, policy or KernelPolicy(), backend)
     stream = model.stream
     twin = next(one for one in stream.grains if one.of is stream.grains[0])
@@ -302,12 +302,12 @@ def test_kept_texts_after_an_interrupt_and_without_room(folder, monkeypatch):
 def test_what_is_free_for_a_step_is_what_stock_counts():
     import comfy.model_management as mm
 
-    from fusestream.fusion.stream import step
+    from fusestream.fusion.patcher import vram_retry
 
     card = torch.device("cuda", torch.cuda.current_device())
     kept = torch.zeros(64 * MIB, dtype=torch.uint8, device=card)
     del kept  # torch keeps it
-    assert step._free(card) == pytest.approx(mm.get_free_memory(card), abs=16 * MIB)
+    assert vram_retry._free(card) == pytest.approx(mm.get_free_memory(card), abs=16 * MIB)
 
 
 def test_many_prompts_leave_nothing(folder):

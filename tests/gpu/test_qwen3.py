@@ -82,7 +82,7 @@ def stock_of(model: Any, x: torch.Tensor, mask: torch.Tensor | None = None, taps
 def ours_of(
     model: Any, policy: KernelPolicy, x: torch.Tensor, mask: torch.Tensor | None = None, taps: Any = None
 ) -> torch.Tensor:
-    from fusestream.fusion.language import stack as encoder
+    from fusestream.fusion.text import stack as encoder
 
     encoder.fuse(model, policy)
     stack = model.transformer.model
@@ -167,7 +167,7 @@ def test_text_is_written(models, monkeypatch):
     """As stock's FP32 writes it."""
     import comfy.model_management
 
-    from fusestream.fusion.language import stack as encoder
+    from fusestream.fusion.text import stack as encoder
 
     monkeypatch.setattr(comfy.model_management, "should_use_bf16", lambda *_, **__: False)
     model = models[torch.float16]
@@ -188,7 +188,7 @@ MOST = {60: 1.15, TOKENS: 1.0}
 @torch.inference_mode()
 def test_faster_than_stock(models):
     """Milliseconds a layer of the encoder alone, its weights on the card: stock's, ours, for a short prompt and for klein's."""
-    from fusestream.fusion.language import stack as encoder
+    from fusestream.fusion.text import stack as encoder
 
     half, layers = models[torch.float16], max(TAPS)
     encoder.fuse(half, KernelPolicy.of("auto"))

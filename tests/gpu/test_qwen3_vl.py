@@ -54,7 +54,7 @@ def picture(height: int, width: int) -> dict[str, Any]:
 
 def fused(model: Any, policy: KernelPolicy) -> Any:
     from fusestream.fusion.families.qwen3_vl import eyes
-    from fusestream.fusion.language import stack
+    from fusestream.fusion.text import stack
 
     stack.fuse(model, policy)
     eyes.fuse(model, policy)

@@ -8,7 +8,7 @@ from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_s
 
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope_
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops.rms_rope import PIECES, reference
+from fusestream.kernels_cuda.ops.norm.rms_rope import PIECES, reference
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from fusestream.kernels_cuda import BlockList, Tail, attention, choose_blocks
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
-from fusestream.kernels_cuda.ops import attention as op
-from fusestream.kernels_cuda.ops import int8_heads, sparse_routing
-from fusestream.kernels_cuda.ops.attention_operands import Operands, arguments
+from fusestream.kernels_cuda.ops.attention import attention as op
+from fusestream.kernels_cuda.ops.attention import int8_heads, sparse_routing
+from fusestream.kernels_cuda.ops.attention.attention_operands import Operands, arguments
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 1250)
 MORE = {"max_examples": EXAMPLES, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}

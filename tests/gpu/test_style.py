@@ -16,7 +16,7 @@ def test_frames_are_captured_with_the_same_bits_and_given_back_when_comfyui_unlo
     from fusestream.checkpoints import style as made
     from fusestream.fusion.networks.style.apply import Settings, apply
     from fusestream.fusion.networks.style.load import load
-    from fusestream.kernels_cuda.modules.captured import captures_of, launch_after_launch
+    from fusestream.kernels_cuda.modules.graphs import captures_of, launch_after_launch
 
     save_file(made.transformer(made.PUBLISHED, 5), tmp_path / "net.safetensors")
     model = load(str(tmp_path / "net.safetensors"))

@@ -72,7 +72,7 @@ def fused(module: Any, policy: KernelPolicy) -> Any:
 
 
 def options_of(policy: KernelPolicy | None) -> dict[str, Any]:
-    from fusestream.fusion import attention
+    from fusestream.fusion.fused import attention
 
     options: dict[str, Any] = {}
     if policy is not None:
@@ -266,11 +266,12 @@ def test_weights_that_were_laid_out_are_copied_for_no_call(backend, window, tmp_
     from scenes import sample
 
     from fusestream import checkpoints
-    from fusestream.fusion import attention, images
     from fusestream.fusion.families.unet import pictures
-    from fusestream.fusion.stream import laid_out
+    from fusestream.fusion.fused import attention
+    from fusestream.fusion.vae import memory_limits
+    from fusestream.fusion.weights import channels_last
 
-    copied, own = [], images.weights
+    copied, own = [], memory_limits.weights
 
     @contextlib.contextmanager
     def weights(module, policy, x):
@@ -289,7 +290,7 @@ def test_weights_that_were_laid_out_are_copied_for_no_call(backend, window, tmp_
 
     with checkpoints.narrow.opened(comfy):
         with monkeypatch.context() as patch:
-            patch.setattr(laid_out, "mix", lambda *_: None)
+            patch.setattr(channels_last, "mix", lambda *_: None)
             model = streamed(on)
             before = until_chosen(lambda: sample(model, scene))
         assert any(copied)

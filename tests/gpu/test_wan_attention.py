@@ -46,7 +46,7 @@ def stock(folder: Path, dtype: torch.dtype) -> torch.Tensor:
 def ours(folder: Path, policy: KernelPolicy) -> torch.Tensor:
     import comfy.sd
 
-    from fusestream.fusion import attention
+    from fusestream.fusion.fused import attention
 
     path = str(checkpoints.write("wan_t2v", folder, "fp32"))
     model = comfy.sd.load_diffusion_model(path, model_options={"dtype": torch.float16})

@@ -53,7 +53,7 @@ class Block:
 
     def run(self, policy: KernelPolicy | None, dtype: torch.dtype = torch.float16) -> torch.Tensor:
         """policy None: stock's own."""
-        from fusestream.fusion import attention
+        from fusestream.fusion.fused import attention
 
         options: dict[str, Any] = {}
         if policy is not None:

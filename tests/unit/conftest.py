@@ -104,9 +104,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are taken apart where two of them do not fit, not where that only saves bytes: what these tests count are blocks."""
-    from fusestream.fusion.stream import grain
+    from fusestream.fusion.stream import segments
 
-    monkeypatch.setattr(grain, "WORTH_IT", 1.0)
+    monkeypatch.setattr(segments, "WORTH_IT", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def families_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain LoRA is added as on a GPU. Torch's CPU multiplies fp16 matrices too."""
-    from fusestream.fusion.stream import lora
+    from fusestream.fusion.weights import lora
 
     monkeypatch.setattr(lora, "serves", lambda _device: True)
 

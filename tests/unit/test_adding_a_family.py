@@ -19,10 +19,10 @@ import torch
 
 from bed import families as tables
 from fusestream.fusion import doctor
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.compatibility.trial import difference
 from fusestream.fusion.doctor import families as told
 from fusestream.fusion.families import FAMILIES
-from fusestream.fusion.family import Role
 from fusestream.nodes.kernels import MODEL_SWITCHES, TEXT_SWITCHES, VAE_SWITCHES
 
 ROOT = Path(__file__).resolve().parents[2]

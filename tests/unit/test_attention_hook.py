@@ -6,7 +6,7 @@ import pytest
 import torch
 from comfy.ldm.modules.attention import attention_pytorch
 
-from fusestream.fusion import attention as hook
+from fusestream.fusion.fused import attention as hook
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 
 

@@ -20,8 +20,8 @@ from scenes import Scene, Studio, sample
 from torch import nn
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion.fused import Parts
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.fused.block import Parts
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 

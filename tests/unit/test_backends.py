@@ -36,15 +36,15 @@ from fusestream.memory import (
     Pager,
     PagerError,
     Weight,
-    registered,
 )
-from fusestream.memory import host as host_module
-from fusestream.memory.host import Host
-from fusestream.memory.kept_pages import SHARE, KeptPages
-from fusestream.memory.managed import PAGE, ManagedBackend
-from fusestream.memory.ram import Ram, RamBudget
+from fusestream.memory.backends.managed import PAGE, ManagedBackend
+from fusestream.memory.backends.slots import SlotsBackend
+from fusestream.memory.host import host as host_module
+from fusestream.memory.host import registered
+from fusestream.memory.host.host import Host
+from fusestream.memory.host.kept_pages import SHARE, KeptPages
+from fusestream.memory.host.ram import Ram, RamBudget
 from fusestream.memory.runs import runs_of, spans_of
-from fusestream.memory.slots import SlotsBackend
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
@@ -308,7 +308,7 @@ def test_the_host_is_chosen_by_trying(beds):
 
 
 def test_a_file_larger_than_ram_is_read_past_the_page_cache(beds, monkeypatch):
-    from fusestream.memory import host, ram
+    from fusestream.memory.host import host, ram
 
     monkeypatch.setattr(host, "measure_ram", lambda: ram.Ram(1000, 500))
     bed = beds([1000] * 3)

@@ -17,8 +17,9 @@ from scenes import FRAMES, SIDE, Scene, Studio
 from scenes import sample as sample_whole
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion import before_sampling, notices
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base import notices
+from fusestream.fusion.base.errors import WrongFile
+from fusestream.fusion.sampling import checks
 
 STREAMED, STOCK = 0.016, 0.0  # GiB of VRAM for the blocks; 0: stock's own memory management
 
@@ -212,7 +213,7 @@ def test_a_model_that_nobody_knows_is_left_alone() -> None:
         def add_wrapper_with_key(self, *_: Any) -> None:
             raise AssertionError
 
-    before_sampling.attach(Patcher(), "x.safetensors", None)
+    checks.attach(Patcher(), "x.safetensors", None)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_one_prompt_is_told_from_a_batch(
 ) -> None:
     guider = comfy.samplers.CFGGuider.__new__(comfy.samplers.CFGGuider)
     guider.cfg, guider.conds, guider.model_options = cfg, conds, options
-    assert before_sampling.is_one_prompt(guider) == one
+    assert checks.is_one_prompt(guider) == one
 
 
 def test_a_sampling_notes_it(scenes: dict[str, Scene], loaded: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ from fusestream.bench import kernels, kitchen
 from fusestream.bench.row import Row
 from fusestream.bench.rows import attention, linear_int8, sparse_attention
 from fusestream.kernels_cuda import OPS, KernelPolicy, rows_to_int8
-from fusestream.kernels_cuda.ops.attention import SHORT, WIDE
+from fusestream.kernels_cuda.ops.attention.attention import SHORT, WIDE
 from fusestream.kernels_cuda.policy import PRECISIONS
 
 Q, K, V = (torch.randn(2, 130, 5, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))

@@ -22,8 +22,8 @@ from fusestream.bench.predicted.shipped import shipped_text
 from fusestream.bench.predicted.speeds import speeds_on
 from fusestream.bench.predicted.unets import LEAST_ROWS
 from fusestream.bench.turing.cli import BLACKWELL_RESULTS, NEWER_RESULTS
-from fusestream.fusion.estimate.rates import FILE
-from fusestream.kernels_cuda.ops import int8_rule
+from fusestream.fusion.base.card_rates import FILE
+from fusestream.kernels_cuda.ops.matmul import int8_rule
 
 RESULTS = prediction.load()
 FOUND = list(told.predictions(RESULTS))

@@ -17,7 +17,7 @@ from fusestream.bench.turing.dependence import tensor_results_read
 from fusestream.bench.turing.flow import loop_around, split
 from fusestream.bench.turing.kitchen_kernels import KERNELS, Attention, Product, stored_label
 from fusestream.bench.turing.model import Launch, predict
-from fusestream.kernels_cuda import elf
+from fusestream.kernels_cuda.binary import elf
 
 SUPER, TI = READ["2060s"], READ["3060ti"]
 EIGHT, FOUR = "IMMA.8816.S8.S8 R0, R2.ROW, R4.COL, R0", "IMMA.8832.S4.S4 R0, R2.ROW, R4.COL, R0"

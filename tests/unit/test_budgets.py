@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fusestream import fusion
-from fusestream.fusion import budgets
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.base import vram_budget
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 
 NO_BUDGETS = [math.nan, math.inf, -math.inf, -0.5, -2.0, -1e-9, 1024.5, 1e300]
 
@@ -35,4 +35,4 @@ def test_the_function_for_streams_alone_refuses_it(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("given", [-1.0, -1, 0, 0.0, 0.05, 7.5, 1024.0])
 def test_what_is_one(given: float) -> None:
-    assert budgets.refusal(given) is None
+    assert vram_budget.refusal(given) is None

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
 
-from fusestream.fusion import notices
+from fusestream.fusion.base import notices
 from fusestream.nodes import between_prompts, camera, camera_route, live
 
 LONG = 10.0  # seconds: reached only where the test fails

@@ -16,14 +16,20 @@ import torch
 from taped import NBYTES, Model, TapingRecorder, refusals
 from torch import Tensor
 
-from fusestream.fusion import graph
-from fusestream.fusion.graph import Graphs
+from fusestream.fusion.graphs import calls
+from fusestream.fusion.graphs.calls import Graphs
 from fusestream.gpu import capture
-from fusestream.gpu.arguments import put_together, taken_apart
+from fusestream.gpu.call_key import put_together, taken_apart
+from fusestream.gpu.capture_check import (
+    NotRecordable,
+    Rehearsal,
+    _untold,
+    _waits_told,
+)
 from fusestream.gpu.graphs import NotRecorded
-from fusestream.gpu.rehearsal import NotRecordable, Rehearsal, _untold, _waits_told
-from fusestream.gpu.replays import STRAYS
-from fusestream.kernels_cuda import LEDGER, KernelPolicy, choosing
+from fusestream.gpu.replay import STRAYS
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
+from fusestream.kernels_cuda.tune import selection
 
 CPU = torch.device("cpu")
 
@@ -76,7 +82,7 @@ def test_only_what_may_be_captured_is_in_a_hurry_to_choose(graphs: Graphs, model
     hurries: list[bool] = []
 
     def body(x: Tensor) -> Tensor:
-        hurries.append(choosing._now.is_hurried)
+        hurries.append(selection._now.is_hurried)
         return model.body(x)
 
     def calls(number: int) -> list[bool]:
@@ -94,7 +100,7 @@ def test_only_what_may_be_captured_is_in_a_hurry_to_choose(graphs: Graphs, model
     assert calls(3) == [False, False] and graphs.captured == 1, (
         "watched and recorded, of chosen kernels; and then replayed"
     )
-    assert not choosing._now.is_hurried
+    assert not selection._now.is_hurried
 
 
 def test_what_comes_out_is_the_callers(graphs: Graphs, model: Model) -> None:
@@ -234,7 +240,7 @@ def test_no_room_for_one_may_be_room_for_another(graphs: Graphs, model: Model) -
     written(graphs, first, 5)
     model.budget = 8 * NBYTES
     written(graphs, first, 2)
-    assert refusals() == [graph.NO_ROOM] and graphs.captured == 1 and graphs.replayed == 0
+    assert refusals() == [calls.NO_ROOM] and graphs.captured == 1 and graphs.replayed == 0
     written(graphs, second, 2)
     assert graphs.captured == 2 and graphs.replayed == 1
 
@@ -311,39 +317,39 @@ def test_what_moves_from_call_to_call_is_not_captured_each_time(graphs: Graphs, 
 
 def test_more_sizes_in_turns_than_there_may_be_graphs(graphs: Graphs, model: Model) -> None:
     for _ in range(60):
-        for rows in range(1, graph.MOST_GRAPHS + 2):
+        for rows in range(1, calls.MOST_GRAPHS + 2):
             warm(graphs, model, rows, 4, calls=1)
     assert graphs.captured < 60, "of 300 calls"
 
 
 def test_the_oldest_graph_goes(graphs: Graphs, model: Model, recorder: TapingRecorder) -> None:
-    for rows in range(1, graph.MOST_GRAPHS + 2):
+    for rows in range(1, calls.MOST_GRAPHS + 2):
         warm(graphs, model, rows, 4)
-    assert graphs.count == len(recorder.tapes) == graph.MOST_GRAPHS
+    assert graphs.count == len(recorder.tapes) == calls.MOST_GRAPHS
     replayed = graphs.replayed
     warm(graphs, model, 2, 4, calls=1)
     assert graphs.replayed == replayed + 1
     warm(graphs, model, 1, 4, calls=1)
-    assert graphs.captured == graph.MOST_GRAPHS + 2, "the first was given up"
+    assert graphs.captured == calls.MOST_GRAPHS + 2, "the first was given up"
 
 
 def test_calls_of_ever_new_sizes_are_forgotten(graphs: Graphs, model: Model, recorder: TapingRecorder) -> None:
-    for rows in range(1, graph.MOST_CALLS + 9):
+    for rows in range(1, calls.MOST_CALLS + 9):
         warm(graphs, model, rows, 4, calls=1)
-    assert len(graphs._calls) == graph.MOST_CALLS
+    assert len(graphs._calls) == calls.MOST_CALLS
 
 
 def test_a_budget_without_room(graphs: Graphs, model: Model, recorder: TapingRecorder) -> None:
     model.budget = NBYTES // 2
     warm(graphs, model, calls=6)
-    assert not recorder.tapes and graphs.replayed == 0 and refusals() == [graph.NO_ROOM]
+    assert not recorder.tapes and graphs.replayed == 0 and refusals() == [calls.NO_ROOM]
     model.budget, model.generation = 8 * NBYTES, 1
     warm(graphs, model, calls=2)
     assert graphs.replayed == 1, "with other memory it is tried again"
 
 
 def test_what_takes_much_is_not_short(graphs: Graphs, model: Model, recorder: TapingRecorder, monkeypatch: Any) -> None:
-    monkeypatch.setattr(graph, "MOST_BYTES", NBYTES)
+    monkeypatch.setattr(calls, "MOST_BYTES", NBYTES)
     warm(graphs, model, calls=6)
     assert not recorder.tapes and model.budget == 8 * NBYTES and "GiB of VRAM" in refusals()[0]
 
@@ -372,7 +378,7 @@ def test_a_replay_that_finds_no_memory(graphs: Graphs, model: Model, recorder: T
     recorder.tapes[0].fails = torch.OutOfMemoryError("none left")
     ran = model.ran
     warm(graphs, model, calls=3)
-    assert not recorder.tapes and model.ran == ran + 3 and refusals() == [graph.NO_ROOM]
+    assert not recorder.tapes and model.ran == ran + 3 and refusals() == [calls.NO_ROOM]
     assert model.budget == 8 * NBYTES, "and it is not in the budget any more"
 
 
@@ -382,7 +388,7 @@ def test_a_first_replay_that_takes_more(
 ) -> None:
     """Than a graph may take, or than is left: what it then holds would be in nobody's budget."""
     if grows < 8 * NBYTES:
-        monkeypatch.setattr(graph, "MOST_BYTES", 2 * NBYTES)
+        monkeypatch.setattr(calls, "MOST_BYTES", 2 * NBYTES)
     warm(graphs, model)
     recorder.tapes[0].nbytes += grows
     warm(graphs, model, calls=1)
@@ -465,12 +471,12 @@ def test_what_comes_out_of_a_captured_call_lies_apart_from_its_inputs(graphs: Gr
 
 
 def test_who_is_given_much_is_not_short(graphs: Graphs, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "MOST_BYTES", 16)
+    monkeypatch.setattr(calls, "MOST_BYTES", 16)
     warm(graphs, model, calls=4)
     assert graphs.captured == 0 and "it is given" in refusals()[0] and model.ran == 4
 
 
-@pytest.mark.parametrize("switch", [*graph.SWITCHES, "autocast", "attention"])
+@pytest.mark.parametrize("switch", [*calls.SWITCHES, "autocast", "attention"])
 def test_what_torch_computes_with_is_part_of_a_call(
     graphs: Graphs, model: Model, monkeypatch: pytest.MonkeyPatch, switch: str
 ) -> None:
@@ -482,7 +488,7 @@ def test_what_torch_computes_with_is_part_of_a_call(
         monkeypatch.setattr(comfy.ldm.modules.attention, "optimized_attention", lambda *_: None)
     else:
         before = getattr(torch.backends.cuda.matmul, switch)
-        monkeypatch.setattr(graph.torch.backends.cuda, "matmul", SimpleNamespace(**{switch: not before}))
+        monkeypatch.setattr(calls.torch.backends.cuda, "matmul", SimpleNamespace(**{switch: not before}))
     warm(graphs, model, calls=1)
     monkeypatch.undo()
     assert graphs.replayed == replayed

@@ -11,11 +11,11 @@ import torch
 from taped import Model, TapingRecorder, refusals
 from torch import Tensor, nn
 
-from fusestream.fusion.fused import Parts
-from fusestream.fusion.graph import Graphs
-from fusestream.fusion.unchanged import Methods, Unchanged, lasting
+from fusestream.fusion.fused.block import Parts
+from fusestream.fusion.graphs.calls import Graphs
+from fusestream.fusion.graphs.guard import Methods, Unchanged, lasting
 from fusestream.gpu import capture
-from fusestream.gpu.rehearsal import Rehearsal
+from fusestream.gpu.capture_check import Rehearsal
 from fusestream.kernels_cuda import LEDGER
 
 

@@ -10,9 +10,10 @@ import pytest
 from scenes import Scene, Studio, sample
 
 from fusestream import checkpoints
-from fusestream.fusion import chose, load
+from fusestream.fusion.load import diffusion
 from fusestream.fusion.report import gathering
-from fusestream.kernels_cuda.autotune import tuner
+from fusestream.fusion.sampling import kernel_choices
+from fusestream.kernels_cuda.tune.autotune import tuner
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 BUDGET = 0.02  # GiB
@@ -29,22 +30,22 @@ def counted() -> Iterator[None]:
 @pytest.mark.usefixtures("counted")
 def test_calls_before_a_choice_are_those_of_the_last_sampling() -> None:
     model: Any = SimpleNamespace()
-    assert chose.words(model) == chose.words(None) == ""
-    with chose.counting(model):
+    assert kernel_choices.words(model) == kernel_choices.words(None) == ""
+    with kernel_choices.counting(model):
         tuner().undecided += 3
-    assert "3 calls came before a choice" in chose.words(model)
-    with pytest.raises(KeyError), chose.counting(model):
+    assert "3 calls came before a choice" in kernel_choices.words(model)
+    with pytest.raises(KeyError), kernel_choices.counting(model):
         tuner().undecided += 1
         raise KeyError
-    assert "1 call came before a choice" in chose.words(model), "also when it was interrupted"
-    with chose.counting(model):
+    assert "1 call came before a choice" in kernel_choices.words(model), "also when it was interrupted"
+    with kernel_choices.counting(model):
         pass
-    assert chose.words(model) == ""
+    assert kernel_choices.words(model) == ""
 
 
 @pytest.mark.usefixtures("counted")
 def test_the_report_says_that_this_run_chose(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load.load_diffusion_model(str(checkpoints.write("wan_t2v", studio.folder)), vram_budget=BUDGET)
+    model = diffusion.load_diffusion_model(str(checkpoints.write("wan_t2v", studio.folder)), vram_budget=BUDGET)
     scene: Scene = studio.scene("wan_t2v")
     head = model.model.diffusion_model.head
     forward = head.forward

@@ -28,12 +28,13 @@ from stock_mutations import mutated
 
 from bed import comfyui
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, doctor, needed_comfyui
+from fusestream.fusion import KernelPolicy, doctor
+from fusestream.fusion.base import needed_comfyui
+from fusestream.fusion.base.family import Role
+from fusestream.fusion.base.specimen import Specimen
 from fusestream.fusion.compatibility import aside, families, trial, variants, verdicts
-from fusestream.fusion.compatibility.specimen import Specimen
 from fusestream.fusion.compatibility.trial import difference
 from fusestream.fusion.families import FAMILIES
-from fusestream.fusion.family import Role
 from fusestream.kernels_cuda import LEDGER, KernelRefused
 
 CPU = torch.device("cpu")

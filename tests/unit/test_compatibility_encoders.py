@@ -18,8 +18,9 @@ from comfy.taesd import taesd
 from comfy.text_encoders import llama, qwen3vl, t5
 from stock_mutations import mutated
 
+from fusestream.fusion.base.family import Family
+from fusestream.fusion.base.specimen import Specimen
 from fusestream.fusion.compatibility.signatures import same_parameters
-from fusestream.fusion.compatibility.specimen import Specimen
 from fusestream.fusion.compatibility.trial import difference
 from fusestream.fusion.families.clip import CLIP
 from fusestream.fusion.families.image_vae import IMAGE_VAE, TINY_VAE
@@ -27,7 +28,6 @@ from fusestream.fusion.families.qwen3 import QWEN3
 from fusestream.fusion.families.qwen3_vl import QWEN3_VL
 from fusestream.fusion.families.t5 import T5
 from fusestream.fusion.families.wan import WAN_VAE
-from fusestream.fusion.family import Family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -24,14 +24,14 @@ from stock_mutations import mutated
 
 from fusestream import checkpoints
 from fusestream.checkpoints import narrow
-from fusestream.fusion import load
+from fusestream.fusion.base.errors import NotStreamable, WrongFile
 from fusestream.fusion.compatibility import aside, streaming
-from fusestream.fusion.errors import NotStreamable, WrongFile
 from fusestream.fusion.families.t5 import tokenizer
+from fusestream.fusion.files.sentencepiece import TENSOR
 from fusestream.fusion.live.settings import Settings
 from fusestream.fusion.live.steps import are_stocks
-from fusestream.fusion.spiece import TENSOR
-from fusestream.fusion.stream.patcher import StreamingModelPatcher
+from fusestream.fusion.load import diffusion
+from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
 from fusestream.memory import Checkpoint
 from fusestream.nodes import moving_preview
 
@@ -126,11 +126,11 @@ def falls_back(path: str, told: str, *, loads: bool = True) -> None:
     """loads: whether ComfyUI's own loading works as it is changed."""
     with narrow.opened(comfy):
         if loads:
-            model = load.load_diffusion_model(path, vram_budget=-1)
+            model = diffusion.load_diffusion_model(path, vram_budget=-1)
             assert not isinstance(model, StreamingModelPatcher)
             assert [one.what for one in aside.stepped_aside()] == ["Streaming"]
         with pytest.raises(NotStreamable, match=rf"{told}(.|\n)*until the pack is updated.*vram_budget"):
-            load.load_diffusion_model(path, vram_budget=1)
+            diffusion.load_diffusion_model(path, vram_budget=1)
 
 
 # ------------------------------------------------------------------------------------------------------- live video

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fusestream import checkpoints
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream import conditions
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.patcher import conditions
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 THERE = torch.device("meta")  # the only other device there is without a card

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from scenes import SIDE, Scene, Studio, sample
 
 from fusestream import checkpoints
-from fusestream.fusion import mixing
-from fusestream.fusion.errors import NotWhileStreaming
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream.doors import leads
+from fusestream.fusion.base import subclassing
+from fusestream.fusion.base.errors import NotWhileStreaming
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.stream.block_hooks import leads
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 
@@ -168,7 +168,7 @@ def test_gradients_are_refused_by_whatever_method(as_animate2: None, studio: Stu
 
 def adds_a_method(monkeypatch: pytest.MonkeyPatch, method: Any) -> None:
     """Stock's own block, which a family takes apart, has one more way in from now on: as if no model of it had been loaded yet."""
-    mixing._mixed.cache_clear()
+    subclassing._mixed.cache_clear()
     monkeypatch.setattr(stock.WanAttentionBlock, "keys", method, raising=False)
 
 

@@ -16,18 +16,25 @@ from fusestream import checkpoints, fusion
 from fusestream.bench import prediction
 from fusestream.bench.end_to_end import bounds, rows
 from fusestream.bench.end_to_end.rows import Row
-from fusestream.fusion import pace
-from fusestream.fusion.cost import Cost
-from fusestream.fusion.estimate import measured, plan, rates, words
+from fusestream.fusion.base import card_rates
+from fusestream.fusion.base.card_rates import (
+    Card,
+    Passes,
+    Rates,
+    Source,
+    rates_of,
+)
+from fusestream.fusion.base.cost import Cost
+from fusestream.fusion.base.format import took
+from fusestream.fusion.estimate import plan, words
 from fusestream.fusion.estimate.fit import Fit, Verdict, fit_of
 from fusestream.fusion.estimate.picture import draw
 from fusestream.fusion.estimate.plan import Change, Estimate, Work, estimate
-from fusestream.fusion.estimate.rates import Card, Passes, Rates, Source, rates_of
 from fusestream.fusion.estimate.sums import Blocks, step_seconds
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.pace import Reading, Sampled
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.report.canvas import THEMES, WIDTH
-from fusestream.fusion.words import took
+from fusestream.fusion.sampling import measured, step_timer
+from fusestream.fusion.sampling.step_timer import Reading, Sampled
 
 GIB = 2**30
 TURING = Card("NVIDIA GeForce RTX 2060 SUPER", (7, 5), 34, 1.65e9, 448e9)
@@ -40,11 +47,11 @@ MISSED = {"1.3B 480x480x17": -0.23, "14B 480x832x33": -0.16}
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Any:
-    before = pace.kept()
-    pace._kept.clear()
+    before = step_timer.kept()
+    step_timer._kept.clear()
     yield
-    pace._kept.clear()
-    pace._kept.extend(before)
+    step_timer._kept.clear()
+    step_timer._kept.extend(before)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +101,7 @@ def errors() -> dict[str, float]:
             continue
         cost = bounds.cost_of(row)
         assert row.ours is not None
-        known = rates_of(card, rates.STOCK if row.ours.kernels == "off" else "precise", cost.width)
+        known = rates_of(card, card_rates.STOCK if row.ours.kernels == "off" else "precise", cost.width)
         assert known is not None and known[2] is Source.CARD
         held = told.get("pager", {}).get("peak GiB", {}).get("VRAM", 1000)
         blocks = Blocks([int(cost.weights / BLOCKS[row.model])] * BLOCKS[row.model], 1.0, int(held * GIB))
@@ -124,7 +131,7 @@ def test_a_run_at_one_size_tells_of_another() -> None:
 
 def test_a_geforce_card_is_predicted_by_what_its_driver_tells() -> None:
     seconds = {}
-    for who in (rates.STOCK, *plan.TIERS):
+    for who in (card_rates.STOCK, *plan.TIERS):
         found = rates_of(TURING, who, 5120)
         assert found is not None and found[2] is Source.PREDICTED
         seconds[who] = found[0]
@@ -143,7 +150,8 @@ def test_a_file_of_bytes_is_multiplied_as_the_quickest_tier_does_and_attended_to
     capability: tuple[int, int],
 ) -> None:
     found = {
-        who: rates_of(replace(TURING, capability=capability), who, 5120) for who in ("precise", rates.STORED, "turbo")
+        who: rates_of(replace(TURING, capability=capability), who, 5120)
+        for who in ("precise", card_rates.STORED, "turbo")
     }
     (precise, plain, _), (stored, rounding, source), (turbo, most, _) = (known for known in found.values() if known)
     assert source is Source.PREDICTED
@@ -154,7 +162,7 @@ def test_a_file_of_bytes_is_multiplied_as_the_quickest_tier_does_and_attended_to
 
 def test_a_measured_card_is_told_as_it_was_measured_whatever_the_file() -> None:
     measured = replace(TURING, name="NVIDIA H200")
-    assert rates_of(measured, rates.STORED, 5120) == rates_of(measured, "precise", 5120)
+    assert rates_of(measured, card_rates.STORED, 5120) == rates_of(measured, "precise", 5120)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +258,9 @@ def test_of_a_cpu_nobody_knows_until_it_has_sampled(streamed: Any) -> None:
 
 def test_another_policy_is_another_time(streamed: Any) -> None:
     sample(streamed, 3)
-    from fusestream.fusion import override
+    from fusestream.fusion.load import other_policy
 
-    under = override.model_under(streamed, fusion.KernelPolicy.of("auto", precision="turbo"))
+    under = other_policy.model_under(streamed, fusion.KernelPolicy.of("auto", precision="turbo"))
     assert estimate(under, LATENT, 20, 1.0).seconds is None
     assert "turbo" in estimate(under, LATENT, 20, 1.0).kernels
 
@@ -285,7 +293,7 @@ def test_of_a_model_that_does_not_stream(path: str) -> None:
 def test_each_step_is_told_and_the_first_counts_only_alone() -> None:
     now = iter((0.0, 10.0, 12.0, 15.0, 17.0))
     heard: list[Reading] = []
-    steps = pace._Steps(pace.Pace(listener=heard.append), 4, lambda: next(now))
+    steps = step_timer._Steps(step_timer.Pace(listener=heard.append), 4, lambda: next(now))
     for done in (1, 2, 2, 3, 4):  # one is told of twice
         steps.step(done)
     steps.end("card", "file", "policy", (1, 16, 3, 16, 16), 2, 7)
@@ -317,7 +325,7 @@ def test_a_sampling_that_is_interrupted_is_kept_as_far_as_it_came(streamed: Any)
             sample(streamed, 6)
     finally:
         streamed.model.fusestream_pace.listener = None
-    assert heard[-1].is_over and heard[-1].step == 3 and pace.kept()[-1].steps == 3
+    assert heard[-1].is_over and heard[-1].step == 3 and step_timer.kept()[-1].steps == 3
 
 
 SAMPLED = Sampled("CPU", "a.safetensors", "kernels auto", (1, 16, 3, 16, 16), 2, 20, 1.5, 4.0, 33.0, 5)
@@ -326,11 +334,11 @@ SAMPLED = Sampled("CPU", "a.safetensors", "kernels auto", (1, 16, 3, 16, 16), 2,
 def test_times_outlive_a_start(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "times.json"
     measured.read(file)  # there is none yet
-    pace.keep(SAMPLED)
+    step_timer.keep(SAMPLED)
     measured.write(file)
-    pace._kept.clear()
+    step_timer._kept.clear()
     measured.read(file)
-    assert pace.kept() == [SAMPLED]
+    assert step_timer.kept() == [SAMPLED]
     same = measured.find("CPU", "a.safetensors", "kernels auto", (1, 16, 3, 16, 16), 2)
     assert same == SAMPLED and measured.find("CPU", "a.safetensors", "kernels auto", (1, 16, 9, 9, 9), 1) == SAMPLED
     assert measured.find("GPU", "a.safetensors", "kernels auto", (1, 16, 3, 16, 16), 2) is None
@@ -356,7 +364,7 @@ def test_a_file_of_times_that_is_none_is_none(content: str, tmp_path: Path) -> N
     file = tmp_path / "times.json"
     file.write_text(content)
     measured.read(file)
-    assert pace.kept() == []
+    assert step_timer.kept() == []
 
 
 # ------------------------------------------------------------------------------------------------------- words, pictures

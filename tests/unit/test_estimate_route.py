@@ -20,10 +20,10 @@ from bed.client import Workflow
 from bed.templates import EXAMPLES
 from bed.templates.__main__ import WORKFLOWS
 from fusestream import checkpoints, fusion
+from fusestream.fusion.base.card_rates import Card
 from fusestream.fusion.estimate.plan import estimate, pixels_of, shape_of
-from fusestream.fusion.estimate.rates import Card
 from fusestream.fusion.estimate.unread import SMALL, unread_model
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.nodes import estimate_route, front_end
 from fusestream.nodes.graph import Kind
 
@@ -100,7 +100,9 @@ def test_on_a_card_that_is_predicted_it_tells_times_and_what_would_change_them(m
     told = only(api("wan2.1_t2v_1.3B"))
     assert told["source"] == "PREDICTED" and told["step"].endswith("s") and told["all"]
     assert told["changes"][0]["what"] == "few steps" and len(told["changes"]) == 2
-    monkeypatch.setattr("fusestream.fusion.stream.patcher.StreamingModelPatcher.get_free_memory", lambda *_: 1 << 28)
+    monkeypatch.setattr(
+        "fusestream.fusion.patcher.streaming_patcher.StreamingModelPatcher.get_free_memory", lambda *_: 1 << 28
+    )
     monkeypatch.setattr("fusestream.fusion.estimate.fit._others", lambda *_: 0)
     told = only(api("wan2.1_t2v_1.3B"))
     assert told["verdict"] == "NOT" and told["lacks"] > 0, "and what would not fit either is not told"
@@ -284,7 +286,7 @@ def test_a_fault_of_ours_is_no_error_of_the_page(monkeypatch: pytest.MonkeyPatch
 def test_the_page_has_words_for_every_reason_and_source() -> None:
     import re
 
-    from fusestream.fusion.estimate.rates import Source
+    from fusestream.fusion.base.card_rates import Source
     from fusestream.nodes import samplings
 
     words = WORDS.read_text(encoding="utf-8")

@@ -23,10 +23,10 @@ from scenes import sample
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import clip_l, llama, t5xxl
-from fusestream.fusion.errors import NotStreamable, WrongFile
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.load_text import load_streamed_text_encoder
-from fusestream.fusion.stream.patcher import StreamingModelPatcher
+from fusestream.fusion.base.errors import NotStreamable, WrongFile
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.load.text import load_streamed_text_encoder
+from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
 from fusestream.kernels_cuda import LEDGER
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")

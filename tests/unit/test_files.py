@@ -17,7 +17,7 @@ from gguf_files import Tensor
 from gguf_files import file_of as file_of_gguf
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion.family import Role
+from fusestream.fusion.base.family import Role
 from fusestream.nodes import doctor, files, queued
 from fusestream.nodes.loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 

@@ -22,13 +22,14 @@ from scenes import Scene, distance, sample
 
 from bed.depth import is_thorough
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, attention
+from fusestream.fusion import KernelPolicy
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.flux2 import FLUX, joint
 from fusestream.fusion.families.flux2 import fused as flux
 from fusestream.fusion.families.flux2.need import need
-from fusestream.fusion.load import load_diffusion_model
-from fusestream.fusion.stream import lora
+from fusestream.fusion.fused import attention
+from fusestream.fusion.load.diffusion import load_diffusion_model
+from fusestream.fusion.weights import lora
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
 from fusestream.memory import Checkpoint
 

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints.llama import QWEN3, LlamaSize
 from fusestream.checkpoints.weights import Spec, Table
-from fusestream.fusion import llama_cpp
-from fusestream.fusion.errors import WrongFile
-from fusestream.fusion.family import Role
-from fusestream.fusion.load_text import load_streamed_text_encoder
+from fusestream.fusion.base.errors import WrongFile
+from fusestream.fusion.base.family import Role
+from fusestream.fusion.files import llama_cpp
+from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import read_header
 

@@ -21,15 +21,15 @@ from scenes import Scene, distance, sample
 
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
-from fusestream.fusion import packed_layout
-from fusestream.fusion.errors import NotStreamable, NotWhileStreaming, WrongFile
+from fusestream.fusion.base.errors import NotStreamable, NotWhileStreaming, WrongFile
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.t5 import llama_cpp
-from fusestream.fusion.family import Role
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.packed import numbers
-from fusestream.fusion.packed_layout import held, in_rows, is_held
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.report.gathering import what_it_holds
+from fusestream.fusion.weights import ggml_tensor
+from fusestream.fusion.weights.ggml_blocks import numbers
+from fusestream.fusion.weights.ggml_tensor import held, in_rows, is_held
 from fusestream.memory import Checkpoint, Extent, read_header
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
@@ -322,8 +322,8 @@ def test_a_merge_takes_its_numbers(wan_folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
 def test_stocks_linear_computes_with_a_packed_weight(kind: str, inference: bool) -> None:
     raw = torch.from_numpy(gguf_files.random_blocks(kind, (48, 256), 0)).reshape(-1)
-    weight = packed_layout.held(raw, Extent("w", kind, (48, 256), 0, raw.numel()), torch.float32)
-    assert torch.equal(packed_layout.half(weight).float(), weight.dequantize())
+    weight = ggml_tensor.held(raw, Extent("w", kind, (48, 256), 0, raw.numel()), torch.float32)
+    assert torch.equal(ggml_tensor.half(weight).float(), weight.dequantize())
     with torch.inference_mode(inference):
         linear = comfy.ops.disable_weight_init.Linear(256, 48, dtype=torch.float32)
         linear.weight = torch.nn.Parameter(weight, requires_grad=False)

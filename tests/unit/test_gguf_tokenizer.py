@@ -11,7 +11,7 @@ from gguf_files import Tensor, Typed, file_of
 from sentencepiece import SentencePieceProcessor
 
 from fusestream.checkpoints import spiece
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.families.t5 import gguf_tokenizer
 from fusestream.fusion.families.t5.gguf_tokenizer import KEY
 from fusestream.memory import read_header

@@ -30,13 +30,14 @@ from taped import TapingRecorder
 from bed.depth import is_thorough
 from fusestream import checkpoints
 from fusestream.checkpoints import llama
-from fusestream.fusion import graph, graphed, sparse
-from fusestream.fusion.language import stack
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.load_text import load_streamed_text_encoder
+from fusestream.fusion import sparse
+from fusestream.fusion.graphs import calls, diffusion
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.report.gathering import gather
-from fusestream.fusion.stream.settled import Objects
+from fusestream.fusion.stream.stability import Objects
 from fusestream.fusion.stream.stream import GRAPHS
+from fusestream.fusion.text import stack
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.memory import Pager
 
@@ -46,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_one
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> TapingRecorder:
     found = TapingRecorder()
-    monkeypatch.setattr(graphed, "Graphs", partial(graph.Graphs, recorder=found))
+    monkeypatch.setattr(diffusion, "Graphs", partial(calls.Graphs, recorder=found))
     LEDGER.clear()
     return found
 
@@ -185,7 +186,7 @@ def test_a_replay_that_runs_out_of_vram_runs_as_ever(wan: Path, recorder: Taping
     recorder.tapes[0].fails = torch.OutOfMemoryError("none left. GPU 0")
     replayed = model.stream.graphs.replayed
     assert torch.equal(sample_wan(model), want) and not recorder.tapes
-    assert model.stream.graphs.replayed == replayed and reasons() == {graph.NO_ROOM} and model.stream.beside == 0
+    assert model.stream.graphs.replayed == replayed and reasons() == {calls.NO_ROOM} and model.stream.beside == 0
 
 
 def test_a_step_that_runs_out_of_vram_gives_graphs_back(
@@ -310,7 +311,7 @@ def reads(model: Any) -> None:
 
 
 def is_off(model: Any) -> None:
-    from fusestream.fusion import attention
+    from fusestream.fusion.fused import attention
 
     attention.install(model, KernelPolicy.of("off"))
 
@@ -495,10 +496,10 @@ def test_models_that_were_replayed_go(wan: Path, recorder: TapingRecorder) -> No
 def test_prompts_of_one_length_are_replayed(
     families_folder: Path, monkeypatch: pytest.MonkeyPatch, recorder: TapingRecorder
 ) -> None:
-    from fusestream.fusion import load_text
+    from fusestream.fusion.load import text
 
     monkeypatch.setattr(stack, "fuse", partial(stack.fuse, on_cpu=True))
-    monkeypatch.setattr(load_text, "Graphs", partial(graph.Graphs, recorder=recorder))
+    monkeypatch.setattr(text, "Graphs", partial(calls.Graphs, recorder=recorder))
     path = checkpoints.write("qwen3", families_folder, "fp16")
 
     def encode(clip: Any, first: int) -> torch.Tensor:

@@ -19,11 +19,11 @@ from saved_models import saved
 from scenes import Scene, Studio, sample
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion import notes
-from fusestream.fusion.completeness import say_leftovers
-from fusestream.fusion.errors import WrongFile
-from fusestream.fusion.fused import Parts
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.base.errors import WrongFile
+from fusestream.fusion.files import quant_metadata
+from fusestream.fusion.files.completeness import say_leftovers
+from fusestream.fusion.fused.block import Parts
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import Checkpoint
 
@@ -207,10 +207,10 @@ def test_a_file_is_asked_for_the_scales_that_its_format_has(known: None, kind: s
         save_file({name: tensor for name, tensor in tensors.items() if name != lacking}, path)
         with Checkpoint.open(path) as source:
             if lacking is None:
-                notes.check_quantised(source)
+                quant_metadata.check_quantised(source)
             else:
                 with pytest.raises(WrongFile, match=f"lacks {lacking}"):
-                    notes.check_quantised(source)
+                    quant_metadata.check_quantised(source)
 
 
 def test_their_scales_are_no_leftovers(caplog: pytest.LogCaptureFixture) -> None:

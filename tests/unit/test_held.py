@@ -20,9 +20,11 @@ import torch
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import narrow
-from fusestream.fusion import held, override, recognise
 from fusestream.fusion.families import family_of
-from fusestream.fusion.held import HELD, HeldPatcher
+from fusestream.fusion.identify import recognise
+from fusestream.fusion.load import other_policy
+from fusestream.fusion.vae import resident_patcher
+from fusestream.fusion.vae.resident_patcher import HELD, HeldPatcher
 from fusestream.kernels_cuda import KernelPolicy
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
@@ -53,7 +55,7 @@ def vae(path: Path) -> Iterator[Any]:
     net.load_state_dict(
         net.state_dict() | {name: weights[name] for name in net.state_dict() if name in weights}, assign=True
     )
-    made.patcher = held.patcher_of(net, made.patcher.load_device, made.patcher.offload_device)
+    made.patcher = resident_patcher.patcher_of(net, made.patcher.load_device, made.patcher.offload_device)
     yield made
     comfy.model_management.unload_all_models()
 
@@ -134,7 +136,7 @@ def test_saving_has_all_digits_and_the_patches(vae: Any) -> None:
 def test_a_copy_under_another_policy_shares_what_is_there(vae: Any) -> None:
     load(vae)
     there = tensors(vae.first_stage_model)
-    other = override.vae_under(vae, KernelPolicy.of("off"))
+    other = other_policy.vae_under(vae, KernelPolicy.of("off"))
     assert type(other.patcher) is HeldPatcher and other.patcher.model_size() == vae.patcher.model_size()
     load(other)
     assert all(one is there[name] for name, one in tensors(other.first_stage_model).items())
@@ -143,7 +145,7 @@ def test_a_copy_under_another_policy_shares_what_is_there(vae: Any) -> None:
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("none left"), KeyboardInterrupt()])
 def test_one_that_is_not_loaded_to_the_end(vae: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Too little memory: all is given back. An interrupt: the next time goes on where it was."""
-    net, put, count = vae.first_stage_model, held._put, [0]
+    net, put, count = vae.first_stage_model, resident_patcher._put, [0]
     before = tensors(net)
 
     def fails(*given: Any) -> torch.Tensor:
@@ -152,7 +154,7 @@ def test_one_that_is_not_loaded_to_the_end(vae: Any, monkeypatch: pytest.MonkeyP
             raise error
         return put(*given)
 
-    monkeypatch.setattr(held, "_put", fails)
+    monkeypatch.setattr(resident_patcher, "_put", fails)
     with pytest.raises(type(error)):
         load(vae)
     if isinstance(error, torch.OutOfMemoryError):

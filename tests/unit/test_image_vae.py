@@ -23,11 +23,11 @@ from vae_scenes import interrupted
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import container, narrow
-from fusestream.fusion import images
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.image_vae import IMAGE_VAE, fused, plan
 from fusestream.fusion.families.image_vae import layers as image_layers
-from fusestream.fusion.images import LIMIT
+from fusestream.fusion.vae import memory_limits
+from fusestream.fusion.vae.memory_limits import LIMIT
 from fusestream.kernels_cuda import KernelPolicy
 from fusestream.memory import Checkpoint
 
@@ -295,10 +295,10 @@ def test_what_was_foretold_is_kept_and_is_within_3_gib(monkeypatch, way, size):
             allocator = Allocator()
             monkeypatch.setattr(torch.cuda, "empty_cache", allocator.give_back)
             monkeypatch.setattr(fused, "on_card", lambda _: True)
-            monkeypatch.setattr(images, "bounded", lambda *_: contextlib.nullcontext())
+            monkeypatch.setattr(memory_limits, "bounded", lambda *_: contextlib.nullcontext())
             monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: allocator.held)
-            monkeypatch.setattr(images, "held_in_pieces", lambda _: allocator.held)
-            monkeypatch.setattr(images, "products_have_their_room", lambda _: None)
+            monkeypatch.setattr(memory_limits, "held_in_pieces", lambda _: allocator.held)
+            monkeypatch.setattr(memory_limits, "products_have_their_room", lambda _: None)
             segments = []
             for _ in range(2):  # what the first left lies there when the second begins
                 with HeldBytes(allocator, given, out, *net.parameters()) as live:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fusestream.fusion import images
-from fusestream.fusion.bounded import bounded
+from fusestream.fusion.base.allocator_limit import bounded
+from fusestream.fusion.vae import memory_limits
 from fusestream.kernels_cuda import LEDGER
 
 CARD = torch.device("cuda", 0)
@@ -32,8 +32,8 @@ class Memory:
             "current_device": lambda: CARD.index,
         }.items():
             monkeypatch.setattr(torch.cuda, name, function, raising=False)
-        monkeypatch.setattr(images, "one_piece", self.piece)
-        monkeypatch.setattr(images, "products_have_their_room", lambda device: self.order.append("products"))
+        monkeypatch.setattr(memory_limits, "one_piece", self.piece)
+        monkeypatch.setattr(memory_limits, "products_have_their_room", lambda device: self.order.append("products"))
 
     def empty(self):
         self.held -= self.unused
@@ -57,7 +57,7 @@ def memory(monkeypatch):
 
 
 def serve(module, memory, run=lambda: "made", shape=(1, 2)):
-    return images.Leftovers(module, shape).serve(run, 256 << 20, 1 << 30, CARD)
+    return memory_limits.Leftovers(module, shape).serve(run, 256 << 20, 1 << 30, CARD)
 
 
 def test_one_piece_serves_until_something_changes(memory):
@@ -99,8 +99,8 @@ def test_what_turns_took_goes_before_the_next(memory):
 
 def test_what_another_card_holds_serves_nothing_here(monkeypatch):
     held = {CARD: 256 << 20, torch.device("cuda", 1): 0}
-    monkeypatch.setattr(images, "held_in_pieces", held.get)
-    leftovers = images.Leftovers(nn.Identity(), (1, 2))
+    monkeypatch.setattr(memory_limits, "held_in_pieces", held.get)
+    leftovers = memory_limits.Leftovers(nn.Identity(), (1, 2))
     leftovers.are_left(CARD)
     assert [leftovers.lie_there(device) for device in held] == [True, False]
 

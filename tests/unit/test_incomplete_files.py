@@ -22,12 +22,13 @@ from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import flux, hollow, wan, z_image
-from fusestream.fusion import inspection, notices
-from fusestream.fusion.completeness import refuse_gaps, require
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base import notices
+from fusestream.fusion.base.errors import WrongFile
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
-from fusestream.fusion.family import Role
-from fusestream.fusion.recognise import header_of
+from fusestream.fusion.files.completeness import refuse_gaps, require
+from fusestream.fusion.identify import inspection
+from fusestream.fusion.identify.recognise import header_of
 from fusestream.memory import Extent, WeightFile, read_header
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")

@@ -19,10 +19,12 @@ from torch.nn import functional
 from wan_in_halves import distance, handed_back
 
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, attention, int8_weights
+from fusestream.fusion import KernelPolicy
 from fusestream.fusion.families.wan import block as wan
-from fusestream.fusion.int8_files import matrix_of
-from fusestream.fusion.stream.lora import Added, Pair
+from fusestream.fusion.fused import attention
+from fusestream.fusion.weights import int8_weights
+from fusestream.fusion.weights.int8_matrix import matrix_of
+from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.kernels_cuda import LEDGER, rows_to_int8
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")

@@ -25,8 +25,8 @@ from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy, report
 from fusestream.fusion.estimate import fit
 from fusestream.fusion.families.wan import block as wan
-from fusestream.fusion.stream import grain, texts, vram
-from fusestream.fusion.stream.texts import Texts, room_for
+from fusestream.fusion.stream import segments, text_kv, vram_pool
+from fusestream.fusion.stream.text_kv import Texts, room_for
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import read_header
 
@@ -198,7 +198,7 @@ def test_it_holds_what_it_may_and_gives_all_back(folder: Path) -> None:
     ours = keeping(folder)
     stream = ours.stream
     sample(ours)
-    budget = vram.pool_of(CPU).budget
+    budget = vram_pool.pool_of(CPU).budget
     assert stream.texts.nbytes == stream.grain.kept == stream.ledger.held("VRAM of texts")
     assert stream.held == budget.taken == stream.pager.held_bytes + stream.texts.nbytes <= stream.ceiling
     assert ours.loaded_size() == stream.held + ours._rest_size()
@@ -234,14 +234,14 @@ def test_it_is_the_budget_that_decides(folder: Path) -> None:
     model = keeping(folder)
     stream = model.stream
     for budget in range(stream.narrow, stream.most + (1 << 20), (stream.most - stream.narrow) // 20):
-        found = grain.chosen(stream.grains, CPU, budget)
-        best = grain.chosen(stream._plain, CPU, budget)
+        found = segments.chosen(stream.grains, CPU, budget)
+        best = segments.chosen(stream._plain, CPU, budget)
         twin = next(one for one in stream.grains if one.of is best)
         less, most = twin.passing(CPU, budget), best.passing(CPU, budget)
         assert most is not None
-        assert found is (twin if less is not None and less < (1 - grain.WORTH_IT) * most else best)
-    assert grain.chosen(stream.grains, CPU, stream.narrow).of is None
-    assert grain.chosen(stream.grains, CPU, stream.most).of is None
+        assert found is (twin if less is not None and less < (1 - segments.WORTH_IT) * most else best)
+    assert segments.chosen(stream.grains, CPU, stream.narrow).of is None
+    assert segments.chosen(stream.grains, CPU, stream.most).of is None
 
 
 def test_where_all_stays_nothing_is_kept(folder: Path) -> None:
@@ -258,7 +258,7 @@ def test_where_all_may_stay_later_it_does(folder: Path) -> None:
     ours = keeping(folder)
     want = sample(ours)
     ours.stream.ceiling = None
-    vram.pool_of(CPU)._measure()
+    vram_pool.pool_of(CPU)._measure()
     assert torch.equal(sample(ours), want)
     assert ours.stream.grain.of is None and not ours.stream.pager.plan.streamed
 
@@ -299,7 +299,7 @@ def test_room_that_was_given_back_is_there_for_the_next_sampling(folder: Path) -
 
     assert torch.equal(sample(ours, callback=short), want) and [bool(nbytes) for nbytes in kept] == [True] + 3 * [False]
     assert torch.equal(sample(ours), want) and stream.texts.nbytes == stream.grain.kept
-    assert stream.held == vram.pool_of(CPU).budget.taken <= stream.ceiling
+    assert stream.held == vram_pool.pool_of(CPU).budget.taken <= stream.ceiling
 
 
 # ------------------------------------------------------------------------------------------------- the backends for GPUs
@@ -310,7 +310,7 @@ def test_room_that_was_given_back_is_there_for_the_next_sampling(folder: Path) -
 def test_over_the_backends_for_gpus(folder: Path, backend: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models this small leave nothing to gain in steps of 2 MiB: they are told to. With LoRAs and without, interrupted, unloaded,
     and with less memory in between, so that in the end some are paged as ever."""
-    monkeypatch.setattr(grain, "WORTH_IT", -9.0)
+    monkeypatch.setattr(segments, "WORTH_IT", -9.0)
     theirs = plain(folder, storage=storage)
     bare, lora = sample(theirs), sample(with_lora(theirs, folder))
     with plain_backends() as backends:
@@ -509,7 +509,7 @@ def test_a_block_that_another_node_took_over_is_whole(folder: Path) -> None:
         return forward(block, *args, **kwargs)
 
     ours.stream.ceiling = ours.stream.most - 1
-    vram.pool_of(CPU)._measure()
+    vram_pool.pool_of(CPU)._measure()
     model = ours.clone()
     model.add_object_patch("diffusion_model.blocks.2.forward", own)
     assert torch.equal(sample(model), want) and seen and not any(seen)
@@ -552,7 +552,7 @@ def test_within_the_first_step_or_the_second(folder: Path, deed: Any, call: int)
     assert torch.equal(sample(ours), want)
     assert stream.grain.of is not None and stream.held <= stream.ceiling
     mm.unload_all_models()
-    assert vram.pool_of(CPU).budget.taken == 0
+    assert vram_pool.pool_of(CPU).budget.taken == 0
 
 
 def test_an_interrupt_within_the_product(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -620,7 +620,7 @@ def test_within_a_call_the_tensor_alone_is_looked_at() -> None:
 
 
 def test_none_yields_within_a_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "STALE", 6)
+    monkeypatch.setattr(text_kv, "STALE", 6)
     found = opened(2 * room_for(4000, 2))
     first, second, third = (torch.randn(2, 5, 100) for _ in range(3))
     for _ in range(2):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gelu, gelu_mul, silu, silu_mul, silu_mul_
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import activations
-from fusestream.kernels_cuda.ops.tiles import Tiles, packed, tiles
+from fusestream.kernels_cuda.ops.elementwise import activations
+from fusestream.kernels_cuda.ops.views.tiles import Tiles, packed, tiles
 
 OFF = KernelPolicy.of("off")
 KINDS = ("silu", "tanh", "erf", "quick")

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bed.depth import examples
-from fusestream.kernels_cuda import archive, device_code, unpacked
-from fusestream.kernels_cuda.arch import preference
+from fusestream.kernels_cuda import device_code
+from fusestream.kernels_cuda.binary import archive, unpacked
+from fusestream.kernels_cuda.binary.arch import preference
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.errors import ArchiveError, BuildError, CodeUnavailable
 from fusestream.kernels_cuda.ledger import LEDGER
@@ -237,14 +238,14 @@ def test_an_archive_without_this_card_is_no_use(tmp_path, monkeypatch):
         device_code.load(["sm_90", "compute_80"], prebuilt=file, cache=tmp_path)
 
 
-@pytest.mark.skipif(not device_code.PREBUILT.exists(), reason="no archive in this tree: kernels_cuda/build")
+@pytest.mark.skipif(not archive.PREBUILT.exists(), reason="no archive in this tree: kernels_cuda/build")
 def test_the_archive_in_the_tree_is_current():
     """Built from the sources beside it, by the compiler whose cubins load from driver 525 on, for every card."""
-    manifest = archive.read_manifest(device_code.PREBUILT)
+    manifest = archive.read_manifest(archive.PREBUILT)
     assert manifest.source_hash == matrix.source_hash(), "stale: run kernels_cuda/build"
     assert manifest.compiler.startswith("NVRTC 12.")
     for capability in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0), (13, 0)):
-        assert archive.read_units(device_code.PREBUILT, preference(capability))[1].keys() == set(matrix.units())
+        assert archive.read_units(archive.PREBUILT, preference(capability))[1].keys() == set(matrix.units())
 
 
 @pytest.mark.parametrize("isa", ["sm_75", "sm_80"])

@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bed.depth import examples
 from fusestream.kernels_cuda import OPS, STANDARD, BlockList, KernelPolicy, KernelRefused, Tail, attention
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import attention as op
-from fusestream.kernels_cuda.ops import int8_heads, sdpa
-from fusestream.kernels_cuda.ops.attention_operands import Operands, arguments, of_heads
-from fusestream.kernels_cuda.ops.sdpa import _SWITCHES, BACKENDS, alone
+from fusestream.kernels_cuda.ops.attention import attention as op
+from fusestream.kernels_cuda.ops.attention import int8_heads, sdpa
+from fusestream.kernels_cuda.ops.attention.attention_operands import Operands, arguments, of_heads
+from fusestream.kernels_cuda.ops.attention.sdpa import _SWITCHES, BACKENDS, alone
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")

@@ -12,9 +12,9 @@ import torch
 
 from fusestream.kernels_cuda.build.matrix import SOURCES
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import attention as op
-from fusestream.kernels_cuda.ops import attention_products as products
-from fusestream.kernels_cuda.ops.attention_operands import arguments
+from fusestream.kernels_cuda.ops.attention import attention as op
+from fusestream.kernels_cuda.ops.attention import attention_products as products
+from fusestream.kernels_cuda.ops.attention.attention_operands import arguments
 
 
 def tensor_at(address, shape, dtype):

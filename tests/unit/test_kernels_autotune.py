@@ -16,17 +16,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, autotune, beside, choosing, stopwatch
-from fusestream.kernels_cuda.autotune import Tuner
+from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.near import key, nearest
-from fusestream.kernels_cuda.ops.attention import ways as attention_ways
-from fusestream.kernels_cuda.ops.conv import ways as conv_ways
-from fusestream.kernels_cuda.ops.linear import ways as linear_ways
+from fusestream.kernels_cuda.ops.attention.attention import ways as attention_ways
+from fusestream.kernels_cuda.ops.conv.conv import ways as conv_ways
+from fusestream.kernels_cuda.ops.matmul.linear import ways as linear_ways
 from fusestream.kernels_cuda.policy import PRECISIONS
-from fusestream.kernels_cuda.purse import Purse
 from fusestream.kernels_cuda.registry import StockCandidate
-from fusestream.kernels_cuda.winners import Winner, WinnersFile
+from fusestream.kernels_cuda.tune import (
+    autotune,
+    event_timer,
+    selection,
+    warm_up,
+)
+from fusestream.kernels_cuda.tune.autotune import Tuner
+from fusestream.kernels_cuda.tune.nearest_shape import key, nearest
+from fusestream.kernels_cuda.tune.time_budget import Purse
+from fusestream.kernels_cuda.tune.winners import Winner, WinnersFile
 
 CALL = Call("some op", (torch.zeros(2),), ())
 
@@ -106,7 +112,7 @@ def test_what_is_begun_is_begun_once_and_beside_the_work(monkeypatch: pytest.Mon
     cuda: Any = SimpleNamespace(device=lambda _: nullcontext(), stream=lambda _: nullcontext(), Stream=lambda _: None)
     cuda.current_stream = lambda _: SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr(beside, "_begun", {})
+    monkeypatch.setattr(warm_up, "_begun", {})
     go, threads = threading.Event(), []
 
     def work() -> None:
@@ -114,7 +120,7 @@ def test_what_is_begun_is_begun_once_and_beside_the_work(monkeypatch: pytest.Mon
         assert go.wait(10)
         raise RuntimeError("there is no such library")
 
-    asked = [beside.begin("a kind", torch.device("cuda", 0), work) for _ in range(3)]
+    asked = [warm_up.begin("a kind", torch.device("cuda", 0), work) for _ in range(3)]
     assert not any(has_begun() for has_begun in asked)
     go.set()
     for thread in threading.enumerate():
@@ -138,7 +144,7 @@ def test_what_is_recorded_before_a_choice_is_told_of_and_not_timed(
     plan, _ = some.tuner.plan(op, CALL, able, settled.append)
     for _ in range(4):
         plan(CALL.tensors[0])
-    monkeypatch.setattr(choosing, "capturing", lambda: True)
+    monkeypatch.setattr(selection, "capturing", lambda: True)
     some.lap = None  # type: ignore[method-assign, assignment]
     monkeypatch.setattr(some.tuner, "_lap", None)
     before, asked = some.tuner.undecided, dict(vars(some.tuner.purse))
@@ -147,7 +153,7 @@ def test_what_is_recorded_before_a_choice_is_told_of_and_not_timed(
     monkeypatch.undo()
     while not settled:
         plan(CALL.tensors[0])
-    monkeypatch.setattr(choosing, "capturing", lambda: True)
+    monkeypatch.setattr(selection, "capturing", lambda: True)
     before = some.tuner.undecided
     assert plan(CALL.tensors[0]) == settled[0](CALL.tensors[0]) == "fast" and some.tuner.undecided == before
 
@@ -299,7 +305,7 @@ class Short:
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> list[str]:
         """Who ran, the one that served first."""
         self.ran, self.given = [], []
-        with choosing.hurried() if self.is_hurried else nullcontext():
+        with selection.hurried() if self.is_hurried else nullcontext():
             self.plan(x, y)
         return self.ran
 
@@ -365,7 +371,7 @@ def test_an_interrupt_behind_a_call_owes_nothing(tmp_path: Path) -> None:
 
 
 def test_operands_that_are_large_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "MOST_COPIED", 4)
+    monkeypatch.setattr(selection, "MOST_COPIED", 4)
     some = Short(tmp_path, stock=1e-4, fast=0.9e-4)
     balance = some.process.tuner.extra.balance
     while not some.settled:
@@ -410,21 +416,21 @@ def test_the_cache_is_swept_before_each_lap(monkeypatch: pytest.MonkeyPatch) -> 
     properties = SimpleNamespace(L2_cache_size=96)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(stopwatch, "_spin", said.append)
+    monkeypatch.setattr(event_timer, "_spin", said.append)
     device = torch.device("cpu")
-    sweeper, other = stopwatch.Sweeper(device), stopwatch.Sweeper(device)
+    sweeper, other = event_timer.Sweeper(device), event_timer.Sweeper(device)
     room = sweeper._room.bytes
     assert room.nbytes == 96 and other._room.bytes is room, "it is there once"
     room.fill_(1)
     sweeper.begin(3)
     sweeper.sweep()
-    assert said == [cycles(3 * stopwatch.QUEUEING)] and not room.any()
+    assert said == [cycles(3 * event_timer.QUEUEING)] and not room.any()
     sweeper.begin(1000)
-    assert said[-1] == cycles(stopwatch.MOST_AHEAD)
+    assert said[-1] == cycles(event_timer.MOST_AHEAD)
     del sweeper, other
-    assert not stopwatch._rooms, "and goes with the last who sweeps"
+    assert not event_timer._rooms, "and goes with the last who sweeps"
     del properties.L2_cache_size  # of older torch
-    assert stopwatch.Sweeper(device)._room.bytes.nbytes == stopwatch.CACHE
+    assert event_timer.Sweeper(device)._room.bytes.nbytes == event_timer.CACHE
 
 
 # ------------------------------------------------------------------------------------------------- times of a device
@@ -458,13 +464,13 @@ class Events:
         stream = lambda device: SimpleNamespace(device=device, query=lambda: is_idle)  # noqa: E731
         monkeypatch.setattr(torch.cuda, "current_stream", stream)
         monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(stopwatch, "_spin", lambda cycles: self.said.append(f"spin {cycles}"))
-        monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(host))
+        monkeypatch.setattr(event_timer, "_spin", lambda cycles: self.said.append(f"spin {cycles}"))
+        monkeypatch.setattr(event_timer.time, "perf_counter", lambda: next(host))
 
 
 def test_a_lap_is_known_when_the_device_has_come_so_far_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     events = Events(monkeypatch, is_idle=False)
-    lap = stopwatch.Lap(torch.device("cuda:1"))
+    lap = event_timer.Lap(torch.device("cuda:1"))
     lap.end()
     assert events.said == ["mark"] * 2 and lap.host == 0.25
     assert lap.seconds() is None
@@ -478,27 +484,27 @@ def test_a_device_that_is_idle_spins_while_launches_are_queued(monkeypatch: pyte
     """Or a time would be the host's. That function is private to torch, and may be gone one day."""
     events = Events(monkeypatch, is_idle=True)
     if not can_spin:
-        monkeypatch.setattr(stopwatch, "_spin", None)
-    stopwatch.Lap(torch.device("cuda:1")).end()
-    assert events.said == [f"spin {cycles(stopwatch.QUEUEING)}"] * can_spin + ["mark"] * 2
+        monkeypatch.setattr(event_timer, "_spin", None)
+    event_timer.Lap(torch.device("cuda:1")).end()
+    assert events.said == [f"spin {cycles(event_timer.QUEUEING)}"] * can_spin + ["mark"] * 2
 
 
 def cycles(seconds: float) -> int:
-    return round(stopwatch.CLOCK * seconds)
+    return round(event_timer.CLOCK * seconds)
 
 
-@pytest.mark.parametrize(("before", "seconds"), [(1e-5, stopwatch.QUEUEING), (1e-4, 1.5e-4), (0.1, stopwatch.MOST)])
+@pytest.mark.parametrize(("before", "seconds"), [(1e-5, event_timer.QUEUEING), (1e-4, 1.5e-4), (0.1, event_timer.MOST)])
 def test_a_device_that_waited_for_the_host_spins_as_long_as_the_host_needs(
     monkeypatch: pytest.MonkeyPatch, before: float, seconds: float
 ) -> None:
     """Though it has something to do yet. And a lap says whether it waited: then it was at its start before the host was done."""
     events = Events(monkeypatch, is_idle=False)
-    lap = stopwatch.Lap(torch.device("cuda:1"), before)
+    lap = event_timer.Lap(torch.device("cuda:1"), before)
     lap.end()
     assert events.said == [f"spin {cycles(seconds)}", "mark", "mark"] and not lap.waited
     start: Any = lap._start
     start.is_over = True
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: 10.5)
+    monkeypatch.setattr(event_timer.time, "perf_counter", lambda: 10.5)
     lap.end()
     assert lap.waited
 

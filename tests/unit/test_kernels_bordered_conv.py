@@ -12,9 +12,9 @@ from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, bordered_conv2d, bordered_upsample_conv2d, fold_upsample
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import bordered_conv as op
-from fusestream.kernels_cuda.ops.borders import border_obstacle, with_border
-from fusestream.kernels_cuda.ops.linear_operands import activate
+from fusestream.kernels_cuda.ops.conv import bordered_conv as op
+from fusestream.kernels_cuda.ops.conv.borders import border_obstacle, with_border
+from fusestream.kernels_cuda.ops.matmul.linear_operands import activate
 
 OFF = KernelPolicy.of("off")
 LAST = torch.channels_last

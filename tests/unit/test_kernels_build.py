@@ -17,14 +17,22 @@ from pathlib import Path
 import pytest
 
 from bed.depth import is_thorough
-from fusestream.kernels_cuda import OPS, archive, device_code, elf
-from fusestream.kernels_cuda.arch import CUBINS, ONLY_FORCED, is_ptx, number
+from fusestream.kernels_cuda import OPS, device_code
+from fusestream.kernels_cuda.binary import archive, elf
+from fusestream.kernels_cuda.binary.arch import (
+    CUBINS,
+    ONLY_FORCED,
+    is_ptx,
+    number,
+)
 from fusestream.kernels_cuda.build import cli, matrix, nvrtc, report
 from fusestream.kernels_cuda.build.nvrtc import parse_usage
 from fusestream.kernels_cuda.build.unit import build
 from fusestream.kernels_cuda.errors import BuildError
 from fusestream.kernels_cuda.launcher import pointer_count
-from fusestream.kernels_cuda.ops import attention, group_norm, linear, linear_int8
+from fusestream.kernels_cuda.ops.attention import attention
+from fusestream.kernels_cuda.ops.matmul import linear, linear_int8
+from fusestream.kernels_cuda.ops.norm import group_norm
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_UNITS = ("gated_residual", "to_half")
@@ -36,7 +44,7 @@ def built():
     """The whole matrix: what the archives have of these very sources, and the rest compiled through ninja, as a contributor builds
     it. Unchanged units cost nothing then."""
     pairs = [(unit, variant) for unit in matrix.units() for variant in matrix.variants(unit)]
-    found = cli.kept(device_code.PREBUILT, pairs)
+    found = cli.kept(archive.PREBUILT, pairs)
     anew = [(unit, variant) for unit, variant in pairs if unit not in found.get(variant, {})]
     if anew:
         cli.compile_all(anew, None)
@@ -228,7 +236,7 @@ def test_the_whole_command(small_house, built, tmp_path):
 
     run = cli_script()
     assert run.returncode == 0, run.stderr
-    forced = out.with_name(device_code.FORCED)
+    forced = out.with_name(archive.FORCED)
     assert tuple(archive.read_manifest(forced).variants) == ONLY_FORCED
     hashed = archive.read_manifest(out).source_hash
     assert "kernels.tar.xz:" in run.stdout and f"sources {hashed}" in run.stdout and hashed != matrix.source_hash()

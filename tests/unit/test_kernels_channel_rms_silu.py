@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, channel_rms_silu
-from fusestream.kernels_cuda.ops.channel_rms_silu import lane_shape, tile_shape
-from fusestream.kernels_cuda.ops.planes import planes, strides_like
+from fusestream.kernels_cuda.ops.norm.channel_rms_silu import lane_shape, tile_shape
+from fusestream.kernels_cuda.ops.views.planes import planes, strides_like
 
 OFF = KernelPolicy.of("off")
 WAN_WIDTHS = (96, 192, 384, 160, 256, 320, 512, 640, 1024)

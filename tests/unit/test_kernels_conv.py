@@ -21,10 +21,10 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import conv as op
-from fusestream.kernels_cuda.ops import conv_flat, conv_torch, upsample_conv
-from fusestream.kernels_cuda.ops.conv_operands import Operands, compute
-from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.conv import conv as op
+from fusestream.kernels_cuda.ops.conv import conv_flat, conv_torch, upsample_conv
+from fusestream.kernels_cuda.ops.conv.conv_operands import Operands, compute
+from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.policy import PRECISIONS
 
 OFF = KernelPolicy.of("off")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, decode_attention, rms_rope_keep
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import decode_attention as decode
-from fusestream.kernels_cuda.ops import rms_rope_keep as keep
+from fusestream.kernels_cuda.ops.attention import decode_attention as decode
+from fusestream.kernels_cuda.ops.norm import rms_rope_keep as keep
 
 POLICIES = [KernelPolicy(), KernelPolicy.of("off")]
 

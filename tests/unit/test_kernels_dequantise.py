@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, dequantise, dequantise_rows
-from fusestream.kernels_cuda.ops.packed_blocks import BLOCK_TYPES, IQ4_VALUES, unpacked
+from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES, IQ4_VALUES, unpacked
 
 OFF = KernelPolicy.of("off")
 ENCODINGS = list(BLOCK_TYPES)

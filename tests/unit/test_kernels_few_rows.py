@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, few_rows
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops.few_rows import PLAIN, SCALED, STEPS, kernel_for, obstacles
-from fusestream.kernels_cuda.ops.packed_blocks import BLOCK_TYPES
+from fusestream.kernels_cuda.ops.matmul.few_rows import (
+    PLAIN,
+    SCALED,
+    STEPS,
+    kernel_for,
+    obstacles,
+)
+from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
 
 OFF = KernelPolicy.of("off")
 # Where the fp16 numbers of a block lie: random bytes there would be Inf and NaN.

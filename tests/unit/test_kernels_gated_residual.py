@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, gated_residual, gated_residual_
-from fusestream.kernels_cuda.ops.checks import overlap
+from fusestream.kernels_cuda.ops.views.checks import overlap
 
 OFF = KernelPolicy.of("off")
 FORMS = ("none", "row", "batch", "frame", "token", "video")

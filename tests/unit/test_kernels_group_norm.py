@@ -22,9 +22,9 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import group_norm
-from fusestream.kernels_cuda.ops.group_norm import column_shape, group_shape
-from fusestream.kernels_cuda.ops.planes import Planes
+from fusestream.kernels_cuda.ops.norm import group_norm
+from fusestream.kernels_cuda.ops.norm.group_norm import column_shape, group_shape
+from fusestream.kernels_cuda.ops.views.planes import Planes
 
 EPS = 1e-5
 OFF = KernelPolicy.of("off")

@@ -8,8 +8,8 @@ import torch
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, int8_to_half, rows_to_int8
 from fusestream.kernels_cuda.build import matrix as sources
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import int8_to_half as op
-from fusestream.kernels_cuda.ops.rotation import GROUPS, matrix
+from fusestream.kernels_cuda.ops.quant import int8_to_half as op
+from fusestream.kernels_cuda.ops.quant.rotation import GROUPS, matrix
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")

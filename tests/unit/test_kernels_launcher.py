@@ -13,7 +13,7 @@ import torch
 
 from fusestream.gpu import Driver
 from fusestream.kernels_cuda import CodeUnavailable, launcher, preload
-from fusestream.kernels_cuda.driver_calls import PROGRAMMATIC_SERIALIZATION, LaunchAttribute, LaunchConfig
+from fusestream.kernels_cuda.binary.driver_calls import PROGRAMMATIC_SERIALIZATION, LaunchAttribute, LaunchConfig
 from fusestream.kernels_cuda.errors import KernelError
 from fusestream.kernels_cuda.launcher import Pointer, parameter_struct, pointer_count
 

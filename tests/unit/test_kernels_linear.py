@@ -13,11 +13,16 @@ from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, linear, linear_, linear_pair, linear_pair_, mlp
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import linear as op
-from fusestream.kernels_cuda.ops import linear_torch
-from fusestream.kernels_cuda.ops import mlp as mlp_file
-from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
-from fusestream.kernels_cuda.ops.linear_torch import CublasEpilogue, CublasFused, CublasPair, CublasWide
+from fusestream.kernels_cuda.ops.matmul import linear as op
+from fusestream.kernels_cuda.ops.matmul import linear_torch
+from fusestream.kernels_cuda.ops.matmul import mlp as mlp_file
+from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.matmul.linear_torch import (
+    CublasEpilogue,
+    CublasFused,
+    CublasPair,
+    CublasWide,
+)
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")

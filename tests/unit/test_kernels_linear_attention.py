@@ -11,7 +11,7 @@ from linear_attention_oracle import adversaries, check, exactly
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, linear_attention
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import linear_attention as op
+from fusestream.kernels_cuda.ops.attention import linear_attention as op
 
 OFF = KernelPolicy.of("off")
 MAPS = ["elu", "relu", "softmax", "rbf"]

@@ -21,11 +21,16 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.build import matrix as sources
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import linear_int8 as op
-from fusestream.kernels_cuda.ops import rows_to_int8 as rounding
-from fusestream.kernels_cuda.ops.linear_int8_operands import KitchenLinear, kitchen, product
-from fusestream.kernels_cuda.ops.linear_operands import ACTIVATIONS
-from fusestream.kernels_cuda.ops.rotation import GROUPS, matrix, root, turned
+from fusestream.kernels_cuda.ops.matmul import linear_int8 as op
+from fusestream.kernels_cuda.ops.matmul.linear_int8_operands import KitchenLinear, kitchen, product
+from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
+from fusestream.kernels_cuda.ops.quant import rows_to_int8 as rounding
+from fusestream.kernels_cuda.ops.quant.rotation import (
+    GROUPS,
+    matrix,
+    root,
+    turned,
+)
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")
@@ -376,7 +381,7 @@ def test_what_stocks_library_is_asked(monkeypatch):
 
 def test_without_stocks_library(monkeypatch):
     monkeypatch.setattr(Call, "device", property(lambda _: torch.device("cuda", 0)))
-    monkeypatch.setattr("fusestream.kernels_cuda.ops.linear_int8_operands.kitchen", lambda: None)
+    monkeypatch.setattr("fusestream.kernels_cuda.ops.matmul.linear_int8_operands.kitchen", lambda: None)
     assert "comfy-kitchen is not loaded" in (KitchenLinear().refuse(call()) or "")
 
 

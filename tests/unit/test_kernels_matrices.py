@@ -25,8 +25,8 @@ from fusestream.kernels_cuda import (
     rows_to_int8,
     silu_mul,
 )
-from fusestream.kernels_cuda.arch import int8_pays
-from fusestream.kernels_cuda.ops import int8_rule
+from fusestream.kernels_cuda.binary.arch import int8_pays
+from fusestream.kernels_cuda.ops.matmul import int8_rule
 
 TURBO = KernelPolicy.of(precision="turbo")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, norm_modulate, residual_gate_norm_modulate
-from fusestream.kernels_cuda.ops.norm_modulate import best_tactic, tactics, threads_for
-from fusestream.kernels_cuda.ops.rows import rows, tokens_per_frame
+from fusestream.kernels_cuda.ops.norm.norm_modulate import best_tactic, tactics, threads_for
+from fusestream.kernels_cuda.ops.views.rows import rows, tokens_per_frame
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, join_sums, rms_parts, rms_rope_sums
-from fusestream.kernels_cuda.ops.parts import split
-from fusestream.kernels_cuda.ops.rms_parts import THREADS, WIDEST, threads_for
+from fusestream.kernels_cuda.ops.norm.rms_parts import THREADS, WIDEST, threads_for
+from fusestream.kernels_cuda.ops.views.parts import split
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")

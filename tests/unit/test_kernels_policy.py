@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusestream.kernels_cuda import OPS, KernelPolicy, check_policy
-from fusestream.kernels_cuda.arch import CUBINS, PTX, VARIANTS, isa_class, preference, too_old
+from fusestream.kernels_cuda.binary.arch import (
+    CUBINS,
+    PTX,
+    VARIANTS,
+    isa_class,
+    preference,
+    too_old,
+)
 from fusestream.kernels_cuda.ledger import Choice, Ledger
 from fusestream.kernels_cuda.policy import PRECISIONS
 

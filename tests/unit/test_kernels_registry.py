@@ -14,14 +14,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda import LEDGER, KernelError, KernelPolicy, KernelRefused, autotune, choosing, registry
-from fusestream.kernels_cuda.autotune import Tuner
+from fusestream.kernels_cuda import (
+    LEDGER,
+    KernelError,
+    KernelPolicy,
+    KernelRefused,
+    registry,
+)
 from fusestream.kernels_cuda.call import Call, round_up
-from fusestream.kernels_cuda.choosing import Choosing
 from fusestream.kernels_cuda.errors import CodeUnavailable
-from fusestream.kernels_cuda.purse import Purse
 from fusestream.kernels_cuda.registry import CudaCandidate, Op, StockCandidate
-from fusestream.kernels_cuda.winners import WinnersFile
+from fusestream.kernels_cuda.tune import autotune, selection
+from fusestream.kernels_cuda.tune.autotune import Tuner
+from fusestream.kernels_cuda.tune.selection import Choosing
+from fusestream.kernels_cuda.tune.time_budget import Purse
+from fusestream.kernels_cuda.tune.winners import WinnersFile
 
 numbers = itertools.count()  # op names, once each: torch keeps a registration for good
 
@@ -607,20 +614,20 @@ def test_while_a_graph_is_captured_the_best_so_far_serves_and_nothing_is_timed(m
     op, policy = make(Fast(), STOCK), KernelPolicy()
     tuner.times.update(fast=2.0, stock=1.0)
     monkeypatch.setattr(tuner, "_lap", lambda *_: pytest.fail("timed"))
-    monkeypatch.setattr(choosing, "capturing", lambda: True)
+    monkeypatch.setattr(selection, "capturing", lambda: True)
     for _ in range(3):
         op((x, None), (0.0,), policy)
     assert clock.ran == ["fast"] * 3 and tuner.undecided == 3 and LEDGER.choices[-1].why == autotune.CHOOSING
     op.forget()
     monkeypatch.setattr(tuner, "_lap", clock.lap)
-    monkeypatch.setattr(choosing, "capturing", lambda: False)
+    monkeypatch.setattr(selection, "capturing", lambda: False)
     for _ in range(5):
         op((x, None), (0.0,), policy)
-    monkeypatch.setattr(choosing, "capturing", lambda: True)
+    monkeypatch.setattr(selection, "capturing", lambda: True)
     before = tuner.undecided
     op((x, None), (0.0,), policy)
     assert clock.ran[-1] == "stock" and tuner.undecided == before
-    monkeypatch.setattr(choosing, "capturing", lambda: False)
+    monkeypatch.setattr(selection, "capturing", lambda: False)
     settled(op, (x, None), (0.0,), policy, tuner)
     assert LEDGER.choices[-1].winner == "stock"
 

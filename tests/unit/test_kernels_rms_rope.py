@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bed.depth import examples
 from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope_
-from fusestream.kernels_cuda.ops.rms_rope import reference
+from fusestream.kernels_cuda.ops.norm.rms_rope import reference
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")

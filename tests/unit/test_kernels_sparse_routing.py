@@ -7,7 +7,7 @@ import torch
 
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused, attention, choose_blocks
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops import sparse_routing as op
+from fusestream.kernels_cuda.ops.attention import sparse_routing as op
 
 
 def inputs(b, s, t, h, hk, d, dtype=torch.float32):

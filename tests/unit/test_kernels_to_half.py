@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused, to_half
-from fusestream.kernels_cuda.ops.to_half import LARGEST, TYPES, matrix
+from fusestream.kernels_cuda.ops.quant.to_half import LARGEST, TYPES, matrix
 
 OFF = KernelPolicy.of("off")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

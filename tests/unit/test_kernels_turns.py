@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda.purse import GRANT, SHARE, Purse
-from fusestream.kernels_cuda.turns import (
+from fusestream.kernels_cuda.tune.rounds import (
     HOSTS,
     LOST_AT_ONCE,
     MARGIN,
@@ -23,6 +22,7 @@ from fusestream.kernels_cuda.turns import (
     Turns,
     _Runner,
 )
+from fusestream.kernels_cuda.tune.time_budget import GRANT, SHARE, Purse
 
 
 @dataclass

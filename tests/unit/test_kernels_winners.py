@@ -14,7 +14,7 @@ import pytest
 from fusestream.kernels_cuda import kept_entries
 from fusestream.kernels_cuda.kept_entries import FORMAT, MOST_BYTES, MOST_ENTRIES
 from fusestream.kernels_cuda.ledger import LEDGER
-from fusestream.kernels_cuda.winners import Winner, WinnersFile
+from fusestream.kernels_cuda.tune.winners import Winner, WinnersFile
 
 # What one process does. It needs no torch, so it gets the module without the package around it.
 WRITER = """

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from bed.depth import is_thorough
 from fusestream.kernels_cuda.ledger import LEDGER
-from fusestream.kernels_cuda.winners import Winner, WinnersFile
+from fusestream.kernels_cuda.tune.winners import Winner, WinnersFile
 from fusestream.memory.written import UNFINISHED, WeightWriter
 from hostile import writers
 

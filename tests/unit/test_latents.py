@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from fusestream import checkpoints
-from fusestream.fusion import latents
+from fusestream.fusion.identify import latents
 from fusestream.memory import Checkpoint
 
 VAES = [kind for kind, entry in checkpoints.KINDS.items() if entry.folder == "vae"]

@@ -14,9 +14,8 @@ import folder_paths
 import pytest
 import torch
 
-from fusestream.fusion import limits
-from fusestream.fusion.limits import Limits
-from fusestream.fusion.stream import vram
+from fusestream.fusion.stream import limits, vram_pool
+from fusestream.fusion.stream.limits import Limits
 from fusestream.nodes import user_settings
 
 GIB = 2**30
@@ -31,8 +30,8 @@ class Member:
 
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(vram, "_pools", {})
-    monkeypatch.setattr(vram, "_ram", None)
+    monkeypatch.setattr(vram_pool, "_pools", {})
+    monkeypatch.setattr(vram_pool, "_ram", None)
     yield
     limits.apply(Limits())
 
@@ -46,7 +45,7 @@ def test_what_is_no_number_of_gib_is_none() -> None:
 def test_a_reserve_is_as_the_flag_and_goes_again() -> None:
     before, member = comfy.model_management.extra_reserved_memory(), Member()
     device = torch.device("cpu")
-    pool = vram.pool_of(device)
+    pool = vram_pool.pool_of(device)
     pool.join(member)
     whole = pool.budget.total
     limits.apply(Limits(reserve=3.0))
@@ -66,7 +65,7 @@ def test_what_the_command_line_says_stays(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_ram_is_limited_before_and_after_it_is_first_pinned() -> None:
     limits.apply(Limits(ram=2.0))
-    ram = vram.ram_for(1)
+    ram = vram_pool.ram_for(1)
     assert ram.total == 2 * GIB
     returned: list[int] = []
 

@@ -34,7 +34,7 @@ from fusestream import checkpoints, fusion
 from fusestream.bench.end_to_end import weights
 from fusestream.checkpoints import narrow
 from fusestream.fusion import report
-from fusestream.fusion.errors import WrongInput
+from fusestream.fusion.base.errors import WrongInput
 from fusestream.fusion.live import change, engine, kept, lanes, sources
 from fusestream.fusion.live.pictures import Pictures
 from fusestream.fusion.live.settings import SD_TURBO, Settings

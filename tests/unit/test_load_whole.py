@@ -20,10 +20,11 @@ from unet_models import handed_back
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import whole
-from fusestream.fusion import KernelPolicy, wide
+from fusestream.fusion import KernelPolicy
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.families.clip import encoder as clip
-from fusestream.fusion.family import Role
-from fusestream.fusion.load_whole import Beside, beside_the_model, load_checkpoint
+from fusestream.fusion.load.checkpoint import Beside, beside_the_model, load_checkpoint
+from fusestream.fusion.weights import fp32_residual
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import BadFile
 from fusestream.nodes import files, queued
@@ -124,8 +125,10 @@ def test_its_text_encoders_are_fused(folder: Path, kind: str, monkeypatch: pytes
         assert all(map(torch.equal, encoded(theirs, text), encoded(ours, text)))
     assert clip.fuse(ours.cond_stage_model, KernelPolicy(), on_cpu=True)
     joined: list[bool] = []
-    packed = wide.packed
-    monkeypatch.setattr(wide, "packed", lambda parts: joined.append(packed(parts) is not None) or packed(parts))
+    packed = fp32_residual.packed
+    monkeypatch.setattr(
+        fp32_residual, "packed", lambda parts: joined.append(packed(parts) is not None) or packed(parts)
+    )
     for text in TEXTS:
         for one, other in zip(encoded(ours, text), encoded(theirs, text), strict=True):
             assert 0 < (one - other).norm() <= 1e-3 * other.norm()

@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.t5 import umt5
 from fusestream.fusion.families.wan import WAN as WAN_FAMILY
-from fusestream.fusion.recognise import elsewhere, header_of
+from fusestream.fusion.identify.recognise import elsewhere, header_of
 from fusestream.memory import BadFile, Extent, WeightFile, read_header
 
 CASES = [(kind, storage) for kind, entry in checkpoints.KINDS.items() for storage in entry.storages]

@@ -11,9 +11,10 @@ import torch
 from comfy.weight_adapter.lora import LoRAAdapter
 from plain_device import PlainDevice
 
-from fusestream.fusion.stream import lora
-from fusestream.fusion.stream.blocks import Block, Paged
-from fusestream.fusion.stream.factors import Factors, Pairs, PatchRoute
+from fusestream.fusion.stream.blocks import Block
+from fusestream.fusion.stream.lora_factors import Factors, Pairs, PatchRoute
+from fusestream.fusion.weights import lora
+from fusestream.fusion.weights.storage import Paged
 from fusestream.memory import Ledger, Parcels, RamBudget
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")

@@ -16,8 +16,8 @@ from scenes import sample
 from taped import Model, TapingRecorder
 
 from fusestream import checkpoints
-from fusestream.fusion import malloc_graphs
-from fusestream.fusion.graph import Graphs
+from fusestream.fusion.base import malloc_graphs
+from fusestream.fusion.graphs.calls import Graphs
 from fusestream.fusion.stream.stream import Stream
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")

@@ -7,7 +7,13 @@ import ctypes
 import pytest
 
 from fusestream.gpu import Driver, cuda, driver
-from fusestream.memory import CudaError, NoDriver, NoManagedMemory, cuda_managed, driver_calls
+from fusestream.memory import (
+    CudaError,
+    NoDriver,
+    NoManagedMemory,
+    driver_calls,
+)
+from fusestream.memory.backends import cuda_managed
 from fusestream.memory.driver_calls import HOST, SET_READ_MOSTLY, Location, MemoryCalls
 
 STREAM = 77

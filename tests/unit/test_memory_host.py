@@ -30,13 +30,24 @@ from fusestream.memory import (
     staging_bytes,
 )
 from fusestream.memory import opening as opening_module
-from fusestream.memory import ram as ram_module
-from fusestream.memory.direct import BLOCK, DirectReads
+from fusestream.memory.host import ram as ram_module
+from fusestream.memory.host.direct import BLOCK, DirectReads
+from fusestream.memory.host.page_cache import read_in
+from fusestream.memory.host.ram import (
+    GIB,
+    Ram,
+    RamBudget,
+    measure_ram,
+    within_container,
+)
+from fusestream.memory.host.registered import choose_layers
+from fusestream.memory.host.ring import (
+    LEAST_BUFFER_BYTES,
+    PinnedRing,
+    PlainReads,
+    RingSize,
+)
 from fusestream.memory.opening import choose_backend, why_not_managed
-from fusestream.memory.page_cache import read_in
-from fusestream.memory.ram import GIB, Ram, RamBudget, measure_ram, within_container
-from fusestream.memory.registered import choose_layers
-from fusestream.memory.ring import LEAST_BUFFER_BYTES, PinnedRing, PlainReads, RingSize
 from fusestream.memory.runs import MERGED_GAP, Run, address_of, runs_of, spans_of
 from fusestream.memory.timeline import Timeline
 

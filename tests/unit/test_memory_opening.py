@@ -19,12 +19,12 @@ from fusestream.memory import (
     OverBudget,
     RamBudget,
     Weight,
+    driver_priority,
     open_pager,
     opening,
-    precedence,
     rates,
 )
-from fusestream.memory.precedence import Precedence
+from fusestream.memory.driver_priority import Precedence
 
 MIB = 1 << 20
 COUNT, ELEMENTS = 6, 300_000
@@ -125,16 +125,16 @@ def test_rates_are_measured_once(monkeypatch):
 
 
 def test_who_is_in_a_hurry_goes_first():
-    precedence, passed = Precedence(), []
-    with precedence, precedence:
+    driver_priority, passed = Precedence(), []
+    with driver_priority, driver_priority:
         start = time.perf_counter()
-        precedence.give_way()
+        driver_priority.give_way()
         assert time.perf_counter() - start > 0.002, "waits"
-        thread = threading.Thread(target=lambda: (precedence.give_way(), passed.append(1)))
+        thread = threading.Thread(target=lambda: (driver_priority.give_way(), passed.append(1)))
         thread.start()
     thread.join()
     start = time.perf_counter()
-    precedence.give_way()
+    driver_priority.give_way()
     assert passed == [1] and time.perf_counter() - start < 0.5
 
 
@@ -143,7 +143,7 @@ def test_who_is_in_a_hurry_is_waited_for_and_nobody_else(monkeypatch):
     order = Precedence()
 
     def waited(longest):
-        monkeypatch.setattr(precedence, "LONGEST_SECONDS", longest)
+        monkeypatch.setattr(driver_priority, "LONGEST_SECONDS", longest)
         start = time.perf_counter()
         order.give_way()
         return time.perf_counter() - start

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from fusestream import fusion
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.qwen3 import QWEN3
-from fusestream.fusion.language import stack
-from fusestream.fusion.load_text import load_streamed_text_encoder
-from fusestream.fusion.recognise import header_of
+from fusestream.fusion.identify.recognise import header_of
+from fusestream.fusion.load.text import load_streamed_text_encoder
+from fusestream.fusion.text import stack
 from fusestream.kernels_cuda import LEDGER
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fusestream import checkpoints
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream import grain
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.stream import segments
 from fusestream.nodes import meter
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Loaded on the CPU: two of its four blocks fit, which are not taken apart."""
     model = load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", tmp_path_factory.mktemp("models"))), 0.008)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grain, "WORTH_IT", 1.0)
+        patch.setattr(segments, "WORTH_IT", 1.0)
         model.load(model.load_device, 1e32)
     found = model.stream
     found.kept_alive_by_the_test = model

@@ -28,16 +28,16 @@ from torch.nn.utils import parametrize
 
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
-from fusestream.kernels_cuda.modules import FusedConvNormAct2d, conv_norm_act, handing_back
+from fusestream.kernels_cuda.modules import FusedConvNormAct2d, conv_norm_act, fallback
+from fusestream.kernels_cuda.modules.derived_weights import Kept, marks_of
 from fusestream.kernels_cuda.modules.folding import Own
-from fusestream.kernels_cuda.modules.kept import Kept, marks_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def fused(monkeypatch):
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_folded_results_are_torchs(sizes, c, n, kind, bias, norm, activation, la
     elif layout == "expanded":
         x = x[:1].expand(b, -1, -1, -1)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+        patch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
         got = module(x)
         assert kept(module) is not None
     check(got, module, x)

@@ -18,8 +18,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fusestream.gpu.graphs import NotRecorded
 from fusestream.kernels_cuda import LEDGER
-from fusestream.kernels_cuda.modules import captured, fuse, handing_back, unfuse
-from fusestream.kernels_cuda.modules.captured import STATE, attach, captures_of, launch_after_launch, release
+from fusestream.kernels_cuda.modules import (
+    fallback,
+    fuse,
+    graphs,
+    unfuse,
+)
+from fusestream.kernels_cuda.modules.graphs import (
+    STATE,
+    attach,
+    captures_of,
+    launch_after_launch,
+    release,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,7 +56,7 @@ RAN: list[int] = []
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch):
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
     torch.manual_seed(1)
     LEDGER.clear()
     RAN.clear()
@@ -130,7 +141,7 @@ def test_shapes_strides_types_of_torchs_modes_and_values_have_graphs_of_their_ow
     with torch.inference_mode():
         for _ in range(4):
             same(net, picture())
-    assert captures.captured == 5 and captures.count == len(recorder.tapes) == captured.MOST_GRAPHS, "the oldest went"
+    assert captures.captured == 5 and captures.count == len(recorder.tapes) == graphs.MOST_GRAPHS, "the oldest went"
     before = captures.replayed
     same(net, picture(), more=picture())  # by name it is another call
     assert captures.replayed == before
@@ -269,7 +280,7 @@ def test_weights_that_change_at_each_call_are_captured_ever_more_seldom(net):
         for _ in range(2):
             same(net, picture())
     assert captures.captured < 8
-    for _ in range(2 * captured.LONGEST_PAUSE):
+    for _ in range(2 * graphs.LONGEST_PAUSE):
         same(net, picture())
     assert captures.replayed > 4
 
@@ -399,7 +410,7 @@ def trains(net):
 
 
 def is_on_the_cpu(net):
-    handing_back.DEVICES = ("cuda",)
+    fallback.DEVICES = ("cuda",)
 
 
 @pytest.mark.parametrize("change", [wants_gradients, trains, is_on_the_cpu], ids=lambda change: change.__name__)
@@ -480,7 +491,7 @@ def test_nothing_is_captured_while_kernels_are_chosen(net):
 
 
 def test_large_pictures_are_left_alone(net, monkeypatch):
-    monkeypatch.setattr(captured, "LARGE", 300)
+    monkeypatch.setattr(graphs, "LARGE", 300)
     warm(net, 1, 3, 8, 6, calls=5)
     assert state(net).replayed == 2
     warm(net, 1, 3, 8, 8, calls=5)
@@ -490,10 +501,10 @@ def test_large_pictures_are_left_alone(net, monkeypatch):
 def test_a_graph_that_takes_much_is_given_back(net, recorder, monkeypatch):
     captures = warm(net)
     warm(net, 1, 3, 4, 4)
-    monkeypatch.setattr(captured, "MOST_BYTES", NBYTES * 3 // 2)
+    monkeypatch.setattr(graphs, "MOST_BYTES", NBYTES * 3 // 2)
     warm(net, 1, 3, 5, 4)
     assert captures.count == len(recorder.tapes) == 1, "of three the latest"
-    monkeypatch.setattr(captured, "MOST_BYTES", NBYTES // 2)
+    monkeypatch.setattr(graphs, "MOST_BYTES", NBYTES // 2)
     warm(net, 1, 3, 6, 4, calls=6)
     assert captures.captured == 4 and "GiB of VRAM" in reasons()[0]
 
@@ -559,4 +570,4 @@ def test_what_a_recording_does_not_see_is_found_at_the_first_replay(net, recorde
     for _ in range(6):
         same(net, picture())
     assert state(net).captured == 1 and state(net).replayed == 0 and not recorder.tapes
-    assert reasons() == [captured.STRAYS]
+    assert reasons() == [graphs.STRAYS]

@@ -17,14 +17,19 @@ from torch.nn.utils import parametrizations, weight_norm
 
 from bed.depth import examples
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
-from fusestream.kernels_cuda.modules import FusedMultiheadAttention, fuse, handing_back, unfuse
+from fusestream.kernels_cuda.modules import (
+    FusedMultiheadAttention,
+    fallback,
+    fuse,
+    unfuse,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
 def _fused(monkeypatch):
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
     torch.manual_seed(1)
     LEDGER.clear()
     yield
@@ -399,7 +404,7 @@ def test_any_network_computes_what_it_did(names, nested, last):
     module = nn.ModuleDict({"net": inner}).eval().requires_grad_(False).half()
     x = picture(8).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+        patch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
         want, keys = module["net"](x.clone()), list(module.state_dict())
         table = fuse(module)
         got = module["net"](x.clone())

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
-from fusestream.kernels_cuda.modules import FusedLinearAttention, handing_back
+from fusestream.kernels_cuda.modules import FusedLinearAttention, fallback
 from fusestream.kernels_cuda.modules.linear_attention import orthogonal_features
 
 MAPS = ["elu", "relu", "softmax", "rbf"]
@@ -22,7 +22,7 @@ MAPS = ["elu", "relu", "softmax", "rbf"]
 
 @pytest.fixture
 def fused(monkeypatch):
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
 
 
 @pytest.fixture(autouse=True)

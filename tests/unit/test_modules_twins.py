@@ -25,7 +25,7 @@ from fusestream.kernels_cuda.modules import (
     FusedOutputProjection,
     FusedTransformerEncoderLayer,
     FusedUpsampleConv2d,
-    handing_back,
+    fallback,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,7 +36,7 @@ OFF_CARD = "tensor is on the CPU"  # what an op says, when the module has nothin
 
 @pytest.fixture
 def fused(monkeypatch):
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
 
 
 @pytest.fixture(autouse=True)

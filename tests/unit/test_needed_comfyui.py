@@ -17,7 +17,7 @@ import pytest
 
 from bed import comfyui, depth
 from bed.paths import ROOT, Bed
-from fusestream.fusion import needed_comfyui
+from fusestream.fusion.base import needed_comfyui
 
 SAYS = r"Cannot import .* module for custom nodes: FuseStream needs ComfyUI 0\.30 or newer, this is {}\. Update ComfyUI"
 OTHER_PACK = "class Other: ...\nNODE_CLASS_MAPPINGS = {'Other': Other}\n"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fusestream.fusion import notices
-from fusestream.fusion.language import pace
+from fusestream.fusion.base import notices
+from fusestream.fusion.text import token_rate
 from fusestream.nodes import front_end
 from fusestream.nodes import notices as page
 
@@ -88,15 +88,15 @@ def test_the_pace_of_a_text_stands_on_the_node_that_asked(monkeypatch: pytest.Mo
         send_sync=lambda *given: told.append(given),
     )
     monkeypatch.setattr(front_end, "running_server", lambda: server)
-    monkeypatch.setattr(pace, "_listeners", [])
+    monkeypatch.setattr(token_rate, "_listeners", [])
     page.attach()
     page.attach()
     with in_run("first"):
-        pace.tell(pace.Pace(3, 0.25, 0.5, 2 * 10**9))
+        token_rate.tell(token_rate.Pace(3, 0.25, 0.5, 2 * 10**9))
     words = "3 tokens, the first after 0.25 s, then 4.0 a second: 2.00 GB a token, 8 GB/s"
     assert sent == [(words, "9", "someone")]
     assert told == [(front_end.WORDS, {"node": "9", "words": words}, "someone")], "the page may keep it"
     server.client_id = None
     with in_run("first"):
-        pace.tell(pace.Pace(3, 0.25, 0.5, 2 * 10**9))
+        token_rate.tell(token_rate.Pace(3, 0.25, 0.5, 2 * 10**9))
     assert len(sent) == 1, "nobody is there to see it"

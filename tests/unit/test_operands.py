@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusestream.fusion import operands as module
-from fusestream.fusion.operands import Weights, operands, packed
-from fusestream.fusion.stream.lora import Added, Pair
+from fusestream.fusion.weights import operands as module
+from fusestream.fusion.weights.lora import Added, Pair
+from fusestream.fusion.weights.operands import Weights, operands, packed
 from fusestream.kernels_cuda import KernelPolicy
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")

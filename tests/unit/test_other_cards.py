@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion import other_cards, report
-from fusestream.fusion.errors import NotStreamable
-from fusestream.fusion.fused import policy_of_model
+from fusestream.fusion import report
+from fusestream.fusion.base import other_cards
+from fusestream.fusion.base.errors import NotStreamable
+from fusestream.fusion.fused.block import policy_of_model
 from fusestream.fusion.stream.stream import STREAM
 from fusestream.gpu import NoDriver, cuda, nvidia
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, obstacle

@@ -11,7 +11,7 @@ import torch
 from comfy.quant_ops import QuantizedLayout, QuantizedTensor
 from torch.nn import functional
 
-from fusestream.fusion.packed_layout import PackedLayout, held, is_held
+from fusestream.fusion.weights.ggml_tensor import PackedLayout, held, is_held
 from fusestream.memory import Extent
 
 ACTS = {"silu": functional.silu, "swiglu": lambda x: functional.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]}

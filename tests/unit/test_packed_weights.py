@@ -22,10 +22,10 @@ from fusestream.memory import (
     Weight,
     staging_bytes,
 )
-from fusestream.memory.host import Host
-from fusestream.memory.managed import PAGE, ManagedBackend
+from fusestream.memory.backends.managed import PAGE, ManagedBackend
+from fusestream.memory.backends.slots import SlotsBackend
+from fusestream.memory.host.host import Host
 from fusestream.memory.runs import runs_of
-from fusestream.memory.slots import SlotsBackend
 
 COUNT = 5
 # Of 18 and 210 bytes a block: the second and third weight begin behind a gap.

@@ -21,7 +21,7 @@ from aiohttp import web
 from PIL import Image
 
 from fusestream import checkpoints
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.report.data import Report
 from fusestream.nodes import between_prompts, front_end, in_memory, kept_reports, panel_routes
 

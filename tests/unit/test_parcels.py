@@ -10,8 +10,8 @@ import torch
 from plain_device import PlainDevice
 
 from fusestream.memory import CudaError, Ledger, Parcels, RamBudget
-from fusestream.memory import parcels as module
-from fusestream.memory.backend import Along
+from fusestream.memory import side_copies as module
+from fusestream.memory.backends.backend import Along
 
 KIB = 1024
 

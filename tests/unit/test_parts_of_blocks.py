@@ -15,7 +15,7 @@ from scenes import sample
 
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy
-from fusestream.fusion.stream import grain
+from fusestream.fusion.stream import segments
 from fusestream.kernels_cuda import LEDGER
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
@@ -94,11 +94,11 @@ def test_they_are_taken_apart_where_more_stays_so(folder: Path) -> None:
     stream = model.stream
     whole, parts = stream.grains
     for budget in range(stream.narrow, stream.most + (1 << 20), (stream.most - stream.narrow) // 20):
-        found = grain.chosen(stream.grains, stream.device, budget)
+        found = segments.chosen(stream.grains, stream.device, budget)
         by_whole, by_parts = (one.passing(stream.device, budget) for one in (whole, parts))
         assert by_parts is not None
-        most = by_whole is not None and by_whole > grain.MOST * whole.bounds(stream.device)[1]
-        pays = by_whole is None or (most and by_parts < (1 - grain.WORTH_IT) * by_whole)
+        most = by_whole is not None and by_whole > segments.MOST * whole.bounds(stream.device)[1]
+        pays = by_whole is None or (most and by_parts < (1 - segments.WORTH_IT) * by_whole)
         assert found is (parts if pays else whole)
-    assert grain.chosen(stream.grains, stream.device, stream.narrow) is parts
-    assert grain.chosen(stream.grains, stream.device, stream.most + (1 << 20)) is whole
+    assert segments.chosen(stream.grains, stream.device, stream.narrow) is parts
+    assert segments.chosen(stream.grains, stream.device, stream.most + (1 << 20)) is whole

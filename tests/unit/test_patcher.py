@@ -22,12 +22,13 @@ from scenes import Scene, Studio, distance, sample
 
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
-from fusestream.fusion import WrongFile, attention
-from fusestream.fusion.errors import NotStreamable, NotWhileStreaming
+from fusestream.fusion import WrongFile
+from fusestream.fusion.base.errors import NotStreamable, NotWhileStreaming
 from fusestream.fusion.families.wan import order as wan_order
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.fused import attention
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
 from fusestream.fusion.report.gathering import gather
-from fusestream.fusion.stream.patcher import StreamingModelPatcher
 from fusestream.kernels_cuda import LEDGER
 
 GIB = 2**30

@@ -16,7 +16,7 @@ import torch
 from plain_backends import BACKENDS, MIB, plain_backends
 
 from fusestream import checkpoints
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 

@@ -14,9 +14,9 @@ from scenes import distance
 
 from bed.depth import is_thorough
 from fusestream import checkpoints
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.override import model_under
-from fusestream.fusion.stream import lora
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.load.other_policy import model_under
+from fusestream.fusion.weights import lora
 from fusestream.kernels_cuda import KernelPolicy
 
 OFTEN = ("lora_ab", "lora_lokr", "lora_dora", "lora_diff")  # kinds that residents are tried with too

@@ -19,8 +19,9 @@ from comfy.patcher_extension import CallbacksMP
 from live_memory import no_collector
 
 from fusestream import checkpoints
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream import patcher, vram
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.patcher import streaming_patcher
+from fusestream.fusion.stream import vram_pool
 from fusestream.memory import BadFile, FileChanged, OverBudget
 
 GIB = 2**30
@@ -76,7 +77,7 @@ def test_the_budget_is_never_exceeded(folder: Path, storage: str, layers: float)
     stream = model.stream
     assert sample(model).isfinite().all()
     assert 0 < stream.held <= stream.ceiling and stream.ledger.peak("VRAM") <= stream.ceiling
-    assert stream.held == stream.ledger.held("VRAM") == vram.pool_of(CPU).budget.taken
+    assert stream.held == stream.ledger.held("VRAM") == vram_pool.pool_of(CPU).budget.taken
     assert len(stream.pager.plan.resident) == {2: 0, 2.5: 0, 3: 1, 3.9: 1, 4: 4, 10: 4}[layers]
     rest = sum(t.nbytes for name, t in model.model.named_parameters() if name not in stream.keys)
     rest += sum(buffer.nbytes for buffer in model.model.buffers())
@@ -100,7 +101,9 @@ def test_a_budget_too_small_says_so_at_once(folder: Path) -> None:
 
 
 def test_out_of_memory_is_comfyuis_kind_and_names_the_knob() -> None:
-    error = vram.out_of_vram(OverBudget("Weights need 3. Raise the VRAM budget, or close what else uses the card."))
+    error = vram_pool.out_of_vram(
+        OverBudget("Weights need 3. Raise the VRAM budget, or close what else uses the card.")
+    )
     assert isinstance(error, torch.OutOfMemoryError)
     assert str(error) == (
         "Weights need 3. Raise vram_budget in the FuseStream Diffusion Model Loader, or close what else uses the card."
@@ -109,7 +112,7 @@ def test_out_of_memory_is_comfyuis_kind_and_names_the_knob() -> None:
 
 def test_two_models_take_turns_in_one_budget(folder: Path, expected: torch.Tensor) -> None:
     one, two = load(folder, layers=3), load(folder, seed=1, layers=3)
-    budget = vram.pool_of(CPU).budget
+    budget = vram_pool.pool_of(CPU).budget
     wanted = sample(comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", folder, "fp32", seed=1))))
     for _ in range(3):
         assert torch.equal(sample(one), expected)
@@ -124,7 +127,7 @@ def test_two_models_that_fit_both_stay(folder: Path, expected: torch.Tensor) -> 
     sample(one)
     sample(two)
     pager = one.stream.pager
-    assert one.stream.held + two.stream.held == vram.pool_of(CPU).budget.taken
+    assert one.stream.held + two.stream.held == vram_pool.pool_of(CPU).budget.taken
     assert torch.equal(sample(one), expected) and one.stream.pager is pager
     assert max(entry.nbytes for entry in one.stream.ledger.entries if entry.kind == "copy") > 0
     assert sum(entry.kind == "copy" for entry in one.stream.ledger.entries) == 4
@@ -237,15 +240,15 @@ def test_the_rest_of_the_model_moves_and_the_stand_ins_do_not(folder: Path) -> N
 
 def test_pinned_memory_is_in_stocks_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mm, "TOTAL_PINNED_MEMORY", 100)
-    ram = vram.CountedRam(50)
+    ram = vram_pool.CountedRam(50)
     assert ram.try_take(30) and not ram.try_take(30)
     assert mm.TOTAL_PINNED_MEMORY == 130
     ram.give_back(30)
     assert mm.TOTAL_PINNED_MEMORY == 100
     asked: list[int] = []
-    monkeypatch.setattr(vram, "_ram", ram)
+    monkeypatch.setattr(vram_pool, "_ram", ram)
     monkeypatch.setattr(mm, "ensure_pin_registerable", asked.append)
-    assert vram.ram_for(20) is vram.ram_for(60) is ram and asked == [20, 50]
+    assert vram_pool.ram_for(20) is vram_pool.ram_for(60) is ram and asked == [20, 50]
 
 
 # ------------------------------------------------------------------------------------------------- in the middle of it
@@ -314,7 +317,7 @@ def test_unloaded_within_a_block(folder: Path, expected: torch.Tensor) -> None:
 
 def test_another_model_is_sampled_within_a_block(folder: Path, expected: torch.Tensor) -> None:
     model, other = load(folder, layers=4), load(folder, seed=1, layers=2)
-    vram_budget = vram.pool_of(CPU).budget
+    vram_budget = vram_pool.pool_of(CPU).budget
     found = []
 
     def nested() -> None:
@@ -384,7 +387,7 @@ def test_a_file_that_is_whole_again_streams_on(
         assert torch.equal(sample(model, lambda *_: deed(path)), expected)
     for _ in range(2):
         assert torch.equal(sample(model), expected)
-    assert model.stream.held == vram.pool_of(CPU).budget.taken <= model.stream.ceiling
+    assert model.stream.held == vram_pool.pool_of(CPU).budget.taken <= model.stream.ceiling
 
 
 def test_a_file_that_was_away_for_a_while_streams_on(tmp_path: Path, expected: torch.Tensor) -> None:
@@ -464,7 +467,7 @@ def open_files(path: Path) -> int:
 def test_nothing_is_left_of_a_deleted_model(folder: Path, how: str) -> None:
     path = checkpoints.write("wan_t2v", folder, "fp32")
     gc.collect()
-    threads, files, taken = own_threads(), open_files(path), vram.pool_of(CPU).budget.taken
+    threads, files, taken = own_threads(), open_files(path), vram_pool.pool_of(CPU).budget.taken
     model = load(folder, layers=3)
     assert open_files(path) == files + 1
     if how == "sampled":
@@ -482,7 +485,7 @@ def test_nothing_is_left_of_a_deleted_model(folder: Path, how: str) -> None:
     gc.collect()
     mm.cleanup_models_gc()
     assert [ref() for ref in gone] == [None] * 4
-    assert (own_threads(), open_files(path), vram.pool_of(CPU).budget.taken) == (threads, files, taken)
+    assert (own_threads(), open_files(path), vram_pool.pool_of(CPU).budget.taken) == (threads, files, taken)
 
 
 def test_a_deleted_model_needs_no_collector(folder: Path) -> None:
@@ -502,7 +505,7 @@ def test_the_collector_may_run_in_the_pagers_own_thread(folder: Path) -> None:
     model = load(folder, layers=3)
     sample(model)
     stream = model.stream
-    thread = threading.Thread(target=patcher._end, args=(stream,), name="fusestream-copies")
+    thread = threading.Thread(target=streaming_patcher._end, args=(stream,), name="fusestream-copies")
     thread.start()
     thread.join()
     for closing in [t for t in threading.enumerate() if t.name == "closing"]:
@@ -532,5 +535,5 @@ def test_many_runs_leave_nothing(folder: Path) -> None:
             sample(model, steps=1)
         gc.collect()
         tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-        counts.append((own_threads(), vram.pool_of(CPU).budget.taken, tensors))
+        counts.append((own_threads(), vram_pool.pool_of(CPU).budget.taken, tensors))
     assert len(set(counts[2:])) == 1, counts

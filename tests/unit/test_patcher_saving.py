@@ -22,9 +22,9 @@ from scenes import Scene, Studio, sample
 
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
-from fusestream.fusion.errors import NotWhileStreaming
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.load_text import load_streamed_text_encoder
+from fusestream.fusion.base.errors import NotWhileStreaming
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.stream.stream import Stream
 
 KIND = "wan_t2v"

@@ -19,11 +19,11 @@ from taped import TapingRecorder
 from torch import nn
 
 from bed import picture_nets as nets
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.networks import giving_back, picture_nets, plain_layers
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
-from fusestream.kernels_cuda.modules import handing_back
-from fusestream.kernels_cuda.modules.captured import attach, captures_of
+from fusestream.kernels_cuda.modules import fallback
+from fusestream.kernels_cuda.modules.graphs import attach, captures_of
 from fusestream.nodes import fuse
 from fusestream.nodes.fuse import FuseNode
 
@@ -76,7 +76,7 @@ def upscaled(model, image):
 def halves(monkeypatch):
     """As on a card of ours, where the CPU computes the ops' references."""
     monkeypatch.setattr(management, "should_use_fp16", lambda *_: True)
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
 
 
 def test_an_upscaled_picture_is_stocks(stocks, halves):
@@ -163,7 +163,7 @@ def test_a_background_is_removed_as_by_stock(remover, halves):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_objects_are_detected_as_by_stock(monkeypatch, dtype):
     """RT-DETR with narrow stages; backbone and encoder on a small picture."""
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
     model = nets.detector(monkeypatch, dtype)
     net = model.model.diffusion_model
     made, table = picture_nets.fused(model, KernelPolicy())
@@ -185,7 +185,7 @@ def test_objects_are_detected_as_by_stock(monkeypatch, dtype):
 
 
 def test_depth_is_estimated_as_by_stock(monkeypatch):
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
     small = {**depth._BACKBONE_PRESETS["vits"], "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4}
     monkeypatch.setitem(depth._BACKBONE_PRESETS, "vits", small)
     config = {"backbone_name": "vits", "out_layers": [0, 1, 2, 3], "head_dim_in": 32, "head_features": 16}
@@ -244,7 +244,7 @@ def test_nothing_of_a_background_remover_is_captured(remover, halves):
 
 
 def test_of_a_detector_both_parts_that_lie_on_the_card_are(monkeypatch):
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
     made, _ = picture_nets.fused(nets.detector(monkeypatch, torch.float16), KernelPolicy())
     ours = made.model.diffusion_model
     found, recorder = taped(made.model)

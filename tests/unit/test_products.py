@@ -12,18 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusestream.fusion import fused, int8_weights, products
-from fusestream.fusion import operands as operands_module
-from fusestream.fusion.int8_files import matrix_of
-from fusestream.fusion.int8_weights import Int8Weights, int8_operands
-from fusestream.fusion.operands import Weights, operands
-from fusestream.fusion.packed_layout import held
-from fusestream.fusion.products import feed_forward, product
-from fusestream.fusion.stream.blocks import INT8
-from fusestream.fusion.stream.lora import Added, Pair
+from fusestream.fusion.fused import block
+from fusestream.fusion.weights import int8_weights, products
+from fusestream.fusion.weights import operands as operands_module
+from fusestream.fusion.weights.ggml_tensor import held
+from fusestream.fusion.weights.int8_matrix import matrix_of
+from fusestream.fusion.weights.int8_weights import Int8Weights, int8_operands
+from fusestream.fusion.weights.lora import Added, Pair
+from fusestream.fusion.weights.operands import Weights, operands
+from fusestream.fusion.weights.products import feed_forward, product
+from fusestream.fusion.weights.storage import INT8
 from fusestream.kernels_cuda import Int8Matrix, KernelPolicy, KernelRefused, linear, rows_to_int8
-from fusestream.kernels_cuda.ops import int8_rule
-from fusestream.kernels_cuda.ops.linear_operands import activate
+from fusestream.kernels_cuda.ops.matmul import int8_rule
+from fusestream.kernels_cuda.ops.matmul.linear_operands import activate
 from fusestream.memory import Extent
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
@@ -349,9 +350,9 @@ def test_forced_it_says_why_it_cannot() -> None:
 def test_whose_a_files_weights_are() -> None:
     """Of 8-bit numbers they are ours, on whatever card; others that the card multiplies as they are stay stock's."""
     part: Any = SimpleNamespace(layout_type=INT8, _full_precision_mm=False)
-    assert fused._as_stored(part) is None and fused._as_stored(of_file(TURNED)) is None
+    assert block._as_stored(part) is None and block._as_stored(of_file(TURNED)) is None
     for layout in ("TensorCoreFP8E4M3Layout", "TensorCoreNVFP4Layout", "TensorCoreConvRotW4A4Layout"):
         part.layout_type = layout
-        assert fused._as_stored(part) == "this card multiplies the file's quantised weights as they are"
+        assert block._as_stored(part) == "this card multiplies the file's quantised weights as they are"
     part.layout_type, part.pre_quant_scale = INT8, torch.ones(1)
-    assert fused._as_stored(part) == "the file scales activations before its quantised weights"
+    assert block._as_stored(part) == "the file scales activations before its quantised weights"

@@ -13,7 +13,7 @@ import torch
 from scenes import FILLED, Scene, Studio, sample
 
 from fusestream import checkpoints
-from fusestream.fusion import load, load_text
+from fusestream.fusion.load import diffusion, text
 from fusestream.fusion.stream import progress
 from fusestream.kernels_cuda import KernelPolicy
 from fusestream.memory import Checkpoint
@@ -73,7 +73,7 @@ def is_closed(source: Any) -> bool:
 def test_a_loader_counts_bytes_and_stops(studio: Studio, bars: Bars, opened: list[Any], kind: str) -> None:
     path = str(checkpoints.write(kind, studio.folder))
     more: tuple[Any, ...] = ([],) if kind == "umt5" else ()
-    begin = load_text.load_streamed_text_encoder if kind == "umt5" else load.load_streamed_diffusion_model
+    begin = text.load_streamed_text_encoder if kind == "umt5" else diffusion.load_streamed_diffusion_model
     kept = begin(path, *more)
     assert bars.shares == sorted(bars.shares) and bars.shares[-1] == 1 and len(bars) > 3
     patcher = kept.patcher if kind == "umt5" else kept
@@ -98,12 +98,12 @@ def test_a_loader_counts_bytes_and_stops(studio: Studio, bars: Bars, opened: lis
 def test_a_vae_counts_bytes_and_stops(studio: Studio, bars: Bars, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PIECE", 1 << 16)
     path = checkpoints.write("wan_vae", studio.folder)
-    load.load_vae(str(path))
+    diffusion.load_vae(str(path))
     assert bars.shares == sorted(bars.shares) and bars[-1] == (path.stat().st_size,) * 2 and len(bars) > 3
     bars.clear()
     bars.stop_at = 0.5
     with pytest.raises(INTERRUPT):
-        load.load_vae(str(path))
+        diffusion.load_vae(str(path))
     assert 0.5 <= bars.shares[-1] < 1
 
 
@@ -111,7 +111,7 @@ def test_an_interrupt_without_a_server_stops_too(studio: Studio, monkeypatch: py
     monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", None)
     management.interrupt_current_processing()
     with pytest.raises(INTERRUPT):
-        load.load_vae(str(checkpoints.write("wan_vae", studio.folder)))
+        diffusion.load_vae(str(checkpoints.write("wan_vae", studio.folder)))
 
 
 # ------------------------------------------------------------------------------------------------------- the first pass
@@ -129,7 +129,7 @@ def sampled(model: Any, scene: Scene, steps: int = STEPS) -> torch.Tensor:
 
 
 def test_the_first_pass_moves_the_samplers_bar(studio: Studio, scenes: dict[str, Scene], bars: Bars) -> None:
-    model = load.load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", studio.folder)), 0.008)
+    model = diffusion.load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", studio.folder)), 0.008)
     watched: list[int] = []
     model.stream.watcher = watcher = watched.append
     blocks = len(model.stream.blocks)
@@ -148,7 +148,7 @@ def test_the_first_pass_moves_the_samplers_bar(studio: Studio, scenes: dict[str,
 
 def test_a_pass_in_the_middle_goes_on_from_there(studio: Studio, scenes: dict[str, Scene], bars: Bars) -> None:
     """Another model took the memory between two steps."""
-    model = load.load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", studio.folder)), 0.008)
+    model = diffusion.load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", studio.folder)), 0.008)
     calls: list[int] = []
 
     def unload_before_the_second_step(executor: Any, x: torch.Tensor, t: Any, *args: Any, **kwargs: Any) -> Any:
@@ -170,14 +170,16 @@ def test_an_interrupt_in_the_first_pass_leaves_the_model_whole(
     studio: Studio, scenes: dict[str, Scene], bars: Bars
 ) -> None:
     path = str(checkpoints.write("wan_t2v", studio.folder))
-    model = load.load_streamed_diffusion_model(path, 0.008)
+    model = diffusion.load_streamed_diffusion_model(path, 0.008)
     bars.clear()
     bars.stop_at = 2 / (STEPS * len(model.stream.blocks))
     with pytest.raises(INTERRUPT):
         sampled(model, scenes["wan_t2v"])
     assert bars.shares[-1] < 1 / STEPS and model.stream.watcher is None
     bars.stop_at = 2.0
-    assert torch.equal(sample(model, scenes["wan_t2v"]), sample(load.load_diffusion_model(path), scenes["wan_t2v"]))
+    assert torch.equal(
+        sample(model, scenes["wan_t2v"]), sample(diffusion.load_diffusion_model(path), scenes["wan_t2v"])
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"sample_sigmas": torch.ones(3)}, {"sigmas": torch.ones(1)}])
@@ -199,7 +201,7 @@ def test_the_step_is_told_by_its_sigma() -> None:
 
 
 def test_a_streamed_encoders_blocks_are_counted_whoever_computes(studio: Studio, bars: Bars) -> None:
-    clip = load_text.load_streamed_text_encoder(
+    clip = text.load_streamed_text_encoder(
         str(checkpoints.write("umt5", studio.folder)), [], policy=KernelPolicy.of("off")
     )
     bars.clear()

@@ -19,15 +19,16 @@ from wan_in_halves import distance, handed_back
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints.quantise import quantise
-from fusestream.fusion import int8_weights, quality
+from fusestream.fusion.base.format import QUALITIES
 from fusestream.fusion.estimate.plan import _faster_tiers, estimate
 from fusestream.fusion.families.t5.encoder import FusedStack
-from fusestream.fusion.int8_weights import Int8Weights, int8_operands
-from fusestream.fusion.quality import AsStored
+from fusestream.fusion.fused import quality
+from fusestream.fusion.fused.quality import AsStored
 from fusestream.fusion.report.advice import faster_qualities
 from fusestream.fusion.report.gathering import gather
-from fusestream.fusion.stream.lora import Added, Pair
-from fusestream.fusion.words import QUALITIES
+from fusestream.fusion.weights import int8_weights
+from fusestream.fusion.weights.int8_weights import Int8Weights, int8_operands
+from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.memory.formats import read_header
 from fusestream.nodes import choices

@@ -33,9 +33,9 @@ from fusestream.checkpoints.quantise.__main__ import main
 from fusestream.checkpoints.quantise.blocks import PACKERS, packed
 from fusestream.checkpoints.quantise.pieces import PIECE
 from fusestream.checkpoints.quantise.stock_file import rotation
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.packed import numbers
-from fusestream.kernels_cuda.ops.packed_blocks import unpacked
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.weights.ggml_blocks import numbers
+from fusestream.kernels_cuda.ops.quant.packed_blocks import unpacked
 from fusestream.memory import BadFile, Checkpoint, Extent, read_header
 from fusestream.memory.formats.gguf_values import Listed
 from fusestream.memory.unfinished import NotWritten, UnfinishedFile

@@ -14,11 +14,12 @@ import torch
 from comfy.text_encoders import llama
 from live_memory import no_collector
 
-from fusestream.fusion import wide
-from fusestream.fusion.language import layer as qwen3_layer
-from fusestream.fusion.language import stack as qwen3
-from fusestream.fusion.stream.doors import STREAMED
-from fusestream.fusion.text_stack import FusedEmbedding
+from fusestream.fusion.stream.block_hooks import STREAMED
+from fusestream.fusion.text import layer as qwen3_layer
+from fusestream.fusion.text import stack as qwen3
+from fusestream.fusion.text.common import FusedEmbedding
+from fusestream.fusion.text.prompt import prompt_of
+from fusestream.fusion.weights import fp32_residual
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 from fusestream.kernels_cuda.registry import Op
 
@@ -325,7 +326,7 @@ def test_without_masks() -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_long_prompts_pass_in_chunks(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "CHUNK_ROWS", 256)
+    monkeypatch.setattr(fp32_residual, "CHUNK_ROWS", 256)
     got, wanted = both(build(), [tokens(300, 330), tokens(7, 330)], precision)
     close(got[0], wanted[0], ALLOWED[precision])
 
@@ -476,7 +477,7 @@ def test_weights_that_are_elsewhere_are_stocks() -> None:
 
     def found(mode: Any = "auto") -> Any:
         stack.__dict__["fusestream_policy"] = KernelPolicy.of(mode)
-        return qwen3.prompt_of(stack, x, mask, [1, 2, 4], {})
+        return prompt_of(stack, x, mask, [1, 2, 4], {})
 
     stack.layers[4].mlp.to("meta")
     assert isinstance(found(), qwen3.Prompt)
@@ -520,9 +521,9 @@ def test_packed_weights_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None
     """q, k and v that lie one behind the other, as in a streamed block."""
     model = build()
     shapes: list[Any] = []
-    product = wide.Wide.product
+    product = fp32_residual.Wide.product
     monkeypatch.setattr(
-        wide.Wide,
+        fp32_residual.Wide,
         "product",
         lambda own, h, weight, *bias: shapes.append(weight.shape[0]) or product(own, h, weight, *bias),
     )

@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import llama
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base.errors import WrongFile
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.qwen3 import QWEN3
-from fusestream.fusion.family import Role
-from fusestream.fusion.language import stack as encoder
-from fusestream.fusion.load_text import load_streamed_text_encoder
+from fusestream.fusion.load.text import load_streamed_text_encoder
+from fusestream.fusion.text import stack as encoder
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import Checkpoint, read_header
 

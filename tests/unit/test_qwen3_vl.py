@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import qwen3_vl
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base.errors import WrongFile
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.qwen3_vl import QWEN3_VL, eyes, layout, sizes
-from fusestream.fusion.family import Role
-from fusestream.fusion.language import layer, stack
+from fusestream.fusion.text import layer, stack
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import Checkpoint, Extent, WeightFile, read_header
 

@@ -21,7 +21,9 @@ from PIL import Image
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion import report
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.base.format import counted
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.patcher import call_log
 from fusestream.fusion.report import canvas, gathering, passes
 from fusestream.fusion.report.advice import advise
 from fusestream.fusion.report.data import (
@@ -35,8 +37,6 @@ from fusestream.fusion.report.data import (
     duration,
     size,
 )
-from fusestream.fusion.stream import branches
-from fusestream.fusion.words import counted
 from fusestream.memory.ledger import Entry
 from fusestream.nodes.kernels import ModelKernels
 from fusestream.nodes.report import Compare, ReportNode
@@ -235,16 +235,16 @@ def with_lora(model: Any, path: str, strength: float) -> Any:
 
 def test_calls_and_passes_are_matched_from_their_end() -> None:
     of, lora = fusion.KernelPolicy.of, uuid4()
-    a, b, c = branches.Branch(of("auto"), lora), branches.Branch(of("off"), lora), branches.Branch(of("auto"), uuid4())
-    assert branches.passes_under(3, (), a) == [0, 1, 2], "nobody noted them"
-    assert branches.passes_under(4, (a, b, a, a), a) == [0, 2, 3] and branches.passes_under(4, (a, b, a, a), b) == [1]
-    assert branches.passes_under(2, (a, b, a, b), a) == [0], "the ledger forgets what is old"
-    assert branches.passes_under(4, (a, b), a) == [2], "calls are forgotten too"
-    assert branches.passes_under(3, (a, c, a), c) == [1], "another LoRA"
-    assert branches.passes_under(4, (c, a, c, b), branches.Branch(a.policy, uuid4())) == [0, 2], (
+    a, b, c = call_log.Branch(of("auto"), lora), call_log.Branch(of("off"), lora), call_log.Branch(of("auto"), uuid4())
+    assert call_log.passes_under(3, (), a) == [0, 1, 2], "nobody noted them"
+    assert call_log.passes_under(4, (a, b, a, a), a) == [0, 2, 3] and call_log.passes_under(4, (a, b, a, a), b) == [1]
+    assert call_log.passes_under(2, (a, b, a, b), a) == [0], "the ledger forgets what is old"
+    assert call_log.passes_under(4, (a, b), a) == [2], "calls are forgotten too"
+    assert call_log.passes_under(3, (a, c, a), c) == [1], "another LoRA"
+    assert call_log.passes_under(4, (c, a, c, b), call_log.Branch(a.policy, uuid4())) == [0, 2], (
         "a report before the LoRAs"
     )
-    assert branches.passes_under(2, (a, a), branches.Branch(None, lora)) == []
+    assert call_log.passes_under(2, (a, a), call_log.Branch(None, lora)) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- passes

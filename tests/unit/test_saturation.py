@@ -14,8 +14,9 @@ from scenes import sample
 from torch import nn
 
 from fusestream import checkpoints
-from fusestream.fusion import report, saturation
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion import report
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.weights import saturation
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
 LAST = {"flux2": "single_blocks.{}.linear2.weight", "z_image": "layers.{}.ffn_norm2.weight"}

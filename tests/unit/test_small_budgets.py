@@ -15,11 +15,13 @@ from scenes import Scene, Studio, sample
 from wan_in_halves import handed_back, load
 
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, products, report
+from fusestream.fusion import KernelPolicy, report
 from fusestream.fusion.families.wan import block as wan
-from fusestream.fusion.stream import reckoning, step, vram
+from fusestream.fusion.patcher import vram_estimate, vram_retry
+from fusestream.fusion.stream import vram_pool
+from fusestream.fusion.weights import products
 from fusestream.kernels_cuda import LEDGER
-from fusestream.kernels_cuda.ops.mlp import CHUNK_BYTES
+from fusestream.kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -59,12 +61,12 @@ def in_parts(model: Any) -> Any:
 def allow(model: Any, ceiling: int | None) -> None:
     """Another ceiling for a model that is loaded."""
     model.stream.ceiling = ceiling
-    vram.pool_of(CPU)._measure()
+    vram_pool.pool_of(CPU)._measure()
 
 
 def alone(model: Any) -> Any:
     """The same model, on a device with no other: what another test's may hold, this one might too."""
-    pool = vram.pool_of(CPU)
+    pool = vram_pool.pool_of(CPU)
     for other in [member for member in pool._members if member is not model.stream]:
         pool.leave(other)
     return model
@@ -190,7 +192,7 @@ def test_a_block_that_another_node_took_over_is_whole(path: str, scene: Scene, e
     model, calls = alone(in_parts(load(path))), []
     stream, block = model.stream, model.model.diffusion_model.blocks[2]
     model.add_object_patch("diffusion_model.blocks.2.forward", reaches_in(block, calls))
-    with pytest.raises(vram.OutOfVram, match="raise vram_budget in the FuseStream Diffusion Model Loader"):
+    with pytest.raises(vram_pool.OutOfVram, match="raise vram_budget in the FuseStream Diffusion Model Loader"):
         sample(model, scene)
     model = in_parts(load(path))
     stream, block = model.stream, model.model.diffusion_model.blocks[2]
@@ -219,8 +221,8 @@ def test_what_lies_between_products_is_small_where_vram_is_short(
     model = load(path)
     assert torch.equal(sample(model, scene), expected) and set(taken) == {CHUNK_BYTES}
     taken.clear()
-    monkeypatch.setattr(step, "_free", lambda _: 0.3 * GIB)
-    assert torch.equal(sample(model, scene), expected) and set(taken) == {reckoning.SMALL_PIECES}
+    monkeypatch.setattr(vram_retry, "_free", lambda _: 0.3 * GIB)
+    assert torch.equal(sample(model, scene), expected) and set(taken) == {vram_estimate.SMALL_PIECES}
 
 
 @pytest.mark.usefixtures("whole_blocks")
@@ -234,7 +236,8 @@ def test_pieces_of_a_feed_forward_leave_the_result(path: str) -> None:
     parts = torch.randn(3, 1, 1, block.dim, generator=generator).half()
     with stream.bound(0):
         whole, pieces = (
-            wan.fed_forward(block, OURS, x.clone(), *parts, {reckoning.PIECES: nbytes}) for nbytes in (CHUNK_BYTES, 1)
+            wan.fed_forward(block, OURS, x.clone(), *parts, {vram_estimate.PIECES: nbytes})
+            for nbytes in (CHUNK_BYTES, 1)
         )
     torch.testing.assert_close(pieces, whole, rtol=2e-3, atol=2e-3)
 
@@ -271,8 +274,8 @@ def test_what_is_reserved_is_left_even_by_a_step_that_fails(
     path: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
-    leaving = step._leaving
-    monkeypatch.setattr(step, "_leaving", lambda nbytes, device: left.append(nbytes) or leaving(nbytes, device))
+    leaving = vram_retry._leaving
+    monkeypatch.setattr(vram_retry, "_leaving", lambda nbytes, device: left.append(nbytes) or leaving(nbytes, device))
     monkeypatch.setattr(comfy.cli_args.args, "reserve_vram", 2.0)
     monkeypatch.setattr(mm, "EXTRA_RESERVED_VRAM", 2 * GIB)
     model = load(path)
@@ -298,4 +301,4 @@ def test_only_what_was_asked_for_is_a_reserve_for_good(
     monkeypatch.setattr(comfy.cli_args.args, "reserve_vram", asked)
     monkeypatch.setattr(mm, "WINDOWS", windows)
     monkeypatch.setattr(mm, "EXTRA_RESERVED_VRAM", wanted * GIB or 0.4 * GIB)
-    assert reckoning.own_reserve() == int(wanted * GIB)
+    assert vram_estimate.own_reserve() == int(wanted * GIB)

@@ -14,8 +14,8 @@ import torch
 from comfy.ldm.modules.attention import attention_pytorch
 from comfy_extras.nodes_torch_compile import skip_torch_compile_dict
 
-from fusestream.fusion import attention as hook
-from fusestream.fusion.fused import POLICY
+from fusestream.fusion.fused import attention as hook
+from fusestream.fusion.fused.block import POLICY
 from fusestream.fusion.sparse import attention as sparse_attention
 from fusestream.fusion.sparse.attention import PIECES, SparseAttention
 from fusestream.fusion.sparse.order import tile_order
@@ -24,7 +24,7 @@ from fusestream.fusion.sparse.schedule import CALL, CallSoFar
 from fusestream.fusion.sparse.settings import Settings
 from fusestream.fusion.sparse.tally import MOST_TIMES, Moment, Tally
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused, attention, choose_blocks
-from fusestream.kernels_cuda.ops.attention_operands import heads_in
+from fusestream.kernels_cuda.ops.attention.attention_operands import heads_in
 
 GRID = (6, 8, 9)
 TOKENS = math.prod(GRID)  # 432: seven blocks of keys, the last one short

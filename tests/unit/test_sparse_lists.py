@@ -13,7 +13,7 @@ from fusestream.fusion.sparse.order import tile_order
 from fusestream.fusion.sparse.radial import radial, reach, visited_blocks
 from fusestream.fusion.sparse.settings import Settings
 from fusestream.kernels_cuda import attention
-from fusestream.kernels_cuda.ops.sparse_routing import KEY_BLOCK, QUERY_BLOCK
+from fusestream.kernels_cuda.ops.attention.sparse_routing import KEY_BLOCK, QUERY_BLOCK
 
 CPU = torch.device("cpu")
 WAN_480P = (21, 30, 52)  # 81 frames of 832x480

@@ -20,15 +20,15 @@ from scenes import distance
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion import report
-from fusestream.fusion.attention import HOOK, AttentionOverride
-from fusestream.fusion.fused import policy_of
-from fusestream.fusion.load import load_streamed_diffusion_model
+from fusestream.fusion.fused.attention import HOOK, AttentionOverride
+from fusestream.fusion.fused.block import policy_of
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.patcher import call_log
 from fusestream.fusion.report.data import Report, Sparsity
 from fusestream.fusion.sparse import attention as sparse_attention
 from fusestream.fusion.sparse.attention import SparseAttention
 from fusestream.fusion.sparse.model import sparse_of
 from fusestream.fusion.sparse.settings import Settings
-from fusestream.fusion.stream import branches
 from fusestream.nodes.kernels import ModelKernels
 from fusestream.nodes.sparse import SparseAttentionNode
 
@@ -315,6 +315,6 @@ def test_passes_of_a_sparse_and_a_dense_branch_are_told_apart(streamed: Any) -> 
     one = sparse(streamed)
     sample(one, 1.0, steps=3)
     sample(streamed, 1.0, steps=2)
-    assert branches.branch_of(one) != branches.branch_of(streamed)
-    calls = branches.branches(streamed)[-5:]
-    assert [len(branches.passes_under(5, calls, branches.branch_of(model))) for model in (one, streamed)] == [3, 2]
+    assert call_log.branch_of(one) != call_log.branch_of(streamed)
+    calls = call_log.branches(streamed)[-5:]
+    assert [len(call_log.passes_under(5, calls, call_log.branch_of(model))) for model in (one, streamed)] == [3, 2]

@@ -17,12 +17,13 @@ import torch
 
 from fusestream import checkpoints
 from fusestream.fusion.families.wan.need import need
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream import reckoning as reckonings
-from fusestream.fusion.stream import step, vram
-from fusestream.fusion.stream.reckoning import Reckoning
-from fusestream.kernels_cuda.autotune import tuner
-from fusestream.memory.managed import pages
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.patcher import vram_estimate as reckonings
+from fusestream.fusion.patcher import vram_retry
+from fusestream.fusion.patcher.vram_estimate import Reckoning
+from fusestream.fusion.stream import vram_pool
+from fusestream.kernels_cuda.tune.autotune import tuner
+from fusestream.memory.backends.managed import pages
 from fusestream.memory.plan import least_budget
 
 GIB = 2**30
@@ -371,7 +372,7 @@ def test_a_video_that_needs_the_reserve_is_not_computed_twice_at_every_step(
             raise torch.OutOfMemoryError("no")
         yield
 
-    monkeypatch.setattr(step, "_leaving", leaving)
+    monkeypatch.setattr(vram_retry, "_leaving", leaving)
     sample(model)
     assert left == [reckonings.RESERVE] * (2 if kernels_are_tried else 1), "of two steps"
 
@@ -382,7 +383,7 @@ def test_too_little_for_good_says_what_would_help_and_leaves_a_model_that_works(
     want = sample(model)
     failing(model, monkeypatch, 99)
     with pytest.raises(
-        vram.OutOfVram, match=r"too little.*Tried to allocate 2\.16 GiB\. Make the video smaller"
+        vram_pool.OutOfVram, match=r"too little.*Tried to allocate 2\.16 GiB\. Make the video smaller"
     ) as error:
         sample(model)
     assert isinstance(error.value, torch.OutOfMemoryError), "ComfyUI unloads everything for this kind"
@@ -393,14 +394,14 @@ def test_too_little_for_good_says_what_would_help_and_leaves_a_model_that_works(
 
 def test_clones_are_watched_too(model: Any) -> None:
     wrappers = model.clone().wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL]
-    assert wrappers[step.WRAPPER] == [step.step]
+    assert wrappers[vram_retry.WRAPPER] == [vram_retry.step]
 
 
 def test_another_gpus_model_is_watched_once(model: Any) -> None:
     factory, arguments = model.cached_patcher_init
     again = factory(*arguments, disable_dynamic=True)
     assert again.model.fusestream_reckoning is not model.model.fusestream_reckoning
-    assert len(again.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL][step.WRAPPER]) == 1
+    assert len(again.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL][vram_retry.WRAPPER]) == 1
 
 
 # ------------------------------------------------------------------------------------ what is asked of torch, without a GPU
@@ -449,28 +450,28 @@ def test_a_step_may_take_what_leaves_the_reserve_and_what_torch_has(
 ) -> None:
     """And no more than was allowed before; afterwards as much as before, whatever happened."""
     card = Card(monkeypatch)
-    with pytest.raises(KeyError), step._leaving(leave, card.device):
+    with pytest.raises(KeyError), vram_retry._leaving(leave, card.device):
         assert card.fractions == [pytest.approx(part)]
         raise KeyError
     assert card.fractions[1:] == [0.9]
     # What cudaMallocAsync says before it is told: it must not be told so itself.
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.2e8)
-    with step._leaving(leave, card.device):
+    with vram_retry._leaving(leave, card.device):
         assert card.fractions[-1] <= 1
     assert card.fractions[-1] == 1.0
     monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")  # before torch 2.8
-    with step._leaving(leave, card.device):
+    with vram_retry._leaving(leave, card.device):
         pass
     assert card.fractions[-1] == 1.0
 
 
 def test_what_is_free_for_a_step_is_the_cards_and_what_torch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert step._free(Card(monkeypatch).device) == 600 + (100 - 60)
+    assert vram_retry._free(Card(monkeypatch).device) == 600 + (100 - 60)
 
 
 def test_on_the_cpu_nothing_is_left_to_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch)
-    with step._leaving(200, torch.device("cpu")):
+    with vram_retry._leaving(200, torch.device("cpu")):
         pass
     assert not card.fractions
 
@@ -493,10 +494,12 @@ def test_what_a_step_took_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -
     """Not what was there before, and not what an earlier step took."""
     card = Card(monkeypatch)
     call = call_of(card, 150)
-    assert step._measured(call, 100.0) == "out" and call.model.fusestream_reckoning.ratio == pytest.approx(1.5)
+    assert vram_retry._measured(call, 100.0) == "out" and call.model.fusestream_reckoning.ratio == pytest.approx(1.5)
     assert card.emptied == 0
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: {})
-    assert step._counted("allocated_bytes", "peak", card.device) == 0, "torch counts nothing before its first tensor"
+    assert vram_retry._counted("allocated_bytes", "peak", card.device) == 0, (
+        "torch counts nothing before its first tensor"
+    )
 
 
 @pytest.mark.parametrize("what", ["tries", "captures"])
@@ -506,18 +509,18 @@ def test_a_step_in_which_kernels_were_tried_or_captured_says_nothing(
     """What is left of those that took more than the step needs is given back; to give back anything else would only cost."""
     card = Card(monkeypatch)
     call = call_of(card, 150, **{what: True})
-    assert step._measured(call, 100.0) == "out" and call.model.fusestream_reckoning.ratio == 1.0
+    assert vram_retry._measured(call, 100.0) == "out" and call.model.fusestream_reckoning.ratio == 1.0
     assert card.emptied == 1, "the alternatives left pieces in between"
     call = call_of(card, 90, **{what: True})
-    assert step._measured(call, 100.0) == "out" and card.emptied == 1
+    assert vram_retry._measured(call, 100.0) == "out" and card.emptied == 1
 
 
 def test_the_last_word_is_the_last_error_or_the_first() -> None:
     stream: Any = SimpleNamespace(least=GIB)
     assert "held 3.00 GiB, down to the 1.00 they need: no room Make" in str(
-        step._too_little(stream, 3 * GIB, "no room\nat all")
+        vram_retry._too_little(stream, 3 * GIB, "no room\nat all")
     )
-    assert "they need: out of memory Make" in str(step._too_little(stream, 0, ""))
+    assert "they need: out of memory Make" in str(vram_retry._too_little(stream, 0, ""))
 
 
 def test_a_step_takes_note_of_more_than_was_reckoned_and_never_of_less() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fusestream.fusion.stream import blocks, patches
+from fusestream.fusion.stream import blocks
 from fusestream.fusion.stream.blocks import found_in, size
+from fusestream.fusion.weights import patches
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 

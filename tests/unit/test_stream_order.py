@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusestream.fusion.stream.order import MOST_CORRECTIONS, Order
+from fusestream.fusion.stream.block_order import MOST_CORRECTIONS, Order
 
 
 def ran(order: Order, *blocks: int) -> tuple[int, ...] | None:

@@ -9,8 +9,14 @@ import comfy.model_management
 import pytest
 import torch
 
-from fusestream.fusion.stream import vram
-from fusestream.fusion.stream.vram import CountedRam, Pool, out_of_vram, pool_of, whole
+from fusestream.fusion.stream import vram_pool
+from fusestream.fusion.stream.vram_pool import (
+    CountedRam,
+    Pool,
+    out_of_vram,
+    pool_of,
+    whole,
+)
 from fusestream.memory import OverBudget
 
 MIB = 2**20
@@ -35,7 +41,7 @@ class Model:
 
 def test_the_largest_ceiling_is_the_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the card, where one of them has none; and of those that have left none counts."""
-    monkeypatch.setattr(vram, "whole", lambda device: 1000)
+    monkeypatch.setattr(vram_pool, "whole", lambda device: 1000)
     pool = Pool(torch.device("cpu"))
     assert pool.budget.total == 0
     small, large = Model(pool, 100), Model(pool, 300)
@@ -104,11 +110,11 @@ def test_stock_lets_go_of_as_much_as_may_be_pinned(monkeypatch: pytest.MonkeyPat
     asked: list[int] = []
     monkeypatch.setattr(comfy.model_management, "ensure_pin_registerable", asked.append)
     monkeypatch.setattr(comfy.model_management, "TOTAL_PINNED_MEMORY", 0)
-    monkeypatch.setattr(vram, "_ram", None)
+    monkeypatch.setattr(vram_pool, "_ram", None)
     monkeypatch.setattr(CountedRam, "auto", classmethod(lambda cls, _gib: cls(10 * MIB)))
-    ram = vram.ram_for(4 * MIB)
-    assert vram.ram_for(40 * MIB) is ram and ram.total == 10 * MIB
+    ram = vram_pool.ram_for(4 * MIB)
+    assert vram_pool.ram_for(40 * MIB) is ram and ram.total == 10 * MIB
     assert ram.try_take(3 * MIB)
-    vram.ram_for(40 * MIB)
+    vram_pool.ram_for(40 * MIB)
     assert asked == [4 * MIB, 10 * MIB, 7 * MIB]
     ram.give_back(3 * MIB)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fusestream.checkpoints import style as made
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.networks import giving_back
 from fusestream.fusion.networks.style import apply as applying
 from fusestream.fusion.networks.style import load as loading
@@ -20,8 +20,8 @@ from fusestream.fusion.networks.style.apply import Settings, apply
 from fusestream.fusion.networks.style.bands import Rows, in_parts, reflected
 from fusestream.fusion.networks.style.load import load
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
-from fusestream.kernels_cuda.modules import handing_back
-from fusestream.kernels_cuda.modules.captured import captures_of
+from fusestream.kernels_cuda.modules import fallback
+from fusestream.kernels_cuda.modules.graphs import captures_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -214,7 +214,7 @@ def taped(monkeypatch):
     """As on a card of ours, where the CPU computes the ops' references and a recorder tapes them."""
     recorder = TapingRecorder()
     monkeypatch.setattr(management, "should_use_fp16", lambda *_: True)
-    monkeypatch.setattr(handing_back, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
 
     def of(model):
         for captures in captures_of(model.net):

@@ -19,11 +19,11 @@ from torch_allocator import Allocator, HeldBytes
 import nodes
 from bed.depth import is_thorough
 from fusestream import fusion
-from fusestream.fusion import images
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.image_vae import TINY_VAE, tiny
-from fusestream.fusion.family import Role
-from fusestream.fusion.images import LIMIT
+from fusestream.fusion.vae import memory_limits
+from fusestream.fusion.vae.memory_limits import LIMIT
 from fusestream.kernels_cuda import KernelPolicy
 from fusestream.memory import Checkpoint
 from fusestream.nodes import files, small_vaes
@@ -152,8 +152,8 @@ def test_what_was_foretold_is_kept_and_is_within_3_gib(monkeypatch, kind, way, s
             allocator = Allocator()
             monkeypatch.setattr(torch.cuda, "empty_cache", allocator.give_back)
             monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: allocator.held)
-            monkeypatch.setattr(images, "held_in_pieces", lambda _: allocator.held)
-            monkeypatch.setattr(images, "products_have_their_room", lambda _: None)
+            monkeypatch.setattr(memory_limits, "held_in_pieces", lambda _: allocator.held)
+            monkeypatch.setattr(memory_limits, "products_have_their_room", lambda _: None)
             monkeypatch.setattr(tiny, "on_card", lambda _: True)
             with HeldBytes(allocator, x, out, *net.parameters()) as live:
                 getattr(net, way)(x, **options)

@@ -19,7 +19,7 @@ from fusestream.bench.turing.flow import Rules, find_loops, main_loop, split
 from fusestream.bench.turing.machine import resident_blocks
 from fusestream.bench.turing.model import Launch, bounds, count, predict, trace
 from fusestream.bench.turing.sass import Control, Instruction, decode_control, parse
-from fusestream.kernels_cuda import elf
+from fusestream.kernels_cuda.binary import elf
 from fusestream.kernels_cuda.build import nvrtc
 
 SUPER = CARDS["2060s"]

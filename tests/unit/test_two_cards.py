@@ -20,11 +20,11 @@ from comfy_extras.nodes_multigpu import MultiGPUCFGSplitNode
 from scenes import Scene, Studio, sample
 
 from fusestream import checkpoints
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream import progress, vram
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
+from fusestream.fusion.patcher.vram_estimate import Reckoning
+from fusestream.fusion.stream import progress, vram_pool
 from fusestream.fusion.stream import stream as streams
-from fusestream.fusion.stream.patcher import StreamingModelPatcher
-from fusestream.fusion.stream.reckoning import Reckoning
 from fusestream.fusion.stream.stream import Stream
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks")
@@ -56,7 +56,7 @@ def split(model: Any) -> Any:
 def streamed(path: str) -> Any:
     """Through the smallest window that there is, on both cards."""
     model = load_streamed_diffusion_model(path)
-    return split(load_streamed_diffusion_model(path, model.stream.least / vram.GIB))
+    return split(load_streamed_diffusion_model(path, model.stream.least / vram_pool.GIB))
 
 
 def cards_of(model: Any) -> tuple[StreamingModelPatcher, StreamingModelPatcher]:
@@ -186,11 +186,11 @@ def test_an_error_of_one_card_is_what_the_user_sees(path: str, scene: Scene, car
     """And the other one does not take it for a lack of memory of its own: its weights stay."""
 
     def runs_out() -> None:
-        raise vram.OutOfVram("this card's")
+        raise vram_pool.OutOfVram("this card's")
 
     model = streamed(path)
     wanted = sample(model, scene)
-    with failing(model, card, runs_out) as entered, pytest.raises(vram.OutOfVram, match="VRAM is too little"):
+    with failing(model, card, runs_out) as entered, pytest.raises(vram_pool.OutOfVram, match="VRAM is too little"):
         sample(model, scene)
     assert entered == [0]
     assert cards_of(model)[1 - card].stream.held > 0

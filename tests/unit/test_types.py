@@ -12,7 +12,7 @@ import torch
 
 from fusestream import checkpoints
 from fusestream.fusion.families import FAMILIES
-from fusestream.fusion.load import load_streamed_diffusion_model, types_of
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model, types_of
 from fusestream.kernels_cuda import KernelPolicy
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
@@ -28,7 +28,7 @@ def card_with_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loaded(path: Path, monkeypatch: pytest.MonkeyPatch, types: Any) -> Any:
-    monkeypatch.setattr("fusestream.fusion.load.types_of", lambda *_: types)
+    monkeypatch.setattr("fusestream.fusion.load.diffusion.types_of", lambda *_: types)
     return load_streamed_diffusion_model(str(path))
 
 

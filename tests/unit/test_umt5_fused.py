@@ -16,11 +16,11 @@ import pytest
 import torch
 from live_memory import no_collector
 
-from fusestream.fusion import operands, wide
 from fusestream.fusion.families.t5 import encoder as t5
-from fusestream.fusion.stream.doors import STREAMED
-from fusestream.fusion.text_stack import FusedEmbedding, gather
-from fusestream.fusion.wide import Wide
+from fusestream.fusion.stream.block_hooks import STREAMED
+from fusestream.fusion.text.common import FusedEmbedding, gather
+from fusestream.fusion.weights import fp32_residual, operands
+from fusestream.fusion.weights.fp32_residual import Wide
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 
 WIDTH, HEADS, FFN, LAYERS = 64, 2, 160, 3
@@ -114,7 +114,7 @@ def test_the_error_is_that_of_fp16_weights(kind: str, precision: str, factor: fl
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_long_prompts_pass_in_chunks(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "CHUNK_ROWS", 256)
+    monkeypatch.setattr(fp32_residual, "CHUNK_ROWS", 256)
     got, wanted = both(build(), [tokens(300, 330), tokens(7, 330)], precision)
     close(got[0], wanted[0], ALLOWED[precision])
 

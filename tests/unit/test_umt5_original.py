@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import spiece
-from fusestream.fusion.errors import NotStreamable, WrongFile
+from fusestream.fusion.base.errors import NotStreamable, WrongFile
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.families.t5 import original
-from fusestream.fusion.family import Role
-from fusestream.fusion.stream.patcher import StreamingModelPatcher
+from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
 from fusestream.nodes import files
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")

@@ -19,15 +19,15 @@ from plain_device import PlainDevice
 from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion.errors import NotStreamable, NotWhileStreaming, WrongFile
+from fusestream.fusion.base.errors import NotStreamable, NotWhileStreaming, WrongFile
 from fusestream.fusion.families.t5 import encoder as t5
-from fusestream.fusion.load_text import load_streamed_text_encoder
-from fusestream.fusion.stream import grain, vram
+from fusestream.fusion.load.text import load_streamed_text_encoder
+from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
+from fusestream.fusion.stream import segments, vram_pool
 from fusestream.fusion.stream import stream as streaming
-from fusestream.fusion.stream.patcher import StreamingModelPatcher
 from fusestream.memory import FileChanged, Pager, RamBudget, bounds
-from fusestream.memory.host import Host
-from fusestream.memory.slots import SlotsBackend
+from fusestream.memory.backends.slots import SlotsBackend
+from fusestream.memory.host.host import Host
 
 GIB = 2**30
 PROMPT = "a red fox (runs:1.3) through the snow"
@@ -237,7 +237,7 @@ def test_each_row_of_the_embedding_is_read_once(path: str, monkeypatch: pytest.M
 
 
 def test_a_budget_too_small_names_this_loader(path: str) -> None:
-    with pytest.raises(vram.OutOfVram, match="Raise vram_budget in the FuseStream Text Encoder Loader"):
+    with pytest.raises(vram_pool.OutOfVram, match="Raise vram_budget in the FuseStream Text Encoder Loader"):
         load_streamed_text_encoder(path, [], 1 / 2**14)
 
 
@@ -292,10 +292,10 @@ def test_over_the_slots_of_a_gpu(folder: Path, stock: Any, path: str, monkeypatc
     def open_pager(source: Any, layers: Any, vram: Any, budget: int, *_: Any, ledger: Any, **__: Any) -> Pager:
         devices.append(device := PlainDevice())
         host = Host(device, source, layers, RamBudget(64 << 20), ledger, "registered")
-        return Pager(layers, budget, vram, SlotsBackend(device, layers, host, ledger), ledger)
+        return Pager(layers, budget, vram_pool, SlotsBackend(device, layers, host, ledger), ledger)
 
     monkeypatch.setattr(streaming, "open_pager", open_pager)
-    monkeypatch.setattr(grain, "bounds", lambda layers, device: bounds(layers, "cuda"))
+    monkeypatch.setattr(segments, "bounds", lambda layers, device: bounds(layers, "cuda"))
     clip = least(path)
     file = comfy.utils.load_torch_file(str(checkpoints.write(LORA, folder)))
     for one in (clip, comfy.sd.load_lora_for_models(None, clip, file, 0.0, 0.5)[1], clip):

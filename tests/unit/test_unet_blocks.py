@@ -24,11 +24,12 @@ from unet_models import handed_back, lora_for
 
 from bed.depth import is_thorough
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, attention
+from fusestream.fusion import KernelPolicy
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.unet import UNET, net, pictures, transformer
 from fusestream.fusion.families.unet.run import RUN
-from fusestream.fusion.stream import lora
+from fusestream.fusion.fused import attention
+from fusestream.fusion.weights import lora
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
 from fusestream.memory import Checkpoint, Extent, WeightFile
 

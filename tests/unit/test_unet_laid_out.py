@@ -27,11 +27,14 @@ from unet_models import handed_back, lora_for
 
 from bed.depth import is_thorough
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, attention, images
+from fusestream.fusion import KernelPolicy
 from fusestream.fusion.families.unet import net, pictures
-from fusestream.fusion.load import load_streamed_diffusion_model
-from fusestream.fusion.stream import laid_out, lora, saving
-from fusestream.fusion.stream.laid_out import LaidOut, lay_out
+from fusestream.fusion.fused import attention
+from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.patcher import saving
+from fusestream.fusion.vae import memory_limits
+from fusestream.fusion.weights import channels_last, lora
+from fusestream.fusion.weights.channels_last import LaidOut, lay_out
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import HostBackend
 
@@ -53,7 +56,7 @@ def a_clean_ledger() -> None:
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backends]:
     """As on a card: what does not stream is laid out, too."""
-    monkeypatch.setattr(laid_out, "serves", lambda _device: True)
+    monkeypatch.setattr(channels_last, "serves", lambda _device: True)
     with plain_backends() as found:
         yield found
 
@@ -65,7 +68,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     @contextlib.contextmanager
     def weights(module: Any, policy: KernelPolicy, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
-        with images.weights(module, policy, x) as (weight, bias):
+        with memory_limits.weights(module, policy, x) as (weight, bias):
             if weight.data_ptr() != module.weight.data_ptr():
                 found.append(module)
             yield weight, bias
@@ -245,7 +248,7 @@ def test_all_that_lora_files_bring(
         monkeypatch.setattr(HostBackend, "is_writable", route != "managed")
     file = every_kind_for(on_cpu)
     with monkeypatch.context() as patch:
-        patch.setattr(laid_out, "serves", lambda _device: False)
+        patch.setattr(channels_last, "serves", lambda _device: False)
         plain, want = sample(on_cpu, scene), sample(patched(on_cpu, file), scene)
     assert distance(want, plain) > 0.01
     changed, as_in_file, stocks = patched(model, file), [], comfy.lora.calculate_weight

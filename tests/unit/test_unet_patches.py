@@ -29,7 +29,7 @@ from unet_models import handed_back, lora_for
 
 from bed.depth import is_thorough
 from fusestream import checkpoints
-from fusestream.fusion import attention
+from fusestream.fusion.fused import attention
 from fusestream.kernels_cuda import LEDGER
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too", "stocks_go")

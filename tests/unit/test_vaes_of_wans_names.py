@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.wan import WAN_VAE
 from fusestream.fusion.families.wan.vae.fused import is_wan
-from fusestream.fusion.load import whole_vae
-from fusestream.fusion.recognise import header_of
+from fusestream.fusion.identify.recognise import header_of
+from fusestream.fusion.load.diffusion import whole_vae
 from fusestream.kernels_cuda import LEDGER
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")

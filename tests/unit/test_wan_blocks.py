@@ -17,10 +17,11 @@ from scenes import Scene, Studio, sample
 from wan_in_halves import distance, handed_back, load
 
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, attention
+from fusestream.fusion import KernelPolicy
 from fusestream.fusion.families.wan import block as wan
-from fusestream.fusion.fused import PARTS
-from fusestream.fusion.operands import operands, packed
+from fusestream.fusion.fused import attention
+from fusestream.fusion.fused.block import PARTS
+from fusestream.fusion.weights.operands import operands, packed
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
 
 OFF = KernelPolicy.of("off")

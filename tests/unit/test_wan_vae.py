@@ -19,10 +19,11 @@ from torch_allocator import Allocator, HeldBytes
 from vae_scenes import interrupted
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion import images, load
 from fusestream.fusion.families.wan.vae import fused as wan_vae
 from fusestream.fusion.families.wan.vae import layers as wan_vae_layers
 from fusestream.fusion.families.wan.vae.passage import Passage
+from fusestream.fusion.load import diffusion
+from fusestream.fusion.vae import memory_limits
 from fusestream.kernels_cuda import KernelPolicy, obstacle
 
 KINDS = {"wan_vae": (16, 8, 3), "wan22_vae": (48, 16, 12)}
@@ -190,10 +191,10 @@ def test_720p_keeps_within_what_was_foretold_and_3_gib(monkeypatch, kind, way):
             allocator = Allocator()
             monkeypatch.setattr(torch.cuda, "empty_cache", allocator.give_back)
             monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: allocator.held)
-            monkeypatch.setattr(images, "held_in_pieces", lambda _: allocator.held)
-            monkeypatch.setattr(images, "products_have_their_room", lambda _: None)
-            monkeypatch.setattr(images, "one_piece", lambda nbytes, _: allocator.hold(nbytes))
-            monkeypatch.setattr(images, "bounded", lambda *_: contextlib.nullcontext())
+            monkeypatch.setattr(memory_limits, "held_in_pieces", lambda _: allocator.held)
+            monkeypatch.setattr(memory_limits, "products_have_their_room", lambda _: None)
+            monkeypatch.setattr(memory_limits, "one_piece", lambda nbytes, _: allocator.hold(nbytes))
+            monkeypatch.setattr(memory_limits, "bounded", lambda *_: contextlib.nullcontext())
             segments = []
             for _ in range(2):  # what the first left lies there when the second begins
                 with HeldBytes(allocator, given, out, *net.parameters()) as live:
@@ -299,10 +300,10 @@ def test_the_type_is_fp16_where_kernels_run_and_the_flags_decide(monkeypatch):
     card, management = torch.device("cuda", 0), comfy.model_management
     monkeypatch.setattr(management, "should_use_fp16", lambda *_: True)
     monkeypatch.setattr(management, "should_use_bf16", lambda *_: True)
-    monkeypatch.setattr(load, "obstacle", lambda _: None)
-    assert load.vae_dtype(card) is torch.float16
+    monkeypatch.setattr(diffusion, "obstacle", lambda _: None)
+    assert diffusion.vae_dtype(card) is torch.float16
     monkeypatch.setattr(management.args, "bf16_vae", True)
-    assert load.vae_dtype(card) is torch.bfloat16
-    monkeypatch.setattr(load, "obstacle", lambda _: "it is too old")
-    assert load.vae_dtype(card) is None
+    assert diffusion.vae_dtype(card) is torch.bfloat16
+    monkeypatch.setattr(diffusion, "obstacle", lambda _: "it is too old")
+    assert diffusion.vae_dtype(card) is None
     assert obstacle(torch.device("cpu")) == "cpu is no NVIDIA card"

@@ -20,12 +20,19 @@ from safetensors.torch import load_file
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import llama
-from fusestream.fusion import wide
-from fusestream.fusion.errors import WrongFile
+from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.families.qwen3_vl import eyes, sizes
-from fusestream.fusion.language import cache, layer, pace, room, stack, writing
-from fusestream.fusion.stream import vram
+from fusestream.fusion.stream import vram_pool
 from fusestream.fusion.stream.no_head import NoHead
+from fusestream.fusion.text import (
+    cache,
+    layer,
+    room,
+    stack,
+    token_rate,
+    writing,
+)
+from fusestream.fusion.weights import fp32_residual
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from fusestream.memory import read_header
 
@@ -217,7 +224,7 @@ def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(writing, "LONG", 4)
     for free in (2**40, 0):
         clip, streamed = load(path), list[tuple[int, bool]]()
-        monkeypatch.setattr(vram, "free", lambda _device, free=free: free)
+        monkeypatch.setattr(vram_pool, "free", lambda _device, free=free: free)
 
         def counting(self: Any, sampler: Any, stream: Any = clip.patcher.stream, found: Any = streamed) -> int:
             token = following(self, sampler)
@@ -236,7 +243,7 @@ def test_a_long_text_takes_what_its_prompt_gave_back(folder: Path, monkeypatch: 
     clip, following = load(checkpoints.write("qwen3_vl", folder)), writing.Text.next
     stream, free, asked = clip.patcher.stream, [0], list[tuple[int, float]]()
     monkeypatch.setattr(writing, "LONG", 4)
-    monkeypatch.setattr(vram, "free", lambda _device: free[0])
+    monkeypatch.setattr(vram_pool, "free", lambda _device: free[0])
 
     def next_(self: Any, sampler: Any) -> int:
         if self._written == 4:
@@ -330,13 +337,15 @@ def test_comfyui_is_asked_to_keep_room_for_keys(
     of_stack = ours.cond_stage_model.qwen3vl_8b.transformer.model
     read = room.READ * of_stack.config.intermediate_size  # of each token, of so many at a time
     assert kept[7] == pytest.approx(cache.kept_bytes(of_stack, 1280) + 7 * read, abs=1)
-    assert kept[5000] == pytest.approx(cache.kept_bytes(of_stack, 6144) + wide.CHUNK_ROWS * read, abs=1)
+    assert kept[5000] == pytest.approx(cache.kept_bytes(of_stack, 6144) + fp32_residual.CHUNK_ROWS * read, abs=1)
     ffn, width = ours.cond_stage_model.qwen3vl_8b.transformer.visual.blocks[0].mlp.linear_fc1.weight.shape
     for side, patches in ((256, 4 * 84), (2048, 4 * 5350)):
         tokens = patches // 4
         found = model.memory_estimation_function(said(picture(side, side)), device=card) - always
         seen = room.SEEN * ffn * min(patches, eyes.CHUNK) + room.STREAM * width * patches
-        kept_and_read = cache.kept_bytes(of_stack, cache.rounded(tokens + 1024)) + min(tokens, wide.CHUNK_ROWS) * read
+        kept_and_read = (
+            cache.kept_bytes(of_stack, cache.rounded(tokens + 1024)) + min(tokens, fp32_residual.CHUNK_ROWS) * read
+        )
         assert found == pytest.approx(kept_and_read + seen, abs=1)
     seen = said(picture(2048, 2048))
     assert model.memory_estimation_function(seen, device=torch.device("cpu")) == 0
@@ -450,8 +459,8 @@ def test_qwen3_alone_writes_too(folder: Path, use: str) -> None:
 
 
 def test_its_pace_is_told_beside_what_a_token_reads(writers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[pace.Pace] = []
-    monkeypatch.setattr(pace, "tell", told.append)
+    told: list[token_rate.Pace] = []
+    monkeypatch.setattr(token_rate, "tell", told.append)
     write(writers[0], "words", max_length=6)
     [found] = told
     model = writers[0].cond_stage_model.qwen3vl_8b.transformer.model
@@ -462,20 +471,20 @@ def test_its_pace_is_told_beside_what_a_token_reads(writers: tuple[Any, Any], mo
 
 
 def test_its_pace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pace.Pace(1, 0.5, 0.0, 10**9).words() == "1 token, the first after 0.50 s"
-    of_card = pace.Pace(101, 0.5, 4.0, 4 * 10**9, 448e9)
+    assert token_rate.Pace(1, 0.5, 0.0, 10**9).words() == "1 token, the first after 0.50 s"
+    of_card = token_rate.Pace(101, 0.5, 4.0, 4 * 10**9, 448e9)
     assert of_card.words() == (
         "101 tokens, the first after 0.50 s, then 25.0 a second: 4.00 GB a token, 100 GB/s; the card's memory has 448 GB/s, "
         "112 tokens a second at most"
     )
     heard: list[str] = []
-    monkeypatch.setattr(pace, "_listeners", [])
+    monkeypatch.setattr(token_rate, "_listeners", [])
     for _ in range(2):
-        pace.listen(heard.append)
-    pace.tell(of_card)
+        token_rate.listen(heard.append)
+    token_rate.tell(of_card)
     assert heard == [of_card.words()]
-    pace.listen(lambda words: 1 / 0)
-    pace.tell(of_card)
+    token_rate.listen(lambda words: 1 / 0)
+    token_rate.tell(of_card)
     assert len(heard) == 2, "who cannot show it is not worth a run"
 
 

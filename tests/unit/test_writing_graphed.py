@@ -18,12 +18,13 @@ from safetensors.torch import load_file
 from taped import TapingRecorder
 
 from fusestream import checkpoints
-from fusestream.fusion import graph, load_text
 from fusestream.fusion.families.qwen3_vl import eyes
-from fusestream.fusion.language import cache, stack, writing
-from fusestream.fusion.load_text import load_streamed_text_encoder
+from fusestream.fusion.graphs import calls
+from fusestream.fusion.load import text
+from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.report.gathering import state_of
 from fusestream.fusion.stream.stream import GRAPHS
+from fusestream.fusion.text import cache, stack, writing
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
@@ -45,7 +46,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> TapingRecorder:
     found = TapingRecorder()
-    monkeypatch.setattr(load_text, "Graphs", partial(graph.Graphs, recorder=found))
+    monkeypatch.setattr(text, "Graphs", partial(calls.Graphs, recorder=found))
     for module in (stack, eyes):
         monkeypatch.setattr(module, "fuse", partial(module.fuse, on_cpu=True))
     LEDGER.clear()
@@ -272,7 +273,7 @@ def test_a_replay_that_fails(
     with monkeypatch.context() as patch:
         before_each(patch, fail)
         if isinstance(error, torch.OutOfMemoryError):
-            assert write(clip) == tokens and reasons() == {graph.NO_ROOM}
+            assert write(clip) == tokens and reasons() == {calls.NO_ROOM}
         else:
             with pytest.raises(RuntimeError, match="lost"):
                 write(clip)

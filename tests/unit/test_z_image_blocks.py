@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from scenes import distance, sample
 
 from fusestream import checkpoints
-from fusestream.fusion import KernelPolicy, attention
+from fusestream.fusion import KernelPolicy
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.z_image import Z_IMAGE
 from fusestream.fusion.families.z_image import block as z_image
+from fusestream.fusion.fused import attention
 from fusestream.kernels_cuda import LEDGER, OPS
 from fusestream.memory import Checkpoint
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...family import Family, Role
+from ...base.family import Family, Role
 
 if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...compatibility.specimen import Specimen
+    from ...base.specimen import Specimen
 
 TABLES = "text_model.embeddings.token_embedding.weight", "text_model.embeddings.position_embedding.weight"
 LAYER = ".self_attn.q_proj.weight"

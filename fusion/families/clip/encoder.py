@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, gelu
-from ....kernels_cuda.ops.linear import Activation
-from ....kernels_cuda.ops.parts import join, split
-from ... import text_stack
-from ...fused import POLICY, all_off
-from ...mixing import mix
-from ...operands import operands
-from ...text_stack import HAND_BACK
-from ...wide import Wide
+from ....kernels_cuda.ops.matmul.linear import Activation
+from ....kernels_cuda.ops.views.parts import join, split
+from ...base.subclassing import mix
+from ...fused.block import POLICY, all_off
+from ...text import common
+from ...text.common import HAND_BACK
+from ...weights.fp32_residual import Wide
+from ...weights.operands import operands
 
 OPS = ("norm_modulate", "linear", "linear_", "join_sums", "attention", "gelu")
 QUICK = id(stock.ACTIVATIONS["quick_gelu"])
@@ -118,7 +118,7 @@ def encode(
 
 def obstacle(encoder: Any, x: Tensor, mask: Tensor | None) -> str | None:
     """Why stock must compute this call, in words a user understands; None if we may."""
-    reason = text_stack.obstacle(encoder.layers, x, None, encoder.fusestream_policy, on_cpu=encoder.fusestream_on_cpu)
+    reason = common.obstacle(encoder.layers, x, None, encoder.fusestream_policy, on_cpu=encoder.fusestream_on_cpu)
     if reason is not None:
         return reason
     if any(id(getattr(layer.mlp, "activation", None)) not in (QUICK, *IN_PRODUCTS) for layer in encoder.layers):

@@ -13,7 +13,7 @@ import comfy.clip_model as stock
 import comfy.sd1_clip
 
 from ....kernels_cuda import KernelPolicy
-from ...compatibility.specimen import Draw, Options, Specimen
+from ...base.specimen import Draw, Options, Specimen
 from .encoder import FusedEncoder, FusedLayer, fuse
 
 WORDS, PLACES = 20, 9

@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...alike import expected
-from ...family import Expected, Family, Role
-from ...prefixes import prefix_of
+from ...base.family import Expected, Family, Role
+from ...files.prefix import prefix_of
+from ...files.repeated_blocks import expected
 
 if TYPE_CHECKING:
     import torch
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...compatibility.specimen import Specimen
-    from ...cost import Cost
+    from ...base.cost import Cost
+    from ...base.specimen import Specimen
 
 NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.norm\.(key|query)_norm\.(scale|weight)")
 # What relatives with such blocks do not have: HunyuanVideo refines its text, ControlNets end without a last layer.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ...cost import Cost
+from ...base.cost import Cost
 
 TEXT_TOKENS = 512  # to which stock fills a prompt up
 HALF = 2.0  # bytes

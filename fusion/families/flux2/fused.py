@@ -15,8 +15,8 @@ from typing import Any
 import comfy.ldm.flux.layers as stock
 from torch import Tensor, nn
 
-from ... import saturation
-from ...fused import FusedBlock, HandBack, fuse_block
+from ...fused.block import FusedBlock, HandBack, fuse_block
+from ...weights import saturation
 from . import double, single
 from .modulation import Segments, unserved
 

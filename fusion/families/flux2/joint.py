@@ -11,7 +11,7 @@ from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor
 
 from ....kernels_cuda import KernelPolicy, rms_rope_
-from ...operands import operands
+from ...weights.operands import operands
 
 # Stock's norms say none, which torch takes for the smallest step of the numbers that it sums in.
 EPS = torch.finfo(torch.float32).eps

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....kernels_cuda.ops.mlp import CHUNK_BYTES
+from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 
 UNITS = (
     6  # of x [batch, tokens, dim] in a single block: x, q k v, the room for the attention, the normed x or what is seen

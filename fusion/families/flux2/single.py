@@ -22,9 +22,9 @@ import comfy.ldm.flux.layers as stock
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, norm_modulate
-from ...named_attention import told
-from ...products import Part, product, product_in_parts
-from ...stream.doors import within
+from ...fused.named_attention import told
+from ...stream.block_hooks import within
+from ...weights.products import Part, product, product_in_parts
 from .joint import attend
 from .modulation import Run, Segments, runs
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....kernels_cuda import KernelPolicy
-from ...compatibility.specimen import Draw, Options, Specimen
+from ...base.specimen import Draw, Options, Specimen
 from .fused import _FusedDouble, _FusedSingle, fuse
 
 HEADS, SIZE = 2, 64

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...family import Family, Role
+from ...base.family import Family, Role
 
 if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...compatibility.specimen import Specimen
+    from ...base.specimen import Specimen
 
 FIRST = "decoder.conv_in.weight"
 # A block of the decoder's middle, in the original spelling and in diffusers'.

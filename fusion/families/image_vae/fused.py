@@ -19,10 +19,20 @@ from comfy.ldm.modules.diffusionmodules.model import Encoder
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy
-from ... import finishing
-from ...images import HELD, LIMIT, OTHERS, Leftovers, Progress, Result, channels_last, on_card, weight_bytes
-from ...mixing import mix
-from ...outbox import Outbox
+from ...base.subclassing import mix
+from ...vae import pixel_range
+from ...vae.memory_limits import (
+    HELD,
+    LIMIT,
+    OTHERS,
+    Leftovers,
+    Progress,
+    Result,
+    channels_last,
+    on_card,
+    weight_bytes,
+)
+from ...vae.transfer import Outbox
 from .layers import Layers
 from .passage import Passage
 from .plan import Plan, best
@@ -289,7 +299,7 @@ class Fused:
         output_buffer  where to put them, on any device and of any type; unless given, like z
         room           bytes that the parts of a picture may take, unless the limit shall decide it
         """
-        finishes = finishing.of(self, output_buffer)
+        finishes = pixel_range.finishing_of(self, output_buffer)
         order = self._order(z.device, room, output_buffer is not None, output_buffer)
         made: Tensor = super().decode(z, order=replace(order, finishes=finishes is not None))  # type: ignore[misc]
         if finishes is not None and output_buffer is not None:
@@ -338,7 +348,7 @@ def install(vae: Any, policy: KernelPolicy) -> int:
     if unserved(net) is not None:
         return 0
     fuse(net, policy, LIMIT)
-    finishing.install(vae)
+    pixel_range.install(vae)
     vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
     vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
     return 1

@@ -28,9 +28,9 @@ from ....kernels_cuda import (
     linear,
     upsample_conv2d,
 )
-from ...attention import for_heads
-from ...images import one_piece
-from ...operands import operands
+from ...fused.attention import for_heads
+from ...vae.memory_limits import one_piece
+from ...weights.operands import operands
 from .plan import QUERIES
 
 SCALE = 2.0**-5

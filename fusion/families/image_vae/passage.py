@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ....kernels_cuda import join_moments
-from ...images import Progress, channels_last
+from ...vae.memory_limits import Progress, channels_last
 from .layers import Layers
 from .plan import Pass, Plan, Way, parts, rows_above
 from .stages import Stage, modules

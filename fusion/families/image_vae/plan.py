@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from ....kernels_cuda.ops.attention_products import scratch_bytes
-from ...images import HELD
+from ....kernels_cuda.ops.attention.attention_products import scratch_bytes
+from ...vae.memory_limits import HELD
 
 Kind = Literal["given", "enter", "up", "down", "inner", "block"]
 

@@ -14,7 +14,7 @@ import comfy.ldm.modules.diffusionmodules.model as parts
 import comfy.taesd.taesd as stocks_tiny
 
 from ....kernels_cuda import KernelPolicy
-from ...compatibility.specimen import Draw, Options, Specimen
+from ...base.specimen import Draw, Options, Specimen
 from .fused import Fused, FusedDecoder, FusedEncoder, fuse, unserved
 from .tiny import FusedTiny, obstacle
 from .tiny import fuse as fuse_tiny

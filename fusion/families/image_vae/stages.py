@@ -9,7 +9,7 @@ from typing import Any
 from comfy.ldm.modules.diffusionmodules.model import AttnBlock, Decoder, Downsample, Encoder, ResnetBlock, Upsample
 from torch import nn
 
-from ...images import IN_ONE_PIECE
+from ...vae.memory_limits import IN_ONE_PIECE
 from .plan import Kind, Picture, Way, middle, whole_stage
 
 

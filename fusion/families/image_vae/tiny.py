@@ -18,11 +18,20 @@ from comfy.taesd.taesd import TAESD, Block, Clamp, DecoderFlux2
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, conv2d, fold_upsample, group_norm_silu, upsample_conv2d
-from ....kernels_cuda.ops.linear import Activation
-from ...images import HELD, LIMIT, Leftovers, Progress, channels_last, on_card, weight_bytes, weights
-from ...mixing import mix
-from ...operands import operands
-from ...outbox import Outbox
+from ....kernels_cuda.ops.matmul.linear import Activation
+from ...base.subclassing import mix
+from ...vae.memory_limits import (
+    HELD,
+    LIMIT,
+    Leftovers,
+    Progress,
+    channels_last,
+    on_card,
+    weight_bytes,
+    weights,
+)
+from ...vae.transfer import Outbox
+from ...weights.operands import operands
 from .plan import PACK, parts
 
 Kind = Literal["clamp", "conv", "block", "up", "down"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...family import Expected, Family, Role
+from ...base.family import Expected, Family, Role
 from .layout import is_qwen3
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...compatibility.specimen import Specimen
+    from ...base.specimen import Specimen
 
 
 def _expects(header: WeightFile) -> Expected:
@@ -23,13 +23,13 @@ def _expects(header: WeightFile) -> Expected:
 
 
 def _fuse(model: Any, policy: KernelPolicy) -> int:
-    from ...language.stack import fuse  # noqa: PLC0415
+    from ...text.stack import fuse  # noqa: PLC0415
 
     return fuse(model, policy)
 
 
 def _idle(model: Any, device: torch.device) -> int:
-    from ...language.stack import idle  # noqa: PLC0415
+    from ...text.stack import idle  # noqa: PLC0415
 
     return idle(model, device)
 

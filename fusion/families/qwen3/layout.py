@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from ....memory import WeightFile
-from ...family import Expected
-from ...language.layout import WIDTHS, expected_layers, has_these_layers, width_of
+from ...base.family import Expected
+from ...text.layout import (
+    WIDTHS,
+    expected_layers,
+    has_these_layers,
+    width_of,
+)
 
 ROOT = "model."
 SEEING = ("visual.", "vision_model.", "model.visual.")  # Qwen3-VL: pictures, and positions in three dimensions

@@ -8,9 +8,17 @@ from typing import Any
 from comfy.text_encoders import llama as stock
 
 from ....kernels_cuda import KernelPolicy
-from ...compatibility.specimen import Draw, Options, Specimen
-from ...language.specimens import CONFIG, PAD, REPLACES, SOURCE, built, read, written
-from ...language.stack import fuse
+from ...base.specimen import Draw, Options, Specimen
+from ...text.specimens import (
+    CONFIG,
+    PAD,
+    REPLACES,
+    SOURCE,
+    built,
+    read,
+    written,
+)
+from ...text.stack import fuse
 
 PROMPTS = [[8, 11, 12, 9, 3, 15, 9, 3], [8, 4, 4, *[PAD] * 5]]
 

@@ -25,15 +25,15 @@ from comfy.text_encoders.qwen_vl import process_qwen2vl_images
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, rms_rope_
-from ....kernels_cuda.ops.linear import Activation
-from ....kernels_cuda.ops.parts import split
-from ... import text_stack
-from ...fused import POLICY, all_off
-from ...language.room import PATCHES
-from ...mixing import mix
-from ...operands import operands
-from ...text_stack import HAND_BACK
-from ...wide import Wide
+from ....kernels_cuda.ops.matmul.linear import Activation
+from ....kernels_cuda.ops.views.parts import split
+from ...base.subclassing import mix
+from ...fused.block import POLICY, all_off
+from ...text import common
+from ...text.common import HAND_BACK
+from ...text.room import PATCHES
+from ...weights.fp32_residual import Wide
+from ...weights.operands import operands
 
 OPS = ("norm_modulate", "linear", "linear_", "join_sums", "attention", "rms_rope_")
 CHUNK = PATCHES
@@ -130,7 +130,7 @@ def obstacle(eyes: Any, x: Tensor) -> str | None:
     """Why stock must compute this call, in words a user understands; None if we may."""
     policy, on_cpu = eyes.fusestream_policy, eyes.fusestream_on_cpu
     parts = (*eyes.blocks, eyes.patch_embed, eyes.merger, *eyes.deepstack_merger_list)
-    reason = text_stack.obstacle(parts, x[None], None, policy, on_cpu=on_cpu, runs=len(eyes.blocks))
+    reason = common.obstacle(parts, x[None], None, policy, on_cpu=on_cpu, runs=len(eyes.blocks))
     if reason is not None:
         return reason
     d = eyes.hidden_size // eyes.num_heads

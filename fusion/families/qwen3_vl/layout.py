@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 
 from ....memory import WeightFile
-from ...family import Expected, Shape
-from ...language.layout import expected_layers, has_these_layers, width_of
+from ...base.family import Expected, Shape
+from ...text.layout import expected_layers, has_these_layers, width_of
 
 ROOTS = ("model.language_model.", "model.")
 EYES = "model.visual."

@@ -11,9 +11,9 @@ import comfy.text_encoders.qwen35 as stocks_eyes
 import comfy.text_encoders.qwen_vl
 
 from ....kernels_cuda import KernelPolicy
-from ...compatibility.specimen import Draw, Options, Specimen
-from ...language import specimens as language
-from ...language.stack import fuse as fuse_language
+from ...base.specimen import Draw, Options, Specimen
+from ...text import specimens as language
+from ...text.stack import fuse as fuse_language
 from .eyes import FusedBlock, FusedEyes, FusedMerger, SeesOnTheDevice, fuse
 
 KIND = "fusestream_specimen"  # of stock's, for as long as one is built

@@ -6,8 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...family import Expected, Family, Rename, Role
-from ...spiece import TENSOR
+from ...base.family import (
+    Expected,
+    Family,
+    Rename,
+    Role,
+)
+from ...files.sentencepiece import TENSOR
 from . import llama_cpp, original
 
 if TYPE_CHECKING:
@@ -15,7 +20,7 @@ if TYPE_CHECKING:
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...compatibility.specimen import Specimen
+    from ...base.specimen import Specimen
 
 QUERY = re.compile(r"encoder\.block\.\d+\.layer\.0\.SelfAttention\.q\.weight")
 LATER_BIAS = re.compile(r"encoder\.block\.[1-9]\d*\.layer\.0\.SelfAttention\.relative_attention_bias\.weight")

@@ -35,15 +35,21 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, attention
-from ....kernels_cuda.ops.linear import Activation
-from ... import text_stack
-from ...fused import POLICY, all_off
-from ...graph import replayed
-from ...mixing import mix
-from ...operands import operands
-from ...stream.doors import STREAMED
-from ...text_stack import HAND_BACK, FusedEmbedding, Seen, padded, seen
-from ...wide import Gate, Wide
+from ....kernels_cuda.ops.matmul.linear import Activation
+from ...base.subclassing import mix
+from ...fused.block import POLICY, all_off
+from ...graphs.calls import replayed
+from ...stream.block_hooks import STREAMED
+from ...text import common
+from ...text.common import (
+    HAND_BACK,
+    FusedEmbedding,
+    Seen,
+    padded,
+    seen,
+)
+from ...weights.fp32_residual import Gate, Wide
+from ...weights.operands import operands
 
 OPS = ("norm_modulate", "rms_parts", "linear", "linear_", "linear_pair", "join_sums", "attention")
 ACTIVATIONS: dict[int, Activation] = {
@@ -178,9 +184,7 @@ def encode(
 
 def obstacle(stack: Any, x: Tensor, attention_mask: Tensor | None) -> str | None:
     """Why stock must compute this call, in words a user understands; None if we may."""
-    reason = text_stack.obstacle(
-        stack.block, x, attention_mask, stack.fusestream_policy, on_cpu=stack.fusestream_on_cpu
-    )
+    reason = common.obstacle(stack.block, x, attention_mask, stack.fusestream_policy, on_cpu=stack.fusestream_on_cpu)
     if reason is None and any(
         id(getattr(block.layer[-1].DenseReluDense, "act", None)) not in ACTIVATIONS for block in stack.block
     ):

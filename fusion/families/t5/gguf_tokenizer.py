@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....memory import WeightFile
 from ....memory.formats.gguf_values import Listed
-from ...errors import WrongFile
+from ...base.errors import WrongFile
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from ....memory import WeightFile
-from ...family import Expected, Shape
+from ...base.family import Expected, Shape
 
 BLOCK = re.compile(r"encoder\.block\.(\d+)\.(.+)")
 BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"

@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 
 from ....memory import WeightFile
-from ...family import Rename
-from ...llama_cpp import Names
+from ...base.family import Rename
+from ...files.llama_cpp import Names
 
 OUTSIDE = {"token_embd": "shared", "enc.output_norm": "encoder.final_layer_norm"}
 INSIDE = {

@@ -15,9 +15,9 @@ import comfy.sd1_clip
 import comfy.text_encoders.t5 as stock
 
 from ....kernels_cuda import KernelPolicy
-from ...compatibility.specimen import Draw, Options, Specimen
-from ...text_stack import FusedEmbedding
-from ...wide import TILE
+from ...base.specimen import Draw, Options, Specimen
+from ...text.common import FusedEmbedding
+from ...weights.fp32_residual import TILE
 from .encoder import FusedBlock, FusedStack, fuse
 
 WORDS = 30

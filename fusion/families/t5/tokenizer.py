@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....memory import BadFile, Checkpoint, WeightFile
+from ...base.errors import WrongFile
 from ...compatibility.aside import step_aside
-from ...errors import WrongFile
-from ...spiece import TENSOR, refuse_broken
+from ...files.sentencepiece import TENSOR, refuse_broken
 from . import gguf_tokenizer
 
 if TYPE_CHECKING:

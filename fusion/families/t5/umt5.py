@@ -7,7 +7,7 @@ encoders too, so they are asked instead.
 from __future__ import annotations
 
 from ....memory import WeightFile
-from ...errors import WrongFile
+from ...base.errors import WrongFile
 
 # Stock lets a text encoder's model_options override its built-in configuration under this key.
 CONFIG_OPTION = "umt5xxl_model_config"

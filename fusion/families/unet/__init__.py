@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...family import Family, Role
-from ...prefixes import prefix_of
+from ...base.family import Family, Role
+from ...files.prefix import prefix_of
 
 if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...compatibility.specimen import Specimen
+    from ...base.specimen import Specimen
 
 # A residual block on the way up, which ControlNets do not have: in the original spelling, and in diffusers'.
 SPELLINGS = (

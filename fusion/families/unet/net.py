@@ -14,9 +14,9 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy
-from ...fused import fuse_block
-from ...mixing import mix
-from ...stream.laid_out import lay_out
+from ...base.subclassing import mix
+from ...fused.block import fuse_block
+from ...weights.channels_last import lay_out
 from . import pictures, transformer
 from .run import RUN, Part, Run
 

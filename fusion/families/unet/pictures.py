@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ....kernels_cuda import KernelPolicy, conv2d, fold_upsample, group_norm_silu, upsample_conv2d
-from ...images import channels_last, weights
-from ...operands import operands
-from ...products import product
+from ...vae.memory_limits import channels_last, weights
+from ...weights.operands import operands
+from ...weights.products import product
 from .run import Part, run_of
 
 # Pixels of an enlarged picture, over all rows of a batch, from which sums of its convolution's taps are made. That is some ten

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ....kernels_cuda import KernelPolicy
-from ...fused import FusedBlock, HandBack
+from ...fused.block import FusedBlock, HandBack
 
 RUN = "fusestream_run"  # where a part has it
 OUTSIDE = "another node calls the network's parts by itself"

@@ -16,7 +16,7 @@ import torch
 from comfy.ldm.modules import attention
 from torch import Tensor
 
-from ...compatibility.specimen import Draw, Options, Specimen
+from ...base.specimen import Draw, Options, Specimen
 from .net import _FusedNet, fuse
 from .pictures import FusedDownsample, FusedResidual, FusedUpsample
 from .transformer import FusedTransformer, FusedTransformerBlock

@@ -30,13 +30,13 @@ import comfy.ldm.modules.attention as stock
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, gelu_mul, linear, norm_modulate
-from ....kernels_cuda.ops.mlp import CHUNK_BYTES, most_rows, parts_of
-from ...attention import HOOK, AttentionOverride, for_heads
-from ...fused import FusedBlock, HandBack
-from ...images import channels_last
-from ...named_attention import told
-from ...operands import operands
-from ...products import product, products
+from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES, most_rows, parts_of
+from ...fused.attention import HOOK, AttentionOverride, for_heads
+from ...fused.block import FusedBlock, HandBack
+from ...fused.named_attention import told
+from ...vae.memory_limits import channels_last
+from ...weights.operands import operands
+from ...weights.products import product, products
 from .pictures import normed
 
 HAND_BACK = HandBack("u-net block")

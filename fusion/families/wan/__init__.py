@@ -6,16 +6,16 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...family import Expected, Family, Role
-from ...prefixes import prefix_of
+from ...base.family import Expected, Family, Role
+from ...files.prefix import prefix_of
 
 if TYPE_CHECKING:
     import torch
 
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...compatibility.specimen import Specimen
-    from ...cost import Cost
+    from ...base.cost import Cost
+    from ...base.specimen import Specimen
 
 QUERY = re.compile(r"(model\.diffusion_model\.|)blocks\.\d+\.self_attn\.q\.weight")
 BESIDE = ("head.modulation", "time_projection.1.weight")

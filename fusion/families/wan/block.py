@@ -36,15 +36,20 @@ from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, norm_modulate, rms_rope_
-from ....kernels_cuda.ops.mlp import CHUNK_BYTES
-from ...attention import HOOK, AttentionOverride
-from ...fused import PARTS, FusedBlock, HandBack, fuse_block
-from ...named_attention import told
-from ...operands import operands
-from ...products import feed_forward, product, products
-from ...stream.doors import of_text, within
-from ...stream.reckoning import PIECES
-from ...stream.texts import OfText
+from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
+from ...fused.attention import HOOK, AttentionOverride
+from ...fused.block import (
+    PARTS,
+    FusedBlock,
+    HandBack,
+    fuse_block,
+)
+from ...fused.named_attention import told
+from ...patcher.vram_estimate import PIECES
+from ...stream.block_hooks import of_text, within
+from ...stream.text_kv import OfText
+from ...weights.operands import operands
+from ...weights.products import feed_forward, product, products
 from .cost import TEXT_TOKENS
 
 Block = comfy.ldm.wan.model.WanAttentionBlock

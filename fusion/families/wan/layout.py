@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ....memory import WeightFile
-from ...family import Expected, Shape
+from ...base.family import Expected, Shape
 
 Shapes = dict[str, Shape | None]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ....kernels_cuda.ops.mlp import CHUNK_BYTES
-from ...stream.blocks import is_quantised
+from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
+from ...weights.storage import is_quantised
 
 UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
 SIDE_UNITS = 3  # more where VACE's side branch has its own tensors

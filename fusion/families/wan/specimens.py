@@ -14,7 +14,7 @@ import comfy.ldm.wan.model as stock
 from torch import Tensor
 
 from ....kernels_cuda import KernelPolicy
-from ...compatibility.specimen import Draw, Options, Specimen
+from ...base.specimen import Draw, Options, Specimen
 from .block import Block, ImageAttention, TextAttention, VaceBlock, _Fused, _FusedVace, fuse
 
 HEADS, SIZE, HIDDEN = 2, 64, 192

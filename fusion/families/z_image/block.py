@@ -27,12 +27,12 @@ from comfy.ldm.modules.attention import optimized_attention_masked
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, gated_residual, gated_residual_, norm_modulate, rms_rope_
-from ... import saturation
-from ...fused import FusedBlock, HandBack, fuse_block
-from ...named_attention import told
-from ...operands import operands
-from ...products import gated_feed_forward, product
-from ...stream.doors import within
+from ...fused.block import FusedBlock, HandBack, fuse_block
+from ...fused.named_attention import told
+from ...stream.block_hooks import within
+from ...weights import saturation
+from ...weights.operands import operands
+from ...weights.products import gated_feed_forward, product
 
 HALF = torch.float16
 # Of the stream. Who has started ComfyUI to compute in fp32 gets that.

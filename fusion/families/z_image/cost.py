@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ...cost import Cost
+from ...base.cost import Cost
 
 TEXT_TOKENS = 256  # of a long prompt: stock fills none up
 MODULATION = 256  # width of what modulates

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....kernels_cuda.ops.mlp import CHUNK_BYTES
+from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 
 UNITS = 6  # of [batch, tokens, dim] fp16: q k v, what attention sees, the normed x or the branch, and the caller's x
 STREAM = 1  # more of x, in its own type: the one that went into the block

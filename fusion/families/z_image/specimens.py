@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ....kernels_cuda import KernelPolicy
-from ...compatibility.specimen import Draw, Options, Specimen
+from ...base.specimen import Draw, Options, Specimen
 from .block import TYPES, _Fused, fuse
 
 HEADS, SIZE = 2, 64

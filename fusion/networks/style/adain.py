@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, instance_norm
 from ....kernels_cuda.modules import Table, fuse
-from ....kernels_cuda.modules.captured import attach
+from ....kernels_cuda.modules.graphs import attach
 from .bands import in_parts
 
 # Convolutions by their numbers in the files, in order; a pool or an upsampling stands behind some of them.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....kernels_cuda import KernelPolicy, diffusion_step
-from ....kernels_cuda.modules.captured import release
+from ....kernels_cuda.modules.graphs import release
 from .. import giving_back
 from .adain import LEAST as LEAST_ADAIN
 from .adain import AdaIN

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from ....kernels_cuda import KernelPolicy, group_moments, group_norm_silu, join_moments
 from ....kernels_cuda.modules import FusedConvNormAct2d
-from ....kernels_cuda.modules.captured import launch_after_launch
-from ....kernels_cuda.ops.borders import with_border
+from ....kernels_cuda.modules.graphs import launch_after_launch
+from ....kernels_cuda.ops.conv.borders import with_border
 
 
 @dataclass(frozen=True)

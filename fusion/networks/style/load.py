@@ -13,7 +13,7 @@ from torch import nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy
 from ....kernels_cuda.modules import Table
-from ...errors import WrongFile
+from ...base.errors import WrongFile
 from .. import giving_back
 from . import recognise
 from .adain import DECODER, ENCODER, AdaIN

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import WrongFile
+from ...base.errors import WrongFile
 from .adain import ENCODER
 from .transformer import Sizes
 

@@ -4,7 +4,7 @@ import { app } from "../../../scripts/app.js"
 
 const KERNELS_SETTING = "FuseStream.Defaults.Kernels"
 const QUALITY_SETTING = "FuseStream.Defaults.Quality"
-const QUALITIES = ["auto", "Exact", "Balanced", "Fastest"] // as the loaders have them (fusion/words.py)
+const QUALITIES = ["auto", "Exact", "Balanced", "Fastest"] // as the loaders have them (fusion/base/format.py)
 const WIDGETS = {
     kernels: () => app.extensionManager.setting.get(KERNELS_SETTING),
     quality: () => app.extensionManager.setting.get(QUALITY_SETTING),

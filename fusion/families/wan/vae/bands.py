@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .....kernels_cuda.ops.attention_products import scratch_bytes
+from .....kernels_cuda.ops.attention.attention_products import scratch_bytes
 
 Span = tuple[int, int]
 

@@ -20,10 +20,15 @@ from comfy.ldm.wan.vae2_2 import WanVAE as WanVAE22
 from torch import Tensor, nn
 
 from .....kernels_cuda import STANDARD, KernelPolicy
-from .... import beginning, finishing, held
-from ....errors import WrongFile
-from ....images import IN_ONE_PIECE, LIMIT, OTHERS, Progress
-from ....outbox import Outbox
+from ....base.errors import WrongFile
+from ....vae import pixel_range, resident_patcher
+from ....vae.memory_limits import (
+    IN_ONE_PIECE,
+    LIMIT,
+    OTHERS,
+    Progress,
+)
+from ....vae.transfer import Outbox
 from .. import VAES
 from .bands import Work
 from .layout import is_built_so
@@ -58,12 +63,12 @@ def work(vae: Any, decodes: bool, shape: torch.Size | tuple[int, ...], item: int
 
 def weights_there(vae: Any, decodes: bool) -> int:
     """Bytes of the weights that lie on the card meanwhile: those of one half."""
-    return held.bytes_beside(vae, PARTS[not decodes])
+    return resident_patcher.bytes_beside(vae, PARTS[not decodes])
 
 
 def hold_half(vae: Any, decodes: bool, device: torch.device) -> None:
     """Of a VAE that is held the weights of this half lie on the device, and those of the other wait."""
-    held.hold_alone(vae, device, PARTS[decodes], PARTS[not decodes])
+    resident_patcher.hold_alone(vae, device, PARTS[decodes], PARTS[not decodes])
 
 
 def in_use(vae: Any, limit: int, decodes: bool) -> int:
@@ -145,7 +150,7 @@ class Fused:
         alone = output_buffer is not None
         progress = Progress(len(z) * cut.bands * shape[2], shown=alone)
         passage = self._passage(job, cut, z.device, progress, alone)
-        finishes = finishing.of(self, output_buffer)
+        finishes = pixel_range.finishing_of(self, output_buffer)
         outbox = Outbox(out, finishes is not None)
         for sample in range(len(z)):
             one = z[sample : sample + 1]
@@ -169,7 +174,7 @@ class Fused:
         cut = Cutting(1, 0)
         if x.shape[3] % unit == 0 and x.shape[4] % unit == 0:  # as ComfyUI crops them: bands meet between two pixels
             cut = self._cut(job, bands, device)
-        given = beginning.taken(x)
+        given = pixel_range.taken(x)
         used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
         progress = Progress(len(x) * cut.bands * used, shown=alone)
         passage = self._passage(job, cut, device, progress, alone)
@@ -238,6 +243,6 @@ def install(vae: Any, policy: KernelPolicy) -> None:
     """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it than it takes."""
     net = vae.first_stage_model
     fuse(net, policy, LIMIT)
-    finishing.install(vae)
+    pixel_range.install(vae)
     vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
     vae.memory_used_encode = partial(memory_used, net, LIMIT, False)

@@ -26,8 +26,8 @@ from .....kernels_cuda import (
     linear,
     upsample_conv2d,
 )
-from ....attention import for_heads
-from ....images import channels_last, weights
+from ....fused.attention import for_heads
+from ....vae.memory_limits import channels_last, weights
 
 CACHED_FRAMES = 2
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .....memory import WeightFile
-from ....family import Expected
+from ....base.family import Expected
 
 STAGES = 4
 FRAMES = 3  # that a convolution sees

@@ -16,10 +16,15 @@ import torch
 from torch import Tensor
 
 from .....kernels_cuda import KernelPolicy
-from ....beginning import Given
-from ....images import Leftovers, Progress, Result, channels_last, on_card
-from ....inbox import Inbox
-from ....outbox import Outbox, Place
+from ....vae.memory_limits import (
+    Leftovers,
+    Progress,
+    Result,
+    channels_last,
+    on_card,
+)
+from ....vae.pixel_range import Given
+from ....vae.transfer import Inbox, Outbox, Place
 from .bands import WHOLE, Band, Work
 from .layers import causal_conv
 from .stages import Pieces, before_stages, behind_stages, gathered, in_pairs, stages, through

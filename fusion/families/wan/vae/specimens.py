@@ -10,7 +10,7 @@ import comfy.ldm.wan.vae as wan21
 import comfy.ldm.wan.vae2_2 as wan22
 
 from .....kernels_cuda import KernelPolicy
-from ....compatibility.specimen import Draw, Options, Specimen
+from ....base.specimen import Draw, Options, Specimen
 from .fused import Fused, fuse, is_wan
 
 Z = 4

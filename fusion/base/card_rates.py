@@ -1,0 +1,118 @@
+"""What cards do in a second: measured where a card of the name was, else predicted from the kernels' machine code, else unknown.
+
+`card_rates.json` beside this is written from bench/results (`python bench prediction --write`): of measured cards what their
+kernels' rows say, of the GeForce generations shares of the tensor cores' peak (bench/turing). A card's own peak follows from what
+its driver tells: multiprocessors, clock, memory. Standard library only: the bench writes the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .cost import Cost
+
+FILE = Path(__file__).with_name("card_rates.json")
+STOCK = "stock"  # who computes where our kernels are off; else the name of a precision
+# `auto` with a file of 8-bit numbers: those are multiplied, and attention is as `precise` computes it.
+STORED = "stored"
+# GeForce cards of these generations: operations of a multiprocessor's tensor cores in a clock, FP16 with sums in FP16; with FP32
+# sums half as many. By NVIDIA's whitepapers on Turing, GA102 and Ada.
+PER_CLOCK = 1024.0
+BUS = 12.3e9  # bytes per second of pinned copies over PCIe 3 with 16 lanes, or 4 with 8: assumed until it was measured
+
+
+class Source(Enum):
+    """Where seconds are from, the best first."""
+
+    MEASURED = "measured here"
+    SCALED = "from a run here at another size"
+    CARD = "from kernels measured on a card of this name"
+    PREDICTED = "predicted from the kernels' machine code, not measured"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Operations per second of products and attention, bytes per second of memory and bus. own: of self attention, where that is
+    another rate than that of attention to a prompt."""
+
+    gemm: float
+    attention: float
+    memory: float
+    bus: float
+    own: float | None = None
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Bytes that everything but products and attention moves, for each element of x and of the feed-forward's hidden values."""
+
+    width: float
+    hidden: float
+
+
+@dataclass(frozen=True)
+class Card:
+    """As its driver tells. clock: of the multiprocessors, in Hz; memory: bytes per second."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int = 0
+    clock: float = 0.0
+    memory: float = 0.0
+    has_tensor_cores: bool = True
+
+
+@lru_cache(maxsize=1)
+def known() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def rates_of(card: Card, who: str, width: int) -> tuple[Rates, Passes, Source] | None:
+    """who: `STOCK`, `STORED` or a precision. width: of the model's x, by which products of a measured card are chosen.
+    None: nobody knows."""
+    measured = known()["measured"].get(card.name)
+    if measured is not None:
+        return *_measured(measured[STOCK if who == STOCK else "ours"], width), Source.CARD
+    shares = known()["shares"].get(f"{card.capability[0]}.{card.capability[1]}")
+    if shares is None or "GeForce" not in card.name or not card.has_tensor_cores or not card.clock * card.memory:
+        return None
+    return _predicted(card, who, shares), Passes(*known()["passes"][who]), Source.PREDICTED
+
+
+def _measured(rows: Mapping[str, Any], width: int) -> tuple[Rates, Passes]:
+    """Of the widths that were measured the nearest."""
+    of = min(rows["by width"], key=lambda row: abs(math.log(row["width"] / max(width, 1))))
+    rates = Rates(of["gemm"], rows["attention to a prompt"], of["memory"], rows["bus"], rows["self attention"])
+    return rates, Passes(*rows["passes"])
+
+
+def _predicted(card: Card, who: str, shares: Mapping[str, float]) -> Rates:
+    """`auto` takes torch's where that is faster."""
+    half = card.multiprocessors * PER_CLOCK * card.clock
+    full, memory = half / 2, card.memory * known()["reached"]
+    torchs, cublas = full * shares["attention torch"], full * known()["cublas"]
+    if who == STOCK:
+        return Rates(cublas, torchs, memory, BUS)
+    sums = "precise" if who in ("precise", STORED) else "fast"
+    peak = full if sums == "precise" else half
+    gemm, attention = max(peak * shares[f"gemm {sums}"], cublas), peak * shares[f"attention {sums}"]
+    if who in ("turbo", STORED):  # products of 8-bit numbers are told as a share of the peak with FP32 sums
+        gemm = max(full * shares["gemm turbo"], gemm)
+    if who == "turbo":  # as its attention is
+        attention = full * shares["attention turbo"]
+    return Rates(gemm, max(attention, torchs), memory, BUS)
+
+
+def compute_seconds(cost: Cost, rates: Rates, passes: Passes) -> float:
+    """One forward of one prompt, with all weights in their place."""
+    attention = cost.own / (rates.own or rates.attention) + (cost.attention - cost.own) / rates.attention
+    moved = cost.elements * passes.width + cost.hidden * passes.hidden
+    return cost.gemm / rates.gemm + attention + moved / rates.memory

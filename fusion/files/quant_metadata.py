@@ -1,0 +1,139 @@
+"""What a file says of itself beside its tensors: how its layers are quantised, and the settings of its network.
+
+Stock believes these notes. A broken one ends in an error of Python's about JSON or a name in a table, and a layer whose scale is
+missing in noise; here the file, the layer and the remedy are named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import comfy.model_detection
+import comfy.quant_ops
+
+from ...memory import Checkpoint, WeightFile
+from ...memory.strict_json import parse
+from ..base.errors import WrongFile
+from ..base.family import Rename
+from ..weights.meta_tensor import tensors_of
+from .completeness import listed
+
+QUANTISED = "_quantization_metadata"
+NOTE = ".comfy_quant"
+SETTINGS = "config"
+# A note has some dozens of bytes; a tensor of this name that is longer is none.
+LONGEST = 1 << 16
+SCALES = ("weight_scale", "weight_scale_2")
+# Of these formats a weight has scales for groups and for rows, which stock's table of formats does not name.
+GROUPED = dict.fromkeys(("asym_w4a8_int8", "w6a8_int8"), ("weight_s_rel", "weight_s_channel"))
+
+
+def check_quantised(source: Checkpoint) -> None:
+    """Raise `WrongFile` where a note on how a layer is quantised is broken, or names a format that this ComfyUI does not know."""
+    header = source.files[0]
+    for layer, note in (*_in_metadata(header), *_in_tensors(source)):
+        kind = note.get("format") if isinstance(note, dict) else None
+        known = comfy.quant_ops.QUANT_ALGOS.get(kind) if isinstance(kind, str) else None
+        if known is None:
+            raise WrongFile(
+                f"{header.path}: {listed([layer or 'a layer'])} is quantised as {_short(note if kind is None else kind)}, which "
+                f"this ComfyUI does not know (it knows {', '.join(comfy.quant_ops.QUANT_ALGOS)}). Update ComfyUI, or choose "
+                "another file of the model."
+            )
+        named = tuple(scale for scale in SCALES if scale in known["parameters"])
+        for scale in GROUPED.get(str(kind), named):
+            if f"{layer}.weight" in header.extents and f"{layer}.{scale}" not in header.extents:
+                raise WrongFile(
+                    f"{header.path} lacks {listed([f'{layer}.{scale}'])}, the scale of a quantised weight. Download it again."
+                )
+
+
+def _in_metadata(header: WeightFile) -> Iterator[tuple[str, Any]]:
+    text = header.metadata.get(QUANTISED)
+    if text is None:
+        return
+    layers = _object(text.encode(), f"{header.path}: its {QUANTISED}").get("layers")
+    if not isinstance(layers, dict):
+        raise WrongFile(f"{header.path}: its {QUANTISED} lists no layers. The file is damaged; download it again.")
+    yield from layers.items()
+
+
+def _in_tensors(source: Checkpoint) -> Iterator[tuple[str, Any]]:
+    path = source.files[0].path
+    for name, extent in source.extents.items():
+        if name.endswith(NOTE):
+            if extent.dtype != "U8" or extent.nbytes > LONGEST:
+                raise WrongFile(
+                    f"{path}: {listed([name])} is no note on a quantised layer. The file is damaged; download it again."
+                )
+            yield name.removesuffix(NOTE), _object(source.read(extent).numpy().tobytes(), f"{path}: {listed([name])}")
+
+
+def _object(raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        return parse(raw)
+    except ValueError as error:
+        raise WrongFile(f"{what} is not sound JSON ({error}). The file is damaged; download it again.") from error
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+def check_settings(source: Checkpoint) -> None:
+    """Raise `WrongFile` where stock would read a diffusion model's settings, and cannot. Of other models they may be anything."""
+    header = source.files[0]
+    text = header.metadata.get(SETTINGS)
+    if text is None:
+        return
+    fault = _fault(text)
+    if fault is not None and _reads(source, dict(header.metadata)):
+        raise WrongFile(
+            f"{header.path}: the settings in its metadata ({SETTINGS!r}) {fault}. The file is damaged; download it again."
+        )
+
+
+def _fault(text: str) -> str | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"are not sound JSON ({error})"
+    if not isinstance(found, dict) or not isinstance(found.get("transformer", {}), dict):
+        return "are no table of settings"
+    return None
+
+
+def _reads(source: Checkpoint, metadata: Mapping[str, str]) -> bool:
+    """Whether stock's detection works without the metadata, and fails with it."""
+    tensors = tensors_of(source, text=False)
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
+    for one in (prefix, ""):
+        try:
+            if comfy.model_detection.detect_unet_config(tensors, one) is None:
+                continue
+        except Exception:  # of an incomplete file, in all ways: that is told elsewhere
+            continue
+        try:
+            comfy.model_detection.detect_unet_config(tensors, one, metadata=metadata)
+        except Exception:
+            return True
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------------- renaming
+
+
+def renamed(metadata: Mapping[str, str], rename: Rename) -> dict[str, str]:
+    """The metadata of a file whose tensors get other names: the notes on its layers follow them."""
+    found = dict(metadata)
+    if QUANTISED in found:
+        table = json.loads(found[QUANTISED])
+        table["layers"] = {rename(f"{layer}.")[:-1]: note for layer, note in table["layers"].items()}
+        found[QUANTISED] = json.dumps(table)
+    return found

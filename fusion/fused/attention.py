@@ -1,0 +1,151 @@
+"""Attention of a stock model through our op, by the hook that stock offers for it.
+
+Stock asks `transformer_options["optimized_attention_override"]` before each attention. The override belongs to one loaded
+model, with that model's policy; two models in one graph do not meet. It answers as stock's `attention_pytorch` does.
+What it does not serve goes back to stock's function, with the reason in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels_cuda import KernelPolicy, attention
+from ...kernels_cuda.ops.attention.attention import HEADS
+from . import named_attention
+from .block import POLICY, HandBack, wrong_type
+
+HOOK = "optimized_attention_override"
+STOCK = "attention_pytorch"
+# Keyword arguments whose meaning is known. `attn_precision` and `low_precision_attention` are ignored, as
+# attention_pytorch ignores them: softmax is fp32 here in any case.
+KNOWN = {"scale", "enable_gqa", "transformer_options", "low_precision_attention", "_inside_attn_wrapper"}
+OFF = "attention is switched off for this model"
+
+HAND_BACK = HandBack("attention", "the hook", "this model's attention", "serve it", "stock's function")
+
+
+class StockCall:
+    """A call of stock's attention, by name.
+
+    q, k, v              [batch, tokens, heads * d], or with `skip_reshape` [batch, heads, tokens, d]
+    skip_output_reshape  whether the answer is [batch, heads, tokens, d], and not [batch, tokens, heads * d]
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        mask: Tensor | None = None,
+        attn_precision: torch.dtype | None = None,  # noqa: ARG002 - see KNOWN
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        **others: Any,
+    ) -> None:
+        self.q, self.k, self.v, self.heads, self.mask = q, k, v, heads, mask
+        self.skip_reshape, self.skip_output_reshape, self.others = skip_reshape, skip_output_reshape, others
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The model's transformer_options."""
+        return self.others.get("transformer_options") or {}
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens q has."""
+        return self.q.shape[-2]
+
+    @property
+    def scale(self) -> float | None:
+        return self.others.get("scale")
+
+    def unknown(self) -> str | None:
+        """Why the call is not understood, in words a user understands; None: it is."""
+        if self.others.keys() <= KNOWN:
+            return None
+        return f"the model passes {', '.join(sorted(self.others.keys() - KNOWN))}, which this version does not know"
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v as our op takes them, [batch, tokens, heads, d]: views."""
+        parts = (self.q, self.k, self.v)
+        if self.skip_reshape:
+            q, k, v = (t.transpose(1, 2) for t in parts)
+            return q, k, v
+        d = self.q.shape[-1] // self.heads
+        key_heads = -1 if self.others.get("enable_gqa", False) else self.heads
+        counts = (self.heads, key_heads, key_heads)
+        q, k, v = (t.reshape(*t.shape[:2], count, d) for t, count in zip(parts, counts, strict=True))
+        return q, k, v
+
+    def broadcast_mask(self) -> Tensor | None:
+        """The mask, so that it broadcasts to [batch, heads, tokens, tokens]."""
+        mask = self.mask
+        if mask is None:
+            return None
+        return mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
+
+    def answer(self, out: Tensor) -> Tensor:
+        """Our op's [batch, tokens, heads, d], as stock was asked for it."""
+        return out.transpose(1, 2) if self.skip_output_reshape else out.flatten(2)
+
+
+class AttentionOverride:
+    """Stock's attention call, served by our op. One for each loaded model."""
+
+    def __init__(self, policy: KernelPolicy) -> None:
+        self.policy = policy
+        self._mode = policy.mode("attention")
+
+    @property
+    def yields(self) -> bool:
+        """Whether an attention that a layer names goes before it."""
+        return self._mode != "on"
+
+    def __call__(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """By stock's function, its arguments as they came, or by our op."""
+        call = StockCall(*args, **kwargs)
+        reason = self._obstacle(stock, call)
+        if reason is not None:
+            HAND_BACK(reason, call.q, forced=self._mode == "on", quietly=not call.q.is_cuda)
+            return stock(*args, **kwargs)
+        mask = call.broadcast_mask()
+        return call.answer(attention(*call.operands(), mask, scale=call.scale, policy=self.policy))
+
+    def _obstacle(self, stock: Callable[..., Tensor], call: StockCall) -> str | None:
+        """Why stock's function must serve, in words a user understands; None if ours may."""
+        if self._mode == "off":
+            return OFF
+        if (reason := wrong_tensor(call.q)) is not None:
+            return reason
+        name = getattr(stock, "__name__", str(stock))
+        if name != STOCK and self._mode != "on":
+            return f"ComfyUI was started with another attention ({name}), and that is kept"
+        return call.unknown()
+
+
+def wrong_tensor(q: Tensor) -> str | None:
+    """Why our op serves no such queries, in words a user understands."""
+    return wrong_type(q) if q.is_cuda else f"tensor is on the {q.device.type.upper()}"
+
+
+def for_heads(policy: KernelPolicy, size: int) -> KernelPolicy:
+    """The policy for attention with heads of so many elements. Where no kernel of ours has such heads and kernels are "on", all
+    else is ours all the same, and attention is torch's: the ledger says why."""
+    if size in HEADS or policy.mode("attention") != "on":
+        return policy
+    return replace(policy, ops=(*policy.ops, ("attention", "auto")))
+
+
+def install(model: Any, policy: KernelPolicy) -> None:
+    """Put the override into a stock MODEL (a `ModelPatcher`), and the policy where the blocks find it. Clones of the model
+    carry both; other models do not see them."""
+    options = model.model_options.setdefault("transformer_options", {})
+    options[HOOK] = AttentionOverride(policy)
+    options[POLICY] = policy
+    named_attention.attach(options, HOOK)

@@ -1,0 +1,95 @@
+"""What the quality `auto` comes to for one model on its card: which numbers are multiplied, and how sums are added.
+
+`auto` computes as the file is stored. The answer is a property of three things: the storage that most of the model's bytes have,
+the card, and whether a family of ours computes the blocks. It is told in the estimate, the plan and the report, and the estimate
+reckons by it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from ...kernels_cuda import KernelPolicy
+from ..base import card_rates
+from ..stream.stream import STREAM, Stream
+from ..weights.int8_weights import multiplies_bytes
+from ..weights.storage import INT8
+from .block import multiplied_by_stock, policy_of_model
+
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+
+
+class AsStored(Enum):
+    """How `auto` computes: its name for the page's words, the words of texts, and by which rates it is reckoned."""
+
+    INT8 = "as stored, INT8 products, FP32 sums in attention", card_rates.STORED
+    INT8_ASKS_FP16 = "INT8 weights made FP16, as the file asks, FP32 sums", "precise"
+    INT8_AS_FP16 = "INT8 weights made FP16, which this card multiplies as fast, FP32 sums", "precise"
+    FP16 = "as stored, FP16 products, FP32 sums", "precise"
+    MADE_FP16 = "weights made FP16, FP16 products, FP32 sums", "precise"
+    PACKED = "packed weights made FP16 for each product, FP32 sums", "precise"
+    FP8 = "as stored, fp8 products by ComfyUI, FP32 sums in attention", card_rates.STOCK
+    FP8_AS_FP16 = "fp8 weights made FP16 for each product, FP32 sums", "precise"
+    STOCK = "as stored, products by ComfyUI, FP32 sums in attention", card_rates.STOCK
+
+    def __init__(self, words: str, by: str) -> None:
+        self.words, self.rates = words, by
+
+
+def resolved(model: Any) -> AsStored | None:
+    """What `auto` comes to for a stock MODEL; None: another quality, or no policy of ours."""
+    policy = policy_of_model(model)
+    if policy is None or policy.is_off or policy.precision != "auto":
+        return None
+    return as_stored(model, policy)
+
+
+def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
+    """The same for any quality: what `auto` would come to."""
+    stream = getattr(model.model, STREAM, None)
+    if not isinstance(stream, Stream) or not stream.family:
+        return AsStored.STOCK
+    storage, is_packed = most_of(stream)
+    if is_packed:
+        return AsStored.PACKED
+    if storage == "I8":
+        return _of_int8(stream, policy, model.load_device)
+    if any(multiplied_by_stock(paged.module) for block in stream.blocks for paged in block.paged):
+        return AsStored.FP8 if storage in FLOAT8 else AsStored.STOCK
+    if storage in FLOAT8:
+        return AsStored.FP8_AS_FP16
+    return AsStored.FP16 if storage == "F16" else AsStored.MADE_FP16
+
+
+def _of_int8(stream: Stream, policy: KernelPolicy, device: Any) -> AsStored:
+    modules: list[Any] = [paged.module for block in stream.blocks for paged in block.paged]
+    of_int8 = [one for one in modules if getattr(one, "layout_type", None) == INT8]
+    if all(one._full_precision_mm for one in of_int8):
+        return AsStored.INT8_ASKS_FP16
+    return AsStored.INT8 if multiplies_bytes(replace(policy, precision="auto"), device) else AsStored.INT8_AS_FP16
+
+
+def rates_of_policy(model: Any, policy: KernelPolicy) -> str:
+    """By whose rates a streamed MODEL of a family is reckoned under a policy: a precision, `stored` or ComfyUI's."""
+    found: str = as_stored(model, policy).rates if policy.precision == "auto" else policy.precision
+    return found
+
+
+def policy_words(policy: KernelPolicy, model: Any = None) -> str:
+    """In the words of the nodes: `kernels auto, precise`, and of `auto` what it comes to for a MODEL."""
+    found = None if model is None else resolved(model)
+    tier = policy.precision if found is None else f"{policy.precision}: {found.words}"
+    others = ", ".join(f"{op} {mode}" for op, mode in policy.ops)
+    return f"kernels {policy.default}, {tier}" + (f"; {others}" if others else "")
+
+
+def most_of(stream: Stream) -> tuple[str, bool]:
+    """The type that most bytes of the blocks have in the file, and whether it is packed."""
+    counted: Counter[tuple[str, bool]] = Counter()
+    for layer in stream.layers:
+        for weight in layer.weights:
+            counted[weight.extent.dtype, weight.is_packed] += weight.extent.nbytes
+    return counted.most_common(1)[0][0] if counted else ("F16", False)

@@ -1,0 +1,105 @@
+"""A diffusion network whose calls may be captured (`graph.py`): around its `__call__`, inside of stock's `apply_model`.
+
+What else is in the `transformer_options` decides. Their tensors and plain values belong to the call's key. Whoever patches blocks,
+or stands around the network or replaces its attention, runs code at each call that a graph would not: then it is not captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from comfy.patcher_extension import WrappersMP
+from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
+from torch import nn
+
+from ..base.subclassing import mix
+from ..fused.attention import HOOK, AttentionOverride
+from ..fused.block import Parts, policy_of
+from ..stream.stream import Stream
+from .calls import Graphs
+from .guard import Methods, own_values
+
+GRAPHS, PARTS, METHODS = "fusestream_graphs", "fusestream_network_parts", "fusestream_methods"
+OPTIONS = "transformer_options"
+# Wrappers that stand around `apply_model` or further out: what they do happens as ever.
+OUTSIDE = frozenset(
+    (
+        WrappersMP.OUTER_SAMPLE,
+        WrappersMP.PREPARE_SAMPLING,
+        WrappersMP.SAMPLER_SAMPLE,
+        WrappersMP.PREDICT_NOISE,
+        WrappersMP.CALC_COND_BATCH,
+        WrappersMP.APPLY_MODEL,
+    )
+)
+# Of the options: looked at by `obstacle`, or no matter to a network.
+UNKEYED = frozenset((HOOK, "wrappers", "callbacks", "patches", "patches_replace", "uuids"))
+
+
+def attach(net: nn.Module, stream: Stream) -> None:
+    """Let calls of this network, whose blocks stream, be captured where it pays."""
+    graphs = Graphs(stream, net)
+    stream.graphs = graphs
+    mix(net, _Graphed, **{GRAPHS: graphs, PARTS: Parts(net), METHODS: Methods(net)})
+
+
+class _Graphed:
+    """What the network's class is mixed with."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        graphs: Graphs = self.__dict__[GRAPHS]
+        options = kwargs.get(OPTIONS)
+        if not isinstance(options, dict):
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        reason = obstacle(self, options)
+        if reason is not None:
+            graphs.refuse(reason)
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        unkeyed = {name: value for name, value in options.items() if name in UNKEYED}
+        keyed = {name: value for name, value in options.items() if name not in UNKEYED}
+        others = {name: value for name, value in kwargs.items() if name != OPTIONS}
+        call = super().__call__  # type: ignore[misc]
+
+        def body(args: Any, others: Any, keyed: Any) -> Any:
+            return call(*args, **others, **{OPTIONS: {**keyed, **unkeyed}})
+
+        override = options.get(HOOK)
+        module: Any = self
+        key = None if override is None else override.policy.token, own_values(module)
+        return graphs.call(body, (args, others, keyed), key, changed=partial(changed, module))
+
+
+def obstacle(net: Any, options: Mapping[str, Any]) -> str | None:
+    """Why a call with these options is not captured, in words a user understands. Looks at no module within the network."""
+    policy = policy_of(options)
+    if policy is None or policy.is_off:
+        return "the kernels are off"
+    if any(options.get("patches", {}).values()) or any(options.get("patches_replace", {}).values()):
+        return "another node patches its blocks"
+    if any(options.get("callbacks", {}).values()):
+        return "another node is called back"
+    for kind, wrappers in options.get("wrappers", {}).items():
+        if any(wrappers.values()) and kind not in OUTSIDE:
+            return f"another node stands around it ({kind})"
+        if kind == WrappersMP.APPLY_MODEL and wrappers.get(COMPILE_KEY):
+            return "torch.compile compiles it"
+    override = options.get(HOOK)
+    if override is not None and type(override) is not AttentionOverride:
+        return f"its attention is another node's ({type(override).__name__})"
+    if net._forward_hooks or net._forward_pre_hooks:
+        return "another node has put a hook on the network"
+    return None
+
+
+def changed(net: Any) -> str | None:
+    """What other nodes have replaced in the network, in words a user understands. Looks at each of its modules."""
+    methods: Methods = net.__dict__[METHODS]
+    if (name := methods.replaced(net)) is not None:
+        return f"another node has replaced {name} of the network"
+    parts: Parts = net.__dict__[PARTS]
+    return parts.replaced()

@@ -1,0 +1,139 @@
+"""Whether a network is still what it was when a call of it was captured: where lies what does not stream, what its modules keep.
+
+A graph reads weights at the addresses that they had, and runs no Python. So whoever puts another tensor in a weight's place, or
+keeps something from one call for the next, must be seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...gpu.call_key import is_plain
+from ..weights.storage import stored
+
+Place = tuple[dict[str, Any], str]
+Kept = list[dict[str, Any]]
+PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # whose numbers are their own
+
+
+class Unchanged:
+    """Of one network, which it does not keep alive. What streams is on the meta device whenever this looks: between two calls."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self._net = weakref.ref(net)
+        self._held: list[dict[str, Any]] = []  # of plain tensors
+        self._names: list[str] = []
+        self._quantised: list[Place] = []
+
+    def look_up(self) -> None:
+        """Parameters and buffers may be in other modules than before."""
+        found = [
+            (held, name, stored(tensor) is tensor)
+            for module in self._modules()
+            for held in (module._parameters, module._buffers)
+            for name, tensor in held.items()
+            if tensor is not None and not stored(tensor).is_meta
+        ]
+        self._held = [held for held, _, is_plain in found if is_plain]
+        self._names = [name for _, name, is_plain in found if is_plain]
+        self._quantised = [(held, name) for held, name, is_plain in found if not is_plain]
+
+    def addresses(self) -> tuple[int | None, ...]:
+        """Of what does not stream, in the places that were looked up. A replay waits for it, so it goes in rows, without a step of
+        ours for each."""
+        plain: list[Any] = [*map(dict.get, self._held, self._names)]
+        if not PLAIN_TENSORS.issuperset(map(type, plain)):
+            return tuple(map(_address, plain)) + self._others()
+        return (*map(Tensor.data_ptr, plain), *self._others())
+
+    def _others(self) -> tuple[int | None, ...]:
+        return tuple(_address(held.get(name)) for held, name in self._quantised)
+
+    def kept(self) -> Kept:
+        """What each module keeps, and what is in its lists and dictionaries. Most of a module's are empty: of these nothing is
+        made, or Python's collector would look through all of ComfyUI meanwhile."""
+        return [{name: _content(value) for name, value in module.__dict__.items()} for module in self._modules()]
+
+    def _modules(self) -> Iterator[Any]:
+        net = self._net()
+        return iter(()) if net is None else iter(net.modules())
+
+
+def _address(tensor: Any) -> int | None:
+    return None if tensor is None else stored(tensor).data_ptr()
+
+
+def lasting(kept: Kept) -> frozenset[int]:
+    """Where the memory lies behind what modules keep: parameters and buffers that do not stream, other tensors of theirs."""
+    values = (value for own in kept for content in own.values() for value in _each(content))
+    return frozenset(value.untyped_storage().data_ptr() for value in values if type(value) in PLAIN_TENSORS) - {0}
+
+
+def _each(content: Any) -> tuple[Any, ...]:
+    return content if type(content) is tuple else (content,)
+
+
+def difference(before: Kept, after: Kept) -> str | None:
+    """The name of something that a module keeps and did not before, or keeps no more."""
+    nothing: dict[str, Any] = {}
+    for had, has in zip_longest(before, after, fillvalue=nothing):
+        for name in (*has, *had):
+            if name not in had or name not in has or not _is_same(had[name], has[name]):
+                return name
+    return None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if type(one) is tuple and type(other) is tuple:
+        return len(one) == len(other) and all(map(_is_same_thing, one, other))
+    return _is_same_thing(one, other)
+
+
+def _is_same_thing(one: Any, other: Any) -> bool:
+    return one is other or (is_plain(type(one)) and bool(one == other))
+
+
+def own_values(net: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """Plain values of a network's own, which are read at each call."""
+    return tuple([(name, value) for name, value in net.__dict__.items() if is_plain(type(value))])
+
+
+class Methods:
+    """Whether methods of a network and of all within it are their classes'. Looked for only where some module keeps more or fewer
+    things than before."""
+
+    def __init__(self, net: nn.Module) -> None:
+        """The network itself is not kept, which would keep both alive."""
+        self._modules = [(name, part.__dict__, type(part)) for name, part in net.named_modules() if part is not net]
+        self._owns = [own for _, own, _ in self._modules]
+        self._sizes, self._found = list[int](), ""
+        self._at_first = frozenset(self._shadowed(net))
+
+    def replaced(self, net: nn.Module) -> str | None:
+        """What somebody has put another one in the place of."""
+        sizes = [len(net.__dict__), *map(len, self._owns)]
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._found = next((name for name in self._shadowed(net) if name not in self._at_first), "")
+        return self._found or None
+
+    def _shadowed(self, net: nn.Module) -> Iterator[str]:
+        for module, own, kind in (("", net.__dict__, type(net)), *self._modules):
+            for name, value in own.items():
+                if callable(value) and hasattr(kind, name):
+                    yield f"{module}.{name}".lstrip(".")
+
+
+def _content(value: Any) -> Any:
+    """What is in it, and itself; of what is empty nothing; else it alone. A tensor that is written to in place is written to by a
+    graph, too."""
+    if isinstance(value, Mapping):
+        return (value, *value.keys(), *value.values()) if value else ()
+    if isinstance(value, list | tuple | set | frozenset):
+        return (value, *value) if value else ()
+    return value

@@ -1,0 +1,58 @@
+"""What a text encoder is for. The same file serves several models, each with a tokenizer and a reading of its own; stock asks the
+user for the type. Where a file is used for one of them alone, `auto` knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import comfy.sd
+
+from ...memory import Checkpoint
+from ..base.errors import WrongFile
+from ..base.family import Family
+from ..files.completeness import naming
+from ..weights.meta_tensor import tensors_of
+
+AUTO = "auto"
+TE, Kind = comfy.sd.TEModel, comfy.sd.CLIPType
+
+# Encoders that serve several models: stock's types, and whose they are. All others go by stock's first type.
+SEVERAL: Mapping[Any, Mapping[str, str]] = {
+    TE.T5_XXL: {
+        "sd3": "SD 3", "chroma": "Chroma", "pixart": "PixArt", "ltxv": "LTX-Video", "mochi": "Mochi", "cogvideox": "CogVideoX",
+        "hidream": "HiDream",
+    },
+    TE.CLIP_G: {"stable_diffusion": "the SDXL refiner", "stable_cascade": "Stable Cascade", "sd3": "SD 3", "hidream": "HiDream"},
+    TE.QWEN3_4B: {"lumina2": "Z-Image", "flux2": "Flux.2 klein 4B"},
+    TE.QWEN3_8B: {"flux2": "Flux.2 klein 9B", "ideogram4": "Ideogram 4"},
+    TE.QWEN25_7B: {"qwen_image": "Qwen-Image", "hunyuan_image": "HunyuanImage", "longcat_image": "LongCat-Image"},
+    TE.QWEN3VL_4B: {"flux2": "Flux.2 klein 4B", "krea2": "Krea 2", "mage": "Mage-Flow", "qwen_image": "writing text"},
+    TE.QWEN3VL_8B: {
+        "flux2": "Flux.2 klein 9B", "ideogram4": "Ideogram 4", "boogu": "Boogu", "joyimage": "JoyImage",
+        "qwen_image": "writing text",
+    },
+    TE.GEMMA_2_2B: {"lumina2": "Lumina 2", "pixeldit": "PixelDiT"},
+}  # fmt: skip
+
+
+def kind_of(source: Checkpoint, family: Family | None, wanted: str) -> Any:
+    """Stock's CLIPType for a file, by the type that the user chose."""
+    path = source.files[0].path
+    with naming(path):
+        model = comfy.sd.detect_te_model(tensors_of(source, text=False))
+    if model is None:
+        raise WrongFile(f"{path} is no text encoder that ComfyUI knows: it lacks the names of all of them.")
+    if wanted != AUTO:
+        found = getattr(Kind, wanted.upper(), None)
+        if found is None:
+            raise WrongFile(f"{path}: ComfyUI has no text encoder type {wanted!r}.")
+        return found
+    told = family.kind(source.files[0]) if family is not None and family.kind is not None else None
+    if told is not None:
+        return getattr(Kind, told)
+    several = SEVERAL.get(model)
+    if several is not None:
+        choices = ", ".join(f"{kind} for {use}" for kind, use in several.items())
+        raise WrongFile(f"{path} serves several models, and the file does not tell which: choose a type ({choices}).")
+    return Kind.STABLE_DIFFUSION

@@ -1,0 +1,86 @@
+"""What latents a model and a VAE have, told by files' headers, before either is loaded: channels, and of pictures or videos.
+
+A video that was sampled for another VAE cannot be decoded, and stock says so when it tries to, in shapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+import comfy.model_detection
+
+from ...memory import Checkpoint
+from ..base import file_formats
+from ..base.family import Family, Role
+from ..families import family_of
+from ..weights.meta_tensor import tensors_of
+from . import recognise
+
+# The first tensor of a decoder that takes the latents, in Wan's VAEs and in those of pictures.
+WAN_FIRST, PICTURE_FIRST = "decoder.conv1.weight", "decoder.conv_in.weight"
+# In the original spelling and in diffusers'.
+PICTURE_PARTS = "decoder.mid.block_1.norm1.weight", "decoder.mid_block.resnets.0.norm1.weight"
+FOLDED = "bn.running_mean"  # in a VAE of pictures that folds 2x2 latents into channels
+
+
+class Latents(NamedTuple):
+    """channels; dimensions: 2 of pictures, 3 of videos."""
+
+    channels: int
+    dimensions: int
+
+    def __str__(self) -> str:
+        return f"{self.channels} channels of {'videos' if self.dimensions == 3 else 'pictures'}"
+
+
+def of_model(source: Checkpoint) -> Latents | None:
+    """As stock has it for the kind of model that this is, or None."""
+    tensors = tensors_of(source, text=False)
+    found = recognise.stocks_kind(tensors)
+    if found is None:
+        return None
+    prefix, config = found
+    # Stock takes what it looks for to be whole, and fails in all ways where it is not.
+    with contextlib.suppress(Exception):
+        kind = comfy.model_detection.model_config_from_unet_config(config, tensors, prefix)
+        return Latents(kind.latent_format.latent_channels, kind.latent_format.latent_dimensions)
+    return None
+
+
+def of_vae(source: Checkpoint) -> Latents | None:
+    """Of the VAEs whose headers tell; None for every other."""
+    extents = source.extents
+    family = family_of(source.files[0])
+    if family is not None and family.role is Role.VAE and WAN_FIRST in extents:
+        return Latents(extents[WAN_FIRST].shape[1], 3)
+    first = extents.get(PICTURE_FIRST)
+    if first is None or extents.keys().isdisjoint(PICTURE_PARTS) or len(first.shape) != 4:
+        return None
+    return Latents(first.shape[1] * (4 if FOLDED in extents else 1), 2)
+
+
+def mismatch(model: str, vae: str) -> str | None:
+    """Why this VAE is not for this diffusion model, both by their paths, in a sentence. None: nothing that headers tell.
+
+    Only for a family that names its VAEs: there are models whose latents have more channels than their VAE's.
+    """
+    if not (file_formats.has_header(model) and file_formats.has_header(vae)):
+        return None
+    with Checkpoint.open(model) as source:
+        family = family_of(source.files[0])
+        made = of_model(source) if family is not None and family.vaes else None
+    with Checkpoint.open(vae) as source:
+        taken = of_vae(source)
+    if family is None or made is None or taken is None or made == taken:
+        return None
+    return (
+        f"{Path(vae).name} is not the VAE for {Path(model).name}: the model's latents have {made}, those of this VAE {taken}. "
+        f"Choose {vae_for(family, made.channels)} in the VAE loader."
+    )
+
+
+def vae_for(family: Family, channels: int) -> str:
+    """The VAE that goes with a model of this family and such latents, for a message."""
+    return (family.vaes or {}).get(channels, f"a VAE for latents of {channels} channels")

@@ -1,0 +1,43 @@
+"""One sampling on several cards, as stock's *MultiGPU CFG Split* has it: each has a model and a stream of its own, and computes
+some of the prompts in a thread of its own.
+
+What one card meets the others have to hear of. ComfyUI tells an interrupt to one thread alone; and after an error, or an
+interrupt, it waits for the other threads for five seconds and then goes on, whatever they still compute. So a call that fails ends
+those of the other cards at their next block, with the same error (`step.py`); and no sampling is over before all of them are
+(`StreamingModelPatcher.cleanup`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import comfy.patcher_extension
+
+from ..stream.card_sync import Together
+from ..stream.stream import STREAM
+from .vram_estimate import RECKONING, Reckoning
+
+WRAPPER = "fusestream_cards"  # our key among the wrappers of a model
+CARDS = "multigpu"  # stock's, among a MODEL's additional ones
+
+
+def attach(patcher: Any) -> None:
+    """Let the samplings with this streaming patcher, and with its clones, know of the further cards that stock gives them."""
+    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.PREPARE_SAMPLING, WRAPPER, begin)
+
+
+def begin(
+    executor: Any, patcher: Any, shape: Sequence[int], conds: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Before the models of a sampling are loaded, as stock's wrappers have it."""
+    model, others = patcher.model, [further.model for further in patcher.get_additional_models_with_key(CARDS)]
+    together = Together() if others else None
+    for each in (model, *others):
+        getattr(each, STREAM).together = together
+    if not others:
+        return executor(patcher, shape, conds, *args, **kwargs)
+    reckoning: Reckoning = getattr(model, RECKONING)
+    prompts = sum(map(len, conds.values()))
+    with reckoning.split([getattr(each, RECKONING) for each in others], is_alone=prompts <= 1 + len(others)):
+        return executor(patcher, shape, conds, *args, **kwargs)

@@ -1,0 +1,82 @@
+"""A streamed model saved by stock's nodes, weight by weight: what a LoRA makes of 28 GB is never in RAM.
+
+Stock's nodes ask the patcher for parameters that are patched when they are asked for, and give them to
+`comfy.utils.save_torch_file`, which has all of them in memory before it writes the first. There is no other place between the
+asking and the writing, so this function is put around it, once; it writes what comes from streaming patchers itself, and leaves
+everything else to stock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import comfy.utils
+from comfy.model_patcher import LazyCastingParam, LazyCastingParamPiece
+
+from ...memory.written import WeightWriter
+from ..stream.progress import Bar
+from .streaming_patcher import StreamingModelPatcher
+
+MARK = "fusestream"
+
+
+def attach() -> None:
+    """From now on streamed models are saved weight by weight."""
+    stock = comfy.utils.save_torch_file
+    if hasattr(stock, MARK):
+        return
+
+    def save_torch_file(sd: Any, ckpt: Any, metadata: Any = None) -> Any:
+        if not any(streams(value) for value in sd.values()):
+            return stock(sd, ckpt, metadata)
+        return write(ckpt, sd, metadata)
+
+    setattr(save_torch_file, MARK, stock)
+    comfy.utils.save_torch_file = save_torch_file
+
+
+def streams(value: Any) -> bool:
+    """Whether it is a parameter that a streaming patcher makes when it is asked for."""
+    return isinstance(_patcher_of(value), StreamingModelPatcher)
+
+
+def _patcher_of(value: Any) -> Any:
+    if isinstance(value, LazyCastingParamPiece):
+        return getattr(getattr(value, "caster", None), "model", None)
+    return value.model if isinstance(value, LazyCastingParam) else None
+
+
+def write(path: Any, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None) -> None:
+    """Stock's state dict into a file: one weight is made while the one before is written. Can be interrupted."""
+    layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    with WeightWriter(path, layout, metadata) as writer, ThreadPoolExecutor(1, "fusestream writes") as behind:
+        bar = Bar(writer.nbytes)
+        written: Future[None] | None = None
+        try:
+            for names in _in_order(tensors):
+                for name in names:
+                    made = tensors[name].detach() if _patcher_of(tensors[name]) is None else tensors[name]
+                    made = made.to("cpu").reshape(
+                        layout[name][1]
+                    )  # a scale may have become one number from one in a row
+                    if written is not None:
+                        written.result()
+                    written = behind.submit(writer.write, name, made)
+                    bar.add(made.nbytes)
+            if written is not None:
+                written.result()
+        except BaseException:
+            if written is not None:
+                written.exception()  # over, before the file is taken away
+            raise
+
+
+def _in_order(tensors: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The names, those together that are parts of one quantised weight: stock keeps them until it has given out all."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        whole = tensor.caster if isinstance(tensor, LazyCastingParamPiece) else tensor
+        groups.setdefault(id(whole), []).append(name)
+    yield from groups.values()

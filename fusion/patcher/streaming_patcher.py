@@ -1,0 +1,415 @@
+"""The ModelPatcher of a model whose blocks stream. To every other node it is a stock MODEL.
+
+What is not a block's weight (embeddings, head, modulations, scales) is stock's: loaded, patched and moved by the base
+class. The blocks' weights are the stream's, which lives on the model and is shared by all clones; they are out of the base
+class's sight, because it would move or overwrite stand-ins that have no bytes.
+
+It is a plain patcher (`is_dynamic()` is False): only those are asked to give memory back. It answers with what it really
+holds: the window and the residents, not the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import comfy.model_management
+import comfy.model_patcher
+import comfy.utils
+import torch
+from torch import nn
+
+from ..base.errors import NotWhileStreaming
+from ..fused.block import policy_of_model
+from ..stream.stream import STREAM, Stream
+from ..weights import channels_last
+from ..weights.ggml_tensor import is_held
+from ..weights.patches import with_hooked
+from ..weights.storage import is_quantised, stored
+from .vram_estimate import RECKONING
+
+ALL = 1e32  # stock's word for as much as there is
+REST = "fusestream_rest"  # where a model has the places of what does not stream
+# Why its calls are not captured: see `Changes.disturbed`.
+WRAPPED = "another node changes its weights at each call"
+INJECTED = "another node has changed the model while it is loaded"
+
+
+class Rest(NamedTuple):
+    """Where the parameters and buffers are that do not stream. put: by name what stands in the place of the model's own modules."""
+
+    put: list[tuple[str, Any]]
+    places: list[tuple[dict[str, Any], str]]
+
+    def is_for(self, put: list[tuple[str, Any]]) -> bool:
+        return len(put) == len(self.put) and all(
+            name == known and thing is same for (name, thing), (known, same) in zip(put, self.put, strict=True)
+        )
+
+
+def attach(model: Any, stream: Stream) -> None:
+    """Give a model its stream, which ends with it."""
+    setattr(model, STREAM, stream)
+    weakref.finalize(model, _end, stream)
+
+
+def _end(stream: Stream) -> None:
+    """The collector may run in any thread: in one of the pager's own, closing would wait for itself."""
+    if threading.current_thread().name.startswith("fusestream"):
+        threading.Thread(target=stream.close, name="closing").start()
+    else:
+        stream.close()
+
+
+class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
+    """Takes the same arguments as the base class: `clone` makes new ones with these. The model has its stream already."""
+
+    def __init__(
+        self,
+        model: Any,
+        load_device: torch.device,
+        offload_device: torch.device,
+        size: int = 0,
+        weight_inplace_update: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model, load_device, offload_device, size, weight_inplace_update, **kwargs)
+        self._is_hooking = False
+        self._hooked: dict[str, Any] = {}  # patches by hooks of what streams, now
+
+    @property
+    def stream(self) -> Stream:
+        found: Stream = getattr(self.model, STREAM)
+        return found
+
+    # ------------------------------------------------------------------------------------- what stock asks about it
+
+    def is_dynamic(self) -> bool:
+        return False
+
+    def model_size(self) -> int:
+        """Device bytes when loaded as far as the budget goes; never less than what is loaded."""
+        return self._rest_size() + max(self.stream.wanted, self.stream.held) + self.stream.beside
+
+    def loaded_size(self) -> int:
+        """Device bytes now."""
+        loaded = self.stream.held + self.stream.beside + (self._rest_size() if self._is_loaded() else 0)
+        self.model.model_loaded_weight_memory = loaded  # some nodes read this
+        return loaded
+
+    def get_free_memory(self, device: torch.device) -> int:
+        """What is truly free. The base adds what stock's own paging could still give, and batches by the sum; and what graphs hold
+        of torch's memory looks free to it. While stock asks which prompts to batch, what weights that pass through can do without
+        counts as free: a step that runs out of VRAM takes it, and a batch of prompts is worth more."""
+        reckoning = getattr(self.model, RECKONING, None)
+        yielding = self.stream.yielding if reckoning is not None and reckoning.is_batching else 0
+        return self._free(device) + yielding
+
+    def _free(self, device: torch.device) -> int:
+        free: int = comfy.model_management.get_free_memory(device)
+        return max(0, free - self.stream.beside)
+
+    def _is_loaded(self) -> bool:
+        return self.model.current_weight_patches_uuid is not None
+
+    def _rest_size(self) -> int:
+        """Of everything but the blocks' weights."""
+        return sum(stored(tensor).nbytes for tensor in self._rest())
+
+    def _rest(self) -> list[torch.Tensor]:
+        """Parameters and buffers that do not stream, each once. Stock asks ten times for each encoding, so where they are is looked
+        up once, for each set of modules that nodes have put in the place of the model's own. Most put a thing there that is none:
+        our policy, a way of sampling."""
+        put = self._modules_put()
+        known: Rest | None = self.model.__dict__.get(REST)
+        if known is None or not known.is_for(put):
+            streamed, places = self.stream.keys, list[tuple[dict[str, Any], str]]()
+            for prefix, module in self.model.named_modules():
+                for held in (module._parameters, module._buffers):
+                    names = (name for name in held if f"{prefix}.{name}".lstrip(".") not in streamed)
+                    places.extend((held, name) for name in names)
+            known = self.model.__dict__[REST] = Rest(put, places)
+        found = (held.get(name) for held, name in known.places)
+        return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
+
+    def _modules_put(self) -> list[tuple[str, Any]]:
+        now = ((name, was, comfy.utils.get_attr(self.model, name)) for name, was in self.object_patches_backup.items())
+        return [(name, thing) for name, was, thing in now if isinstance(thing, nn.Module) or isinstance(was, nn.Module)]
+
+    # ------------------------------------------------------------------------------------------- loading, unloading
+
+    def partially_load(
+        self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False, **kwargs: Any
+    ) -> int:
+        """Hold `extra_memory` bytes more than now, or fewer; take up this patcher's patches. Returns the bytes taken."""
+        with self.use_ejected(skip_and_inject_on_exit_only=True):
+            self.stream.refresh()
+            before = self.loaded_size()
+            is_stale = self._is_loaded() and (
+                self.model.current_weight_patches_uuid != self.patches_uuid or force_patch_weights
+            )
+            self.unpatch_model(self.offload_device, unpatch_weights=is_stale)
+            self.patch_model(load_weights=False)
+            if self._is_loaded():
+                self._set_patches()  # the same ones, for another clone's kernels perhaps
+            if extra_memory < 0 and self._is_loaded():
+                # It is about to run: what its blocks need to pass through would have to come back at once.
+                self.stream.shrink(min(-int(extra_memory), self.stream.held - self.stream.least))
+                return 0
+            try:
+                if self._is_loaded() and self.model.device == device_to:
+                    self.stream.load(device_to, self._room(self.stream.held + extra_memory))
+                    self.apply_hooks(self.forced_hooks, force_apply=True)
+                else:
+                    room = self._room(before + extra_memory - self._rest_size())
+                    self.load(device_to, room, force_patch_weights=force_patch_weights, **kwargs)
+            except Exception:
+                self.detach()
+                raise
+            return self.loaded_size() - before
+
+    def _room(self, room: float) -> float:
+        """Bytes for the blocks' weights, of the `room` that stock has for them: see `Reckoning.room`."""
+        reckoning = getattr(self.model, RECKONING, None)
+        if reckoning is None:
+            return room
+        free = self._free(self.load_device) + self.loaded_size() - self._rest_size()
+        allowed: float = reckoning.room(room, free, self.stream.narrow, self.stream.whole, self.stream.most)
+        return allowed
+
+    def load(
+        self,
+        device_to: torch.device | None = None,
+        lowvram_model_memory: float = 0,
+        force_patch_weights: bool = False,
+        full_load: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """lowvram_model_memory: bytes for the blocks' weights; with `full_load` all that there are."""
+        device = device_to or self.load_device
+        self.stream.changes.disturbed(WRAPPED, bool(self.weight_wrapper_patches))  # and what does not stream moves
+        with self.use_ejected():
+            self.unpatch_hooks()
+            self._prepare_operations()
+            self._set_patches()
+            self.stream.load(device, ALL if full_load else lowvram_model_memory)
+            # The rest, all of it. Never a full load, in which stock calls `to` on the whole model.
+            super().load(device, ALL, force_patch_weights=force_patch_weights, full_load=False, **kwargs)
+            self._move_rest(device)
+            if channels_last.serves(device):
+                channels_last.as_kernels_want(self.model)
+            self.loaded_size()
+
+    def _set_patches(self) -> None:
+        """The stream's, from this patcher. With its matrix products switched off, or all kernels, LoRAs are added in stock's
+        steps too."""
+        policy = policy_of_model(self)
+        one_pass = policy is not None and policy.mode("linear") != "off"
+        patches = with_hooked(self.patches, self._hooked)
+        self.stream.set_patches(patches, one_pass=one_pass, uuid=self.patches_uuid)
+
+    def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Stock's list of modules to load: without those whose weights stream. A module is the last but one of its entry."""
+        streamed = {id(paged.module) for paged in self.stream.without_bytes()}
+        return [entry for entry in super()._load_list(*args, **kwargs) if id(entry[-2]) not in streamed]
+
+    def _prepare_operations(self) -> None:
+        """What stock sets on each operation when it loads it: weight wrappers, and whether it must cast."""
+        for block in self.stream.blocks:
+            modules: dict[int, Any] = {id(paged.module): paged.module for paged in block.paged}
+            for module in modules.values():
+                comfy.model_patcher.wipe_lowvram_weight(module)
+                module.comfy_force_cast_weights = self.force_cast_weights
+                if self.force_cast_weights:
+                    module.prev_comfy_cast_weights = module.comfy_cast_weights
+                    module.comfy_cast_weights = True
+            for paged in block.paged:
+                wrappers = self.weight_wrapper_patches.get(paged.key)
+                if wrappers:
+                    getattr(paged.module, f"{paged.attribute}_function").extend(wrappers)
+
+    def _move_rest(self, device: torch.device) -> None:
+        """What stock moves only with the whole model: parameters of modules that have modules inside, and of operations
+        that stream."""
+        for tensor in self._rest():
+            if not is_quantised(tensor) and tensor.device != device:
+                tensor.data = tensor.data.to(device)
+
+    def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True, **kwargs: Any) -> None:
+        """As the base, which with a device would move the whole model, stand-ins and all."""
+        if unpatch_weights:
+            self.stream.changes.moved()
+        super().unpatch_model(None, unpatch_weights, **kwargs)
+        if unpatch_weights and device_to is not None:
+            for entry in self._load_list():
+                entry[-2].to(device_to)
+            self._move_rest(device_to)
+            self.model.device = device_to
+        if unpatch_weights:
+            channels_last.as_in_file(self.model)  # as whoever patches them next takes them to be
+
+    def partially_unload(
+        self,
+        device_to: torch.device,  # noqa: ARG002 - the file is where weights go
+        memory_to_free: float = 0,
+        **_kwargs: Any,
+    ) -> int:
+        """Residents first, then the window. Returns the bytes really freed."""
+        with self.use_ejected():
+            freed = self.stream.shrink(int(min(memory_to_free, self.stream.most)))
+            self.loaded_size()
+            return freed
+
+    def detach(self, unpatch_all: bool = True, **kwargs: Any) -> Any:
+        """With `unpatch_all` the memory is given back. Without, which is also what happens whenever a clone is collected,
+        the weights stay for the others."""
+        model = super().detach(unpatch_all, **kwargs)
+        if unpatch_all:
+            self.stream.unload()
+            self.loaded_size()
+        return model
+
+    def cleanup(self) -> None:
+        """After sampling, well or not. A result that was computed with a file that changed does not leave. What another thread
+        still computes, for a sampling on several cards that has failed, ends first."""
+        with self.stream.calling:
+            self.stream.together = None
+            self.stream.texts.sampling_ended()
+        super().cleanup()
+        try:
+            if sys.exc_info()[0] is None:
+                self.stream.check()
+        finally:
+            if not self._is_loaded():  # unloaded in the middle of the run: what came back for the rest of it, stock
+                self.stream.unload()  # does not know of, and would never ask for
+
+    # ----------------------------------------------------------------------------------------- the weights themselves
+
+    def patch_weight_to_device(
+        self, key: str, device_to: torch.device | None = None, *args: Any, return_weight: bool = False, **kwargs: Any
+    ) -> Any:
+        """As the base. A weight that streams is read from the file; nobody can leave it in its place."""
+        if key not in self.stream.keys:
+            return super().patch_weight_to_device(key, device_to, *args, return_weight=return_weight, **kwargs)
+        if not return_weight:
+            raise NotWhileStreaming(f"{key} streams, and cannot be patched in place.", self.stream.path)
+        return self.stream.weight(key, self.patches.get(key, ()), device_to)
+
+    def get_key_patches(self, filter_prefix: str | None = None) -> Any:
+        """As the base, to be merged into another model: weights that stream are promises, read when their numbers are wanted.
+        Scales of quantised weights, at which the base fails, are no weights and have no patches; nor is what else a module saves
+        of itself, as which attention a layer asks for."""
+        found: dict[str, list[Any]] = {}
+        for key in self.model_state_dict(filter_prefix):
+            if key in self.stream.keys:
+                weight, convert = self.stream.promised(key, self.model), None
+            else:
+                try:
+                    weight, _, convert = comfy.model_patcher.get_key_weight(self.model, key)
+                except AttributeError:
+                    continue
+                if not isinstance(weight, torch.Tensor):
+                    continue
+                if key in self.backup:
+                    weight = self.backup[key].weight
+                if key in self.hook_backup:
+                    weight = self.hook_backup[key][0]
+            found[key] = [(weight, convert or _as_it_is), *self.patches.get(key, ())]
+        return found
+
+    def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+        """As the base: stock's parameters that are patched when they are asked for. See `saving.py`."""
+        self.stream.unload()  # its memory is wanted for what is saved
+        with _pieces_of_any_type():
+            found = super().model_state_dict_for_saving(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        for name, tensor in found.items():
+            if is_held(tensor):  # stock's parameter would be a quantised tensor, and not know to ask
+                numbers = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                found[name] = comfy.model_patcher.LazyCastingParam(self, prefix + name, numbers)
+        return found
+
+    def clone(self, disable_dynamic: bool = False, model_override: Any = None, force_deepcopy: bool = False) -> Any:
+        """As the base. A copy of the weights themselves is wanted by who trains."""
+        if force_deepcopy:
+            raise NotWhileStreaming(
+                "Training needs all of a model's weights, and gradients through them.", self.stream.path
+            )
+        return super().clone(disable_dynamic, model_override)
+
+    # ------------------------------------------------------------------------------------------ what others do to it
+
+    def patch_model(self, *args: Any, **kwargs: Any) -> Any:
+        self.stream.changes.has_objects(self.object_patches)
+        return super().patch_model(*args, **kwargs)
+
+    def inject_model(self) -> None:
+        super().inject_model()
+        if self.is_injected:
+            self.stream.changes.disturbed(INJECTED, True)
+
+    def eject_model(self) -> None:
+        was = self.is_injected
+        super().eject_model()
+        if was:
+            self.stream.changes.disturbed(INJECTED, False)
+
+    # ----------------------------------------------------------------------------------------------------------- hooks
+
+    def patch_hooks(self, hooks: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the base, which does it to the weights that do not stream; those that do are used with the hooks' patches."""
+        if hooks is not None:
+            self.stream.changes.moved()
+        self._is_hooking = True
+        try:
+            found = super().patch_hooks(hooks, *args, **kwargs)
+        finally:
+            self._is_hooking = False
+        self._hook(self.get_combined_hook_patches(hooks))
+        return found
+
+    def unpatch_hooks(self, *args: Any, **kwargs: Any) -> None:
+        if self.hook_backup:
+            self.stream.changes.moved()
+        super().unpatch_hooks(*args, **kwargs)
+        if not self._is_hooking:  # or others follow
+            self._hook({})
+
+    def _hook(self, patches: dict[str, Any]) -> None:
+        before, self._hooked = self._hooked, {key: patches[key] for key in self.stream.keys & patches.keys()}
+        if before or self._hooked:
+            self._set_patches()
+
+    def patch_hook_weight_to_device(
+        self, hooks: Any, combined_patches: Any, key: str, *args: Any, **kwargs: Any
+    ) -> None:
+        if key not in self.stream.keys:
+            super().patch_hook_weight_to_device(hooks, combined_patches, key, *args, **kwargs)
+
+
+class Piece(comfy.model_patcher.LazyCastingParamPiece):
+    """Stock's part of a quantised weight that is made when it is asked for: of whole numbers too, which can have no gradient."""
+
+    def __new__(cls, caster: Any, key: str, tensor: torch.Tensor) -> Any:
+        if tensor.is_floating_point():
+            return super().__new__(cls, caster, key, tensor)
+        return torch.Tensor._make_subclass(cls, tensor, require_grad=False)
+
+
+@contextlib.contextmanager
+def _pieces_of_any_type() -> Iterator[None]:
+    """What stock's functions make of quantised weights meanwhile. They take them by that name alone."""
+    before = comfy.model_patcher.LazyCastingParamPiece
+    comfy.model_patcher.LazyCastingParamPiece = Piece
+    try:
+        yield
+    finally:
+        comfy.model_patcher.LazyCastingParamPiece = before
+
+
+def _as_it_is(weight: torch.Tensor, **_kwargs: Any) -> torch.Tensor:
+    return weight

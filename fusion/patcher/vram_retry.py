@@ -1,0 +1,211 @@
+"""Around each call of a model: what it took of VRAM is measured, and made room for where it was too little.
+
+What is captured of a short step (`graph.py`) takes the room that the step's activations were reckoned with: they are made in it.
+It is in the device's budget beside the weights, stays under the limit below, and is the first that is given back.
+
+While a step runs, torch's allocator may not grow into the last of the card: left alone it keeps what it no longer uses until
+nothing is free, and desktop and driver need some too. How much that is, and what yields where the card is small, says
+`reckoning.py`. A step that runs out of VRAM all the same is computed again: with all of the card; after the weights have given back
+all but their window; with blocks in parts; and where that is too little for several prompts in a batch, one by one. Each of these
+is what was reckoned with to begin with, unless the reckoning was wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import comfy.model_management
+import comfy.patcher_extension
+import torch
+
+from ...kernels_cuda.tune.autotune import tuner
+from ..base.allocator_limit import bounded
+from ..stream import vram_pool
+from ..stream.card_sync import AnotherFailed
+from ..stream.model_call import ModelCall, wrap
+from ..stream.stream import Stream
+from .vram_estimate import (
+    PIECES,
+    RESERVE,
+    SMALL_PIECES,
+    Reckoning,
+    own_reserve,
+    reckon,
+)
+
+WRAPPER = "fusestream"  # our key among the wrappers of a model
+
+
+def attach(patcher: Any, reckoning: Reckoning) -> None:
+    """Let the model of this streaming patcher, and of its clones, be reckoned with so, measured and retried."""
+    reckon(patcher.model, reckoning)
+    wrap(patcher, WRAPPER, step)
+    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, WRAPPER, batches)
+
+
+def batches(executor: Any, model: Any, conds: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """All prompts of a step, as stock's wrappers have it: in batches that fit, as far as can be told before."""
+    reckoning: Reckoning = model.fusestream_reckoning
+    before, is_for_now = reckoning.apart, False
+    try:
+        while True:
+            reckoning.failed, trials = 0, tuner().trials
+            try:
+                with reckoning.batching():
+                    return executor(model, conds, x, *args, **kwargs)
+            except vram_pool.OutOfVram:
+                if not x.numel() < reckoning.failed < reckoning.apart:
+                    raise
+            # While kernels were being chosen some took more than those that are chosen do: the next step tries once more.
+            is_for_now = is_for_now or (tuner().trials != trials and reckoning.chances > 0)
+            reckoning.apart = reckoning.failed
+            logging.info("FuseStream: the prompts do not fit into one batch; they are computed one by one.")
+    finally:
+        if is_for_now:
+            reckoning.apart, reckoning.chances = before, reckoning.chances - 1
+
+
+def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """One call of the model, as stock's wrappers have it. Others of the same model wait: a thread that ComfyUI no longer waits for
+    may be in one."""
+    call = ModelCall(executor, args, kwargs)
+    with call.stream.calling:
+        together = call.stream.together
+        try:
+            return _step(call)
+        except BaseException as error:
+            if together is None:
+                raise
+            if not isinstance(error, AnotherFailed):
+                together.failed(error)
+        assert together.error is not None
+        raise together.error
+
+
+def _step(call: ModelCall) -> Any:
+    x, stream = call.x, call.stream
+    reckoning: Reckoning = call.model.fusestream_reckoning
+    free, own = _free(x.device), own_reserve()
+    need = reckoning.own_need(call.model, x.shape)
+    if need is not None and reckoning.is_short(need, free):
+        need = _in_small_pieces(call, reckoning, need)
+    if x.numel() < reckoning.tight:
+        tried = _tried(stream)
+        left = max(RESERVE, own) if need is None else reckoning.left_alone(need, free)
+        try:
+            with _leaving(left, x.device):
+                return _measured(call, need or 0.0)
+        except torch.OutOfMemoryError:
+            if _tried(stream) == tried:
+                reckoning.tight = x.numel()  # or every step would be computed twice
+        # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
+        _give_back_graphs(x)
+        _tidy(x)
+        logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
+    if need is not None:
+        need = _in_small_pieces(call, reckoning, need)
+    held, said = stream.held, ""
+    ways: tuple[Callable[[], int] | None, ...] = (None, stream.keep_window, stream.keep_parts)
+    for give_back in ways:
+        if give_back is not None:
+            freed = _give_back_graphs(x) + give_back()
+            if not freed:
+                continue  # what failed would fail again
+            _tidy(x)
+            logging.warning(
+                "FuseStream: out of VRAM (%s). The weights give back %.2f GiB; the step runs again.",
+                said.split(". GPU", maxsplit=1)[0],
+                freed / vram_pool.GIB,
+            )
+        try:
+            with _leaving(own, x.device):
+                return _measured(call, need or 0.0)
+        except torch.OutOfMemoryError as error:
+            said = str(error) or said
+    reckoning.failed = x.numel()
+    raise _too_little(stream, held, said)
+
+
+def _in_small_pieces(call: ModelCall, reckoning: Reckoning, need: float) -> float:
+    """Let a step compute so, and what it needs then."""
+    if not reckoning.saves or call.options.get(PIECES) == SMALL_PIECES:
+        return need
+    call.set_option(PIECES, SMALL_PIECES)
+    return need - reckoning.saves
+
+
+def _give_back_graphs(x: torch.Tensor) -> int:
+    """What was captured of short calls, of all models. Returns the bytes."""
+    freed = vram_pool.pool_of(x.device).release_graphs()
+    if freed:
+        logging.info(
+            "FuseStream: out of VRAM; what was captured of short calls gives back %.2f GiB.", freed / vram_pool.GIB
+        )
+    return freed
+
+
+def _tidy(x: torch.Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.empty_cache()
+
+
+def _free(device: torch.device) -> float:
+    """Bytes for a step beside what the weights hold: of the card, and what torch keeps and does not use."""
+    if device.type != "cuda":
+        return float(comfy.model_management.get_free_memory(device))
+    kept = _counted("reserved_bytes", "current", device) - _counted("active_bytes", "current", device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+@contextlib.contextmanager
+def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
+    """For this time torch takes no more than leaves this much of the card free."""
+    if device.type != "cuda":
+        yield
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    with bounded(_counted("reserved_bytes", "current", device) + max(free - nbytes, 0), device):
+        yield
+
+
+def _measured(call: ModelCall, reckoned: float) -> Any:
+    """One try. reckoned: bytes that it needs by its family's reckoning; 0: it has none."""
+    x = call.x
+    if not x.is_cuda:
+        return call.run()
+    before, tried = _counted("allocated_bytes", "current", x.device), _tried(call.stream)
+    torch.cuda.reset_peak_memory_stats(x.device)
+    out = call.run()
+    took = _counted("allocated_bytes", "peak", x.device) - before
+    reckoning: Reckoning = call.model.fusestream_reckoning
+    reckoning.is_choosing = _tried(call.stream) != tried
+    if not reckoning.is_choosing:
+        reckoning.measured(took, reckoned)
+    elif took > reckoning.ratio * reckoned:
+        # This says nothing about the next step, and the allocator is left with pieces of it in between the tensors.
+        torch.cuda.empty_cache()
+    return out
+
+
+def _tried(stream: Stream) -> tuple[int, int]:
+    """Counts of what takes memory that the next step does not: kernels that are slower and may need more than those that will be
+    chosen, and calls that are captured, whose inputs and results lie there twice."""
+    return tuner().trials, 0 if stream.graphs is None else stream.graphs.attempts
+
+
+def _counted(what: str, which: str, device: torch.device) -> int:
+    """Bytes by torch's count. `torch.cuda.memory_allocated` and its kin make a list of all there is to know first, every
+    time."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    return int(stats[what]["all"][which]) if stats else 0  # torch counts nothing before its first tensor on the card
+
+
+def _too_little(stream: Stream, held: int, message: str) -> vram_pool.OutOfVram:
+    return vram_pool.OutOfVram(
+        f"VRAM is too little for this video's activations, with the model's weights, which held {held / vram_pool.GIB:.2f} GiB, "
+        f"down to the {stream.least / vram_pool.GIB:.2f} they need: {message.splitlines()[0] if message else 'out of memory'} "
+        "Make the video smaller or shorter, or close what else uses the card."
+    )

@@ -1,0 +1,94 @@
+"""What is looked at once, when a sampling begins and before the model is loaded for it: whether model, latents and prompts go
+together, and how many prompts there are. It stands around each sampling with a MODEL of our loader and with its clones, streamed or
+not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import comfy.patcher_extension
+import comfy.samplers
+import torch
+
+from ..base import notices
+from ..base.errors import WrongFile
+from ..base.family import Family, Role
+from ..identify.latents import vae_for
+from ..patcher.vram_estimate import RECKONING
+from . import kernel_choices
+
+PUBLISHED = "the text encoder that was published with it"
+WRAPPER = "fusestream_before_sampling"  # our key among the wrappers of a model
+
+
+def attach(patcher: Any, path: str, family: Family | None) -> None:
+    """Nobody knows enough of a model without a family."""
+    if family is not None:
+        around = partial(_look, Path(path).name, family)
+        patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, WRAPPER, around)
+
+
+def _look(
+    name: str, family: Family, executor: Any, noise: torch.Tensor, latents: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """One sampling, as stock's wrappers have it. latents: [batch, channels, ...]."""
+    guider = executor.class_obj
+    model = guider.model_patcher.model
+    fault = _wrong_latents(name, family, model.latent_format, latents)
+    prompts = [prompt for several in guider.conds.values() for prompt in several]
+    fault = fault or _wrong_prompts(name, family, model.diffusion_model, prompts)
+    if fault is not None:
+        raise WrongFile(fault)
+    if family.doubts is not None:
+        doubt = family.doubts(model, guider.model_patcher.patches, prompts)
+        if doubt is not None:
+            notices.warn(f"{name} {doubt}")
+    reckoning = getattr(model, RECKONING, None)
+    if reckoning is not None:
+        reckoning.is_alone = is_one_prompt(guider)
+    with kernel_choices.counting(model):
+        return executor(noise, latents, *args, **kwargs)
+
+
+def is_one_prompt(guider: Any) -> bool:
+    """Whether each step computes one prompt: stock leaves out the negative one where its guidance is 1."""
+    conds: Mapping[str, Any] = guider.conds
+    if sum(map(len, conds.values())) == 1:
+        return True
+    is_left_out = math.isclose(getattr(guider, "cfg", math.nan), 1.0) and not guider.model_options.get(
+        "disable_cfg1_optimization", False
+    )
+    return is_left_out and type(guider) is comfy.samplers.CFGGuider and len(conds.get("positive", ())) == 1
+
+
+def _wrong_latents(name: str, family: Family, wanted: Any, latents: torch.Tensor) -> str | None:
+    """An empty latent stock has made fit already; what is left was encoded, or sampled, for another model."""
+    channels: int = wanted.latent_channels
+    if latents.ndim != wanted.latent_dimensions + 2 or latents.shape[1] == channels:
+        return None
+    return (
+        f"{name} samples latents of {channels} channels, and those it is given to begin with have {latents.shape[1]}: they come "
+        f"from another VAE or model. Encode them with {vae_for(family, channels)}."
+    )
+
+
+def _wrong_prompts(name: str, family: Family, net: Any, prompts: Sequence[Mapping[str, Any]]) -> str | None:
+    """Stock would say so in the network, in shapes."""
+    read = None if family.reads is None else family.reads(net)
+    if read is None:
+        return None
+    wanted, encoder = read
+    given = (prompt.get("cross_attn") for prompt in prompts)
+    odd = next((tokens.shape[-1] for tokens in given if tokens is not None and tokens.shape[-1] != wanted), None)
+    if odd is None:
+        return None
+    return (
+        f"{name} reads prompts whose tokens are {wanted} numbers wide, and those it is given are {odd} wide: they come from "
+        f"another text encoder, or from one that was loaded as another type. Choose {encoder or PUBLISHED} in the "
+        f"{Role.TEXT.loader}."
+    )

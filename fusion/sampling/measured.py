@@ -1,0 +1,108 @@
+"""How long steps have taken on this machine, by model, kernels and size; kept in a file between two starts of ComfyUI.
+
+The file is replaced as a whole. Of two servers that share it the later one's samplings stay, the other's are measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..fused.block import policy_of_model
+from ..fused.quality import policy_words, rates_of_policy
+from ..sparse.model import sparse_of
+from . import step_timer
+from .step_timer import Sampled
+
+FORMAT = 1
+MOST_BYTES = 1 << 20
+
+log = logging.getLogger("fusestream.estimate")
+
+
+def describe(model: Any) -> tuple[str, str, str, int]:
+    """Of a streamed MODEL: card, file, kernels, and the bytes that its blocks hold."""
+    return card_name(model.load_device), model.stream.path.name, kernels_key(model), model.stream.held
+
+
+def card_name(device: Any) -> str:
+    device = torch.device(device)
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type.upper()
+
+
+def kernels_words(model: Any) -> str:
+    """By what a step's time depends on the nodes behind a loader."""
+    policy = policy_of_model(model)
+    return _with_sparsity(model, "none" if policy is None else policy_words(policy, model))
+
+
+def kernels_key(model: Any) -> str:
+    """The words under which times are kept. Where `auto` computes as another quality, both have the same times."""
+    policy = policy_of_model(model)
+    if policy is not None and rates_of_policy(model, policy) == "precise":
+        policy = replace(policy, precision="precise")
+    return _with_sparsity(model, "none" if policy is None else policy_words(policy))
+
+
+def _with_sparsity(model: Any, words: str) -> str:
+    sparse = sparse_of(model.model_options.get("transformer_options", {}))
+    return words if sparse is None else f"{words}; {sparse.settings.words()}"
+
+
+def find(card: str, file: str, kernels: str, shape: Sequence[int], prompts: int) -> Sampled | None:
+    """The newest sampling of this model here: of this size if there is one, else of another one."""
+    found = [one for one in reversed(step_timer.kept()) if (one.card, one.file, one.policy) == (card, file, kernels)]
+    same = (one for one in found if one.shape == tuple(shape) and one.prompts == prompts)
+    return next(same, next(iter(found), None))
+
+
+# ---------------------------------------------------------------------------------------------------------- the file
+
+
+def read(path: Path) -> None:
+    """Take up what an earlier start has kept. What cannot be read is measured again."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES >> 10} KiB")
+        told = json.loads(path.read_text(encoding="utf-8"))
+        found = [_checked(entry) for entry in told["samplings"]] if told["format"] == FORMAT else []
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        log.warning("times of earlier steps cannot be read (%s): %s", type(error).__name__, path.name)
+        return
+    for sampled in found:
+        step_timer.keep(sampled)
+
+
+def write(path: Path) -> None:
+    """All that are kept, where the file does not have them."""
+    text = json.dumps({"format": FORMAT, "samplings": [asdict(one) for one in step_timer.kept()]}) + "\n"
+    try:
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("times of steps are not kept: %s", getattr(error, "strerror", None) or type(error).__name__)
+
+
+def _checked(entry: dict[str, Any]) -> Sampled:
+    """Raises where it is none."""
+    sampled = Sampled(**{**entry, "shape": tuple(entry["shape"])})
+    words, counts = (sampled.card, sampled.file, sampled.policy), (*sampled.shape, sampled.prompts, sampled.steps)
+    seconds = (sampled.seconds, sampled.first, sampled.spent, sampled.held)
+    if not all(isinstance(word, str) for word in words) or not all(isinstance(count, int) for count in counts):
+        raise TypeError("words and counts are not what they should be")
+    if not all(isinstance(figure, (int, float)) and 0 <= figure < 1e15 for figure in seconds) or sampled.prompts < 1:
+        raise ValueError("a figure is out of range")
+    return sampled

@@ -1,0 +1,166 @@
+"""How fast a sampling goes: told while it runs, kept when it is over.
+
+A sampler's own callback says when a step's network has run, so a step is timed whatever sampler computes it and in however many
+calls of the model. The first step brings the weights and may choose kernels: it counts only where there is no other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import comfy.patcher_extension
+
+from .checks import is_one_prompt
+
+PACE = "fusestream_pace"  # where a model has its own
+WRAPPER = "fusestream_pace"  # our key among the wrappers of a model
+MOST = 64  # samplings that are kept
+
+
+@dataclass(frozen=True)
+class Reading:
+    """After so many of the steps. seconds: of a step; None: none is over. spent: since it began."""
+
+    step: int
+    steps: int
+    seconds: float | None
+    spent: float
+    is_over: bool = False
+
+    @property
+    def left(self) -> float | None:
+        return None if self.seconds is None else (self.steps - self.step) * self.seconds
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A sampling that is over, or was stopped.
+
+    card, file, policy   where, of which model, under which kernels, all in words
+    shape                of the latent; prompts: how many each step computes
+    seconds              of a step; first: of the first one, which brings the weights; held: bytes of the blocks on the device
+    """
+
+    card: str
+    file: str
+    policy: str
+    shape: tuple[int, ...]
+    prompts: int
+    steps: int
+    seconds: float
+    first: float
+    spent: float
+    held: int
+
+
+@dataclass
+class Pace:
+    """Of one model, shared by its clones. listener: hears of each step; must be quick, and not raise."""
+
+    listener: Callable[[Reading], None] | None = None
+    last: Sampled | None = None
+
+
+_kept: deque[Sampled] = deque(maxlen=MOST)
+
+
+def kept() -> list[Sampled]:
+    """Of this process, and what was read in; the newest last."""
+    return list(_kept)
+
+
+def keep(sampled: Sampled) -> None:
+    _kept.append(sampled)
+
+
+def pace_of(model: Any) -> Pace | None:
+    """Of a MODEL."""
+    found: Pace | None = getattr(getattr(model, "model", None), PACE, None)
+    return found
+
+
+def attach(patcher: Any, describe: Callable[[Any], tuple[str, str, str, int]]) -> None:
+    """Let the samplings with this streaming patcher's model, and with its clones, be timed. describe: of the MODEL that is sampled
+    with, card, file, policy and the bytes that its blocks hold now."""
+    setattr(patcher.model, PACE, Pace())
+    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, WRAPPER, _Timed(describe))
+
+
+class _Timed:
+    """Around a sampling, as stock's wrappers have it."""
+
+    def __init__(self, describe: Callable[[Any], tuple[str, str, str, int]]) -> None:
+        self._describe = describe
+
+    def __call__(
+        self,
+        executor: Any,
+        noise: Any,
+        latents: Any,
+        sampler: Any,
+        sigmas: Any,
+        denoise_mask: Any = None,
+        callback: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        guider = executor.class_obj
+        patcher = guider.model_patcher
+        prompts = 1 if is_one_prompt(guider) else 2
+        told = _Steps(pace_of(patcher) or Pace(), len(sigmas) - 1)
+
+        def both(step: int, *values: Any) -> None:
+            told.step(step + 1)
+            if callback is not None:
+                callback(step, *values)
+
+        try:
+            return executor(noise, latents, sampler, sigmas, denoise_mask, both, *args, **kwargs)
+        finally:
+            if told.seconds is not None:
+                card, file, policy, held = self._describe(patcher)
+                told.end(card, file, policy, tuple(latents.shape), prompts, held)
+
+
+class _Steps:
+    """Of one sampling."""
+
+    def __init__(self, pace: Pace, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pace, self._steps, self._clock = pace, steps, clock
+        self._times = [clock()]
+        self._tell(is_over=False)
+
+    @property
+    def _done(self) -> int:
+        return len(self._times) - 1
+
+    @property
+    def seconds(self) -> float | None:
+        took = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
+        return median(took[1:] or took) if took else None
+
+    def step(self, done: int) -> None:
+        """So many are over. Samplers that look twice at a step say so twice."""
+        if done > self._done:
+            self._times.append(self._clock())
+            self._tell(is_over=False)
+
+    def end(self, card: str, file: str, policy: str, shape: tuple[int, ...], prompts: int, held: int) -> None:
+        seconds, spent = self.seconds, self._times[-1] - self._times[0]
+        assert seconds is not None, "no step is over"
+        first = self._times[1] - self._times[0]
+        self._pace.last = Sampled(card, file, policy, shape, prompts, self._done, seconds, first, spent, held)
+        if self._done > 1:
+            keep(self._pace.last)
+        self._tell(is_over=True)
+
+    def _tell(self, *, is_over: bool) -> None:
+        listener = self._pace.listener
+        if listener is not None:
+            begin, now = self._times[0], self._times[-1]
+            listener(Reading(self._done, self._steps, self.seconds, now - begin, is_over))

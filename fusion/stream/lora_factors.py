@@ -1,0 +1,204 @@
+"""The patches of a stream's blocks as they are applied: plain LoRA as pairs of fp16 factors, all their tensors on the device.
+
+A patch holds its tensors in ordinary RAM, in whatever type the file has. A block that streams needs them at every arrival,
+and stock's functions would bring them one by one, made fp32 by the CPU first. Here a block's tensors are gathered once, in
+pinned RAM, and come with the copy that brings the block. The patch that stock's functions then get is the same one
+with its tensors on the device: the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from comfy.weight_adapter.base import WeightAdapterBase
+from torch import Tensor
+
+from ...memory import Along, Parcels
+from ..weights.ggml_tensor import is_held
+from ..weights.lora import Pair, halved, pairs_of
+from ..weights.patches import AGAIN, PatchSet
+from ..weights.storage import FP8, INT8, MADE_BEFOREHAND, Paged, is_quantised, layout_of
+from .blocks import Block
+
+# Of a block's bytes: what brings more, as the weights of another model do (ModelMerge), stays in ordinary RAM.
+LARGEST = 0.5
+
+
+class PatchRoute(NamedTuple):
+    """one_pass: whether plain LoRA may be added in one pass. streams: whether the block comes anew for each use. is_ours: whether
+    our code computes it, which makes halves of whatever its weights are."""
+
+    one_pass: bool
+    streams: bool = True
+    is_ours: bool = True
+
+
+class Pairs(list[Pair]):
+    """Instead of a weight's patches: plain LoRA. on_the_way: to be added to what each product makes of the weight, which
+    itself stays as it is stored."""
+
+    def __init__(self, pairs: Iterable[Pair], *, on_the_way: bool) -> None:
+        super().__init__(pairs)
+        self.on_the_way = on_the_way
+
+
+class Later(tuple[Any, ...]):
+    """A weight's patches for stock's functions, to be applied to what each product makes of the weight: it stays as it is stored,
+    because its numbers could not be written back without being rounded again."""
+
+    __slots__ = ()
+
+
+class _Place(NamedTuple):
+    """Where a tensor was: its number in the parcel."""
+
+    number: int
+
+
+class _Form(NamedTuple):
+    """Of one block: by key its patches or `Pairs`, with places for the tensors; and the tensors."""
+
+    patches: Mapping[str, Any]
+    tensors: list[Tensor]
+    route: PatchRoute
+
+
+class Factors:
+    """Of one stream. Whoever changes the patches of a block drops the block here."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.parcels: Parcels | None = None  # where there is a GPU
+        self._blocks = blocks
+        self._forms: dict[int, _Form] = {}
+
+    def along(self, i: int, patches: PatchSet, route: PatchRoute) -> Along | None:
+        """What the copy that brings block i shall bring too. Arguments as of `of`."""
+        if self.parcels is None:
+            return None
+        self._formed(i, patches, route)
+        return self.parcels.along(i)
+
+    def ask(self, i: int, patches: PatchSet, route: PatchRoute) -> None:
+        """Block i is next: its tensors start to travel if they do not yet."""
+        if self.parcels is not None:
+            self._formed(i, patches, route)
+            if i in self.parcels:
+                self.parcels.ask(i)
+
+    @contextlib.contextmanager
+    def of(self, i: int, patches: PatchSet, route: PatchRoute) -> Iterator[Mapping[str, Any]]:
+        """By key what changes block i's weights: a tuple of patches for stock's functions, or `Pairs`. The tensors are on the
+        device for this time."""
+        try:
+            yield self.take(i, patches, route)
+        finally:
+            self.done(i)
+
+    def take(self, i: int, patches: PatchSet, route: PatchRoute) -> Mapping[str, Any]:
+        """The same, until `done`."""
+        form = self._formed(i, patches, route)
+        packed = self.parcels is not None and i in self.parcels
+        there = self.parcels.take(i) if packed and self.parcels is not None else form.tensors
+        return {key: _filled(value, there) for key, value in form.patches.items()}
+
+    def done(self, i: int) -> None:
+        """The device has been asked for everything that needs them."""
+        if self.parcels is not None:
+            self.parcels.done(i)
+
+    def drop(self, layers: Sequence[int]) -> None:
+        """These blocks have other patches from now on."""
+        for i in layers:
+            self._forms.pop(i, None)
+        if self.parcels is not None:
+            self.parcels.drop(layers)
+
+    def close(self) -> None:
+        """Give everything back that is pinned or on the device."""
+        self.drop(list(self._forms))
+        self.parcels = None
+
+    def _formed(self, i: int, patches: PatchSet, route: PatchRoute) -> _Form:
+        if i in self._forms and self._forms[i].route != route:
+            self.drop([i])  # what was resident streams now, or the other way around
+        if i not in self._forms:
+            form = _form(self._blocks[i], patches, route)
+            most = LARGEST * sum(paged.storage.nbytes for paged in self._blocks[i].paged)
+            fits = sum(tensor.nbytes for tensor in form.tensors) <= most
+            if self.parcels is not None and fits and self.parcels.pack(i, form.tensors):
+                form = form._replace(tensors=[])  # what was made fp16 need not lie in RAM twice
+            self._forms[i] = form
+        return self._forms[i]
+
+
+def _form(block: Block, patches: PatchSet, route: PatchRoute) -> _Form:
+    tensors: list[Tensor] = []
+    found: dict[str, Any] = {}
+    for paged in block.paged:
+        own = patches.get(paged.key)
+        if own:
+            found[paged.key] = _taken_out(_changes(paged, own, route), tensors)
+    return _Form(found, tensors, route)
+
+
+def _changes(paged: Paged, patches: tuple[Any, ...], route: PatchRoute) -> Pairs | Later | tuple[Any, ...]:
+    weight = paged.stand_in
+    is_half = weight.dtype is torch.float16 and not is_quantised(weight)
+    on_the_way = paged.attribute == "weight" and _is_cast_for_each_product(paged, route)
+    plain = [patch for patch in patches if patch is not AGAIN]  # one sum, in whatever steps
+    found = pairs_of(plain, weight) if route.one_pass and (is_half or on_the_way) else None
+    halves = [half for pair in found or () if (half := halved(pair)) is not None]
+    if found is not None and len(halves) == len(found):
+        return Pairs(halves, on_the_way=on_the_way)
+    # What else there is takes stock's functions a while: residents that can be written to have it once, rounded as stock does.
+    once = not _stays_as_stored(weight) and not (route.one_pass and route.streams)
+    return Later(patches) if on_the_way and not once else patches
+
+
+def _is_cast_for_each_product(paged: Paged, route: PatchRoute) -> bool:
+    weight: Any = paged.stand_in
+    if _stays_as_stored(weight):
+        return True
+    if is_quantised(weight):  # else this card multiplies them as they are
+        is_int8 = route.is_ours and layout_of(weight) == INT8
+        return is_int8 or bool(getattr(paged.module, "_full_precision_mm", False))
+    return weight.dtype in FP8
+
+
+def _stays_as_stored(weight: Any) -> bool:
+    """Whether nothing can be written to it."""
+    return is_held(weight) or (is_quantised(weight) and layout_of(weight) in MADE_BEFOREHAND)
+
+
+def _taken_out(value: Any, tensors: list[Tensor]) -> Any:
+    """The same patches with places for their tensors, which are added to `tensors`."""
+    if isinstance(value, Tensor):
+        if type(value) not in (Tensor, torch.nn.Parameter) or value.device.type != "cpu" or not value.numel():
+            return value
+        tensors.append(value)
+        return _Place(len(tensors) - 1)
+    return _rebuilt(value, lambda part: _taken_out(part, tensors))
+
+
+def _filled(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """The patches with these tensors in their places."""
+    if isinstance(value, _Place):
+        return tensors[value.number]
+    return _rebuilt(value, lambda part: _filled(part, tensors))
+
+
+def _rebuilt(value: Any, change: Any) -> Any:
+    kind: Any = type(value)
+    if isinstance(value, WeightAdapterBase):
+        if kind.__module__.startswith("comfy.weight_adapter.") and isinstance(value.weights, tuple):
+            return kind(value.loaded_keys, tuple(change(part) for part in value.weights))
+        return value  # of another node: who knows what else is in it
+    if isinstance(value, Pairs):
+        halves = (Pair(change(pair.up), change(pair.down), pair.scale) for pair in value)
+        return Pairs(halves, on_the_way=value.on_the_way)
+    if kind in (tuple, Later):
+        return kind(change(part) for part in value)
+    return value  # strengths, names, and what stock nests in lists: patches of patches

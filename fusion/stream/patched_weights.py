@@ -1,0 +1,165 @@
+"""A block's weights as its modules are to hold them: views of the pager's tensors, with the model's patches in them.
+
+parameters   made once for a layer and a room, and held again whenever it comes there
+patched      in the pager's own tensors, at the first use after they came, or where those may not be written to in others
+on the way   of weights that are made halves for each product, plain LoRA is added to these (`lora.Added`), and other patches are
+             applied to them by stock's functions (`patches.Applied`): nothing is rounded again to what the file is in
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...memory import Weights
+from ..weights import lora
+from ..weights.patches import (
+    Applied,
+    PatchSet,
+    differs,
+    patched,
+    snapshot,
+)
+from ..weights.storage import Paged, is_quantised
+from .blocks import Block, Parameters
+from .lora_factors import (
+    Factors,
+    Later,
+    Pairs,
+    PatchRoute,
+)
+
+
+class Made(NamedTuple):
+    """A block's parameters, as its modules hold them. adds: whether some have patches that are applied for each product. wrote:
+    whether others were written to the memory that the pager brought them to."""
+
+    parameters: Parameters
+    adds: bool = False
+    wrote: bool = False
+
+
+class Patching:
+    """Of one stream's blocks."""
+
+    def __init__(self, blocks: Sequence[Block], left: Sequence[Paged]) -> None:
+        """left: weights that stay in the file, of which rows are patched as they are read (`embedding.py`)."""
+        self.factors = Factors(blocks)
+        self.one_pass = False
+        self._blocks = blocks
+        self._left = left
+        self._keys = frozenset(one.key for block in blocks for one in block.paged)
+        self._patches: PatchSet = {}
+        self._patched: frozenset[int] = frozenset()  # blocks that have patches
+        self._scales: dict[str, Any] = {}  # of quantised weights, on the device
+        # Of blocks in use: modules, their weight functions before and for the time.
+        self._functions: dict[int, list[tuple[Any, list[Any], list[Any]]]] = {}
+
+    def __contains__(self, i: int) -> bool:
+        """Whether block i has patches."""
+        return i in self._patched
+
+    def __bool__(self) -> bool:
+        """Whether any block has."""
+        return bool(self._patched)
+
+    def become(self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool) -> set[int]:
+        """From now on the weights are used with these patches. Returns the blocks for which that changes something."""
+        for one in self._left:
+            table: Any = one.module
+            table.fusestream_patches = tuple(patches.get(one.key, ()))
+        new = snapshot(patches, self._keys)
+        of = {i: [one.key for one in block.paged] for i, block in enumerate(self._blocks)}
+        patched_blocks = frozenset(i for i, keys in of.items() if any(key in new for key in keys))
+        changed = {i for i, keys in of.items() if any(differs(self._patches, new, key) for key in keys)}
+        if one_pass != self.one_pass:
+            changed |= patched_blocks
+        self.factors.drop(sorted(changed))
+        self._patches, self._patched, self.one_pass = new, patched_blocks, one_pass
+        return changed
+
+    def forget_device(self) -> None:
+        """The model will run elsewhere."""
+        self._scales = {}
+
+    def along(self, i: int, route: PatchRoute) -> Any:
+        """What block i's patches need, for the copy that brings the block."""
+        return self.factors.along(i, self._patches, route) if i in self._patched else None
+
+    def ask(self, i: int, route: PatchRoute) -> None:
+        """Block i is next: what its patches need starts to travel."""
+        self.factors.ask(i, self._patches, route)
+
+    def made(self, i: int, weights: Weights, route: PatchRoute, device: torch.device, *, in_place: bool) -> Made:
+        """Block i's parameters of the pager's tensors, with its patches: in these very tensors, or in ones of their own."""
+        if weights.kept is None:
+            weights.kept = [self.parameter(one, weights[one.name], device) for one in self._blocks[i].paged]
+        raw: Parameters = weights.kept
+        if i not in self._patched:
+            return Made(raw)
+        block, adds, wrote, found = self._blocks[i], False, False, []
+        block.hold(raw)  # stock's functions patch what a module has
+        with torch.no_grad(), self.factors.of(i, self._patches, route) as patches:
+            for paged, parameter in zip(block.paged, raw, strict=True):
+                changes = patches.get(paged.key)
+                on_the_way = _is_on_the_way(changes)
+                adds |= on_the_way
+                if changes is None or on_the_way:
+                    found.append(parameter)
+                    continue
+                wrote = in_place
+                if isinstance(changes, Pairs):
+                    out: Any = lora.added(parameter.data, changes, in_place=in_place)
+                else:
+                    out = patched(paged, parameter, changes, device)
+                    out = _written(parameter, out) if in_place else out
+                found.append(torch.nn.Parameter(out, requires_grad=False))
+        return Made(found, adds, wrote)
+
+    def add_on_the_way(self, i: int, route: PatchRoute) -> None:
+        """From now on block i's modules add LoRAs to what they make of their weights."""
+        changed: list[tuple[Any, list[Any], list[Any]]] = []
+        self._functions[i] = changed
+        patches = self.factors.take(i, self._patches, route)
+        for paged in self._blocks[i].paged:
+            changes = patches.get(paged.key)
+            if changes is not None and _is_on_the_way(changes):
+                module: Any = paged.module
+                before = module.weight_function
+                change = lora.Added(changes) if isinstance(changes, Pairs) else Applied(paged, changes)
+                after = [change, *before]  # as in stock: before what other nodes do to the weight
+                changed.append((module, before, after))
+                module.weight_function = after
+
+    def add_no_more(self, i: int) -> None:
+        """Block i is done."""
+        if i in self._functions:
+            for module, before, after in self._functions.pop(i):
+                if module.weight_function is after:
+                    module.weight_function = before
+            self.factors.done(i)
+
+    def parameter(self, paged: Paged, data: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
+        """These bytes as the model holds them: of a quantised weight with its scales."""
+        stand_in: Any = paged.stand_in
+        if is_quantised(stand_in):
+            if paged.key not in self._scales:
+                self._scales[paged.key] = stand_in._params.to_device(device)
+            data = type(stand_in)(data, stand_in._layout_cls, self._scales[paged.key])
+        return torch.nn.Parameter(data, requires_grad=False)
+
+
+def _is_on_the_way(changes: Any) -> bool:
+    return isinstance(changes, Later) or (isinstance(changes, Pairs) and changes.on_the_way)
+
+
+def _written(parameter: Any, out: Any) -> torch.Tensor:
+    """`out`, its bytes in the parameter's memory."""
+    if not is_quantised(parameter):
+        written: torch.Tensor = parameter.data.copy_(out)
+        return written
+    parameter._qdata.copy_(out._qdata)
+    quantised: torch.Tensor = type(out)(parameter._qdata, out._layout_cls, out._params)
+    return quantised

@@ -1,0 +1,231 @@
+"""Language models that read prompts over our kernels: stock's own modules (`layer.py`), as far as anybody reads what comes out.
+
+Stock computes them in FP32 and widens every weight at every use.
+
+Layers that nothing reads are not computed. Flux.2 klein takes what goes into layers 9, 18 and 27 of 36, Z-Image what comes out of
+the last but one. Stock's stack does not know that its own end is not read, so the encoder around it tells (`TellsWhatIsRead`). Of a
+streamed encoder those layers are not brought either, before one of them is called (`idle`).
+
+Padding. Tokens behind the end are seen by nobody before them, but they see: what comes out for them is as much a part of the
+encoding as the rest (Flux.2 klein pads a prompt to 512 tokens, and its model looks at all of them), so they are computed, unless
+the caller zeroes them (`zero_out_masked`: Ovis). Of padding before the prompt stock makes an average over tokens that are not to
+be seen; that is left to stock, where it counts.
+
+Pictures. Where a prompt has some, tokens have positions in three dimensions, which share the pairs of a head among them as stock's
+table has it, and the first layers add to the stream what the eyes saw early (`Pictures`).
+
+Text is written by `writing.py`, over the same layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import comfy.model_management
+import comfy.sd1_clip
+import comfy.utils
+import torch
+from torch import Tensor, nn
+
+from ...kernels_cuda import STANDARD, KernelPolicy
+from ..base.subclassing import mix
+from ..fused.block import POLICY, all_off
+from ..graphs.calls import replayed
+from ..stream.block_hooks import STREAMED
+from ..weights.fp32_residual import Wide
+from .common import HAND_BACK, FusedEmbedding, padded
+from .find import encoders
+from .layer import FusedLayer, Prompt
+from .prompt import Taps, needed, prompt_of
+from .room import AsksForRoom
+from .writing import Writes
+
+OPS = (
+    "norm_modulate", "rms_parts", "rms_rope_", "rms_rope_sums", "linear", "linear_", "linear_pair", "join_sums", "attention",
+)  # fmt: skip
+READS_LAST = "fusestream_reads_last"  # where a fused stack has whether its last output is read
+
+
+def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
+    """Let every language model of these blocks in a stock text encoder model compute through our ops from now on. In place. Returns
+    how many layers: none where all is left to stock.
+
+    on_cpu: on the CPU too, where the ops run their references: slower than stock's computation there, for tests.
+    """
+    fused = 0
+    for owner, net in () if all_off(policy, OPS) else encoders(model):
+        mix(
+            net.model,
+            FusedStack,
+            **{POLICY: policy, READS_LAST: True},
+            fusestream_trims=bool(getattr(owner, "zero_out_masked", False)),
+            fusestream_on_cpu=on_cpu,
+        )
+        if reads_as_stock(owner):
+            mix(owner, TellsWhatIsRead)
+        if hasattr(net, "generate"):
+            mix(net, Writes)
+        for layer in net.model.layers:
+            mix(layer, FusedLayer)
+            fused += 1
+        table = net.model.embed_tokens
+        if not table.weight.is_meta:  # a streamed encoder's table stays in the file
+            mix(table, FusedEmbedding, **{POLICY: policy})
+        if hasattr(net, "generate"):
+            mix(model, AsksForRoom)
+    return fused
+
+
+# ------------------------------------------------------------------------------------------------------------ what is read
+
+
+def reads_as_stock(owner: Any) -> bool:
+    """Whether an encoder reads of its stack what stock's class does."""
+    forward = next(vars(kind)["forward"] for kind in type(owner).__mro__ if "forward" in vars(kind))
+    return forward in (comfy.sd1_clip.SDClipModel.forward, TellsWhatIsRead.forward)
+
+
+class TellsWhatIsRead:
+    """What the class of stock's encoder around a fused stack is mixed with."""
+
+    transformer: Any
+    layer: Any
+    layer_idx: Any
+
+    def forward(self, tokens: Any) -> Any:
+        """Stock's, which reads of its stack either the last output or what it tapped."""
+        told = self.transformer.model.__dict__
+        told[READS_LAST] = self.layer == "last"
+        try:
+            return super().forward(tokens)  # type: ignore[misc]
+        finally:
+            told[READS_LAST] = True
+
+
+def idle(model: nn.Module, device: torch.device) -> int:
+    """How many of the last layers no encoding runs, as the model is asked by default, on this device."""
+    found = list(encoders(model))
+    if len(found) != 1:
+        return 0
+    owner, stack = found[0][0], found[0][1].model
+    ours = isinstance(stack, FusedStack) and (device.type != "cpu" or stack.fusestream_on_cpu)
+    if not ours or not isinstance(owner, TellsWhatIsRead):
+        return 0
+    taps: Taps = owner.layer if isinstance(owner.layer, list) or owner.layer == "all" else owner.layer_idx
+    count = len(stack.layers)
+    return count - needed(count, taps, reads_last=owner.layer == "last")
+
+
+# --------------------------------------------------------------------------------------------------------------- the stack
+
+
+class FusedStack:
+    """What the class of a fused stack, stock's `Llama2_`, is mixed with.
+
+    fusestream_trims        masked tokens are zeroed by the caller
+    fusestream_on_cpu       computes there too, over the references
+    fusestream_reads_last   the caller reads the last output
+    """
+
+    fusestream_policy: KernelPolicy
+    fusestream_trims: bool
+    fusestream_on_cpu: bool
+    fusestream_reads_last: bool
+
+    def forward(
+        self,
+        x: Tensor | None,
+        attention_mask: Tensor | None = None,
+        embeds: Tensor | None = None,
+        num_tokens: Sequence[int] | None = None,
+        intermediate_output: Taps = None,
+        final_layer_norm_intermediate: bool = True,
+        **others: Any,
+    ) -> Any:
+        """Stock's Llama2_, of embeds [batch, tokens, width] fp32 under a mask [batch, tokens]. Returns the encoding, None where
+        nobody reads it, and what was tapped: of one layer, or [batch, taps, tokens, width]."""
+        policy = self.fusestream_policy
+        if not all_off(policy, OPS):
+            found = prompt_of(self, embeds, attention_mask, intermediate_output, others)
+            if isinstance(found, Prompt):
+                assert embeds is not None, "or it is stock's"
+                return encoded(self, found, embeds, intermediate_output, final_layer_norm_intermediate)
+            like = embeds if embeds is not None else torch.as_tensor(x)
+            HAND_BACK(found, like, forced=policy.default == "on", quietly=not like.is_cuda)
+        return super().forward(  # type: ignore[misc]
+            x,
+            attention_mask=attention_mask,
+            embeds=embeds,
+            num_tokens=num_tokens,
+            intermediate_output=intermediate_output,
+            final_layer_norm_intermediate=final_layer_norm_intermediate,
+            **others,
+        )
+
+
+def encoded(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
+    """What `encode` returns, replayed where that pays."""
+
+    def body(prompt: Prompt, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        return encode(stack, prompt, x, taps, norms_taps)
+
+    key = str(taps), norms_taps, stack.fusestream_reads_last
+    found: tuple[Tensor | None, Tensor | None] = replayed(
+        stack.layers[0], body, (replace(prompt, seen=prompt.seen.on_the_device), x), key
+    )
+    return found
+
+
+def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The layers, one after the other, over a stream of their own, as far as they are read."""
+    count, all_tokens, norm = len(stack.layers), x.shape[1], stack.norm
+    runs = needed(count, taps, reads_last=stack.fusestream_reads_last)
+    before, behind = places(count, taps)
+    tapped: list[Tensor] = []
+    x = x[:, : prompt.seen.tokens].clone(memory_format=torch.contiguous_format)
+    bar: Any = comfy.utils.ProgressBar
+    # A stream's blocks are counted already.
+    progress = None if STREAMED in stack.layers[0].__dict__ else bar(runs)
+    for i in range(runs):
+        if i in before:
+            tapped.append(x.clone())
+        x, _ = stack.layers[i](x=x, attention_mask=prompt)
+        if prompt.pictures is not None:
+            prompt.pictures.add(x, i)
+        if progress is not None:
+            progress.update(1)
+        if i == behind:
+            tapped.append(x.clone())
+    if runs == count and norm is not None:
+        x = normed(prompt.wide, x, norm)
+    if runs in before:
+        tapped.append(x)
+    found = None
+    if behind is not None:
+        found = tapped[0]
+    elif before:
+        found = torch.stack(tapped, 1)
+    if found is not None:
+        if norms_taps and norm is not None:
+            found = normed(prompt.wide, found, norm)
+        found = padded(found, all_tokens)
+    return (padded(x, all_tokens) if stack.fusestream_reads_last else None), found
+
+
+def places(count: int, taps: Taps) -> tuple[Sequence[int], int | None]:
+    """Before which layers the stream is tapped, of which `count` is behind the last norm, or behind which one."""
+    if taps is None:
+        return (), None
+    if isinstance(taps, str):
+        return range(count + 1), None
+    if isinstance(taps, list):
+        return sorted({i for i in taps if 0 <= i <= count}), None
+    at = taps + count if taps < 0 else taps
+    return (), at if 0 <= at < count else None
+
+
+def normed(wide: Wide, x: Tensor, norm: Any) -> Tensor:
+    """The last norm of a stream [..., tokens, width] fp32."""
+    return wide.rms(x.flatten(0, -3), norm.weight, norm.eps, torch.float32).view(x.shape)

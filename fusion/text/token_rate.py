@@ -1,0 +1,100 @@
+"""How fast a text was written, beside what a token reads: for the log, and for the page, which shows it on the node that asked."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..base.format import counted
+from ..weights.storage import stored
+
+log = logging.getLogger("fusestream")
+Listener = Callable[[str], None]
+_listeners: list[Listener] = []
+_is_asked_for = ContextVar("_is_asked_for", default=True)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of one text.
+
+    tokens   that were written
+    first    seconds to the first one, with the prompt read
+    seconds  for all others
+    nbytes   that a token reads: weights, and in the middle of the text keys and values
+    memory   bytes a second that the card's memory has at most; None: not known
+    """
+
+    tokens: int
+    first: float
+    seconds: float
+    nbytes: int
+    memory: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, behind the first."""
+        return (self.tokens - 1) / self.seconds if self.seconds > 0 else 0.0
+
+    def words(self) -> str:
+        said = f"{counted(self.tokens, 'token')}, the first after {self.first:.2f} s"
+        if self.tokens < 2 or self.seconds <= 0:
+            return said
+        read = f"{self.nbytes / 1e9:.2f} GB a token, {self.nbytes * self.rate / 1e9:.0f} GB/s"
+        bound = ""
+        if self.memory is not None:
+            bound = f"; the card's memory has {self.memory / 1e9:.0f} GB/s, {self.memory / self.nbytes:.0f} tokens a second at most"
+        return f"{said}, then {self.rate:.1f} a second: {read}{bound}"
+
+
+def weight_bytes(modules: Iterable[Any]) -> int:
+    """As they are stored on the device, of modules whose weights may stream."""
+    return sum(stored(weight).nbytes for module in modules for weight in module.parameters())
+
+
+def memory_of(device: torch.device) -> float | None:
+    """Bytes a second, by the card's clock and the width of its bus."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    clock, width = (getattr(found, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
+    return 2e3 * clock * width / 8 or None  # kHz, of which both edges count
+
+
+@contextlib.contextmanager
+def untold() -> Iterator[None]:
+    """Nobody hears of texts that nobody asked for."""
+    token = _is_asked_for.set(False)
+    try:
+        yield
+    finally:
+        _is_asked_for.reset(token)
+
+
+def tell(pace: Pace) -> None:
+    """The log, and who listens."""
+    if not _is_asked_for.get():
+        return
+    words = pace.words()
+    log.info("%s", words)
+    for listener in _listeners:
+        _tell(listener, words)
+
+
+def _tell(listener: Listener, words: str) -> None:
+    try:
+        listener(words)
+    except Exception:  # whoever shows it is not worth a run
+        log.warning("this could not be shown", exc_info=True)
+
+
+def listen(listener: Listener) -> None:
+    """From now on this hears of every text. Called as often as one likes."""
+    if listener not in _listeners:
+        _listeners.append(listener)

@@ -1,0 +1,332 @@
+"""Text, written token by token by a language model whose layers are ours: stock's `generate`, of the same arguments.
+
+    prompt     all layers, one after the other, in chunks of tokens; keys and values are kept (`cache.py`)
+    a token    all layers of one row (`layer.Next`), the words' matrix, and the choice (`sampler.py`); its number crosses to the
+               host, which is the only wait
+
+Between two tokens nothing that the device needs is on the host: the token's row of the embedding is taken where the table is, its
+place is counted there. So where a token is replayed, the device is asked for the next one before the host has read the number of
+this one, and never waits for the host. The last token of a text may be followed by one that nobody asked for; its keys and values
+lie where nobody looks. A table that stays in the file is asked by the host, which has to have the number for that.
+
+So a token's way through the layers, with the words' matrix where that stays in its place, is one CUDA graph, if the card would wait
+for the host (`graph.py`). It reads and writes keys and values where they lie: for other room it is captured anew, and it goes with
+the text. The first tokens are written launch after launch, since many a text is no longer.
+
+Stock writes with weights widened to bf16 or FP32 at each use, once for each token. What is written is the same where the
+arithmetic is: greedy text beside stock's FP32. Where a call is none of ours, stock's `generate` writes, and the ledger has the
+reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import comfy.model_management
+import comfy.utils
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from ...kernels_cuda import rms_parts
+from ..fused.block import all_off
+from ..graphs.calls import let_go, replayed, stays
+from ..stream.block_hooks import generation_of
+from ..stream.no_head import NoHead
+from ..stream.text_encoding import begin_writing, words_held
+from ..weights import ggml_tensor
+from ..weights.few_rows import few_products, read_in_place
+from ..weights.fp32_residual import Wide, norm_weight
+from . import token_rate
+from .cache import Cache
+from .common import HAND_BACK
+from .layer import Next, Prompt
+from .number import Number
+from .prompt import prompt_of
+from .sampler import Sampler, Wish
+from .token_rate import Pace
+
+OPS = (
+    "attention",
+    "decode_attention",
+    "few_rows",
+    "join_sums",
+    "linear",
+    "rms_parts",
+    "rms_rope_keep",
+    "rms_rope_sums",
+)
+EARLY = 4  # tokens that are written launch after launch: to capture one takes as long as some
+LONG = 32  # tokens: with that many more, what they do not use of a model that streams is worth its room to them
+PLAIN = (torch.float16, torch.bfloat16, torch.float32)  # tables of which rows are taken on the device
+
+
+class Writes:
+    """What the class of a network that can write is mixed with, around a fused stack."""
+
+    model: Any
+
+    def generate(
+        self,
+        embeds: Tensor | None = None,
+        do_sample: bool = True,
+        max_length: int = 256,
+        temperature: float = 1.0,
+        top_k: int = 50,
+        top_p: float = 0.9,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = 42,
+        stop_tokens: Sequence[int] | None = None,
+        initial_tokens: Sequence[int] = (),
+        execution_dtype: torch.dtype | None = None,
+        min_tokens: int = 0,
+        presence_penalty: float | None = 0.0,
+        **others: Any,
+    ) -> list[int]:
+        """Stock's, of embeds [1, tokens, width]: the tokens that follow, up to one that ends the text."""
+        wish = Wish(do_sample, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, seed)
+        stack, policy = self.model, self.model.fusestream_policy
+        if not all_off(policy, OPS) and embeds is not None:
+            x = embeds if embeds.ndim == 3 else embeds[None]
+            found = _prompt_of(self, x, execution_dtype, others)
+            if isinstance(found, Prompt):
+                stops = stack.config.stop_tokens if stop_tokens is None else stop_tokens
+                positions = others.get("position_ids")
+                first = x.shape[1] if positions is None else int(positions[:, -1].max()) + 1
+                text = Text(self, found, x.float(), max_length, first)
+                sampler = Sampler(self, wish, stack.config.vocab_size, initial_tokens, x.device)
+                with contextlib.closing(text):
+                    return written(text, sampler, max_length, stops)
+            HAND_BACK(found, x, forced=policy.default == "on", quietly=not x.is_cuda)
+        tokens: list[int] = super().generate(  # type: ignore[misc]
+            embeds,
+            do_sample,
+            max_length,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            seed,
+            stop_tokens=stop_tokens,
+            initial_tokens=list(initial_tokens),
+            execution_dtype=execution_dtype,
+            min_tokens=min_tokens,
+            presence_penalty=presence_penalty,
+            **others,
+        )
+        return tokens
+
+
+def _prompt_of(network: Any, x: Tensor, dtype: torch.dtype | None, others: Mapping[str, Any]) -> Prompt | str:
+    """What the layers share of the prompt, or why stock must write, in words a user understands."""
+    if len(x) > 1:
+        return "several texts are written at once"
+    if dtype is not None:
+        return f"the text is wanted in {str(dtype).removeprefix('torch.')}"
+    if network.model.norm is None:
+        return "its last norm is not in the file"
+    found: Prompt | str = prompt_of(network.model, x.float(), None, None, others)
+    return found
+
+
+def written(text: Text, sampler: Sampler, most: int, stops: Sequence[int]) -> list[int]:
+    """The tokens, up to one that ends the text, or so many."""
+    bar: Any = comfy.utils.ProgressBar(most)
+    tokens: list[int] = []
+    times = [time.monotonic()]
+    for _ in tqdm(range(most), desc="Generating tokens"):
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        tokens.append(text.next(sampler))
+        times.append(time.monotonic())
+        bar.update(1)
+        if tokens[-1] in stops:
+            break
+    if tokens:
+        token_rate.tell(Pace(len(tokens), times[1] - times[0], times[-1] - times[1], *text.bound(len(tokens))))
+    return tokens
+
+
+class _Ahead(NamedTuple):
+    """What came out for a token that nobody has asked for yet: `Text._pass`, and the weights' generation that it was computed
+    with."""
+
+    found: tuple[Tensor, bool]
+    generation: Hashable
+
+
+class Text:
+    """A text that is being written."""
+
+    def __init__(self, network: Any, prompt: Prompt, x: Tensor, most: int, position: int) -> None:
+        """x: the prompt's embeddings [1, tokens, width] fp32. most: tokens to be written. position: of the first of them."""
+        self._network, self._stack, self._prompt = network, network.model, prompt
+        self._x = x
+        self._count, self._most, self._position = x.shape[1], x.shape[1] + most, position
+        self._number, self._wanted = Number(x.device), most
+        self._ahead: _Ahead | None = None
+        self._cache: Cache | None = None
+        self._next: Next | None = None
+        self._written = 0
+        self._words_in_place: bool | None = None  # whether their matrix is read as it lies; None: not looked at yet
+        head: Any = getattr(self._stack, "lm_head", None)
+        self._head: Any = self._stack.embed_tokens if head is None else head
+        if isinstance(head, NoHead):
+            head()  # which says what the file lacks
+
+    def next(self, sampler: Sampler) -> int:
+        """One more token."""
+        x, are_logits = self._passed()
+        with words_held(self._network):
+            token = sampler(x if are_logits else self._logits(x))
+            row = self._row(token)
+        self._number.send(token)
+        self._written += 1
+        if row is not None:
+            self._x = row
+            if self._goes_on():
+                self._ahead = _Ahead(self._pass(), generation_of(self._stack.layers[0]))
+        found = self._number.read()  # the one time that the host waits
+        if row is None:
+            self._x = self._embedded(found)
+        return found
+
+    def _passed(self) -> tuple[Tensor, bool]:
+        """What comes out of the layers for the next token, as `_pass` has it: of the prompt, or of the last token."""
+        if self._cache is None:
+            begin_writing(self._network, self._stack.layers)
+            self._cache = Cache(self._stack, self._count, self._most, self._x.device)
+            x = self._read()
+            self._look_ahead()
+            return x, False
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if ahead.generation == generation_of(self._stack.layers[0]):
+                return ahead.found
+            self._again()  # with other weights
+        if self._written == LONG:
+            begin_writing(self._network, self._stack.layers, at_last=True)
+        if self._count == self._cache.places:
+            self._let_go()
+            self._cache.grow()
+            self._look_ahead()
+        return self._pass()
+
+    def _goes_on(self) -> bool:
+        """Whether the next token may be begun before the number of this one is known: where it is replayed, and nothing is to be
+        done before."""
+        assert self._cache is not None
+        is_due = self._written == LONG or self._count == self._cache.places
+        return EARLY < self._written < self._wanted and not is_due and stays(self._stack.layers[0])
+
+    def _again(self) -> None:
+        """The last token passes once more, to the same place."""
+        assert self._next is not None
+        self._next.at.sub_(1)
+        self._count -= 1
+
+    def close(self) -> None:
+        """No token follows."""
+        self._let_go()
+
+    def bound(self, written: int) -> tuple[int, float | None]:
+        """Bytes that a token of so many reads, and what the card's memory has in a second."""
+        kept = 0 if self._cache is None else self._cache.nbytes(self._count - written // 2)
+        return token_rate.weight_bytes((*self._stack.layers, self._head)) + kept, token_rate.memory_of(self._x.device)
+
+    def _read(self) -> Tensor:
+        """The prompt, through all layers: what comes out for its last token, [1, 1, width]."""
+        prompt, cache = self._prompt, self._cache
+        assert cache is not None, "there is room"
+        x = self._x.clone(memory_format=torch.contiguous_format)
+        for i, layer in enumerate(self._stack.layers):
+            x, _ = layer(x=x, attention_mask=prompt, past_key_value=cache.of(i))
+            if prompt.pictures is not None:
+                prompt.pictures.add(x, i)
+        return x[:, -1:].contiguous()
+
+    def _pass(self) -> tuple[Tensor, bool]:
+        """The last token, through all layers: what comes out for it, [1, 1, width], or already its logits, and whether it is
+        them."""
+        assert self._next is not None, "the prompt was read"
+        if self._written < EARLY:
+            x, with_words = self._through(self._x, with_words=False), False
+        else:
+            with_words, first = self._words_stay(), self._stack.layers[0]
+            body, key = partial(self._through, with_words=with_words), ("a token", with_words, self._prompt.wide)
+            x = replayed(first, body, (self._x,), key, memory=self._next)
+        # Not before: whoever captures a token may let it pass twice, and each time it belongs to the same place.
+        self._next.at.add_(1)
+        self._count += 1
+        return x, with_words
+
+    def _through(self, x: Tensor, *, with_words: bool) -> Tensor:
+        """A token, through all layers, and the words' matrix. Nothing else but its keys and values is written."""
+        assert self._cache is not None
+        for i, layer in enumerate(self._stack.layers):
+            x, _ = layer(x=x, attention_mask=self._next, past_key_value=self._cache.of(i))
+        if not with_words:
+            return x
+        with words_held(self._network):
+            return self._logits(x)
+
+    def _words_stay(self) -> bool:
+        """Whether a graph may hold their product. A matrix that streams would come twice for a token, for its row too; of one that
+        is not read as it lies a graph would hold a copy."""
+        if not stays(self._stack.layers[0]):
+            return False
+        if self._words_in_place is None:
+            with words_held(self._network):
+                self._words_in_place = read_in_place(self._head, self._x, self._prompt.wide.ops)
+        return self._words_in_place
+
+    def _let_go(self) -> None:
+        """What was captured reads and writes keys and values, which are about to go."""
+        if self._next is not None:
+            let_go(self._stack.layers[0], self._next)
+
+    def _look_ahead(self) -> None:
+        """The angles of all places that there is room for, and the next one's number, on the device."""
+        assert self._cache is not None
+        prompt, places, device = self._prompt, self._cache.places, self._x.device
+        read = prompt.cos.shape[2]
+        ahead = torch.arange(self._position, self._position + places - read, device=device)[None]
+        cos, sin, _ = self._stack.compute_freqs_cis(ahead, device)
+        cosines, sines = (
+            torch.cat((mine.reshape(read, -1), more[..., : mine.shape[-1]].reshape(places - read, -1)))
+            for mine, more in ((prompt.cos, cos), (prompt.sin, sin))
+        )
+        place = torch.tensor([self._count], dtype=torch.int32, device=device)
+        self._next = Next(prompt.wide, cosines, sines, place)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[1, words] fp32, of what came out for a token, [1, 1, width]."""
+        wide: Wide = self._prompt.wide
+        norm = self._stack.norm
+        h = rms_parts(x, norm_weight(norm.weight, x), eps=norm.eps, policy=wide.ops)
+        [logits] = few_products(h, (self._head,), wide.ops, joined=True)
+        return logits[:, -1]
+
+    def _row(self, token: Tensor) -> Tensor | None:
+        """A token's embedding [1, 1, width] fp32, of a table that lies where it is wanted; None: the host is to ask for it."""
+        table: Any = self._stack.embed_tokens
+        weight = table._parameters["weight"]
+        if table.weight_function or weight.device != token.device:
+            return None
+        rows: Tensor
+        if ggml_tensor.is_held(weight):
+            rows = ggml_tensor.rows(weight, token.view(-1)).to(weight.dtype)
+        elif type(weight) is nn.Parameter and weight.dtype in PLAIN:
+            rows = weight.index_select(0, token.view(-1))
+        else:
+            return None
+        return rows.float()[None]
+
+    def _embedded(self, token: int) -> Tensor:
+        found: Tensor = self._stack.embed_tokens(torch.tensor([[token]]), out_dtype=torch.float32)
+        return found.to(self._x.device, torch.float32)

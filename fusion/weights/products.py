@@ -1,0 +1,210 @@
+"""The one way to multiply: stock's Linears over our products, whatever their weights are.
+
+Weights come from `operands`, as halves. Where the tier permits, they are 8-bit numbers (`int8_weights.py`), and so is x: a scale
+for each of its rows, turned as the weight's rows are. What follows a product, GELU, gate and residual, is done in it either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...kernels_cuda import (
+    Int8Rows,
+    KernelPolicy,
+    linear,
+    mlp,
+    multiply,
+    multiply_,
+    multiply_pair_,
+    rows_of,
+    rows_to_int8,
+)
+from ...kernels_cuda.ops.matmul.linear import Activation
+from ...kernels_cuda.ops.matmul.mlp import CHUNK_BYTES, most_rows, parts_of
+from .int8_weights import Int8Weights, int8_operands
+from .operands import Weights, operands, packed
+
+ROUNDED_BYTES = 64 * 2**20  # of x, while several products read it
+PACKED_ROWS = 4096  # above, cuBLAS needs the same time for three products as for one (H200, 14B)
+
+
+def product(
+    x: Tensor,
+    operation: Any,
+    policy: KernelPolicy,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
+    saturate: bool = False,
+) -> Tensor:
+    """residual + gate * activation(operation(x)), each part optional, for one of stock's Linears.
+
+    x         [batch, ..., k] fp16
+    out       [batch, ..., n], where to write instead of into a new tensor; may be the residual itself
+    saturate  what overflows fp16 becomes +-65504 instead of infinity
+    """
+    done: dict[str, Any] = {"activation": activation, "residual": residual, "gate": gate, "saturate": saturate}
+    with _weights(x, policy, operation) as [own]:
+        if out is None:
+            return multiply(x, own.matrix, own.bias, **done, policy=policy)
+        multiply_(out, x, own.matrix, own.bias, **done, policy=policy)
+        return out
+
+
+def products(
+    x: Tensor, operations: Sequence[Any], policy: KernelPolicy, *, however_long: bool = False
+) -> Sequence[Tensor]:
+    """What several of stock's Linears make of x [batch, ..., k] fp16: of one product of halves where their weights lie together
+    and x is short, or however long it is: narrow products alone fill no card. In 8 bits x is rounded once for all that have the
+    same rotation."""
+    with _weights(x, policy, *operations) as parts:
+        halves = [part for part in parts if isinstance(part, Weights)]
+        joins = len(halves) == len(parts) and (however_long or x.shape[:-1].numel() <= PACKED_ROWS)
+        if joins and (one := packed(halves)) is not None:
+            rows = [part.matrix.shape[0] for part in halves]
+            return linear(x, one.matrix, one.bias, policy=policy).split_with_sizes(rows, dim=-1)
+        in_int8 = [part for part in parts if isinstance(part, Int8Weights)]
+        made = iter(_in_int8(x, in_int8, policy) if in_int8 else ())
+        return [
+            next(made) if isinstance(part, Int8Weights) else linear(x, part.matrix, part.bias, policy=policy)
+            for part in parts
+        ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What becomes of some rows of a Linear.
+
+    out         [batch, tokens, columns], where to write: rows anywhere
+    activation  of the product
+    gated       the rows are a pair, twice as many as columns: silu(first half) * second half, saturated
+    """
+
+    out: Tensor
+    activation: Activation = "none"
+    gated: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.out.shape[-1] * (2 if self.gated else 1)
+
+
+def product_in_parts(x: Tensor, operation: Any, policy: KernelPolicy, parts: Sequence[Part]) -> None:
+    """What one of stock's Linears makes of x [batch, tokens, k] fp16, each part of its rows where it is wanted. The weight is taken
+    once, and in 8 bits x is rounded once. Some tokens at a time: what a pair multiplies may lie beside it meanwhile."""
+    with _weights(x, policy, operation) as [own]:
+        widest = max(part.rows for part in parts)
+        for piece in parts_of(x.shape[0], x.shape[1], most_rows(widest, CHUNK_BYTES)):
+            given: Tensor | Int8Rows = x[piece]
+            if isinstance(own, Int8Weights):
+                given = rows_to_int8(x[piece], rotation=own.matrix.rotation, policy=policy)
+            first = 0
+            for part in parts:
+                last = first + part.rows
+                matrix, bias = rows_of(own.matrix, first, last), None if own.bias is None else own.bias[first:last]
+                first = last
+                if part.gated:
+                    multiply_pair_(part.out[piece], given, matrix, saturate=True, policy=policy)
+                else:
+                    multiply_(part.out[piece], given, matrix, bias, activation=part.activation, policy=policy)
+
+
+def _in_int8(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> Sequence[Tensor]:
+    """The products of x [batch, ..., k] with each: a few tokens at a time, since what is rounded lies beside what it was made of
+    while all results are held, and long videos fill a card."""
+    tokens = x.shape[1] if x.ndim == 3 else 0
+    pieces = parts_of(x.shape[0], tokens, most_rows(x.shape[-1], 2 * ROUNDED_BYTES)) if tokens else ()
+    if len(pieces) <= 1:
+        rows = _rounded(x, parts, policy)
+        return [multiply(rows[part.matrix.rotation], part.matrix, part.bias, policy=policy) for part in parts]
+    found = [x.new_empty(*x.shape[:-1], part.matrix.shape[0]) for part in parts]
+    for piece in pieces:
+        rows = _rounded(x[piece], parts, policy)
+        for out, part in zip(found, parts, strict=True):
+            multiply_(out[piece], rows[part.matrix.rotation], part.matrix, part.bias, policy=policy)
+    return found
+
+
+def _rounded(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> dict[int, Int8Rows]:
+    """By rotation."""
+    return {
+        turn: rows_to_int8(x, rotation=turn, policy=policy) for turn in dict.fromkeys(p.matrix.rotation for p in parts)
+    }
+
+
+def feed_forward(
+    x: Tensor,
+    first: Any,
+    second: Any,
+    policy: KernelPolicy,
+    *,
+    activation: Activation = "gelu_tanh",
+    gated: bool = False,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
+    saturate: bool = False,
+    pieces: int = CHUNK_BYTES,
+) -> Tensor:
+    """residual + gate * second(activation(first(x))), for two of stock's Linears: a few tokens at a time, since what lies between
+    them is wide.
+
+    x         [batch, ..., k] fp16
+    gated     first makes a pair, and second gets silu(its first half) * its second half
+    out       [batch, ..., n], contiguous or [batch, tokens, n], where to write instead of into a new tensor; may be the residual
+              itself
+    saturate  what overflows fp16 becomes +-65504 instead of infinity
+    pieces    about the most that what lies between the products may take, in bytes
+    """
+    with _weights(x, policy, first, second) as [one, other]:
+        return mlp(
+            x,
+            one.matrix,
+            other.matrix,
+            one.bias,
+            other.bias,
+            gated=gated,
+            activation=activation,
+            residual=residual,
+            gate=gate,
+            saturate=saturate,
+            out=out,
+            chunk_bytes=pieces,
+            policy=policy,
+        )
+
+
+def gated_feed_forward(
+    x: Tensor, gate: Any, up: Any, down: Any, policy: KernelPolicy, *, saturate: bool = False
+) -> Tensor:
+    """down(silu(gate(x)) * up(x)), for three of stock's Linears without biases: a few tokens at a time.
+
+    x         [batch, ..., k] fp16
+    saturate  what overflows fp16, on the way too, becomes +-65504 instead of infinity
+    """
+    with _weights(x, policy, gate, up, down) as [first, second, last]:
+        return mlp(
+            x,
+            first.matrix,
+            last.matrix,
+            up=second.matrix,
+            activation="silu",
+            saturate=saturate,
+            policy=policy,
+        )
+
+
+def _weights(
+    x: Tensor, policy: KernelPolicy, *operations: Any
+) -> AbstractContextManager[Sequence[Weights | Int8Weights]]:
+    """As the tier has them. Not asked for more than it must: a block asks some twenty times."""
+    return (
+        operands(x, policy, *operations) if policy.int8_products == "never" else int8_operands(x, policy, *operations)
+    )

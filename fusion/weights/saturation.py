@@ -1,0 +1,71 @@
+"""How much of an FP16 stream was too large for it: what a block adds saturates at 65504, and a picture may suffer in silence.
+
+It is counted behind the last block: a number that large stays so large to the end, and one pass over the stream a step costs
+nothing that can be measured, where stock looks at all of it in every block. Counts stay on the card until a report asks for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...gpu.capture import each_time
+from ...kernels_cuda.ops.views.half_range import LARGEST
+from ..base.format import counted
+
+WATCH = "fusestream_saturation"  # where a block has its count
+
+
+class Saturation:
+    """Of one model."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self._count: Tensor | None = None  # int64, on the device
+
+    def look(self, x: Tensor) -> None:
+        """x: the stream [batch, tokens, width] as it leaves the last block. One of fp32 has room enough."""
+        if x.dtype is not torch.float16:
+            return
+        found = (x.abs() >= LARGEST).sum()
+        if self._count is None or self._count.device != x.device:
+            self._count = torch.zeros_like(found)
+        self._count += found
+        each_time(self._passed)
+
+    def _passed(self) -> None:
+        self.passes += 1
+
+    @property
+    def count(self) -> int:
+        """Numbers of all passes so far. Waits for the device."""
+        return 0 if self._count is None else int(self._count)
+
+
+def watch(blocks: list[nn.Module]) -> None:
+    """Count behind the last of a network's blocks, in the order in which they run."""
+    if blocks:
+        blocks[-1].__dict__[WATCH] = Saturation()
+
+
+def look(block: Any, x: Tensor) -> Tensor:
+    """x, which has left a block: counted if this is the last one."""
+    found: Saturation | None = block.__dict__.get(WATCH)
+    if found is not None:
+        found.look(x)
+    return x
+
+
+def words(net: nn.Module) -> str:
+    """What the report says of a diffusion model's network; nothing where nothing was too large."""
+    for module in net.modules():
+        found: Saturation | None = module.__dict__.get(WATCH)
+        if found is not None and found.count:
+            return (
+                f"Of its stream {counted(found.count, 'number', 'numbers')} in {counted(found.passes, 'pass', 'passes')} were too "
+                f"large for FP16 and held at {LARGEST:.0f}, where ComfyUI holds them, too. If a picture shows it, start ComfyUI "
+                "with --bf16-unet, or on an RTX 20 with --fp32-unet."
+            )
+    return ""

@@ -1,0 +1,114 @@
+"""What was captured of a call: the graph, where what it is given goes, and what comes out.
+
+Who captures decides of which calls, and for how long what is kept may stay: `fusion/graphs/calls.py` for a model that streams,
+`kernels_cuda/modules/graphs.py` for a network by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import capture
+from .call_key import put_together, span, taken_apart
+from .capture_check import Rehearsal
+from .graphs import Recorded
+
+PAYS = 0.9  # of the time that a call takes, that the host must be busy for it
+NO_ROOM = "too little VRAM is left for what was captured"
+STRAYS = "replayed, it gives something else than computed: a part of it works where a recording does not see it"
+FAR = 0.1  # of what comes out: rounding differs by a hundredth of that, what reads memory of earlier work by all of it
+
+
+def unpaid(host: float, whole: float) -> str | None:
+    """Why a call that keeps the host and the card for so many seconds is not worth a graph; None: it is."""
+    if host >= PAYS * whole:
+        return None
+    return f"the card takes {whole * 1e3:.1f} ms for a call, and the host {host * 1e3:.1f}"
+
+
+class Replay:
+    """What was captured of one call. replayed: how often that served a call, of which whoever launches it keeps count."""
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        inputs: Sequence[Tensor],
+        out: Any,
+        outputs: Sequence[Tensor],
+        rehearsal: Rehearsal,
+        effects: Sequence[capture.Effect],
+    ) -> None:
+        """out: the structure of what comes out, whose tensors are `outputs`. effects: what the host does at each replay."""
+        self.recorded, self.out, self.outputs = recorded, out, outputs
+        self._rehearsal, self._effects = rehearsal, effects  # the first keeps what is read at each replay
+        self._copies = _in_few_copies(inputs)
+        self._around = sum(span(tensor).nbytes for tensor in (*inputs, *outputs)) + rehearsal.nbytes
+        self.replayed = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.recorded.nbytes + self._around
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether to replay it in vain leaves all as it was."""
+        return self._rehearsal.is_repeatable
+
+    def agrees(self, made: Sequence[Tensor]) -> bool:
+        """Replay it with what it was captured with: whether that gives these tensors again, but for rounding. What draws random
+        numbers or adds to something gives others, and always agrees."""
+        self.recorded.replay()
+        return not self.is_repeatable or all(map(_agree, self.outputs, made))
+
+    def launch(self, tensors: Sequence[Tensor]) -> None:
+        """The device computes anew, of a call's tensors."""
+        for copy in self._copies:
+            copy(tensors)
+        self.recorded.replay()
+
+    def results(self) -> Any:
+        """What came out last, for the caller to keep."""
+        return put_together(self.out, (tensor.clone() for tensor in self.outputs))
+
+    def told(self) -> None:
+        """It counts: what the host does beside it is done."""
+        for effect in self._effects:
+            effect()
+
+
+def put_into(copies: Sequence[Tensor], out: Any, device: torch.device) -> None:
+    """The tensors of what comes out, into those that were there before: nothing that is allocated may outlive a recording."""
+    made: list[Tensor] = []
+    taken_apart(out, made, device)
+    for copy, tensor in zip(copies, made, strict=True):
+        span(copy).copy_(span(tensor))
+
+
+def _agree(got: Tensor, exact: Tensor) -> bool:
+    """Numbers that may be rounded differently; of others, as places of the largest, a hair may decide. What is not finite is left
+    out where it is so in either."""
+    if not exact.is_floating_point():
+        return True
+    one, other = torch.nan_to_num(got.float(), 0.0, 0.0, 0.0), torch.nan_to_num(exact.float(), 0.0, 0.0, 0.0)
+    return bool((one - other).norm() <= FAR * other.norm())
+
+
+def _in_few_copies(rooms: Sequence[Tensor]) -> list[Callable[[Sequence[Tensor]], object]]:
+    """What copies tensors like these into these, those of one type at once: a copy alone keeps the host longer than the device."""
+    kinds = dict.fromkeys(room.dtype for room in rooms)
+    return [_one_copy([(i, room) for i, room in enumerate(rooms) if room.dtype is kind]) for kind in kinds]
+
+
+def _one_copy(numbered: Sequence[tuple[int, Tensor]]) -> Callable[[Sequence[Tensor]], object]:
+    whole = [(i, room) for i, room in numbered if room.is_contiguous()]  # the others with their gaps
+    gaping = [(i, room) for i, room in numbered if not room.is_contiguous()]
+    into = [room for _, room in whole] + [span(room) for _, room in gaping]
+
+    def copy(tensors: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(into, [tensors[i] for i, _ in whole] + [span(tensors[i]) for i, _ in gaping])
+
+    return copy

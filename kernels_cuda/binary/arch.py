@@ -1,0 +1,76 @@
+"""Which compiled variant serves which card.
+
+A variant is machine code for one architecture (`sm_90`, a cubin) or portable code that the driver compiles
+(`compute_75`, PTX). Cubins run on their own compute capability and on later minor versions of the same major: the sm_80
+cubin serves 8.6 and 8.9 too. Anything newer than every cubin gets PTX.
+
+Kernels are written for two instruction classes. `sm_75`: ldmatrix, mma m16n8k8, no asynchronous copies. `sm_80`: adds
+cp.async and mma m16n8k16. The class decides which source path is compiled, the variant where it runs.
+"""
+
+from __future__ import annotations
+
+from ..policy import IsaClass
+
+CUBINS = ("sm_75", "sm_80", "sm_90", "sm_120")
+PTX = ("compute_75", "compute_80")
+# Oldest first: the archive is read in this order and the oldest cards have the slowest hosts.
+VARIANTS = (*CUBINS, *PTX)
+# Runs where it is asked for by name: every card has a better one. In an archive of its own, which users are not given.
+ONLY_FORCED = ("compute_75",)
+# May be added for a unit whose tuning differs there: see build/matrix.py.
+EXTRA_CUBINS = ("sm_86", "sm_89", "sm_100", "sm_90a")
+
+OLDEST = (7, 5)
+OF_DATA_CENTRES = ((8, 0), (9, 0), (10, 0), (10, 3))
+# On an H200, of matrices of a 14B: cuBLAS 752 TFLOP/s in FP16, the best product in 8 bits 784, with the error of 8 bits. Those
+# that came after it are taken to be alike.
+AS_FAST_IN_FP16 = ((9, 0), (10, 0), (10, 3))
+
+
+def number(variant: str) -> int:
+    """`sm_90a` -> 90."""
+    return int(variant.split("_")[1].rstrip("af"))
+
+
+def is_ptx(variant: str) -> bool:
+    return variant.startswith("compute_")
+
+
+def isa_class(variant: str) -> IsaClass:
+    """The instruction class a variant's code was written for."""
+    return "sm_75" if number(variant) < 80 else "sm_80"
+
+
+def too_old(capability: tuple[int, int]) -> str | None:
+    """Why a card cannot be served at all, or None."""
+    if capability >= OLDEST:
+        return None
+    return f"compute capability {capability[0]}.{capability[1]} is older than 7.5 (Turing)"
+
+
+def half_sums_pay(capability: tuple[int, int]) -> bool:
+    """Whether tensor cores add in FP16 faster than in FP32: on all but the cards of data centres."""
+    return capability not in OF_DATA_CENTRES
+
+
+def int8_pays(capability: tuple[int, int]) -> bool:
+    """Whether matrix products are faster in 8 bits than what cuBLAS makes of FP16: on all but the newest cards of data centres."""
+    return capability not in AS_FAST_IN_FP16
+
+
+def preference(capability: tuple[int, int], forced: IsaClass | None = None) -> list[str]:
+    """Variants that run on a card, best first. A forced class leaves only that class's PTX."""
+    major, minor = capability
+    card = major * 10 + minor
+    if forced is not None:
+        portable = f"compute_{number(forced)}"
+        return [portable] if number(portable) <= card else []
+    cubins = [v for v in (*CUBINS, *EXTRA_CUBINS) if number(v) // 10 == major and number(v) <= card]
+    # Code with an `a` suffix runs on exactly its own capability.
+    cubins = [v for v in cubins if not v.endswith("a") or number(v) == card]
+    portable_codes = [v for v in PTX if number(v) <= card]
+    return [
+        *sorted(cubins, key=lambda v: (number(v), v), reverse=True),
+        *sorted(portable_codes, key=number, reverse=True),
+    ]

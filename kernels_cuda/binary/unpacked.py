@@ -1,0 +1,48 @@
+"""An archive's code for one kind of card as it is unpacked, kept in the user's cache folder.
+
+Unpacking takes a fifth of a second (xz is small, not quick), and the first step of the first video after every start waits
+for it. The copy is an archive of the same format, not compressed, of what this card takes; it is read with the same checks.
+Whatever is wrong with it, the archive itself is read instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import ArchiveError
+from . import archive
+
+
+def read_units(path: Path, preference: Sequence[str], cache: Path) -> tuple[archive.Manifest, dict[str, archive.Unit]]:
+    """What `archive.read_units` gives for this archive; only of the variants that are used the manifest tells."""
+    kept = _place(path, preference, cache)
+    with contextlib.suppress(ArchiveError):
+        return archive.read_units(kept, preference)
+    manifest, units = archive.read_units(path, preference)
+    if units:
+        with contextlib.suppress(OSError):  # a full disk, or a folder that is not ours: it will be unpacked again
+            _keep(kept, manifest, units)
+    return manifest, units
+
+
+def _place(path: Path, preference: Sequence[str], cache: Path) -> Path:
+    try:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ArchiveError(f"{path.name} cannot be read ({error})") from error
+    card = hashlib.sha256(" ".join(preference).encode()).hexdigest()
+    return cache / f"unpacked-{content[:16]}-{card[:8]}.tar"
+
+
+def _keep(kept: Path, manifest: archive.Manifest, units: dict[str, archive.Unit]) -> None:
+    built: dict[str, dict[str, tuple[bytes, dict[str, dict[str, int]]]]] = {}
+    for name, unit in units.items():
+        built.setdefault(unit.variant, {})[name] = unit.code, unit.kernels
+    archive.write(kept, built, source_hash=manifest.source_hash, compiler=manifest.compiler, filters=None)
+    of_this = kept.name.rsplit("-", 1)[0]
+    for other in kept.parent.glob("unpacked-*.tar"):
+        if not other.name.startswith(of_this):
+            other.unlink(missing_ok=True)  # of an earlier version of the pack

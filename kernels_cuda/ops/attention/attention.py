@@ -1,0 +1,473 @@
+"""attention: softmax(q k^T * scale + bias) v, with everything a video model asks of it in one kernel.
+
+The maths, the layout, the access pattern and the range of the half accumulators stand at the head of src/attention.cu;
+what torch can do of it, in sdpa.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from ctypes import c_float, c_int, c_int64
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...binary.arch import half_sums_pay
+from ...call import Call, Plan, round_up
+from ...launcher import (
+    MAX_GRID,
+    Card,
+    Pointer,
+    output,
+    parameter_struct,
+)
+from ...policy import STANDARD, KernelPolicy
+from ...registry import CudaCandidate, Op, StockCandidate
+from ..views.checks import word, wrong_dtype
+from ..views.rows import rows_apart
+from . import attention_products, int8_heads
+from .attention_operands import (
+    NO_LIMIT,
+    PLACES,
+    TENSORS,
+    BlockList,
+    Operands,
+    Tail,
+    arguments,
+    fill_places,
+    of_heads,
+    validate,
+)
+from .sdpa import SERVING, TorchBackend, run_stock, stock_begins
+
+HEADS = (64, 96, 128, 384)  # elements of a head the kernels were compiled for
+WIDE = 384  # the VAE's single head has a kernel of its own
+REFERENCE_ROWS = 1024  # queries at a time: bounds what the reference holds
+MOST_TOKENS = 2**30
+# What the blocks of a list must be multiples of: the most queries of a block, the most keys of a tile.
+ROWS, TILE = 128, 64
+SHORT = 1024  # keys up to which `turbo` does not round them: little is gained, and few keys average few errors
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (NO_LIMIT, NO_LIMIT),
+    key_lengths: Tensor | None = None,
+    distance_bias: Tensor | None = None,
+    blocks: BlockList | None = None,
+    tail: Tail | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """Attention of q over k and v, [batch, tokens, heads, d] fp16 each, with any strides but the last.
+
+    k, v           may have other tokens than q, and fewer heads (grouped queries: head i of q sees head i // group)
+    mask           broadcasts to [batch, heads, q tokens, k tokens]. bool: True may be seen; fp16: added to the scores
+    scale          of the scores; None: 1 / sqrt(d)
+    causal         query i sees keys up to i + (k tokens - q tokens): the last query sees the last key
+    window         (left, right): query i sees keys from i + shift - left to i + shift + right, with the same shift;
+                   -1: no limit on that side
+    key_lengths    [batch] int32: keys from there on do not exist for that row of the batch
+    distance_bias  [heads, q tokens + k tokens - 1] fp32, added to the scores: the value for key - query, from
+                   1 - q tokens on. T5's relative positions, without the bias of every pair
+    blocks         a list of the key blocks to visit (sliding tiles, top-k); what is not listed is not seen
+    tail           of whole blocks that are not listed, their means are seen
+    Returns a contiguous [batch, q tokens, heads, d]. A query that sees no key is zero. Softmax is fp32; with precision
+    `fast` the tensor cores may accumulate in fp16, folded into fp32 every few steps; with `turbo` the queries and more than
+    1024 keys may be rounded to 8 bits, with a scale for each row, or 32 keys.
+    """
+    tensors, options = arguments(
+        q,
+        k,
+        v,
+        mask,
+        scale=scale,
+        causal=causal,
+        window=window,
+        key_lengths=key_lengths,
+        distance_bias=distance_bias,
+        blocks=blocks,
+        tail=tail,
+    )
+    out: Tensor = ATTENTION(tensors, options, policy)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------- the maths
+
+
+def reference(*given: object) -> Tensor:
+    """The oracle, in fp32 or, for float64 inputs, in float64."""
+    o = Operands.of(given[:TENSORS], given[TENSORS:])  # type: ignore[arg-type]
+    wide = torch.promote_types(o.q.dtype, torch.float32)
+    group = o.q.shape[2] // max(o.k.shape[2], 1)
+    k, v = (t.to(wide).repeat_interleave(group, 2).transpose(1, 2) for t in (o.keys, o.values))
+    out = torch.empty(o.q.shape, dtype=o.q.dtype, device=o.q.device)
+    for first in range(0, o.q.shape[1], REFERENCE_ROWS):
+        last = min(first + REFERENCE_ROWS, o.q.shape[1])
+        scores = (o.q[:, first:last].to(wide).transpose(1, 2) @ k.transpose(-1, -2)) * o.scale
+        added, seen = o.added(first, last, wide), o.seen(first, last)
+        if added is not None:
+            scores = scores + added
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -math.inf)
+        # torch's softmax of a row without keys is NaN, ours zero; a row with a NaN stays NaN.
+        nothing = (scores == -math.inf).all(-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(nothing, 0), -1).masked_fill(nothing, 0)
+        # A weight of zero times Inf would be NaN: what is not seen must not be met.
+        values = weights @ v if seen is None else _weighted(weights, v, seen)
+        out[:, first:last] = values.transpose(1, 2).to(o.q.dtype)
+    return out
+
+
+def _weighted(weights: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """weights @ v where keys that no query of a batch row and head sees count as zero, whatever they hold."""
+    used = seen.any(-2, keepdim=True).transpose(-1, -2)
+    return weights @ torch.where(used, v, torch.zeros((), dtype=v.dtype, device=v.device))
+
+
+def stock(*given: object) -> Tensor:
+    """What stock runs: torch's scaled_dot_product_attention."""
+    return run_stock(Operands.of(given[:TENSORS], given[TENSORS:]))  # type: ignore[arg-type]
+
+
+def fake(q: Tensor, *_: object) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+# Mirrors AttentionParams in src/attention_params.cuh.
+AttentionParams = parameter_struct(
+    "AttentionParams",
+    (Pointer, "q k v out key_lengths bias mask relative block_list block_counts q_scales k_scales"),
+    (Pointer, "tail_k tail_v tail_scales visited"),
+    (c_int64, " ".join(f"{t}_{where}" for t in ("q", "k", "v", "out") for where in PLACES)),
+    (c_int64, "bias_batch bias_head bias_query mask_batch mask_head mask_query relative_head"),
+    (c_int64, "list_batch list_head list_query count_batch count_head"),
+    (c_int64, "q_scale_batch q_scale_head k_scale_batch k_scale_head"),
+    (c_int64, " ".join(f"{t}_{where}" for t in ("tail_k", "tail_v") for where in PLACES)),
+    (c_int64, "tail_scale_batch tail_scale_head visited_batch visited_head visited_query"),
+    (c_int, "q_length k_length heads_per_key_head window_left window_right relative_zero list_rows list_keys"),
+    (c_int, "tail_length"),
+    (c_float, "scale_log2 tail_log2"),
+)
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call."""
+    o = Operands.of(call.tensors, call.options)
+    yield from wrong_dtype((torch.float16,), q=o.q, k=o.k, v=o.v)
+    d = o.q.shape[3]
+    if d not in HEADS:
+        yield f"heads have {d} elements, the kernels serve {', '.join(map(str, HEADS))}"
+    if d == WIDE and not o.plain:
+        yield f"heads of {WIDE} elements are served without masks, windows and block lists only"
+    if o.scale <= 0:
+        yield f"scale is {o.scale}, the kernels take a positive one"
+    if o.q.shape[2] > MAX_GRID[1] or o.q.shape[0] > MAX_GRID[2]:
+        yield f"{o.q.shape[0]} x {o.q.shape[2]} batch rows and heads exceed a grid"
+    if max(o.q.shape[1], o.k.shape[1]) > MOST_TOKENS:
+        yield f"{max(o.q.shape[1], o.k.shape[1])} tokens exceed {MOST_TOKENS}"
+    for name, t in (("q", o.q), ("k", o.k), ("v", o.v)):
+        yield from rows_apart(name, t)
+    yield from _mask_obstacles(o)
+    yield from _list_obstacles(o)
+
+
+def _mask_obstacles(o: Operands) -> Iterator[str]:
+    if o.mask is None:
+        return
+    yield from wrong_dtype((torch.bool, torch.float16), mask=o.mask)
+    if o.mask.shape[-1:] != o.k.shape[1:2] or (o.k.shape[1] > 1 and o.mask.stride(-1) != 1):
+        yield f"mask: the keys of {list(o.mask.shape)} with strides {o.mask.stride()} are not adjacent"
+
+
+def _list_obstacles(o: Operands) -> Iterator[str]:
+    yield from wrong_dtype((torch.int32,), key_lengths=o.key_lengths)
+    yield from wrong_dtype((torch.float32,), distance_bias=o.distance_bias)
+    for name, vector in (("key_lengths", o.key_lengths), ("distance_bias", o.distance_bias)):
+        if vector is not None and vector.shape[-1] > 1 and vector.stride(-1) != 1:
+            yield f"{name} is not contiguous"
+    if o.blocks is None:
+        return
+    yield from wrong_dtype((torch.int32,), block_keys=o.blocks.keys, block_counts=o.blocks.counts)
+    if not o.blocks.keys.is_contiguous() or not o.blocks.counts.is_contiguous():
+        yield "the block list is not contiguous"
+    if o.blocks.rows % ROWS or o.blocks.size % TILE:
+        yield f"blocks are {o.blocks.rows} x {o.blocks.size}, the kernels take multiples of {ROWS} x {TILE}"
+    if o.tail is None:
+        return
+    yield from wrong_dtype((torch.float16,), tail_k=o.tail.k, tail_v=o.tail.v)
+    yield from wrong_dtype((torch.int32,), visited=o.tail.visited)
+    yield from rows_apart("tail_k", o.tail.k)
+    yield from rows_apart("tail_v", o.tail.v)
+    if not o.tail.visited.is_contiguous():
+        yield "the bits of the visited blocks are not contiguous"
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """How the tensor cores multiply and add: a precision, or `turbo half`, which adds values in FP16 as `fast` does."""
+
+    precision: str
+
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether scores are products of 8-bit numbers."""
+        return self.precision.startswith("turbo")
+
+    def __str__(self) -> str:
+        return self.precision
+
+
+PRECISE, FAST, TURBO, TURBO_HALF = (Tactic(name) for name in ("precise", "fast", "turbo", "turbo_half"))
+WAYS = {"precise": [PRECISE], "fast": [FAST, PRECISE], "turbo": [TURBO_HALF, TURBO, FAST, PRECISE]}
+
+
+def ways(call: Call) -> list[Tactic]:
+    """Each tier offers what is more precise too: where the card's fp32 accumulation is as quick, that may win."""
+    o = Operands.of(call.tensors, call.options)
+    rounded = o.q.shape[3] != WIDE and o.k.shape[1] > SHORT
+    return [tactic for tactic in WAYS[call.policy.attends] if rounded or not tactic.in_8_bits]
+
+
+def first_way(call: Call, card: Card) -> Tactic:
+    """What is best by rule, where nothing was measured: half sums are for cards that add them faster."""
+    pays = half_sums_pay(card.capability)
+    return next(way for way in ways(call) if pays or way is not TURBO_HALF)
+
+
+# Of a kernel beside lengths and grouped heads: nothing, lists of blocks, everything.
+ASKED = ("", "_listed", "_general")
+
+
+def kernel_name(d: int, tactic: Tactic, asked: str) -> str:
+    return f"attention_{d}_{tactic}{asked}"
+
+
+def _asked(o: Operands) -> str:
+    return "" if o.plain else "_listed" if o.whole_blocks else "_general"
+
+
+def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
+    """Fix lengths, strides, grid and kernel; what remains per call is the output and the pointers."""
+    o = Operands.of(call.tensors, call.options)
+    new_out = output(o.q.shape, torch.float16, card.index)
+    if o.q.numel() == 0:
+        return lambda *_: new_out()
+    if o.k.shape[1] == 0:
+        return lambda *_: new_out().zero_()
+    tactic = tactic or first_way(call, card)
+    parts = list(int8_heads.pieces(o.q, o.k)) if tactic.in_8_bits else []
+    if len(parts) < 2:
+        launch = _prepare(call, card, tactic, o.q.shape[2])
+
+        def run(*tensors: Tensor | None) -> Tensor:
+            out = new_out()
+            launch(out, *tensors)
+            return out
+
+        return run
+    # Some heads at a time: what is rounded lies beside what it was made of, and long videos fill a card of 8 GB.
+    calls = (replace(call, tensors=of_heads(call.tensors, *part)) for part in parts)
+    launches = [_prepare(some, card, tactic, o.q.shape[2]) for some in calls]
+
+    def run_in_pieces(*tensors: Tensor | None) -> Tensor:
+        out = new_out()
+        for launch, part in zip(launches, parts, strict=True):
+            launch(out[:, :, part[0]], *of_heads(tensors, *part))
+        return out
+
+    return run_in_pieces
+
+
+def _prepare(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callable[..., None]:
+    """The launch of a call, or of some heads of it: takes the output, of a contiguous one with all heads, and the operands."""
+    o = Operands.of(call.tensors, call.options)
+    b, s, h, d = o.q.shape
+    kernel = card.kernel("attention", kernel_name(d, tactic, _asked(o)))
+    rows, threads, shared_bytes = kernel.cut
+    bias = o.mask is not None and o.mask.dtype is not torch.bool
+    convert = int8_heads.plan(card, o, call.describe()) if tactic.in_8_bits else None
+    params = AttentionParams(
+        q_length=s,
+        k_length=o.k.shape[1],
+        heads_per_key_head=h // o.k.shape[2],
+        window_left=o.left,
+        window_right=o.right_limit,
+        relative_zero=s - 1,
+        scale_log2=o.scale * math.log2(math.e),
+    )
+    for name, t in (("q", o.q), ("k", o.k), ("v", o.v)):
+        fill_places(params, name, t.stride())
+    if o.mask is not None:
+        strides = o.mask.expand(b, h, s, o.k.shape[1]).stride()
+        for where, stride in zip(("batch", "head", "query"), strides[:3], strict=True):
+            setattr(params, f"{'bias' if bias else 'mask'}_{where}", stride)
+    if o.distance_bias is not None:
+        params.relative_head = o.distance_bias.stride(0)
+    if o.blocks is not None:
+        _fill_blocks(params, o.blocks)
+    if o.tail is not None:
+        _fill_tail(params, o.tail, o.blocks)
+    if tactic.in_8_bits:
+        _fill_8_bits(params, o)
+    fill_places(params, "out", (s * all_heads * d, all_heads * d, d))
+    launch = kernel.prepare(
+        params,
+        grid=(-(-s // rows), h, b),
+        block=threads,
+        shape=call.describe(),
+        shared_bytes=shared_bytes,
+    )
+
+    def run(
+        out: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        key_lengths: Tensor | None,
+        distance_bias: Tensor | None,
+        listed: Tensor | None,
+        counts: Tensor | None,
+        tail_k: Tensor | None,
+        tail_v: Tensor | None,
+        visited: Tensor | None,
+    ) -> None:
+        at = 0 if mask is None else mask.data_ptr()
+        q_scales = k_scales = tail_scales = None
+        if convert is not None:
+            (q, q_scales), (k, k_scales), (tail_k, tail_scales) = convert(q, k, key_lengths, tail_k)
+        launch(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            0 if key_lengths is None else key_lengths.data_ptr(),
+            at if bias else 0,
+            0 if bias else at,
+            0 if distance_bias is None else distance_bias.data_ptr(),
+            0 if listed is None else listed.data_ptr(),
+            0 if counts is None else counts.data_ptr(),
+            0 if q_scales is None else q_scales.data_ptr(),
+            0 if k_scales is None else k_scales.data_ptr(),
+            0 if tail_k is None else tail_k.data_ptr(),
+            0 if tail_v is None else tail_v.data_ptr(),
+            0 if tail_scales is None else tail_scales.data_ptr(),
+            0 if visited is None else visited.data_ptr(),
+        )
+
+    return run
+
+
+def _fill_8_bits(params: object, o: Operands) -> None:
+    """Strides of 8-bit queries, keys and means, in units of 2 bytes, and of their scales."""
+    parts = [("q", "q_scale", o.q, 1), ("k", "k_scale", o.k, int8_heads.TOGETHER)]
+    if o.tail is not None:
+        parts.append(("tail_k", "tail_scale", o.tail.k, int8_heads.TOGETHER))
+    for name, scale, t, together in parts:
+        _, tokens, heads, d = t.shape
+        row, scales = int8_heads.pitch(d) // 2, int8_heads.scale_count(tokens, together)
+        values = {f"{name}_token": row, f"{name}_head": tokens * row, f"{name}_batch": heads * tokens * row}
+        values |= {f"{scale}_head": scales, f"{scale}_batch": heads * scales}
+        for field, stride in values.items():
+            setattr(params, field, stride)
+
+
+def _shared(t: Tensor, dim: int) -> int:
+    """The stride of a dimension that may be one for all."""
+    return t.stride(dim) if t.shape[dim] > 1 else 0
+
+
+def _fill_blocks(params: object, blocks: BlockList) -> None:
+    keys, counts = blocks.keys, blocks.counts
+    values = {
+        "list_rows": blocks.rows,
+        "list_keys": blocks.size,
+        "list_batch": _shared(keys, 0),
+        "list_head": _shared(keys, 1),
+        "list_query": keys.stride(2),
+        "count_batch": _shared(counts, 0),
+        "count_head": _shared(counts, 1),
+    }
+    for name, value in values.items():
+        setattr(params, name, value)
+
+
+def _fill_tail(params: object, tail: Tail, blocks: BlockList | None) -> None:
+    assert blocks is not None
+    fill_places(params, "tail_k", tail.k.stride())
+    fill_places(params, "tail_v", tail.v.stride())
+    values = {
+        "visited_batch": _shared(tail.visited, 0),
+        "visited_head": _shared(tail.visited, 1),
+        "visited_query": tail.visited.stride(2),
+        "tail_length": tail.k.shape[1],
+        "tail_log2": math.log2(blocks.size),
+    }
+    for name, value in values.items():
+        setattr(params, name, value)
+
+
+def shape_class(call: Call) -> str:
+    """Heads exactly, tokens to a power of two, and what is asked beside the plain product."""
+    o = Operands.of(call.tensors, call.options)
+    b, s, h, d = o.q.shape
+    tokens = "x".join(str(round_up(n)) for n in (s, o.k.shape[1]))
+    asked = [
+        name
+        for name, there in (
+            ("causal", o.causal),
+            ("window", o.left != NO_LIMIT or o.right != NO_LIMIT),
+            ("lengths", o.key_lengths is not None),
+            ("distance", o.distance_bias is not None),
+            ("blocks", o.blocks is not None),
+            ("tail", o.tail is not None),
+        )
+        if there
+    ]
+    if o.mask is not None:
+        asked.append(f"mask {word(o.mask)} {'x'.join(map(str, o.mask.shape[:-2]))}")
+    return f"{word(o.q)} {b}x{h}/{o.k.shape[2]}x{d} {tokens} {call.policy.attends} {' '.join(asked)}".rstrip()
+
+
+KERNELS = (
+    *(kernel_name(d, tactic, asked) for d in HEADS if d != WIDE for tactic in WAYS["turbo"] for asked in ASKED),
+    *(kernel_name(WIDE, tactic, "") for tactic in WAYS["fast"]),
+)
+
+
+ATTENTION = Op(
+    name="attention",
+    schema=(
+        "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? key_lengths, Tensor? distance_bias, Tensor? block_keys, "
+        "Tensor? block_counts, Tensor? tail_k, Tensor? tail_v, Tensor? visited, float? scale, bool causal, int left, int right, "
+        "int block_rows, int block_size, "
+        "str policy) -> Tensor"
+    ),
+    reference=reference,
+    fake=fake,
+    candidates=(
+        CudaCandidate("cuda", obstacles, plan, ways),
+        attention_products.PRODUCTS,
+        *(TorchBackend(name, backend) for name, backend in SERVING.items()),
+        StockCandidate(stock, begins=stock_begins),
+    ),
+    shape_class=shape_class,
+    validate=validate,
+    others_race=True,  # torch takes flash before cuDNN, whoever is faster
+    kernels={
+        "attention": KERNELS,
+        int8_heads.UNIT: int8_heads.KERNELS,
+        attention_products.UNIT: attention_products.KERNELS,
+    },
+)

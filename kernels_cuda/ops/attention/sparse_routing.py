@@ -1,0 +1,281 @@
+"""choose_blocks: which blocks of keys each block of queries visits, and what stands for those that it does not.
+
+The maths, the layout and the access pattern stand at the head of src/sparse_routing.cu. The result goes to `attention`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from ctypes import c_float, c_int, c_int64
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...call import (
+    Call,
+    Options,
+    Plan,
+    Tensors,
+    round_up,
+)
+from ...launcher import (
+    MAX_GRID,
+    Card,
+    Pointer,
+    output,
+    parameter_struct,
+)
+from ...policy import STANDARD, KernelPolicy
+from ...registry import CudaCandidate, Op
+from ..views.checks import word, wrong_dtype
+from ..views.rows import rows_apart
+from .attention_operands import BlockList, Tail, fill_places
+
+HEADS = (64, 96, 128)
+QUERY_BLOCK, KEY_BLOCK = 128, 64  # tokens: what a block of the attention kernels has of queries, and a tile of keys
+PER_WORD = 32
+MOST_BLOCKS = 8192  # of keys: a row of scores lies in shared memory
+WARPS, CHOOSERS = 4, 256
+
+Chosen = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def choose_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    most: int,
+    near: int = 1,
+    sinks: int = 1,
+    deviations: float | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> tuple[BlockList, Tail]:
+    """Of q [batch, tokens, heads, d] and k, v [batch, key tokens, key heads, d] fp16, with strides as `attention` takes them.
+
+    Each block of 128 queries visits the blocks of 64 keys within `near` of the diagonal, the first `sinks`, the last one if it
+    is short, then its best by the product of their means until they are `most`, and those more than `deviations` standard
+    deviations above the row's mean. Lists are in order of the blocks. The tail holds the means of all blocks, and which of them
+    each row visits.
+    """
+    keys, counts, visited, tail_k, tail_v = CHOOSE_BLOCKS((q, k, v), (most, near, sinks, deviations), policy)
+    blocks = BlockList(keys, counts, QUERY_BLOCK, KEY_BLOCK)
+    return blocks, Tail(tail_k.transpose(1, 2), tail_v.transpose(1, 2), visited)
+
+
+class Sizes(NamedTuple):
+    """What the outputs are made of."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    d: int
+    query_blocks: int
+    blocks: int
+    width: int  # of a list
+    words: int  # of a row of bits
+
+    @staticmethod
+    def of(tensors: Tensors, options: Options) -> Sizes:
+        q, k, _ = tensors
+        assert q is not None and k is not None
+        most, near, sinks, deviations = options
+        query_blocks, blocks = -(-q.shape[1] // QUERY_BLOCK), -(-k.shape[1] // KEY_BLOCK)
+        always = math.ceil(blocks / max(query_blocks, 1)) + 2 + 2 * near + sinks + 1
+        width = blocks if deviations is not None else min(blocks, max(most, always))
+        words = -(-blocks // (2 * PER_WORD)) * 2
+        return Sizes(q.shape[0], q.shape[2], k.shape[2], q.shape[3], query_blocks, blocks, width, words)
+
+    @property
+    def per_query(self) -> float:
+        """Key blocks to a query block: where the diagonal is."""
+        return self.blocks / max(self.query_blocks, 1)
+
+
+def validate(call: Call) -> None:
+    """Shapes and options that no implementation could serve."""
+    q, k, v = call.tensors
+    most, near, sinks, deviations = call.options
+    assert q is not None and k is not None and v is not None
+    if q.ndim != 4 or k.ndim != 4 or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise ValueError(f"k: {list(k.shape)} does not go with q {list(q.shape)}: batch and d are equal")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(f"k: {k.shape[2]} heads do not go with q's {q.shape[2]}")
+    if v.shape != k.shape:
+        raise ValueError(f"v: {list(v.shape)} is not k's shape {list(k.shape)}")
+    for name, count in (("most", most), ("near", near), ("sinks", sinks)):
+        if count < 0:
+            raise ValueError(f"{name} is {count}, expected 0 or more")
+    if deviations is not None and not math.isfinite(deviations):
+        raise ValueError(f"deviations is {deviations}, expected a finite number or None")
+
+
+# ---------------------------------------------------------------------------------------------------------- the maths
+
+
+def block_means(x: Tensor, size: int) -> Tensor:
+    """The mean of each `size` tokens of x [batch, tokens, heads, d]: [batch, heads, blocks, d], of x's type."""
+    tokens = x.shape[1]
+    wide = functional.pad(x.to(torch.promote_types(x.dtype, torch.float32)), (0, 0, 0, 0, 0, -tokens % size))
+    sums = wide.reshape(wide.shape[0], -(-tokens // size), size, *wide.shape[2:]).sum(2)
+    have = torch.full((sums.shape[1],), size, device=x.device)
+    if tokens % size:
+        have[-1] = tokens % size
+    return (sums / have[:, None, None]).transpose(1, 2).to(x.dtype).contiguous()
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, most: int, near: int, sinks: int, deviations: float | None) -> Chosen:
+    """The oracle, with scores in fp32, or in float64 for float64 inputs."""
+    sizes = Sizes.of((q, k, v), (most, near, sinks, deviations))
+    q_means, k_means, v_means = block_means(q, QUERY_BLOCK), block_means(k, KEY_BLOCK), block_means(v, KEY_BLOCK)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    of_heads = k_means.to(wide).repeat_interleave(sizes.heads // sizes.key_heads, 1)
+    scores = q_means.to(wide) @ of_heads.transpose(-1, -2)
+    rows = torch.arange(sizes.query_blocks, device=q.device)[:, None] * sizes.per_query
+    columns = torch.arange(sizes.blocks, device=q.device)
+    always = (columns + 1 + near > rows) & (columns - near < rows + sizes.per_query)
+    always |= columns < sinks
+    if k.shape[1] % KEY_BLOCK:
+        always |= columns == sizes.blocks - 1
+    first = always | scores.isnan()
+    # By score, then what comes first before the rest; of equals the earlier block.
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    order = order.gather(-1, first.gather(-1, order).int().sort(dim=-1, descending=True, stable=True).indices)
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order[..., :most], True) | always
+    if deviations is not None:
+        bar = scores.mean(-1, keepdim=True) + deviations * scores.std(-1, correction=0, keepdim=True)
+        chosen |= scores > bar
+    counts = chosen.sum(-1).int()
+    # Numbers of the chosen in order, then whatever: a stable sort puts what is chosen first.
+    listed = chosen.int().sort(dim=-1, descending=True, stable=True).indices[..., : sizes.width].int().contiguous()
+    bits = functional.pad(chosen, (0, sizes.words * PER_WORD - sizes.blocks)).long()
+    bits = bits.reshape(*counts.shape, sizes.words, PER_WORD)
+    words = (bits << torch.arange(PER_WORD, device=q.device)).sum(-1)
+    visited = torch.where(words >= 2**31, words - 2**32, words).int()
+    return listed, counts, visited, k_means, v_means
+
+
+def fake(q: Tensor, k: Tensor, v: Tensor, most: int, near: int, sinks: int, deviations: float | None) -> Chosen:
+    s = Sizes.of((q, k, v), (most, near, sinks, deviations))
+    rows = (s.batch, s.heads, s.query_blocks)
+    means = (s.batch, s.key_heads, s.blocks, s.d)
+    integers = (q.new_empty(shape, dtype=torch.int32) for shape in ((*rows, s.width), rows, (*rows, s.words)))
+    keys, counts, visited = integers
+    return keys, counts, visited, k.new_empty(means), k.new_empty(means)
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+# Mirrors BlockMeansParams and ChooseParams in src/sparse_routing.cu.
+BlockMeansParams = parameter_struct(
+    "BlockMeansParams",
+    (Pointer, "x means"),
+    (c_int64, "x_batch x_token x_head"),
+    (c_int, "tokens size blocks heads"),
+)
+ChooseParams = parameter_struct(
+    "ChooseParams",
+    (Pointer, "q k list counts bits"),
+    (c_int, "d blocks query_blocks heads heads_per_key_head width words most near sinks always_last by_deviation"),
+    (c_float, "deviations per_query"),
+)
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call."""
+    q, k, v = call.tensors
+    assert q is not None and k is not None and v is not None
+    yield from wrong_dtype((torch.float16,), q=q, k=k, v=v)
+    if q.shape[3] not in HEADS:
+        yield f"heads have {q.shape[3]} elements, the kernels serve {', '.join(map(str, HEADS))}"
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        yield from rows_apart(name, t)
+    s = Sizes.of(call.tensors, call.options)
+    if s.blocks > MOST_BLOCKS:
+        yield f"{s.blocks} blocks of keys, the kernels sort {MOST_BLOCKS}"
+    if s.heads > MAX_GRID[1] or s.batch > MAX_GRID[2]:
+        yield f"{s.batch} x {s.heads} batch rows and heads exceed a grid"
+
+
+def plan(call: Call, card: Card, _: None = None) -> Plan:
+    """Fix sizes, strides and grids; what remains per call is the outputs and the pointers."""
+    s = Sizes.of(call.tensors, call.options)
+    most, near, sinks, deviations = call.options
+    q, k, v = call.tensors
+    assert q is not None and k is not None and v is not None
+    if 0 in (s.batch, s.heads, s.query_blocks, s.blocks):
+        return lambda q, k, v: reference(q, k, v, *call.options)  # nothing to launch
+    new_q_means = output((s.batch, s.heads, s.query_blocks, s.d), torch.float16, card.index)
+    new_means = output((s.batch, s.key_heads, s.blocks, s.d), torch.float16, card.index)
+    rows = (s.batch, s.heads, s.query_blocks)
+    shapes = ((*rows, s.width), rows, (*rows, s.words))
+    new_list, new_counts, new_bits = (output(shape, torch.int32, card.index) for shape in shapes)
+
+    def means(t: Tensor, size: int) -> Callable[..., None]:
+        blocks = -(-t.shape[1] // size)
+        params = BlockMeansParams(tokens=t.shape[1], size=size, blocks=blocks, heads=t.shape[2])
+        fill_places(params, "x", t.stride())
+        kernel = card.kernel("sparse_routing", f"block_means_{s.d}")
+        grid = (-(-blocks // WARPS), t.shape[2], t.shape[0])
+        return kernel.prepare(params, grid=grid, block=WARPS * 32, shape=call.describe())
+
+    of_queries, of_keys, of_values = means(q, QUERY_BLOCK), means(k, KEY_BLOCK), means(v, KEY_BLOCK)
+    params = ChooseParams(
+        d=s.d,
+        blocks=s.blocks,
+        query_blocks=s.query_blocks,
+        heads=s.heads,
+        heads_per_key_head=s.heads // s.key_heads,
+        width=s.width,
+        words=s.words,
+        most=most,
+        near=near,
+        sinks=sinks,
+        always_last=k.shape[1] % KEY_BLOCK != 0,
+        by_deviation=deviations is not None,
+        deviations=deviations or 0.0,
+        per_query=s.per_query,
+    )
+    choose = card.kernel("sparse_routing", "choose_blocks").prepare(
+        params,
+        grid=(s.query_blocks, s.heads, s.batch),
+        block=CHOOSERS,
+        shape=call.describe(),
+        shared_bytes=4 * (s.blocks + s.words),
+    )
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Chosen:
+        q_means, k_means, v_means = new_q_means(), new_means(), new_means()
+        listed, counts, bits = new_list(), new_counts(), new_bits()
+        of_queries(q.data_ptr(), q_means.data_ptr())
+        of_keys(k.data_ptr(), k_means.data_ptr())
+        of_values(v.data_ptr(), v_means.data_ptr())
+        choose(q_means.data_ptr(), k_means.data_ptr(), listed.data_ptr(), counts.data_ptr(), bits.data_ptr())
+        return listed, counts, bits, k_means, v_means
+
+    return run
+
+
+def shape_class(call: Call) -> str:
+    s = Sizes.of(call.tensors, call.options)
+    q = call.tensors[0]
+    assert q is not None
+    return f"{word(q)} {s.batch}x{s.heads}/{s.key_heads}x{s.d} {round_up(s.query_blocks)}x{round_up(s.blocks)}"
+
+
+CHOOSE_BLOCKS = Op(
+    name="choose_blocks",
+    schema=(
+        "(Tensor q, Tensor k, Tensor v, int most, int near, int sinks, float? deviations, str policy) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+    ),
+    reference=reference,
+    fake=fake,
+    candidates=(CudaCandidate("cuda", obstacles, plan),),
+    shape_class=shape_class,
+    validate=validate,
+    kernels={"sparse_routing": ("choose_blocks", *(f"block_means_{d}" for d in HEADS))},
+)

@@ -1,0 +1,390 @@
+"""bordered_conv2d and bordered_upsample_conv2d: convolutions of pictures that go on beyond their edges with pixels of their own.
+
+The maths and the access pattern stand at the head of src/bordered_conv.cu; what torch can do of it are a pass that makes the larger
+picture (borders.py), its convolution, and conv's pass behind that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...call import Call, Plan
+from ...launcher import MAX_GRID, Card
+from ...policy import STANDARD, KernelPolicy
+from ...registry import CudaCandidate, Op, StockCandidate
+from ..matmul.linear import Activation
+from ..matmul.linear_operands import ACTIVATIONS, activate
+from ..views.checks import (
+    bias_obstacles,
+    check_one_of,
+    word,
+    wrong_dtype,
+)
+from . import conv_flat, conv_torch
+from .borders import border_obstacle, with_border
+from .conv import (
+    MOST,
+    PACK,
+    PATCH,
+    PLAIN,
+    ConvParams,
+    Cuts,
+    Tactic,
+    cuts_for,
+    fill_image,
+    image_obstacles,
+    kernels_of,
+    output_in_format,
+    weight_obstacles,
+    widened,
+)
+from .conv_operands import Padding, channels_adjacent, memory_format
+from .upsample_conv import result_shape as upsampled_shape
+
+Border = Literal["reflect", "replicate"]
+
+BORDERS: tuple[Border, ...] = get_args(Border)  # enum Border
+CUTS: dict[int, Cuts] = {1: PLAIN, 2: ((4, 96),)}  # by the stride
+
+
+def bordered_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    padding: Padding,
+    border: Border = "reflect",
+    stride: int = 1,
+    activation: Activation = "none",
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """activation(3x3 convolution of x with a border of its own pixels + bias).
+
+    x        [b, c, h, w] fp16, channels-last
+    weight   [n, c, 3, 3] fp16, in torch.channels_last
+    bias     [n], fp16 or fp32
+    padding  the border (left, right, top, bottom), each less than the side of x that is reflected
+    border   "reflect": without the edge's own pixels; "replicate": those alone
+    stride   1 or 2
+    Returns [b, n, h', w'] in x's format, rounded once. The larger picture is never stored.
+    """
+    out: Tensor = BORDERED_CONV((x, weight, bias), (activation, stride, *padding, border), policy)
+    return out
+
+
+def bordered_upsample_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    folded: Tensor | None = None,
+    activation: Activation = "none",
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """As `upsample_conv2d`, with a border of one pixel, reflected or replicated, of the larger picture: there both are the same."""
+    out: Tensor = BORDERED_UPSAMPLE_CONV((x, weight, bias, folded), (activation,), policy)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------- the maths
+
+
+def result_shape(x: Tensor, weight: Tensor, stride: int, padding: Padding) -> tuple[int, int, int, int]:
+    left, right, top, bottom = padding
+    b, _, h, w = x.shape
+    return b, weight.shape[0], (h + top + bottom - 3) // stride + 1, (w + left + right - 3) // stride + 1
+
+
+def reference(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, stride: int, *where: Any) -> Tensor:
+    """The oracle, in fp32 or, for float64 inputs, in float64."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    *padding, border = where
+    larger = functional.pad(x.to(wide), padding, mode=border)
+    value = functional.conv2d(larger, weight.to(wide), None if bias is None else bias.to(wide), stride)
+    return activate(value, activation).to(x.dtype, memory_format=memory_format(x))
+
+
+def stock(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, stride: int, *where: Any) -> Tensor:
+    """One pass that makes the larger picture, then torch's convolution."""
+    *padding, border = where
+    left, right, top, bottom = padding
+    larger = with_border(x, (left, right, top, bottom), border)
+    value = functional.conv2d(larger, weight, None if bias is None else bias.to(x.dtype), stride)
+    return activate(value, activation).contiguous(memory_format=memory_format(x))
+
+
+def fake(x: Tensor, weight: Tensor, _bias: Tensor | None, _activation: str, stride: int, *where: Any) -> Tensor:
+    left, right, top, bottom, _ = where
+    shape = result_shape(x, weight, stride, (left, right, top, bottom))
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
+def upsample_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, _folded: Tensor | None, activation: str
+) -> Tensor:
+    """As `reference`, of the larger picture. From the weight as given: folding is an approximation."""
+    larger = functional.interpolate(x, scale_factor=2.0, mode="nearest-exact")
+    return reference(larger, weight, bias, activation, 1, 1, 1, 1, 1, "replicate").to(memory_format=memory_format(x))
+
+
+def upsample_stock(x: Tensor, weight: Tensor, bias: Tensor | None, _folded: Tensor | None, activation: str) -> Tensor:
+    """The border is made of the small picture, so the pass over the large one is the upsampling's own."""
+    around = functional.interpolate(with_border(x, (1, 1, 1, 1), "replicate"), scale_factor=2.0, mode="nearest-exact")
+    value = functional.conv2d(around[:, :, 1:-1, 1:-1], weight, None if bias is None else bias.to(x.dtype))
+    return activate(value, activation).contiguous(memory_format=memory_format(x))
+
+
+def upsample_fake(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return torch.empty(upsampled_shape(x, weight), dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
+def validate(call: Call) -> None:
+    """Shapes and options that no implementation could serve."""
+    x, weight, bias = call.tensors
+    assert x is not None and weight is not None
+    activation, stride, left, right, top, bottom, border = call.options
+    check_one_of("activation", activation, ACTIVATIONS)
+    check_one_of("border", border, BORDERS)
+    _check_weight(x, weight, bias)
+    if stride < 1 or min(left, right, top, bottom) < 0:
+        raise ValueError(f"stride {stride} and padding {[left, right, top, bottom]} make no sense")
+    reason = border_obstacle(x, (left, right, top, bottom), border)
+    if reason is not None or min(result_shape(x, weight, stride, (left, right, top, bottom))[2:]) < 1:
+        raise ValueError(f"x: {reason or f'{list(x.shape)} is smaller than the taps'}")
+
+
+def upsample_validate(call: Call) -> None:
+    x, weight, bias, folded = call.tensors
+    assert x is not None and weight is not None
+    check_one_of("activation", call.options[0], ACTIVATIONS)
+    _check_weight(x, weight, bias)
+    n, c = weight.shape[:2]
+    if folded is not None and folded.shape != (4 * n, c, 2, 2):
+        raise ValueError(f"folded: {list(folded.shape)} is not fold_upsample(weight)'s {[4 * n, c, 2, 2]}")
+
+
+def _check_weight(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if x.ndim != 4 or weight.ndim != 4 or weight.shape[1:] != (x.shape[1], 3, 3) or not x.numel():
+        raise ValueError(
+            f"x: {list(x.shape)} does not go with the weight {list(weight.shape)}: pixels and [n, c, 3, 3] are expected"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias: {list(bias.shape)} is not [{weight.shape[0]}]")
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call."""
+    x, weight, bias = call.tensors
+    assert x is not None and weight is not None
+    stride = call.options[1]
+    yield from wrong_dtype((torch.float16,), x=x, weight=weight)
+    if stride not in CUTS:
+        yield f"stride {stride}: the kernels have 1 and 2"
+        return
+    yield from _places(x, weight, bias, result_shape(x, weight, stride, call.options[2:6]))
+
+
+def upsample_obstacles(call: Call) -> Iterator[str]:
+    x, weight, bias, folded = call.tensors
+    assert x is not None and weight is not None
+    yield from wrong_dtype((torch.float16,), x=x, weight=weight, folded=folded)
+    if folded is None:
+        yield "no folded weight was given: make one with fold_upsample(weight)"
+        return
+    yield from _places(x, folded, bias, upsampled_shape(x, weight))
+
+
+def _places(x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Iterator[str]:
+    yield from wrong_dtype((torch.float16, torch.float32), bias=bias)
+    yield from image_obstacles(x=x)
+    yield from weight_obstacles(weight)
+    yield from bias_obstacles(bias)
+    b, n, h, w = shape
+    if b > MAX_GRID[1] or max(weight[0].numel(), h * w * n) > MOST:
+        yield f"a result of {list(shape)} exceeds a grid"
+
+
+def ways(call: Call) -> list[Tactic]:
+    assert call.tensors[1] is not None
+    stride = call.options[1]
+    return cuts_for(call.tensors[1].shape[0], CUTS[stride], stride == 1, call.policy.sums)
+
+
+def upsample_ways(call: Call) -> list[Tactic]:
+    assert call.tensors[1] is not None
+    return cuts_for(call.tensors[1].shape[0], PLAIN, False, call.policy.sums)
+
+
+def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
+    """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
+    x, weight, _ = call.tensors
+    assert x is not None and weight is not None
+    activation, stride, left, _, top, _, border = call.options
+    shape = result_shape(x, weight, stride, call.options[2:6])
+    name = "3x3_stride_2" if stride == 2 else "3x3"
+    params = {"top": top, "left": left, "border": BORDERS.index(border), "activation": ACTIVATIONS.index(activation)}
+    return _prepared(call, card, tactic or ways(call)[0], name, shape, shape[2:], params)
+
+
+def upsample_plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
+    x, weight, *_ = call.tensors
+    assert x is not None and weight is not None
+    shape = upsampled_shape(x, weight)
+    phase = (shape[2] // 2, shape[3] // 2)
+    params = {
+        "top": 1,
+        "left": 1,
+        "border": BORDERS.index("replicate"),
+        "activation": ACTIVATIONS.index(call.options[0]),
+    }
+    run = _prepared(call, card, tactic or upsample_ways(call)[0], "2x2", shape, phase, params)
+    return lambda x, _weight, bias, folded: run(x, folded, bias)
+
+
+def _prepared(
+    call: Call,
+    card: Card,
+    tactic: Tactic,
+    name: str,
+    shape: tuple[int, int, int, int],
+    part: tuple[int, int],
+    more: dict[str, Any],
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """part: rows and columns of the result that a block's phase has, all of them but of an upsampling."""
+    x, bias = call.tensors[0], call.tensors[2]
+    assert x is not None
+    wider = -x.shape[1] % PACK
+    seen = widened(x) if wider else x
+    (height, width), (b, n, *_) = part, shape
+    params = ConvParams(
+        height=x.shape[2],
+        width=x.shape[3],
+        out_height=height,
+        out_width=width,
+        channels=seen.shape[1],
+        n=n,
+        time_taps=1,
+        time_step=1,
+        frames=1,
+        bias_is_float=bias is not None and bias.dtype is torch.float32,
+        **more,
+    )
+    fill_image(params, "x", seen.unsqueeze(2))
+    fill_image(params, "out", torch.empty(shape, device="meta", memory_format=memory_format(x)).unsqueeze(2))
+    kernel = card.kernel(UNIT, f"bordered_{name}_{tactic.cut}_{tactic.precision}")
+    rows, columns, threads, shared_bytes = kernel.cut
+    tiles = -(-n // columns) * -(-width // PATCH) * -(-height // rows)
+    phases = 4 if name == "2x2" else 1
+    launch = kernel.prepare(
+        params, grid=(tiles, b, phases), block=threads, shape=call.describe(), shared_bytes=shared_bytes
+    )
+    new_out = output_in_format(shape, memory_format(x), card)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out = new_out()
+        if wider:
+            x, weight = widened(x), widened(weight)
+        launch(x.data_ptr(), 0, weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, out.data_ptr())
+        return out
+
+    return run
+
+
+# ----------------------------------------------------------------------------------------- torch's, and one pass behind it
+
+
+def behind(call: Call, larger: Tensor) -> Call:
+    """conv's own call of the picture with its border."""
+    _, weight, bias = call.tensors
+    assert weight is not None
+    activation, stride = call.options[:2]
+    tensors = (larger.unsqueeze(2), weight.unsqueeze(2), bias, None, None)
+    return Call("conv", tensors, (activation, 1, 0, stride, 0, 0, 0, 0), call.policy)
+
+
+def fused_obstacles(call: Call) -> Iterator[str]:
+    x = call.tensors[0]
+    assert x is not None
+    left, right, top, bottom = call.options[2:6]
+    shape = (*x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right)
+    larger = torch.empty(shape, dtype=x.dtype, device="meta", memory_format=torch.channels_last)
+    yield from conv_torch.obstacles(behind(call, larger))
+
+
+def fused_plan(call: Call, card: Card, tactic: object = None) -> Plan:
+    x = call.tensors[0]
+    assert x is not None
+    left, right, top, bottom, border = call.options[2:]
+    padding = (left, right, top, bottom)
+    theirs = conv_torch.plan(behind(call, with_border(x, padding, border)), card, tactic, conv_flat.flat)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        larger = with_border(x, padding, border).unsqueeze(2)
+        out: Tensor = theirs(larger, weight.unsqueeze(2), bias, None, None)
+        return out.squeeze(2)
+
+    return run
+
+
+def shape_class(call: Call) -> str:
+    """Channels exactly, pixels to a power of two."""
+    x, weight, *_ = call.tensors
+    assert x is not None and weight is not None
+    pixels = 1 << (max(1, x.shape[0] * x.shape[2] * x.shape[3]) - 1).bit_length()
+    parts = [word(x), f"{x.shape[1]} to {weight.shape[0]}", f"{pixels} pixels", call.policy.sums, call.options[0]]
+    parts += ["last" if channels_adjacent(x) else "first", "bias" if call.tensors[2] is not None else "no bias"]
+    if len(call.options) > 1:
+        parts += [f"stride {call.options[1]}", call.options[-1]]
+    elif call.tensors[3] is None:
+        parts.append("unfolded")
+    return " ".join(parts)
+
+
+UNIT = "bordered_conv"
+
+BORDERED_CONV = Op(
+    name="bordered_conv",
+    schema=(
+        "(Tensor x, Tensor weight, Tensor? bias, str activation, int stride, int left, int right, int top, int bottom, "
+        "str border, str policy) -> Tensor"
+    ),
+    reference=reference,
+    fake=fake,
+    candidates=(
+        CudaCandidate("cuda", obstacles, plan, ways),
+        StockCandidate(stock, begins=conv_torch.begins),
+        CudaCandidate("cudnn + fused pass", fused_obstacles, fused_plan, ours=False, begins=conv_torch.begins),
+    ),
+    shape_class=shape_class,
+    validate=validate,
+    kernels={
+        UNIT: (
+            *(f"bordered_3x3_{tactic}" for tactic in kernels_of(CUTS[1])),
+            "bordered_3x3_thin_precise",
+            *(f"bordered_3x3_stride_2_{tactic}" for tactic in kernels_of(CUTS[2])),
+        ),
+        conv_torch.UNIT: ("conv_rest",),
+    },
+)
+
+BORDERED_UPSAMPLE_CONV = Op(
+    name="bordered_upsample_conv",
+    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor? folded, str activation, str policy) -> Tensor",
+    reference=upsample_reference,
+    fake=upsample_fake,
+    candidates=(
+        CudaCandidate("cuda", upsample_obstacles, upsample_plan, upsample_ways),
+        StockCandidate(upsample_stock, begins=conv_torch.begins),
+    ),
+    shape_class=shape_class,
+    validate=upsample_validate,
+    kernels={UNIT: tuple(f"bordered_2x2_{tactic}" for tactic in kernels_of(PLAIN))},
+)

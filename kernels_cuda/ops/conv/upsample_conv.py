@@ -1,0 +1,230 @@
+"""upsample_conv2d: a nearest 2x upsampling and the 3x3 convolution behind it, in one kernel.
+
+The maths stands at the head of src/conv.cu: each of the four phases of the result (odd and even, of rows and columns) is
+a 2x2 convolution of x, whose weights are sums of the given ones (`fold_upsample`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...call import Call, Plan
+from ...launcher import MAX_GRID, Card
+from ...policy import STANDARD, KernelPolicy
+from ...registry import CudaCandidate, Op, StockCandidate
+from ..matmul.linear import Activation
+from ..matmul.linear_operands import ACTIVATIONS, activate
+from ..views.checks import (
+    bias_obstacles,
+    check_one_of,
+    word,
+    wrong_dtype,
+)
+from . import conv_torch
+from .conv import (
+    MOST,
+    PACK,
+    PATCH,
+    PLAIN,
+    ConvParams,
+    Tactic,
+    cuts_for,
+    fill_image,
+    image_obstacles,
+    kernels_of,
+    output_in_format,
+    weight_obstacles,
+    widened,
+)
+from .conv_operands import channels_adjacent, memory_format
+
+
+def upsample_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    folded: Tensor | None = None,
+    activation: Activation = "none",
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """activation(3x3 convolution of the nearest 2x upsampling of x + bias), with a border of zeros.
+
+    x       [b, c, h, w] fp16, channels-last
+    weight  [n, c, 3, 3] fp16
+    bias    [n], fp16 or fp32
+    folded  `fold_upsample(weight)`, made once; without it only stock's computation can serve
+    Returns [b, n, 2 h, 2 w] in x's format, rounded once. The upsampled image is never stored.
+    """
+    out: Tensor = UPSAMPLE_CONV((x, weight, bias, folded), (activation,), policy)
+    return out
+
+
+def fold_upsample(weight: Tensor) -> Tensor:
+    """[n, c, 3, 3] -> [4 n, c, 2, 2] in torch.channels_last: the weights of phases (even, even), (even, odd) columns, ...
+
+    An even row 2 y of the result sees, of the input, row y - 1 through its first tap and row y through both others; an
+    odd one row y through its first two and row y + 1 through the last. Summed in fp32, rounded to weight's dtype.
+    """
+
+    def taps(t: Tensor, dim: int) -> Tensor:
+        """first, first + middle, middle + last, last: of each tap both phases. Few launches: for a small VAE they are the time."""
+        sums = t.narrow(dim, 0, 2) + t.narrow(dim, 1, 2)
+        return torch.cat((t.narrow(dim, 0, 1), sums, t.narrow(dim, 2, 1)), dim)
+
+    n, c = weight.shape[:2]
+    both = taps(taps(weight.float(), 2), 3).reshape(n, c, 2, 2, 2, 2)  # n, c, tap and phase of rows, of columns
+    folded = torch.empty(4 * n, c, 2, 2, dtype=weight.dtype, device=weight.device, memory_format=torch.channels_last)
+    folded.view(2, 2, n, c, 2, 2).copy_(both.permute(3, 5, 0, 1, 2, 4))
+    return folded
+
+
+# ---------------------------------------------------------------------------------------------------------- the maths
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    larger = functional.interpolate(x, scale_factor=2.0, mode="nearest-exact")
+    return activate(functional.conv2d(larger, weight, bias, padding=1), activation)
+
+
+def reference(x: Tensor, weight: Tensor, bias: Tensor | None, _folded: Tensor | None, activation: str) -> Tensor:
+    """The oracle, in fp32 or, for float64 inputs, in float64. From the weight as given: folding is an approximation."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if not x.numel() or not weight.numel():
+        value = x.new_zeros(result_shape(x, weight), dtype=wide)
+        value = activate(value if bias is None else value + bias.to(wide).reshape(-1, 1, 1), activation)
+    else:
+        value = _convolve(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide), activation)
+    return value.to(x.dtype, memory_format=memory_format(x))
+
+
+def stock(x: Tensor, weight: Tensor, bias: Tensor | None, _folded: Tensor | None, activation: str) -> Tensor:
+    """What stock runs: nn.Upsample, then Conv2d."""
+    value = _convolve(x, weight, None if bias is None else bias.to(x.dtype), activation)
+    return value.contiguous(memory_format=memory_format(x))
+
+
+def fake(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return torch.empty(result_shape(x, weight), dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
+def result_shape(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
+    b, _, h, w = x.shape
+    return b, weight.shape[0], 2 * h, 2 * w
+
+
+def validate(call: Call) -> None:
+    """Shapes and options that no implementation could serve."""
+    x, weight, bias, folded = call.tensors
+    assert x is not None and weight is not None
+    check_one_of("activation", call.options[0], ACTIVATIONS)
+    if x.ndim != 4 or weight.ndim != 4 or weight.shape[1:] != (x.shape[1], 3, 3):
+        raise ValueError(
+            f"x: {list(x.shape)} does not go with the weight {list(weight.shape)}: [n, c, 3, 3] is expected"
+        )
+    n, c = weight.shape[:2]
+    if bias is not None and bias.shape != (n,):
+        raise ValueError(f"bias: {list(bias.shape)} is not [{n}]")
+    if folded is not None and folded.shape != (4 * n, c, 2, 2):
+        raise ValueError(f"folded: {list(folded.shape)} is not fold_upsample(weight)'s {[4 * n, c, 2, 2]}")
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call."""
+    x, weight, bias, folded = call.tensors
+    assert x is not None and weight is not None
+    yield from wrong_dtype((torch.float16,), x=x, weight=weight, folded=folded)
+    yield from wrong_dtype((torch.float16, torch.float32), bias=bias)
+    if not x.numel() or not weight.numel():
+        if weight.shape[0] and min(result_shape(x, weight)) > 0:
+            yield "there are no channels to add up"
+        return
+    if folded is None:
+        yield "no folded weight was given: make one with fold_upsample(weight)"
+        return
+    yield from image_obstacles(x=x)
+    yield from weight_obstacles(folded)
+    yield from bias_obstacles(bias)
+    b, n, h, w = result_shape(x, weight)
+    if b > MAX_GRID[1] or max(folded[0].numel(), h * w * n) > MOST:
+        yield f"a result of {[b, n, h, w]} exceeds a grid"
+
+
+def ways(call: Call) -> list[Tactic]:
+    assert call.tensors[1] is not None
+    return cuts_for(call.tensors[1].shape[0], PLAIN, False, call.policy.sums)
+
+
+def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
+    """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
+    x, weight, bias, _ = call.tensors
+    assert x is not None and weight is not None
+    shape = result_shape(x, weight)
+    new_out = output_in_format(shape, memory_format(x), card)
+    if not x.numel() or not weight.numel():
+        return lambda *_: new_out()
+    wider = -x.shape[1] % PACK
+    seen = widened(x) if wider else x
+    tactic = tactic or ways(call)[0]
+    b, n, height, width = shape
+    params = ConvParams(
+        height=height // 2,
+        width=width // 2,
+        out_height=height // 2,
+        out_width=width // 2,
+        top=1,
+        left=1,
+        channels=seen.shape[1],
+        n=n,
+        time_taps=1,
+        time_step=1,
+        frames=1,
+        activation=ACTIVATIONS.index(call.options[0]),
+        bias_is_float=bias is not None and bias.dtype is torch.float32,
+    )
+    fill_image(params, "x", seen.unsqueeze(2))
+    fill_image(params, "out", torch.empty(shape, device="meta", memory_format=memory_format(x)).unsqueeze(2))
+    kernel = card.kernel("conv", f"conv_2x2_{tactic.cut}_{tactic.precision}")
+    rows, columns, threads, shared_bytes = kernel.cut
+    tiles = -(-n // columns) * -(-width // 2 // PATCH) * -(-height // 2 // rows)
+    launch = kernel.prepare(params, grid=(tiles, b, 4), block=threads, shape=call.describe(), shared_bytes=shared_bytes)
+
+    def run(x: Tensor, _weight: Tensor, bias: Tensor | None, folded: Tensor) -> Tensor:
+        out = new_out()
+        if wider:
+            x, folded = widened(x), widened(folded)
+        launch(x.data_ptr(), 0, folded.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, out.data_ptr())
+        return out
+
+    return run
+
+
+def shape_class(call: Call) -> str:
+    """Channels exactly, pixels to a power of two."""
+    x, weight, _, folded = call.tensors
+    assert x is not None and weight is not None
+    b, n, h, w = result_shape(x, weight)
+    pixels = 1 << (max(1, b * h * w) - 1).bit_length()
+    parts = [word(x), f"{x.shape[1]} to {n}", f"{pixels} pixels", call.policy.sums, call.options[0]]
+    parts.append("last" if channels_adjacent(x) else "first")
+    return " ".join([*parts, "unfolded"] if folded is None else parts)
+
+
+UPSAMPLE_CONV = Op(
+    name="upsample_conv2d",
+    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor? folded, str activation, str policy) -> Tensor",
+    reference=reference,
+    fake=fake,
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock, begins=conv_torch.begins)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels={"conv": tuple(f"conv_2x2_{tactic}" for tactic in kernels_of(PLAIN))},
+)

@@ -1,0 +1,273 @@
+"""gated_residual and gated_residual_: x + gate * y.
+
+The maths, the layout and the access pattern stand at the head of src/gated_residual.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from ctypes import c_int, c_int64
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...call import Call, Plan
+from ...launcher import (
+    Card,
+    Launch,
+    Pointer,
+    output,
+    parameter_struct,
+)
+from ...policy import STANDARD, KernelPolicy
+from ...registry import CudaCandidate, Op, StockCandidate
+from ..views.checks import check_shape, check_written, wrong_dtype
+from ..views.half_range import LARGEST, kept
+from ..views.rows import (
+    MOST_ROWS,
+    SharedRow,
+    frames_of,
+    row_class,
+    row_view,
+    rows,
+    shared_row,
+    spread,
+    tokens_per_frame,
+)
+from ..views.tiles import (
+    Tiles,
+    known,
+    packed,
+    place_fields,
+    tiles,
+)
+
+TYPES = {torch.float16: "f16", torch.float32: "f32"}
+
+
+def gated_residual(
+    x: Tensor, y: Tensor, gate: Tensor | None = None, *, saturate: bool = False, policy: KernelPolicy = STANDARD
+) -> Tensor:
+    """x + gate * y.
+
+    x, y   [batch, ..., d] of one shape, fp16 or fp32; rows may be anywhere
+    gate   fp16 or fp32: [d], [1 or batch, 1, d], [.., frames, d] or [.., frames, 1, d], spread over the tokens as stock
+           does; one per token is Wan 2.2 5B's way. None: 1
+    saturate  what overflows an fp16 stream becomes +-65504 instead of infinity; NaN stays
+    Returns a contiguous tensor of x's shape and dtype. Arithmetic is fp32, rounded once.
+    """
+    out: Tensor = GATED((x, y, gate), (saturate,), policy)
+    return out
+
+
+def gated_residual_(
+    x: Tensor, y: Tensor, gate: Tensor | None = None, *, saturate: bool = False, policy: KernelPolicy = STANDARD
+) -> None:
+    """x += gate * y, where x lies. y must not overlap x unless it is x."""
+    GATED_((x, y, gate), (saturate,), policy)
+
+
+# ---------------------------------------------------------------------------------------------------------- the maths
+
+
+def reference(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tensor:
+    """The oracle, in fp32 or, for float64 inputs, in float64."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if gate is None:
+        return kept(x.to(wide) + y.to(wide), x.dtype, saturate).to(x.dtype).contiguous()
+    flat, added = (t.to(wide).reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
+    by = spread(gate.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "gate")
+    return kept(flat + by * added, x.dtype, saturate).reshape(x.shape).to(x.dtype)
+
+
+def stock(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tensor:
+    """What stock runs (WanAttentionBlock.forward): addcmul, with the gate repeated over the tokens."""
+    if gate is None:
+        return kept((x + y).to(x.dtype), x.dtype, saturate).contiguous()
+    flat, added = (t.reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
+    by = spread(gate, flat.shape[1], flat.shape[0], flat.shape[2], "gate")
+    return kept(torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype), x.dtype, saturate).contiguous()
+
+
+def fake(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def reference_(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> None:
+    x.copy_(reference(x, y, gate, saturate))
+
+
+def stock_(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> None:
+    """In place wherever torch can."""
+    if gate is None:
+        x.add_(y)
+    else:
+        b, s, d = _batches(x), _tokens(x), x.shape[-1]
+        by = spread(gate, s, b, d, "gate")
+        by = by.view(*by.shape[:1], *[1] * (x.ndim - 2), d) if by.shape[1] == 1 else by.expand(b, s, d).reshape(x.shape)
+        x.addcmul_(y, by if x.ndim > 2 else by.reshape(-1, d))
+    if saturate and x.dtype is torch.float16:
+        x.clamp_(-LARGEST, LARGEST)
+
+
+def fake_(*_: Any) -> None:
+    return None
+
+
+def _batches(x: Tensor) -> int:
+    return x.shape[0] if x.ndim > 2 else 1
+
+
+def _tokens(x: Tensor) -> int:
+    return math.prod(x.shape[1:-1] if x.ndim > 2 else x.shape[:-1])
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+
+# Mirrors GatedResidualParams in src/gated_residual.cu.
+GatedResidualParams = parameter_struct(
+    "GatedResidualParams",
+    (Pointer, "x y gate out"),
+    (c_int64, place_fields("x", "y", "gate", "out")),
+    (c_int64, "tokens_per_frame"),
+    (c_int, "x_is_float y_is_float gate_is_float saturate"),
+)
+
+
+def validate(call: Call) -> None:
+    """Shapes that no implementation could serve."""
+    x, y, gate = call.tensors
+    assert x is not None and y is not None
+    check_shape("y", y, x)
+    if gate is not None:
+        if x.ndim < 2:
+            raise ValueError(f"x: {list(x.shape)} has no rows for a gate")
+        tokens_per_frame(_tokens(x), frames_of(gate, _batches(x), x.shape[-1], "gate").shape[1], "gate")
+    if call.op == GATED_.name:
+        check_written({"x": x}, {"y": y, "gate": gate}, itself="y")
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
+    x, y, gate = call.tensors
+    assert x is not None and y is not None
+    yield from wrong_dtype(TYPES, x=x, y=y, gate=gate)
+    view = _tiles(call)
+    if isinstance(view, str):
+        yield view
+
+
+def _tiles(call: Call) -> tuple[Tiles, int] | str:
+    """Sizes and strides of x, y, gate and out, and how many tokens share a gate; or why there are none."""
+    x, y, gate = call.tensors
+    assert x is not None and y is not None
+    written = x.stride() if call.op == GATED_.name else packed(x.shape)
+    if x.numel() == 0:
+        return Tiles(0, 0, 0, ((0, 0, 0),) * 4), 1
+    if gate is None:
+        flat = tiles(x.shape, x.stride(), y.stride(), (0,) * x.ndim, written)
+        return flat if isinstance(flat, str) else (flat, flat.rows)
+    views = rows(x), rows(y)
+    for name, view in zip("xy", views, strict=True):
+        if isinstance(view, str):
+            return f"{name}: {view}"
+    x_rows, y_rows = row_view(x), row_view(y)
+    shared = shared_row(gate, x_rows, "gate")
+    if not isinstance(shared, SharedRow):
+        return shared or ""
+    if x_rows.tokens > MOST_ROWS:
+        return f"x: {x_rows.tokens} tokens exceed {MOST_ROWS}"
+    b, s, d = x_rows.batches, x_rows.tokens, x_rows.d
+    x_place = (x_rows.batch_stride, x_rows.row_stride, 1)
+    return Tiles(
+        b,
+        s,
+        d,
+        (
+            x_place,
+            (y_rows.batch_stride, y_rows.row_stride, 1),
+            (shared.batch_stride, shared.frame_stride, 1),
+            x_place if call.op == GATED_.name else (s * d, d, 1),
+        ),
+    ), shared.tokens_per_frame
+
+
+def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
+    """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
+    x = call.tensors[0]
+    assert x is not None
+    new_out = output(x.shape, x.dtype, card.index)
+    launch = _prepare(call, card) if x.numel() else None
+
+    def out_of_place(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+        out = new_out()
+        if launch is not None:
+            launch(x.data_ptr(), y.data_ptr(), 0 if gate is None else gate.data_ptr(), out.data_ptr())
+        return out
+
+    def in_place(x: Tensor, y: Tensor, gate: Tensor | None) -> None:
+        if launch is not None:
+            launch(x.data_ptr(), y.data_ptr(), 0 if gate is None else gate.data_ptr(), x.data_ptr())
+
+    return in_place if call.op == GATED_.name else out_of_place
+
+
+def _prepare(call: Call, card: Card) -> Launch:
+    x, y, gate = call.tensors
+    assert x is not None and y is not None
+    found = _tiles(call)
+    view, run = found if isinstance(found, tuple) else (known(found), 1)
+    params = GatedResidualParams(
+        tokens_per_frame=run,
+        x_is_float=x.dtype is torch.float32,
+        y_is_float=y.dtype is torch.float32,
+        gate_is_float=gate is not None and gate.dtype is torch.float32,
+        saturate=call.options[0] and x.dtype is torch.float16,
+    )
+    view.fill(params, "x", "y", "gate", "out")
+    columns = [column for _, _, column in view.places]
+    wide = (
+        call.aligned
+        and view.wide((0, 1))
+        and y.dtype is torch.float16
+        and columns == [1, 1, 0 if gate is None else 1, 1]
+    )
+    modulation = TYPES[torch.float16 if gate is None else gate.dtype]
+    name = f"gated_residual_{TYPES[x.dtype]}_{modulation}" if wide else "gated_residual_any"
+    grid, threads = view.grid(wide)
+    return card.kernel("gated_residual", name).prepare(params, grid=grid, block=threads, shape=call.describe())
+
+
+def shape_class(call: Call) -> str:
+    """Width exactly, rows to a power of two, and how much gate each row has to read."""
+    return " ".join(
+        "-" if t is None else row_class(t) + ("" if t.is_contiguous() else " strided") for t in call.tensors
+    )
+
+
+_KERNELS = ("gated_residual_any", *(f"gated_residual_{x}_{m}" for x in TYPES.values() for m in TYPES.values()))
+
+GATED = Op(
+    name="gated_residual",
+    schema="(Tensor x, Tensor y, Tensor? gate, bool saturate, str policy) -> Tensor",
+    reference=reference,
+    fake=fake,
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels={"gated_residual": _KERNELS},
+)
+
+GATED_ = Op(
+    name="gated_residual_",
+    schema="(Tensor(a!) x, Tensor y, Tensor? gate, bool saturate, str policy) -> ()",
+    reference=reference_,
+    fake=fake_,
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels={"gated_residual": _KERNELS},
+)

@@ -1,0 +1,305 @@
+"""linear_int8 and linear_int8_: `linear` with both matrices in 8 bits, a scale for each row of either.
+
+The maths, the layout and the tiles stand at the head of src/linear_int8.cu; the operands and what else can compute it in
+linear_int8_operands.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from ctypes import c_int
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...call import Call, Plan
+from ...launcher import (
+    Card,
+    Launch,
+    Pointer,
+    output,
+    parameter_struct,
+)
+from ...policy import STANDARD, IsaClass, KernelPolicy
+from ...registry import CudaCandidate, Op, StockCandidate
+from ..quant.rows_to_int8 import Int8Rows, prepare, row_obstacles
+from ..views.checks import word, wrong_dtype
+from ..views.rows import Rows, folded, row_view
+from .linear import FIELDS, MOST, POINTERS, TYPES, Activation, Cut, class_of, parameters, places
+from .linear_int8_operands import Int8Operands, KitchenLinear, compute, stock_compute, validate
+from .linear_operands import Operands
+
+UNIT = "linear_int8"
+COLUMNS = 8  # n is a multiple: columns of an access to the result
+BYTES = 16  # of an access to x and weight: k and their strides are multiples
+LONGEST = 2**17 - BYTES  # k: of products of -128 with -128 more do not fit 31 bits
+
+# How well each uses the tensor cores, once there is enough work: for choosing without measuring. Best known first.
+CUTS: dict[Cut, dict[IsaClass, float]] = {
+    Cut(128, 128): {"sm_80": 0.96, "sm_75": 1.0},
+    Cut(192, 128, 96): {"sm_80": 1.0, "sm_75": 0.5},
+    Cut(128, 256): {"sm_80": 0.96, "sm_75": 0.89},
+    Cut(64, 128): {"sm_80": 0.9, "sm_75": 0.71},
+}
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """The tile."""
+
+    cut: Cut
+
+    def __str__(self) -> str:
+        return f"{self.cut.rows}x{self.cut.columns}"
+
+
+def linear_int8(
+    x: Tensor | Int8Rows,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    rotation: int = 0,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float = 1.0,
+    saturate: bool = False,
+    out_dtype: torch.dtype | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """residual + gate * activation(scale * (x8 @ weight^T) * x_scale * weight_scale + bias), each part optional.
+
+    x             [batch, ..., k] fp16, rounded to x8 with a scale for each row; or what `rows_to_int8` made of it, if several
+                  products have the same input
+    weight        [n, k] int8, rows may be apart
+    weight_scale  fp32: one element, or one for each row of the weight ([n] or [n, 1])
+    rotation      the group in which the weight's rows were turned before they were rounded, 0 if they were not: x is turned
+                  alike. Rows that are rounded already were turned then
+    The rest is as `linear` has it. The sums are exact; all that follows is fp32, and rounded once.
+    """
+    numbers, scales = x if isinstance(x, Int8Rows) else (x, None)
+    tensors = (numbers, scales, weight, weight_scale, bias, residual, gate)
+    out: Tensor = LINEAR_INT8(tensors, (activation, scale, saturate, rotation, out_dtype), policy)
+    return out
+
+
+def linear_int8_(
+    out: Tensor,
+    x: Tensor | Int8Rows,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    rotation: int = 0,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float = 1.0,
+    saturate: bool = False,
+    policy: KernelPolicy = STANDARD,
+) -> None:
+    """`linear_int8`, written to `out`, [batch, ..., n] fp16 or fp32 with rows anywhere. The residual may be `out` itself."""
+    numbers, scales = x if isinstance(x, Int8Rows) else (x, None)
+    tensors = (out, numbers, scales, weight, weight_scale, bias, residual, gate)
+    LINEAR_INT8_(tensors, (activation, scale, saturate, rotation), policy)
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+# Mirrors LinearInt8Params in src/linear_int8.cu.
+LinearInt8Params = parameter_struct(
+    "LinearInt8Params", (Pointer, f"x_scale weight_scale {POINTERS}"), *FIELDS, (c_int, "weight_scale_step")
+)
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
+    o = Int8Operands.of_call(call)
+    p = o.plain
+    yield from wrong_dtype((torch.int8,), weight=p.weight)
+    yield from wrong_dtype((torch.float16, torch.int8), x=p.x)
+    yield from wrong_dtype((torch.float32,), x_scale=o.x_scale, weight_scale=o.weight_scale)
+    yield from wrong_dtype(TYPES, bias=p.bias, residual=p.residual, gate=p.gate)
+    if p.out_dtype not in TYPES:
+        yield f"the output is {word(p.out_dtype)}, the kernels write float16 and float32"
+    if not p.m * p.n:
+        return  # nothing to compute, and nothing to refuse
+    if not p.k:
+        yield "k is 0: there is nothing to multiply"
+    for name, size, unit in (("k", p.k, BYTES), ("n", p.n, COLUMNS)):
+        if size % unit:
+            yield f"{name} is {size}, the kernels take multiples of {unit}"
+    if p.k > LONGEST:
+        yield f"k is {p.k}, and sums of more than {LONGEST} products do not fit 32 bits"
+    if max(p.m, p.n) > MOST:
+        yield f"a size of {p.m} x {p.n} x {p.k} exceeds {MOST}"
+    for name, t in (("x_scale", o.x_scale), ("weight_scale", o.weight_scale)):
+        if t is not None and not t.is_contiguous():
+            yield f"{name} is not contiguous (strides {t.stride()})"
+    if o.x_scale is None:
+        yield from row_obstacles(p.x)
+        p = o.rounded(torch.empty(p.x.shape, dtype=torch.int8, device="meta"))
+    yield from places(p)
+
+
+def ways(_call: Call) -> list[Tactic]:
+    return [Tactic(cut) for cut in CUTS]
+
+
+def best_cut(m: int, n: int, multiprocessors: int, isa: IsaClass) -> Cut:
+    """The least time by rule, as `linear` has it: rounds of blocks over the card."""
+
+    def cost(cut: Cut) -> float:
+        rounds, left = divmod(cut.tiles(m, n, False), multiprocessors * cut.resident)
+        last = -(-left // multiprocessors) * cut.warps
+        warps = rounds * cut.resident * cut.warps + (max(last, 4) if last else 0)
+        return warps * cut.warp_rows / CUTS[cut][isa]
+
+    return min(CUTS, key=cost)
+
+
+def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
+    """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
+    o = Int8Operands.of_call(call)
+    p = o.plain
+    new_out = output(p.shape, p.out_dtype, card.index)
+    if not p.m * p.n:
+        return (lambda *_: new_out()) if p.out is None else (lambda *_: None)
+    rounding: Callable[[Tensor], Int8Rows] | None = None
+    if o.x_scale is None:
+        rounding = prepare(card, p.x, o.rotation, call.describe())
+        p = o.rounded(torch.empty(p.x.shape, dtype=torch.int8, device="meta"))
+    launch = _prepare(call, replace(o, plain=p), card, tactic)
+
+    def into(
+        out: Tensor,
+        x: Tensor,
+        x_scale: Tensor | None,
+        weight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        gate: Tensor | None,
+    ) -> None:
+        if rounding is not None:
+            x, x_scale = rounding(x)
+        assert x_scale is not None
+        launch(
+            x_scale.data_ptr(),
+            weight_scale.data_ptr(),
+            x.data_ptr(),
+            weight.data_ptr(),
+            0,
+            0 if bias is None else bias.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            0 if gate is None else gate.data_ptr(),
+            out.data_ptr(),
+        )
+
+    def single(*tensors: Any) -> Tensor:
+        out = new_out()
+        into(out, *tensors)
+        return out
+
+    return single if p.out is None else into
+
+
+def _prepare(call: Call, o: Int8Operands, card: Card, tactic: Tactic | None) -> Launch:
+    x, weight = folded(row_view(o.plain.x)), row_view(o.plain.weight)
+    params = LinearInt8Params(
+        **parameters(o.plain, in_pairs(x), in_pairs(weight)), weight_scale_step=int(o.weight_scale.numel() > 1)
+    )
+    cut = (tactic or Tactic(best_cut(o.plain.m, o.plain.n, card.multiprocessors, card.isa_class(UNIT)))).cut
+    kernel = card.kernel(UNIT, kernel_name(cut))
+    threads, shared_bytes = kernel.cut
+    return kernel.prepare(
+        params,
+        grid=(cut.tiles(x.tokens, o.plain.n, False), x.batches, 1),
+        block=threads,
+        shape=call.describe(),
+        shared_bytes=shared_bytes,
+    )
+
+
+def in_pairs(view: Rows) -> Rows:
+    """Two bytes are moved as one half would be."""
+    return Rows(view.batches, view.tokens, view.d // 2, view.batch_stride // 2, view.row_stride // 2)
+
+
+def kernel_name(cut: Cut) -> str:
+    return f"linear_int8_{cut.rows}x{cut.columns}"
+
+
+def shape_class(call: Call) -> str:
+    o = Int8Operands.of_call(call)
+    scales = "a scale per row" if o.weight_scale.numel() > 1 else "one scale"
+    return f"{class_of(o.plain, scales)} rotation {o.rotation}"
+
+
+# ----------------------------------------------------------------------------------------------------------- the ops
+
+Arguments = tuple[Any, ...]
+
+
+def _operands(arguments: Arguments) -> Int8Operands:
+    return Int8Operands.of("linear_int8", arguments[:7], arguments[7:])
+
+
+def _written(arguments: Arguments) -> Int8Operands:
+    return Int8Operands.of("linear_int8_", arguments[:8], arguments[8:])
+
+
+def reference(*arguments: Any) -> Tensor:
+    return compute(_operands(arguments))
+
+
+def stock(*arguments: Any) -> Tensor:
+    return stock_compute(_operands(arguments))
+
+
+def fake(*arguments: Any) -> Tensor:
+    o: Operands = _operands(arguments).plain
+    return o.x.new_empty(o.shape, dtype=o.out_dtype)
+
+
+def reference_(*arguments: Any) -> None:
+    arguments[0].copy_(compute(_written(arguments)))
+
+
+def stock_(*arguments: Any) -> None:
+    arguments[0].copy_(stock_compute(_written(arguments)))
+
+
+def fake_(*_: Any) -> None:
+    return None
+
+
+_TENSORS = "Tensor x, Tensor? x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? residual, Tensor? gate"
+_OPTIONS = "str activation, float scale, bool saturate, int rotation"
+_OURS = CudaCandidate("cuda", obstacles, plan, ways)
+_KERNELS = {UNIT: tuple(kernel_name(cut) for cut in CUTS)}
+
+LINEAR_INT8 = Op(
+    name="linear_int8",
+    schema=f"({_TENSORS}, {_OPTIONS}, ScalarType? out_dtype, str policy) -> Tensor",
+    reference=reference,
+    fake=fake,
+    candidates=(_OURS, StockCandidate(stock), KitchenLinear()),
+    shape_class=shape_class,
+    validate=validate,
+    kernels=_KERNELS,
+)
+
+LINEAR_INT8_ = Op(
+    name="linear_int8_",
+    schema=f"(Tensor(a!) out, {_TENSORS}, {_OPTIONS}, str policy) -> ()",
+    reference=reference_,
+    fake=fake_,
+    candidates=(_OURS, StockCandidate(stock_), KitchenLinear()),
+    shape_class=shape_class,
+    validate=validate,
+    kernels=_KERNELS,
+)

@@ -1,0 +1,186 @@
+"""The operands of linear_int8 by name, the checks of their shapes, the maths, and what stock runs.
+
+Stock has two ways. Its own library multiplies in 8 bits where it can; what that has registered with torch is asked, if it is
+there. Else stock rounds x, multiplies by torch's own product of 8-bit matrices and scales the sums in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...call import (
+    Call,
+    Options,
+    Plan,
+    Tensors,
+)
+from ...errors import KernelError
+from ...registry import OneWay
+from ..quant.rotation import GROUPS, check_rotation
+from ..quant.rows_to_int8 import reference as rounded_exactly
+from ..quant.rows_to_int8 import stock as rounded_by_stock
+from ..views.checks import word
+from .linear_operands import Operands, activate, check_operands, combine
+
+LEAST_ROWS = 32  # of torch's product of 8-bit matrices on a card: fewer are filled up
+PACKS = (8, 32)  # ... of which k and n are multiples, or it refuses them on some card
+SCALED_BYTES = 2**28  # of sums that are scaled at a time
+
+
+@dataclass(frozen=True)
+class Int8Operands:
+    """The tensors and options of a call, by name."""
+
+    plain: Operands  # those that `linear` has, too
+    x_scale: Tensor | None  # of rows that are rounded already
+    weight_scale: Tensor
+    rotation: int
+
+    @staticmethod
+    def of(op: str, tensors: Tensors, options: Options) -> Int8Operands:
+        written = op == "linear_int8_"
+        out = tensors[0] if written else None
+        x, x_scale, weight, weight_scale, bias, residual, gate = tensors[1:] if written else tensors
+        assert x is not None and weight is not None and weight_scale is not None
+        activation, scale, saturate, rotation = options[:4]
+        dtype = residual.dtype if residual is not None else torch.float16 if x_scale is not None else x.dtype
+        dtype = out.dtype if out is not None else options[4] or dtype
+        plain = Operands(x, weight, None, bias, residual, gate, activation, scale, saturate, dtype, out, False)
+        return Int8Operands(plain, x_scale, weight_scale, rotation)
+
+    @staticmethod
+    def of_call(call: Call) -> Int8Operands:
+        return Int8Operands.of(call.op, call.tensors, call.options)
+
+    def rounded(self, x8: Tensor) -> Operands:
+        return replace(self.plain, x=x8)
+
+    @property
+    def column_scale(self) -> Tensor:
+        """[1] or [n]."""
+        return self.weight_scale.reshape(-1)
+
+
+def validate(call: Call) -> None:
+    """Shapes and options that no implementation could serve."""
+    o = Int8Operands.of_call(call)
+    check_operands(o.plain)
+    if o.weight_scale.numel() not in (1, o.plain.n) or o.weight_scale.shape[1:].numel() != 1:
+        raise ValueError(
+            f"weight_scale: {list(o.weight_scale.shape)} is neither one value nor one for each of {o.plain.n} rows"
+        )
+    rounded = o.plain.x.dtype is torch.int8
+    if rounded != (o.x_scale is not None):
+        raise ValueError(f"x is {word(o.plain.x)}, and rows of int8 come with their scales, others without")
+    if o.x_scale is None:
+        check_rotation(o.rotation, o.plain.k)
+        return
+    if o.rotation:
+        raise ValueError(f"rotation is {o.rotation}, and x is rounded already: rows are turned before they are rounded")
+    if o.x_scale.shape != o.plain.x.shape[:-1]:
+        raise ValueError(f"x_scale: {list(o.x_scale.shape)} is not one for each row of x {list(o.plain.x.shape)}")
+
+
+def compute(o: Int8Operands) -> Tensor:
+    """The oracle: exact sums, and from there on fp32, or float64 where that is asked for."""
+    p = o.plain
+    wide = torch.float64 if p.out_dtype is torch.float64 else torch.float32
+    x8, x_scale = (p.x, o.x_scale) if o.x_scale is not None else rounded_exactly(p.x, o.rotation)
+    assert x_scale is not None
+    # float64 holds every sum of fewer than 2^39 such products: whatever order they are added in, they are exact.
+    sums = (x8.double() @ p.weight.double().t()).to(wide)
+    value = sums * (x_scale.to(wide)[..., None] * (o.column_scale.to(wide) * p.scale))
+    bias, residual, gate = (None if t is None else t.to(wide) for t in (p.bias, p.residual, p.gate))
+    if bias is not None:
+        value = value + bias
+    asked = replace(p, x=value, residual=residual, gate=gate)
+    return combine(asked, activate(value, p.activation)).contiguous()
+
+
+def product(x8: Tensor, weight: Tensor) -> Tensor:
+    """[m, n], int32 by torch's own product of 8-bit matrices, or fp32 where that one does not serve."""
+    (m, k), n = x8.shape, weight.shape[0]
+    if k % PACKS[0] or n % PACKS[1] or not x8.numel():
+        return x8.float() @ weight.float().t()
+    if x8.is_cuda and m < LEAST_ROWS:
+        x8 = functional.pad(x8, (0, 0, 0, LEAST_ROWS - m))
+    found: Tensor = torch._int_mm(x8, weight.t())
+    return found[:m]
+
+
+def stock_compute(o: Int8Operands) -> Tensor:
+    """Rows rounded, the product, its scales and then one operation after the other, in the type of the result."""
+    p = o.plain
+    x8, x_scale = (p.x, o.x_scale) if o.x_scale is not None else rounded_by_stock(p.x, o.rotation)
+    assert x_scale is not None
+    flat, scales = x8.reshape(-1, p.k).contiguous(), x_scale.reshape(-1, 1)
+    sums = product(flat, p.weight)
+    rows = max(SCALED_BYTES // max(4 * p.n, 1), 1)
+    parts = [
+        (sums[at : at + rows].float() * (scales[at : at + rows] * (o.column_scale * p.scale))).to(p.out_dtype)
+        for at in range(0, max(sums.shape[0], 1), rows)
+    ]
+    value = torch.cat(parts).reshape(p.shape)
+    if p.bias is not None:
+        value = value + p.bias.to(value.dtype)
+    return combine(p, activate(value, p.activation)).contiguous()
+
+
+FLOAT16 = 1  # what the library calls it
+EXPECTED = ("x", "weight", "weight_scale", "bias", "output_dtype_code", "convrot", "convrot_groupsize")
+
+
+def kitchen() -> Callable[..., Tensor] | None:
+    """The product of stock's own library, if that is loaded and has it as it is known here."""
+    found: Any = getattr(torch.ops.comfy_kitchen, "int8_linear", None)
+    if found is None or tuple(a.name for a in found.default._schema.arguments[: len(EXPECTED)]) != EXPECTED:
+        return None
+    chosen: Callable[..., Tensor] = found.default
+    return chosen
+
+
+@dataclass(frozen=True)
+class KitchenLinear(OneWay):
+    """The library that stock multiplies such weights with; what follows the product is torch's, as in stock."""
+
+    name: str = "comfy-kitchen"
+    ours: bool = False
+
+    def refuse(self, call: Call) -> str | None:
+        o = Int8Operands.of_call(call)
+        if call.device.type != "cuda":
+            return f"tensor is on the {call.device.type.upper()}"
+        if o.x_scale is not None or o.plain.x.dtype is not torch.float16:
+            return "it rounds x itself, from float16"
+        if o.plain.saturate or o.plain.scale != 1:
+            return "the sums are to be scaled or saturated"
+        if not o.plain.m * o.plain.n * o.plain.k:
+            return "there is nothing to compute"
+        return "comfy-kitchen is not loaded, or has no int8_linear as it is known here" if kitchen() is None else None
+
+    def prepare(self, call: Call) -> Plan:
+        o = Int8Operands.of_call(call)
+        run = kitchen()
+        assert run is not None  # `refuse` found it
+
+        def multiplied(*tensors: Any) -> Tensor:
+            x, _, weight, weight_scale, bias, residual, gate = tensors
+            turned = (o.rotation > 0, o.rotation or GROUPS[-1])
+            try:
+                value = run(x.contiguous(), weight.contiguous(), weight_scale, bias, FLOAT16, *turned)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # it has its own ways to say that it does not serve: that loses a measurement
+                raise KernelError(f"comfy-kitchen: {error}") from error
+            value = activate(value, o.plain.activation)
+            return combine(replace(o.plain, x=x, residual=residual, gate=gate), value).contiguous()
+
+        if o.plain.out is None:
+            return multiplied
+        return lambda out, *tensors: out.copy_(multiplied(*tensors))

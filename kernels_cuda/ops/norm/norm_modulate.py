@@ -1,0 +1,493 @@
+"""norm_modulate and residual_gate_norm_modulate: LayerNorm or RMSNorm, modulation, and the gated residual before it.
+
+The maths, the layout and the access pattern stand at the head of src/norm_modulate.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from ctypes import c_float, c_int, c_int64
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...call import Call, Plan
+from ...launcher import (
+    MAX_GRID,
+    Card,
+    Launch,
+    Pointer,
+    output,
+    parameter_struct,
+)
+from ...policy import STANDARD, KernelPolicy
+from ...registry import CudaCandidate, Op, StockCandidate
+from ..views.checks import mixed_dtypes, word, wrong_dtype
+from ..views.rows import (
+    MOST_ROWS,
+    SharedRow,
+    frames_of,
+    row_class,
+    row_view,
+    rows,
+    shared_row,
+    spread,
+    tokens_per_frame,
+)
+from .rms import by_its_rms
+
+Kind = Literal["layer", "rms"]
+Maybe = Tensor | None
+Dtype = torch.dtype | None
+
+TYPES = {torch.float16: "f16", torch.float32: "f32"}
+PACK = 8  # kPack: elements a thread moves at once
+BLOCKS = {2: 384, 3: 256, 4: 256}  # packs per thread -> most threads, as the register kernels were compiled
+WIDEST = max(packs * threads * PACK for packs, threads in BLOCKS.items())
+ANY_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """How the work of a register kernel is cut: packs per thread, and rounds of blocks over the whole card."""
+
+    packs: int
+    rounds: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.packs} packs {self.rounds} rounds"
+
+
+def norm_modulate(
+    x: Tensor,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    kind: Kind = "layer",
+    out_dtype: torch.dtype | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> Tensor:
+    """norm(x) * weight + bias, then * (1 + scale) + shift, each part optional.
+
+    x             [batch, ..., d] fp16 or fp32; rows may be anywhere, their elements adjacent
+    scale, shift  fp16 or fp32: [d], [1 or batch, 1, d], [.., frames, d] or [.., frames, 1, d]. Frames are spread over
+                  the tokens as stock does; one per token is Wan 2.2 5B's way. Chunks of [b, 6, d] are read in place
+    weight, bias  [d], fp16 or fp32
+    kind          "layer" subtracts the mean, "rms" does not
+    Returns a contiguous tensor of x's shape, of `out_dtype` (x's dtype if None). Statistics are fp32.
+    """
+    out: Tensor = NORM((x, scale, shift, weight, bias), (eps, kind, out_dtype), policy)
+    return out
+
+
+def residual_gate_norm_modulate(
+    x: Tensor,
+    y: Tensor,
+    gate: Tensor | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    kind: Kind = "layer",
+    out_dtype: torch.dtype | None = None,
+    policy: KernelPolicy = STANDARD,
+) -> tuple[Tensor, Tensor]:
+    """x_new = x + gate * y, and norm_modulate(x_new), in one pass.
+
+    y has x's shape; gate broadcasts as scale does (None: 1). x_new is rounded to x's dtype before it is normalised, as
+    in stock, so the result describes exactly the x that is returned.
+    Returns (x_new, normalised), both contiguous.
+    """
+    out: tuple[Tensor, Tensor] = RESIDUAL((x, y, gate, scale, shift, weight, bias), (eps, kind, out_dtype), policy)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------- the maths
+
+
+def reference(
+    x: Tensor, scale: Maybe, shift: Maybe, weight: Maybe, bias: Maybe, eps: float, kind: str, out_dtype: Dtype
+) -> Tensor:
+    """The oracle, in fp32 or, for float64 inputs, in float64."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    value = x.to(wide)
+    if kind == "layer":
+        value = value - value.mean(-1, keepdim=True)
+    value = by_its_rms(value, eps)
+    if weight is not None:
+        value = value * weight.to(wide)
+    if bias is not None:
+        value = value + bias.to(wide)
+    flat = _flat(value)
+    if scale is not None:
+        flat = flat * (1 + spread(scale.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "scale"))
+    if shift is not None:
+        flat = flat + spread(shift.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "shift")
+    return flat.reshape(x.shape).to(out_dtype or x.dtype)
+
+
+def residual_reference(
+    x: Tensor,
+    y: Tensor,
+    gate: Maybe,
+    scale: Maybe,
+    shift: Maybe,
+    weight: Maybe,
+    bias: Maybe,
+    eps: float,
+    kind: str,
+    out_dtype: Dtype,
+) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    flat, added = _flat(x.to(wide)), _flat(y.to(wide))
+    if gate is not None:
+        added = added * spread(gate.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "gate")
+    x_new = (flat + added).reshape(x.shape).to(x.dtype)
+    return x_new, reference(x_new, scale, shift, weight, bias, eps, kind, out_dtype)
+
+
+def stock(
+    x: Tensor, scale: Maybe, shift: Maybe, weight: Maybe, bias: Maybe, eps: float, kind: str, out_dtype: Dtype
+) -> Tensor:
+    """What stock runs (WanAttentionBlock.forward): the norm, then addcmul with modulation repeated over the tokens."""
+    weight, bias = (None if t is None else t.to(x.dtype) for t in (weight, bias))
+    if kind == "layer":
+        value = functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    else:
+        value = functional.rms_norm(x, x.shape[-1:], weight, eps)
+        if bias is not None:
+            value = value + bias
+    if scale is not None or shift is not None:
+        flat = _flat(value)
+        size = flat.shape[1], flat.shape[0], flat.shape[2]
+        if scale is None:
+            flat = flat + spread(_present(shift), *size, "shift")
+        elif shift is None:
+            flat = flat * (1 + spread(scale, *size, "scale"))
+        else:
+            flat = torch.addcmul(spread(shift, *size, "shift"), flat, 1 + spread(scale, *size, "scale"))
+        value = flat.reshape(x.shape)
+    return value.to(out_dtype or x.dtype)
+
+
+def residual_stock(
+    x: Tensor,
+    y: Tensor,
+    gate: Maybe,
+    scale: Maybe,
+    shift: Maybe,
+    weight: Maybe,
+    bias: Maybe,
+    eps: float,
+    kind: str,
+    out_dtype: Dtype,
+) -> tuple[Tensor, Tensor]:
+    if gate is None:
+        x_new = (x + y).to(x.dtype)
+    else:
+        flat, added = _flat(x), _flat(y)
+        by = spread(gate, flat.shape[1], flat.shape[0], flat.shape[2], "gate")
+        x_new = torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype)
+    return x_new, stock(x_new, scale, shift, weight, bias, eps, kind, out_dtype)
+
+
+def fake(x: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(x.shape, dtype=rest[-1] or x.dtype)
+
+
+def residual_fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=rest[-1] or x.dtype)
+
+
+def _sizes(t: Tensor) -> tuple[int, int, int]:
+    """(batches, tokens, d). A tensor of rank 2 is one batch."""
+    batches, middle = (t.shape[0], t.shape[1:-1]) if t.ndim > 2 else (1, t.shape[:-1])
+    return batches, math.prod(middle), t.shape[-1]
+
+
+def _flat(t: Tensor) -> Tensor:
+    return t.reshape(_sizes(t))
+
+
+def _present(t: Tensor | None) -> Tensor:
+    assert t is not None
+    return t
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+
+# Mirrors NormParams in src/norm_modulate.cu.
+NormParams = parameter_struct(
+    "NormParams",
+    (Pointer, "x y gate scale shift weight bias out x_new"),
+    (c_int64, "x_batch x_row y_batch y_row gate_batch gate_frame scale_batch scale_frame shift_batch shift_frame"),
+    (c_int, "batches tokens tokens_per_frame d rows_per_block is_rms"),
+    (c_float, "eps offset inverse_d"),
+    (c_int, "y_is_float modulation_is_float affine_is_float"),
+)
+
+
+class Operands(NamedTuple):
+    """The tensors of either op."""
+
+    x: Tensor
+    y: Tensor | None
+    gate: Tensor | None
+    scale: Tensor | None
+    shift: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @staticmethod
+    def of(call: Call) -> Operands:
+        x, *rest = call.tensors
+        return Operands(_present(x), *rest) if len(rest) == 6 else Operands(_present(x), None, None, *rest)
+
+    @property
+    def modulation(self) -> dict[str, Tensor]:
+        named = {"gate": self.gate, "scale": self.scale, "shift": self.shift}
+        return {name: t for name, t in named.items() if t is not None}
+
+    @property
+    def affine(self) -> dict[str, Tensor]:
+        named = {"weight": self.weight, "bias": self.bias}
+        return {name: t for name, t in named.items() if t is not None}
+
+
+def validate(call: Call) -> None:
+    """Shapes that no implementation could serve. What broadcasts, and how, is judged in rows.py."""
+    o = Operands.of(call)
+    batches, tokens, d = _sizes(o.x)
+    if o.y is not None and o.y.shape != o.x.shape:
+        raise ValueError(f"y {list(o.y.shape)} has not the shape of x {list(o.x.shape)}")
+    for name, t in o.affine.items():
+        if t.shape != (d,):
+            raise ValueError(f"{name} {list(t.shape)} is not [{d}]")
+    for name, t in o.modulation.items():
+        tokens_per_frame(tokens, frames_of(t, batches, d, name).shape[1], name)
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
+    o = Operands.of(call)
+    out_dtype = call.options[2] or o.x.dtype
+    yield from wrong_dtype(TYPES, x=o.x, y=o.y, **o.modulation, **o.affine)
+    if out_dtype is not torch.float16:
+        yield f"the output is {word(out_dtype)}, the kernels write float16"
+    yield from mixed_dtypes(o.modulation)
+    yield from mixed_dtypes(o.affine)
+    for name, t in {"x": o.x, "y": o.y}.items():
+        view = None if t is None else rows(t)
+        if isinstance(view, str):
+            yield f"{name}: {view}"
+    for name, t in o.affine.items():
+        if not t.is_contiguous():
+            yield f"{name} is not contiguous"
+    like = row_view(o.x)
+    if max(like.batches, like.tokens, like.d) > MOST_ROWS:
+        yield f"a dimension of {tuple(o.x.shape)} exceeds {MOST_ROWS}"
+    shared = [shared_row(t, like, name) for name, t in o.modulation.items()]
+    yield from (reason for reason in shared if isinstance(reason, str))
+    runs = {s.tokens_per_frame for s in shared if isinstance(s, SharedRow) and s.frame_stride}
+    if len(runs) > 1:
+        yield f"{', '.join(o.modulation)} are spread over the tokens in different ways ({sorted(runs)} tokens per row)"
+
+
+def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
+    """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
+    o = Operands.of(call)
+    new_out = output(o.x.shape, call.options[2] or o.x.dtype, card.index)
+    new_x = output(o.x.shape, o.x.dtype, card.index)
+    if o.x.numel() == 0:
+        return (lambda *_: new_out()) if o.y is None else (lambda *_: (new_x(), new_out()))
+    launch, affine_is_modulation = _prepare(call, o, card, tactic or best_tactic(o.x.shape[-1]))
+
+    def norm(x: Tensor, scale: Maybe, shift: Maybe, weight: Maybe, bias: Maybe) -> Tensor:
+        out = new_out()
+        if affine_is_modulation:
+            scale, shift, weight, bias = weight, bias, None, None
+        launch(
+            x.data_ptr(),
+            0,
+            0,
+            0 if scale is None else scale.data_ptr(),
+            0 if shift is None else shift.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            0,
+        )
+        return out
+
+    def residual(x: Tensor, y: Tensor, gate: Maybe, *rest: Maybe) -> tuple[Tensor, Tensor]:
+        x_new, out = new_x(), new_out()
+        scale, shift, weight, bias = (*rest[2:], None, None) if affine_is_modulation else rest
+        launch(
+            x.data_ptr(),
+            y.data_ptr(),
+            0 if gate is None else gate.data_ptr(),
+            0 if scale is None else scale.data_ptr(),
+            0 if shift is None else shift.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x_new.data_ptr(),
+        )
+        return x_new, out
+
+    return norm if o.y is None else residual
+
+
+def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launch, bool]:
+    """The launch of a call, and whether weight and bias go where scale and shift do (see `offset` in the .cu)."""
+    eps, kind, _ = call.options
+    x, y = row_view(o.x), row_view(o.x if o.y is None else o.y)
+    swap = bool(o.affine) and o.scale is None and o.shift is None
+    in_registers = _in_registers(call, o)
+    swap = swap and in_registers
+    by, plus = (o.weight, o.bias) if swap else (o.scale, o.shift)
+    gate_rows, scale_rows, shift_rows = (
+        shared_row(t, x, name) or SharedRow(0, 0, x.tokens)
+        for name, t in (("gate", o.gate), ("scale", by), ("shift", plus))
+    )
+    assert isinstance(gate_rows, SharedRow)  # no strings here: `obstacles` found none
+    assert isinstance(scale_rows, SharedRow)
+    assert isinstance(shift_rows, SharedRow)
+    modulation = next((t.dtype for t in (o.gate, by, plus) if t is not None), torch.float16)
+    name = f"{'norm_modulate' if o.y is None else 'residual_gate_norm_modulate'}_{TYPES[o.x.dtype]}"
+    if in_registers:
+        kernel = card.kernel("norm_modulate", f"{name}_{TYPES[modulation]}_{tactic.packs}")
+        threads = threads_for(x.d, tactic.packs)
+    else:
+        kernel = card.kernel("norm_modulate", f"{name}_any")
+        threads = min(ANY_THREADS, -(-x.d // 32) * 32)
+    # As many blocks as the card holds at once, a few times over: a block then works through a run of rows.
+    blocks = kernel.resident_blocks(threads) * card.multiprocessors * tactic.rounds
+    rows_per_block = -(-x.batches * x.tokens // blocks)
+    grid = (-(-x.tokens // rows_per_block), min(x.batches, MAX_GRID[1]), 1)
+    if not in_registers:
+        grid = (min(x.batches * x.tokens, blocks), 1, 1)
+    params = NormParams(
+        x_batch=x.batch_stride,
+        x_row=x.row_stride,
+        y_batch=y.batch_stride,
+        y_row=y.row_stride,
+        gate_batch=gate_rows.batch_stride,
+        gate_frame=gate_rows.frame_stride,
+        scale_batch=scale_rows.batch_stride,
+        scale_frame=scale_rows.frame_stride,
+        shift_batch=shift_rows.batch_stride,
+        shift_frame=shift_rows.frame_stride,
+        batches=x.batches,
+        tokens=x.tokens,
+        d=x.d,
+        rows_per_block=rows_per_block,
+        is_rms=kind == "rms",
+        tokens_per_frame=min(r.tokens_per_frame for r in (gate_rows, scale_rows, shift_rows)),
+        eps=eps,
+        inverse_d=1 / x.d,
+        offset=0.0 if swap and o.weight is not None else 1.0,
+        y_is_float=o.y is not None and o.y.dtype is torch.float32,
+        modulation_is_float=any(t.dtype is torch.float32 for t in o.modulation.values()),
+        affine_is_float=any(t.dtype is torch.float32 for t in o.affine.values()),
+    )
+    return kernel.prepare(params, grid=grid, block=threads, shape=call.describe()), swap
+
+
+def _in_registers(call: Call, o: Operands) -> bool:
+    """Whether the fast kernels serve a call: 16-byte accesses everywhere, one scale and shift of one type, a row that
+    fits. Everything else is for the `any` kernel.
+    """
+    x, y = row_view(o.x), row_view(o.x if o.y is None else o.y)
+    operands = {**o.modulation, **o.affine}
+    if o.affine and (o.scale is not None or o.shift is not None):
+        return False
+    strides = [x.batch_stride, x.row_stride, y.batch_stride, y.row_stride]
+    for t in operands.values():
+        strides += [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
+    return (
+        call.aligned
+        and x.d % PACK == 0
+        and x.d <= WIDEST
+        and all(stride % PACK == 0 for stride in strides)
+        and (o.y is None or o.y.dtype is torch.float16)
+        and len({t.dtype for t in operands.values()}) <= 1
+        and not (o.x.dtype is torch.float32 and any(t.dtype is torch.float32 for t in operands.values()))
+    )
+
+
+def threads_for(d: int, packs: int) -> int:
+    """Whole warps that hold a row of d."""
+    return -(-d // (PACK * packs * 32)) * 32
+
+
+def tactics(d: int) -> list[Tactic]:
+    """Every way to cut rows of d, the best known first: fewest idle lanes, then nearest to three packs.
+
+    Few packs mean more warps to reduce over, many mean more registers and so fewer rows in flight.
+    """
+    fitting = [packs for packs, most in BLOCKS.items() if threads_for(d, packs) <= most]
+    fitting.sort(key=lambda packs: (threads_for(d, packs) * packs, abs(packs - 3), -packs))
+    return [Tactic(packs, rounds) for rounds in (2, 1, 4, 8) for packs in fitting]
+
+
+def ways(call: Call) -> list[Tactic]:
+    """What may be measured for a call: nothing where only the `any` kernel serves."""
+    o = Operands.of(call)
+    served = o.x.numel() > 0 and _in_registers(call, o)
+    return tactics(o.x.shape[-1]) if served else []
+
+
+def best_tactic(d: int) -> Tactic:
+    return next(iter(tactics(d)), Tactic(0))  # no register kernel holds such a row
+
+
+def shape_class(call: Call) -> str:
+    """Width exactly, rows to a power of two, and how much modulation each row has to read."""
+    sizes = " ".join("-" if t is None else row_class(t) for t in call.tensors)
+    return f"{call.options[1]} {sizes}"
+
+
+def _kernels(family: str) -> tuple[str, ...]:
+    types = ("f16_f16", "f16_f32", "f32_f16")  # of x, and of the modulation
+    return (
+        *(f"{family}_{pair}_{packs}" for pair in types for packs in BLOCKS),
+        *(f"{family}_{x}_any" for x in TYPES.values()),
+    )
+
+
+_TAIL = (
+    "Tensor? scale, Tensor? shift, Tensor? weight, Tensor? bias, float eps, str kind, ScalarType? out_dtype, str policy"
+)
+
+NORM = Op(
+    name="norm_modulate",
+    schema=f"(Tensor x, {_TAIL}) -> Tensor",
+    reference=reference,
+    fake=fake,
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels={"norm_modulate": _kernels("norm_modulate")},
+)
+
+RESIDUAL = Op(
+    name="residual_gate_norm_modulate",
+    schema=f"(Tensor x, Tensor y, Tensor? gate, {_TAIL}) -> (Tensor, Tensor)",
+    reference=residual_reference,
+    fake=residual_fake,
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(residual_stock)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels={"norm_modulate": _kernels("residual_gate_norm_modulate")},
+)

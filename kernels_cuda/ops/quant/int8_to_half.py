@@ -1,0 +1,184 @@
+"""int8_to_half: a weight of 8-bit numbers becomes fp16 on arrival, turned back where its rows were turned (ConvRot).
+
+The maths, the layout and the access pattern stand at the head of src/int8_to_half.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import c_int, c_uint
+
+import torch
+from torch import Tensor
+
+from ...call import Call, Plan
+from ...launcher import (
+    Card,
+    Pointer,
+    output,
+    parameter_struct,
+)
+from ...policy import STANDARD, KernelPolicy
+from ...registry import CudaCandidate, Op, StockCandidate
+from ..views.checks import check_written, wrong_dtype
+from ..views.half_range import saturated
+from ..views.rows import row_class
+from .rotation import check_rotation, matrix, root, turned
+from .to_half import check_out, over_rows
+
+PACK = 8  # kPack
+CHUNK = 256 * 4  # packs of a block: kThreads * kAtOnce
+MOST_PACKS = 2**32 - 1
+
+
+def int8_to_half(
+    x: Tensor, scale: Tensor, *, rotation: int = 0, out: Tensor | None = None, policy: KernelPolicy = STANDARD
+) -> Tensor:
+    """x * scale as fp16, and where rows were turned before they were rounded, turned back.
+
+    x         [rows, k] int8, contiguous
+    scale     fp32: one element, or one for each row ([rows] or [rows, 1])
+    rotation  0, 4, 16, 64 or 256, which divides k: the group that was turned
+    out       fp16, contiguous, of x's shape: written instead of a new tensor, and returned. Nothing is allocated then. The
+              launch goes to torch's current stream. With mode `auto` the first call of a shape is measured, which waits for
+              the device; a pager forces `on`
+
+    Turning back is exact; the product with the scale is fp32, rounded once. What is finite and beyond 65504 becomes +-65504.
+    """
+    if out is None:
+        result: Tensor = INT8_TO_HALF((x, scale), (rotation,), policy)
+        return result
+    INT8_TO_HALF_INTO((x, scale, out), (rotation,), policy)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------- the maths
+
+
+def reference(x: Tensor, scale: Tensor, rotation: int) -> Tensor:
+    """The kernel's bits."""
+    value = turned(x.float(), rotation) * (over_rows(scale, x).float() * root(rotation))
+    return torch.where(value.isfinite(), saturated(value), value).half()
+
+
+def stock(x: Tensor, scale: Tensor, rotation: int) -> Tensor:
+    """As stock: scaled in fp32, turned by a matrix product, rounded. Saturating, since `auto` may choose it."""
+    value = x.float() * over_rows(scale, x).float()
+    if rotation:
+        groups = value.reshape(*x.shape[:-1], -1, rotation)
+        value = (groups @ matrix(rotation, torch.float32, x.device)).reshape(x.shape)
+    return torch.where(value.isfinite(), saturated(value), value).half()
+
+
+def beside(call: Call) -> int:
+    """Bytes that stock's way takes on the way: fp32 numbers, and those turned or saturated."""
+    x = call.tensors[0]
+    assert x is not None
+    return 8 * x.numel()
+
+
+def fake(x: Tensor, scale: Tensor, rotation: int) -> Tensor:  # noqa: ARG001 - x says it all
+    return x.new_empty(x.shape, dtype=torch.float16)
+
+
+def reference_into(x: Tensor, scale: Tensor, out: Tensor, rotation: int) -> None:
+    out.copy_(reference(x, scale, rotation))
+
+
+def stock_into(x: Tensor, scale: Tensor, out: Tensor, rotation: int) -> None:
+    out.copy_(stock(x, scale, rotation))
+
+
+def fake_into(x: Tensor, scale: Tensor, out: Tensor, rotation: int) -> None:  # noqa: ARG001 - writes in place
+    check_out(x, out)
+
+
+# --------------------------------------------------------------------------------------------------------- the kernel
+
+# Mirrors Int8ToHalfParams in src/int8_to_half.cu.
+Int8ToHalfParams = parameter_struct(
+    "Int8ToHalfParams", (Pointer, "x8 scale out"), (c_uint, "packs packs_per_row"), (c_int, "scale_per_row group")
+)
+
+
+def validate(call: Call) -> None:
+    """Shapes that no implementation could serve."""
+    x, scale, *rest = call.tensors
+    assert x is not None and scale is not None
+    if x.ndim != 2:
+        raise ValueError(f"x: {list(x.shape)} is not [rows, k]")
+    over_rows(scale, x)
+    check_rotation(call.options[0], x.shape[1])
+    if rest and rest[0] is not None:
+        check_out(x, rest[0])
+        check_written({"out": rest[0]}, {"x": x, "scale": scale})
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    x, scale, *rest = call.tensors
+    assert x is not None and scale is not None
+    yield from wrong_dtype((torch.int8,), x=x)
+    yield from wrong_dtype((torch.float32,), scale=scale)
+    if x.shape[1] % PACK:
+        yield f"k is {x.shape[1]}, the kernel takes multiples of {PACK}"
+    if x.numel() // PACK > MOST_PACKS:
+        yield f"{x.numel()} elements are more than {MOST_PACKS * PACK}"
+    for name, t, unit in (("x", x, 8), ("scale", scale, 4), ("out", rest[0] if rest else None, 16)):
+        if t is not None and (not t.is_contiguous() or t.data_ptr() % unit):
+            yield f"{name} is not contiguous, or does not start at a multiple of {unit} bytes (strides {t.stride()})"
+
+
+def plan(call: Call, card: Card, _tactic: object) -> Plan:
+    """Fix sizes and grid; what remains per call is the output and the pointers."""
+    x, scale, *rest = call.tensors
+    assert x is not None and scale is not None
+    new_out = output(x.shape, torch.float16, card.index)
+    if not x.numel():
+        return (lambda *_: None) if rest else (lambda *_: new_out())
+    packs = x.numel() // PACK
+    params = Int8ToHalfParams(
+        packs=packs, packs_per_row=x.shape[1] // PACK, scale_per_row=int(scale.numel() > 1), group=call.options[0]
+    )
+    kernel = card.kernel("int8_to_half", "int8_to_half")
+    launch = kernel.prepare(params, grid=(-(-packs // CHUNK), 1, 1), block=CHUNK // 4, shape=call.describe())
+
+    def into(x: Tensor, scale: Tensor, out: Tensor) -> None:
+        launch(x.data_ptr(), scale.data_ptr(), out.data_ptr())
+
+    def single(x: Tensor, scale: Tensor) -> Tensor:
+        out = new_out()
+        into(x, scale, out)
+        return out
+
+    return into if rest else single
+
+
+def shape_class(call: Call) -> str:
+    x, scale, *_ = call.tensors
+    assert x is not None and scale is not None
+    return f"{row_class(x)} scales={min(scale.numel(), 2)} rotation {call.options[0]}"
+
+
+KERNELS: dict[str, tuple[str, ...]] = {"int8_to_half": ("int8_to_half",)}
+
+INT8_TO_HALF = Op(
+    name="int8_to_half",
+    schema="(Tensor x, Tensor scale, int rotation, str policy) -> Tensor",
+    reference=reference,
+    fake=fake,
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock, beside=beside)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels=KERNELS,
+)
+
+INT8_TO_HALF_INTO = Op(
+    name="int8_to_half_into",
+    schema="(Tensor x, Tensor scale, Tensor(a!) out, int rotation, str policy) -> ()",
+    reference=reference_into,
+    fake=fake_into,
+    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_into, beside=beside)),
+    shape_class=shape_class,
+    validate=validate,
+    kernels=KERNELS,
+)

@@ -1,0 +1,83 @@
+"""Managed memory of an NVIDIA GPU, through the driver."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from ..device import CudaDevice, Pinned
+from ..driver_calls import (
+    HOST,
+    SET_PREFERRED_LOCATION,
+    SET_READ_MOSTLY,
+    UNSET_READ_MOSTLY,
+)
+
+
+class NoManagedMemory(RuntimeError):
+    """The system cannot page managed memory. The message says what to use."""
+
+    __module__ = "fusestream"
+
+
+class Holder:
+    """What torch asks for where a tensor's memory lies, and keeps alive as long as a tensor over it lives."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None,
+        }  # fmt: skip
+
+
+class CudaManagedMemory:
+    """One pool: `allocate`, use, `free`."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        if not device.is_managed_capable:
+            raise NoManagedMemory(
+                f"The managed backend needs a system that pages {device.name}'s memory by itself (concurrentManagedAccess: "
+                "Linux, not WSL). Use the slots backend."
+            )
+        self._device = device
+        self._calls = device.calls
+        self._holder: weakref.ref[Holder] | None = None
+
+    def allocate(self, nbytes: int) -> int:
+        self._device.enter_thread()
+        address = self._calls.alloc_managed(nbytes)
+        self._calls.advise(address, nbytes, SET_PREFERRED_LOCATION, HOST)
+        return address
+
+    def free(self, address: int) -> None:
+        """Now, or when the last tensor over it is gone."""
+        holder = self._holder() if self._holder is not None else None
+        if holder is None:
+            self._calls.free(address)
+        else:
+            weakref.finalize(holder, self._calls.free, address)
+
+    def free_bytes(self) -> int:
+        self._device.enter_thread()
+        return self._device.driver.free_memory()
+
+    def filled(self, address: int, nbytes: int) -> None:
+        self._calls.advise(address, nbytes, SET_READ_MOSTLY, self._device.index)
+
+    def bring(self, address: int, nbytes: int) -> None:
+        self._calls.prefetch(address, nbytes, self._device.index, self._device.stream.cuda_stream)
+
+    def evict(self, address: int, nbytes: int) -> None:
+        # Two copies become one, the one at the preferred location: the device's is dropped.
+        self._calls.advise(address, nbytes, UNSET_READ_MOSTLY, self._device.index)
+        self._calls.advise(address, nbytes, SET_READ_MOSTLY, self._device.index)
+
+    def on_host(self, address: int, nbytes: int) -> memoryview:
+        return Pinned(address, nbytes).view
+
+    def on_device(self, address: int, nbytes: int) -> torch.Tensor:
+        holder: Any = Holder(address, nbytes)
+        self._holder = weakref.ref(holder)
+        with torch.inference_mode(False):
+            return torch.as_tensor(holder, device=self._device.torch_device)

@@ -1,0 +1,237 @@
+"""A ring of pinned buffers that reader threads fill: file -> pinned RAM -> bus, for whatever cannot be read in place.
+
+Layers are asked for in the order in which they will be copied. Their bytes are cut into pieces; readers take the pieces in
+that order, each into a buffer that is free, and the copying thread takes them out in the same order. So the piece that is
+needed next always has a buffer or gets the next one, and no order of events can lock the ring. A buffer whose copy is under
+way has that copy's event, and is filled again after it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..device import Device, Event, Pinned
+from ..runs import Run
+
+BUFFER_BYTES = 16 << 20
+MOST_BUFFERS = 16
+LEAST_BUFFERS = 2
+LEAST_BUFFER_BYTES = 1 << 16
+
+
+class Reads(Protocol):
+    """How a file's bytes get into a buffer."""
+
+    name: str
+
+    @property
+    def padding(self) -> int:
+        """Bytes that a buffer needs beyond those that are read into it."""
+
+    def read(self, run: Run, offset: int, nbytes: int, buffer: memoryview) -> int:
+        """Bytes of a run from `offset` on; where in the buffer they begin. Raises rather than give wrong ones."""
+
+    def close(self) -> None: ...
+
+
+class PlainReads:
+    """Through the page cache."""
+
+    name = "page cache or disk"
+    padding = 0
+
+    def read(self, run: Run, offset: int, nbytes: int, buffer: memoryview) -> int:
+        with buffer[:nbytes] as target:
+            run.file.read_into(target, run.begin + offset)
+        return 0
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Pinned bytes, and the event of the last copy out of them."""
+
+    pinned: Pinned
+    view: memoryview
+    busy: Event | None = None
+
+
+@dataclass(eq=False)
+class Piece:
+    """Bytes `[offset, offset + nbytes)` of a run: read into a buffer, or failed."""
+
+    run: Run
+    offset: int
+    nbytes: int
+    buffer: Buffer | None = None
+    address: int = 0
+    error: BaseException | None = None
+    ready: bool = False
+
+
+@dataclass(eq=False)
+class Reading:
+    """One layer on its way through the ring."""
+
+    pieces: deque[Piece]
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class RingSize:
+    """How much pinned RAM a ring takes."""
+
+    buffers: int
+    buffer_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.buffers * self.buffer_bytes
+
+    @classmethod
+    def within(cls, budget: int, wanted: int | None = None) -> RingSize:
+        """The largest ring of at most `budget` bytes; of no more than the `wanted` ones that could ever be under way."""
+        most = min(budget, MOST_BUFFERS * BUFFER_BYTES, wanted if wanted is not None else budget)
+        page = LEAST_BUFFER_BYTES
+        buffer_bytes = max(page, min(BUFFER_BYTES, most // 8 // page * page))
+        return cls(max(LEAST_BUFFERS, min(MOST_BUFFERS, most // buffer_bytes)), buffer_bytes)
+
+
+@dataclass(eq=False)
+class PinnedRing:
+    """`size` bytes of pinned RAM are taken at the first layer that is asked for, and freed by `close`."""
+
+    device: Device
+    size: RingSize
+    reads: Reads
+    readers: int
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _jobs: deque[tuple[Reading, Piece]] = field(default_factory=deque)
+    _free: deque[Buffer] = field(default_factory=deque)
+    _buffers: list[Buffer] = field(default_factory=list)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _closing: bool = False
+    _unmade: int = 0  # buffers that were not needed yet: pinning takes time, and other threads read meanwhile
+
+    @property
+    def piece_bytes(self) -> int:
+        return self.size.buffer_bytes - self.reads.padding
+
+    def ask(self, runs: Sequence[Run]) -> Reading:
+        """Begin to read these, after everything that was asked for before."""
+        pieces = deque(
+            Piece(run, offset, min(self.piece_bytes, run.nbytes - offset))
+            for run in runs
+            for offset in range(0, run.nbytes, self.piece_bytes)
+        )
+        reading = Reading(pieces)
+        with self._changed:
+            self._start()
+            self._jobs.extend((reading, piece) for piece in pieces)
+            self._changed.notify_all()
+        return reading
+
+    def take(self, reading: Reading) -> Iterator[Piece]:
+        """The pieces in order, each when it is there. When the next one is asked for, the copy of this one was."""
+        try:
+            while reading.pieces:
+                piece = reading.pieces[0]
+                with self._changed:
+                    self._changed.wait_for(lambda piece=piece: piece.ready or self._closing)  # type: ignore[misc]
+                    if not piece.ready:
+                        raise RuntimeError("the pager was closed while weights were on their way")
+                if piece.error is not None:
+                    raise piece.error
+                yield piece
+                reading.pieces.popleft()
+                self._give_back(piece, self.device.copy_event())
+        finally:
+            self.cancel(reading)
+
+    def cancel(self, reading: Reading) -> None:
+        """What is left of it is not wanted any more."""
+        after = self.device.copy_event() if reading.pieces else None  # one of them may be in a copy
+        with self._changed:
+            reading.cancelled = True
+            if not reading.pieces:
+                return
+            self._jobs = deque(job for job in self._jobs if job[0] is not reading)
+            for piece in reading.pieces:
+                if piece.ready and piece.buffer is not None:
+                    piece.buffer.busy = after
+                    self._free.append(piece.buffer)
+                    piece.buffer = None
+            reading.pieces = deque()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """The readers end, the RAM is freed. Copies out of it are over. May be called twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self._free.clear()
+        for buffer in self._buffers:
+            buffer.view.release()
+            self.device.unpin(buffer.pinned)
+        self._buffers = []
+        self.reads.close()
+
+    def _start(self) -> None:
+        if self._threads or self._closing:
+            return
+        self._unmade = self.size.buffers
+        for number in range(self.readers):
+            thread = threading.Thread(target=self._work, name=f"fusestream-reader-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _make_buffer(self) -> Buffer:
+        pinned = self.device.pin(self.size.buffer_bytes)
+        buffer = Buffer(pinned, pinned.view)
+        self._buffers.append(buffer)
+        return buffer
+
+    def _give_back(self, piece: Piece, after: Event) -> None:
+        assert piece.buffer is not None
+        with self._changed:
+            piece.buffer.busy = after
+            self._free.append(piece.buffer)
+            piece.buffer = None
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        self.device.enter_thread()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or (self._jobs and (self._free or self._unmade)))
+                if self._closing:
+                    return
+                reading, piece = self._jobs.popleft()
+                buffer = self._free.popleft() if self._free else None
+                self._unmade -= buffer is None
+            try:
+                buffer = buffer or self._make_buffer()
+                if buffer.busy is not None:
+                    buffer.busy.synchronize()
+                begin = self.reads.read(piece.run, piece.offset, piece.nbytes, buffer.view)
+                piece.address = buffer.pinned.address + begin
+            except BaseException as error:
+                piece.error = error
+            with self._changed:
+                if buffer is None:
+                    self._unmade += 1
+                elif reading.cancelled or piece.error is not None:
+                    self._free.append(buffer)
+                else:
+                    piece.buffer = buffer
+                piece.ready = True
+                self._changed.notify_all()
