@@ -76,7 +76,7 @@ class Family:
     need        bytes that a step's activations take, of (network, shape of the latent, its type), or None where
                 stock's reckoning is to hold; None: always stock's
     in_pieces   of a diffusion model, whether its blocks compute what lies between two products in smaller pieces where
-                `stream/reckoning.py` asks for it. Its need has `CHUNK_BYTES` of that
+                `patcher/vram_estimate.py` asks for it. Its need has `CHUNK_BYTES` of that
     options     of a text encoder, stock's model_options as the file tells them
     kind        of a text encoder's file, the name of stock's CLIPType that it is for, where the file tells
     expects     what must be in a file, told from its header; None: that shows when stock has built the model

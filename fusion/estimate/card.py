@@ -1,4 +1,4 @@
-"""A device as its driver tells it, for `rates.py`."""
+"""A device as its driver tells it, for `base/card_rates.py`."""
 
 from __future__ import annotations
 

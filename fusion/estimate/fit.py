@@ -1,4 +1,4 @@
-"""Whether a latent fits beside a model's weights, by the reckoning that the loaders go by (`stream/reckoning.py`)."""
+"""Whether a latent fits beside a model's weights, by the reckoning that the loaders go by (`patcher/vram_estimate.py`)."""
 
 from __future__ import annotations
 

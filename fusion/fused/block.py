@@ -203,7 +203,7 @@ class FusedBlock:
 
     def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
         """What of the block is used together, one after another, by the modules that are called for it: so it may be paged
-        (`stream/grain.py`). Whoever computes the block past their calls says so (`doors.within`). Nothing: it stays whole."""
+        (`stream/segments.py`). Whoever computes the block past their calls says so (`doors.within`). Nothing: it stays whole."""
         return ()
 
     def fusestream_of_text(self) -> OfText | None:

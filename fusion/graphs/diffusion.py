@@ -1,4 +1,4 @@
-"""A diffusion network whose calls may be captured (`graph.py`): around its `__call__`, inside of stock's `apply_model`.
+"""A diffusion network whose calls may be captured (`calls.py`): around its `__call__`, inside of stock's `apply_model`.
 
 What else is in the `transformer_options` decides. Their tensors and plain values belong to the call's key. Whoever patches blocks,
 or stands around the network or replaces its attention, runs code at each call that a graph would not: then it is not captured.

@@ -1,5 +1,6 @@
-"""Whose calls may be captured (`graph.py`) though nothing of it streams: a model whose weights lie on the card (`held.py`), while
-somebody calls it many times and has asked for the memory that it computes in."""
+"""Whose calls may be captured (`calls.py`) though nothing of it streams: a model whose weights lie
+on the card (`vae/resident_patcher.py`), while somebody calls it many times and has asked for the
+memory that it computes in."""
 
 from __future__ import annotations
 

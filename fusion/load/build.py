@@ -1,9 +1,10 @@
 """A stock model whose blocks' weights stay in the file.
 
-It is built by stock's own functions, out of stand-ins (`stand_in.py`): the same conversions of old layouts, the same detection, the
-same choice of types and operations. Then the network itself is asked what its blocks are (`blocks.py`) and which of their
-operations' weights are tensors of the file; these are paged. Everything else is read. So a model of 28 GB is built in the memory of
-its embeddings, whatever its tensors are called.
+It is built by stock's own functions, out of stand-ins (`weights/meta_tensor.py`): the same
+conversions of old layouts, the same detection, the same choice of types and operations. Then the
+network itself is asked what its blocks are (`blocks.py`) and which of their operations' weights are
+tensors of the file; these are paged. Everything else is read. So a model of 28 GB is built in the
+memory of its embeddings, whatever its tensors are called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A file becomes a stock MODEL or VAE (`load_text.py`: a CLIP): one loader for each role, whatever the family.
+"""A file becomes a stock MODEL or VAE (`text.py`: a CLIP): one loader for each role, whatever the family.
 
 Loading goes through ComfyUI's own functions, so whatever stock loads, loads here. Around them stand two checks that stock leaves
 out: is this the right kind of file (before the load), and did every weight of the model come from it (after). Stock only logs a

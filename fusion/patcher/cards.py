@@ -3,7 +3,7 @@ some of the prompts in a thread of its own.
 
 What one card meets the others have to hear of. ComfyUI tells an interrupt to one thread alone; and after an error, or an
 interrupt, it waits for the other threads for five seconds and then goes on, whatever they still compute. So a call that fails ends
-those of the other cards at their next block, with the same error (`step.py`); and no sampling is over before all of them are
+those of the other cards at their next block, with the same error (`vram_retry.py`); and no sampling is over before all of them are
 (`StreamingModelPatcher.cleanup`).
 """
 

@@ -9,7 +9,7 @@ What is free is too little for everything on a small card, and yields in this or
     residents    weights that could stay on the card; they stream instead
     the reserve  what is left to the desktop. It is a wish: `--reserve-vram` is none, and never yields
     pieces       of what lies between two products: a few tokens at a time, in more launches
-    the window   blocks come in parts instead of whole (`grain.py`)
+    the window   blocks come in parts instead of whole (`stream/segments.py`)
     the batch    of prompts: apart they bring the weights over the bus once for each
 """
 

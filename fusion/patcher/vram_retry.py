@@ -1,13 +1,15 @@
 """Around each call of a model: what it took of VRAM is measured, and made room for where it was too little.
 
-What is captured of a short step (`graph.py`) takes the room that the step's activations were reckoned with: they are made in it.
-It is in the device's budget beside the weights, stays under the limit below, and is the first that is given back.
+What is captured of a short step (`graphs/calls.py`) takes the room that the step's activations were
+reckoned with: they are made in it. It is in the device's budget beside the weights, stays under the
+limit below, and is the first that is given back.
 
-While a step runs, torch's allocator may not grow into the last of the card: left alone it keeps what it no longer uses until
-nothing is free, and desktop and driver need some too. How much that is, and what yields where the card is small, says
-`reckoning.py`. A step that runs out of VRAM all the same is computed again: with all of the card; after the weights have given back
-all but their window; with blocks in parts; and where that is too little for several prompts in a batch, one by one. Each of these
-is what was reckoned with to begin with, unless the reckoning was wrong.
+While a step runs, torch's allocator may not grow into the last of the card: left alone it keeps
+what it no longer uses until nothing is free, and desktop and driver need some too. How much that
+is, and what yields where the card is small, says `vram_estimate.py`. A step that runs out of VRAM
+all the same is computed again: with all of the card; after the weights have given back all but
+their window; with blocks in parts; and where that is too little for several prompts in a batch, one
+by one. Each of these is what was reckoned with to begin with, unless the reckoning was wrong.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class AnotherFailed(BaseException):
-    """A call of another card did, so this one ends too. No Exception, since nobody between the blocks and `step.py` may go on."""
+    """A call of another card did, so this one ends too. No Exception, since nobody between the
+    blocks and `patcher/vram_retry.py` may go on."""
 
 
 class Together:

@@ -4,8 +4,8 @@ Stock hands a wrapper the rest of the chain, and the arguments as its caller wro
 names. Three are around each call, put there when a model is loaded (`load_streamed_diffusion_model`), the outermost first,
 so that the others see one try at a time:
 
-    step.py     measures what a step needs of VRAM, and tries again where it was too little
-    branches.py writes down under what a call ran that ended
+    patcher/vram_retry.py     measures what a step needs of VRAM, and tries again where it was too little
+    patcher/call_log.py writes down under what a call ran that ended
     progress.py moves the sampler's bar while the weights come for the first time
 """
 

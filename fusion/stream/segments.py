@@ -12,11 +12,12 @@ It is the family that takes a block apart (`FusedBlock.fusestream_in_parts`): by
 doors. A door that is called brings the part's weights, so stock's own forward finds them too; who computes past its doors says
 so (`doors.within`). What has no parts stays whole among them.
 
-Either way a grain has a twin (`without_texts`). What a block makes of a text is the same at every step, and may be kept
-(`texts.py`): of Wan 14B 0.4 GiB for a text, made by weights of 3.9 GiB in fp16 and 2.0 in int8. The twin has these weights, of each
-block, as a layer of their own that passes do without once a text is known. It is taken where fewer bytes pass so with room for two
-texts, which residents have less then. Where all stays anyway, or a text is as large as what it saves, of few bits a weight, it is
-not.
+Either way a grain has a twin (`without_texts`). What a block makes of a text is the same at every
+step, and may be kept (`text_kv.py`): of Wan 14B 0.4 GiB for a text, made by weights of 3.9 GiB in
+fp16 and 2.0 in int8. The twin has these weights, of each block, as a layer of their own that passes
+do without once a text is known. It is taken where fewer bytes pass so with room for two texts,
+which residents have less then. Where all stays anyway, or a text is as large as what it saves, of
+few bits a weight, it is not.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Whether a model has come to rest: all blocks have their weights at addresses that stay, and nothing that a call depends on has
-changed. Then what was captured of its calls (`graph.py`) still holds.
+changed. Then what was captured of its calls (`graphs/calls.py`) still holds.
 
 The pager knows what it moved itself. The rest is told here: what does not stream moved, other patches, attributes that other nodes
 have replaced, other nodes' code that has a part in each call.
@@ -29,7 +29,7 @@ class Settled(NamedTuple):
 
 
 class Captured(Protocol):
-    """What was captured of a model's calls, for as long as it is settled: see `graph.py`."""
+    """What was captured of a model's calls, for as long as it is settled: see `graphs/calls.py`."""
 
     attempts: int  # calls in which it was tried
 

@@ -1,12 +1,14 @@
 """A model's blocks and the pager that has their weights: before a block runs it holds them, after it it holds nothing.
 
-Blocks are paged in the order in which they run (`order.py`), with the model's patches in them (`patching.py`), whole or, where
-VRAM is short, in parts (`grain.py`), and without what texts alone need, where that is kept (`texts.py`). What runs outside of any
-pass, once for a prompt, is read for that time.
+Blocks are paged in the order in which they run (`block_order.py`), with the model's patches in them
+(`patched_weights.py`), whole or, where VRAM is short, in parts (`segments.py`), and without what
+texts alone need, where that is kept (`text_kv.py`). What runs outside of any pass, once for a
+prompt, is read for that time.
 
-The stream belongs to the model, not to a patcher: clones share it, and it ends when the model does. While a block is not
-running its modules hold stand-ins on the meta device, right in shape and dtype, which is all that LoRA loaders look at. `doors.py`
-says how the weights come to a block that is called.
+The stream belongs to the model, not to a patcher: clones share it, and it ends when the model does.
+While a block is not running its modules hold stand-ins on the meta device, right in shape and
+dtype, which is all that LoRA loaders look at. `block_hooks.py` says how the weights come to a block
+that is called.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What blocks make of a text, kept from one step to the next: the weights that make it need not come again.
 
 Of Wan's attention to the text, keys and values see nothing but the prompt (and the picture), which is the same at every step. So
-where part of a model passes through, their weights pass only when a text is seen for the first time (`grain.py`), block by block
+where part of a model passes through, their weights pass only when a text is seen for the first time (`segments.py`), block by block
 within that step, and what they made lies in one room that was taken with the weights' own: a step's reckoning finds it taken.
 
 A text is known by its numbers, compared on the device; the host waits for the answer once a call, at its first block, and later

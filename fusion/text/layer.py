@@ -1,4 +1,5 @@
-"""A layer of a language model, stock's TransformerBlock, over our kernels, in FP16 around an FP32 stream (`wide.py`).
+"""A layer of a language model, stock's TransformerBlock, over our kernels, in FP16 around an FP32
+stream (`weights/fp32_residual.py`).
 
     x += o(attention(rope(rms(q(n))), rope(rms(k(n))), v(n)))      n = rms(x); rms of each head; each of 8 key heads for several
     x += down(silu(gate(n)) * up(n))                               n = rms(x)

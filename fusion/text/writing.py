@@ -9,9 +9,10 @@ place is counted there. So where a token is replayed, the device is asked for th
 this one, and never waits for the host. The last token of a text may be followed by one that nobody asked for; its keys and values
 lie where nobody looks. A table that stays in the file is asked by the host, which has to have the number for that.
 
-So a token's way through the layers, with the words' matrix where that stays in its place, is one CUDA graph, if the card would wait
-for the host (`graph.py`). It reads and writes keys and values where they lie: for other room it is captured anew, and it goes with
-the text. The first tokens are written launch after launch, since many a text is no longer.
+So a token's way through the layers, with the words' matrix where that stays in its place, is one
+CUDA graph, if the card would wait for the host (`graphs/calls.py`). It reads and writes keys and
+values where they lie: for other room it is captured anew, and it goes with the text. The first
+tokens are written launch after launch, since many a text is no longer.
 
 Stock writes with weights widened to bf16 or FP32 at each use, once for each token. What is written is the same where the
 arithmetic is: greedy text beside stock's FP32. Where a call is none of ours, stock's `generate` writes, and the ledger has the

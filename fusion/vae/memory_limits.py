@@ -2,7 +2,7 @@
 takes its convolutions' weights so, too.
 
 Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type. They are laid out for the kernels when
-they arrive on the card: a VAE's by `held.py`, a U-Net's by `stream/laid_out.py`.
+they arrive on the card: a VAE's by `resident_patcher.py`, a U-Net's by `weights/channels_last.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Numbers that a file holds packed, in ggml's blocks: how they become fp16, which is what they are taken for where they are not
-kept as they lie (`packed_layout.py`)."""
+kept as they lie (`ggml_tensor.py`)."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def fuse(module: nn.Module, policy: KernelPolicy = STANDARD, *, graphs: bool = F
     The state dict keeps its names, and parameters stay the network's own. What trains, has hooks, is parametrised (weight norm) or
     stands in several places is left alone. Call it again after a change: what is fused already stays so.
 
-    graphs  let the network's calls be captured as CUDA graphs where the host's launches are what they wait for (captured.py). For a
+    graphs  let the network's calls be captured as CUDA graphs where the host's launches are what they wait for (graphs.py). For a
             network whose results follow from what it is given, its tensors and its attributes alone
     """
     was = detach(module)

@@ -11,7 +11,7 @@ Of each key (shapes, strides and types of what it is given, its other arguments,
 
 Nothing is captured where anything could be missed: while kernels are chosen, gradients are wanted or torch traces, within another
 recording, under hooks and modes of torch's, of a network that keeps something from call to call or writes to what it is given.
-Before each replay the network must stand as it did (standing.py). When it does not, all is given back, the call runs as ever, so
+Before each replay the network must stand as it did (guard.py). When it does not, all is given back, the call runs as ever, so
 that our modules make of new weights what they make of them, and the next one is captured. Where that was in vain, since it changed
 again before anybody replayed, twice as many calls as the last time pass before it is tried again.
 

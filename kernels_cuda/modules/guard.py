@@ -22,7 +22,7 @@ from .slots import Step
 
 TENSORS = ("_parameters", "_buffers")  # of a module's own, looked at by themselves
 LOOKED_AT = (*TENSORS, "_modules", "_forward_hooks", "_forward_pre_hooks")  # even where there is nothing in them
-COMPUTES, STEPS = "_fused", "_steps"  # where a place (places.py) has what computes in its stead
+COMPUTES, STEPS = "_fused", "_steps"  # where a place (slots.py) has what computes in its stead
 
 
 class Standing:

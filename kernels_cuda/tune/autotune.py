@@ -1,8 +1,9 @@
 """`auto`: who is fastest at one (op, shape class, card, driver, code), found out once and remembered.
 
-The candidates take turns at the calls that are to be made anyway (choosing.py, turns.py), so it costs hardly anything. Stock's own
-computation is among them, so an op in `auto` is never slower than stock once it has chosen; only where it would make large copies,
-and another way can serve, it is left out (registry.py).
+The candidates take turns at the calls that are to be made anyway (selection.py, rounds.py), so it
+costs hardly anything. Stock's own computation is among them, so an op in `auto` is never slower
+than stock once it has chosen; only where it would make large copies, and another way can serve, it
+is left out (registry.py).
 """
 
 from __future__ import annotations

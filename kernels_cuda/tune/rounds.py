@@ -9,8 +9,8 @@ took for it when that is known, which may be many calls later (`heard`). No call
     a clear loser  1.5 times as slow as the best at its one time, or 1.15 times at the least of several: no more turns
     waits          a time in which the device waited for the host says how quick the host was: it counts for nothing, unless there
                    are no others. Calls that the host is too slow for are captured and replayed without it, as one graph
-    late ones      are passed over until they have begun (beside.py)
-    dear ones      wait until the purse has what a turn is likely to cost (purse.py)
+    late ones      are passed over until they have begun (warm_up.py)
+    dear ones      wait until the purse has what a turn is likely to cost (time_budget.py)
     short ones     need not wait for a call of their own, where whoever calls is in a hurry: where the best takes two milliseconds
                    at most, more turns follow the call at hand, on the same operands (`more`)
     in between     the best so far serves

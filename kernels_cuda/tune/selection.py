@@ -1,4 +1,4 @@
-"""A plan that is not one candidate's yet: each call is served by the one whose turn it is (turns.py), until one is chosen.
+"""A plan that is not one candidate's yet: each call is served by the one whose turn it is (rounds.py), until one is chosen.
 
 A candidate that cannot prepare, or whose plan raises, loses its place and the next one serves the same call: that is sound because
 a plan that raises has written to nothing that it reads (call.py).
@@ -54,7 +54,7 @@ def hurried() -> Iterator[None]:
 
 
 class Lap(Protocol):
-    """A time that is known later: see stopwatch.py."""
+    """A time that is known later: see event_timer.py."""
 
     host: float
     waited: bool

@@ -2,12 +2,13 @@
 
     x ─ norm ─ q, k, v ─ causal attention ─ out_proj, + x ─ norm ─ fc1, GELU, fc2, + x
 
-Stock computes them in FP32 and widens every weight at every use. Here products are FP16 with FP32 sums (`wide.py`). CLIP-L's GELU
-is the quick one, x * sigmoid(1.702 x); CLIP-G's the exact one, in the product's epilogue or where its sums are added up.
+Stock computes them in FP32 and widens every weight at every use. Here products are FP16 with FP32
+sums (`weights/fp32_residual.py`). CLIP-L's GELU is the quick one, x * sigmoid(1.702 x); CLIP-G's
+the exact one, in the product's epilogue or where its sums are added up.
 
 `fuse` gives the encoder and its layers a `forward` of ours, in place; layers are still called as modules, so their weights may
 stream. Embeddings, the last norm, the token that is pooled and its projection stay stock's, and so does what is made of them: clip
-skip, chunks of long prompts, their weights, textual inversion. When a call is stock's, `text_stack.py` says.
+skip, chunks of long prompts, their weights, textual inversion. When a call is stock's, `text/common.py` says.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
     x += proj(attention(rope(q), rope(k), v))       q, k, v of norm1(x)
     x += fc2(GELU(fc1(norm2(x))))
 
-Stock computes them in FP32 and widens every weight at every use; here products are FP16 with FP32 sums (`wide.py`). A patch is a
-row, and the convolution that stock makes of it is a product: kernel and stride are alike. Heads of 72, the 8B's, pass as 96,
-whose last are zero. Behind some blocks a merger tells the language model what was seen so far.
+Stock computes them in FP32 and widens every weight at every use; here products are FP16 with FP32
+sums (`weights/fp32_residual.py`). A patch is a row, and the convolution that stock makes of it is a
+product: kernel and stride are alike. Heads of 72, the 8B's, pass as 96, whose last are zero. Behind
+some blocks a merger tells the language model what was seen so far.
 
 A picture of many patches passes in chunks, but for the attention, which has all its queries, keys and values as fp16. It is brought
 to the card as it comes, and made of patches there: on the CPU that takes stock a tenth of a second for 768x768.

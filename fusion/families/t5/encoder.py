@@ -1,7 +1,7 @@
 """T5 and UMT5 encoders over our kernels: stock's own modules, computing in FP16 around an FP32 residual stream.
 
 Stock computes them in FP32, because T5 in FP16 is known to overflow: it upcasts every weight at every use. Here products
-are FP16 with FP32 sums (`wide.py`), and what is too large for FP16 is never stored in it:
+are FP16 with FP32 sums (`weights/fp32_residual.py`), and what is too large for FP16 is never stored in it:
 
     stream     FP32
     hidden     of the gated feed-forward: stored times 2^-6, which the second product takes back from its sums

@@ -2,9 +2,10 @@
 
     x ─ norm, SiLU ─ 3x3, + time ─ norm, SiLU ─ 3x3, + x or 1x1 of x ─
 
-Pictures are channels-last: a norm with its SiLU, a convolution with all that is added to its result, is one pass each. The time's
-embedding is added by the first convolution, as a residual with one pixel for each row of the batch. Weights are laid out for the
-kernels once, when they arrive on the card (`stream/laid_out.py`), and take no more of it than otherwise. What is not, as on the
+Pictures are channels-last: a norm with its SiLU, a convolution with all that is added to its
+result, is one pass each. The time's embedding is added by the first convolution, as a residual with
+one pixel for each row of the batch. Weights are laid out for the kernels once, when they arrive on
+the card (`weights/channels_last.py`), and take no more of it than otherwise. What is not, as on the
 CPU, is laid out at each use.
 
 What a block on the way up is given, x and the picture kept on the way down, stays stock's concatenation: the groups of its first

@@ -13,8 +13,9 @@ would need three units in one piece, which at 720p is 2.2 GiB and no longer ther
 trouble, and one product of them is faster than three. Under `turbo` what q, k and v read in 8 bits lies beside x in pieces of
 64 MiB. x is never written to: VACE's side branch still wants the one that went into the first block.
 
-Where two blocks do not fit on the card, its three rows above are brought one by one (`stream/grain.py`). The second row's k and v
-are the same at every step: where part of the model passes they are kept, and their weights pass for a new text alone.
+Where two blocks do not fit on the card, its three rows above are brought one by one
+(`stream/segments.py`). The second row's k and v are the same at every step: where part of the model
+passes they are kept, and their weights pass for a new text alone.
 
 What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on the
 attentions are called with the tensors they expect, and a block whose parts another node has replaced is stock's again. So

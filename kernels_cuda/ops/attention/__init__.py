@@ -1,0 +1,1 @@
+"""Attention: dense, by lists of blocks, of one token, linear; and the INT8 heads."""

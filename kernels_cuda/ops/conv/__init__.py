@@ -1,0 +1,1 @@
+"""Convolutions of pictures and videos, with borders, and after an upsampling."""

@@ -1,0 +1,1 @@
+"""Passes over elements: activations, gated residuals, a diffusion step."""

@@ -1,0 +1,1 @@
+"""How ops see tensors: rows, tiles, planes, numbers in parts; and the checks that they share."""

@@ -1,0 +1,1 @@
+"""Who brings a layer's bytes to the card: into slots, into managed memory, or from the host (`host/`)."""
