@@ -6,14 +6,18 @@ first of them that fails.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mutate import Mutation, Survivor
+
+ROOT = Path(__file__).resolve().parents[1]
 
 _BACKENDS = ("test_memory_host", "test_backends")
 _FILES = ("test_weight_file", "test_checkpoint", "test_header_fuzz")
 _GGUF = ("test_gguf", "test_gguf_fuzz")
 # Not here: memory/device.py, which is the driver's calls alone; tests/gpu watches over it.
 _WATCHED_BY: dict[str, tuple[str, ...]] = {
-    "memory/backends/backend.py": ("test_pager", "test_parcels", "test_backends"),
+    "memory/backends/backend.py": ("test_pager", "test_side_copies", "test_backends"),
     "memory/budget.py": ("test_memory_host", "test_pager"),
     "memory/checkpoint.py": _FILES,
     "memory/backends/copying.py": ("test_backends",),
@@ -36,7 +40,7 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "memory/opening.py": ("test_memory_host", "test_memory_opening"),
     "memory/host/page_cache.py": ("test_memory_host",),
     "memory/pager.py": ("test_pager", "test_left_open", "test_backends"),
-    "memory/side_copies.py": ("test_parcels", "test_lora"),
+    "memory/side_copies.py": ("test_side_copies", "test_lora"),
     "memory/plan.py": ("test_plan", "test_memory_host", "test_pager"),
     "memory/driver_priority.py": ("test_memory_opening",),
     "memory/host/ram.py": _BACKENDS,
@@ -54,10 +58,10 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "kernels_cuda/tune/warm_up.py": ("test_kernels_autotune",),
     "kernels_cuda/tune/selection.py": ("test_kernels_registry", "test_kernels_autotune"),
     "kernels_cuda/tune/nearest_shape.py": ("test_kernels_autotune",),
-    "kernels_cuda/tune/time_budget.py": ("test_kernels_turns",),
+    "kernels_cuda/tune/time_budget.py": ("test_kernels_rounds",),
     "kernels_cuda/registry.py": ("test_kernels_registry",),
     "kernels_cuda/tune/event_timer.py": ("test_kernels_autotune",),
-    "kernels_cuda/tune/rounds.py": ("test_kernels_turns", "test_kernels_registry"),
+    "kernels_cuda/tune/rounds.py": ("test_kernels_rounds", "test_kernels_registry"),
     "kernels_cuda/kept_entries.py": ("test_kernels_winners", "test_kernels_autotune"),
     "fusion/files/llama_cpp.py": ("test_gguf_language_models",),
     "fusion/weights/operands.py": ("test_operands",),
@@ -75,27 +79,28 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "fusion/stream/text_encoding.py": ("test_umt5_streamed",),
     "fusion/stream/embedding.py": ("test_umt5_streamed",),
     "fusion/stream/lora_factors.py": ("test_lora",),
-    "fusion/stream/segments.py": ("test_small_budgets", "test_kept_texts"),
-    "fusion/weights/channels_last.py": ("test_unet_laid_out",),
+    "fusion/stream/segments.py": ("test_segments_small_budgets", "test_text_kv"),
+    "fusion/weights/channels_last.py": ("test_unet_channels_last",),
     "fusion/weights/lora.py": ("test_lora", "test_operands"),
     "fusion/stream/model_call.py": ("test_model_call",),
     "fusion/stream/no_vision.py": ("test_gguf_language_models",),
-    "fusion/stream/block_order.py": ("test_stream_order",),
-    "fusion/weights/patches.py": ("test_stream_blocks", "test_patcher"),
-    "fusion/stream/patched_weights.py": ("test_lora", "test_patcher"),
-    "fusion/patcher/streaming_patcher.py": ("test_patcher_memory", "test_patcher"),
+    "fusion/stream/block_order.py": ("test_block_order",),
+    "fusion/weights/patches.py": ("test_stream_blocks", "test_streaming_patcher"),
+    "fusion/stream/patched_weights.py": ("test_lora", "test_streaming_patcher"),
+    "fusion/patcher/streaming_patcher.py": ("test_patcher_memory", "test_streaming_patcher"),
     "fusion/stream/progress.py": ("test_progress",),
     "fusion/weights/lazy_weight.py": ("test_patcher_saving",),
     "fusion/patcher/saving.py": ("test_patcher_saving",),
-    "fusion/load/build.py": ("test_umt5_streamed", "test_patcher"),
-    "fusion/weights/meta_tensor.py": ("test_umt5_streamed", "test_patcher"),
-    "fusion/stream/text_kv.py": ("test_kept_texts",),
-    "fusion/patcher/vram_estimate.py": ("test_step_memory", "test_small_budgets"),
-    "fusion/patcher/vram_retry.py": ("test_step_memory", "test_small_budgets"),
-    "fusion/stream/stream.py": ("test_model_call", "test_patcher_memory", "test_patcher"),
-    "fusion/stream/vram_pool.py": ("test_stream_vram", "test_step_memory", "test_patcher_memory"),
+    "fusion/load/build.py": ("test_umt5_streamed", "test_streaming_patcher"),
+    "fusion/weights/meta_tensor.py": ("test_umt5_streamed", "test_streaming_patcher"),
+    "fusion/stream/text_kv.py": ("test_text_kv",),
+    "fusion/patcher/vram_estimate.py": ("test_vram_retry", "test_segments_small_budgets"),
+    "fusion/patcher/vram_retry.py": ("test_vram_retry", "test_segments_small_budgets"),
+    "fusion/stream/stream.py": ("test_model_call", "test_patcher_memory", "test_streaming_patcher"),
+    "fusion/stream/vram_pool.py": ("test_vram_pool", "test_vram_retry", "test_patcher_memory"),
 }
-TESTS = {module: tuple(f"tests/unit/{test}.py" for test in tests) for module, tests in _WATCHED_BY.items()}
+_PLACES = {path.stem: path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "unit").rglob("test_*.py")}
+TESTS = {module: tuple(_PLACES[test] for test in tests) for module, tests in _WATCHED_BY.items()}
 
 # What needs an NVIDIA GPU to run at all, or its driver: tests/gpu watches over it.
 ON_A_GPU = {

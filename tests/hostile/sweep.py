@@ -39,7 +39,7 @@ NOT_TRIED = {
     "HypernetworkLoader": "needs a hypernetwork, which there are for U-Nets only",
     "LTXVReferenceAudio": "needs a sound and a VAE for sounds",
     "LoraModelLoader": "needs a LoRA that was trained or read in the same graph",
-    "TorchCompileModel": "compiles for minutes; tests/unit/test_patcher.py has it",
+    "TorchCompileModel": "compiles for minutes; tests/unit/fusion/patcher/test_streaming_patcher.py has it",
 }
 # Where nodes come from that change weights, or where they are.
 TOUCHES_WEIGHTS = ("lora", "multigpu", "compute", "WAN2_1", "Merge")

@@ -12,7 +12,7 @@
     frames.py      what they show: videos of the trained small model, with `--pictures` made anew
     clip.py        the clip that one of them changes
 
-Our own nodes' inputs come from the published schema (`tests/unit/schema.json`): after an input was added, run it again.
+Our own nodes' inputs come from the published schema (`tests/unit/nodes/schema.json`): after an input was added, run it again.
 """
 
 from __future__ import annotations

@@ -1,0 +1,103 @@
+"""The translations of the nodes: every node and input has one, none is of something that is gone, no figure is stale."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fusestream.nodes
+
+LOCALES = Path(__file__).resolve().parents[3] / "locales"
+JS = LOCALES.parent / "nodes" / "web" / "js"
+LANGUAGES = ("ja", "zh")
+SCHEMAS = {node.GET_SCHEMA().node_id: node.GET_SCHEMA() for node in fusestream.nodes.NODES}
+FIGURE = re.compile(r"\d+(?:\.\d+)?")
+VALUE = re.compile(r"{\w+}")
+# The front end's message format gives these a meaning of their own.
+RESERVED = re.compile(r"[{}@|]")
+
+each_language = pytest.mark.parametrize("language", LANGUAGES)
+
+
+def translated(language: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((LOCALES / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_languages_are_those() -> None:
+    assert sorted(path.name for path in LOCALES.iterdir()) == list(LANGUAGES)
+
+
+@each_language
+def test_every_node_and_input_is_translated_and_nothing_else(language: str) -> None:
+    wanted = {
+        name: {
+            "inputs": [item.id for item in schema.inputs],
+            "outputs": [str(slot) for slot in range(len(schema.outputs))],
+        }
+        for name, schema in SCHEMAS.items()
+    }
+    found = {
+        name: {"inputs": list(node["inputs"]), "outputs": list(node["outputs"])}
+        for name, node in translated(language).items()
+    }
+    assert found == wanted
+
+
+@each_language
+def test_every_text_is_there_and_can_be_shown(language: str) -> None:
+    for name, node in translated(language).items():
+        assert node["display_name"].startswith("FuseStream ") and node["description"], name
+        assert all(item["name"] and item["tooltip"] for item in node["inputs"].values()), name
+        assert all(item["tooltip"] for item in node["outputs"].values()), name
+        assert not [text for text in texts(node) if RESERVED.search(text)], name
+
+
+@each_language
+def test_no_figure_is_told_that_the_original_does_not_tell(language: str) -> None:
+    for name, node in translated(language).items():
+        schema = SCHEMAS[name]
+        pairs = [(node["inputs"][item.id]["tooltip"], item.tooltip) for item in schema.inputs]
+        pairs += [(node["outputs"][str(slot)]["tooltip"], item.tooltip) for slot, item in enumerate(schema.outputs)]
+        for translation, original in (*pairs, (node["description"], schema.description)):
+            assert set(FIGURE.findall(translation)) <= set(FIGURE.findall(original)), (name, translation)
+
+
+@each_language
+def test_the_words_of_the_page_are_translated(language: str) -> None:
+    """What the pack's scripts say by themselves, with the same values filled in; and the settings."""
+    english = dict(re.findall(r'^    (\w+): "(.+)",$', (JS / "words.js").read_text(encoding="utf-8"), re.MULTILINE))
+    said = json.loads((LOCALES / language / "main.json").read_text(encoding="utf-8"))
+    assert list(said) == ["fuseStream", "menuLabels", "settingsCategories"]
+    assert list(said["fuseStream"]) == list(english) and english
+    for key, text in said["fuseStream"].items():
+        assert sorted(VALUE.findall(text)) == sorted(VALUE.findall(english[key])), key
+        assert text != english[key] or not re.sub(VALUE, "", text).strip(" /")
+    settings = json.loads((LOCALES / language / "settings.json").read_text(encoding="utf-8"))
+    scripts = "".join(path.read_text(encoding="utf-8") for path in JS.glob("*.js"))
+    assert set(settings) == {name.replace(".", "_") for name in re.findall(r'SETTING = "(.+)"', scripts)}
+    assert all(one["name"] and one["tooltip"] for one in settings.values())
+    assert set(said["settingsCategories"]) == set(re.findall(r'category: \["FuseStream", "(.+)", ".+"\]', scripts))
+
+
+@each_language
+def test_the_commands_of_the_menu_are_translated(language: str) -> None:
+    said = json.loads((LOCALES / language / "commands.json").read_text(encoding="utf-8"))
+    scripts = "".join(path.read_text(encoding="utf-8") for path in JS.glob("*.js"))
+    assert set(said) == {name.replace(".", "_") for name in re.findall(r'COMMAND = "(.+)"', scripts)} and said
+    assert all(one["label"].startswith("FuseStream") for one in said.values())
+    labels = json.loads((LOCALES / language / "main.json").read_text(encoding="utf-8"))["menuLabels"]
+    assert sorted(labels) == sorted(re.findall(r'MENU_LABEL = "(.+)"', scripts)) and all(
+        key != said for key, said in labels.items()
+    )
+
+
+def texts(node: Any) -> list[str]:
+    """Every string in it."""
+    if isinstance(node, str):
+        return [node]
+    return [text for value in node.values() for text in texts(value)]
