@@ -1,7 +1,7 @@
 """The estimate at a model's loader as a user sees it: there when a workflow is open, new when something is edited, without a run.
 
-What the server reckons is in tests/unit/nodes/test_estimate_route.py. For looks the page is told of cards that this machine does not
-have.
+What the server reckons is in tests/unit/nodes/test_estimate_route.py. For looks the page is told of
+cards that this machine does not have.
 """
 
 from __future__ import annotations
