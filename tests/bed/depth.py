@@ -17,6 +17,7 @@ LONG: dict[str, Sequence[str]] = {
     "browser/test_locales.py": (
         "test_nodes_and_their_meter_speak_the_users_language[ja]",
         "test_notes_of_examples_are_in_the_users_language[zh]",
+        "test_notes_of_examples_are_in_the_users_language[ja]",
     ),
     "browser/test_meter.py": (
         "test_it_covers_no_other_node",
@@ -61,6 +62,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_nothing_to_swap_is_said_in_the_users_language",
         "test_what_would_be_covered_makes_room",
         "test_all_three_links_of_a_checkpoint_stay",
+        "test_gguf_loaders_too_and_whether_their_pack_is_installed_or_not",
     ),
     # Examples whose kind of model another one runs.
     "server/test_demo.py": ("test_the_video_shows_what_was_asked[A green triangle",),
@@ -72,6 +74,7 @@ LONG: dict[str, Sequence[str]] = {
     "server/test_picture_templates.py": (
         "test_a_caption_becomes_a_video",
         "test_every_part_of_the_graph_shows_in_the_picture[flux2_klein",
+        "test_example_makes_the_picture_that_stocks_loaders_make[flux2_klein_4B",
     ),
     "server/test_start.py": ("test_the_quick_start_of_ci_is_clean_and_touches_no_gpu",),
     "server/test_templates.py": (
@@ -81,6 +84,8 @@ LONG: dict[str, Sequence[str]] = {
         "test_example_makes_its_video[wan2.2_i2v_14B_4_steps_gguf]",
         "test_example_makes_its_video[wan2.1_i2v_14B]",
         "test_example_makes_its_video[wan2.1_t2v_14B]",
+        "test_example_makes_its_video[wan2.2_i2v_14B_4_steps]",
+        "test_example_makes_its_video[wan2.2_t2v_14B]",
     ),
     # One storage, kind or window of many, whose neighbours stay; or half a minute for one sentence.
     "unit/tools/test_adding_a_family.py": ("test_who_types_the_page_has_a_family",),
@@ -89,6 +94,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_fewer_bits_are_farther_from_fp32",
         "test_disturbed_weights_show",
         "test_what_is_kept_is_json_and_leaves_the_rest",
+        "test_the_pages_show_it_where_it_was_measured",
     ),
     "unit/checkpoints/test_checkpoints.py": (
         "test_same_bytes_in_another_process",
@@ -103,6 +109,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_loads_whole_and_samples[flux1-fp16]",
         "test_loads_whole_and_samples[sd3-fp16]",
         "test_loads_whole_and_samples[chroma-fp16]",
+        "test_loads_whole_and_samples[wan_causal",
     ),
     "unit/checkpoints/test_checkpoints_umt5.py": ("test_every_block_and_every_role_matters",),
     "unit/fusion/stream/test_families_stream.py": (
@@ -112,11 +119,14 @@ LONG: dict[str, Sequence[str]] = {
         "test_the_latents_are_stocks_with_a_lora_and_without[sdxl]",
         "test_the_latents_are_stocks_with_a_lora_and_without[minimax",
         "test_blocks_stream_in_the_order_in_which_they_run[ltx23]",
+        "test_the_latents_are_stocks_with_a_lora_and_without[ltx23]",
+        "test_an_fp8_file_streams[ltx2]",
     ),
     "unit/fusion/families/test_flux_blocks.py": (
         "test_references_by_every_method",
         "test_torch_compile_takes_a_fused_block",
         "test_other_tiers[fast]",
+        "test_other_tiers[turbo]",
     ),
     "unit/fusion/files/test_gguf_language_models.py": (
         "test_it_encodes_as_its_dequantised_file[Qwen3 1.7B",
@@ -189,8 +199,12 @@ LONG: dict[str, Sequence[str]] = {
         "test_fp8_weights_have_patches_added_on_the_way[fp8_scaled-all]",
         "test_fp8_weights_have_patches_added_on_the_way[fp8_e4m3fn",
         "test_loras_are_stacked_weighed_anew_and_taken_away[fp8_scaled-least]",
+        "test_where_rooms_cannot_be_written_patched_weights_have_their_own",
     ),
-    "unit/fusion/networks/test_picture_nets.py": ("test_objects_are_detected_as_by_stock[dtype1]",),
+    "unit/fusion/networks/test_picture_nets.py": (
+        "test_objects_are_detected_as_by_stock[dtype1]",
+        "test_nothing_of_a_background_remover_is_captured",
+    ),
     "unit/fusion/stream/test_progress.py": ("test_a_loader_counts_bytes_and_stops",),
     "unit/fusion/stream/test_qwen3_streamed.py": (
         "test_switched_off_it_is_stocks[0.0]",
@@ -223,6 +237,8 @@ LONG: dict[str, Sequence[str]] = {
         "test_two_rows_prompts_of_different_lengths_odd_sizes[10x12-sdxl]",
         "test_loras[in the weight-sdxl]",
         "test_loras[in the product-sdxl]",
+        "test_int8_files_under_turbo",
+        "test_loras[in the product-sd15]",
     ),
     "unit/fusion/families/test_unet_channels_last.py": (
         "test_all_that_lora_files_bring[held1",
@@ -258,6 +274,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_bands_make_what_the_whole_makes[wan22_vae-3]",
         "test_bands_make_what_the_whole_makes[wan_vae-2]",
         "test_720p_keeps_within_what_was_foretold_and_3_gib[wan22_vae-decode]",
+        "test_720p_keeps_within_what_was_foretold_and_3_gib[wan22_vae",
     ),
     "unit/fusion/graphs/test_graphs_writing.py": (
         "test_many_texts",
@@ -266,13 +283,37 @@ LONG: dict[str, Sequence[str]] = {
         "test_memory_is_wanted[weights]",
         "test_memory_is_wanted[graphs]",
     ),
+    "browser/test_looks.py": ("test_every_look",),
+    "browser/test_quality.py": ("test_templates_of_the_last_release_ask_for_what_they_asked_for",),
+    "browser/test_estimate.py": ("test_every_example_has_room_for_it",),
+    "browser/test_first_contact.py": ("test_an_int8_file_is_computed_as_it_is_stored_and_that_is_said[canvas]",),
+    "server/test_soak.py": ("test_what_a_server_holds_is_flat",),
+    "server/test_node_sweep.py": ("test_a_node_does_to_a_streamed_model_what_it_does_to_stocks",),
+    "unit/bench/test_bench_all.py": (
+        "test_every_group_runs_on_the_cpu",
+        "test_rows_that_the_file_has_can_be_left_out",
+    ),
+    "unit/bench/test_bench_plots.py": (
+        "test_plots_that_cannot_be_drawn_any_more_go",
+        "test_every_group_has_a_table_with_its_misses",
+    ),
+    "unit/bench/test_bench_report.py": (
+        "test_the_card_that_most_was_measured_on_comes_first_and_of_others_only_what_they_have",
+    ),
+    "unit/bench/test_bench_modules.py": ("test_every_row_computes_what_torch_does",),
+    "unit/tools/test_gpu_record.py": ("test_figures_reach_the_record_from_a_process_of_their_own",),
+    "unit/fusion/sparse/test_sparse_lists.py": ("test_how_much_of_a_video_is_visited",),
+    "unit/fusion/patcher/test_patcher_backends.py": ("test_every_kind_of_lora_comes_with_the_blocks",),
 }
 # Tests with many kinds, storages or windows, of which every second is left out.
 HALVED: dict[str, Sequence[str]] = {
     "unit/checkpoints/test_checkpoints.py": ("test_same_bytes_twice_and_readable",),
     "unit/checkpoints/test_checkpoints_families.py": ("test_loads_whole_and_samples",),
     "unit/checkpoints/test_checkpoints_wan.py": ("test_loads_whole_and_samples",),
-    "unit/fusion/load/test_loaders.py": ("test_diffusion_model_is_what_stock_loads",),
+    "unit/fusion/load/test_loaders.py": (
+        "test_diffusion_model_is_what_stock_loads",
+        "test_vae_is_what_stock_loads",
+    ),
     "unit/fusion/patcher/test_streaming_patcher.py": ("test_the_latents_are_stocks",),
     "unit/fusion/patcher/test_patcher_backends.py": ("test_the_latents_are_stocks_with_loras_and_without",),
     "unit/fusion/patcher/test_patcher_lora.py": (
@@ -283,6 +324,38 @@ HALVED: dict[str, Sequence[str]] = {
     "unit/fusion/patcher/test_patcher_memory.py": (
         "test_a_file_that_is_whole_again_streams_on",
         "test_the_budget_is_never_exceeded",
+    ),
+    "unit/fusion/stream/test_families_stream.py": (
+        "test_the_latents_are_stocks_with_a_lora_and_without",
+        "test_the_encoding_is_stocks_with_a_lora_and_without",
+    ),
+    "unit/fusion/families/test_unet_patches.py": (
+        "test_patches",
+        "test_nodes_of_stock",
+    ),
+    "unit/fusion/weights/test_gguf_models.py": (
+        "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file",
+        "test_a_wan_samples_as_its_dequantised_file",
+    ),
+    "unit/fusion/graphs/test_graphs_diffusion.py": ("test_the_latents_are_the_same",),
+    "unit/fusion/families/test_wan_blocks.py": ("test_the_latents_are_as_near_as_fp16_is",),
+    "unit/fusion/stream/test_text_kv.py": (
+        "test_loras_come_and_go",
+        "test_over_the_backends_for_gpus",
+        "test_within_the_first_step_or_the_second",
+    ),
+    "unit/fusion/families/test_tiny_vae.py": (
+        "test_as_stock_whole_and_in_bands",
+        "test_what_was_foretold_is_kept_and_is_within_3_gib",
+    ),
+    "unit/nodes/test_estimate_route.py": ("test_every_example_gets_an_estimate_or_a_reason",),
+    "unit/fusion/stream/test_segments.py": ("test_parts_are_the_same_to_the_bit",),
+    "unit/fusion/families/test_image_vae.py": ("test_what_was_foretold_is_kept_and_is_within_3_gib",),
+    "unit/checkpoints/test_checkpoints_clip_vision.py": ("test_loads_whole_and_sees",),
+    "unit/fusion/sparse/test_sparse_attention.py": ("test_the_first_steps_stay_dense",),
+    "unit/fusion/families/test_unet_channels_last.py": (
+        "test_all_that_lora_files_bring",
+        "test_of_whatever_type_the_file_has",
     ),
 }
 
