@@ -38,32 +38,29 @@ COMFYUI = {
 SOURCES = [path for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglob("*.py"))]
 
 FAMILIES = ROOT / "fusion" / "families"
-# What families are made of. Whoever loads, reports or overrides may ask which there are.
-BELOW_FAMILIES = [
-    *sorted((ROOT / "fusion" / "stream").rglob("*.py")),
-    *sorted((ROOT / "fusion" / "language").rglob("*.py")),
-] + [
-    ROOT / "fusion" / f"{name}.py"
-    for name in (
-        "attention",
-        "completeness",
-        "cost",
-        "errors",
-        "family",
-        "fused",
-        "graph",
-        "int8_files",
-        "int8_weights",
-        "mixing",
-        "operands",
-        "packed",
-        "packed_layout",
-        "products",
-        "spiece",
-        "text_stack",
-        "wide",
-    )
-]
+# The floors of fusion, from the ground up: a folder imports from itself and from those before it.
+FLOORS = (
+    "base",
+    "weights",
+    "files",
+    "stream",
+    "fused",
+    "vae",
+    "graphs",
+    "sparse",
+    "patcher",
+    "compatibility",
+    "text",
+    "networks",
+    "families",
+    "identify",
+    "sampling",
+    "load",
+    "live",
+    "report",
+    "doctor",
+    "estimate",
+)
 
 NETWORKS = ROOT / "fusion" / "networks"
 BESIDE_NETWORKS = [
@@ -269,9 +266,59 @@ def test_no_model_knows_the_networks_that_are_none(path: Path) -> None:
     assert not {name for name in imported(path) if name.startswith("pack/fusion/networks")}
 
 
-@of_each(BELOW_FAMILIES)
-def test_what_families_stand_on_does_not_know_them(path: Path) -> None:
-    assert not {name for name in imported(path) if name.startswith("pack/fusion/families")}
+def test_every_folder_of_fusion_is_a_floor() -> None:
+    folders = {path.name for path in (ROOT / "fusion").iterdir() if any(path.glob("*.py"))}
+    files = {path.name for path in (ROOT / "fusion").glob("*.py")}
+    assert folders == set(FLOORS) and files == {"__init__.py"}, (
+        "what is new in fusion has a folder, and that has its place"
+    )
+
+
+@of_each([p for p in SOURCES if p.is_relative_to(ROOT / "fusion") and p.parent.name != "fusion"])
+def test_floors_stand_on_those_below(path: Path) -> None:
+    """Imports in functions and for types count too: they hide a circle, they do not break it."""
+    own = FLOORS.index(path.relative_to(ROOT).parts[1])
+    asked = {parts[2] for name in imported(path) if (parts := name.split("/"))[:2] == ["pack", "fusion"]}
+    assert asked <= {*FLOORS[: own + 1]}
+
+
+def rooms(root: Path, sources: Sequence[Path]) -> dict[str, set[str]]:
+    """Of each folder, and of each file beside folders, which of its neighbours it imports from, wherever in the file it does."""
+    modules = {path.relative_to(root).with_suffix("").as_posix(): path for path in sources}
+    places = {name.removesuffix("/__init__"): name for name in modules}
+    found: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        here = name.removesuffix("/__init__").split("/")
+        for asked in imported(path, root):
+            there = asked.removeprefix("pack/").split("/") if asked.startswith("pack/") else []
+            while there and "/".join(there) not in places:
+                there = there[:-1]
+            common = next((i for i, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1]), None)
+            if common is not None:  # else one of them is the face of a folder that the other is in
+                found.setdefault("/".join(here[: common + 1]), set()).add("/".join(there[: common + 1]))
+    return found
+
+
+def test_no_folder_needs_itself() -> None:
+    """Not by way of others, whichever of its files it is that they ask for."""
+    try:
+        TopologicalSorter(rooms(ROOT, SOURCES)).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_a_circle_of_folders_is_found_out(tmp_path: Path) -> None:
+    files = {
+        "memory/a/__init__.py": "",
+        "memory/a/one.py": "from ..b.two import x",
+        "memory/b/two.py": "import torch",
+        "memory/b/three.py": "def f():\n    from ..a import one",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = rooms(tmp_path, [tmp_path / name for name in files])
+    assert found == {"memory/a": {"memory/b"}, "memory/b": {"memory/a"}}
 
 
 def functions_of_ops() -> dict[str, set[str]]:
