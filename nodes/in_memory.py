@@ -11,6 +11,8 @@ from typing import Any
 
 import comfy.model_management as management
 
+from ..fusion.base.hooks import STREAM
+
 RAM = "pinned RAM", "registered RAM", "managed RAM"  # a ledger's names for what cannot be swapped out
 ALL = 1e30  # stock's word for as much as there is
 
@@ -54,7 +56,7 @@ def release(id: int) -> None:
         loaded for loaded in management.current_loaded_models if loaded.model is not None and _id(loaded.model) == id
     ]
     staying = [loaded for loaded in management.current_loaded_models if loaded not in going]
-    streams = [getattr(loaded.model.model, "fusestream", None) for loaded in going]
+    streams = [getattr(loaded.model.model, STREAM, None) for loaded in going]
     for device in dict.fromkeys(loaded.device for loaded in going):
         management.free_memory(ALL, device, staying)
     for stream in streams:
@@ -83,7 +85,7 @@ def _id(patcher: Any) -> int:
 
 
 def _described(patcher: Any, device: str) -> InMemory:
-    stream = getattr(patcher.model, "fusestream", None)
+    stream = getattr(patcher.model, STREAM, None)
     kind = type(patcher.model).__name__
     told = InMemory(_id(patcher), _file(patcher, stream) or kind, kind, device, stream is not None, _vram(patcher))
     if stream is None:

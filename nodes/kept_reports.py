@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..fusion.base.hooks import STREAM
+
 if TYPE_CHECKING:
     from ..fusion.report import Report
 
@@ -71,4 +73,4 @@ def keep_those_of_the_prompt() -> None:
 
 
 def _stream_of(model: Any) -> Any:
-    return getattr(getattr(model, "model", None), "fusestream", None)
+    return getattr(getattr(model, "model", None), STREAM, None)

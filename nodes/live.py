@@ -264,6 +264,6 @@ def _temp_file() -> Path:
     """In ComfyUI's folder for what lasts until it ends."""
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
-    handle, path = tempfile.mkstemp(".mp4", "fusestream_live_", folder)
+    handle, path = tempfile.mkstemp(".mp4", "fusestream-live-", folder)
     os.close(handle)
     return Path(path)

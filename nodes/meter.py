@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..fusion.base.hooks import STREAM
 from .front_end import tell
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ Send = Callable[[dict[str, Any]], None]
 
 def watch(patcher: Any, hidden: Any) -> None:
     """Let the stream of this model's patcher, if it has one, report for the loader node that `hidden` names."""
-    stream = getattr(getattr(patcher, "model", None), "fusestream", None)
+    stream = getattr(getattr(patcher, "model", None), STREAM, None)
     node = getattr(hidden, "unique_id", None)
     if stream is not None and node is not None:
         stream.watcher = Meter(stream, node, patcher.load_device, send)

@@ -16,7 +16,7 @@ from .graph import Graph, Kind
 
 STOCK = ("nodes", "comfy_extras.", "comfy_api_nodes.")  # modules of ComfyUI's own nodes
 
-_queued: ContextVar[Mapping[str, Any] | None] = ContextVar("fusestream_queued", default=None)
+_queued: ContextVar[Mapping[str, Any] | None] = ContextVar("queued", default=None)
 
 
 def attach() -> None:

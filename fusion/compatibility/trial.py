@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...kernels_cuda import KernelPolicy, KernelRefused, obstacle
+from ..base.hooks import POLICY
 from ..base.specimen import SEED, Draw, Specimen
 from ..fused.attention import HOOK
-from ..fused.block import POLICY
 from ..fused.named_attention import NAME
 from .aside import Raised
 from .recorded_options import RecordedOptions

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from ..base.family import Family
+from ..base.hooks import BLOCK_PARTS
 from ..base.specimen import SEED, Draw
-from ..fused.block import PARTS
 from .source import fingerprint
 
 META = torch.device("meta")
@@ -74,7 +74,7 @@ def leave_unknown(family: Family, net: nn.Module) -> int:
     known: Known | None = None
     left = 0
     for block in net.modules():
-        parts = block.__dict__.get(PARTS)
+        parts = block.__dict__.get(BLOCK_PARTS)
         if parts is not None and not parts.is_stocks:
             known = known or known_of(family)
             reason = known.difference(block)

@@ -13,13 +13,8 @@ import comfy.model_management
 import torch
 
 from ...memory import plan_of
-from ..patcher.vram_estimate import (
-    RECKONING,
-    RESERVE,
-    STOCK_ASKS,
-    Reckoning,
-    own_reserve,
-)
+from ..base.hooks import RECKONING
+from ..patcher.vram_estimate import RESERVE, STOCK_ASKS, Reckoning, own_reserve
 from ..stream.segments import chosen
 from ..stream.stream import Stream
 

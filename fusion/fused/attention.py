@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, attention
 from ...kernels_cuda.ops.attention.attention import HEADS
+from ..base.hooks import POLICY
 from . import named_attention
-from .block import POLICY, HandBack, wrong_type
+from .block import HandBack, wrong_type
 
 HOOK = "optimized_attention_override"
 STOCK = "attention_pytorch"

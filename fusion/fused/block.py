@@ -20,14 +20,12 @@ from torch import Tensor, nn
 
 from ...kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from ...kernels_cuda.ops.views.checks import word
+from ..base.hooks import BLOCK_PARTS, POLICY, STREAMED
 from ..base.subclassing import mix
-from ..stream.block_hooks import STREAMED
 from ..stream.text_kv import OfText
 from ..weights.storage import INT8
 from .named_attention import another_is_preferred
 
-POLICY = "fusestream_policy"
-PARTS = "fusestream_parts"  # where a fused block has its `Parts`
 VALUES: Any = methodcaller("values")
 
 # -------------------------------------------------------------------------------------------------------------- policies
@@ -217,7 +215,7 @@ class FusedBlock:
         if policy is None or policy.is_off:
             return None
         module: Any = self
-        reason = unserved(x, self.fusestream_types) or module.__dict__[PARTS].obstacle(module, x)
+        reason = unserved(x, self.fusestream_types) or module.__dict__[BLOCK_PARTS].obstacle(module, x)
         if reason is None:
             comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
             return policy
@@ -230,4 +228,4 @@ def fuse_block(
 ) -> None:
     """Let a block compute through our ops, under the policy that comes with each call. In place. obstacle: why it cannot, for
     good, so that the reason is told where it would have. apart: as `Parts` has it."""
-    mix(block, mixin, **{PARTS: Parts(block, obstacle, apart)})
+    mix(block, mixin, **{BLOCK_PARTS: Parts(block, obstacle, apart)})

@@ -20,10 +20,10 @@ import comfy.ldm.modules.attention
 import comfy.patcher_extension
 from torch import nn
 
+from ..base.hooks import NAMED_ATTENTION
 from ..stream.model_call import PLACES
 
 NAME = "comfy_attention"  # of a layer's module
-WRAPPER = "fusestream_named_attention"  # our key among the wrappers of a model
 PLACE = PLACES.index("transformer_options")  # among a call's arguments, where they are given by place
 IS_KNOWN = hasattr(comfy.ldm.modules.attention, "ComfyAttention")
 
@@ -57,7 +57,7 @@ def attach(options: dict[str, Any], hook: str) -> None:
     """Let our override step back where layers name their own attention. options: the transformer_options of a stock MODEL."""
     if IS_KNOWN:
         kind = comfy.patcher_extension.WrappersMP.APPLY_MODEL
-        options.setdefault("wrappers", {}).setdefault(kind, {})[WRAPPER] = [_Around(hook)]
+        options.setdefault("wrappers", {}).setdefault(kind, {})[NAMED_ATTENTION] = [_Around(hook)]
 
 
 class _Around:

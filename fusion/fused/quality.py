@@ -14,7 +14,8 @@ from typing import Any
 
 from ...kernels_cuda import KernelPolicy
 from ..base import card_rates
-from ..stream.stream import STREAM, Stream
+from ..base.hooks import STREAM
+from ..stream.stream import Stream
 from ..weights.int8_weights import multiplies_bytes
 from ..weights.storage import INT8
 from .block import multiplied_by_stock, policy_of_model

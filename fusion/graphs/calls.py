@@ -65,7 +65,8 @@ from ...kernels_cuda.tune.autotune import tuner
 from ...kernels_cuda.tune.selection import hurried
 from ..base import malloc_graphs
 from ..base.format import counted
-from ..stream.block_hooks import NOWHERE, STREAMED, generation_of
+from ..base.hooks import STREAMED
+from ..stream.block_hooks import NOWHERE, generation_of
 from ..stream.stability import Settled
 from .guard import Unchanged, difference, lasting
 

@@ -15,6 +15,7 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 from torch import nn
 
+from ..base.hooks import NETWORK_GRAPHS, NETWORK_METHODS, NETWORK_PARTS
 from ..base.subclassing import mix
 from ..fused.attention import HOOK, AttentionOverride
 from ..fused.block import Parts, policy_of
@@ -22,7 +23,6 @@ from ..stream.stream import Stream
 from .calls import Graphs
 from .guard import Methods, own_values
 
-GRAPHS, PARTS, METHODS = "fusestream_graphs", "fusestream_network_parts", "fusestream_methods"
 OPTIONS = "transformer_options"
 # Wrappers that stand around `apply_model` or further out: what they do happens as ever.
 OUTSIDE = frozenset(
@@ -43,7 +43,7 @@ def attach(net: nn.Module, stream: Stream) -> None:
     """Let calls of this network, whose blocks stream, be captured where it pays."""
     graphs = Graphs(stream, net)
     stream.graphs = graphs
-    mix(net, _Graphed, **{GRAPHS: graphs, PARTS: Parts(net), METHODS: Methods(net)})
+    mix(net, _Graphed, **{NETWORK_GRAPHS: graphs, NETWORK_PARTS: Parts(net), NETWORK_METHODS: Methods(net)})
 
 
 class _Graphed:
@@ -52,7 +52,7 @@ class _Graphed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        graphs: Graphs = self.__dict__[GRAPHS]
+        graphs: Graphs = self.__dict__[NETWORK_GRAPHS]
         options = kwargs.get(OPTIONS)
         if not isinstance(options, dict):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
@@ -98,8 +98,8 @@ def obstacle(net: Any, options: Mapping[str, Any]) -> str | None:
 
 def changed(net: Any) -> str | None:
     """What other nodes have replaced in the network, in words a user understands. Looks at each of its modules."""
-    methods: Methods = net.__dict__[METHODS]
+    methods: Methods = net.__dict__[NETWORK_METHODS]
     if (name := methods.replaced(net)) is not None:
         return f"another node has replaced {name} of the network"
-    parts: Parts = net.__dict__[PARTS]
+    parts: Parts = net.__dict__[NETWORK_PARTS]
     return parts.replaced()

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..base.hooks import HELD
 from ..stream.stability import Settled
-from ..vae.resident_patcher import HELD
 
 
 class Lying:

@@ -21,6 +21,7 @@ from torch import Tensor
 from ...kernels_cuda import STANDARD, KernelPolicy
 from ..base import notices, other_cards
 from ..base.errors import WrongInput
+from ..base.hooks import LAST_LIVE, LIVE_VAE
 from ..fused.block import policy_of_model
 from .change import difference, new_parts, reduced
 from .lanes import Handed, Lanes, Ran, lanes_for
@@ -28,8 +29,6 @@ from .pictures import Pictures, fitted, to_floats
 from .settings import Settings, sigmas_of
 from .steps import Steps, are_stocks
 
-BESIDE = "fusestream_live"  # our key among the models that are loaded beside a model
-LAST = "fusestream_last_live"  # where stock's model has the tally of its last run, for the report
 MOST_RAN = 600  # stages that are remembered for the report
 
 Deliver = Callable[[Tensor], None]
@@ -78,7 +77,7 @@ def run(
     latent = vae.encode(fitted(to_floats(first)[None], size[1], size[0]))
     sigmas = sigmas_of(model, settings)
     whole = model.clone()
-    whole.set_additional_models(BESIDE, [vae.patcher])
+    whole.set_additional_models(LIVE_VAE, [vae.patcher])
     guider = comfy.samplers.CFGGuider(whole)
     guider.set_conds(positive, negative)
     guider.set_cfg(settings.cfg)
@@ -93,7 +92,7 @@ def run(
         ) from None
     finally:
         live.end()
-        setattr(model.model, LAST, live.tally)
+        setattr(model.model, LAST_LIVE, live.tally)
     return live.tally
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...gpu.graphs import RECORDER, Recorder
 from ...kernels_cuda import KernelPolicy
+from ..base.hooks import POLICY, ROOM
 from ..graphs.calls import Graphs
 from ..graphs.resident import Lying
 
@@ -33,10 +34,10 @@ class Pictures:
 
     def begin(self, nbytes: int) -> None:
         """Many frames follow. nbytes: what was asked for on the device, beside the weights, which lie there."""
-        policy: KernelPolicy | None = getattr(self._module, "fusestream_policy", None)
+        policy: KernelPolicy | None = getattr(self._module, POLICY, None)
         if policy is None or policy.is_off:
             return  # stock computes
-        if hasattr(self._module, "fusestream_room"):
+        if hasattr(self._module, ROOM):
             self._told["room"] = self._module.fusestream_room(self.device)  # once: it takes as long as some kernels
         self._graphs = Graphs(Lying(self._module, self.device, nbytes), self._module, self._recorder)
 

@@ -21,10 +21,10 @@ from comfy.utils import set_attr
 
 from ...kernels_cuda import STANDARD, KernelPolicy, check_policy
 from ..base.family import Family, Role
+from ..base.hooks import POLICY
 from ..compatibility import families as compatibility
 from ..families import FAMILIES
 from ..fused import attention
-from ..fused.block import POLICY
 from ..sparse.model import reinstalled
 from ..weights.fp32_residual import TORCHS
 

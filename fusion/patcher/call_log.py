@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from ...kernels_cuda import KernelPolicy
+from ..base.hooks import CALLS, CALLS_WRAPPER
 from ..fused.block import policy_of
 from ..sparse.model import sparse_of
 from ..sparse.settings import Settings
 from ..stream.model_call import ModelCall, wrap
 
-WRAPPER = "fusestream_calls"  # our key among the wrappers of a model
-CALLS = "fusestream_calls"  # where a model has them
 MOST = 4096
 
 
@@ -44,7 +43,7 @@ def branch_of(model: Any) -> Branch:
 def attach(patcher: Any) -> None:
     """Let the model of this streaming patcher, and of its clones, note each call that ends."""
     setattr(patcher.model, CALLS, deque(maxlen=MOST))
-    wrap(patcher, WRAPPER, note)
+    wrap(patcher, CALLS_WRAPPER, note)
 
 
 def note(executor: Any, *args: Any, **kwargs: Any) -> Any:

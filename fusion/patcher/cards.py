@@ -14,17 +14,16 @@ from typing import Any
 
 import comfy.patcher_extension
 
+from ..base.hooks import CARDS_WRAPPER, RECKONING, STREAM
 from ..stream.card_sync import Together
-from ..stream.stream import STREAM
-from .vram_estimate import RECKONING, Reckoning
+from .vram_estimate import Reckoning
 
-WRAPPER = "fusestream_cards"  # our key among the wrappers of a model
 CARDS = "multigpu"  # stock's, among a MODEL's additional ones
 
 
 def attach(patcher: Any) -> None:
     """Let the samplings with this streaming patcher, and with its clones, know of the further cards that stock gives them."""
-    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.PREPARE_SAMPLING, WRAPPER, begin)
+    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.PREPARE_SAMPLING, CARDS_WRAPPER, begin)
 
 
 def begin(

@@ -16,16 +16,15 @@ import comfy.utils
 from comfy.model_patcher import LazyCastingParam, LazyCastingParamPiece
 
 from ...memory.written import WeightWriter
+from ..base.hooks import SAVES
 from ..stream.progress import Bar
 from .streaming_patcher import StreamingModelPatcher
-
-MARK = "fusestream"
 
 
 def attach() -> None:
     """From now on streamed models are saved weight by weight."""
     stock = comfy.utils.save_torch_file
-    if hasattr(stock, MARK):
+    if hasattr(stock, SAVES):
         return
 
     def save_torch_file(sd: Any, ckpt: Any, metadata: Any = None) -> Any:
@@ -33,7 +32,7 @@ def attach() -> None:
             return stock(sd, ckpt, metadata)
         return write(ckpt, sd, metadata)
 
-    setattr(save_torch_file, MARK, stock)
+    setattr(save_torch_file, SAVES, stock)
     comfy.utils.save_torch_file = save_torch_file
 
 

@@ -24,16 +24,15 @@ import torch
 from torch import nn
 
 from ..base.errors import NotWhileStreaming
+from ..base.hooks import RECKONING, REST, STREAM
 from ..fused.block import policy_of_model
-from ..stream.stream import STREAM, Stream
+from ..stream.stream import Stream
 from ..weights import channels_last
 from ..weights.ggml_tensor import is_held
 from ..weights.patches import with_hooked
 from ..weights.storage import is_quantised, stored
-from .vram_estimate import RECKONING
 
 ALL = 1e32  # stock's word for as much as there is
-REST = "fusestream_rest"  # where a model has the places of what does not stream
 # Why its calls are not captured: see `Changes.disturbed`.
 WRAPPED = "another node changes its weights at each call"
 INJECTED = "another node has changed the model while it is loaded"

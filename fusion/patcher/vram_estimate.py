@@ -27,11 +27,10 @@ import comfy.model_management
 import torch
 
 from ...kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
+from ..base.hooks import RECKONING
 from ..base.subclassing import mix
 from ..stream import vram_pool
 
-RECKONING = "fusestream_reckoning"  # where a model has its own
-PIECES = "fusestream_pieces"  # among the transformer_options: bytes of what lies between two products, at a time
 SMALL_PIECES = 64 * 2**20  # what these become: of 14B 2300 tokens, which still fill a large card
 CHANCES = (
     2  # steps of a sampling that may have computed prompts apart, because kernels were being chosen, before all do

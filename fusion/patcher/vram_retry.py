@@ -25,27 +25,19 @@ import torch
 
 from ...kernels_cuda.tune.autotune import tuner
 from ..base.allocator_limit import bounded
+from ..base.hooks import PIECES, STEP
 from ..stream import vram_pool
 from ..stream.card_sync import AnotherFailed
 from ..stream.model_call import ModelCall, wrap
 from ..stream.stream import Stream
-from .vram_estimate import (
-    PIECES,
-    RESERVE,
-    SMALL_PIECES,
-    Reckoning,
-    own_reserve,
-    reckon,
-)
-
-WRAPPER = "fusestream"  # our key among the wrappers of a model
+from .vram_estimate import RESERVE, SMALL_PIECES, Reckoning, own_reserve, reckon
 
 
 def attach(patcher: Any, reckoning: Reckoning) -> None:
     """Let the model of this streaming patcher, and of its clones, be reckoned with so, measured and retried."""
     reckon(patcher.model, reckoning)
-    wrap(patcher, WRAPPER, step)
-    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, WRAPPER, batches)
+    wrap(patcher, STEP, step)
+    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, STEP, batches)
 
 
 def batches(executor: Any, model: Any, conds: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from ...memory import Ledger, Plan, Rates, least_budget, make_plan, most_budget,
 from ...memory.host.ram import measure_ram
 from ..base import other_cards
 from ..base.format import counted
+from ..base.hooks import STREAM
 from ..fused.block import policy_of_model
 from ..fused.quality import policy_words, rates_of_policy
 from ..patcher.call_log import branch_of, branches, passes_under
@@ -25,7 +26,7 @@ from ..sampling import kernel_choices
 from ..sampling.step_timer import pace_of
 from ..sparse.model import sparse_of
 from ..stream import vram_pool
-from ..stream.stream import GRAPHS, STREAM, TEXTS, Stream
+from ..stream.stream import GRAPHS, TEXTS, Stream
 from ..weights import saturation
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf

@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 from ..base.format import counted
-from ..live.engine import LAST, Tally
+from ..base.hooks import LAST_LIVE
+from ..live.engine import Tally
 from ..live.lanes import STAGES, Ran
 from .canvas import SMALL, Canvas
 from .data import Live, LiveStage, Report, Stretch, duration
@@ -19,7 +20,7 @@ ROW, LABEL = 54, 124.0
 
 def live_of(model: Any) -> Live | None:
     """Of the last live video that was made with a MODEL, by whichever clone of it."""
-    tally: Tally | None = getattr(getattr(model, "model", None), LAST, None)
+    tally: Tally | None = getattr(getattr(model, "model", None), LAST_LIVE, None)
     if tally is None or not tally.ran:
         return None
     groups: dict[int, dict[str, Ran]] = {}

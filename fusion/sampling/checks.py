@@ -18,19 +18,18 @@ import torch
 from ..base import notices
 from ..base.errors import WrongFile
 from ..base.family import Family, Role
+from ..base.hooks import BEFORE_SAMPLING, RECKONING
 from ..identify.latents import vae_for
-from ..patcher.vram_estimate import RECKONING
 from . import kernel_choices
 
 PUBLISHED = "the text encoder that was published with it"
-WRAPPER = "fusestream_before_sampling"  # our key among the wrappers of a model
 
 
 def attach(patcher: Any, path: str, family: Family | None) -> None:
     """Nobody knows enough of a model without a family."""
     if family is not None:
         around = partial(_look, Path(path).name, family)
-        patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, WRAPPER, around)
+        patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, BEFORE_SAMPLING, around)
 
 
 def _look(

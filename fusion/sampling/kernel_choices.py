@@ -9,8 +9,7 @@ from typing import Any
 
 from ...kernels_cuda.tune.autotune import tuner
 from ..base.format import counted
-
-UNDECIDED = "fusestream_undecided"  # where a model has its count
+from ..base.hooks import UNDECIDED
 
 
 @contextlib.contextmanager

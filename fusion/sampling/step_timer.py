@@ -15,10 +15,9 @@ from typing import Any
 
 import comfy.patcher_extension
 
+from ..base.hooks import PACE, PACE_WRAPPER
 from .checks import is_one_prompt
 
-PACE = "fusestream_pace"  # where a model has its own
-WRAPPER = "fusestream_pace"  # our key among the wrappers of a model
 MOST = 64  # samplings that are kept
 
 
@@ -88,7 +87,7 @@ def attach(patcher: Any, describe: Callable[[Any], tuple[str, str, str, int]]) -
     """Let the samplings with this streaming patcher's model, and with its clones, be timed. describe: of the MODEL that is sampled
     with, card, file, policy and the bytes that its blocks hold now."""
     setattr(patcher.model, PACE, Pace())
-    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, WRAPPER, _Timed(describe))
+    patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, PACE_WRAPPER, _Timed(describe))
 
 
 class _Timed:

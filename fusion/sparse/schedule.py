@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
+from ..base.hooks import SPARSE, SPARSE_CALL
 from ..stream.model_call import ModelCall, wrap
 
-WRAPPER = "fusestream_sparse"  # our key among the wrappers of a model
-CALL = "fusestream_sparse_call"  # where the transformer_options have their `CallSoFar`
 UNKNOWN = sys.maxsize  # the number of a layer of which nobody knows it
 NEARLY = 1e-6  # a quarter of 20 steps is 5, whatever comes out behind the point
 
@@ -55,7 +54,7 @@ def is_early(options: Mapping[str, Any], share: float) -> bool:
 def call_of(options: Mapping[str, Any]) -> CallSoFar:
     """The call that an attention belongs to. Where nobody has begun one, the model was not called as ComfyUI's samplers do it:
     then its first layers are not known, unless it numbers its blocks itself."""
-    found: CallSoFar | None = options.get(CALL)
+    found: CallSoFar | None = options.get(SPARSE_CALL)
     if found is None:
         found = CallSoFar()
         found.layers = options.get("block_index", UNKNOWN)
@@ -64,11 +63,11 @@ def call_of(options: Mapping[str, Any]) -> CallSoFar:
 
 def attach(patcher: Any) -> None:
     """Let each call of this MODEL, and of its clones, be counted by itself."""
-    wrap(patcher, WRAPPER, begin)
+    wrap(patcher, SPARSE, begin)
 
 
 def begin(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """One call of the model, as stock's wrappers have it."""
     call = ModelCall(executor, args, kwargs)
-    call.set_option(CALL, CallSoFar())
+    call.set_option(SPARSE_CALL, CallSoFar())
     return call.run()

@@ -26,16 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from ..base.errors import NotWhileStreaming
+from ..base.hooks import ENTERED, STREAMED, STREAMED_TEXT
 from ..base.malloc_graphs import paused
 from ..base.subclassing import mix
 from .blocks import Parameters
 from .stability import Settled
 from .text_kv import Compute
 
-STREAMED = "_fusestream"  # where a door has its stream, and the block's number; no number: it is not what is paged
 NOWHERE = (None, None)  # of a module that does not stream
-TEXT = "_fusestream_text"  # where a door has the number of the block that makes what is kept of texts
-CALLED = "_fusestream_called"  # where a door to nothing that is paged by itself has whether a call of it is under way
 OURS = __name__.removesuffix("stream.block_hooks")  # how the names of the pack's own modules begin
 
 
@@ -55,12 +53,12 @@ class BlockSource(Protocol):
 
 def leads(door: nn.Module, stream: BlockSource, i: int | None) -> None:
     """From now on whoever calls the door finds block i of the stream behind it; None: nothing that is paged by itself."""
-    mix(door, _Streamed, **{STREAMED: (stream, i), TEXT: None, CALLED: False})
+    mix(door, _Streamed, **{STREAMED: (stream, i), STREAMED_TEXT: None, ENTERED: False})
 
 
 def leads_to_text(door: nn.Module, i: int) -> None:
     """And block i beside, which makes what is kept of texts."""
-    door.__dict__[TEXT] = i
+    door.__dict__[STREAMED_TEXT] = i
 
 
 class _Streamed:
@@ -76,15 +74,15 @@ class _Streamed:
         stream, i = self.__dict__[STREAMED]
         if "forward" in self.__dict__:
             i = stream.taken_over(self, i)
-        text = self.__dict__[TEXT]
+        text = self.__dict__[STREAMED_TEXT]
         if i is None and text is None:
             if torch.compiler.is_compiling():
                 return super().__call__(*args, **kwargs)  # type: ignore[misc]
-            before, self.__dict__[CALLED] = self.__dict__[CALLED], True
+            before, self.__dict__[ENTERED] = self.__dict__[ENTERED], True
             try:
                 return super().__call__(*args, **kwargs)  # type: ignore[misc]
             finally:
-                self.__dict__[CALLED] = before
+                self.__dict__[ENTERED] = before
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             _refuse_gradients(stream, (*args, *kwargs.values()))
         if text is not None:
@@ -115,13 +113,13 @@ def _entering(kind: type, name: str, method: Any) -> Any:
     def entering(self: Any, *args: Any, **kwargs: Any) -> Any:
         stream, i = self.__dict__[STREAMED]
         compute = getattr(super(kind, self), name)
-        numbers = [one for one in (i, self.__dict__[TEXT]) if one is not None]
+        numbers = [one for one in (i, self.__dict__[STREAMED_TEXT]) if one is not None]
         is_compiled = torch.compiler.is_compiling()
         if not is_compiled and numbers and all(map(stream.is_in_use, numbers)):
             return compute(*args, **kwargs)
         if not _has_tensors((*args, *kwargs.values())):
             return compute(*args, **kwargs)
-        if not is_compiled and not numbers and stream.is_in_parts and not self.__dict__[CALLED]:
+        if not is_compiled and not numbers and stream.is_in_parts and not self.__dict__[ENTERED]:
             # Where this is a block of which parts are paged, its method may look for weights anywhere in it.
             whole = stream.taken_over(self, None)
             numbers = [] if whole is None else [whole]
@@ -162,7 +160,7 @@ def of_text(
     """compute(), which makes tensors of a context alone, with the weights in this door that see no more: kept from an earlier call
     where the door's stream keeps them. Nobody may write to them. depends: on what else they do. is_steady: whether a call's blocks
     find the same numbers in the same tensor."""
-    i = door.__dict__.get(TEXT)
+    i = door.__dict__.get(STREAMED_TEXT)
     if i is None:
         return compute()
     stream: BlockSource = door.__dict__[STREAMED][0]

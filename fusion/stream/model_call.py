@@ -18,7 +18,8 @@ from typing import Any
 import comfy.patcher_extension
 import torch
 
-from .stream import STREAM, Stream
+from ..base.hooks import STREAM
+from .stream import Stream
 
 # Of stock's `BaseModel.apply_model`, in their places.
 PLACES = ("x", "t", "c_concat", "c_crossattn", "control", "transformer_options")

@@ -20,14 +20,14 @@ import comfy.model_management
 import comfy.utils
 import torch
 
+from ..base.hooks import PROGRESS
 from .model_call import ModelCall, wrap
 from .stream import Stream
 
-WRAPPER = "fusestream_progress"  # our key among the wrappers of a model
 PIECE = 8 << 20  # bytes read between two looks at the user
 
 
-_is_for_no_node: ContextVar[bool] = ContextVar("fusestream_is_for_no_node", default=False)
+_is_for_no_node: ContextVar[bool] = ContextVar("is_for_no_node", default=False)
 
 
 class Bar:
@@ -134,4 +134,4 @@ def _step(options: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def attach(patcher: Any) -> None:
     """Let the first pass of this streaming patcher's model, and of its clones, move the sampler's bar."""
-    wrap(patcher, WRAPPER, FirstPass())
+    wrap(patcher, PROGRESS, FirstPass())

@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from ...memory import Layer, OverBudget, bounds, plan_of
+from ..base.hooks import IN_PARTS, OF_TEXT
 from ..weights.storage import Paged
 from .block_order import Order
 from .blocks import Block, size
@@ -142,7 +143,7 @@ def _divided(
 
 def _parts(block: Block, layer: Layer) -> Iterator[tuple[Block, Layer]]:
     """A block's parts in order, where they have all that is paged of it."""
-    taken_apart = getattr(block.module, "fusestream_in_parts", None)
+    taken_apart = getattr(block.module, IN_PARTS, None)
     groups: Sequence[Sequence[nn.Module]] = () if taken_apart is None else taken_apart()
     found = [(tuple(doors), _behind(doors, block)) for doors in groups]
     if sorted(i for _, places in found for i in places) != list(range(len(block.paged))):
@@ -165,7 +166,7 @@ def _behind(doors: Sequence[nn.Module], block: Block) -> list[int]:
 
 def of_text(block: Block) -> OfText | None:
     """What of a block, or of the block that it is a part of, sees texts alone."""
-    asked = getattr(block.module, "fusestream_of_text", None)
+    asked = getattr(block.module, OF_TEXT, None)
     found: OfText | None = None if asked is None else asked()
     return found
 

@@ -60,7 +60,6 @@ from .text_kv import IN_VAIN, Compute, Texts
 
 GRAPHS = "VRAM of graphs"  # in the ledger
 TEXTS = "VRAM of texts"
-STREAM = "fusestream"  # where a model has its stream
 
 
 class Stream:

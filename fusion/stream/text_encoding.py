@@ -11,18 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+from ..base.hooks import ENCODES, HEAD, STREAMED
 from ..base.subclassing import mix
 from . import progress
-from .block_hooks import STREAMED
 from .stream import Stream
-
-STREAM = "fusestream_encodes"
-HEAD = "fusestream_head"  # of a network that writes: its stream, and the number of the block that its words come from
 
 
 def watch_encoding(model: Any, stream: Stream) -> None:
     """Of a stock text encoder model whose blocks stream."""
-    mix(model, _Encodes, **{STREAM: stream})
+    mix(model, _Encodes, **{ENCODES: stream})
 
 
 def hold_while_writing(network: Any, stream: Stream, block: int) -> None:
@@ -56,13 +53,13 @@ def begin_writing(network: Any, layers: Sequence[Any], *, at_last: bool = False)
 class _Encodes:
     def encode_token_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Stock's."""
-        stream: Stream = self.__dict__[STREAM]
+        stream: Stream = self.__dict__[ENCODES]
         with progress.over_blocks(stream), _whole(stream):
             return super().encode_token_weights(*args, **kwargs)  # type: ignore[misc]
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Stock's, which counts the words."""
-        with _whole(self.__dict__[STREAM]):
+        with _whole(self.__dict__[ENCODES]):
             return super().generate(*args, **kwargs)  # type: ignore[misc]
 
 

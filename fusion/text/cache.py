@@ -12,7 +12,7 @@ import comfy.model_management
 import torch
 from torch import Tensor
 
-from ..stream.block_hooks import STREAMED
+from ..base.hooks import STREAMED
 from .layer import Kept
 
 AT_FIRST = 1024  # tokens to be written

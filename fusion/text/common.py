@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ...kernels_cuda import KernelPolicy
 from ...kernels_cuda.ops.views.checks import word
 from ...kernels_cuda.registry import GRADIENT
+from ..base.hooks import STREAMED
 from ..fused.block import HandBack
-from ..stream.block_hooks import STREAMED
 from ..weights.fp32_residual import TILE
 from ..weights.storage import is_quantised
 

@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels_cuda import STANDARD, KernelPolicy
+from ..base.hooks import POLICY, READS_LAST, STREAMED
 from ..base.subclassing import mix
-from ..fused.block import POLICY, all_off
+from ..fused.block import all_off
 from ..graphs.calls import replayed
-from ..stream.block_hooks import STREAMED
 from ..weights.fp32_residual import Wide
 from .common import HAND_BACK, FusedEmbedding, padded
 from .find import encoders
@@ -45,7 +45,6 @@ from .writing import Writes
 OPS = (
     "norm_modulate", "rms_parts", "rms_rope_", "rms_rope_sums", "linear", "linear_", "linear_pair", "join_sums", "attention",
 )  # fmt: skip
-READS_LAST = "fusestream_reads_last"  # where a fused stack has whether its last output is read
 
 
 def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:

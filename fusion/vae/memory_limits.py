@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...kernels_cuda import LEDGER, KernelPolicy
 from ...kernels_cuda.ops.conv.conv_operands import last_format
 from ..base.allocator_limit import bounded
+from ..base.hooks import LEFT_OVER
 from ..weights.operands import operands
 
 Result = TypeVar("Result")
@@ -84,9 +85,6 @@ def held_in_pieces(device: torch.device) -> int:
     return next((nbytes for nbytes in found if nbytes), 0)  # cudaMallocAsync counts no pools
 
 
-LEFT = "_fusestream_left"
-
-
 class Leftovers:
     """What torch's allocator holds when a picture has passed through a module, and whether that is still so.
 
@@ -100,10 +98,10 @@ class Leftovers:
         self._module, self._passed = module, passed
 
     def lie_there(self, device: torch.device) -> bool:
-        return bool(self._module.__dict__.get(LEFT) == (self._passed, held_in_pieces(device)))
+        return bool(self._module.__dict__.get(LEFT_OVER) == (self._passed, held_in_pieces(device)))
 
     def are_left(self, device: torch.device) -> None:
-        self._module.__dict__[LEFT] = self._passed, held_in_pieces(device)
+        self._module.__dict__[LEFT_OVER] = self._passed, held_in_pieces(device)
 
     def serve(self, run: Callable[[], Result], piece: int, most: int, device: torch.device) -> Result:
         """What `run` makes, from what lies there or else from one piece of so many bytes. It may be begun twice.

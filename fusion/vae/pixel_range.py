@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-TAKES = "fusestream_takes_unbegun"  # on a VAE's network that calls `taken`
-FINISHING = "fusestream_finishing"  # where a VAE's network has it
+from ..base.hooks import FINISHING, TAKES_PIXELS
 
 
 def begin(pixels: Tensor, dtype: torch.dtype) -> Tensor:
@@ -78,7 +77,7 @@ class Beginning:
 
     def __init__(self, vae: Any) -> None:
         self._dtype: torch.dtype = vae.vae_dtype
-        self._takes = hasattr(vae.first_stage_model, TAKES)
+        self._takes = hasattr(vae.first_stage_model, TAKES_PIXELS)
         self._stocks: Callable[[Tensor], Tensor] = vae.process_input
 
     def __call__(self, pixels: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ from comfy.model_patcher import ModelPatcher
 from torch import Tensor, nn
 
 from ...kernels_cuda.ops.conv.conv_operands import last_format
-
-HELD = "_fusestream_held"  # where a model on a card has what of it lies there, by name
+from ..base.hooks import HELD, POLICY
 
 
 class Held(NamedTuple):
@@ -71,7 +70,7 @@ def hold(model: nn.Module, device: torch.device, parts: tuple[str, ...] = ("",))
     """Let all that the model computes with lie on the device, in the types in which it computes; where the kernels are ours, the
     weights of convolutions as they are read. parts: how the names of what is meant begin."""
     held: dict[str, Held] = model.__dict__.setdefault(HELD, {})
-    is_ours = hasattr(model, "fusestream_policy") and device.type == "cuda"
+    is_ours = hasattr(model, POLICY) and device.type == "cuda"
     for module, name, tensor, kind in list(_tensors(model)):
         if name.startswith(parts) and (tensor.device != device or tensor.dtype is not kind):
             form = last_format(tensor) if is_ours and tensor.ndim in (4, 5) else torch.preserve_format

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels_cuda import KernelPolicy, int8_to_half, to_half
+from ..base.hooks import PACKED
 from . import int8_matrix
 from .ggml_tensor import half as packed_half
 from .ggml_tensor import is_held
@@ -32,7 +33,6 @@ from .lora import Added
 from .storage import in_file_order, is_quantised, layout_of
 
 HALVED = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2)  # what `to_half` takes
-PACKED = "_fusestream_packed"
 SCALED = ("TensorCoreFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2Layout")  # fp8 data and one fp32 scale
 
 

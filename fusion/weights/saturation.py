@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ...gpu.capture import each_time
 from ...kernels_cuda.ops.views.half_range import LARGEST
 from ..base.format import counted
-
-WATCH = "fusestream_saturation"  # where a block has its count
+from ..base.hooks import SATURATION
 
 
 class Saturation:
@@ -47,12 +46,12 @@ class Saturation:
 def watch(blocks: list[nn.Module]) -> None:
     """Count behind the last of a network's blocks, in the order in which they run."""
     if blocks:
-        blocks[-1].__dict__[WATCH] = Saturation()
+        blocks[-1].__dict__[SATURATION] = Saturation()
 
 
 def look(block: Any, x: Tensor) -> Tensor:
     """x, which has left a block: counted if this is the last one."""
-    found: Saturation | None = block.__dict__.get(WATCH)
+    found: Saturation | None = block.__dict__.get(SATURATION)
     if found is not None:
         found.look(x)
     return x
@@ -61,7 +60,7 @@ def look(block: Any, x: Tensor) -> Tensor:
 def words(net: nn.Module) -> str:
     """What the report says of a diffusion model's network; nothing where nothing was too large."""
     for module in net.modules():
-        found: Saturation | None = module.__dict__.get(WATCH)
+        found: Saturation | None = module.__dict__.get(SATURATION)
         if found is not None and found.count:
             return (
                 f"Of its stream {counted(found.count, 'number', 'numbers')} in {counted(found.passes, 'pass', 'passes')} were too "

@@ -13,6 +13,7 @@ import pytest
 import torch
 from gpu.support import compared, error, in_turns, ratio
 
+from fusestream.fusion.base.hooks import READS_LAST
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
 
 pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
@@ -86,7 +87,7 @@ def ours_of(
 
     encoder.fuse(model, policy)
     stack = model.transformer.model
-    stack.__dict__[encoder.READS_LAST] = False
+    stack.__dict__[READS_LAST] = False
     last, found = stack(None, mask, embeds=x, intermediate_output=taps or TAPS, final_layer_norm_intermediate=False)
     assert last is None
     tapped: torch.Tensor = found
@@ -193,7 +194,7 @@ def test_faster_than_stock(models):
     half, layers = models[torch.float16], max(TAPS)
     encoder.fuse(half, KernelPolicy.of("auto"))
     stack = half.transformer.model
-    stack.__dict__[encoder.READS_LAST] = False
+    stack.__dict__[READS_LAST] = False
     options = {"intermediate_output": TAPS, "final_layer_norm_intermediate": False}
     for words, most in MOST.items():
         x, mask = (t[:, :words] for t in prompt(words))

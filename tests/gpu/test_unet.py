@@ -12,6 +12,7 @@ import pytest
 import torch
 from gpu.support import compared, in_turns, ratio, until_chosen
 
+from fusestream.fusion.base.hooks import UNET_RUN
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
 
 pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
@@ -143,7 +144,6 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("precision", ["precise", "fast"])
 @pytest.mark.parametrize("name", NAMES)
 def test_as_near_as_fp16_gets(isa, name, precision):
-    from fusestream.fusion.families.unet.run import RUN
 
     part, call = parts()[name]()
     exact, theirs = call(part, torch.Tensor.float, {}), call(part, torch.Tensor.half, {})
@@ -153,7 +153,7 @@ def test_as_near_as_fp16_gets(isa, name, precision):
         op.forget()  # or nothing is chosen, and nothing noted
     LEDGER.clear()
     options = options_of(policy)
-    run = part.__dict__.get(RUN)
+    run = part.__dict__.get(UNET_RUN)
     if run is None:
         found = call(part, torch.Tensor.half, options)
     else:

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, gelu
 from ....kernels_cuda.ops.matmul.linear import Activation
 from ....kernels_cuda.ops.views.parts import join, split
+from ...base.hooks import POLICY
 from ...base.subclassing import mix
-from ...fused.block import POLICY, all_off
+from ...fused.block import all_off
 from ...text import common
 from ...text.common import HAND_BACK
 from ...weights.fp32_residual import Wide

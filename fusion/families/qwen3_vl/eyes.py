@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, rms_rope_
 from ....kernels_cuda.ops.matmul.linear import Activation
 from ....kernels_cuda.ops.views.parts import split
+from ...base.hooks import POLICY
 from ...base.subclassing import mix
-from ...fused.block import POLICY, all_off
+from ...fused.block import all_off
 from ...text import common
 from ...text.common import HAND_BACK
 from ...text.room import PATCHES

@@ -11,12 +11,12 @@ import comfy.text_encoders.qwen35 as stocks_eyes
 import comfy.text_encoders.qwen_vl
 
 from ....kernels_cuda import KernelPolicy
+from ...base.hooks import SPECIMEN_KIND
 from ...base.specimen import Draw, Options, Specimen
 from ...text import specimens as language
 from ...text.stack import fuse as fuse_language
 from .eyes import FusedBlock, FusedEyes, FusedMerger, SeesOnTheDevice, fuse
 
-KIND = "fusestream_specimen"  # of stock's, for as long as one is built
 CONFIG = {**language.CONFIG, "lm_head": True}
 EYES = {
     "hidden_size": 128, "intermediate_size": 192, "depth": 2, "num_heads": 2, "num_position_embeddings": 16,
@@ -51,13 +51,19 @@ def _fused(model: Any, policy: KernelPolicy) -> int:
 
 def _built(draw: Draw) -> Any:
     """Stock's own encoder. It reads the sizes of eyes in a table."""
-    stock.QWEN3VL_VISION[KIND] = EYES
-    stock.QWEN3VL_CONFIGS[KIND] = comfy.text_encoders.llama.Qwen3VL_8BConfig
-    options = {"custom_operations": draw.operations, "model_name": KIND, f"{KIND}_model_config": CONFIG}
+    stock.QWEN3VL_VISION[SPECIMEN_KIND] = EYES
+    stock.QWEN3VL_CONFIGS[SPECIMEN_KIND] = comfy.text_encoders.llama.Qwen3VL_8BConfig
+    options = {
+        "custom_operations": draw.operations,
+        "model_name": SPECIMEN_KIND,
+        f"{SPECIMEN_KIND}_model_config": CONFIG,
+    }
     try:
-        model = stock.Qwen3VLClipModel(device=draw.device, dtype=draw.dtype, model_options=options, model_type=KIND)
+        model = stock.Qwen3VLClipModel(
+            device=draw.device, dtype=draw.dtype, model_options=options, model_type=SPECIMEN_KIND
+        )
     finally:
-        del stock.QWEN3VL_VISION[KIND], stock.QWEN3VL_CONFIGS[KIND]
+        del stock.QWEN3VL_VISION[SPECIMEN_KIND], stock.QWEN3VL_CONFIGS[SPECIMEN_KIND]
     model.set_clip_options({"execution_device": draw.device})
     return model
 

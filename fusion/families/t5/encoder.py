@@ -36,10 +36,10 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, attention
 from ....kernels_cuda.ops.matmul.linear import Activation
+from ...base.hooks import POLICY, STREAMED
 from ...base.subclassing import mix
-from ...fused.block import POLICY, all_off
+from ...fused.block import all_off
 from ...graphs.calls import replayed
-from ...stream.block_hooks import STREAMED
 from ...text import common
 from ...text.common import (
     HAND_BACK,

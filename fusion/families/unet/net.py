@@ -14,11 +14,12 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy
+from ...base.hooks import UNET_RUN
 from ...base.subclassing import mix
 from ...fused.block import fuse_block
 from ...weights.channels_last import lay_out
 from . import pictures, transformer
-from .run import RUN, Part, Run
+from .run import Part, Run
 
 TRANSFORMERS = ("transformer_blocks",)  # of a transformer: its blocks, which are asked for themselves
 
@@ -37,7 +38,7 @@ def fuse(net: Any, policy: KernelPolicy) -> int:
             continue
         fused += 1
     if type(net) is UNetModel:
-        mix(net, _FusedNet, **{RUN: run})
+        mix(net, _FusedNet, **{UNET_RUN: run})
         for end, mixin in ((net.input_blocks[0][0], pictures.FusedFirst), (net.out, pictures.FusedLast)):
             _fuse_part(end, mixin, run, pictures.obstacle(end))
     return fused
@@ -49,7 +50,7 @@ def _fuse_part(module: nn.Module, mixin: type[Part], run: Run, obstacle: str | N
             if isinstance(part, nn.Conv2d):
                 lay_out(part)
     fuse_block(module, mixin, obstacle)
-    module.__dict__[RUN] = run
+    module.__dict__[UNET_RUN] = run
 
 
 class _FusedNet:
@@ -67,7 +68,7 @@ class _FusedNet:
     ) -> Tensor:
         net: Any = self
         options = {} if transformer_options is None else transformer_options
-        run: Run = net.__dict__[RUN]
+        run: Run = net.__dict__[UNET_RUN]
         with run.under(options):
             out: Tensor = super().forward(x, timesteps, context, y, control, options, **others)  # type: ignore[misc]
             return out

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ....kernels_cuda import KernelPolicy
+from ...base.hooks import UNET_RUN
 from ...fused.block import FusedBlock, HandBack
 
-RUN = "fusestream_run"  # where a part has it
 OUTSIDE = "another node calls the network's parts by itself"
 
 
@@ -53,7 +53,7 @@ class Part(FusedBlock):
     def policy_here(self, x: Tensor) -> KernelPolicy | None:
         """As `policy_for`, with the options of the call that is running."""
         module: Any = self
-        run: Run = module.__dict__[RUN]
+        run: Run = module.__dict__[UNET_RUN]
         if run.options is not None:
             return self.policy_for(x, run.options)
         if not run.loader.is_off:
@@ -62,5 +62,5 @@ class Part(FusedBlock):
 
 
 def run_of(module: nn.Module) -> Run:
-    found: Run = module.__dict__[RUN]
+    found: Run = module.__dict__[UNET_RUN]
     return found

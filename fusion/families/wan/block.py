@@ -38,15 +38,10 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, norm_modulate, rms_rope_
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
+from ...base.hooks import BLOCK_PARTS, PIECES
 from ...fused.attention import HOOK, AttentionOverride
-from ...fused.block import (
-    PARTS,
-    FusedBlock,
-    HandBack,
-    fuse_block,
-)
+from ...fused.block import FusedBlock, HandBack, fuse_block
 from ...fused.named_attention import told
-from ...patcher.vram_estimate import PIECES
 from ...stream.block_hooks import of_text, within
 from ...stream.text_kv import OfText
 from ...weights.operands import operands
@@ -159,7 +154,7 @@ def parts(module: Any) -> list[list[nn.Module]]:
 
 def seeing_text(module: Any) -> OfText | None:
     """What of a block sees texts and pictures alone, of 14B in fp16 100 MiB; None where stock computes the block for good."""
-    if module.__dict__[PARTS].is_stocks:
+    if module.__dict__[BLOCK_PARTS].is_stocks:
         return None
     attn = module.cross_attn
     names, tokens = ["k", "v", "norm_k"], TEXT_TOKENS

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusestream import kernels_cuda
+from fusestream.fusion.base import hooks
 from fusestream.kernels_cuda import OPS
 from fusestream.kernels_cuda.registry import Op
 
@@ -319,6 +320,30 @@ def test_a_circle_of_folders_is_found_out(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     found = rooms(tmp_path, [tmp_path / name for name in files])
     assert found == {"memory/a": {"memory/b"}, "memory/b": {"memory/a"}}
+
+
+HOOKS = ROOT / "fusion" / "base" / "hooks.py"
+HUNG = re.compile(r"_?fusestream_\w+")
+
+
+@of_each([p for p in SOURCES if p.relative_to(ROOT).parts[0] in ("fusion", "nodes") and p != HOOKS])
+def test_what_hangs_on_comfyuis_objects_has_its_name_in_one_file(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    spelled = {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and HUNG.fullmatch(str(node.value))
+    }
+    assert not spelled, "it stands in base/hooks.py, with who sets and who reads it"
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    attributes |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    attributes |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert {name for name in attributes if HUNG.fullmatch(name)} <= hooks.ATTRIBUTES.keys()
+
+
+def test_no_name_in_that_list_is_left_over() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in SOURCES if path != HOOKS)
+    constants = [name for name in vars(hooks) if name.isupper() and name != "ATTRIBUTES"]
+    unused = [name for name in (*constants, *hooks.ATTRIBUTES) if not re.search(rf"\b{name}\b", code)]
+    assert constants and not unused
 
 
 def functions_of_ops() -> dict[str, set[str]]:

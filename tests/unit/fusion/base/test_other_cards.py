@@ -18,8 +18,8 @@ from fusestream import checkpoints, fusion
 from fusestream.fusion import report
 from fusestream.fusion.base import other_cards
 from fusestream.fusion.base.errors import NotStreamable
+from fusestream.fusion.base.hooks import STREAM
 from fusestream.fusion.fused.block import policy_of_model
-from fusestream.fusion.stream.stream import STREAM
 from fusestream.gpu import NoDriver, cuda, nvidia
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, obstacle
 from fusestream.memory import Checkpoint, DeviceBudget, Layer, Weight, open_pager

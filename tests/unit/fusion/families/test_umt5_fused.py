@@ -16,8 +16,8 @@ import pytest
 import torch
 from live_memory import no_collector
 
+from fusestream.fusion.base.hooks import STREAMED
 from fusestream.fusion.families.t5 import encoder as t5
-from fusestream.fusion.stream.block_hooks import STREAMED
 from fusestream.fusion.text.common import FusedEmbedding, gather
 from fusestream.fusion.weights import fp32_residual, operands
 from fusestream.fusion.weights.fp32_residual import Wide

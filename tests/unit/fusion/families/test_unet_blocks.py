@@ -25,9 +25,9 @@ from unet_models import handed_back, lora_for
 from bed.depth import is_thorough
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy
+from fusestream.fusion.base.hooks import UNET_RUN
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.unet import UNET, net, pictures, transformer
-from fusestream.fusion.families.unet.run import RUN
 from fusestream.fusion.fused import attention
 from fusestream.fusion.weights import lora
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
@@ -247,7 +247,7 @@ def test_an_interrupt_ends_it_and_nothing_is_left(folder: Path, monkeypatch: pyt
         patch.setattr(pictures, "normed", counted)
         with pytest.raises(comfy.model_management.InterruptProcessingException):
             sample(model, scene)
-    assert len(calls) < 12 and model.model.diffusion_model.__dict__[RUN].options is None
+    assert len(calls) < 12 and model.model.diffusion_model.__dict__[UNET_RUN].options is None
     assert torch.equal(sample(model, scene), want)
 
 
@@ -281,7 +281,7 @@ class Case:
     def run(self, *given: Any, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Ours and stock's."""
         told = [given, copy.deepcopy(given)]
-        run = self.module.__dict__.get(RUN)
+        run = self.module.__dict__.get(UNET_RUN)
         if run is None:
             return self.module(*told[0], **more), self.stock(*told[1], **more)
         with run.under(options_of()):
@@ -319,7 +319,7 @@ def test_the_times_embedding_is_added_by_the_convolution(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(pictures, "conv2d", noted)
     emb = torch.randn(2, 128, dtype=HALF)
-    with (run := case.module.__dict__[RUN]).under(options_of()):
+    with (run := case.module.__dict__[UNET_RUN]).under(options_of()):
         case.module(torch.randn(2, 64, 7, 6, dtype=HALF), emb)
         assert run.activated(emb) is run.activated(emb) is not run.activated(emb.clone())
     assert [residual.stride()[1:] for residual in calls] == [(1, 0, 0), (1, 6 * 64, 64)]
@@ -479,7 +479,7 @@ def test_a_part_that_another_node_calls_by_itself_is_stocks() -> None:
     given = torch.randn(1, 64, 8, 6, dtype=HALF), torch.randn(1, 128, dtype=HALF)
     assert torch.equal(case.module(*given), case.stock(*given))
     assert handed_back() == {"another node calls the network's parts by itself"}
-    run = case.module.__dict__[RUN]
+    run = case.module.__dict__[UNET_RUN]
     run.loader = KernelPolicy.of("on")
     with pytest.raises(KernelRefused, match="by itself"):
         case.module(*given)

@@ -18,9 +18,9 @@ from wan_in_halves import distance, handed_back, load
 
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy
+from fusestream.fusion.base.hooks import BLOCK_PARTS
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.fused import attention
-from fusestream.fusion.fused.block import PARTS
 from fusestream.fusion.weights.operands import operands, packed
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
 
@@ -224,7 +224,7 @@ def test_without_our_loader_a_block_is_stocks() -> None:
 def test_weights_elsewhere_are_stocks_business() -> None:
     case = Case()
     case.module.ffn[0].weight = torch.nn.Parameter(torch.empty(512, 256, device="meta", dtype=torch.float16), False)
-    assert "the weights are on the META" in str(case.module.__dict__[PARTS].obstacle(case.module, case.x))
+    assert "the weights are on the META" in str(case.module.__dict__[BLOCK_PARTS].obstacle(case.module, case.x))
 
 
 # ------------------------------------------------------------------------------------------------------------ weights

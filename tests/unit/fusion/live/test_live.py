@@ -35,6 +35,7 @@ from fusestream.bench.end_to_end import weights
 from fusestream.checkpoints import narrow
 from fusestream.fusion import report
 from fusestream.fusion.base.errors import WrongInput
+from fusestream.fusion.base.hooks import LAST_LIVE
 from fusestream.fusion.live import change, engine, kept, lanes, sources
 from fusestream.fusion.live.pictures import Pictures
 from fusestream.fusion.live.settings import SD_TURBO, Settings
@@ -628,7 +629,7 @@ def test_stages_that_overlap_are_reckoned_and_drawn() -> None:
         for name, start, end in (("encode", at, at + 1), ("steps", at + 2, at + 5), ("decode", at + 5, at + 6)):
             tally.ran.append(lanes.Ran(name, group, start, end))
     tally.ran.popleft()  # what is kept of the oldest may be a part
-    model = SimpleNamespace(model=SimpleNamespace(**{engine.LAST: tally}))
+    model = SimpleNamespace(model=SimpleNamespace(**{LAST_LIVE: tally}))
     found = live_of(model)
     assert found is not None and found.rate == pytest.approx(3 / 12)
     assert [(one.seconds, one.waited) for one in found.stages] == [(1, 0), (3, 1), (1, 0)]

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from fusestream import checkpoints
+from fusestream.fusion.base.hooks import STEP
 from fusestream.fusion.families.wan.need import need
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.patcher import vram_estimate as reckonings
@@ -394,14 +395,14 @@ def test_too_little_for_good_says_what_would_help_and_leaves_a_model_that_works(
 
 def test_clones_are_watched_too(model: Any) -> None:
     wrappers = model.clone().wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL]
-    assert wrappers[vram_retry.WRAPPER] == [vram_retry.step]
+    assert wrappers[STEP] == [vram_retry.step]
 
 
 def test_another_gpus_model_is_watched_once(model: Any) -> None:
     factory, arguments = model.cached_patcher_init
     again = factory(*arguments, disable_dynamic=True)
     assert again.model.fusestream_reckoning is not model.model.fusestream_reckoning
-    assert len(again.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL][vram_retry.WRAPPER]) == 1
+    assert len(again.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL][STEP]) == 1
 
 
 # ------------------------------------------------------------------------------------ what is asked of torch, without a GPU

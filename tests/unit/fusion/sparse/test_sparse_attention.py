@@ -14,13 +14,13 @@ import torch
 from comfy.ldm.modules.attention import attention_pytorch
 from comfy_extras.nodes_torch_compile import skip_torch_compile_dict
 
+from fusestream.fusion.base.hooks import POLICY, SPARSE_CALL
 from fusestream.fusion.fused import attention as hook
-from fusestream.fusion.fused.block import POLICY
 from fusestream.fusion.sparse import attention as sparse_attention
 from fusestream.fusion.sparse.attention import PIECES, SparseAttention
 from fusestream.fusion.sparse.order import tile_order
 from fusestream.fusion.sparse.radial import radial
-from fusestream.fusion.sparse.schedule import CALL, CallSoFar
+from fusestream.fusion.sparse.schedule import CallSoFar
 from fusestream.fusion.sparse.settings import Settings
 from fusestream.fusion.sparse.tally import MOST_TIMES, Moment, Tally
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused, attention, choose_blocks
@@ -261,7 +261,7 @@ def test_the_first_steps_stay_dense(share: float, dense: int, upwards: bool) -> 
     override, held = sparse(dense_steps=share)
     for step, level in enumerate(levels[:-1]):
         held.calls.clear()
-        options = {"sigmas": level.repeat(2), "sample_sigmas": levels, CALL: CallSoFar()}
+        options = {"sigmas": level.repeat(2), "sample_sigmas": levels, SPARSE_CALL: CallSoFar()}
         override(attention_pytorch, q, k, v, HEADS, transformer_options=options)
         assert bool(held.calls) == (step < dense), step
     assert reasons(override) == ({"one of the first steps": dense} if dense else {})
@@ -273,7 +273,7 @@ def test_a_call_between_two_steps_belongs_to_the_nearer() -> None:
     q, k, v = qkv()
     override, _ = sparse(dense_steps=0.5)  # the first two
     for level in (0.9, 0.61, 0.59, 0.2):
-        options = {"sigmas": torch.tensor([level]), "sample_sigmas": levels, CALL: CallSoFar()}
+        options = {"sigmas": torch.tensor([level]), "sample_sigmas": levels, SPARSE_CALL: CallSoFar()}
         override(attention_pytorch, q, k, v, HEADS, transformer_options=options)
     assert reasons(override) == {"one of the first steps": 2}
 
@@ -312,7 +312,7 @@ def test_the_first_layers_of_each_call_stay_dense() -> None:
     q, k, v = qkv()
     override, held = sparse(dense_layers=2)
     for _ in range(2):
-        options = {"grid_sizes": GRID, CALL: CallSoFar()}
+        options = {"grid_sizes": GRID, SPARSE_CALL: CallSoFar()}
         served = []
         for _ in range(4):
             held.calls.clear()
@@ -402,9 +402,9 @@ def test_in_a_compiled_model_it_is_asked_at_every_call(monkeypatch: pytest.Monke
     for level, dense in ((1.0, True), (0.5, False), (1.0, True), (0.5, False)):
         held.calls.clear()
         options = {"sigmas": torch.tensor([level]), "sample_sigmas": levels, "grid_sizes": GRID}
-        got = compiled(q, {**options, CALL: CallSoFar()})
+        got = compiled(q, {**options, SPARSE_CALL: CallSoFar()})
         assert bool(held.calls) is dense
-        torch.testing.assert_close(got, block(q, {**options, CALL: CallSoFar()}))
+        torch.testing.assert_close(got, block(q, {**options, SPARSE_CALL: CallSoFar()}))
     assert traced == [False] * 8
 
 

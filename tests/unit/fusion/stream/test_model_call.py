@@ -12,12 +12,9 @@ import torch
 from comfy.model_base import BaseModel
 
 from fusestream import checkpoints
+from fusestream.fusion.base.hooks import CALLS_WRAPPER, PROGRESS, STEP, STREAM
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
-from fusestream.fusion.patcher import call_log as calls
-from fusestream.fusion.patcher import vram_retry
-from fusestream.fusion.stream import progress
 from fusestream.fusion.stream.model_call import PLACES, ModelCall
-from fusestream.fusion.stream.stream import STREAM
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
@@ -67,4 +64,4 @@ def test_an_option_is_set_for_this_call() -> None:
 def test_the_retry_is_around_the_others(tmp_path: Path) -> None:
     model = load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", tmp_path)))
     wrappers = model.wrappers[comfy.patcher_extension.WrappersMP.APPLY_MODEL]
-    assert list(wrappers) == [vram_retry.WRAPPER, calls.WRAPPER, progress.WRAPPER]
+    assert list(wrappers) == [STEP, CALLS_WRAPPER, PROGRESS]

@@ -16,6 +16,7 @@ from wan_in_halves import handed_back, load
 
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy, report
+from fusestream.fusion.base.hooks import PIECES
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.patcher import vram_estimate, vram_retry
 from fusestream.fusion.stream import vram_pool
@@ -236,8 +237,7 @@ def test_pieces_of_a_feed_forward_leave_the_result(path: str) -> None:
     parts = torch.randn(3, 1, 1, block.dim, generator=generator).half()
     with stream.bound(0):
         whole, pieces = (
-            wan.fed_forward(block, OURS, x.clone(), *parts, {vram_estimate.PIECES: nbytes})
-            for nbytes in (CHUNK_BYTES, 1)
+            wan.fed_forward(block, OURS, x.clone(), *parts, {PIECES: nbytes}) for nbytes in (CHUNK_BYTES, 1)
         )
     torch.testing.assert_close(pieces, whole, rtol=2e-3, atol=2e-3)
 

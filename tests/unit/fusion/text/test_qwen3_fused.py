@@ -14,7 +14,7 @@ import torch
 from comfy.text_encoders import llama
 from live_memory import no_collector
 
-from fusestream.fusion.stream.block_hooks import STREAMED
+from fusestream.fusion.base.hooks import READS_LAST, STREAMED
 from fusestream.fusion.text import layer as qwen3_layer
 from fusestream.fusion.text import stack as qwen3
 from fusestream.fusion.text.common import FusedEmbedding
@@ -472,7 +472,7 @@ def test_weights_that_are_elsewhere_are_stocks() -> None:
     model = build(**KLEIN)
     qwen3.fuse(model, on_cpu=True)
     stack = model.transformer.model
-    stack.__dict__[qwen3.READS_LAST] = False
+    stack.__dict__[READS_LAST] = False
     x, mask = torch.zeros(1, 8, WIDTH), torch.ones(1, 8)
 
     def found(mode: Any = "auto") -> Any:

@@ -20,11 +20,12 @@ import torch
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import narrow
+from fusestream.fusion.base.hooks import HELD
 from fusestream.fusion.families import family_of
 from fusestream.fusion.identify import recognise
 from fusestream.fusion.load import other_policy
 from fusestream.fusion.vae import resident_patcher
-from fusestream.fusion.vae.resident_patcher import HELD, HeldPatcher
+from fusestream.fusion.vae.resident_patcher import HeldPatcher
 from fusestream.kernels_cuda import KernelPolicy
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
