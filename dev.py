@@ -30,6 +30,7 @@ from bed import (  # noqa: E402 - the path above comes first
     row_venv,
     steps,
 )
+from bed import lines as line_counts  # noqa: E402
 from bed import tested as tested_versions  # noqa: E402
 from bed import wheel as wheels  # noqa: E402
 from bed.paths import Bed  # noqa: E402
@@ -113,7 +114,7 @@ def command_line() -> argparse.ArgumentParser:
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "matrix": matrix_command, "overlay": overlay_command,
         "lint": lint, "kernels": kernels, "bench": bench, "quantise": quantise, "doctor": doctor,
-        "workflows": workflows, "docs": docs, "wheel": wheel,
+        "workflows": workflows, "lines": lines, "docs": docs, "wheel": wheel,
     }.items():  # fmt: skip
         add[name].set_defaults(run=run)
     return cli
@@ -136,6 +137,7 @@ HELP = {
     "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot or fp8)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
+    "lines": "count the project's lines, and those of code, by folder",
     "docs": "write the tables of supported models and of tested versions anew",
     "wheel": "write the modules of docs/modules.md as a wheel for torch without ComfyUI",
     "setup": "only set up what the other commands need",
@@ -250,6 +252,11 @@ def workflows(options: argparse.Namespace, _rest: list[str]) -> int:
     pictures = ["--pictures"] if options.pictures else []
     env = {"PYTHONPATH": str(ROOT / "tests"), "COMFYUI_PATH": str(folder)}
     return call(bed, "-m", "bed.templates", *pictures, env=env)
+
+
+def lines(_options: argparse.Namespace, _rest: list[str]) -> int:
+    print(line_counts.table(line_counts.counted(ROOT)))
+    return 0
 
 
 def docs(options: argparse.Namespace, _rest: list[str]) -> int:

@@ -104,6 +104,20 @@ def test_the_wheel_holds_what_a_program_needs(tmp_path: Path) -> None:
     run(sys.executable, tmp_path, {"PYTHONPATH": str(tmp_path / "site")})
 
 
+def test_the_example_without_comfyui_runs(tmp_path: Path) -> None:
+    example = ROOT / "docs" / "examples" / "without_comfyui.py"
+    assert len(example.read_text(encoding="utf-8").splitlines()) <= 50
+    with zipfile.ZipFile(wheel.build(tmp_path)) as archive:
+        archive.extractall(tmp_path / "site")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("COMFYUI", "PYTHON"))}
+    done = subprocess.run(
+        [sys.executable, example], cwd=tmp_path, env=kept | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "GroupNorm, SiLU -> FusedGroupNormSiLU" in done.stdout and "largest difference" in done.stdout
+
+
 @pytest.mark.skipif(not is_thorough(), reason="dev.py test --thorough")
 def test_the_wheel_in_a_bare_environment(tmp_path: Path) -> None:
     """pip installs it; torch is the one of the environment that runs the tests, seen through a path file."""
