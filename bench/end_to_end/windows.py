@@ -102,7 +102,7 @@ def quickest(rate: Callable[[], float]) -> float:
 
 def hold_ours(bus: Bus) -> None:
     """Before a model is loaded: its pager gets a device with these limits."""
-    homes: list[Any] = [importlib.import_module(f"fusestream.memory.{name}") for name in ("opening", "parcels")]
+    homes: list[Any] = [importlib.import_module(f"fusestream.memory.{name}") for name in ("opening", "side_copies")]
     device = limited(homes[0].CudaDevice, bus, Pins(int(PINNED_SHARE * RAM_GIB * GIB)))
     for home in homes:
         home.CudaDevice = device

@@ -36,7 +36,7 @@ def write_winners(path: Path, halfway: bool) -> None:
     package = types.ModuleType("alone")
     package.__path__ = [str(ROOT / "kernels_cuda")]
     sys.modules["alone"] = package
-    from alone.winners import Winner, WinnersFile  # type: ignore[import-not-found]
+    from alone.tune.winners import Winner, WinnersFile  # type: ignore[import-not-found]
 
     file = WinnersFile(path)
     for number in itertools.count():

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..paths import ROOT
 
-SCHEMA = ROOT / "tests" / "unit" / "schema.json"
+SCHEMA = ROOT / "tests" / "unit" / "nodes" / "schema.json"
 # The types that the front end draws as widgets. All others are sockets.
 WIDGETS = ("COMBO", "FLOAT", "INT", "BOOLEAN", "STRING")
 

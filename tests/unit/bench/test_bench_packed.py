@@ -404,7 +404,7 @@ def test_stock_copies_at_the_rate_in_both_its_ways(monkeypatch: pytest.MonkeyPat
 def test_the_limits_are_given_to_what_opens_pagers(monkeypatch: pytest.MonkeyPatch) -> None:
     opening, parcels, vram = (
         importlib.import_module(f"fusestream.{name}")
-        for name in ("memory.opening", "memory.parcels", "fusion.stream.vram")
+        for name in ("memory.opening", "memory.side_copies", "fusion.stream.vram_pool")
     )
     for home in (opening, parcels):
         monkeypatch.setattr(home, "CudaDevice", home.CudaDevice)  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ WRITER = """
 import sys, types
 from pathlib import Path
 package = types.ModuleType("alone"); package.__path__ = [sys.argv[1]]; sys.modules["alone"] = package
-from alone.winners import Winner, WinnersFile
+from alone.tune.winners import Winner, WinnersFile
 file = WinnersFile(Path(sys.argv[2]))
 for i in range(20):
     file.put(f"op|{sys.argv[3]}|{i}", Winner("cuda", {"cuda": i * 1e-6, "stock": 1.0}))

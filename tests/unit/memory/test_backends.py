@@ -967,7 +967,8 @@ def test_what_is_kept_goes_with_the_process():
     program = """
 import sys, types
 pack = types.ModuleType("pack"); pack.__path__ = [sys.argv[1]]; sys.modules["pack"] = pack
-from pack.memory import kept_pages, pager, ram
+from pack.memory import pager
+from pack.memory.host import kept_pages, ram
 
 class Open:
     def close(self):

@@ -29,7 +29,10 @@ RUNS = {
     "Qwen-Image, FP8, streamed, by ComfyUI's code": ("qwen_image", "fp8_e4m3fn", 0.03),
     "SD 1.5, FP16, in ComfyUI's memory": ("sd15", "fp16", 0.0),
 }
-MEASURED = ("device", "timeline", "what_if", "routes", "advice", "sampling", "peak", "used", "limit")
+MEASURED = (
+    "device", "memories", "timeline", "what_if", "routes", "advice", "sampling", "peak", "used", "limit", "predicted", "rate",
+    "predicted_pass", "overlap", "pass_seconds", "stall_seconds", "stall_share", "use", "copy", "stall", "times",
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
 

@@ -292,7 +292,7 @@ def test_over_the_slots_of_a_gpu(folder: Path, stock: Any, path: str, monkeypatc
     def open_pager(source: Any, layers: Any, vram: Any, budget: int, *_: Any, ledger: Any, **__: Any) -> Pager:
         devices.append(device := PlainDevice())
         host = Host(device, source, layers, RamBudget(64 << 20), ledger, "registered")
-        return Pager(layers, budget, vram_pool, SlotsBackend(device, layers, host, ledger), ledger)
+        return Pager(layers, budget, vram, SlotsBackend(device, layers, host, ledger), ledger)
 
     monkeypatch.setattr(streaming, "open_pager", open_pager)
     monkeypatch.setattr(segments, "bounds", lambda layers, device: bounds(layers, "cuda"))
