@@ -13,7 +13,10 @@ from collections.abc import Sequence
 # By file, how names of its tests begin.
 LONG: dict[str, Sequence[str]] = {
     # Pages: what is seen in the other renderer, in the other colours, in another language, or by a smaller test too.
-    "browser/test_camera.py": ("test_a_camera_that_is_refused_is_said_on_the_node",),
+    "browser/test_camera.py": (
+        "test_a_camera_that_is_refused_is_said_on_the_node",
+        "test_a_run_asks_for_the_camera_and_ends_with_it",
+    ),
     "browser/test_locales.py": (
         "test_nodes_and_their_meter_speak_the_users_language[ja]",
         "test_notes_of_examples_are_in_the_users_language[zh]",
@@ -27,6 +30,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_help_page_speaks_the_users_language",
         "test_search_finds_every_node_by_name_and_alias",
         "test_every_input_and_output_has_a_tooltip",
+        "test_help_page_opens_from_the_node",
     ),
     "browser/test_panel.py": (
         "test_models_are_seen_and_let_go_of[light]",
@@ -41,6 +45,7 @@ LONG: dict[str, Sequence[str]] = {
     "browser/test_template.py": (
         "test_every_template_has_its_picture",
         "test_who_searches_for_the_pack_finds_them_the_first_one_first",
+        "test_every_template_opens_whole_and_readable",
     ),
     "browser/test_template_elements.py": ("test_nothing_overlaps_and_every_note_can_be_read",),
     "browser/test_texts.py": (
@@ -63,9 +68,13 @@ LONG: dict[str, Sequence[str]] = {
         "test_what_would_be_covered_makes_room",
         "test_all_three_links_of_a_checkpoint_stay",
         "test_gguf_loaders_too_and_whether_their_pack_is_installed_or_not",
+        "test_what_cannot_be_swapped_stays_and_is_named",
     ),
     # Examples whose kind of model another one runs.
-    "server/test_demo.py": ("test_the_video_shows_what_was_asked[A green triangle",),
+    "server/test_demo.py": (
+        "test_the_video_shows_what_was_asked[A green triangle",
+        "test_the_video_shows_what_was_asked",
+    ),
     "server/test_files.py": (
         "test_a_touched_file_is_loaded_again_and_an_untouched_one_is_not[FuseStreamTextEncoderLoader]",
         "test_a_touched_file_is_loaded_again_and_an_untouched_one_is_not[FuseStreamVAELoader]",
@@ -139,6 +148,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file[lora_loha]",
         "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file[lora_fun]",
         "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file[lora_oft]",
+        "test_a_umt5_encodes_as_its_dequantised_file[Q8_0]",
     ),
     "unit/fusion/files/test_gguf_tokenizer.py": (
         "test_it_reads_as_the_model_it_was_made_of[normalised",
@@ -169,6 +179,7 @@ LONG: dict[str, Sequence[str]] = {
         "test_bands_make_what_the_whole_makes[flux2_vae-references]",
         "test_bands_make_what_the_whole_makes[flux2_vae-stock's ops]",
         "test_the_nodes_get_what_stock_gives[flux2_vae]",
+        "test_nothing_is_left_behind",
     ),
     "unit/fusion/weights/test_int8_models.py": ("test_torch_compile_takes_a_block_of_8_bits",),
     "unit/fusion/stream/test_text_kv.py": (
@@ -200,10 +211,12 @@ LONG: dict[str, Sequence[str]] = {
         "test_fp8_weights_have_patches_added_on_the_way[fp8_e4m3fn",
         "test_loras_are_stacked_weighed_anew_and_taken_away[fp8_scaled-least]",
         "test_where_rooms_cannot_be_written_patched_weights_have_their_own",
+        "test_fp8_weights_have_patches_added_on_the_way",
     ),
     "unit/fusion/networks/test_picture_nets.py": (
         "test_objects_are_detected_as_by_stock[dtype1]",
         "test_nothing_of_a_background_remover_is_captured",
+        "test_of_a_detector_both_parts_that_lie_on_the_card_are",
     ),
     "unit/fusion/stream/test_progress.py": ("test_a_loader_counts_bytes_and_stops",),
     "unit/fusion/stream/test_qwen3_streamed.py": (
@@ -213,7 +226,11 @@ LONG: dict[str, Sequence[str]] = {
         "test_gguf_files[z_image",
         "test_loras[fast",
     ),
-    "unit/fusion/sparse/test_sparse_model.py": ("test_a_lora_before_or_behind[False]",),
+    "unit/fusion/sparse/test_sparse_model.py": (
+        "test_a_lora_before_or_behind[False]",
+        "test_a_lora_before_or_behind",
+        "test_what_goes_in_stays_dense",
+    ),
     "unit/fusion/families/test_tiny_vae.py": (
         "test_half_precision_is_as_near_as_stocks[taef1]",
         "test_as_stock_whole_and_in_bands[taef2-encode",
@@ -239,6 +256,8 @@ LONG: dict[str, Sequence[str]] = {
         "test_loras[in the product-sdxl]",
         "test_int8_files_under_turbo",
         "test_loras[in the product-sd15]",
+        "test_each_kernel_can_be_switched_off",
+        "test_a_packed_file_is_the_file_of_its_halves",
     ),
     "unit/fusion/families/test_unet_channels_last.py": (
         "test_all_that_lora_files_bring[held1",
@@ -246,6 +265,9 @@ LONG: dict[str, Sequence[str]] = {
         "test_all_that_lora_files_bring[held3",
         "test_nothing_is_copied_for_a_call_and_the_latents_are_the_same[sdxl",
         "test_of_whatever_type_the_file_has[bf16]",
+        "test_a_lora_by_a_hook",
+        "test_off_is_stocks_model_whatever_lies_how",
+        "test_a_packed_files_convolutions",
     ),
     "unit/fusion/families/test_unet_patches.py": (
         "test_nodes_of_stock[SAG]",
@@ -282,16 +304,23 @@ LONG: dict[str, Sequence[str]] = {
         "test_other_storages[fp8_e4m3fn]",
         "test_memory_is_wanted[weights]",
         "test_memory_is_wanted[graphs]",
+        "test_while_room_for_keys_grows",
+        "test_texts_that_end_as_they_are_captured",
+        "test_other_storages",
     ),
     "browser/test_looks.py": ("test_every_look",),
     "browser/test_quality.py": ("test_templates_of_the_last_release_ask_for_what_they_asked_for",),
-    "browser/test_estimate.py": ("test_every_example_has_room_for_it",),
+    "browser/test_estimate.py": (
+        "test_every_example_has_room_for_it",
+        "test_it_covers_nothing_and_can_be_read",
+    ),
     "browser/test_first_contact.py": ("test_an_int8_file_is_computed_as_it_is_stored_and_that_is_said[canvas]",),
     "server/test_soak.py": ("test_what_a_server_holds_is_flat",),
     "server/test_node_sweep.py": ("test_a_node_does_to_a_streamed_model_what_it_does_to_stocks",),
     "unit/bench/test_bench_all.py": (
         "test_every_group_runs_on_the_cpu",
         "test_rows_that_the_file_has_can_be_left_out",
+        "test_rows_of_other_sources_are_stale_and_can_be_measured_again",
     ),
     "unit/bench/test_bench_plots.py": (
         "test_plots_that_cannot_be_drawn_any_more_go",
@@ -299,16 +328,28 @@ LONG: dict[str, Sequence[str]] = {
     ),
     "unit/bench/test_bench_report.py": (
         "test_the_card_that_most_was_measured_on_comes_first_and_of_others_only_what_they_have",
+        "test_what_a_block_costs_the_host_is_shown_where_it_was_measured",
     ),
     "unit/bench/test_bench_modules.py": ("test_every_row_computes_what_torch_does",),
-    "unit/tools/test_gpu_record.py": ("test_figures_reach_the_record_from_a_process_of_their_own",),
+    "unit/tools/test_gpu_record.py": (
+        "test_figures_reach_the_record_from_a_process_of_their_own",
+        "test_the_sanitizers_are_recorded_by_file",
+    ),
     "unit/fusion/sparse/test_sparse_lists.py": ("test_how_much_of_a_video_is_visited",),
     "unit/fusion/patcher/test_patcher_backends.py": ("test_every_kind_of_lora_comes_with_the_blocks",),
+    "browser/test_blueprints.py": ("test_each_is_found_and_whole_and_one_runs",),
+    "server/test_runs.py": ("test_loading_text_and_frames_move_their_nodes_bars",),
+    "unit/checkpoints/test_quantise.py": ("test_a_large_file_takes_little_memory",),
+    "unit/memory/test_killed_writers.py": ("test_a_weight_file_is_whole_or_not_there",),
 }
 # Tests with many kinds, storages or windows, of which every second is left out.
 HALVED: dict[str, Sequence[str]] = {
     "unit/checkpoints/test_checkpoints.py": ("test_same_bytes_twice_and_readable",),
-    "unit/checkpoints/test_checkpoints_families.py": ("test_loads_whole_and_samples",),
+    "unit/checkpoints/test_checkpoints_families.py": (
+        "test_loads_whole_and_samples",
+        "test_tables_are_the_real_models",
+        "test_narrow_is_for_those_that_need_it",
+    ),
     "unit/checkpoints/test_checkpoints_wan.py": ("test_loads_whole_and_samples",),
     "unit/fusion/load/test_loaders.py": (
         "test_diffusion_model_is_what_stock_loads",
@@ -337,7 +378,10 @@ HALVED: dict[str, Sequence[str]] = {
         "test_a_lora_does_to_it_what_it_does_to_its_dequantised_file",
         "test_a_wan_samples_as_its_dequantised_file",
     ),
-    "unit/fusion/graphs/test_graphs_diffusion.py": ("test_the_latents_are_the_same",),
+    "unit/fusion/graphs/test_graphs_diffusion.py": (
+        "test_the_latents_are_the_same",
+        "test_what_other_nodes_do_at_each_call_is_done",
+    ),
     "unit/fusion/families/test_wan_blocks.py": ("test_the_latents_are_as_near_as_fp16_is",),
     "unit/fusion/stream/test_text_kv.py": (
         "test_loras_come_and_go",
@@ -350,13 +394,30 @@ HALVED: dict[str, Sequence[str]] = {
     ),
     "unit/nodes/test_estimate_route.py": ("test_every_example_gets_an_estimate_or_a_reason",),
     "unit/fusion/stream/test_segments.py": ("test_parts_are_the_same_to_the_bit",),
-    "unit/fusion/families/test_image_vae.py": ("test_what_was_foretold_is_kept_and_is_within_3_gib",),
+    "unit/fusion/families/test_image_vae.py": (
+        "test_what_was_foretold_is_kept_and_is_within_3_gib",
+        "test_latents_become_the_same_picture",
+    ),
     "unit/checkpoints/test_checkpoints_clip_vision.py": ("test_loads_whole_and_sees",),
     "unit/fusion/sparse/test_sparse_attention.py": ("test_the_first_steps_stay_dense",),
     "unit/fusion/families/test_unet_channels_last.py": (
         "test_all_that_lora_files_bring",
         "test_of_whatever_type_the_file_has",
     ),
+    "unit/fusion/families/test_unet_blocks.py": ("test_the_latents_are_as_near_as_fp16_is",),
+    "unit/fusion/families/test_flux_blocks.py": ("test_the_latents_are_as_near_as_fp16_is",),
+    "unit/fusion/load/test_load_checkpoint.py": ("test_with_kernels_off_every_part_is_stocks_to_the_bit",),
+    "unit/fusion/families/test_wan_vae.py": (
+        "test_latents_become_the_same_frames",
+        "test_frames_become_the_same_latents",
+        "test_bands_make_what_the_whole_makes",
+    ),
+    "unit/fusion/text/test_writing.py": (
+        "test_every_storage",
+        "test_the_tokens_are_stocks",
+    ),
+    "unit/fusion/stream/test_segments_small_budgets.py": ("test_parts_are_the_same_to_the_bit",),
+    "unit/fusion/live/test_live.py": ("test_each_frame_is_what_stocks_nodes_make",),
 }
 
 SWITCH = "FUSESTREAM_THOROUGH"
