@@ -8,18 +8,14 @@ object. No other file spells one of them, but for typed attributes of the mixed 
 from __future__ import annotations
 
 # A model, stock's BaseModel. Set when it is loaded, for as long as it lives.
-STREAM = "fusestream"  # its stream: set by stream/stream.py; read by the patcher, the report, the meter and the panel
-RECKONING = "fusestream_reckoning"  # how its VRAM is divided: set by load/; read by patcher/ and estimate/
+STREAM = "fusestream"  # its stream: set by patcher/streaming_patcher.py; read by the report and the nodes
+RECKONING = "fusestream_reckoning"  # how its VRAM is divided: set by patcher/vram_estimate.py; read by estimate/
 REST = "fusestream_rest"  # the places of what does not stream: set and read by patcher/streaming_patcher.py
 CALLS = "fusestream_calls"  # what was called under which policy: set by patcher/call_log.py; read by the report
 PACE = "fusestream_pace"  # how fast it samples: set by sampling/step_timer.py; read by the report and the estimate
-UNDECIDED = (
-    "fusestream_undecided"  # kernels not chosen as a sampling began: sampling/kernel_choices.py; read by the report
-)
+UNDECIDED = "fusestream_undecided"  # kernels that were chosen meanwhile: sampling/kernel_choices.py
 LAST_LIVE = "fusestream_last_live"  # the tally of its last live run: set by live/engine.py; read by the report
-HELD = (
-    "_fusestream_held"  # what of it lies on the card, by name: vae/resident_patcher.py; cleared when it is given back
-)
+HELD = "_fusestream_held"  # its tensors that lie on the card: vae/resident_patcher.py; cleared as they are given back
 
 # Keys among the wrappers of a model's patcher, and of what is loaded beside it.
 STEP = "fusestream"  # around each call of the model: patcher/vram_retry.py
@@ -33,7 +29,7 @@ PACE_WRAPPER = "fusestream_pace"  # around a sampling and its steps: sampling/st
 LIVE_VAE = "fusestream_live"  # a VAE among the additional models of a live run: live/engine.py
 
 # Keys among the `transformer_options` of one call. They go with it.
-PIECES = "fusestream_pieces"  # bytes between two products, at a time: set by patcher/vram_retry.py; read by families
+PIECES = "fusestream_pieces"  # bytes between two products, at a time: set by patcher/vram_retry.py; read by families/ and sparse/
 SPARSE_CALL = "fusestream_sparse_call"  # how far a sparse call is: set and read by sparse/
 
 # A block, or a part of one.
@@ -58,17 +54,13 @@ READS_LAST = "fusestream_reads_last"  # of a language model, whether its last ou
 
 # A VAE, or its network.
 FINISHING = "fusestream_finishing"  # what finishes its pixels on the card: vae/pixel_range.py
-TAKES_PIXELS = (
-    "fusestream_takes_unbegun"  # whether its encoder changes pixels piece by piece: read by vae/pixel_range.py
-)
+TAKES_PIXELS = "fusestream_takes_unbegun"  # its encoder changes pixels itself: read by vae/pixel_range.py
 LEFT_OVER = "_fusestream_left"  # what the last passage left of its room: vae/memory_limits.py
 ROOM = "fusestream_room"  # how much room it computes in: a method of the mixed class; read by live/pictures.py
 
 # Elsewhere.
 SAVES = "fusestream"  # on ComfyUI's `save_torch_file`, the one that ours stands around: patcher/saving.py
-SPECIMEN_KIND = (
-    "fusestream_specimen"  # in stock's table of encoders, while a specimen is built: families/qwen3_vl/specimens.py
-)
+SPECIMEN_KIND = "fusestream_specimen"  # in stock's table of encoders, for a moment: families/qwen3_vl/specimens.py
 
 # Typed attributes of classes that stock's are mixed with.
 ATTRIBUTES = {
