@@ -35,6 +35,11 @@ OFF = "0"
 SWITCHED_OFF = f"they are switched off: {SWITCH}={OFF} stands in the environment"
 ALLOCATORS = ("native", "cudaMallocAsync")
 GIVEN_UP = 2  # CU_STREAM_CAPTURE_STATUS_INVALIDATED
+# What ends the allocator's part of a recording; torch before 2.6 has it by another name.
+END_OF_A_POOL = next(
+    (name for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool") if hasattr(torch._C, name)),
+    "_cuda_endAllocateToPool",
+)
 
 
 class Timed(NamedTuple):
@@ -153,7 +158,7 @@ class CudaRecorder:
         self._broken = f"recording failed in this session: {_first_line(error)}"
         index, had_ended = torch.cuda.current_device(), False
         try:
-            torch._C._cuda_endAllocateToPool(index, pool)
+            getattr(torch._C, END_OF_A_POOL)(index, pool)
             torch._C._cuda_releasePool(index, pool)
         except RuntimeError:
             had_ended = True  # `reset` gives the pool back then

@@ -6,6 +6,7 @@ dense mask first, as stock ComfyUI would hand it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,8 @@ from ...registry import OneWay
 from ...tune.warm_up import begin
 from .attention_operands import Operands
 
+# Torch before 2.6 knows no order but its own: flash first.
+IN_ORDER = {"set_priority": True} if "set_priority" in inspect.signature(sdpa_kernel).parameters else {}
 # In the order in which stock ComfyUI prefers them.
 BACKENDS = {
     "torch flash": SDPBackend.FLASH_ATTENTION,
@@ -87,7 +90,7 @@ def run_sdpa(o: Operands, backends: Iterable[SDPBackend]) -> Tensor:
     """torch's attention through the first of these backends that serves: contiguous [batch, tokens, heads, d]."""
     if _is_nothing(o):
         return torch.zeros(o.q.shape, dtype=o.q.dtype, device=o.q.device)
-    with sdpa_kernel(list(backends), set_priority=True):
+    with sdpa_kernel(list(backends), **IN_ORDER):
         out: Tensor = scaled_dot_product_attention(**sdpa_arguments(o))
     return out.transpose(1, 2).contiguous()
 

@@ -92,7 +92,7 @@ class Torch:
             torch._C, "_cuda_clearCublasWorkspaces", lambda: setattr(torch_, "cleared", torch_.cleared + 1)
         )
         monkeypatch.setattr(graphs, "driver", lambda: SimpleNamespace(bind=lambda name: getattr(torch_, name)))
-        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+        monkeypatch.setattr(torch._C, graphs.END_OF_A_POOL, end)
         monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda _, pool: torch_.held.remove(pool))
         monkeypatch.setattr(graphs, "other_maker", lambda _: None)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +217,18 @@ def test_what_has_not_changed_is_kept(tmp_path):
     assert kept("NVRTC 1.0", hashes=hashes) == kept() == {}, "of another compiler, and of an archive that does not tell"
     out.write_bytes(b"no archive")
     assert cli.kept(out, pairs) == {}
+
+
+@pytest.fixture
+def small_house(tmp_path):
+    """The folders that the command needs, with few units of device code."""
+    root = tmp_path / "house"
+    for folder in ("gpu", "kernels_cuda"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "prebuilt"))
+    for unit in (root / "kernels_cuda" / "src").glob("*.cu"):
+        if unit.stem not in SMALL_UNITS:
+            unit.unlink()
+    return root
 
 
 @needs_compiler
