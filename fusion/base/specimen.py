@@ -82,3 +82,8 @@ class Specimen:
     dtypes: tuple[str, ...] = ("float16",)
     within: float = 0.005
     patches: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    @property
+    def code(self) -> tuple[Any, ...]:
+        """All of stock's that a verdict on it depends on."""
+        return *self.source, *self.replaces.values()

@@ -62,7 +62,7 @@ _known: dict[str, tuple[str, Known]] = {}  # by family, with the code that its s
 def known_of(family: Family) -> Known:
     """The same, for as long as stock's code is."""
     specimens = family.specimens() if family.specimens is not None else ()
-    code = fingerprint(thing for each in specimens for thing in (*each.source, *each.replaces.values()))
+    code = fingerprint(thing for specimen in specimens for thing in specimen.code)
     before = _known.get(family.name)
     if before is None or before[0] != code:
         before = _known[family.name] = code, Known(family)

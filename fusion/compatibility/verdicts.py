@@ -48,7 +48,7 @@ def verdict(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> Ver
 def key_of(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str:
     """Of all that a verdict depends on."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    stock = fingerprint((*specimen.source, *specimen.replaces.values()))
+    stock = fingerprint(specimen.code)
     pack, kitchen = _installed()
     versions = f"ComfyUI {needed_comfyui.version()}", f"torch {torch.__version__}", pack
     return "|".join((specimen.name, *versions, where, str(dtype), f"comfy-kitchen {kitchen}", stock, _own_source()))

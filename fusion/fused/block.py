@@ -201,11 +201,11 @@ class FusedBlock:
 
     def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
         """What of the block is used together, one after another, by the modules that are called for it: so it may be paged
-        (`stream/segments.py`). Whoever computes the block past their calls says so (`doors.within`). Nothing: it stays whole."""
+        (`stream/segments.py`). Whoever computes the block past their calls uses `block_hooks.within`. Nothing: it stays whole."""
         return ()
 
     def fusestream_of_text(self) -> OfText | None:
-        """What of the block sees texts alone, if anything does and the block asks `doors.of_text` for what it makes of them."""
+        """What of the block sees texts alone, if anything does and it asks `block_hooks.of_text` for what it makes of them."""
         return None
 
     def policy_for(self, x: Tensor, options: Mapping[str, Any]) -> KernelPolicy | None:

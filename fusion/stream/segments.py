@@ -10,7 +10,7 @@ here, with a place in the order and patches of its own.
 
 It is the family that takes a block apart (`FusedBlock.fusestream_in_parts`): by the modules through which a part is entered, its
 doors. A door that is called brings the part's weights, so stock's own forward finds them too; who computes past its doors says
-so (`doors.within`). What has no parts stays whole among them.
+so (`block_hooks.within`). What has no parts stays whole among them.
 
 Either way a grain has a twin (`without_texts`). What a block makes of a text is the same at every
 step, and may be kept (`text_kv.py`): of Wan 14B 0.4 GiB for a text, made by weights of 3.9 GiB in

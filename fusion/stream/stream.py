@@ -313,8 +313,8 @@ class Stream:
     def of_text(
         self, i: int, context: torch.Tensor, key: Hashable, compute: Compute, *, is_steady: bool = True
     ) -> Sequence[torch.Tensor]:
-        """What block i makes of a context: see `doors.of_text`. Where another node changes its weights at each use, nothing is
-        kept."""
+        """What block i makes of a context: see `block_hooks.of_text`. Where another node changes its weights at each use,
+        nothing is kept."""
         order, text = self.order, None
         order.runs(i)
         modules: Iterator[Any] = (paged.module for paged in self.blocks[i].paged)

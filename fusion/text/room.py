@@ -16,7 +16,7 @@ import torch
 
 from ..weights.fp32_residual import CHUNK_ROWS
 from .cache import AT_FIRST, kept_bytes, rounded
-from .find import encoders
+from .common import encoders
 
 PIXELS = 28 * 28  # of a picture for each of its tokens, at the least
 PATCHES = 3072  # of a picture, between two products: 100 MB of fp32, for the 8B's eyes. One of 768x768 has 2304

@@ -35,8 +35,7 @@ from ..base.subclassing import mix
 from ..fused.block import all_off
 from ..graphs.calls import replayed
 from ..weights.fp32_residual import Wide
-from .common import HAND_BACK, FusedEmbedding, padded
-from .find import encoders
+from .common import HAND_BACK, FusedEmbedding, encoders, padded
 from .layer import FusedLayer, Prompt
 from .prompt import Taps, needed, prompt_of
 from .room import AsksForRoom

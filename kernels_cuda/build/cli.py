@@ -57,7 +57,13 @@ def ninja_file(pairs: list[tuple[str, str]], folder: Path = BUILD) -> str:
     def escape(path: Path | str) -> str:
         return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
-    tools = [HERE / "compile.py", HERE / "unit.py", HERE / "nvrtc.py", HERE / "matrix.py", HERE.parent / "binary" / "elf.py"]
+    tools = [
+        HERE / "compile.py",
+        HERE / "unit.py",
+        HERE / "nvrtc.py",
+        HERE / "matrix.py",
+        HERE.parent / "binary" / "elf.py",
+    ]
     implicit = " ".join(escape(tool) for tool in tools)
     lines = [
         "ninja_required_version = 1.5",
