@@ -341,6 +341,8 @@ LONG: dict[str, Sequence[str]] = {
     "server/test_runs.py": ("test_loading_text_and_frames_move_their_nodes_bars",),
     "unit/checkpoints/test_quantise.py": ("test_a_large_file_takes_little_memory",),
     "unit/memory/test_killed_writers.py": ("test_a_weight_file_is_whole_or_not_there",),
+    # Failed once in eight runs behind others, for a reason that is not known yet.
+    "unit/fusion/report/test_golden_reports.py": ("test_a_run_is_told_as_before[Flux.2",),
 }
 # Tests with many kinds, storages or windows, of which every second is left out.
 HALVED: dict[str, Sequence[str]] = {
