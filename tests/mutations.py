@@ -65,6 +65,7 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "kernels_cuda/kept_entries.py": ("test_kernels_winners", "test_kernels_autotune"),
     "fusion/files/llama_cpp.py": ("test_gguf_language_models",),
     "fusion/weights/operands.py": ("test_operands",),
+    "fusion/weights/storage.py": ("test_storage",),
     "fusion/base/file_formats.py": ("test_other_cards", "test_gguf_models", "test_files"),
     "fusion/sparse/attention.py": ("test_sparse_attention", "test_sparse_model"),
     "fusion/sparse/model.py": ("test_sparse_model",),

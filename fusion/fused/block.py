@@ -23,7 +23,7 @@ from ...kernels_cuda.ops.views.checks import word
 from ..base.hooks import BLOCK_PARTS, POLICY, STREAMED
 from ..base.subclassing import mix
 from ..stream.text_kv import OfText
-from ..weights.storage import INT8
+from ..weights.storage import INT8_LAYOUT
 from .named_attention import another_is_preferred
 
 VALUES: Any = methodcaller("values")
@@ -179,7 +179,7 @@ class Parts:
 def multiplied_by_stock(part: Any) -> bool:
     """Whether stock multiplies an operation's quantised weight as it is, with instructions of this card that no op of ours has:
     fp8 from RTX 40 on. INT8 files are ours."""
-    return getattr(part, "layout_type", None) not in (None, INT8) and not part._full_precision_mm
+    return getattr(part, "layout_type", None) not in (None, INT8_LAYOUT) and not part._full_precision_mm
 
 
 def _as_stored(part: Any) -> str | None:

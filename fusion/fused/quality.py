@@ -17,7 +17,7 @@ from ..base import card_rates
 from ..base.hooks import STREAM
 from ..stream.stream import Stream
 from ..weights.int8_weights import multiplies_bytes
-from ..weights.storage import INT8
+from ..weights.storage import INT8_LAYOUT
 from .block import multiplied_by_stock, policy_of_model
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
@@ -67,7 +67,7 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
 
 def _of_int8(stream: Stream, policy: KernelPolicy, device: Any) -> AsStored:
     modules: list[Any] = [paged.module for block in stream.blocks for paged in block.paged]
-    of_int8 = [one for one in modules if getattr(one, "layout_type", None) == INT8]
+    of_int8 = [one for one in modules if getattr(one, "layout_type", None) == INT8_LAYOUT]
     if all(one._full_precision_mm for one in of_int8):
         return AsStored.INT8_ASKS_FP16
     return AsStored.INT8 if multiplies_bytes(replace(policy, precision="auto"), device) else AsStored.INT8_AS_FP16

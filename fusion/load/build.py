@@ -44,7 +44,8 @@ from ..stream.blocks import Block, blocks_of, found_in, operations, weights_of
 from ..stream.embedding import FileEmbedding
 from ..weights import ggml_blocks, ggml_tensor
 from ..weights.meta_tensor import META, StandIn, tensors_of
-from ..weights.storage import FP8, Paged, is_quantised, stored
+from ..weights.paged import Paged
+from ..weights.storage import FP8, is_quantised, stored
 
 Tensors = dict[str, torch.Tensor]
 Named = Sequence[tuple[str, nn.Module]]

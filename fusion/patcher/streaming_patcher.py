@@ -28,9 +28,8 @@ from ..base.hooks import RECKONING, REST, STREAM
 from ..fused.block import policy_of_model
 from ..stream.stream import Stream
 from ..weights import channels_last
-from ..weights.ggml_tensor import is_held
 from ..weights.patches import with_hooked
-from ..weights.storage import is_quantised, stored
+from ..weights.storage import is_quantised, storage_of, stored
 
 ALL = 1e32  # stock's word for as much as there is
 # Why its calls are not captured: see `Changes.disturbed`.
@@ -327,7 +326,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             found = super().model_state_dict_for_saving(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         for name, tensor in found.items():
-            if is_held(tensor):  # stock's parameter would be a quantised tensor, and not know to ask
+            if storage_of(tensor).is_own_layout:  # ComfyUI's own lazy parameter would be quantised, and never ask
                 numbers = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
                 found[name] = comfy.model_patcher.LazyCastingParam(self, prefix + name, numbers)
         return found

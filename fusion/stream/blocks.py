@@ -25,7 +25,8 @@ from torch import nn
 from ...memory import Layer, Weight
 from ..weights.channels_last import LaidOut
 from ..weights.meta_tensor import StandIn
-from ..weights.storage import Paged, stored
+from ..weights.paged import Paged
+from ..weights.storage import stored
 
 WORTH = 0.25  # of a network's bytes are in its blocks, or they are not worth streaming
 INNER = 0.8  # of a block's bytes are in its parts, or it is the block that streams

@@ -17,10 +17,10 @@ from comfy.weight_adapter.base import WeightAdapterBase
 from torch import Tensor
 
 from ...memory import Along, Parcels
-from ..weights.ggml_tensor import is_held
 from ..weights.lora import Pair, halved, pairs_of
+from ..weights.paged import Paged
 from ..weights.patches import AGAIN, PatchSet
-from ..weights.storage import FP8, INT8, MADE_BEFOREHAND, Paged, is_quantised, layout_of
+from ..weights.storage import is_quantised, storage_of
 from .blocks import Block
 
 # Of a block's bytes: what brings more, as the weights of another model do (ModelMerge), stays in ordinary RAM.
@@ -154,23 +154,13 @@ def _changes(paged: Paged, patches: tuple[Any, ...], route: PatchRoute) -> Pairs
     if found is not None and len(halves) == len(found):
         return Pairs(halves, on_the_way=on_the_way)
     # What else there is takes stock's functions a while: residents that can be written to have it once, rounded as stock does.
-    once = not _stays_as_stored(weight) and not (route.one_pass and route.streams)
+    once = storage_of(weight).is_writable and not (route.one_pass and route.streams)
     return Later(patches) if on_the_way and not once else patches
 
 
 def _is_cast_for_each_product(paged: Paged, route: PatchRoute) -> bool:
-    weight: Any = paged.stand_in
-    if _stays_as_stored(weight):
-        return True
-    if is_quantised(weight):  # else this card multiplies them as they are
-        is_int8 = route.is_ours and layout_of(weight) == INT8
-        return is_int8 or bool(getattr(paged.module, "_full_precision_mm", False))
-    return weight.dtype in FP8
-
-
-def _stays_as_stored(weight: Any) -> bool:
-    """Whether nothing can be written to it."""
-    return is_held(weight) or (is_quantised(weight) and layout_of(weight) in MADE_BEFOREHAND)
+    full_precision = bool(getattr(paged.module, "_full_precision_mm", False))
+    return storage_of(paged.stand_in).is_converted_for_products(by_us=route.is_ours, full_precision=full_precision)
 
 
 def _taken_out(value: Any, tensors: list[Tensor]) -> Any:

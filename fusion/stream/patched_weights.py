@@ -15,6 +15,7 @@ import torch
 
 from ...memory import Weights
 from ..weights import lora
+from ..weights.paged import Paged
 from ..weights.patches import (
     Applied,
     PatchSet,
@@ -22,7 +23,7 @@ from ..weights.patches import (
     patched,
     snapshot,
 )
-from ..weights.storage import Paged, is_quantised
+from ..weights.storage import is_quantised, storage_of
 from .blocks import Block, Parameters
 from .lora_factors import (
     Factors,
@@ -114,7 +115,7 @@ class Patching:
                     out: Any = lora.added(parameter.data, changes, in_place=in_place)
                 else:
                     out = patched(paged, parameter, changes, device)
-                    out = _written(parameter, out) if in_place else out
+                    out = storage_of(parameter).write(out) if in_place else out
                 found.append(torch.nn.Parameter(out, requires_grad=False))
         return Made(found, adds, wrote)
 
@@ -142,24 +143,14 @@ class Patching:
             self.factors.done(i)
 
     def parameter(self, paged: Paged, data: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
-        """These bytes as the model holds them: of a quantised weight with its scales."""
+        """These bytes as the model holds them; a quantised weight with its scales."""
         stand_in: Any = paged.stand_in
         if is_quantised(stand_in):
             if paged.key not in self._scales:
                 self._scales[paged.key] = stand_in._params.to_device(device)
-            data = type(stand_in)(data, stand_in._layout_cls, self._scales[paged.key])
+            data = storage_of(stand_in).holding(data, self._scales[paged.key])
         return torch.nn.Parameter(data, requires_grad=False)
 
 
 def _is_on_the_way(changes: Any) -> bool:
     return isinstance(changes, Later) or (isinstance(changes, Pairs) and changes.on_the_way)
-
-
-def _written(parameter: Any, out: Any) -> torch.Tensor:
-    """`out`, its bytes in the parameter's memory."""
-    if not is_quantised(parameter):
-        written: torch.Tensor = parameter.data.copy_(out)
-        return written
-    parameter._qdata.copy_(out._qdata)
-    quantised: torch.Tensor = type(out)(parameter._qdata, out._layout_cls, out._params)
-    return quantised

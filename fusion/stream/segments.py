@@ -30,7 +30,7 @@ from torch import nn
 
 from ...memory import Layer, OverBudget, bounds, plan_of
 from ..base.hooks import IN_PARTS, OF_TEXT
-from ..weights.storage import Paged
+from ..weights.paged import Paged
 from .block_order import Order
 from .blocks import Block, size
 from .patched_weights import Patching

@@ -42,10 +42,11 @@ from ...memory import (
     open_parcels,
 )
 from ..base.errors import NotWhileStreaming
-from ..weights import ggml_blocks, ggml_tensor, lora
+from ..weights import ggml_blocks, lora
 from ..weights.lazy_weight import Promised, promise
+from ..weights.paged import Paged
 from ..weights.patches import patched
-from ..weights.storage import Paged, is_quantised
+from ..weights.storage import is_quantised, storage_of
 from . import segments, vram_pool
 from .block_hooks import leads, leads_to_text
 from .block_order import Order
@@ -600,8 +601,7 @@ class Stream:
         where = device if patches and device is not None else torch.device("cpu")
         with torch.no_grad():
             held = self.patching.parameter(paged, self._read(weight).to(where), where)
-            if ggml_tensor.is_held(held):  # who asks wants to change it, or to save it
-                held = torch.nn.Parameter(ggml_tensor.half(held).to(held.dtype), requires_grad=False)
+            held = storage_of(held).for_comfyui()
             if not patches:
                 return held.data
             with self._lock:  # stock's functions look at what the module has

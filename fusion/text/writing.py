@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import comfy.model_management
 import comfy.utils
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ...kernels_cuda import rms_parts
@@ -39,9 +39,9 @@ from ..graphs.calls import let_go, replayed, stays
 from ..stream.block_hooks import generation_of
 from ..stream.no_head import NoHead
 from ..stream.text_encoding import begin_writing, words_held
-from ..weights import ggml_tensor
 from ..weights.few_rows import few_products, read_in_place
 from ..weights.fp32_residual import Wide, norm_weight
+from ..weights.storage import storage_of
 from . import token_rate
 from .cache import Cache
 from .common import HAND_BACK
@@ -63,7 +63,6 @@ OPS = (
 )
 EARLY = 4  # tokens that are written launch after launch: to capture one takes as long as some
 LONG = 32  # tokens: with that many more, what they do not use of a model that streams is worth its room to them
-PLAIN = (torch.float16, torch.bfloat16, torch.float32)  # tables of which rows are taken on the device
 
 
 class Writes:
@@ -319,14 +318,8 @@ class Text:
         weight = table._parameters["weight"]
         if table.weight_function or weight.device != token.device:
             return None
-        rows: Tensor
-        if ggml_tensor.is_held(weight):
-            rows = ggml_tensor.rows(weight, token.view(-1)).to(weight.dtype)
-        elif type(weight) is nn.Parameter and weight.dtype in PLAIN:
-            rows = weight.index_select(0, token.view(-1))
-        else:
-            return None
-        return rows.float()[None]
+        rows = storage_of(weight).rows(token.view(-1))
+        return None if rows is None else rows.float()[None]
 
     def _embedded(self, token: int) -> Tensor:
         found: Tensor = self._stack.embed_tokens(torch.tensor([[token]]), out_dtype=torch.float32)

@@ -1,16 +1,17 @@
-"""Weights for a product in 8 bits, which `auto` and `turbo` permit: a scale for each row, and rows that may have been turned.
+"""Weights for a product in 8 bits, which `auto` and `turbo` permit: a scale for each row, rows rotated or not.
 
-    as stored   numbers, scales and rotation of an INT8 file (ConvRot), as they lie
-    rounded     what LoRAs change of such a file, and with `turbo` anything else: made half by `operands`, then
-                rounded again at each use, with the largest rotation that there is for its rows. To keep it would take room that
-                the window has better use for, and a LoRA's strength may be another one in the next run
+    as stored   numbers, scales and rotation of an INT8 file (ConvRot), not copied
+    rounded     INT8 weights that a LoRA changes, and with `turbo` any other storage: converted to fp16 by
+                `operands`, then rounded at each use with the largest rotation that fits the rows. The result is
+                not kept, because the streaming window needs the room, and a LoRA's strength may change
 
-Layers of which the file asks for full precision (`full_precision_matrix_mult`) are multiplied as halves by `auto`, as stock does.
+Layers for which the file asks full precision (`full_precision_matrix_mult`) are multiplied in fp16 by `auto`,
+as ComfyUI does.
 
-A LoRA on an INT8 file is added to the half that is made of it, and the sum is rounded anew: not to the file's own scales, which
-may be one for the whole weight, but with a scale for each row.
+A LoRA on an INT8 file is added to the fp16 copy, and the sum is rounded with a scale for each row: the file's
+own scales may be a single one for the whole weight.
 
-Where the rule says no (`kernels_cuda/ops/matmul/int8_rule.py`) an operation's weights are those that `operands` hands out.
+Where the rule (`kernels_cuda/ops/matmul/int8_rule.py`) declines, an operation's weights are those of `operands`.
 """
 
 from __future__ import annotations
@@ -31,11 +32,10 @@ from ...kernels_cuda import (
 )
 from ...kernels_cuda.binary.arch import int8_pays
 from ...kernels_cuda.ops.matmul.int8_rule import OPS
-from .int8_matrix import matrix_of
 from .lora import Added
 from .operands import Weights, bias_of, is_here, operands
 from .patches import Applied
-from .storage import is_quantised
+from .storage import storage_of
 
 
 class Int8Weights(NamedTuple):
@@ -46,7 +46,7 @@ class Int8Weights(NamedTuple):
 
 
 def multiplies_bytes(policy: KernelPolicy, device: Any) -> bool:
-    """Whether weights that a file has in 8 bits are multiplied as they are: nobody has switched that off, and the card gains."""
+    """Whether INT8 weights are multiplied in 8 bits: no policy forbids it, and the card is faster that way."""
     if policy.int8_products == "never" or any(policy.mode(op) == "off" for op in OPS):
         return False
     device = torch.device(device)
@@ -55,7 +55,7 @@ def multiplies_bytes(policy: KernelPolicy, device: Any) -> bool:
 
 @contextlib.contextmanager
 def int8_operands(x: Tensor, policy: KernelPolicy, *modules: Any) -> Iterator[list[Weights | Int8Weights]]:
-    """The weights of some of stock's Linears for x [batch, ..., k]: of 8-bit numbers where the tier multiplies those, else as
+    """The weights of some of ComfyUI's Linears for x [batch, ..., k]: in 8 bits where the tier multiplies so, else as
     `operands` has them. Valid within the context only."""
     rounded = [_in_int8(x, module, policy) for module in modules]
     others = [module for module, own in zip(modules, rounded, strict=True) if own is None]
@@ -65,7 +65,7 @@ def int8_operands(x: Tensor, policy: KernelPolicy, *modules: Any) -> Iterator[li
 
 
 def _in_int8(x: Tensor, module: Any, policy: KernelPolicy) -> Int8Weights | None:
-    """None: this product is one of halves."""
+    """An operation's weights in 8 bits; None: this product is one of fp16."""
     stored = _as_stored(module, x)
     asks_for_more = getattr(module, "_full_precision_mm", False)
     is_stored = not asks_for_more and (stored is not None or is_in_int8_but_for_loras(module))
@@ -76,24 +76,21 @@ def _in_int8(x: Tensor, module: Any, policy: KernelPolicy) -> Int8Weights | None
     with operands(x, policy, module) as [own]:
         rotation = best_rotation(own.matrix.shape[1])
         numbers, scales = rows_to_int8(own.matrix, rotation=rotation, policy=policy)
-        # What was brought lies in a buffer that the next one gets.
+        # A weight brought from elsewhere lies in a buffer that the next one reuses.
         bias = own.bias if own.bias is None or is_here(module, x.device) else own.bias.clone()
         return Int8Weights(Int8Matrix(numbers, scales, rotation), bias)
 
 
 def is_in_int8_but_for_loras(module: Any) -> bool:
-    """Whether the file has a Linear's weight in 8 bits, and only LoRAs and merges change it: stock rounds the sum with those to the
-    file's type, and multiplies what other nodes' own functions have changed as halves."""
+    """Whether a Linear's weight is stored in 8 bits, and only LoRAs and merges change it: ComfyUI rounds those sums to
+    the file's type, but multiplies in fp16 what functions of other nodes have changed."""
     changed = module.weight_function
-    return (
-        is_quantised(module.weight)
-        and all(isinstance(function, (Added, Applied)) for function in changed)
-        and matrix_of(module.weight) is not None
+    return all(isinstance(function, (Added, Applied)) for function in changed) and (
+        storage_of(module.weight).int8() is not None
     )
 
 
 def _as_stored(module: Any, x: Tensor) -> Int8Matrix | None:
-    weight = module.weight
-    if not is_quantised(weight) or module.weight_function or not is_here(module, x.device):
+    if module.weight_function or not is_here(module, x.device):
         return None
-    return matrix_of(weight)
+    return storage_of(module.weight).int8()

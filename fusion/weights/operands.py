@@ -1,16 +1,16 @@
-"""The one way to take a weight: what an op is handed, whatever the module holds and wherever it is.
+"""The operands of an op: the weights of ComfyUI's operations in fp16 on the device, wherever they are.
 
-    as stored     fp16 on the device, as a streamed block of an fp16 file holds it: taken as it lies, and q, k and v of a block are
-                  one matrix that nobody had to copy (`packed`)
-    made half     bf16, fp32, fp8 with a scale or without, 8-bit numbers turned or not: one saturating pass (`to_half`,
-                  `int8_to_half`), into memory of its own. Packed: by the kernel of its type
-    changed       by functions of other nodes, or by a LoRA that is added to what a product reads: on such a copy
-    brought       weights that are elsewhere, by stock's `cast_bias_weight`, with the patches that it applies on the way. It brings
-                  them through a few buffers that the next one may get: only the last stays in its, others are copied out
+    as stored   fp16 on the device, as a streamed block of an fp16 file holds it: not copied. q, k and v
+                of a block are one matrix where they lie side by side (`packed`)
+    converted   any other storage: one saturating pass of its own (`storage.py`) into new memory
+    changed     by functions of other nodes, or by a LoRA that is added to the converted copy
+    brought     from another device, by ComfyUI's `cast_bias_weight`, which applies patches on the way.
+                It reuses a few buffers: the last weight stays in its buffer, the others are copied out
 
-What `turbo` multiplies in 8 bits is made of this, or taken as the file has it: `int8_weights.py`.
+Products in 8 bits take theirs from `int8_weights.py`, which converts what is not stored in 8 bits.
 
-Where the input is not fp16 (a VAE in fp32, a bias in an fp32 stream), weights become what it is, as stock casts them.
+Where the input is not fp16 (a VAE in fp32, a bias in an fp32 stream), weights are cast to its dtype, as
+ComfyUI casts them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,10 @@ import comfy.ops
 import torch
 from torch import Tensor, nn
 
-from ...kernels_cuda import KernelPolicy, int8_to_half, to_half
+from ...kernels_cuda import KernelPolicy
 from ..base.hooks import PACKED
-from . import int8_matrix
-from .ggml_tensor import half as packed_half
-from .ggml_tensor import is_held
 from .lora import Added
-from .storage import in_file_order, is_quantised, layout_of
-
-HALVED = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2)  # what `to_half` takes
-SCALED = ("TensorCoreFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2Layout")  # fp8 data and one fp32 scale
+from .storage import in_file_order, is_quantised, storage_of
 
 
 class Weights(NamedTuple):
@@ -50,9 +44,10 @@ class Weights(NamedTuple):
 
 
 class operands:
-    """The weights of some of stock's operations for an input like x. Valid within the context only.
+    """The weights of some of ComfyUI's operations for an input like x. Valid within the context only.
 
-    A class of its own, and looking no further than it must: a block asks some twenty times.
+    A block asks some twenty times, so this is a class rather than a generator, and a weight that is as wanted
+    costs one look at its parameter.
     """
 
     __slots__ = ("_held", "_modules", "_policy", "_x")
@@ -88,15 +83,15 @@ class operands:
             return Weights(_changed(module, module.weight, self._policy), bias_of(module, x))
         if is_last:
             brought = self._held.enter_context(_brought(module, x.device))
-            return Weights(half(brought.matrix, self._policy), _half_bias(brought.bias))
+            return Weights(storage_of(brought.matrix).matrix(self._policy), _half_bias(brought.bias))
         with _brought(module, x.device) as brought:
-            found = half(brought.matrix, self._policy)
+            found = storage_of(brought.matrix).matrix(self._policy)
             return Weights(found.clone() if found is brought.weight else found, _half_bias(brought.bias, copy=True))
 
 
 def _lie_as_wanted(module: Any, weight: Tensor, bias: Tensor | None, kind: torch.dtype, device: int) -> bool:
     return (
-        type(weight) is nn.Parameter  # what is quantised is of a type of its own
+        type(weight) is nn.Parameter  # a quantised weight has a type of its own
         and weight.dtype is kind
         and (bias is None or bias.dtype is kind)
         and weight.get_device() == device
@@ -105,57 +100,29 @@ def _lie_as_wanted(module: Any, weight: Tensor, bias: Tensor | None, kind: torch
 
 
 def is_here(module: Any, device: torch.device) -> bool:
-    """Whether what the module holds is what it computes with."""
+    """Whether a module's weight is on this device."""
     here: bool = module.weight.device == device
     return here
 
 
-def half(weight: Any, policy: KernelPolicy) -> Tensor:
-    """A weight on the device as fp16. What is too large for it saturates."""
-    if is_held(weight):
-        return packed_half(weight)
-    if is_quantised(weight):
-        if (matrix := int8_matrix.matrix_of(weight)) is not None:
-            return int8_to_half(matrix.numbers, matrix.scales, rotation=matrix.rotation, policy=policy)
-        if layout_of(weight) in SCALED and weight._params.scale.numel() == 1:
-            return to_half(weight._qdata, weight._params.scale.reshape(1), policy=policy)
-        weight = weight.dequantize()
-    if weight.dtype not in HALVED:
-        found: Tensor = weight.half()
-        return found
-    if weight.ndim < 3 or weight.is_contiguous():
-        return to_half(weight, policy=policy)
-    return to_half(weight.movedim(1, -1), policy=policy).movedim(-1, 1)  # a convolution's, which lies channels-last
-
-
 def _changed(module: Any, weight: Any, policy: KernelPolicy) -> Tensor:
-    """As fp16, with what the module's functions make of it. Those of other nodes compute in fp32, a LoRA that is added on the way
-    in fp16, in the copy that is made anyway."""
+    """The weight in fp16 with the module's functions applied. Functions of other nodes compute in fp32; a LoRA is
+    added in fp16, to the copy that is made anyway."""
     functions = module.weight_function
     if not functions:
-        return half(weight, policy)
+        return storage_of(weight).matrix(policy)
     weight = in_file_order(weight)
-    if all(isinstance(function, Added) for function in functions):
-        made = half(weight, policy)
-        made = made.clone() if made is weight else made
-    else:
-        made = _wide(weight, policy)
-        made = made.clone() if made is weight else made
+    storage = storage_of(weight)
+    only_loras = all(isinstance(function, Added) for function in functions)
+    made = storage.matrix(policy) if only_loras else storage.wide(policy)
+    made = made.clone() if made is weight else made
     for function in functions:
         made = function(made)
     return made.half()
 
 
-def _wide(weight: Any, policy: KernelPolicy) -> Tensor:
-    """In fp32, for functions that round nothing in between. Numbers of 8 bits have no more digits than their fp16."""
-    if not is_quantised(weight):
-        found: Tensor = weight.float()
-        return found
-    return (weight.dequantize() if int8_matrix.matrix_of(weight) is None else half(weight, policy)).float()
-
-
 def bias_of(module: Any, x: Tensor) -> Tensor | None:
-    """What of a module's bias lies on the device, as fp16 and with what its functions make of it."""
+    """A module's bias [n] in fp16 on x's device, with its functions applied; None: it has none."""
     bias = module._parameters.get("bias")
     if bias is None:
         return None
@@ -180,7 +147,7 @@ def _as_stock(module: Any, x: Tensor) -> Iterator[Weights]:
 
 @contextlib.contextmanager
 def _brought(module: Any, device: torch.device) -> Iterator[Weights]:
-    """On the device, patched, in the type in which it is kept or in a wider one."""
+    """The weights on the device, patched, in their own dtype, or in fp32 where functions change them."""
     kind = torch.float32 if module.weight_function else module.weight.dtype
     weight, bias, stream = comfy.ops.cast_bias_weight(
         module, dtype=kind, device=device, bias_dtype=kind, offloadable=True, compute_dtype=torch.float32
@@ -195,11 +162,11 @@ def _brought(module: Any, device: torch.device) -> Iterator[Weights]:
 
 
 def packed(parts: Sequence[Weights]) -> Weights | None:
-    """Several operations on one input as a single one, if their weights lie one behind the other; nothing is copied."""
+    """Several operations on one input as a single one, if their weights lie one behind the other: a view, no copy."""
     first = parts[0].weight
     if first is None or torch.compiler.is_compiling():
         return None
-    # Looked for once as long as these tensors live: what was found is kept on the first, beside where they lay.
+    # The answer is kept on the first tensor, with the addresses for which it holds.
     at = [tensor.data_ptr() for part in parts for tensor in part if tensor is not None]
     known = first.__dict__.get(PACKED)
     if known is not None and known[0] == at:
@@ -214,7 +181,7 @@ def packed(parts: Sequence[Weights]) -> Weights | None:
 
 
 def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """The tensors as one view along the first dimension: of one memory, each right behind the one before."""
+    """The tensors as one view along the first dimension; None: they do not lie right behind one another."""
     first = tensors[0]
     if first is None:
         return None
@@ -226,6 +193,6 @@ def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
             return None
         at += tensor.nbytes
         rows += tensor.shape[0]
-    # No view of the first, which would keep the first alive: one that is kept on it would do so for ever.
+    # Not a view of the first tensor: the view is kept on that tensor, so a reference back would never end.
     made = torch.empty(0, dtype=first.dtype, device=first.device)
     return made.set_(first.untyped_storage(), first.storage_offset(), (rows, *first.shape[1:]), first.stride())

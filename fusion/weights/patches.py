@@ -17,7 +17,8 @@ import comfy.model_management
 import comfy.utils
 import torch
 
-from .storage import FP8, Paged, in_file_order
+from .paged import Paged
+from .storage import FP8, in_file_order
 
 # Of each key its patches, in order. A patch is a tuple that is made once and handed on to clones.
 PatchSet = Mapping[str, tuple[Any, ...]]

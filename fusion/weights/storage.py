@@ -1,56 +1,305 @@
-"""How a weight is stored: as numbers, or quantised, as data and scales; and the parameter that the pager has of it."""
+"""How a weight is stored, one class a storage: to add a format is to add a class here and its layout to `LAYOUTS`.
+
+    Numbers        bf16, fp32, fp16: the numbers themselves
+    Float8         fp8 without a scale, as a file has it or as `--fp8_e4m3fn-unet` asks for it
+    ScaledFloat8   fp8 data and one fp32 scale
+    Int8           8-bit numbers with a scale for each row or for all, rows rotated or not (ConvRot)
+    Ggml           the blocks of a GGUF file, as they lie in it
+    Int4           4-bit numbers that were made with samples (AWQ, SVDQuant)
+    Quantised      any other layout of ComfyUI's (NVFP4, MXFP8): ComfyUI's own functions read it
+
+`storage_of(weight)` gives the object that answers for a weight. The answers are the operands that our ops take: the matrix in
+fp16 (`matrix`), 8-bit rows (`int8`), bytes for the product of a few rows (`few_rows`), rows of a table (`rows`). Which of
+them multiplies depends on x, the tier and the card as well, so `products.py` decides that.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
 
+from ...kernels_cuda import Int8Matrix, KernelPolicy, int8_to_half, to_half
+from ...kernels_cuda.ops.quant.rotation import GROUPS
+from . import ggml_tensor
+
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-INT8 = "TensorWiseINT8Layout"  # of stock's quantised tensors: int8, a scale for all or for each row, rows turned or not
-# Of stock's, too: made with samples beforehand, so that no numbers can be written back into such a weight.
-MADE_BEFOREHAND = ("TensorCoreAWQW4A16Layout", "TensorCoreSVDQuantW4A4Layout")
+READ_BY_TO_HALF = (torch.bfloat16, torch.float32, *FP8)
+READ_BY_FEW_ROWS = {
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+LOOKED_UP = (torch.float16, torch.bfloat16, torch.float32)  # types of a table whose rows `index_select` picks
 
 
-@dataclass(frozen=True)
-class Paged:
-    """One parameter that lives in the pager. `key` is its name in the model's state_dict, `name` the one within its block.
+class StoredRows(NamedTuple):
+    """A weight as the op `few_rows` reads it. numbers: [n, k], or [n, bytes of a row] of ggml's blocks."""
 
-    stand_in: what the module holds while the block is not running; right in shape and dtype, without bytes (meta).
-    """
+    numbers: Tensor
+    encoding: str
+    scale: Tensor | None = None  # one fp32 element, or one for each row
 
-    name: str
-    key: str
-    module: nn.Module
-    attribute: str
-    stand_in: nn.Parameter
+
+class Storage:
+    """One weight, as it is stored. What this class answers holds for numbers that lie in the weight themselves."""
+
+    __slots__ = ("weight",)
+
+    # Whether patches can be written back: if not, they are applied to what each product makes of the weight.
+    is_writable: ClassVar[bool] = True
+    # Whether rows of a table can be read without the rest of it.
+    has_rows: ClassVar[bool] = True
+    # Whether the layout is ours: ComfyUI's code for saving and merging does not know it.
+    is_own_layout: ClassVar[bool] = False
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
 
     @property
-    def storage(self) -> torch.Tensor:
-        """The tensor whose bytes are paged: of a quantised weight its data."""
-        return stored(self.stand_in)
+    def data(self) -> Tensor:
+        """The tensor that holds the bytes, without scales."""
+        found: Tensor = self.weight
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data."""
+        return self.data.nbytes
+
+    def matrix(self, policy: KernelPolicy) -> Tensor:
+        """The weight as fp16 in its own shape, on its device; numbers beyond +-65504 saturate."""
+        return _halves(self.weight, policy)
+
+    def wide(self, policy: KernelPolicy) -> Tensor:  # noqa: ARG002 - other storages need it
+        """The weight as fp32, for functions of other nodes that round nothing in between."""
+        found: Tensor = self.weight.float()
+        return found
+
+    def int8(self) -> Int8Matrix | None:
+        """The weight [n, k] as 8-bit rows, not copied; None: it is stored otherwise."""
+        return None
+
+    def few_rows(self) -> StoredRows | None:
+        """The weight as `few_rows` reads it, not copied; None: that op cannot read it."""
+        weight = self.weight
+        plain = type(weight) is nn.Parameter and weight.dtype in READ_BY_FEW_ROWS and weight.is_contiguous()
+        return StoredRows(weight, READ_BY_FEW_ROWS[weight.dtype]) if plain else None
+
+    def rows(self, ids: Tensor) -> Tensor | None:
+        """Rows [n, width] of a table by their numbers, ids [n] on the table's device; None: ComfyUI's embedding reads them."""
+        weight = self.weight
+        return weight.index_select(0, ids) if type(weight) is nn.Parameter and weight.dtype in LOOKED_UP else None
+
+    def holding(self, data: Tensor, params: Any = None) -> Any:  # noqa: ARG002 - of quantised storages
+        """A weight of the same storage with other bytes, and of quantised ones with other scales."""
+        return data
+
+    def write(self, weight: Any) -> Any:
+        """Copy the bytes of another weight of the same storage into this one's memory; the weight that it is then."""
+        return self.weight.data.copy_(weight)
+
+    def for_comfyui(self) -> Any:
+        """The weight as code of ComfyUI takes it, which changes or saves it."""
+        return self.weight
+
+    def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:  # noqa: ARG002 - see subclasses
+        """Whether each product makes halves of the weight, to which a LoRA can be added on the way.
+
+        by_us           whether our code computes the block
+        full_precision  whether the file asks for products in full precision for this layer
+        """
+        return False
 
 
-def is_quantised(parameter: torch.Tensor) -> bool:
-    """Whether the parameter is data and scales rather than numbers."""
-    return isinstance(parameter, QuantizedTensor)
+class Numbers(Storage):
+    """bf16, fp16 or fp32."""
+
+    __slots__ = ()
+
+
+class Float8(Storage):
+    """fp8 without a scale."""
+
+    __slots__ = ()
+
+    def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:  # noqa: ARG002
+        """Always: sums with a LoRA would lose most of a small LoRA if they were rounded to fp8."""
+        return True
+
+
+class Quantised(Storage):
+    """Data and scales, in a layout of ComfyUI's that only ComfyUI's own functions read."""
+
+    __slots__ = ()
+    has_rows = False
+
+    @property
+    def data(self) -> Tensor:
+        found: Tensor = self.weight._qdata
+        return found
+
+    def matrix(self, policy: KernelPolicy) -> Tensor:
+        return _halves(self.weight.dequantize(), policy)
+
+    def wide(self, policy: KernelPolicy) -> Tensor:  # noqa: ARG002
+        found: Tensor = self.weight.dequantize().float()
+        return found
+
+    def few_rows(self) -> StoredRows | None:
+        return None
+
+    def rows(self, ids: Tensor) -> Tensor | None:  # noqa: ARG002
+        return None
+
+    def holding(self, data: Tensor, params: Any = None) -> Any:
+        weight = self.weight
+        return type(weight)(data, weight._layout_cls, weight._params if params is None else params)
+
+    def write(self, weight: Any) -> Any:
+        self.weight._qdata.copy_(weight._qdata)
+        return type(weight)(self.weight._qdata, weight._layout_cls, weight._params)
+
+    def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:  # noqa: ARG002
+        """Where the file asks for it; otherwise the card may multiply the numbers as they are."""
+        return full_precision
+
+
+class ScaledFloat8(Quantised):
+    """fp8 data and one scale."""
+
+    __slots__ = ()
+
+    def matrix(self, policy: KernelPolicy) -> Tensor:
+        scale = self.weight._params.scale
+        if scale.numel() != 1:
+            return super().matrix(policy)
+        return to_half(self.weight._qdata, scale.reshape(1), policy=policy)
+
+    def few_rows(self) -> StoredRows | None:
+        data, scale = self.weight._qdata, self.weight._params.scale
+        if scale is None or scale.numel() != 1 or data.dtype not in READ_BY_FEW_ROWS:
+            return None
+        return StoredRows(data, READ_BY_FEW_ROWS[data.dtype], scale.reshape(1).float())
+
+
+class Int8(Quantised):
+    """8-bit numbers as `int8_tensorwise` files have them."""
+
+    __slots__ = ()
+
+    def matrix(self, policy: KernelPolicy) -> Tensor:
+        found = self.int8()
+        if found is None:
+            return super().matrix(policy)
+        return int8_to_half(found.numbers, found.scales, rotation=found.rotation, policy=policy)
+
+    def wide(self, policy: KernelPolicy) -> Tensor:
+        """8-bit numbers have no more digits than their fp16, which one pass makes."""
+        return super().wide(policy) if self.int8() is None else self.matrix(policy).float()
+
+    def int8(self) -> Int8Matrix | None:
+        numbers, params = self.weight._qdata, self.weight._params
+        if numbers.ndim != 2 or getattr(params, "transposed", False):
+            return None
+        n, k = numbers.shape
+        rotation = params.convrot_groupsize if params.convrot else 0
+        rotates = rotation == 0 or (rotation in GROUPS and k % rotation == 0)
+        if not rotates or params.scale.numel() not in (1, n):
+            return None
+        return Int8Matrix(numbers, params.scale.reshape(-1).float(), rotation)
+
+    def few_rows(self) -> StoredRows | None:
+        found = self.int8()
+        return StoredRows(found.numbers, "I8", found.scales) if found is not None and found.rotation == 0 else None
+
+    def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:
+        return by_us or full_precision
+
+
+class Int4(Quantised):
+    """4-bit numbers that were made with samples beforehand, so that no sum can be written back into them."""
+
+    __slots__ = ()
+    is_writable = False
+
+    def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:  # noqa: ARG002
+        return True
+
+
+class Ggml(Quantised):
+    """Blocks of a GGUF file."""
+
+    __slots__ = ()
+    is_writable = False
+    has_rows = True
+    is_own_layout = True
+
+    def matrix(self, policy: KernelPolicy) -> Tensor:  # noqa: ARG002 - the policy of their own kernel is fixed
+        return ggml_tensor.half(self.weight)
+
+    def few_rows(self) -> StoredRows | None:
+        blocks = ggml_tensor.in_rows(self.weight)
+        return None if blocks is None else StoredRows(blocks, self.weight._params.encoding)
+
+    def rows(self, ids: Tensor) -> Tensor | None:
+        return ggml_tensor.rows(self.weight, ids).to(self.weight.dtype)
+
+    def for_comfyui(self) -> Any:
+        return nn.Parameter(ggml_tensor.half(self.weight).to(self.weight.dtype), requires_grad=False)
+
+    def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:  # noqa: ARG002
+        return True
+
+
+INT8_LAYOUT = "TensorWiseINT8Layout"
+# By the name of ComfyUI's class for how data and scales lie.
+LAYOUTS: Mapping[str, type[Quantised]] = {
+    "TensorCoreFP8Layout": ScaledFloat8,
+    "TensorCoreFP8E4M3Layout": ScaledFloat8,
+    "TensorCoreFP8E5M2Layout": ScaledFloat8,
+    INT8_LAYOUT: Int8,
+    "TensorCoreAWQW4A16Layout": Int4,
+    "TensorCoreSVDQuantW4A4Layout": Int4,
+    ggml_tensor.NAME: Ggml,
+}
+
+
+def storage_of(weight: Any) -> Storage:
+    """What answers for this weight."""
+    if isinstance(weight, QuantizedTensor):
+        return LAYOUTS.get(layout_of(weight), Quantised)(weight)
+    return Float8(weight) if weight.dtype in FP8 else Numbers(weight)
+
+
+def is_quantised(weight: Any) -> bool:
+    """Whether a weight is data and scales rather than numbers."""
+    return isinstance(weight, QuantizedTensor)
+
+
+def stored(tensor: Any) -> Tensor:
+    """The tensor itself, or the data of a quantised one. Asked for each parameter of a model, so no object is made."""
+    data: Tensor = tensor._qdata if isinstance(tensor, QuantizedTensor) else tensor
+    return data
 
 
 def layout_of(quantised: Any) -> str:
-    """The name of stock's class for how its data and scales lie."""
+    """The name of ComfyUI's class for how data and scales lie."""
     layout = quantised._layout_cls
     return layout if isinstance(layout, str) else str(layout.__name__)
 
 
-def stored(tensor: Any) -> torch.Tensor:
-    """The tensor itself, or of a quantised one its data."""
-    data: torch.Tensor = tensor._qdata if is_quantised(tensor) else tensor
-    return data
-
-
 def in_file_order(weight: Tensor) -> Tensor:
-    """A weight whose last dimension's elements lie side by side: a copy of what is laid out otherwise."""
+    """A contiguous weight: a copy of one that is laid out channels-last."""
     return weight if is_quantised(weight) else weight.contiguous()
+
+
+def _halves(weight: Tensor, policy: KernelPolicy) -> Tensor:
+    """Numbers on the device as fp16."""
+    if weight.dtype not in READ_BY_TO_HALF:
+        return weight.half()
+    if weight.ndim < 3 or weight.is_contiguous():
+        return to_half(weight, policy=policy)
+    # A convolution's weight that lies channels-last.
+    return to_half(weight.movedim(1, -1), policy=policy).movedim(-1, 1)

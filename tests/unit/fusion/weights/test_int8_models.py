@@ -23,8 +23,8 @@ from fusestream.fusion import KernelPolicy
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.fused import attention
 from fusestream.fusion.weights import int8_weights
-from fusestream.fusion.weights.int8_matrix import matrix_of
 from fusestream.fusion.weights.lora import Added, Pair
+from fusestream.fusion.weights.storage import Int8
 from fusestream.kernels_cuda import LEDGER, rows_to_int8
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
@@ -42,7 +42,8 @@ def load(path: Path, default: Any = "auto", **policy: Any) -> Any:
 
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file's rows are taken for such as were not turned."""
-    monkeypatch.setattr(int8_weights, "matrix_of", lambda weight: matrix_of(weight)._replace(rotation=0))
+    int8 = Int8.int8
+    monkeypatch.setattr(Int8, "int8", lambda storage: int8(storage)._replace(rotation=0))
 
 
 # --------------------------------------------------------------------------------------------------------- whole models

@@ -14,7 +14,7 @@ from plain_device import PlainDevice
 from fusestream.fusion.stream.blocks import Block
 from fusestream.fusion.stream.lora_factors import Factors, Pairs, PatchRoute
 from fusestream.fusion.weights import lora
-from fusestream.fusion.weights.storage import Paged
+from fusestream.fusion.weights.paged import Paged
 from fusestream.memory import Ledger, Parcels, RamBudget
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import comfy.ops
@@ -225,29 +224,3 @@ def test_what_is_on_the_device_is_not_brought_there(monkeypatch: pytest.MonkeyPa
     """Stock's way would copy it once more."""
     monkeypatch.setattr(comfy.ops, "cast_bias_weight", lambda *_, **__: pytest.fail("brought"))
     assert torch.equal(taken(one := linear(torch.bfloat16))[0].matrix, one.weight.half())
-
-
-class TensorCoreFP8Layout:
-    """Named as stock's is."""
-
-
-@pytest.mark.parametrize(
-    ("layout", "scale", "own"),
-    [
-        ("TensorCoreFP8Layout", torch.tensor(2.0), True),
-        (TensorCoreFP8Layout, torch.tensor([[2.0]]), True),
-        ("TensorCoreFP8Layout", torch.full((3,), 2.0), False),  # a scale for each row
-        ("TensorCoreNVFP4Layout", torch.tensor(2.0), False),
-    ],
-)
-def test_fp8_with_one_scale_is_widened_in_one_pass_and_all_else_by_stock(
-    monkeypatch: pytest.MonkeyPatch, layout: Any, scale: Tensor, own: bool
-) -> None:
-    data = torch.randn(3, 4).to(torch.float8_e4m3fn)
-    stocks = torch.full((3, 4), 5.0)
-    weight: Any = SimpleNamespace(
-        _layout_cls=layout, _params=SimpleNamespace(scale=scale), _qdata=data, dequantize=lambda: stocks
-    )
-    monkeypatch.setattr(module, "is_quantised", lambda one: one is weight)
-    found = module.half(weight, POLICY)
-    assert found.dtype is HALF and torch.equal(found.float(), data.float() * 2 if own else stocks)

@@ -16,12 +16,11 @@ from fusestream.fusion.fused import block
 from fusestream.fusion.weights import int8_weights, products
 from fusestream.fusion.weights import operands as operands_module
 from fusestream.fusion.weights.ggml_tensor import held
-from fusestream.fusion.weights.int8_matrix import matrix_of
 from fusestream.fusion.weights.int8_weights import Int8Weights, int8_operands
 from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.fusion.weights.operands import Weights, operands
 from fusestream.fusion.weights.products import feed_forward, product
-from fusestream.fusion.weights.storage import INT8
+from fusestream.fusion.weights.storage import INT8_LAYOUT, Int8, storage_of
 from fusestream.kernels_cuda import Int8Matrix, KernelPolicy, KernelRefused, linear, rows_to_int8
 from fusestream.kernels_cuda.ops.matmul import int8_rule
 from fusestream.kernels_cuda.ops.matmul.linear_operands import activate
@@ -105,15 +104,11 @@ def test_weights_become_halves_by_our_op(monkeypatch: pytest.MonkeyPatch, kind: 
 )
 def test_what_only_stock_knows_is_not_taken_as_it_lies(changed: dict[str, Any]) -> None:
     params = {"scale": torch.ones(N, 1), "convrot": True, "convrot_groupsize": 64, "transposed": False}
-    weight: Any = SimpleNamespace(_layout_cls=INT8, _qdata=torch.zeros(N, K, dtype=torch.int8))
+    weight: Any = SimpleNamespace(_layout_cls=INT8_LAYOUT, _qdata=torch.zeros(N, K, dtype=torch.int8))
     weight._params = SimpleNamespace(**params)
-    assert matrix_of(weight) is not None
+    assert Int8(weight).int8() is not None
     weight._params = SimpleNamespace(**params | changed)
-    assert matrix_of(weight) is None
-
-
-def test_another_layout_is_not_one_of_8_bit_numbers() -> None:
-    assert matrix_of(SimpleNamespace(_layout_cls="TensorCoreFP8Layout")) is None
+    assert Int8(weight).int8() is None
 
 
 @pytest.mark.parametrize("kind", int8_files.KINDS.values(), ids=int8_files.KINDS)
@@ -134,15 +129,16 @@ def test_a_product_in_8_bits_is_as_near_as_rounding_x_is(kind: int8_files.Kind, 
     found = product(x, one, TURBO, activation=activation)
     # GELU's slope is 1.13 at most. The halves that this is compared with are rounded themselves.
     halves = x.double().abs() @ int8_files.numbers(one.weight).double().abs().t() * 2**-11
-    room = 1.13 * (slack(x, matrix_of(one.weight)) + halves) + rounding(wanted)
+    room = 1.13 * (slack(x, storage_of(one.weight).int8()) + halves) + rounding(wanted)
     assert found.dtype is HALF and torch.all((found - wanted).abs() <= room)
     assert not torch.equal(found, product(x, one, PRECISE, activation=activation))
 
 
 def test_a_rotation_that_is_ignored_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     one, x = of_file(TURNED), half(5, K)
-    wanted, room = exact(x, int8_files.numbers(one.weight), one.bias), slack(x, matrix_of(one.weight))
-    monkeypatch.setattr(int8_weights, "matrix_of", lambda weight: matrix_of(weight)._replace(rotation=0))
+    wanted, room = exact(x, int8_files.numbers(one.weight), one.bias), slack(x, storage_of(one.weight).int8())
+    int8 = Int8.int8
+    monkeypatch.setattr(Int8, "int8", lambda storage: int8(storage)._replace(rotation=0))
     assert torch.any((product(x, one, TURBO) - wanted).abs() > 4 * room)
 
 
@@ -349,10 +345,10 @@ def test_forced_it_says_why_it_cannot() -> None:
 
 def test_whose_a_files_weights_are() -> None:
     """Of 8-bit numbers they are ours, on whatever card; others that the card multiplies as they are stay stock's."""
-    part: Any = SimpleNamespace(layout_type=INT8, _full_precision_mm=False)
+    part: Any = SimpleNamespace(layout_type=INT8_LAYOUT, _full_precision_mm=False)
     assert block._as_stored(part) is None and block._as_stored(of_file(TURNED)) is None
     for layout in ("TensorCoreFP8E4M3Layout", "TensorCoreNVFP4Layout", "TensorCoreConvRotW4A4Layout"):
         part.layout_type = layout
         assert block._as_stored(part) == "this card multiplies the file's quantised weights as they are"
-    part.layout_type, part.pre_quant_scale = INT8, torch.ones(1)
+    part.layout_type, part.pre_quant_scale = INT8_LAYOUT, torch.ones(1)
     assert block._as_stored(part) == "the file scales activations before its quantised weights"

@@ -1,0 +1,198 @@
+"""One contract over every storage of a weight: what each class of `storage.py` answers, held against ComfyUI's own `dequantize`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gguf
+import int8_files
+import pytest
+import torch
+from comfy.quant_ops import QuantizedTensor
+from torch import Tensor, nn
+
+from fusestream.fusion.weights import storage
+from fusestream.fusion.weights.ggml_tensor import held
+from fusestream.fusion.weights.storage import Storage, storage_of
+from fusestream.kernels_cuda import KernelPolicy, few_rows
+from fusestream.memory import Extent
+
+N, K = 24, 512
+POLICY = KernelPolicy.of("auto")
+
+
+@pytest.fixture(autouse=True)
+def as_comfyui_runs() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def numbers() -> Tensor:
+    return torch.randn(N, K) * 0.1
+
+
+def ggml(kind: str) -> Any:
+    raw = gguf.quants.quantize(numbers().numpy(), gguf.GGMLQuantizationType[kind])
+    stored = torch.from_numpy(raw).flatten()
+    return held(stored, Extent("w", kind, (N, K), 0, stored.numel()), torch.float32)
+
+
+def scaled_fp8(layout: str) -> Any:
+    return QuantizedTensor.from_float(numbers(), layout, scale="recalculate")
+
+
+class OfAnotherLayout:
+    """A weight of a layout that only other tools or a GPU can make: its numbers are given."""
+
+    def __init__(self, layout: str) -> None:
+        self._layout_cls, self._qdata = layout, torch.randint(-128, 127, (N, K // 2), dtype=torch.int8)
+        self._params, self.dtype, self._numbers = None, torch.float16, numbers().half()
+
+    def dequantize(self) -> Tensor:
+        return self._numbers
+
+
+SAMPLES: dict[str, Callable[[], Any]] = {
+    "fp16": lambda: nn.Parameter(numbers().half(), requires_grad=False),
+    "bf16": lambda: nn.Parameter(numbers().bfloat16(), requires_grad=False),
+    "fp32": lambda: nn.Parameter(numbers(), requires_grad=False),
+    "fp8": lambda: nn.Parameter(numbers().to(torch.float8_e4m3fn), requires_grad=False),
+    "fp8 scaled": lambda: scaled_fp8("TensorCoreFP8E4M3Layout"),
+    "fp8 e5m2 scaled": lambda: scaled_fp8("TensorCoreFP8E5M2Layout"),
+    **{
+        f"int8 {name}": lambda kind=kind: int8_files.quantised(numbers(), kind)
+        for name, kind in int8_files.KINDS.items()
+    },
+    "Q8_0": lambda: ggml("Q8_0"),
+    "Q4_0": lambda: ggml("Q4_0"),
+}
+KINDS = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES)
+
+
+def wide(weight: Any) -> Tensor:
+    found: Tensor = weight.dequantize() if isinstance(weight, QuantizedTensor) else weight
+    return found.double()
+
+
+def near(found: Tensor, wanted: Tensor) -> bool:
+    """Equal but for one rounding to fp16, and the product with a scale in fp32."""
+    return torch.allclose(found.double(), wanted, rtol=2**-10, atol=2**-20)
+
+
+def test_every_class_has_a_sample() -> None:
+    covered = {type(storage_of(make())) for make in SAMPLES.values()}
+    classes = {one for one in vars(storage).values() if isinstance(one, type) and issubclass(one, Storage)}
+    assert classes - covered == {Storage, storage.Quantised, storage.Int4}, "these are in the tests below"
+
+
+@KINDS
+def test_the_matrix_is_what_comfyui_makes_of_it(make: Callable[[], Any]) -> None:
+    weight = make()
+    found = storage_of(weight)
+    matrix = found.matrix(POLICY)
+    assert matrix.dtype is torch.float16 and matrix.shape == (N, K) and near(matrix, wide(weight))
+    assert found.wide(POLICY).dtype is torch.float32 and near(found.wide(POLICY), wide(weight))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_few_rows_reads_the_same_numbers(name: str) -> None:
+    weight, x = SAMPLES[name](), torch.randn(2, K).half()
+    stored = storage_of(weight).few_rows()
+    assert (stored is None) == (name in ("fp32", "int8 convrot")), "the op reads neither"
+    if stored is not None:
+        assert stored.numbers.untyped_storage().data_ptr() == storage_of(weight).data.untyped_storage().data_ptr()
+        found = few_rows(x, stored.numbers, stored.encoding, scale=stored.scale, out_dtype=torch.float32, policy=POLICY)
+        assert torch.allclose(found.double(), x.double() @ wide(weight).t(), rtol=1e-3, atol=1e-3)
+
+
+@KINDS
+def test_8_bit_rows_are_handed_out_by_int8_alone(make: Callable[[], Any]) -> None:
+    weight = make()
+    found = storage_of(weight).int8()
+    assert (found is not None) == isinstance(storage_of(weight), storage.Int8)
+    if found is not None:
+        assert found.numbers.data_ptr() == weight._qdata.data_ptr() and found.scales.numel() in (1, N)
+
+
+@KINDS
+def test_rows_of_a_table(make: Callable[[], Any]) -> None:
+    weight, ids = make(), torch.tensor([3, 0, N - 1, 3])
+    rows = storage_of(weight).rows(ids)
+    assert rows is None or near(rows, wide(weight)[ids])
+    assert storage_of(weight).has_rows or rows is None
+
+
+@KINDS
+def test_other_bytes_of_the_same_storage(make: Callable[[], Any]) -> None:
+    """What a pager brings, and what a patch writes."""
+    weight, other = make(), make()
+    same = storage_of(weight).holding(storage_of(weight).data.clone())
+    assert type(storage_of(same)) is type(storage_of(weight)) and torch.equal(wide(same), wide(weight))
+    if storage_of(weight).is_writable:
+        at = storage_of(weight).data.data_ptr()
+        written = storage_of(weight).write(other)
+        assert storage_of(written).data.data_ptr() == at and torch.equal(wide(written), wide(other))
+
+
+@KINDS
+def test_bytes_are_those_of_the_data(make: Callable[[], Any]) -> None:
+    weight = make()
+    assert storage_of(weight).nbytes == storage.stored(weight).nbytes > 0
+    assert storage.is_quantised(weight) == isinstance(storage_of(weight), storage.Quantised)
+
+
+@KINDS
+def test_comfyui_gets_what_it_knows(make: Callable[[], Any]) -> None:
+    """A layout of our own becomes numbers; all others stay the tensors that they are."""
+    weight = make()
+    found = storage_of(weight).for_comfyui()
+    assert (found is weight) != storage_of(weight).is_own_layout
+    assert near(found.dequantize() if isinstance(found, QuantizedTensor) else found, wide(weight))
+
+
+def test_numbers_beyond_fp16_saturate() -> None:
+    weight = nn.Parameter(torch.tensor([[1e6, -1e6, 65504.0, 1.0]]), requires_grad=False)
+    assert storage_of(weight).matrix(POLICY).tolist() == [[65504.0, -65504.0, 65504.0, 1.0]]
+
+
+def test_fp8_with_a_scale_for_each_row_is_read_by_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = scaled_fp8("TensorCoreFP8E4M3Layout")
+    object.__setattr__(weight._params, "scale", torch.full((N,), 2.0))
+    monkeypatch.setattr(type(weight), "dequantize", lambda _: torch.full((N, K), 5.0))
+    found = storage_of(weight)
+    assert found.few_rows() is None and torch.equal(found.matrix(POLICY), torch.full((N, K), 5.0).half())
+
+
+@pytest.mark.parametrize(
+    "layout", ["TensorCoreAWQW4A16Layout", "TensorCoreSVDQuantW4A4Layout", "TensorCoreNVFP4Layout"]
+)
+def test_layouts_that_only_comfyui_reads(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    monkeypatch.setattr(storage, "QuantizedTensor", OfAnotherLayout)
+    weight = OfAnotherLayout(layout)
+    found = storage_of(weight)
+    assert torch.equal(found.matrix(POLICY), weight.dequantize()) and found.data is weight._qdata
+    assert found.int8() is None and found.few_rows() is None and found.rows(torch.tensor([0])) is None
+    made_beforehand = layout != "TensorCoreNVFP4Layout"
+    assert found.is_writable != made_beforehand and not found.has_rows
+    assert found.is_converted_for_products(by_us=True, full_precision=False) == made_beforehand
+
+
+@pytest.mark.parametrize(
+    ("make", "never", "by_us", "full_precision"),
+    [
+        (SAMPLES["fp16"], False, False, False),
+        (SAMPLES["fp8"], True, True, True),
+        (SAMPLES["fp8 scaled"], False, False, True),  # from RTX 40 on ComfyUI multiplies it as it is
+        (SAMPLES["int8 rows"], False, True, True),
+        (SAMPLES["Q8_0"], True, True, True),
+    ],
+    ids=["fp16", "fp8", "fp8 scaled", "int8", "ggml"],
+)
+def test_where_a_lora_is_added_on_the_way(
+    make: Callable[[], Any], never: bool, by_us: bool, full_precision: bool
+) -> None:
+    found = storage_of(make())
+    asked = [(False, False), (True, False), (False, True)]
+    answers = [found.is_converted_for_products(by_us=ours, full_precision=full) for ours, full in asked]
+    assert answers == [never, by_us, full_precision]
