@@ -600,8 +600,9 @@ class Stream:
         paged, weight = self._weights[key]
         where = device if patches and device is not None else torch.device("cpu")
         with torch.no_grad():
-            held = self.patching.parameter(paged, self._read(weight).to(where), where)
-            held = storage_of(held).for_comfyui()
+            held: torch.nn.Parameter = storage_of(
+                self.patching.parameter(paged, self._read(weight).to(where), where)
+            ).for_comfyui()
             if not patches:
                 return held.data
             with self._lock:  # stock's functions look at what the module has
