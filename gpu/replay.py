@@ -1,7 +1,6 @@
-"""What was captured of a call: the graph, where what it is given goes, and what comes out.
+"""What was captured of a call: the graph, where its arguments go, and what comes out.
 
-Who captures decides of which calls, and for how long what is kept may stay: `fusion/graphs/calls.py` for a model that streams,
-`kernels_cuda/modules/graphs.py` for a network by itself.
+`graphed_calls/` decides which calls are captured, and how long a graph may stay.
 """
 
 from __future__ import annotations
@@ -31,7 +30,11 @@ def unpaid(host: float, whole: float) -> str | None:
 
 
 class Replay:
-    """What was captured of one call. replayed: how often that served a call, of which whoever launches it keeps count."""
+    """What was captured of one call.
+
+    replayed  how often that served a call; whoever launches it counts
+    counted   bytes that the owner has given it room for
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class Replay:
         self._rehearsal, self._effects = rehearsal, effects  # the first keeps what is read at each replay
         self._copies = _in_few_copies(inputs)
         self._around = sum(span(tensor).nbytes for tensor in (*inputs, *outputs)) + rehearsal.nbytes
-        self.replayed = 0
+        self.replayed = self.counted = 0
 
     @property
     def nbytes(self) -> int:
@@ -59,10 +62,10 @@ class Replay:
         return self._rehearsal.is_repeatable
 
     def agrees(self, made: Sequence[Tensor]) -> bool:
-        """Replay it with what it was captured with: whether that gives these tensors again, but for rounding. What draws random
-        numbers or adds to something gives others, and always agrees."""
+        """Replay it with what it was captured with: whether that gives these tensors again, but for
+        rounding. Ask only what is repeatable: work that draws random numbers gives others."""
         self.recorded.replay()
-        return not self.is_repeatable or all(map(_agree, self.outputs, made))
+        return all(map(_agree, self.outputs, made))
 
     def launch(self, tensors: Sequence[Tensor]) -> None:
         """The device computes anew, of a call's tensors."""

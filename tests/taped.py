@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusestream.fusion.stream.stability import Settled
+from fusestream.gpu.graphed_calls import GraphedCalls, Owner, Settled
 from fusestream.gpu.graphs import Timed
 from fusestream.kernels_cuda import LEDGER
 
 NBYTES = 1 << 20  # what each tape says that it takes
+BUDGET = 8 * NBYTES
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -100,46 +101,122 @@ def _tensors(value: Any) -> list[Tensor]:
     return []
 
 
-class Model:
-    """As much of a stream as `Graphs` asks for; it computes with one weight."""
+class Weights:
+    """What calls compute with: one weight, which moves when the generation is another one. ran: how often they did."""
 
     device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.generation: Any = 0
-        self.comes = False
-        self.budget = 8 * NBYTES
-        self.notes: dict[str, str] = {}
-        self.net = torch.nn.Linear(4, 4, bias=False)
+        self.comes, self.stands = False, True
+        self.budget = BUDGET
         self.weight = torch.randn(4, 4)
-        self.ran = self.as_graph = 0
-        self.stands = True
+        self.ran = 0
 
     def settled(self) -> Settled:
         return Settled(self.generation, "part of it streams", self.comes)
 
-    @contextlib.contextmanager
-    def standing_still(self) -> Iterator[bool]:
-        yield self.stands
+    def standing_still(self) -> contextlib.AbstractContextManager[bool]:
+        return contextlib.nullcontext(self.stands)
 
-    def ran_as_a_graph(self) -> None:
-        self.as_graph += 1
-
-    def take_beside(self, nbytes: int) -> bool:
+    def room(self, nbytes: int) -> bool:
         if nbytes > self.budget:
             return False
         self.budget -= nbytes
         return True
 
+    def body(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        self.ran += 1
+        return (x @ self.weight) * scale
+
+
+class Model(Weights):
+    """As much of a stream as `Graphs` asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: dict[str, str] = {}
+        self.net = torch.nn.Linear(4, 4, bias=False)
+        self.as_graph = 0
+
+    def ran_as_a_graph(self) -> None:
+        self.as_graph += 1
+
+    def take_beside(self, nbytes: int) -> bool:
+        return self.room(nbytes)
+
     def give_back_beside(self, nbytes: int) -> None:
-        self.budget += nbytes
+        self.room(-nbytes)
 
     def note(self, what: str, why: str) -> None:
         self.notes[what] = why
 
-    def body(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        self.ran += 1
-        return (x @ self.weight) * scale
+
+class Interrupted(BaseException):
+    """As a user's interrupt, which code that tries one way after the other does not catch."""
+
+
+class Scene(Weights, Owner):
+    """An owner and its calls. launched: replays, in vain or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals: list[str] = []
+        self.words = ""
+        self.launched = self.undecided = 0
+        self.hurries = self.interrupted = False
+        self.lasting: set[int] = set()
+        self.keeps: str | None = None
+        self.recorder = TapingRecorder()
+        self.calls = GraphedCalls(self, lambda: self.undecided, self._hurried, self.recorder)
+
+    @contextlib.contextmanager
+    def _hurried(self) -> Iterator[None]:
+        self.hurries = True
+        yield
+        self.hurries = False
+
+    def refused(self, reason: str) -> None:
+        self.refusals.append(reason)
+
+    def note(self, words: str) -> None:
+        self.words = words
+
+    def watch(self) -> tuple[Container[int], Callable[[], str | None]]:
+        return self.lasting, lambda: self.keeps
+
+    def before_replay(self) -> None:
+        if self.interrupted:
+            raise Interrupted
+
+    def replayed(self) -> None:
+        self.launched += 1
+
+    @property
+    def tapes(self) -> list[Tape]:
+        return self.recorder.tapes
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many graphs were made, and calls replayed."""
+        return self.calls.captured, self.calls.replayed
+
+    def same(self, x: Tensor, *others: Any, key: Any = ()) -> None:
+        """One call gives what it gives launch after launch."""
+        got = self.calls.call(self.body, (x, *others), key)
+        assert torch.equal(got, self.body(x, *others))
+        self.ran -= 1
+
+    def run(self, times: int, *shape: int) -> Scene:
+        for _ in range(times):
+            self.same(torch.randn(*(shape or (2, 4))))
+        return self
+
+    def move(self) -> None:
+        self.weight, self.generation = torch.randn(4, 4), object()
+
+    def has_nothing(self) -> bool:
+        return not self.tapes and self.budget == BUDGET and self.calls.nbytes == self.calls.count == 0
 
 
 def refusals() -> list[str]:

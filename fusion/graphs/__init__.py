@@ -1,5 +1,5 @@
-"""Calls of a model that are captured as CUDA graphs and replayed.
+"""Models as owners of calls that are captured as CUDA graphs and replayed (`gpu/graphed_calls/`).
 
-calls.py  one machine for them     guard.py     whether a network is what it was when it was captured
-diffusion.py  networks that sample     resident.py  models that lie on the card whole, as VAEs do
+calls.py      a model that streams             guard.py     whether its network is what it was
+diffusion.py  networks that sample             resident.py  a model that lies on the card, as VAEs do
 """

@@ -1,6 +1,8 @@
-"""Whose calls may be captured (`calls.py`) though nothing of it streams: a model whose weights lie
-on the card (`vae/resident_patcher.py`), while somebody calls it many times and has asked for the
-memory that it computes in."""
+"""A model on the card, as the owner of captured calls: none of it streams.
+
+Its calls may be captured while somebody calls it many times, as live video calls a VAE, and has asked
+for the memory that it computes in. The weights lie where `vae/resident_patcher.py` has put them.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...gpu.graphed_calls import Settled
 from ..base.hooks import HELD
-from ..stream.stability import Settled
 
 
-class Lying:
-    """nbytes: what was asked for. What is captured takes of it, since it is what the model computes in."""
+class ResidentModel:
+    """nbytes: what was asked for. Graphs take of it, because it is what the model computes in."""
 
     def __init__(self, model: nn.Module, device: torch.device, nbytes: int) -> None:
         self._model, self._device, self._left = model, device, nbytes
-        self._held: Any = None  # where it had what lies there, when it was looked for last
+        self._held: Any = None  # where the model had its weights when it was last looked at
         self._moves = 0
         self.notes: dict[str, str] = {}
 
@@ -42,10 +44,10 @@ class Lying:
         yield self.settled().generation is not None
 
     def ran_as_a_graph(self) -> None:
-        """No blocks of it are watched."""
+        """It has no blocks that are watched."""
 
     def take_beside(self, nbytes: int) -> bool:
-        """Whether so many bytes are left of what was asked for; they are taken."""
+        """Take so many of the bytes that were asked for. Returns whether they were left."""
         if nbytes > self._left:
             return False
         self._left -= nbytes

@@ -18,7 +18,7 @@ from ...gpu.graphs import RECORDER, Recorder
 from ...kernels_cuda import KernelPolicy
 from ..base.hooks import POLICY, ROOM
 from ..graphs.calls import Graphs
-from ..graphs.resident import Lying
+from ..graphs.resident import ResidentModel
 
 
 class Pictures:
@@ -39,7 +39,7 @@ class Pictures:
             return  # stock computes
         if hasattr(self._module, ROOM):
             self._told["room"] = self._module.fusestream_room(self.device)  # once: it takes as long as some kernels
-        self._graphs = Graphs(Lying(self._module, self.device, nbytes), self._module, self._recorder)
+        self._graphs = Graphs(ResidentModel(self._module, self.device, nbytes), self._module, self._recorder)
 
     def end(self) -> int:
         """No more frames follow. Returns how many calls were replayed."""

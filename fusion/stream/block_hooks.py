@@ -25,12 +25,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ...gpu.graphed_calls import Settled
 from ..base.errors import NotWhileStreaming
 from ..base.hooks import ENTERED, STREAMED, STREAMED_TEXT
 from ..base.malloc_graphs import paused
 from ..base.subclassing import mix
 from .blocks import Parameters
-from .stability import Settled
 from .text_kv import Compute
 
 NOWHERE = (None, None)  # of a module that does not stream

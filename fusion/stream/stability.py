@@ -10,22 +10,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from types import MethodType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from ...gpu.graphed_calls import Settled
 from ...memory import Pager
-
-
-class Settled(NamedTuple):
-    """Whether all blocks have their weights at addresses that stay.
-
-    generation   another one whenever anything of the model moved, was patched or given back; None: they have not
-    why          then, in words a user understands
-    comes        then, whether it is only a matter of time
-    """
-
-    generation: Hashable
-    why: str = ""
-    comes: bool = False
 
 
 class Captured(Protocol):

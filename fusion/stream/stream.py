@@ -24,6 +24,7 @@ from uuid import UUID
 
 import torch
 
+from ...gpu.graphed_calls import Settled
 from ...gpu.streams import at
 from ...memory import (
     Along,
@@ -56,7 +57,7 @@ from .embedding import rows_of
 from .lora_factors import PatchRoute
 from .patched_weights import Made, Patching
 from .segments import Grain
-from .stability import Captured, Changes, Settled
+from .stability import Captured, Changes
 from .text_kv import IN_VAIN, Compute, Texts
 
 GRAPHS = "VRAM of graphs"  # in the ledger

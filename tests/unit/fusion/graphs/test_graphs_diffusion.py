@@ -38,6 +38,7 @@ from fusestream.fusion.report.gathering import gather
 from fusestream.fusion.stream.stability import Objects
 from fusestream.fusion.stream.stream import GRAPHS
 from fusestream.fusion.text import stack
+from fusestream.gpu.replay import NO_ROOM
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.memory import Pager
 
@@ -186,7 +187,7 @@ def test_a_replay_that_runs_out_of_vram_runs_as_ever(wan: Path, recorder: Taping
     recorder.tapes[0].fails = torch.OutOfMemoryError("none left. GPU 0")
     replayed = model.stream.graphs.replayed
     assert torch.equal(sample_wan(model), want) and not recorder.tapes
-    assert model.stream.graphs.replayed == replayed and reasons() == {calls.NO_ROOM} and model.stream.beside == 0
+    assert model.stream.graphs.replayed == replayed and reasons() == {NO_ROOM} and model.stream.beside == 0
 
 
 def test_a_step_that_runs_out_of_vram_gives_graphs_back(

@@ -1,4 +1,4 @@
-"""What other nodes do to a network between two calls is seen: before a replay what a graph reads, behind its launch the rest."""
+"""What other nodes do to a network between two calls is seen: what it is made of, and where its tensors lie."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from taped import Model, TapingRecorder, refusals
-from torch import Tensor, nn
+from torch import nn
 
 from fusestream.fusion.fused.block import Parts
-from fusestream.fusion.graphs.calls import Graphs
 from fusestream.fusion.graphs.guard import Methods, Unchanged, lasting
-from fusestream.gpu import capture
 from fusestream.gpu.capture_check import Rehearsal
-from fusestream.kernels_cuda import LEDGER
 
 
 def network() -> Any:
@@ -145,137 +141,6 @@ def test_quantised_ones_lie_where_their_data_does() -> None:
         one.last[0].weight = nn.Parameter(again, requires_grad=False)
         after = unchanged.addresses()
         assert sum(a != b for a, b in zip(after, before, strict=True)) == counts, kept.shape
-
-
-# --------------------------------------------------------------------------------------------------- behind the launch
-
-
-class Changed:
-    """Another node's doing, which is asked for."""
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self.asked = 0
-
-    def __call__(self) -> str | None:
-        self.asked += 1
-        return self.reason
-
-
-class Scene:
-    """Calls of a model that another node may have changed. launched: replays, in vain or not."""
-
-    def __init__(self, body: Callable[[Tensor], Tensor] | None = None) -> None:
-        LEDGER.clear()
-        self.model, self.recorder, self.changed = Model(), TapingRecorder(), Changed()
-        self.graphs = Graphs(self.model, self.model.net, self.recorder, lambda: 0)
-        self.body = body or self.model.body
-        self.launched = self.factor = 0
-
-    def call(self) -> Tensor:
-        out: Tensor = self.graphs.call(self.body, (torch.ones(2, 4),), changed=self.changed)
-        return out
-
-    def captured(self) -> Scene:
-        while not self.recorder.tapes:
-            self.call()
-        tape = self.recorder.tapes[0]
-        replay = tape.replay
-
-        def counted() -> None:
-            self.launched += 1
-            replay()
-
-        tape.replay = counted  # type: ignore[method-assign]
-        return self
-
-
-def test_who_was_changed_is_computed_as_ever() -> None:
-    """Once a replay is launched in vain; then it is asked before, until all is as it was."""
-    scene = Scene().captured()
-    graphs, want = scene.graphs, scene.call()
-    assert (scene.launched, graphs.replayed) == (1, 1)
-    scene.changed.reason, scene.model.weight = "another node was here", -scene.model.weight
-    for _ in range(3):
-        ran = scene.model.ran
-        assert torch.equal(scene.call(), -want) and scene.model.ran == ran + 1
-        assert (scene.launched, graphs.replayed) == (2, 1)
-    assert refusals() == ["another node was here"] and scene.model.notes["CUDA graphs"] == "none: another node was here"
-    scene.changed.reason, scene.model.weight = None, -scene.model.weight
-    for replayed in (2, 3):
-        assert torch.equal(scene.call(), want) and (scene.launched, graphs.replayed) == (replayed + 1, replayed)
-    assert graphs.captured == 1
-
-
-def test_it_is_asked_at_each_call_once() -> None:
-    scene = Scene()
-    for asked in range(1, 8):
-        scene.call()
-        assert scene.changed.asked == asked
-    assert scene.graphs.replayed == 4
-
-
-def test_who_was_changed_from_the_beginning_is_not_captured() -> None:
-    scene = Scene()
-    scene.changed.reason = "another node was here"
-    for _ in range(6):
-        scene.call()
-    assert (scene.graphs.attempts, scene.model.ran) == (0, 6)
-
-
-def test_what_the_host_counts_is_not_counted_in_vain() -> None:
-    seen: list[int] = []
-
-    def body(x: Tensor) -> Tensor:
-        capture.each_time(lambda: seen.append(1))
-        return x + 1
-
-    scene = Scene(body).captured()
-    calls = len(seen)
-    for reason in (None, "another node was here", "another node was here", None):
-        scene.changed.reason = reason
-        calls += 1
-        scene.call()
-        assert len(seen) == calls
-
-
-def test_a_model_that_moved_is_launched_for_nobody() -> None:
-    """What a graph reads is looked at before: it may not be there any more."""
-    scene = Scene().captured()
-    for move in (
-        lambda: setattr(scene.model, "generation", 1),
-        lambda: setattr(scene.model.net, "weight", nn.Parameter(torch.randn(4, 4))),
-    ):
-        kept = scene.model.net.weight
-        move()
-        scene.call()
-        assert scene.launched == 0, kept.shape
-        scene.captured()
-
-
-def test_work_that_leaves_traces_is_not_done_in_vain() -> None:
-    kept = Model().net
-    kept.register_buffer("count", torch.zeros(4))
-
-    def counts(x: Tensor) -> Tensor:
-        kept.count.add_(1)
-        return x + kept.count
-
-    for body, is_repeatable in (
-        (lambda x: x + torch.rand(4), False),
-        (lambda x: nn.functional.dropout(x, 0.5, training=True), False),
-        (counts, False),
-        (lambda x: x.clone().add_(kept.count), True),
-        (lambda x: nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])[0, 0], True),
-    ):
-        scene = Scene(body)
-        scene.graphs = Graphs(scene.model, kept, scene.recorder, lambda: 0)
-        scene.captured().call()
-        assert scene.launched == scene.graphs.replayed == 1
-        scene.changed.reason, before = "another node was here", kept.count.clone()
-        scene.call()
-        assert scene.launched == (2 if is_repeatable else 1)
-        assert torch.equal(kept.count, before + (body is counts)), "once for a call"
 
 
 def test_what_lasts_is_what_modules_keep() -> None:

@@ -25,6 +25,7 @@ from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.report.gathering import state_of
 from fusestream.fusion.stream.stream import GRAPHS
 from fusestream.fusion.text import cache, stack, writing
+from fusestream.gpu.replay import NO_ROOM
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
@@ -273,7 +274,7 @@ def test_a_replay_that_fails(
     with monkeypatch.context() as patch:
         before_each(patch, fail)
         if isinstance(error, torch.OutOfMemoryError):
-            assert write(clip) == tokens and reasons() == {calls.NO_ROOM}
+            assert write(clip) == tokens and reasons() == {NO_ROOM}
         else:
             with pytest.raises(RuntimeError, match="lost"):
                 write(clip)
