@@ -1,31 +1,24 @@
-"""What a user sees in the graph."""
+"""What a user sees in the graph.
+
+declare.py   a node's inputs, each declared once       graph/   a graph that is queued or open, read before it runs
+loaders.py   and the files that they load: files.py    page/    the way between the server and the page
+kernels.py, sparse.py, live.py and camera.py, pictures.py, reports.py, doctor.py    the other nodes
+"""
 
 from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import (
-    alias,
-    between_prompts,
-    camera_route,
-    doctor_route,
-    estimate_route,
-    fuse,
-    moving_preview,
-    panel_routes,
-    queued,
-    step_times,
-    user_settings,
-)
+from . import alias, camera, doctor, estimate_route, pictures
 from .doctor import Doctor
-from .fuse import FuseNode
+from .graph import queued
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .live import LiveVideo
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
-from .plan import Plan
-from .report import Compare, ReportNode
+from .page import between_prompts, moving_preview, panel, user_files
+from .pictures import ApplyStyle, FuseNode, LoadStyleModel
+from .reports import Compare, Plan, ReportNode
 from .sparse import SparseAttentionNode
-from .style import ApplyStyle, LoadStyleModel
 
 NODES: list[type[io.ComfyNode]] = [
     DiffusionModelLoader,
@@ -45,23 +38,18 @@ NODES: list[type[io.ComfyNode]] = [
     Compare,
     Doctor,
 ]
+# What listens to the server, or hangs on it, from its start on; in this order.
+ATTACHED = (
+    alias, queued, doctor, estimate_route, between_prompts, panel, user_files, camera, moving_preview, pictures,
+)  # fmt: skip
 
 
 class FuseStream(ComfyExtension):
     """The pack, as ComfyUI's V3 node API asks for it."""
 
     async def on_load(self) -> None:
-        alias.attach()
-        queued.attach()
-        doctor_route.attach()
-        estimate_route.attach()
-        between_prompts.attach()
-        panel_routes.attach()
-        step_times.attach()
-        user_settings.attach()
-        camera_route.attach()
-        moving_preview.attach()
-        fuse.attach()
+        for module in ATTACHED:
+            module.attach()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

@@ -1,10 +1,13 @@
 """Frames that a page's camera sends while a node runs: a few wait, and the oldest of them go when more come than are taken.
 
-The node asks its page for them with a word that only that page hears; with it the page sends them (`camera_route.py`).
+The node asks its page for them with a word that only that page hears. With this word the page sends them over a WebSocket, each
+message a JPEG, or a word: `stop`, or `refused` and why. The server takes them from its own pages alone, from the one page that has
+the word, and while the node runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import secrets
 import threading
@@ -12,13 +15,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from .front_end import running_server, tell
+from .page import between_prompts
+from .page.front_end import running_server, tell
 
 if TYPE_CHECKING:
+    from aiohttp import web
     from torch import Tensor
 
 EVENT = "fusestream.camera"
+PATH = "/fusestream/live/camera"
+STOP, REFUSED = "stop", "refused "
 WAITING = 2  # frames
 FIRST, LATER = 60.0, 5.0  # seconds without a frame: before the first one a user may have to allow it
 ASK_EVERY = 1.0  # seconds, until the page answers: it may have been opened anew
@@ -162,3 +170,55 @@ def pixels_of(picture: bytes) -> Tensor:
     except (UnidentifiedImageError, OSError) as error:
         raise WrongPicture(f"What the camera sent is no picture: {error}. Load the page anew, and run again.") from None
     return torch.from_numpy(pixels.copy())
+
+
+# ------------------------------------------------------------------------------------------------------------ the address
+
+
+def attach() -> None:
+    """Let the server answer at the address. Called once, before it starts to listen."""
+    server = running_server()
+    if server is not None:
+        server.routes.get(PATH)(take)
+        between_prompts.always(close_all)
+
+
+async def take(request: web.Request) -> web.StreamResponse:
+    """word: what the node has told the page. 403: a page of another server. 404: no node waits with this word. 409: a page sends
+    already."""
+    from aiohttp import WSMsgType, web  # noqa: PLC0415 - only a server has it
+
+    if not is_own_page(request.headers.get("Origin"), request.headers.get("Host")):
+        return web.Response(status=403)
+    wanted = of(request.query.get("word", ""))
+    if wanted is None:
+        return web.Response(status=404)
+    if wanted.hang_up is not None:
+        return web.Response(status=409)
+    socket = web.WebSocketResponse(max_msg_size=MOST_BYTES, compress=False)
+    loop = asyncio.get_running_loop()
+
+    def hang_up() -> None:
+        asyncio.run_coroutine_threadsafe(socket.close(), loop)
+
+    wanted.hang_up = hang_up
+    try:
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type is WSMsgType.BINARY:
+                wanted.put(message.data)
+            elif message.type is WSMsgType.TEXT and message.data == STOP:
+                wanted.stop()
+            elif message.type is WSMsgType.TEXT and message.data.startswith(REFUSED):
+                wanted.refuse(message.data.removeprefix(REFUSED))
+    finally:
+        if wanted.hang_up is hang_up:
+            wanted.hang_up = None
+    return socket
+
+
+def is_own_page(origin: str | None, host: str | None) -> bool:
+    """Whether a browser says that the page is of this server. Pages of others cannot say so."""
+    if not origin or not host:
+        return False
+    return urlsplit(origin).netloc.lower() == host.lower()

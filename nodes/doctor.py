@@ -1,39 +1,56 @@
-"""The doctor as a node, and for the page's menu, which needs no graph: a report on this machine, to read and to paste."""
+"""The doctor: a report on this machine, to read and to paste.
+
+It is a node, and an address of the server for the page's menu, which needs no graph.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import folder_paths
 from comfy_api.latest import io, ui
 
 from ..fusion.base.family import Role
 from . import files
-from .loaders import CATEGORY
+from .declare import Node, declared
+from .page.front_end import is_busy, running_server
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+log = logging.getLogger(__name__)
+
+PATH = "/fusestream/doctor"
+BUSY = "\nRates were not measured: ComfyUI is at work, and both would be slower for it. Ask again when it is idle.\n"
+
+_one_at_a_time = asyncio.Lock()
 
 
-class Doctor(io.ComfyNode):
+class Doctor(Node):
     """Needs nothing but itself in a graph: it is an output node."""
+
+    @dataclass(frozen=True)
+    class Inputs:
+        measure: bool = declared(
+            io.Boolean,
+            default=True,
+            optional=True,
+            tooltip="Also measures how fast weights reach the card and how fast the disk is: a few seconds, 256 MB read.",
+        )
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="FuseStreamDoctor",
-            display_name="FuseStream Doctor",
-            category=CATEGORY,
-            description="Looks at driver, card, kernels, pager, disk and ComfyUI, and writes what it finds: for a bug report, or "
+        return cls.schema(
+            "Doctor",
+            "Looks at driver, card, kernels, pager, disk and ComfyUI, and writes what it finds: for a bug report, or "
             "to see why something is slow.",
-            search_aliases=["diagnose", "system info", "bug report", "fusestream"],
+            aliases=["diagnose", "system info", "bug report"],
             is_output_node=True,
-            inputs=[
-                io.Boolean.Input(
-                    "measure",
-                    default=True,
-                    optional=True,
-                    tooltip="Also measures how fast weights reach the card and how fast the disk is: a few seconds, 256 MB read.",
-                ),
-            ],
             outputs=[
                 io.String.Output(
                     tooltip="The report as plain text, without folder names of yours. Connect it to Preview Any."
@@ -42,12 +59,12 @@ class Doctor(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, measure: bool = True) -> float:  # noqa: ARG003 - the machine changes, the inputs do not
+    def fingerprint_inputs(cls, **_inputs: Any) -> float:  # the machine changes, the inputs do not
         return time.time()
 
     @classmethod
-    def execute(cls, measure: bool = True) -> io.NodeOutput:
-        text = examined(measure)
+    def run(cls, inputs: Inputs) -> io.NodeOutput:
+        text = examined(inputs.measure)
         return io.NodeOutput(text, ui=ui.PreviewText(text))
 
 
@@ -68,3 +85,33 @@ def largest_model() -> Path | None:
     paths = (path for role in roles for name in files.listed(role) if (path := files.where(role, name)))
     sizes = {Path(path): Path(path).stat().st_size for path in paths if Path(path).is_file()}
     return max(sizes, key=sizes.__getitem__, default=None)
+
+
+# ----------------------------------------------------------------------------------------------------- for the page's menu
+
+
+def attach() -> None:
+    """Let the server answer at the address. Called once, before the server starts to listen."""
+    server = running_server()
+    if server is not None:
+        server.routes.get(PATH)(answer)
+
+
+async def answer(_request: web.Request) -> web.Response:
+    """The report as text, or why there is none. The server goes on meanwhile: examining takes seconds."""
+    from aiohttp import web  # noqa: PLC0415 - only a server has it
+
+    try:
+        async with _one_at_a_time:
+            text = await asyncio.get_running_loop().run_in_executor(None, report)
+    except Exception as error:
+        log.exception("the doctor stopped")
+        text = f"The doctor stopped: {type(error).__name__}: {error}. The place is in ComfyUI's log; please report it."
+        return web.Response(text=text, status=500)
+    return web.Response(text=text)
+
+
+def report() -> str:
+    """The same text as the node's. Without rates while a graph runs."""
+    busy = is_busy()
+    return examined(measure=not busy) + (BUSY if busy else "")

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..fusion.base.family import Role
 from ..fusion.base.vram_budget import AUTO
-from . import choices, files, queued, step_times, user_settings
-from .front_end import answered, is_busy, running_server
-from .graph import Graph, is_link
+from . import declare, files
+from .graph import queued
+from .graph.links import Graph, is_link
+from .graph.samplings import Sampling, Unknown, number, samplings
 from .kernels import ModelKernels
-from .samplings import Sampling, Unknown, number, samplings
+from .page import user_files
+from .page.front_end import answered, is_busy, running_server
 from .sparse import SparseAttentionNode
 
 if TYPE_CHECKING:
@@ -105,11 +107,12 @@ def _of_sampling(graph: Graph, model: Any, one: Sampling | Unknown) -> dict[str,
 
 def _run(graph: Graph, node: str, model: Any) -> Any:
     """A node of ours with this model, as it would run."""
-    values = {name: value for name, value in graph.prompt[node]["inputs"].items() if name != "model"}
+    kind, given = RUN[graph.prompt[node]["class_type"]], graph.prompt[node]["inputs"]
+    values = {name: given[name] for name in kind.names() if name in given and name != "model"}
     for name, value in values.items():
         if is_link(value):
             raise Unknown("computed", str(value[0]), what=name)
-    return RUN[graph.prompt[node]["class_type"]].execute(model, **values).args[0]
+    return kind.execute(model, **values).args[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- models
@@ -130,10 +133,10 @@ def _model(graph: Graph, loader: str) -> Any:
         path = files.where(role, name)
     if path is None:
         raise Unknown("noFile", file=str(name), folder=f"models/{files.FOLDERS[role]}")
-    precision = choices.precision_of(inputs.get("quality", choices.BY_PRECISION), inputs.get("precision", "precise"))
+    precision = declare.precision_of(inputs.get("quality", declare.BY_PRECISION), inputs.get("precision", "precise"))
     budget = float(number(graph, loader, "vram_budget", AUTO))
-    user_settings.apply()
-    step_times.read()
+    user_files.apply()
+    user_files.read_step_times()
     try:
         model = _unread(path, files.state(path), inputs.get("kernels", "auto"), precision, budget, role)
     except (fusion.WrongFile, BadFile, ValueError, RuntimeError) as error:

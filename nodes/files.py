@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import folder_paths
 
 from ..fusion.base.family import Role
 from ..memory.formats import gguf_split
-from . import choices, queued, small_vaes
+from .graph import queued
 
 if TYPE_CHECKING:
     from ..fusion.load.checkpoint import Beside
@@ -36,6 +37,9 @@ VAE_LOADERS = {"FuseStreamVAELoader": "vae_name", "VAELoader": "vae_name"}
 # The outputs of a checkpoint's loader beside the model.
 PLACES = {1: Role.TEXT, 2: Role.VAE}
 MOST_LISTED = 20  # names in a message
+# TAESD as stock's Load VAE offers it: by a name, out of an encoder's and a decoder's file in this folder.
+HALVES_FOLDER, HALVES = "vae_approx", ("encoder", "decoder")
+FOLDED = {"taef2": 128}  # channels of the latents, where the files do not tell
 
 
 def listed(role: Role) -> list[str]:
@@ -43,7 +47,7 @@ def listed(role: Role) -> list[str]:
     several files the first. Of VAEs also the small ones out of two files."""
     names = folder_paths.get_filename_list(FOLDERS[role])
     if role is Role.VAE:
-        return [*names, *small_vaes.listed()]
+        return [*names, *_listed_in_halves()]
     if role not in GGUF_FOLDERS:
         return list(names)
     return sorted({*names, *_ggufs(role)})
@@ -60,7 +64,41 @@ def path_of(role: Role, name: str) -> str:
 
 def halves_of(role: Role, name: str | None) -> tuple[str, str] | None:
     """The files of a small VAE, which has two; None: it is no such name, or there is a file of this name."""
-    return small_vaes.files_of(name) if role is Role.VAE and where(role, name) is None else None
+    return _halves_named(name) if role is Role.VAE and where(role, name) is None else None
+
+
+def read_halves(name: str) -> tuple[Any, dict[str, int] | None]:
+    """Weights with stock's names and the scale of these latents, and what stock is told besides."""
+    channels = FOLDED.get(name)
+    return _stocks_vae_loader().load_taesd(name), None if channels is None else {"tae_latent_channels": channels}
+
+
+def text_encoder_paths() -> tuple[str, ...]:
+    """All that the user has: one may have what another lacks, such as a tokenizer."""
+    folder = FOLDERS[Role.TEXT]
+    found = (folder_paths.get_full_path(folder, name) for name in folder_paths.get_filename_list(folder))
+    return tuple(path for path in found if path is not None)
+
+
+def _stocks_vae_loader() -> Any:
+    return importlib.import_module("nodes").VAELoader  # ComfyUI's own
+
+
+def _listed_in_halves() -> list[str]:
+    """The names of which both halves are there."""
+    return [name for name in _stocks_vae_loader().image_taes if _halves_named(name) is not None]
+
+
+def _halves_named(name: str | None) -> tuple[str, str] | None:
+    """The paths of the halves, as stock finds them. None: this is no such name, or one is not there."""
+    if name not in _stocks_vae_loader().image_taes:
+        return None
+    names = folder_paths.get_filename_list(HALVES_FOLDER)
+    encoder, decoder = (next((one for one in names if one.startswith(f"{name}_{half}.")), None) for half in HALVES)
+    if encoder is None or decoder is None:
+        return None
+    path = folder_paths.get_full_path_or_raise
+    return path(HALVES_FOLDER, encoder), path(HALVES_FOLDER, decoder)
 
 
 def _ggufs(role: Role) -> dict[str, str]:
@@ -181,7 +219,7 @@ def _header_fault(path: str, state: str, role: Role) -> str | None:
 def _look_at(path: str, _state: str, role: Role) -> None:
     from .. import fusion  # noqa: PLC0415
 
-    fusion.inspect_file(path, role, choices.text_encoder_paths() if role is Role.TEXT else ())
+    fusion.inspect_file(path, role, text_encoder_paths() if role is Role.TEXT else ())
 
 
 @lru_cache(maxsize=256)

@@ -5,16 +5,16 @@ What goes in is not changed, and both share their weights: one loader may feed a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, make_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from comfy_api.latest import io
 
 from ..fusion.base.family import Role
 from ..fusion.families import FAMILIES
-from . import choices, gains, notices
+from . import declare, gains
+from .declare import Node, declared
 from .gains import MEASURED_ON
-from .loaders import CATEGORY
 
 if TYPE_CHECKING:
     from ..fusion import KernelPolicy, Mode, Precision
@@ -32,9 +32,7 @@ class Switch:
 
     def input(self) -> Any:
         tooltip = f"{self.tells} {SAME}: what 'kernels' says. auto, on, off: for these alone."
-        return io.Combo.Input(
-            self.id, options=[SAME, "auto", "on", "off"], default=SAME, optional=True, tooltip=tooltip
-        )
+        return declared(io.Combo, options=[SAME, "auto", "on", "off"], default=SAME, optional=True, tooltip=tooltip)
 
 
 PRODUCTS = (
@@ -159,7 +157,6 @@ def policy_from(
     """The policy that a node's widgets ask for. Where all are off, so is everything: that is stock's own computation."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
 
-    notices.attach()
     ops: dict[str, Any] = {
         op: kernels if (mode := chosen.get(switch.id, SAME)) == SAME else mode
         for switch in switches
@@ -178,120 +175,120 @@ AS_FAST = "turbo: as fast"  # where attention is short, or of a head that has no
 TURBO = "turbo also multiplies in 8 bits, in attention and of matrices, for long or large videos"
 
 
-def first_inputs(off: str, fast: str = FAST, turbo: str = AS_FAST) -> list[Any]:
-    """The two that concern all kernels. off, fast, turbo: what these choices mean here."""
-    return [
-        choices.kernels(
-            "In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
-            f"found out while it computes. on: FuseStream's, or an error that says why not. off: {off}.",
-        ),
-        choices.precision(
-            f"In place of the loader's choice. auto: as the file is stored. {fast}. {turbo}. The result changes a little.",
-            has_auto=True,
-        ),
-    ]
+def inputs(
+    name: str, taken: Any, switches: tuple[Switch, ...], off: str, fast: str = FAST, turbo: str = AS_FAST
+) -> type:
+    """What comes in under this name, the two choices that concern all kernels, and the switches.
 
-
-def kernels_schema(
-    words: str,
-    description: str,
-    aliases: list[str],
-    taken: Any,
-    first: list[Any],
-    switches: tuple[Switch, ...],
-    handed: Any,
-) -> io.Schema:
-    """What the three nodes have in common. words: the node's name behind the pack's; taken, handed: what goes in and out."""
-    return io.Schema(
-        node_id="FuseStream" + words.replace(" ", ""),
-        display_name=f"FuseStream {words}",
-        category=CATEGORY,
-        description=description,
-        search_aliases=["kernel toggles", *aliases, "fusestream"],
-        inputs=[taken, *first, *(switch.input() for switch in switches)],
-        outputs=[handed],
+    off, fast, turbo: what these choices mean here, in words.
+    """
+    kernels = declare.kernels(
+        "In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
+        f"found out while it computes. on: FuseStream's, or an error that says why not. off: {off}.",
+    )
+    precision = declare.precision(
+        f"In place of the loader's choice. auto: as the file is stored. {fast}. {turbo}. The result changes a little.",
+        has_auto=True,
+    )
+    own = ((switch.id, str, switch.input()) for switch in switches)
+    return make_dataclass(
+        "Inputs", [(name, Any, taken), ("kernels", str, kernels), ("precision", str, precision), *own], frozen=True
     )
 
 
-class ModelKernels(io.ComfyNode):
+class KernelsNode(Node):
+    """What the three nodes have in common."""
+
+    SWITCHES: ClassVar[tuple[Switch, ...]]
+
+    @classmethod
+    def policy(cls, inputs: Any) -> KernelPolicy:
+        return policy_from(inputs.kernels, inputs.precision, cls.SWITCHES, vars(inputs))
+
+
+class ModelKernels(KernelsNode):
     """Of a diffusion model."""
+
+    SWITCHES = MODEL_SWITCHES
+    Inputs = inputs(
+        "model",
+        declared(io.Model, tooltip="From the FuseStream Diffusion Model Loader, LoRAs included."),
+        MODEL_SWITCHES,
+        "as without FuseStream",
+        turbo=f"{TURBO}. Error of one model call beside FP32: {gains.ERRORS}",
+    )
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return kernels_schema(
+        return cls.schema(
             "Kernels",
             "Switches a diffusion model's kernels, from here on. The model that goes in stays as it is, and both share "
             "their weights: two branches of one graph can compare on and off.",
-            ["attention switch", "a/b"],
-            io.Model.Input("model", tooltip="From the FuseStream Diffusion Model Loader, LoRAs included."),
-            first_inputs(
-                "as without FuseStream", turbo=f"{TURBO}. Error of one model call beside FP32: {gains.ERRORS}"
-            ),
-            MODEL_SWITCHES,
-            io.Model.Output(tooltip="The same model under these switches, for a sampler."),
+            aliases=["kernel toggles", "attention switch", "a/b"],
+            outputs=[io.Model.Output(tooltip="The same model under these switches, for a sampler.")],
         )
 
     @classmethod
-    def execute(
-        cls, model: Any, kernels: Mode = "auto", precision: Precision = "precise", **switches: str
-    ) -> io.NodeOutput:
+    def run(cls, inputs: Any) -> io.NodeOutput:
         from ..fusion.load import other_policy  # noqa: PLC0415
 
-        return io.NodeOutput(other_policy.model_under(model, policy_from(kernels, precision, MODEL_SWITCHES, switches)))
+        return io.NodeOutput(other_policy.model_under(inputs.model, cls.policy(inputs)))
 
 
-class TextEncoderKernels(io.ComfyNode):
+class TextEncoderKernels(KernelsNode):
     """Of a text encoder."""
 
+    SWITCHES = TEXT_SWITCHES
+    Inputs = inputs(
+        "clip",
+        declared(
+            io.Clip, tooltip=f"A {declare.fused(Role.TEXT)} text encoder, from our loader or from stock's Load CLIP."
+        ),
+        TEXT_SWITCHES,
+        "as without FuseStream, in FP32",
+        "precise keeps what rounding to FP16 takes from the operands; fast does not, for half the arithmetic",
+    )
+
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return kernels_schema(
+        return cls.schema(
             "Text Encoder Kernels",
-            f"Switches a {choices.fused(Role.TEXT)} text encoder's kernels, from here on. The one that goes in stays as it "
+            f"Switches a {declare.fused(Role.TEXT)} text encoder's kernels, from here on. The one that goes in stays as it "
             "is, and both share their weights.",
-            ["clip kernels", "umt5", "qwen3"],
-            io.Clip.Input(
-                "clip", tooltip=f"A {choices.fused(Role.TEXT)} text encoder, from our loader or from stock's Load CLIP."
-            ),
-            first_inputs(
-                "as without FuseStream, in FP32",
-                "precise keeps what rounding to FP16 takes from the operands; fast does not, for half the arithmetic",
-            ),
-            TEXT_SWITCHES,
-            io.Clip.Output(tooltip="The same text encoder under these switches, for CLIP Text Encode."),
+            aliases=["kernel toggles", "clip kernels", "umt5", "qwen3"],
+            outputs=[io.Clip.Output(tooltip="The same text encoder under these switches, for CLIP Text Encode.")],
         )
 
     @classmethod
-    def execute(
-        cls, clip: Any, kernels: Mode = "auto", precision: Precision = "precise", **switches: str
-    ) -> io.NodeOutput:
+    def run(cls, inputs: Any) -> io.NodeOutput:
         from ..fusion.load import other_policy  # noqa: PLC0415
 
-        return io.NodeOutput(
-            other_policy.text_encoder_under(clip, policy_from(kernels, precision, TEXT_SWITCHES, switches))
-        )
+        return io.NodeOutput(other_policy.text_encoder_under(inputs.clip, cls.policy(inputs)))
 
 
-class VAEKernels(io.ComfyNode):
+class VAEKernels(KernelsNode):
     """Of a VAE."""
 
+    SWITCHES = VAE_SWITCHES
+    Inputs = inputs(
+        "vae",
+        declared(io.Vae, tooltip="From the FuseStream VAE Loader, with kernels on or auto there."),
+        VAE_SWITCHES,
+        "torch's operations, in the same bands and the same type",
+    )
+
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return kernels_schema(
+        return cls.schema(
             "VAE Kernels",
-            f"Switches a {choices.fused(Role.VAE)} VAE's kernels, from here on. The one that goes in stays as it is, and both "
+            f"Switches a {declare.fused(Role.VAE)} VAE's kernels, from here on. The one that goes in stays as it is, and both "
             "share their weights.",
-            ["vae kernels"],
-            io.Vae.Input("vae", tooltip="From the FuseStream VAE Loader, with kernels on or auto there."),
-            first_inputs("torch's operations, in the same bands and the same type"),
-            VAE_SWITCHES,
-            io.Vae.Output(tooltip="The same VAE under these switches, for VAE Decode and VAE Encode."),
+            aliases=["kernel toggles", "vae kernels"],
+            outputs=[io.Vae.Output(tooltip="The same VAE under these switches, for VAE Decode and VAE Encode.")],
         )
 
     @classmethod
-    def execute(
-        cls, vae: Any, kernels: Mode = "auto", precision: Precision = "precise", **switches: str
-    ) -> io.NodeOutput:
+    def run(cls, inputs: Any) -> io.NodeOutput:
         from ..fusion.load import other_policy  # noqa: PLC0415
 
-        return io.NodeOutput(other_policy.vae_under(vae, policy_from(kernels, precision, VAE_SWITCHES, switches)))
+        return io.NodeOutput(other_policy.vae_under(inputs.vae, cls.policy(inputs)))

@@ -6,6 +6,8 @@ import logging
 import os
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,147 +16,149 @@ import folder_paths
 from comfy_api.latest import InputImpl, io
 
 from ..fusion.base import errors
-from ..fusion.live.settings import SAMPLERS, SCHEDULERS, Settings
-from . import camera, notices
-from .live_shown import Shown
-from .loaders import CATEGORY
+from ..fusion.live.settings import SAMPLERS, SCHEDULERS, SamplerName, Settings
+from . import camera, declare
+from .declare import Node, declared
+from .page.front_end import write_on
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..fusion.live.sources import Source
 
 log = logging.getLogger("fusestream.live")
 
 IMAGE, VIDEO = 0, 1  # the outputs
+PICTURE_EVERY, TEXT_EVERY = 0.1, 0.5  # seconds
 BOTH = "Connect frames or video, not both: one node makes one video."
 
 
-class LiveVideo(io.ComfyNode):
+class LiveVideo(Node):
     """A video through any image model, frame by frame."""
+
+    @dataclass(frozen=True)
+    class Inputs:
+        model: Any = declared(
+            io.Model, tooltip="Of pictures, such as SD-Turbo, an LCM or SD 1.5 with an LCM LoRA. Any loader's."
+        )
+        positive: Any = declared(io.Conditioning, tooltip="What the frames shall show.")
+        negative: Any = declared(io.Conditioning, tooltip="What they shall not show. Without effect where cfg is 1.")
+        vae: Any = declared(io.Vae, tooltip="The model's. TAESD is the fastest; its pictures are a little softer.")
+        frames: Any = declared(
+            io.Image,
+            optional=True,
+            tooltip="A short clip as pictures. Or connect video; without both it is the camera of your browser.",
+        )
+        video: Any = declared(
+            io.Video,
+            optional=True,
+            tooltip="Read from its file frame by frame, however long it is. Its sound is not carried over.",
+        )
+        steps: int = declared(
+            io.Int, default=1, min=1, max=50, tooltip="Of each frame: 1 for SD-Turbo, up to 4 for LCM models."
+        )
+        cfg: float = declared(
+            io.Float,
+            default=1.0,
+            min=0.0,
+            max=100.0,
+            step=0.1,
+            tooltip="Guidance. Turbo and LCM models want 1, and are twice as fast with it.",
+        )
+        strength: float = declared(
+            io.Float,
+            default=0.5,
+            min=0.01,
+            max=1.0,
+            step=0.01,
+            tooltip="How much of a frame is made anew, as KSampler's denoise. 1: all of it.",
+        )
+        seed: int = declared(
+            io.Int,
+            default=0,
+            min=0,
+            max=0xFFFFFFFFFFFFFFFF,
+            control_after_generate=False,
+            tooltip="Of the noise. All frames have the same, so what does not move stays as it is.",
+        )
+        sampler: SamplerName = declared(
+            io.Combo, options=SAMPLERS, default="euler", tooltip="lcm for LCM models, euler for others."
+        )
+        scheduler: str = declared(
+            io.Combo,
+            options=SCHEDULERS,
+            default="simple",
+            tooltip="As in KSampler; sd_turbo is ComfyUI's SDTurboScheduler, for SD-Turbo and SDXL-Turbo.",
+        )
+        blend: float = declared(
+            io.Float,
+            default=0.0,
+            min=0.0,
+            max=0.95,
+            step=0.05,
+            optional=True,
+            tooltip="How much of the frame before is blended in where nothing changes: less flicker. 0: nothing.",
+        )
+        tolerance: float = declared(
+            io.Float,
+            default=0.1,
+            min=0.01,
+            max=1.0,
+            step=0.01,
+            optional=True,
+            advanced=True,
+            tooltip="How far a place may change between two frames, from 0 to 1, before nothing is blended there.",
+        )
+        skip: float = declared(
+            io.Float,
+            default=0.0,
+            min=0.0,
+            max=1.0,
+            step=0.001,
+            optional=True,
+            tooltip="A frame that differs less than this from the last one that was made, on average, is not made: that "
+            "one is shown again. 0.005 suits a camera that stands still. 0: every frame is made.",
+        )
+        batch: int = declared(
+            io.Int,
+            default=1,
+            min=1,
+            max=64,
+            optional=True,
+            tooltip="Frames that pass through the model together: more a second where the card has room, each later.",
+        )
+        width: int = declared(
+            io.Int,
+            default=512,
+            min=0,
+            max=4096,
+            step=8,
+            optional=True,
+            tooltip="Frames are scaled to it, and what stands over is cut off. 0: as they come.",
+        )
+        height: int = declared(
+            io.Int, default=512, min=0, max=4096, step=8, optional=True, tooltip="As width. 0: as they come."
+        )
+        fps: float = declared(
+            io.Float,
+            default=24.0,
+            min=1.0,
+            max=240.0,
+            step=1.0,
+            optional=True,
+            tooltip="Frames a second of the new video where frames is connected, and the most that are taken of a camera. "
+            "A video keeps its own.",
+        )
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="FuseStreamLiveVideo",
-            display_name="FuseStream Live Video",
-            category=CATEGORY,
-            description="Makes each frame of a video anew by one to four steps of a turbo or LCM model, as VAE Encode, KSampler "
+        return cls.schema(
+            "Live Video",
+            "Makes each frame of a video anew by one to four steps of a turbo or LCM model, as VAE Encode, KSampler "
             "and VAE Decode would one by one, but without loading, preparing and waiting between frames. Frames are read, made and "
             "written one after the other: memory does not grow with the video.",
-            search_aliases=["real time", "video to video", "webcam", "stream diffusion", "sd turbo", "fusestream"],
+            aliases=["real time", "video to video", "webcam", "stream diffusion", "sd turbo"],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
-            inputs=[
-                io.Model.Input(
-                    "model", tooltip="Of pictures, such as SD-Turbo, an LCM or SD 1.5 with an LCM LoRA. Any loader's."
-                ),
-                io.Conditioning.Input("positive", tooltip="What the frames shall show."),
-                io.Conditioning.Input("negative", tooltip="What they shall not show. Without effect where cfg is 1."),
-                io.Vae.Input("vae", tooltip="The model's. TAESD is the fastest; its pictures are a little softer."),
-                io.Image.Input(
-                    "frames",
-                    optional=True,
-                    tooltip="A short clip as pictures. Or connect video; without both it is the camera of your browser.",
-                ),
-                io.Video.Input(
-                    "video",
-                    optional=True,
-                    tooltip="Read from its file frame by frame, however long it is. Its sound is not carried over.",
-                ),
-                io.Int.Input(
-                    "steps", default=1, min=1, max=50, tooltip="Of each frame: 1 for SD-Turbo, up to 4 for LCM models."
-                ),
-                io.Float.Input(
-                    "cfg",
-                    default=1.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    tooltip="Guidance. Turbo and LCM models want 1, and are twice as fast with it.",
-                ),
-                io.Float.Input(
-                    "strength",
-                    default=0.5,
-                    min=0.01,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="How much of a frame is made anew, as KSampler's denoise. 1: all of it.",
-                ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    control_after_generate=False,
-                    tooltip="Of the noise. All frames have the same, so what does not move stays as it is.",
-                ),
-                io.Combo.Input(
-                    "sampler", options=list(SAMPLERS), default="euler", tooltip="lcm for LCM models, euler for others."
-                ),
-                io.Combo.Input(
-                    "scheduler",
-                    options=list(SCHEDULERS),
-                    default="simple",
-                    tooltip="As in KSampler; sd_turbo is ComfyUI's SDTurboScheduler, for SD-Turbo and SDXL-Turbo.",
-                ),
-                io.Float.Input(
-                    "blend",
-                    default=0.0,
-                    min=0.0,
-                    max=0.95,
-                    step=0.05,
-                    optional=True,
-                    tooltip="How much of the frame before is blended in where nothing changes: less flicker. 0: nothing.",
-                ),
-                io.Float.Input(
-                    "tolerance",
-                    default=0.1,
-                    min=0.01,
-                    max=1.0,
-                    step=0.01,
-                    optional=True,
-                    advanced=True,
-                    tooltip="How far a place may change between two frames, from 0 to 1, before nothing is blended there.",
-                ),
-                io.Float.Input(
-                    "skip",
-                    default=0.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.001,
-                    optional=True,
-                    tooltip="A frame that differs less than this from the last one that was made, on average, is not made: that "
-                    "one is shown again. 0.005 suits a camera that stands still. 0: every frame is made.",
-                ),
-                io.Int.Input(
-                    "batch",
-                    default=1,
-                    min=1,
-                    max=64,
-                    optional=True,
-                    tooltip="Frames that pass through the model together: more a second where the card has room, each later.",
-                ),
-                io.Int.Input(
-                    "width",
-                    default=512,
-                    min=0,
-                    max=4096,
-                    step=8,
-                    optional=True,
-                    tooltip="Frames are scaled to it, and what stands over is cut off. 0: as they come.",
-                ),
-                io.Int.Input(
-                    "height", default=512, min=0, max=4096, step=8, optional=True, tooltip="As width. 0: as they come."
-                ),
-                io.Float.Input(
-                    "fps",
-                    default=24.0,
-                    min=1.0,
-                    max=240.0,
-                    step=1.0,
-                    optional=True,
-                    tooltip="Frames a second of the new video where frames is connected, and the most that are taken of a camera. "
-                    "A video keeps its own.",
-                ),
-            ],
             outputs=[
                 io.Image.Output(
                     tooltip="All new frames as one batch, up to 4 GiB of them: 1365 of 512x512. Longer ones: VIDEO."
@@ -164,42 +168,19 @@ class LiveVideo(io.ComfyNode):
         )
 
     @classmethod
-    def execute(
-        cls,
-        model: Any,
-        positive: Any,
-        negative: Any,
-        vae: Any,
-        steps: int,
-        cfg: float,
-        strength: float,
-        seed: int,
-        sampler: Any,
-        scheduler: str,
-        frames: Any = None,
-        video: Any = None,
-        blend: float = 0.0,
-        tolerance: float = 0.1,
-        skip: float = 0.0,
-        batch: int = 1,
-        width: int = 512,
-        height: int = 512,
-        fps: float = 24.0,
-    ) -> io.NodeOutput:
+    def run(cls, inputs: Inputs) -> io.NodeOutput:
         from ..fusion.live import engine, kept  # noqa: PLC0415 - the server starts without it
         from ..fusion.live.video import VideoFile  # noqa: PLC0415
 
-        notices.attach()
-        rate = Fraction(fps).limit_denominator(1000)
-        source = _source(frames, video, rate) or _of_camera(cls.hidden.unique_id, width, height, rate)
+        settings = declare.settings_of(Settings, inputs)
+        source = _source(inputs, cls.hidden.unique_id)
         images = kept.Kept()
         if source.count and source.height and source.width:
-            images.fault = kept.too_large(source.count, height or source.height, width or source.width)
+            images.fault = kept.too_large(
+                source.count, settings.height or source.height, settings.width or source.width
+            )
             if images.fault is not None and _is_linked(cls.hidden, IMAGE):
                 raise errors.WrongInput(images.fault)
-        settings = Settings(
-            steps, cfg, strength, sampler, scheduler, seed, blend, tolerance, batch, skip, width, height
-        )
         written = VideoFile(_temp_file(), source.rate)
         shown = Shown(source.count, cls.hidden.unique_id)
 
@@ -211,7 +192,7 @@ class LiveVideo(io.ComfyNode):
             shown.add(frame)
 
         try:
-            engine.run(model, positive, negative, vae, source.frames, settings, deliver)
+            engine.run(inputs.model, inputs.positive, inputs.negative, inputs.vae, source.frames, settings, deliver)
         finally:
             source.close()
             written.close()
@@ -229,21 +210,18 @@ class LiveVideo(io.ComfyNode):
         return None if given.keys() & {"frames", "video"} else float("nan")
 
 
-def _source(frames: Any, video: Any, rate: Fraction) -> Source | None:
-    """None: nothing is connected."""
+def _source(inputs: LiveVideo.Inputs, node: str | None) -> Source:
+    """What is connected, or the camera of the page that shows this node."""
     from ..fusion.live import sources  # noqa: PLC0415
 
-    if frames is not None and video is not None:
+    rate = Fraction(inputs.fps).limit_denominator(1000)
+    if inputs.frames is not None and inputs.video is not None:
         raise errors.WrongInput(BOTH)
-    if frames is not None:
-        return sources.of_images(frames, rate)
-    return None if video is None else sources.of_video(video)
-
-
-def _of_camera(node: str | None, width: int, height: int, rate: Fraction) -> Source:
-    from ..fusion.live import sources  # noqa: PLC0415
-
-    return sources.Source(camera.Camera(node, width, height, float(rate)).frames(), None, None)
+    if inputs.frames is not None:
+        return sources.of_images(inputs.frames, rate)
+    if inputs.video is not None:
+        return sources.of_video(inputs.video)
+    return sources.Source(camera.Camera(node, inputs.width, inputs.height, float(rate)).frames(), None, None)
 
 
 def _is_linked(hidden: Any, output: int) -> bool:
@@ -267,3 +245,51 @@ def _temp_file() -> Path:
     handle, path = tempfile.mkstemp(".mp4", "fusestream-live-", folder)
     os.close(handle)
     return Path(path)
+
+
+# ---------------------------------------------------------------------------------------------------- while it runs
+
+
+class Shown:
+    """What a page shows of one run: the bar, a picture now and then, and frames a second.
+
+    total: how many frames there will be; None: nobody knows. node: where the text is shown."""
+
+    def __init__(self, total: int | None, node: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        import comfy.utils  # noqa: PLC0415 - not while nodes are being listed
+
+        self._total, self._node, self._clock = total, node, clock
+        self._bar: Any = comfy.utils.ProgressBar(total or 1, node_id=node)
+        self._began = self._text_at = self._picture_at = clock()
+        self._told = 0  # frames at the last text
+        self.frames = 0
+
+    def add(self, frame: Tensor) -> None:
+        """frame: [h, w, 3] floats on the host."""
+        self.frames += 1
+        now = self._clock()
+        picture = None
+        if self.frames == 1 or now - self._picture_at >= PICTURE_EVERY:
+            self._picture_at, picture = now, preview(frame)
+        # Of a camera it is not known how long it will be: the bar is always about to end.
+        self._bar.update_absolute(self.frames, max(self._total or 0, self.frames + (self._total is None)), picture)
+        if now - self._text_at >= TEXT_EVERY:
+            self._say(f"{(self.frames - self._told) / (now - self._text_at):.1f} frames a second, {self.frames} so far")
+            self._text_at, self._told = now, self.frames
+
+    def done(self) -> None:
+        """The whole run in a line."""
+        seconds = max(self._clock() - self._began, 1e-9)
+        self._say(f"{self.frames} frames in {seconds:.1f} s: {self.frames / seconds:.1f} a second")
+
+    def _say(self, text: str) -> None:
+        write_on(self._node, text)
+
+
+def preview(frame: Tensor) -> tuple[str, Any, int]:
+    """As stock's bar takes a picture."""
+    import latent_preview  # noqa: PLC0415 - ComfyUI's own
+    from PIL import Image  # noqa: PLC0415
+
+    pixels = (frame * 255).clamp(0, 255).byte().numpy()
+    return "JPEG", Image.fromarray(pixels), latent_preview.MAX_PREVIEW_RESOLUTION

@@ -2,83 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from comfy_api.latest import io
 
 from ..fusion.sparse.settings import LEAST_SHARE, METHODS, Method, Settings
-from . import gains, notices
-from .loaders import CATEGORY
+from . import declare, gains
+from .declare import Node, declared
 
 
-class SparseAttentionNode(io.ComfyNode):
+class SparseAttentionNode(Node):
     """Off unless it is there: no loader makes attention sparse."""
+
+    @dataclass(frozen=True)
+    class Inputs:
+        model: Any = declared(
+            io.Model, tooltip="From any loader; LoRAs and model patches may come before or after this node."
+        )
+        method: Method = declared(
+            io.Combo,
+            options=METHODS,
+            default=Settings.method,
+            optional=True,
+            tooltip="top-k: in every attention anew, the blocks that fit best, and averages in place of the others. "
+            "radial: always the same, fewer the further apart two frames are; for Wan, and for models that tell how "
+            "their tokens lie. Others stay dense with radial.",
+        )
+        share: float = declared(
+            io.Float,
+            default=Settings.share,
+            min=LEAST_SHARE,
+            max=1.0,
+            step=0.05,
+            optional=True,
+            tooltip="Of the key blocks, how much top-k visits, neighbours among them. Less is faster and changes the video "
+            f"more: {gains.SPARSE_ERRORS}. 1: dense. radial does not ask for it: its share follows from the size of the "
+            "video.",
+        )
+        dense_steps: float = declared(
+            io.Float,
+            default=Settings.dense_steps,
+            min=0.0,
+            max=1.0,
+            step=0.05,
+            optional=True,
+            tooltip="Share of the sampler's steps that stay dense, the first ones: they decide what is where. A second "
+            "sampler has first steps of its own.",
+        )
+        dense_layers: int = declared(
+            io.Int,
+            default=Settings.dense_layers,
+            min=0,
+            max=1000,
+            optional=True,
+            advanced=True,
+            tooltip="How many attentions of each model call stay dense, the first ones.",
+        )
+        least_tokens: int = declared(
+            io.Int,
+            default=Settings.least_tokens,
+            min=0,
+            max=10000000,
+            step=1000,
+            optional=True,
+            advanced=True,
+            tooltip="Attention over fewer tokens stays dense: there is little to gain. 81 frames of 832x480 are 32760 "
+            "tokens in Wan 2.1, one picture is 1560.",
+        )
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="FuseStreamSparseAttention",
-            display_name="FuseStream Sparse Attention",
-            category=CATEGORY,
-            description="Makes the attention of long videos sparse: each part of the video looks at the parts that matter most to "
+        return cls.schema(
+            "Sparse Attention",
+            "Makes the attention of long videos sparse: each part of the video looks at the parts that matter most to "
             "it, and at the rest in less detail or not at all. Faster, and the video changes. Nothing is sparse without "
             "this node. Real weights were not tried yet: look at your own videos.",
-            search_aliases=["radial attention", "block sparse", "top-k attention", "sliding tile", "fusestream"],
-            inputs=[
-                io.Model.Input(
-                    "model", tooltip="From any loader; LoRAs and model patches may come before or after this node."
-                ),
-                io.Combo.Input(
-                    "method",
-                    options=list(METHODS),
-                    default=Settings.method,
-                    optional=True,
-                    tooltip="top-k: in every attention anew, the blocks that fit best, and averages in place of the others. "
-                    "radial: always the same, fewer the further apart two frames are; for Wan, and for models that tell how "
-                    "their tokens lie. Others stay dense with radial.",
-                ),
-                io.Float.Input(
-                    "share",
-                    default=Settings.share,
-                    min=LEAST_SHARE,
-                    max=1.0,
-                    step=0.05,
-                    optional=True,
-                    tooltip="Of the key blocks, how much top-k visits, neighbours among them. Less is faster and changes the video "
-                    f"more: {gains.SPARSE_ERRORS}. 1: dense. radial does not ask for it: its share follows from the size of the "
-                    "video.",
-                ),
-                io.Float.Input(
-                    "dense_steps",
-                    default=Settings.dense_steps,
-                    min=0.0,
-                    max=1.0,
-                    step=0.05,
-                    optional=True,
-                    tooltip="Share of the sampler's steps that stay dense, the first ones: they decide what is where. A second "
-                    "sampler has first steps of its own.",
-                ),
-                io.Int.Input(
-                    "dense_layers",
-                    default=Settings.dense_layers,
-                    min=0,
-                    max=1000,
-                    optional=True,
-                    advanced=True,
-                    tooltip="How many attentions of each model call stay dense, the first ones.",
-                ),
-                io.Int.Input(
-                    "least_tokens",
-                    default=Settings.least_tokens,
-                    min=0,
-                    max=10000000,
-                    step=1000,
-                    optional=True,
-                    advanced=True,
-                    tooltip="Attention over fewer tokens stays dense: there is little to gain. 81 frames of 832x480 are 32760 "
-                    "tokens in Wan 2.1, one picture is 1560.",
-                ),
-            ],
+            aliases=["radial attention", "block sparse", "top-k attention", "sliding tile"],
             outputs=[
                 io.Model.Output(
                     tooltip="The same model with sparse attention, for a sampler. The one that came in stays dense."
@@ -87,16 +87,7 @@ class SparseAttentionNode(io.ComfyNode):
         )
 
     @classmethod
-    def execute(
-        cls,
-        model: Any,
-        method: Method = Settings.method,
-        share: float = Settings.share,
-        dense_steps: float = Settings.dense_steps,
-        dense_layers: int = Settings.dense_layers,
-        least_tokens: int = Settings.least_tokens,
-    ) -> io.NodeOutput:
+    def run(cls, inputs: Inputs) -> io.NodeOutput:
         from ..fusion.sparse.model import sparse  # noqa: PLC0415 - the server starts without it
 
-        notices.attach()
-        return io.NodeOutput(sparse(model, Settings(method, share, dense_steps, dense_layers, least_tokens)))
+        return io.NodeOutput(sparse(inputs.model, declare.settings_of(Settings, inputs)))

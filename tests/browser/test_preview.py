@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from browser.front_end import FrontEnd
-from fusestream.nodes import moving_preview
+from fusestream.nodes.page import moving_preview
 
 COLOURS = {"red": (200, 0, 0), "green": (0, 140, 0), "blue": (0, 0, 200)}
 LEAST = 20_000  # pixels on the page of a picture that can be seen well

@@ -17,7 +17,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
 
 from fusestream.fusion.base import notices
-from fusestream.nodes import between_prompts, camera, camera_route, live
+from fusestream.nodes import camera, live
+from fusestream.nodes.page import between_prompts
 
 LONG = 10.0  # seconds: reached only where the test fails
 
@@ -33,8 +34,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     """What the page hears."""
     heard: list[dict[str, Any]] = []
     server = SimpleNamespace(client_id="page", routes=web.RouteTableDef(), prompt_queue=SimpleNamespace())
-    for module in (camera, camera_route):
-        monkeypatch.setattr(module, "running_server", lambda: server)
+    monkeypatch.setattr(camera, "running_server", lambda: server)
     monkeypatch.setattr(camera, "tell", lambda _event, said: heard.append(said))
     monkeypatch.setattr(camera, "_open", {})
     monkeypatch.setattr(between_prompts, "_always", [])
@@ -162,7 +162,7 @@ def test_what_is_no_picture_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_pages_of_this_server(origin: str | None, host: str | None, own: bool) -> None:
-    assert camera_route.is_own_page(origin, host) is own
+    assert camera.is_own_page(origin, host) is own
 
 
 def test_frames_come_over_the_address_and_nobody_elses(
@@ -172,17 +172,17 @@ def test_frames_come_over_the_address_and_nobody_elses(
 
     async def play() -> None:
         app = web.Application()
-        camera_route.attach()
-        app.add_routes(camera_route.running_server().routes)
+        camera.attach()
+        app.add_routes(camera.running_server().routes)
         async with TestClient(TestServer(app)) as client:
             own = {"Origin": f"http://{client.host}:{client.port}"}
             one = camera.Camera("7", 0, 0, 1000.0)
-            address = f"{camera_route.PATH}?word={one.word}"
+            address = f"{camera.PATH}?word={one.word}"
             for headers, path, status in (
                 ({"Origin": "http://evil.example"}, address, 403),
                 ({}, address, 403),
-                (own, f"{camera_route.PATH}?word=guessed", 404),
-                (own, camera_route.PATH, 404),
+                (own, f"{camera.PATH}?word=guessed", 404),
+                (own, camera.PATH, 404),
             ):
                 assert (await client.get(path, headers=headers)).status == status
             taken: list[torch.Tensor] = []
@@ -195,20 +195,20 @@ def test_frames_come_over_the_address_and_nobody_elses(
                     while len(taken) < grey // 10:
                         await asyncio.sleep(0.005)
                 await socket.send_str("nothing that is known")
-                await socket.send_str(camera_route.STOP)
+                await socket.send_str(camera.STOP)
                 message = await socket.receive(timeout=LONG)
                 assert message.type is aiohttp.WSMsgType.CLOSE, "the run is over"
             taker.join(LONG)
             assert greys(taken) == [10, 20, 30]
             assert (await client.get(address, headers=own)).status == 404, "closed with its run"
             large = camera.Camera("7", 0, 0, 1000.0)
-            async with client.ws_connect(f"{camera_route.PATH}?word={large.word}", headers=own) as socket:
+            async with client.ws_connect(f"{camera.PATH}?word={large.word}", headers=own) as socket:
                 await socket.send_bytes(bytes(camera.MOST_BYTES + 1))
                 message = await socket.receive(timeout=LONG)
                 assert message.type is aiohttp.WSMsgType.CLOSE and message.data == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
             while large.hang_up is not None:
                 await asyncio.sleep(0.005)
-            async with client.ws_connect(f"{camera_route.PATH}?word={large.word}", headers=own) as socket:
+            async with client.ws_connect(f"{camera.PATH}?word={large.word}", headers=own) as socket:
                 (end,) = between_prompts._always
                 await asyncio.to_thread(end)  # the prompt is over, whatever its node did
                 assert (await socket.receive(timeout=LONG)).type is aiohttp.WSMsgType.CLOSE

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fusestream.nodes import doctor_route, front_end
+from fusestream.nodes import doctor
 from fusestream.nodes.doctor import Doctor
+from fusestream.nodes.page import front_end
 
 LONG = 10.0  # seconds: reached only where the test fails
 
@@ -21,30 +22,27 @@ def server(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """As much of ComfyUI's as the route asks for. `at_work`: prompts that run or wait."""
     made = SimpleNamespace(at_work=0, routes=web.RouteTableDef())
     made.prompt_queue = SimpleNamespace(get_tasks_remaining=lambda: made.at_work)
-    for module in (doctor_route, front_end):
+    for module in (doctor, front_end):
         monkeypatch.setattr(module, "running_server", lambda: made)
     return made
 
 
 def ask() -> web.Response:
     request: Any = None
-    return asyncio.run(doctor_route.answer(request))
+    return asyncio.run(doctor.answer(request))
 
 
 def test_it_has_an_address_of_the_server(server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    doctor_route.attach()
+    doctor.attach()
     (route,) = server.routes
-    assert (route.method, route.path, route.handler) == ("GET", "/fusestream/doctor", doctor_route.answer)
-    monkeypatch.setattr(doctor_route, "running_server", lambda: None)
-    doctor_route.attach()  # a graph that is run without a server
+    assert (route.method, route.path, route.handler) == ("GET", "/fusestream/doctor", doctor.answer)
+    monkeypatch.setattr(doctor, "running_server", lambda: None)
+    doctor.attach()  # a graph that is run without a server
 
 
 def test_it_says_what_the_node_says_and_nothing_else(server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    for module in ("doctor", "doctor_route"):
-        monkeypatch.setattr(
-            f"fusestream.nodes.{module}.examined", lambda measure: asked.append(measure) or "all of it\n"
-        )
+    monkeypatch.setattr(doctor, "examined", lambda measure: asked.append(measure) or "all of it\n")
     answer = ask()
     assert (answer.status, answer.text) == (200, Doctor.execute(measure=True).args[0])
     assert asked == [True, True] and not server.at_work
@@ -52,7 +50,7 @@ def test_it_says_what_the_node_says_and_nothing_else(server: SimpleNamespace, mo
 
 def test_it_measures_nothing_while_a_graph_runs(server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(doctor_route, "examined", lambda measure: asked.append(measure) or "all of it\n")
+    monkeypatch.setattr(doctor, "examined", lambda measure: asked.append(measure) or "all of it\n")
     server.at_work = 1
     text = ask().text
     assert asked == [False] and text is not None
@@ -63,7 +61,7 @@ def test_a_failure_is_a_sentence(server: SimpleNamespace, monkeypatch: pytest.Mo
     def fail(measure: bool) -> str:
         raise OSError(f"the disk is gone ({measure=})")
 
-    monkeypatch.setattr(doctor_route, "examined", fail)
+    monkeypatch.setattr(doctor, "examined", fail)
     answer = ask()
     assert answer.status == 500 and not server.at_work
     assert answer.text is not None
@@ -84,14 +82,14 @@ def test_the_server_goes_on_meanwhile_and_two_do_not_measure_at_once(
 
     async def both() -> list[web.Response]:
         request: Any = None
-        asked = [asyncio.create_task(doctor_route.answer(request)) for _ in range(2)]
+        asked = [asyncio.create_task(doctor.answer(request)) for _ in range(2)]
         while not running:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)  # room for the second one to start, if it may
         go_on.set()
         return await asyncio.wait_for(asyncio.gather(*asked), LONG)
 
-    monkeypatch.setattr(doctor_route, "examined", wait)
-    monkeypatch.setattr(doctor_route, "_one_at_a_time", asyncio.Lock())
+    monkeypatch.setattr(doctor, "examined", wait)
+    monkeypatch.setattr(doctor, "_one_at_a_time", asyncio.Lock())
     answers = asyncio.run(both())
     assert [answer.text for answer in answers] == ["all of it\n"] * 2 and not server.at_work

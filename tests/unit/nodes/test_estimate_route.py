@@ -24,8 +24,9 @@ from fusestream.fusion.base.card_rates import Card
 from fusestream.fusion.estimate.plan import estimate, pixels_of, shape_of
 from fusestream.fusion.estimate.unread import SMALL, unread_model
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
-from fusestream.nodes import estimate_route, front_end
-from fusestream.nodes.graph import Kind
+from fusestream.nodes import estimate_route
+from fusestream.nodes.graph.links import Kind
+from fusestream.nodes.page import front_end
 
 LOADER = "FuseStreamDiffusionModelLoader"
 MAY = {"FuseStreamLiveVideo": "samplesItself", "GetImageSize": "computed"}  # reasons, by the node that is named
@@ -287,7 +288,7 @@ def test_the_page_has_words_for_every_reason_and_source() -> None:
     import re
 
     from fusestream.fusion.base.card_rates import Source
-    from fusestream.nodes import samplings
+    from fusestream.nodes.graph import samplings
 
     words = WORDS.read_text(encoding="utf-8")
     said = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (samplings, estimate_route))

@@ -18,7 +18,8 @@ from gguf_files import file_of as file_of_gguf
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion.base.family import Role
-from fusestream.nodes import doctor, files, queued
+from fusestream.nodes import doctor, files
+from fusestream.nodes.graph import queued
 from fusestream.nodes.loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 
 LOADERS = {

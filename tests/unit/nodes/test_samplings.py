@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fusestream.nodes.graph import Graph, Kind
-from fusestream.nodes.samplings import Sampling, Unknown, samplings
+from fusestream.nodes.graph.links import Graph, Kind
+from fusestream.nodes.graph.samplings import Sampling, Unknown, samplings
 
 KINDS = {
     "Loader": Kind(("MODEL",), is_plain=False),

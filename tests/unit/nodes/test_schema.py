@@ -13,7 +13,6 @@ import pytest
 
 import fusestream.nodes
 
-ROOT = Path(__file__).resolve().parents[3]
 SNAPSHOT = Path(__file__).with_name("schema.json")
 SCHEMAS = [node.GET_SCHEMA() for node in fusestream.nodes.NODES]
 
@@ -39,21 +38,3 @@ def test_schema_is_the_snapshot(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-schema"):
         SNAPSHOT.write_text(json.dumps(described(), indent=2) + "\n", encoding="utf-8")
     assert described() == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.node_id)
-def test_node_explains_itself(schema: Any) -> None:
-    assert schema.node_id.startswith("FuseStream")
-    assert schema.display_name.startswith("FuseStream ")
-    assert schema.category.split("/")[0] == "FuseStream"
-    assert len(schema.description) > 30
-    for item in (*schema.inputs, *schema.outputs):
-        assert item.tooltip and len(item.tooltip) > 20
-    page = (ROOT / "nodes" / "web" / "docs" / f"{schema.node_id}.md").read_text(encoding="utf-8")
-    assert page.startswith(f"# {schema.display_name}\n")
-    assert all(f"**{item.id}**" in page for item in schema.inputs)
-
-
-def test_no_help_page_without_a_node() -> None:
-    pages = {path.stem for path in (ROOT / "nodes" / "web" / "docs").glob("*.md")}
-    assert pages == {schema.node_id for schema in SCHEMAS}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from fusestream.checkpoints import style as made
 from fusestream.checkpoints import trained
 from fusestream.checkpoints.train import style as training
-from fusestream.nodes.style import EXAMPLE, ApplyStyle, LoadStyleModel, listed
+from fusestream.nodes.pictures import EXAMPLE, ApplyStyle, LoadStyleModel, listed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FILE = trained.FOLDER / trained.STYLE

@@ -10,8 +10,7 @@ import pytest
 
 from fusestream.fusion.base import notices
 from fusestream.fusion.text import token_rate
-from fusestream.nodes import front_end
-from fusestream.nodes import notices as page
+from fusestream.nodes.page import front_end
 
 SENTENCE = "This model does not look at the image. Load one for image to video."
 
@@ -67,11 +66,11 @@ def test_the_page_of_who_queued_the_prompt_is_told(monkeypatch: pytest.MonkeyPat
         client_id="me", last_prompt_id="p", last_node_id="4", send_sync=lambda *message: sent.append(message)
     )
     monkeypatch.setattr(front_end, "running_server", lambda: server)
-    page.attach()  # as every loader does
-    page.attach()
+    front_end.hear_notices()  # as every loader does
+    front_end.hear_notices()
     with in_run("p"):
         notices.warn(SENTENCE)
-    assert sent == [(page.EVENT, {"node": "9", "sentence": SENTENCE, "prompt_id": "p"}, "me")]
+    assert sent == [(front_end.NOTICE, {"node": "9", "sentence": SENTENCE, "prompt_id": "p"}, "me")]
     server.client_id = None  # queued by a program
     notices.warn("another")
     monkeypatch.setattr(front_end, "running_server", lambda: None)
@@ -89,8 +88,8 @@ def test_the_pace_of_a_text_stands_on_the_node_that_asked(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(front_end, "running_server", lambda: server)
     monkeypatch.setattr(token_rate, "_listeners", [])
-    page.attach()
-    page.attach()
+    front_end.hear_notices()
+    front_end.hear_notices()
     with in_run("first"):
         token_rate.tell(token_rate.Pace(3, 0.25, 0.5, 2 * 10**9))
     words = "3 tokens, the first after 0.25 s, then 4.0 a second: 2.00 GB a token, 8 GB/s"

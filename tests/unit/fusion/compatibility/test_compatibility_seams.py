@@ -33,7 +33,7 @@ from fusestream.fusion.live.steps import are_stocks
 from fusestream.fusion.load import diffusion
 from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
 from fusestream.memory import Checkpoint
-from fusestream.nodes import moving_preview
+from fusestream.nodes.page import moving_preview
 
 Patcher = comfy.model_patcher.ModelPatcher
 

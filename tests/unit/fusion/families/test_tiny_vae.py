@@ -26,7 +26,7 @@ from fusestream.fusion.vae import memory_limits
 from fusestream.fusion.vae.memory_limits import LIMIT
 from fusestream.kernels_cuda import KernelPolicy
 from fusestream.memory import Checkpoint
-from fusestream.nodes import files, small_vaes
+from fusestream.nodes import files
 from fusestream.nodes.loaders import VAELoader
 
 OFF = KernelPolicy.of("off")
@@ -208,11 +208,11 @@ def test_files_are_known_and_may_lack_the_scale(nets, path, tmp_path):
 def in_parts(nets, tmp_path, monkeypatch):
     """The folder where stock has them, with both halves of two and one of a third."""
     for kind in ("taesd", "taef2"):
-        for half in small_vaes.HALVES:
+        for half in files.HALVES:
             weights = getattr(nets[kind], f"taesd_{half}").state_dict()
             save_file({name: t.contiguous() for name, t in weights.items()}, tmp_path / f"{kind}_{half}.safetensors")
     (tmp_path / "taef1_decoder.safetensors").touch()
-    known = {small_vaes.FOLDER: ([str(tmp_path)], folder_paths.supported_pt_extensions)}
+    known = {files.HALVES_FOLDER: ([str(tmp_path)], folder_paths.supported_pt_extensions)}
     monkeypatch.setattr(folder_paths, "folder_names_and_paths", {**folder_paths.folder_names_and_paths, **known})
     monkeypatch.setattr(folder_paths, "filename_list_cache", {})
     return tmp_path

@@ -31,7 +31,7 @@ from fusestream.fusion.weights.int8_weights import Int8Weights, int8_operands
 from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.memory.formats import read_header
-from fusestream.nodes import choices
+from fusestream.nodes import declare
 from fusestream.nodes.loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -213,8 +213,8 @@ def test_the_estimate_offers_auto_to_an_int8_file_that_is_unpacked() -> None:
 def test_every_loader_begins_with_auto() -> None:
     for node in (DiffusionModelLoader, CheckpointLoader, TextEncoderLoader, VAELoader):
         last = node.define_schema().inputs[-1]
-        assert (last.id, last.default, last.options) == ("quality", "auto", [*QUALITIES, choices.BY_PRECISION])
-        assert all(word in last.tooltip for word in (*QUALITIES, choices.BY_PRECISION))
+        assert (last.id, last.default, last.options) == ("quality", "auto", [*QUALITIES, declare.BY_PRECISION])
+        assert all(word in last.tooltip for word in (*QUALITIES, declare.BY_PRECISION))
 
 
 def test_the_page_has_the_words_of_the_loaders() -> None:

@@ -42,8 +42,8 @@ from fusestream.fusion.live.settings import SD_TURBO, Settings
 from fusestream.fusion.live.video import NotWritten, VideoFile
 from fusestream.fusion.report.data import Report
 from fusestream.fusion.report.live import live_lines, live_of
-from fusestream.nodes import front_end, live_shown
 from fusestream.nodes import live as node
+from fusestream.nodes.page import front_end
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 SIDE = 64
@@ -335,14 +335,14 @@ def test_an_interrupt_at_any_frame_keeps_what_was_made(
 ) -> None:
     management, running = comfy.model_management, threading.active_count()
 
-    add = live_shown.Shown.add
+    add = node.Shown.add
 
     def stop_at_third(shown: Any, frame: Any) -> None:
         add(shown, frame)
         if shown.frames == 3:
             management.interrupt_current_processing()
 
-    monkeypatch.setattr(live_shown.Shown, "add", stop_at_third)
+    monkeypatch.setattr(node.Shown, "add", stop_at_third)
     with pytest.raises(management.InterruptProcessingException):
         through_node(stage, frames=clip(9))
     (file,) = Path(folder_paths.get_temp_directory()).glob("*.mp4")

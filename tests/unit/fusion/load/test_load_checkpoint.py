@@ -27,8 +27,9 @@ from fusestream.fusion.load.checkpoint import Beside, beside_the_model, load_che
 from fusestream.fusion.weights import fp32_residual
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import BadFile
-from fusestream.nodes import files, queued
-from fusestream.nodes.graph import Kind
+from fusestream.nodes import files
+from fusestream.nodes.graph import queued
+from fusestream.nodes.graph.links import Kind
 from fusestream.nodes.loaders import CheckpointLoader
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")

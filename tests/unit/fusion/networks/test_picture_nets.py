@@ -24,8 +24,8 @@ from fusestream.fusion.networks import giving_back, picture_nets, plain_layers
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.kernels_cuda.modules import fallback
 from fusestream.kernels_cuda.modules.graphs import attach, captures_of
-from fusestream.nodes import fuse
-from fusestream.nodes.fuse import FuseNode
+from fusestream.nodes import pictures
+from fusestream.nodes.pictures import FuseNode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -293,7 +293,7 @@ def test_what_was_captured_is_given_back_behind_each_prompt(monkeypatch):
     """The node finds the module by its name, so as not to import it for a graph that fuses nothing."""
     called = []
     monkeypatch.setattr(giving_back, "after_prompt", lambda: called.append(True))
-    fuse._give_back()
+    pictures._give_back()
     assert called
 
 

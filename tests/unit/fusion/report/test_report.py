@@ -39,7 +39,7 @@ from fusestream.fusion.report.data import (
 )
 from fusestream.memory.ledger import Entry
 from fusestream.nodes.kernels import ModelKernels
-from fusestream.nodes.report import Compare, ReportNode
+from fusestream.nodes.reports import Compare, ReportNode
 
 GIB = 2**30
 

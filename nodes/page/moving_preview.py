@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ..fusion.compatibility.aside import step_aside
-from . import user_settings
+from ...fusion.compatibility.aside import step_aside
+from . import user_files
 from .front_end import running_server
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def is_wanted() -> bool:
     return (
         server is not None
         and feature_flags.supports_feature(server.sockets_metadata, server.client_id, "supports_preview_metadata")
-        and user_settings.value(user_settings.PREVIEW, True)
+        and user_files.value(user_files.PREVIEW, True)
     )
 
 

@@ -1,4 +1,8 @@
-"""The way from a node to the page that shows it. A graph may also be run without a server."""
+"""The way from a node to the page that shows it. A graph may also be run without a server.
+
+The page shows as a toast what `fusion` warns of while a graph runs: in the log hardly anybody sees it.
+It writes how fast a text was written on the node that asked for it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aiohttp import web
 
-WORDS = "fusestream.words"
+WORDS, NOTICE = "fusestream.words", "fusestream.notice"
 
 
 def running_server() -> Any:
@@ -51,3 +55,21 @@ def running_node() -> str | None:
 
     running = get_executing_context()
     return getattr(running_server(), "last_node_id", None) if running is None else running.node_id
+
+
+def hear_notices() -> None:
+    """Let `fusion` tell the page. Called by nodes that run, as often as they like."""
+    from ...fusion.base import notices  # noqa: PLC0415 - the server starts without it
+    from ...fusion.text import token_rate  # noqa: PLC0415
+
+    notices.listen(_show)
+    token_rate.listen(_write_on_the_running_node)
+
+
+def _show(sentence: str) -> None:
+    """About the node that runs now."""
+    tell(NOTICE, {"node": running_node(), "sentence": sentence})
+
+
+def _write_on_the_running_node(words: str) -> None:
+    write_on(running_node(), words)

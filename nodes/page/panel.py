@@ -119,7 +119,7 @@ def _release(id: int) -> str:
 
 
 def _drawn(report: Any, theme: Any) -> bytes:
-    from ..fusion.report import draw  # noqa: PLC0415
+    from ...fusion.report import draw  # noqa: PLC0415
 
     written = BytesIO()
     draw(report, theme).save(written, "PNG")

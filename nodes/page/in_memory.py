@@ -11,7 +11,7 @@ from typing import Any
 
 import comfy.model_management as management
 
-from ..fusion.base.hooks import STREAM
+from ...fusion.base.hooks import STREAM
 
 RAM = "pinned RAM", "registered RAM", "managed RAM"  # a ledger's names for what cannot be swapped out
 ALL = 1e30  # stock's word for as much as there is

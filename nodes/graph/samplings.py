@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .graph import GUIDER, IMAGE, LATENT, MODELS, Graph, Output, is_link
+from .links import GUIDER, IMAGE, LATENT, MODELS, Graph, Output, is_link
 
 SIGMAS, CONDITIONING = "SIGMAS", "CONDITIONING"
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat")  # nodes that give what their `value` is

@@ -1,6 +1,7 @@
-"""The settings of ComfyUI's dialog that the server itself goes by, read from the user's file whenever it has changed.
+"""Files of the user's that the server goes by: the settings of ComfyUI's dialog, and the times of steps.
 
-With several users on one server it is the first one's file: memory belongs to the machine.
+The settings are read whenever their file has changed. With several users on one server it is the first one's file, because memory
+belongs to the machine. The times of steps are kept between two starts, among ComfyUI's own data, which no page can ask for.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from typing import Any
 
 import folder_paths
 
+from . import between_prompts
 from .front_end import running_server
 
 # As nodes/web/js has them.
 METER, RESERVE, RAM = "FuseStream.Meter.Enabled", "FuseStream.Memory.Reserve", "FuseStream.Memory.RAM"
 PREVIEW = "FuseStream.Preview.Moving"
+STEP_TIMES = "step-times.json"
 
 _read: dict[str, Any] = {}
 _state: tuple[int, int] | None = None
 _are_applied = False  # whether a loader has run: before, there is nothing that they could hold for
+_are_times_read = False
 
 
 def attach() -> None:
     """What a user changes holds from the next prompt on, also for models that are loaded already. Called once."""
+    between_prompts.always(write_step_times)
     server = running_server()
     if server is not None:
         server.add_on_prompt_handler(_before_a_prompt)
@@ -35,7 +40,7 @@ def value(name: str, default: Any) -> Any:
 
 def apply() -> None:
     """Called by loaders, before they load."""
-    from ..fusion.stream import limits  # noqa: PLC0415 - the server starts without it
+    from ...fusion.stream import limits  # noqa: PLC0415 - the server starts without it
 
     global _are_applied  # noqa: PLW0603 - of the one server that a process has
     _are_applied = True
@@ -63,3 +68,28 @@ def _settings() -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):  # it is being written: what was read before holds until it can be
         pass
     return _read
+
+
+# ------------------------------------------------------------------------------------------------------- the times of steps
+
+
+def path_of_step_times() -> Path:
+    return Path(folder_paths.get_system_user_directory("fusestream")) / STEP_TIMES
+
+
+def read_step_times() -> None:
+    """What earlier starts have kept, once. Called by nodes that run."""
+    global _are_times_read  # noqa: PLW0603 - of the one file that a process has
+    if not _are_times_read:
+        from ...fusion.sampling import measured  # noqa: PLC0415 - the server starts without it
+
+        _are_times_read = True
+        measured.read(path_of_step_times())
+
+
+def write_step_times() -> None:
+    """After a prompt. Before one has loaded a model there is nothing to keep."""
+    if _are_times_read:
+        from ...fusion.sampling import measured  # noqa: PLC0415
+
+        measured.write(path_of_step_times())

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from .front_end import running_server
-from .graph import Graph, Kind
+from ..page.front_end import running_server
+from .links import Graph, Kind
 
 STOCK = ("nodes", "comfy_extras.", "comfy_api_nodes.")  # modules of ComfyUI's own nodes
 

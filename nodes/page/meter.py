@@ -1,6 +1,7 @@
-"""The live meter's server side: while a model streams, the front end hears four times a second how it goes.
+"""What is shown on a loader while its model samples: the meter of its memory, and a line of text.
 
-A block that has run tells its stream's watcher, which mostly only looks at the clock.
+The meter is drawn by the front end of what it hears four times a second. A block that has run tells its stream's watcher, which
+mostly only looks at the clock. The text is ComfyUI's own progress text, which stands in both of its kinds of nodes.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..fusion.base.hooks import STREAM
-from .front_end import tell
+from ...fusion.base.hooks import STREAM
+from . import user_files
+from .front_end import tell, write_on
 
 if TYPE_CHECKING:
     import torch
 
+    from ...fusion.sampling.step_timer import Reading
+
 EVENT = "fusestream.meter"
-EVERY = 0.25  # seconds between two messages
+EVERY = 0.25  # seconds between two messages, of either kind
 
 log = logging.getLogger("fusestream.meter")
 Send = Callable[[dict[str, Any]], None]
+SendText = Callable[[str, str], None]
 
 
 def watch(patcher: Any, hidden: Any) -> None:
@@ -32,8 +37,23 @@ def watch(patcher: Any, hidden: Any) -> None:
         stream.watcher = Meter(stream, node, patcher.load_device, send)
 
 
+def watch_sampling(patcher: Any, hidden: Any) -> None:
+    """Let the samplings with this model be told in words to the loader node that `hidden` names."""
+    from ...fusion.sampling.step_timer import pace_of  # noqa: PLC0415 - the server starts without it
+
+    pace, node = pace_of(patcher), getattr(hidden, "unique_id", None)
+    if pace is not None and node is not None:
+        pace.listener = ProgressText(node, send_text)
+
+
 def send(reading: dict[str, Any]) -> None:
     tell(EVENT, reading)
+
+
+def send_text(text: str, node: str) -> None:
+    """To the page of the one who queued the prompt, if there is one, and who has not switched the meter off."""
+    if user_files.value(user_files.METER, True):
+        write_on(node, text)
 
 
 class Meter:
@@ -76,3 +96,26 @@ class Meter:
             "rate": moved / seconds,
             "waiting": min(1.0, stalled / seconds),
         }
+
+
+class ProgressText:
+    """Of one loader: the step, how long one takes, how long it still takes."""
+
+    def __init__(self, node: str, send: SendText, clock: Callable[[], float] = time.monotonic) -> None:
+        self._node, self._send, self._clock = node, send, clock
+        self._since = -EVERY
+        self._broken = False
+
+    def __call__(self, reading: Reading) -> None:
+        from ...fusion.estimate.words import running  # noqa: PLC0415
+
+        now = self._clock()
+        is_due = reading.is_over or reading.step == 0 or now - self._since >= EVERY
+        if self._broken or not is_due:
+            return
+        self._since = now
+        try:
+            self._send(running(reading), self._node)
+        except Exception:
+            self._broken = True  # a line of text is not worth a run
+            log.warning("the progress text is off for this model", exc_info=True)

@@ -13,10 +13,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..fusion.base.hooks import STREAM
+from ...fusion.base.hooks import STREAM
 
 if TYPE_CHECKING:
-    from ..fusion.report import Report
+    from ...fusion.report import Report
 
 MOST = 4
 
@@ -46,7 +46,7 @@ def kept() -> list[Kept]:
 
 def keep(report: Report, model: Any = None) -> None:
     """model: the MODEL that it is about."""
-    from ..fusion.report import as_text  # noqa: PLC0415 - the server starts without it
+    from ...fusion.report import as_text  # noqa: PLC0415 - the server starts without it
 
     with _lock:
         _kept.append(Kept(next(_numbers), time.time(), report, as_text(report)))
@@ -57,7 +57,7 @@ def keep(report: Report, model: Any = None) -> None:
 
 def keep_those_of_the_prompt() -> None:
     """Of the diffusion models that have streamed since the prompt before, and of which no node has made one."""
-    from ..fusion import report  # noqa: PLC0415 - the server starts without it
+    from ...fusion import report  # noqa: PLC0415 - the server starts without it
     from . import in_memory  # noqa: PLC0415
 
     global _since
