@@ -1,8 +1,8 @@
 """What a user sees in the graph.
 
-declare.py   a node's inputs, each declared once       graph/   a graph that is queued or open, read before it runs
-loaders.py   and the files that they load: files.py    page/    the way between the server and the page
-kernels.py, sparse.py, live.py and camera.py, pictures.py, reports.py, doctor.py    the other nodes
+declare.py   a node and its inputs, declared once    graph/   a graph, read before it runs
+loaders.py   and their files: files.py               page/    between the server and the page
+kernels.py, sparse.py, live.py and camera.py, pictures.py, reports.py, doctor.py: the other nodes
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`import fusestream` in other packs: a module of that name, with what kernels_cuda/public.py names.
+"""`import fusestream` in other packs: a module with the names of kernels_cuda/public.py.
 
-It is no package, so nobody gets a second copy of the pack by importing below it. Where a program has installed the wheel and
-imported it before, that one stays.
+It is no package, so nobody gets a second copy of the pack by importing below it. A wheel that a
+program has installed and imported before stays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PUBLIC = "..kernels_cuda.public"
 
 
 class Alias(ModuleType):
-    """Imports what is asked for when it is asked for: the server starts without it."""
+    """Imports a name when it is asked for: the server starts without it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in ("__all__", "__version__"):  # Python's own questions about a module

@@ -1,8 +1,9 @@
-"""Frames that a page's camera sends while a node runs: a few wait, and the oldest of them go when more come than are taken.
+"""Frames that a page's camera sends while a node runs.
 
-The node asks its page for them with a word that only that page hears. With this word the page sends them over a WebSocket, each
-message a JPEG, or a word: `stop`, or `refused` and why. The server takes them from its own pages alone, from the one page that has
-the word, and while the node runs.
+A few wait, and the oldest of them go when more come than are taken. The node asks its page for them
+with a word that only that page hears. With this word the page sends them over a WebSocket, each
+message a JPEG, or a word: `stop`, or `refused` and why. The server takes them from its own pages
+alone, from the one page that has the word, and while the node runs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class NoCamera(RuntimeError):
 
 
 class Camera:
-    """Of one run of a node. width, height: 0 where the camera's own are wanted. fps: the most that are taken of a second."""
+    """Of one run of a node.
+
+    width, height: 0 where the camera's own are wanted. fps: the most frames that a second gives.
+    """
 
     def __init__(
         self, node: str | None, width: int, height: int, fps: float, clock: Callable[[], float] = time.monotonic
@@ -138,7 +142,7 @@ NOTHING_CAME = (
 
 
 def of(word: str) -> Camera | None:
-    """The camera that waits for whoever knows this word."""
+    """The camera that waits with this word."""
     return _open.get(word)
 
 
@@ -184,8 +188,10 @@ def attach() -> None:
 
 
 async def take(request: web.Request) -> web.StreamResponse:
-    """word: what the node has told the page. 403: a page of another server. 404: no node waits with this word. 409: a page sends
-    already."""
+    """The query's `word` is the one that the node has told the page.
+
+    403: a page of another server. 404: no node waits with this word. 409: a page sends already.
+    """
     from aiohttp import WSMsgType, web  # noqa: PLC0415 - only a server has it
 
     if not is_own_page(request.headers.get("Origin"), request.headers.get("Host")):

@@ -1,16 +1,17 @@
-"""A node's inputs, each declared once: its name, type, default, choices and tooltip.
+"""A node, declared: its names, and its inputs, each with its name, type, default and tooltip once.
 
-A node has a dataclass `Inputs`. ComfyUI's schema is made of its fields, and `run` receives one of it. Workflows store the widgets
-of a node by position, so fields are appended, never reordered. Inputs that several nodes have stand here, each with one type and
-one set of values, and with a tooltip of each node's own.
+A node has a dataclass `Inputs`. ComfyUI's schema is made of its fields, and `run` receives an
+instance. Workflows store a node's widgets by position, so fields are appended, never reordered.
+Inputs that several nodes have stand here, each with one type and one set of values, and with a
+tooltip of each node's own.
 
-Nothing of `fusion` but its light floor is imported before a node runs: the server starts without waiting for kernels.
+Of `fusion` only the light floor is imported: the server starts without waiting for kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from comfy_api.latest import io
@@ -26,43 +27,60 @@ if TYPE_CHECKING:
 
 CATEGORY = "FuseStream"
 QUALITY = next(iter(QUALITIES))  # of a new loader
-BY_PRECISION = (
-    "by precision"  # of the quality: the input precision decides, as in workflows that are older than the quality
-)
+BY_PRECISION = "by precision"  # a quality: the input precision decides, as it did before there was one
+KINDS = {"bool": io.Boolean, "int": io.Int, "float": io.Float, "str": io.String}
 
 Options = Sequence[str] | Callable[[], Sequence[str]]
 Settings = TypeVar("Settings")
 
 
+@dataclass(frozen=True)
+class About:
+    """What a node is called, what it does, and what it gives.
+
+    words           its name behind the pack's
+    aliases         other words by which it is found
+    hidden          what ComfyUI tells it besides
+    is_output_node  whether a graph may be run for it
+    """
+
+    words: str
+    description: str
+    aliases: Sequence[str]
+    outputs: Sequence[Any]
+    hidden: Sequence[Any] = ()
+    is_output_node: bool = False
+
+
 class Node(io.ComfyNode):
     """A node of this pack."""
 
+    about: ClassVar[About]
     Inputs: ClassVar[type]  # a dataclass with a field for each input
 
     @classmethod
     def names(cls) -> list[str]:
-        """Of the inputs, in order."""
+        """The names of the inputs, in order."""
         return [one.name for one in fields(cls.Inputs)]
 
     @classmethod
-    def schema(
-        cls, words: str, description: str, aliases: Sequence[str], outputs: Sequence[Any], **others: Any
-    ) -> io.Schema:
-        """words: the node's name behind the pack's. others: what `io.Schema` takes besides."""
+    def define_schema(cls) -> io.Schema:
+        about = cls.about
         return io.Schema(
-            node_id="FuseStream" + words.replace(" ", ""),
-            display_name=f"FuseStream {words}",
+            node_id="FuseStream" + about.words.replace(" ", ""),
+            display_name=f"FuseStream {about.words}",
             category=CATEGORY,
-            description=description,
-            search_aliases=[*aliases, "fusestream"],
-            inputs=[one.metadata["input"](one.name) for one in fields(cls.Inputs)],
-            outputs=list(outputs),
-            **others,
+            description=about.description,
+            search_aliases=[*about.aliases, "fusestream"],
+            hidden=list(about.hidden),
+            is_output_node=about.is_output_node,
+            inputs=[one.metadata["declared"](one) for one in fields(cls.Inputs)],
+            outputs=list(about.outputs),
         )
 
     @classmethod
     def execute(cls, *values: Any, **named: Any) -> io.NodeOutput:
-        """Called by ComfyUI, with what a workflow has."""
+        """Called by ComfyUI with what a workflow has."""
         front_end.hear_notices()
         return cls.run(cls.Inputs(*values, **named))
 
@@ -72,25 +90,54 @@ class Node(io.ComfyNode):
         raise NotImplementedError
 
 
-def declared(kind: Any, *, absent: Any = MISSING, options: Options | None = None, **told: Any) -> Any:
-    """A field for an input of this type of `io`. told: what its `Input` takes besides.
+def linked(kind: Any, tooltip: str, *, optional: bool = False, **others: Any) -> Any:
+    """A field for an input that another node's output of this type of `io` is connected to.
 
-    absent   the field's value for a workflow that has none, if that is not the default of a new node
-    options  of a combo. A function is asked whenever ComfyUI lists the nodes
+    others: what the type's `Input` takes besides.
     """
-    if absent is MISSING:
-        absent = told.get("default", None if told.get("optional") else MISSING)
 
-    def input(name: str) -> Any:
-        if options is None:
-            return kind.Input(name, **told)
-        return kind.Input(name, options=list(options() if callable(options) else options), **told)
+    def declared(one: Field[Any]) -> Any:
+        return kind.Input(one.name, optional=optional, tooltip=tooltip, **others)
 
-    return field(default=absent, metadata={"input": input})
+    return field(default=None if optional else MISSING, metadata={"declared": declared})
+
+
+def widget(
+    tooltip: str,
+    *,
+    default: Any = None,
+    absent: Any = None,
+    options: Options | None = None,
+    between: Sequence[float] = (),
+    is_required: bool = False,
+    is_advanced: bool = False,
+    **others: Any,
+) -> Any:
+    """A field for an input that the user sets on the node, of the type of the field.
+
+    default      of a new node; None: the user has to choose
+    absent       the value for a workflow that has none, where it is not the default
+    options      of a combo. A function is asked whenever ComfyUI lists the nodes
+    between      the least and the greatest number, and the step where there is one
+    is_required  whether ComfyUI asks for a value although there is a default
+    others       what the type's `Input` takes besides
+    """
+    others |= dict(zip(("min", "max", "step"), between, strict=False))
+    others |= {"default": default, "tooltip": tooltip, "optional": default is not None and not is_required}
+    if is_advanced:
+        others["advanced"] = True
+
+    def declared(one: Field[Any]) -> Any:
+        if options is not None:
+            return io.Combo.Input(one.name, options=list(options() if callable(options) else options), **others)
+        return KINDS[str(one.type)].Input(one.name, **others)
+
+    value = default if absent is None else absent
+    return field(default=MISSING if value is None else value, metadata={"declared": declared})
 
 
 def settings_of(kind: type[Settings], inputs: Any) -> Settings:
-    """A dataclass whose fields are called as inputs are."""
+    """A dataclass whose fields have the names of inputs."""
     return kind(**{one.name: getattr(inputs, one.name) for one in fields(kind)})  # type: ignore[arg-type]
 
 
@@ -104,59 +151,34 @@ def fused(role: Role) -> str:
 
 
 def kernels(tooltip: str, *, is_advanced: bool = False) -> Any:
-    return declared(
-        io.Combo,
-        options=["auto", "on", "off"],
-        default="auto",
-        optional=True,
-        advanced=is_advanced or None,
-        tooltip=tooltip,
-    )
+    return widget(tooltip, default="auto", options=("auto", "on", "off"), is_advanced=is_advanced)
 
 
 def precision(tooltip: str, *, is_advanced: bool = False, has_auto: bool = False) -> Any:
-    """has_auto: of a node without a quality. A workflow that has no value is older than the choice, and precise."""
-    return declared(
-        io.Combo,
-        options=["precise", "fast", "turbo", *(["auto"] if has_auto else [])],
-        default="auto" if has_auto else "precise",
-        absent="precise",
-        optional=True,
-        advanced=is_advanced or None,
-        tooltip=tooltip,
-    )
+    """has_auto: of a node without a quality. A workflow without a value is older, and precise."""
+    options = ("precise", "fast", "turbo", *(["auto"] if has_auto else []))
+    default = "auto" if has_auto else "precise"
+    return widget(tooltip, default=default, absent="precise", options=options, is_advanced=is_advanced)
 
 
 def quality(tooltip: str) -> Any:
-    """The first choice that a loader shows, behind the inputs that are older: a workflow that has none goes by its precision."""
-    return declared(
-        io.Combo,
-        options=[*QUALITIES, BY_PRECISION],
-        default=QUALITY,
-        absent=BY_PRECISION,
-        optional=True,
-        tooltip=tooltip,
-    )
+    """The choice that a loader shows, appended behind older inputs.
+
+    A workflow that has none goes by its precision.
+    """
+    return widget(tooltip, default=QUALITY, absent=BY_PRECISION, options=(*QUALITIES, BY_PRECISION))
 
 
 def vram_budget(tooltip: str) -> Any:
-    """GiB; 0 and AUTO have meanings of their own. The front end rounds to the step, and shows as many digits as it has."""
-    return declared(
-        io.Float,
-        display_name="vram_budget (-1: auto)",
-        default=AUTO,
-        min=AUTO,
-        max=MOST,
-        step=0.05,
-        optional=True,
-        tooltip=tooltip,
-    )
+    """GiB; 0 and AUTO have meanings of their own.
+
+    The front end rounds to the step, and shows as many digits as the step has.
+    """
+    return widget(tooltip, default=AUTO, between=(AUTO, MOST, 0.05), display_name="vram_budget (-1: auto)")
 
 
 def theme() -> Any:
-    return declared(
-        io.Combo, options=["dark", "light"], default="dark", optional=True, tooltip="Colours of the picture."
-    )
+    return widget("Colours of the picture.", default="dark", options=("dark", "light"))
 
 
 # ------------------------------------------------------------------------------------------------------ what they ask for

@@ -17,7 +17,7 @@ from comfy_api.latest import io, ui
 
 from ..fusion.base.family import Role
 from . import files
-from .declare import Node, declared
+from .declare import About, Node, widget
 from .page.front_end import is_busy, running_server
 
 if TYPE_CHECKING:
@@ -34,28 +34,24 @@ _one_at_a_time = asyncio.Lock()
 class Doctor(Node):
     """Needs nothing but itself in a graph: it is an output node."""
 
+    about = About(
+        "Doctor",
+        "Looks at driver, card, kernels, pager, disk and ComfyUI, and writes what it finds: for a bug report, or "
+        "to see why something is slow.",
+        aliases=["diagnose", "system info", "bug report"],
+        is_output_node=True,
+        outputs=[
+            io.String.Output(
+                tooltip="The report as plain text, without folder names of yours. Connect it to Preview Any."
+            )
+        ],
+    )
+
     @dataclass(frozen=True)
     class Inputs:
-        measure: bool = declared(
-            io.Boolean,
+        measure: bool = widget(
+            "Also measures how fast weights reach the card and how fast the disk is: a few seconds, 256 MB read.",
             default=True,
-            optional=True,
-            tooltip="Also measures how fast weights reach the card and how fast the disk is: a few seconds, 256 MB read.",
-        )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Doctor",
-            "Looks at driver, card, kernels, pager, disk and ComfyUI, and writes what it finds: for a bug report, or "
-            "to see why something is slow.",
-            aliases=["diagnose", "system info", "bug report"],
-            is_output_node=True,
-            outputs=[
-                io.String.Output(
-                    tooltip="The report as plain text, without folder names of yours. Connect it to Preview Any."
-                )
-            ],
         )
 
     @classmethod
@@ -98,7 +94,10 @@ def attach() -> None:
 
 
 async def answer(_request: web.Request) -> web.Response:
-    """The report as text, or why there is none. The server goes on meanwhile: examining takes seconds."""
+    """The report as text, or why there is none.
+
+    The server goes on meanwhile, because examining takes seconds.
+    """
     from aiohttp import web  # noqa: PLC0415 - only a server has it
 
     try:

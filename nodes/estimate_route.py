@@ -1,7 +1,8 @@
-"""The estimate of each model loader in the workflow that is open: the page asks while it is edited, before anything is queued.
+"""The estimate of each model loader in the workflow that is open.
 
-Of a model's file only the header is read, and kept as long as the file is the same. While a prompt runs nothing is reckoned: what
-is free then is that prompt's. What is sent tells no folder.
+The page asks for it while the workflow is edited, before anything is queued. Of a model's file only
+the header is read, and kept as long as the file is the same. While a prompt runs nothing is
+reckoned, because the free memory is that prompt's. The answer tells no folder.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .graph import queued
 from .graph.links import Graph, is_link
 from .graph.samplings import Sampling, Unknown, number, samplings
 from .kernels import ModelKernels
+from .loaders import CheckpointLoader, DiffusionModelLoader, Loader
 from .page import user_files
 from .page.front_end import answered, is_busy, running_server
 from .sparse import SparseAttentionNode
@@ -33,10 +35,9 @@ if TYPE_CHECKING:
 PATH = "/fusestream/estimate"
 MOST_BYTES, MOST_NODES, MOST_LOADERS = 4 << 20, 10000, 16  # of what is asked, and loaders that are answered for
 MOST_CHANGES = 2
-# The loaders of diffusion models, and the widgets that name their files.
-LOADERS = {
-    "FuseStreamDiffusionModelLoader": (Role.DIFFUSION, "model_name"),
-    "FuseStreamCheckpointLoader": (Role.CHECKPOINT, "ckpt_name"),
+LOADERS: dict[str, type[Loader]] = {
+    "FuseStreamDiffusionModelLoader": DiffusionModelLoader,
+    "FuseStreamCheckpointLoader": CheckpointLoader,
 }
 # Between loader and sampler, what changes an estimate: these are run on a model that was not read.
 RUN: dict[str, Any] = {"FuseStreamKernels": ModelKernels, "FuseStreamSparseAttention": SparseAttentionNode}
@@ -54,7 +55,7 @@ def attach() -> None:
 
 
 async def answer(request: web.Request) -> web.Response:
-    """Asked with {"prompt": a graph in API form, of which only numbers and our own nodes' values count}."""
+    """Asked with {"prompt": a graph in API form}; only numbers and our own nodes' values count."""
     if request.content_length is None or request.content_length > MOST_BYTES:
         return answered({"error": f"This takes {MOST_BYTES >> 20} MiB at most."}, 413)
     try:
@@ -69,7 +70,7 @@ async def answer(request: web.Request) -> web.Response:
 
 
 def estimates(prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """By the ids of the model loaders, of each sampling with their models what the page shows of it."""
+    """By the ids of the model loaders: of each sampling with their models, the page's answer."""
     graph = Graph(prompt, queued.kind_of)
     loaders = [name for name, node in prompt.items() if node["class_type"] in LOADERS]
     return {name: _of_loader(graph, name) for name in loaders[:MOST_LOADERS]}
@@ -124,7 +125,8 @@ def _model(graph: Graph, loader: str) -> Any:
     from ..memory import BadFile  # noqa: PLC0415
 
     node = graph.prompt[loader]
-    (role, widget), inputs = LOADERS[node["class_type"]], node["inputs"]
+    kind, inputs = LOADERS[node["class_type"]], node["inputs"]
+    role, widget = kind.ROLE, kind.names()[0]
     for name in (widget, "kernels", "precision", "quality"):
         if is_link(inputs.get(name)):
             raise Unknown("computed", str(inputs[name][0]), what=name)
@@ -185,7 +187,7 @@ def _described(found: Estimate) -> dict[str, Any]:
 
 
 def _telling(found: Estimate) -> list[Change]:
-    """Of what would change it: where it does not fit, or barely, what would; else what takes the least time."""
+    """Of the changes: where it does not fit, or barely, those that fit; else the fastest."""
     from ..fusion.estimate.fit import Verdict  # noqa: PLC0415
 
     assert found.fit is not None

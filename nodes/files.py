@@ -1,7 +1,8 @@
-"""A loader's file, as ComfyUI asks about it before anything runs: can it be right, and is it the one it was.
+"""A loader's file, as ComfyUI asks about it before anything runs: is it right, and is it the same.
 
-Both are asked at every click on Run, so that a file is sound is remembered until it changes. A header is read in a
-thread of its own, because the server answers nobody else meanwhile, and a disk may have to wake up first.
+Both are asked at every click on Run, so a sound file is remembered until it changes. A header is
+read in a thread of its own, because the server answers nobody else meanwhile, and a disk may have
+to wake up first.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ VAE_LOADERS = {"FuseStreamVAELoader": "vae_name", "VAELoader": "vae_name"}
 # The outputs of a checkpoint's loader beside the model.
 PLACES = {1: Role.TEXT, 2: Role.VAE}
 MOST_LISTED = 20  # names in a message
-# TAESD as stock's Load VAE offers it: by a name, out of an encoder's and a decoder's file in this folder.
+# TAESD, as stock's Load VAE offers it: by a name, out of an encoder's and a decoder's file here.
 HALVES_FOLDER, HALVES = "vae_approx", ("encoder", "decoder")
 FOLDED = {"taef2": 128}  # channels of the latents, where the files do not tell
 
 
 def listed(role: Role) -> list[str]:
-    """The names that a loader offers: stock's, and the GGUF files in the same folders and in those of packs for them. Of a model in
-    several files the first. Of VAEs also the small ones out of two files."""
+    """The names that a loader offers: stock's, and GGUF files, in packs' folders for them as well.
+
+    Of a model in several files the first. Of VAEs also the small ones out of two files.
+    """
     names = folder_paths.get_filename_list(FOLDERS[role])
     if role is Role.VAE:
         return [*names, *_listed_in_halves()]
@@ -63,12 +66,12 @@ def path_of(role: Role, name: str) -> str:
 
 
 def halves_of(role: Role, name: str | None) -> tuple[str, str] | None:
-    """The files of a small VAE, which has two; None: it is no such name, or there is a file of this name."""
+    """The two files of a small VAE; None: it is no such name, or there is a file of this name."""
     return _halves_named(name) if role is Role.VAE and where(role, name) is None else None
 
 
 def read_halves(name: str) -> tuple[Any, dict[str, int] | None]:
-    """Weights with stock's names and the scale of these latents, and what stock is told besides."""
+    """Weights with stock's names and the latents' scale, and what stock is told besides."""
     channels = FOLDED.get(name)
     return _stocks_vae_loader().load_taesd(name), None if channels is None else {"tae_latent_channels": channels}
 
@@ -90,7 +93,7 @@ def _listed_in_halves() -> list[str]:
 
 
 def _halves_named(name: str | None) -> tuple[str, str] | None:
-    """The paths of the halves, as stock finds them. None: this is no such name, or one is not there."""
+    """The paths of the halves, as stock finds them. None: no such name, or one is not there."""
     if name not in _stocks_vae_loader().image_taes:
         return None
     names = folder_paths.get_filename_list(HALVES_FOLDER)
@@ -114,14 +117,17 @@ def _ggufs(role: Role) -> dict[str, str]:
 
 
 def fingerprint(role: Role, name: str | None) -> str:
-    """Of the file: another one once it was replaced, written to or touched, so that ComfyUI does not hand out what it loaded
-    before. Short, and tells nothing: it is saved with every picture. A name that comes by a link is not known yet."""
+    """Of the file: another one once it was replaced, written to or touched.
+
+    So ComfyUI does not hand out an older model. It is short and tells nothing, because it is saved
+    with every picture. A name that comes by a link is not known yet.
+    """
     path = where(role, name)
     return "".join(map(state, halves_of(role, name) or ())) if path is None else state(path)
 
 
 async def fault(role: Role, widget: str, name: str | None) -> str | None:
-    """What is wrong with the file that a loader's widget names, in a sentence. None: nothing that its header tells."""
+    """The fault of the file that a widget names, in a sentence. None: its header is sound."""
     if name is None:  # it comes by a link
         return None
     if (unlisted := _not_in_list(role, widget, name)) is not None:
@@ -135,7 +141,7 @@ async def fault(role: Role, widget: str, name: str | None) -> str | None:
 
 
 async def missing_part(node: str | None, widget: str, name: str | None) -> str | None:
-    """What the graph that is being queued takes of this checkpoint and the file does not have, in a sentence."""
+    """The part that the queued graph takes of this checkpoint and the file lacks, in a sentence."""
     graph = None if node is None or name is None else queued.graph(node, {widget: name})
     path = where(Role.CHECKPOINT, name)
     if graph is None or path is None:
@@ -151,7 +157,7 @@ async def missing_part(node: str | None, widget: str, name: str | None) -> str |
 
 
 async def wrong_vae(node: str | None, widget: str, name: str | None, role: Role = Role.DIFFUSION) -> str | None:
-    """Whether the VAE in the graph that is being queued goes with this diffusion model. node: the model's loader, by its id."""
+    """Why the VAE in the queued graph does not go with this model. node: the loader's id."""
     graph = None if node is None or name is None else queued.graph(node, {widget: name})
     model = where(role, name)
     if graph is None or model is None:
@@ -195,7 +201,7 @@ def state(path: str) -> str:
 
 
 def _told(file: Path) -> tuple[int, ...] | str:
-    """What `memory` tells one state of a file from another by; or why there is none."""
+    """The marks by which `memory` tells two states of a file apart; or why there are none."""
     try:
         now = file.stat()
     except OSError as error:

@@ -1,6 +1,7 @@
-"""What the kernels gained where they were measured: figures for tooltips, each with the row of bench/results it is from.
+"""The kernels' gains, as measured: figures for tooltips, each with its row of bench/results.
 
-A test compares them with the rows. None of them is a promise for another card, and the texts name the one measured.
+A test compares them with the rows. None of them is a promise for another card, so the texts name
+the card that was measured.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ PREDICTED_FOR = "RTX 2060 Super"
 
 @dataclass(frozen=True)
 class Gain:
-    """Of one row of the kernel measurements: how many times as fast as stock's computation `column` was."""
+    """One row of the kernel measurements: how many times as fast as stock `column` was."""
 
     op: str
     label: str
@@ -28,7 +29,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Predicted:
-    """By the machine code (bench/results/turing-model.json): how many times as fast as `over` the row `label` is."""
+    """By the machine code (bench/results/turing-model.json): `label` beside `over`."""
 
     label: str
     over: str
@@ -47,8 +48,10 @@ SPARSE_ERRORS = "0.5 changes one call of a small trained model by 2.9 %, 0.3 by 
 
 @dataclass(frozen=True)
 class Tiers:
-    """Predicted for a card: how many times as fast as with precise a step of `WORK` is with fast and with turbo. README has the
-    seconds."""
+    """Predicted for a card: how many times as fast a step of `WORK` is with fast and with turbo.
+
+    Beside precise; README has the seconds.
+    """
 
     card: str
     fast: float

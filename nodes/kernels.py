@@ -1,6 +1,7 @@
 """The Kernels nodes: MODEL, CLIP or VAE in, the same out, under another choice of kernels.
 
-What goes in is not changed, and both share their weights: one loader may feed a branch with a kernel and one without.
+The input is not changed, and both share their weights: one loader may feed a branch with a kernel
+and one without.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from comfy_api.latest import io
 from ..fusion.base.family import Role
 from ..fusion.families import FAMILIES
 from . import declare, gains
-from .declare import Node, declared
+from .declare import About, Node, linked, widget
 from .gains import MEASURED_ON
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ SAME = "as above"  # a switch that follows the first one
 
 @dataclass(frozen=True)
 class Switch:
-    """Ops that a user switches together, of those that a role's families have. tells: what they are, and what they gain."""
+    """Ops that a user switches together. tells: what they are, and their gain."""
 
     id: str
     ops: tuple[str, ...]
@@ -32,7 +33,7 @@ class Switch:
 
     def input(self) -> Any:
         tooltip = f"{self.tells} {SAME}: what 'kernels' says. auto, on, off: for these alone."
-        return declared(io.Combo, options=[SAME, "auto", "on", "off"], default=SAME, optional=True, tooltip=tooltip)
+        return widget(tooltip, default=SAME, options=[SAME, "auto", "on", "off"])
 
 
 PRODUCTS = (
@@ -54,7 +55,7 @@ CONVERSIONS = ("to_half", "int8_to_half")
 
 
 def of_families(role: Role, *switches: Switch) -> tuple[Switch, ...]:
-    """These switches for the ops that the role's families really have; those without any are left out."""
+    """These switches for the ops that the role's families have, without those that have none."""
     had = {op for family in FAMILIES if family.role is role for op in family.ops}
     found = (replace(switch, ops=tuple(op for op in switch.ops if op in had)) for switch in switches)
     return tuple(switch for switch in found if switch.ops)
@@ -154,7 +155,7 @@ VAE_SWITCHES = of_families(
 def policy_from(
     kernels: Mode, precision: Precision, switches: tuple[Switch, ...], chosen: dict[str, str]
 ) -> KernelPolicy:
-    """The policy that a node's widgets ask for. Where all are off, so is everything: that is stock's own computation."""
+    """The policy that a node's widgets ask for. All off is stock's own computation."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
 
     ops: dict[str, Any] = {
@@ -178,9 +179,9 @@ TURBO = "turbo also multiplies in 8 bits, in attention and of matrices, for long
 def inputs(
     name: str, taken: Any, switches: tuple[Switch, ...], off: str, fast: str = FAST, turbo: str = AS_FAST
 ) -> type:
-    """What comes in under this name, the two choices that concern all kernels, and the switches.
+    """A dataclass: the input of this name, the two choices for all kernels, and the switches.
 
-    off, fast, turbo: what these choices mean here, in words.
+    off, fast, turbo: the meaning of these choices here, in words.
     """
     kernels = declare.kernels(
         "In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
@@ -197,7 +198,7 @@ def inputs(
 
 
 class KernelsNode(Node):
-    """What the three nodes have in common."""
+    """The base of the three nodes."""
 
     SWITCHES: ClassVar[tuple[Switch, ...]]
 
@@ -209,24 +210,22 @@ class KernelsNode(Node):
 class ModelKernels(KernelsNode):
     """Of a diffusion model."""
 
+    about = About(
+        "Kernels",
+        "Switches a diffusion model's kernels, from here on. The model that goes in stays as it is, and both share "
+        "their weights: two branches of one graph can compare on and off.",
+        aliases=["kernel toggles", "attention switch", "a/b"],
+        outputs=[io.Model.Output(tooltip="The same model under these switches, for a sampler.")],
+    )
+
     SWITCHES = MODEL_SWITCHES
     Inputs = inputs(
         "model",
-        declared(io.Model, tooltip="From the FuseStream Diffusion Model Loader, LoRAs included."),
+        linked(io.Model, "From the FuseStream Diffusion Model Loader, LoRAs included."),
         MODEL_SWITCHES,
         "as without FuseStream",
         turbo=f"{TURBO}. Error of one model call beside FP32: {gains.ERRORS}",
     )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Kernels",
-            "Switches a diffusion model's kernels, from here on. The model that goes in stays as it is, and both share "
-            "their weights: two branches of one graph can compare on and off.",
-            aliases=["kernel toggles", "attention switch", "a/b"],
-            outputs=[io.Model.Output(tooltip="The same model under these switches, for a sampler.")],
-        )
 
     @classmethod
     def run(cls, inputs: Any) -> io.NodeOutput:
@@ -238,26 +237,22 @@ class ModelKernels(KernelsNode):
 class TextEncoderKernels(KernelsNode):
     """Of a text encoder."""
 
+    about = About(
+        "Text Encoder Kernels",
+        f"Switches a {declare.fused(Role.TEXT)} text encoder's kernels, from here on. The one that goes in stays as it "
+        "is, and both share their weights.",
+        aliases=["kernel toggles", "clip kernels", "umt5", "qwen3"],
+        outputs=[io.Clip.Output(tooltip="The same text encoder under these switches, for CLIP Text Encode.")],
+    )
+
     SWITCHES = TEXT_SWITCHES
     Inputs = inputs(
         "clip",
-        declared(
-            io.Clip, tooltip=f"A {declare.fused(Role.TEXT)} text encoder, from our loader or from stock's Load CLIP."
-        ),
+        linked(io.Clip, f"A {declare.fused(Role.TEXT)} text encoder, from our loader or from stock's Load CLIP."),
         TEXT_SWITCHES,
         "as without FuseStream, in FP32",
         "precise keeps what rounding to FP16 takes from the operands; fast does not, for half the arithmetic",
     )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Text Encoder Kernels",
-            f"Switches a {declare.fused(Role.TEXT)} text encoder's kernels, from here on. The one that goes in stays as it "
-            "is, and both share their weights.",
-            aliases=["kernel toggles", "clip kernels", "umt5", "qwen3"],
-            outputs=[io.Clip.Output(tooltip="The same text encoder under these switches, for CLIP Text Encode.")],
-        )
 
     @classmethod
     def run(cls, inputs: Any) -> io.NodeOutput:
@@ -269,23 +264,21 @@ class TextEncoderKernels(KernelsNode):
 class VAEKernels(KernelsNode):
     """Of a VAE."""
 
+    about = About(
+        "VAE Kernels",
+        f"Switches a {declare.fused(Role.VAE)} VAE's kernels, from here on. The one that goes in stays as it is, and both "
+        "share their weights.",
+        aliases=["kernel toggles", "vae kernels"],
+        outputs=[io.Vae.Output(tooltip="The same VAE under these switches, for VAE Decode and VAE Encode.")],
+    )
+
     SWITCHES = VAE_SWITCHES
     Inputs = inputs(
         "vae",
-        declared(io.Vae, tooltip="From the FuseStream VAE Loader, with kernels on or auto there."),
+        linked(io.Vae, "From the FuseStream VAE Loader, with kernels on or auto there."),
         VAE_SWITCHES,
         "torch's operations, in the same bands and the same type",
     )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "VAE Kernels",
-            f"Switches a {declare.fused(Role.VAE)} VAE's kernels, from here on. The one that goes in stays as it is, and both "
-            "share their weights.",
-            aliases=["kernel toggles", "vae kernels"],
-            outputs=[io.Vae.Output(tooltip="The same VAE under these switches, for VAE Decode and VAE Encode.")],
-        )
 
     @classmethod
     def run(cls, inputs: Any) -> io.NodeOutput:

@@ -1,4 +1,4 @@
-"""The Live Video node: frames in, each made anew by a few steps of an image model, frames out as they are made."""
+"""The Live Video node: frames in, each made anew by a few steps of an image model, frames out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from comfy_api.latest import InputImpl, io
 from ..fusion.base import errors
 from ..fusion.live.settings import SAMPLERS, SCHEDULERS, SamplerName, Settings
 from . import camera, declare
-from .declare import Node, declared
+from .declare import About, Node, linked, widget
 from .page.front_end import write_on
 
 if TYPE_CHECKING:
@@ -36,135 +36,101 @@ BOTH = "Connect frames or video, not both: one node makes one video."
 class LiveVideo(Node):
     """A video through any image model, frame by frame."""
 
+    about = About(
+        "Live Video",
+        "Makes each frame of a video anew by one to four steps of a turbo or LCM model, as VAE Encode, KSampler "
+        "and VAE Decode would one by one, but without loading, preparing and waiting between frames. Frames are read, made and "
+        "written one after the other: memory does not grow with the video.",
+        aliases=["real time", "video to video", "webcam", "stream diffusion", "sd turbo"],
+        hidden=[io.Hidden.unique_id, io.Hidden.prompt],
+        outputs=[
+            io.Image.Output(
+                tooltip="All new frames as one batch, up to 4 GiB of them: 1365 of 512x512. Longer ones: VIDEO."
+            ),
+            io.Video.Output(tooltip="The new frames as a video, encoded as they are made. For Save Video."),
+        ],
+    )
+
     @dataclass(frozen=True)
     class Inputs:
-        model: Any = declared(
-            io.Model, tooltip="Of pictures, such as SD-Turbo, an LCM or SD 1.5 with an LCM LoRA. Any loader's."
-        )
-        positive: Any = declared(io.Conditioning, tooltip="What the frames shall show.")
-        negative: Any = declared(io.Conditioning, tooltip="What they shall not show. Without effect where cfg is 1.")
-        vae: Any = declared(io.Vae, tooltip="The model's. TAESD is the fastest; its pictures are a little softer.")
-        frames: Any = declared(
+        model: Any = linked(io.Model, "Of pictures, such as SD-Turbo, an LCM or SD 1.5 with an LCM LoRA. Any loader's.")
+        positive: Any = linked(io.Conditioning, "What the frames shall show.")
+        negative: Any = linked(io.Conditioning, "What they shall not show. Without effect where cfg is 1.")
+        vae: Any = linked(io.Vae, "The model's. TAESD is the fastest; its pictures are a little softer.")
+        frames: Any = linked(
             io.Image,
+            "A short clip as pictures. Or connect video; without both it is the camera of your browser.",
             optional=True,
-            tooltip="A short clip as pictures. Or connect video; without both it is the camera of your browser.",
         )
-        video: Any = declared(
+        video: Any = linked(
             io.Video,
+            "Read from its file frame by frame, however long it is. Its sound is not carried over.",
             optional=True,
-            tooltip="Read from its file frame by frame, however long it is. Its sound is not carried over.",
         )
-        steps: int = declared(
-            io.Int, default=1, min=1, max=50, tooltip="Of each frame: 1 for SD-Turbo, up to 4 for LCM models."
+        steps: int = widget(
+            "Of each frame: 1 for SD-Turbo, up to 4 for LCM models.", default=1, between=(1, 50), is_required=True
         )
-        cfg: float = declared(
-            io.Float,
+        cfg: float = widget(
+            "Guidance. Turbo and LCM models want 1, and are twice as fast with it.",
             default=1.0,
-            min=0.0,
-            max=100.0,
-            step=0.1,
-            tooltip="Guidance. Turbo and LCM models want 1, and are twice as fast with it.",
+            between=(0.0, 100.0, 0.1),
+            is_required=True,
         )
-        strength: float = declared(
-            io.Float,
+        strength: float = widget(
+            "How much of a frame is made anew, as KSampler's denoise. 1: all of it.",
             default=0.5,
-            min=0.01,
-            max=1.0,
-            step=0.01,
-            tooltip="How much of a frame is made anew, as KSampler's denoise. 1: all of it.",
+            between=(0.01, 1.0, 0.01),
+            is_required=True,
         )
-        seed: int = declared(
-            io.Int,
+        seed: int = widget(
+            "Of the noise. All frames have the same, so what does not move stays as it is.",
             default=0,
-            min=0,
-            max=0xFFFFFFFFFFFFFFFF,
+            between=(0, 0xFFFFFFFFFFFFFFFF),
+            is_required=True,
             control_after_generate=False,
-            tooltip="Of the noise. All frames have the same, so what does not move stays as it is.",
         )
-        sampler: SamplerName = declared(
-            io.Combo, options=SAMPLERS, default="euler", tooltip="lcm for LCM models, euler for others."
+        sampler: SamplerName = widget(
+            "lcm for LCM models, euler for others.", default="euler", options=SAMPLERS, is_required=True
         )
-        scheduler: str = declared(
-            io.Combo,
-            options=SCHEDULERS,
+        scheduler: str = widget(
+            "As in KSampler; sd_turbo is ComfyUI's SDTurboScheduler, for SD-Turbo and SDXL-Turbo.",
             default="simple",
-            tooltip="As in KSampler; sd_turbo is ComfyUI's SDTurboScheduler, for SD-Turbo and SDXL-Turbo.",
+            options=SCHEDULERS,
+            is_required=True,
         )
-        blend: float = declared(
-            io.Float,
+        blend: float = widget(
+            "How much of the frame before is blended in where nothing changes: less flicker. 0: nothing.",
             default=0.0,
-            min=0.0,
-            max=0.95,
-            step=0.05,
-            optional=True,
-            tooltip="How much of the frame before is blended in where nothing changes: less flicker. 0: nothing.",
+            between=(0.0, 0.95, 0.05),
         )
-        tolerance: float = declared(
-            io.Float,
+        tolerance: float = widget(
+            "How far a place may change between two frames, from 0 to 1, before nothing is blended there.",
             default=0.1,
-            min=0.01,
-            max=1.0,
-            step=0.01,
-            optional=True,
-            advanced=True,
-            tooltip="How far a place may change between two frames, from 0 to 1, before nothing is blended there.",
+            between=(0.01, 1.0, 0.01),
+            is_advanced=True,
         )
-        skip: float = declared(
-            io.Float,
-            default=0.0,
-            min=0.0,
-            max=1.0,
-            step=0.001,
-            optional=True,
-            tooltip="A frame that differs less than this from the last one that was made, on average, is not made: that "
+        skip: float = widget(
+            "A frame that differs less than this from the last one that was made, on average, is not made: that "
             "one is shown again. 0.005 suits a camera that stands still. 0: every frame is made.",
+            default=0.0,
+            between=(0.0, 1.0, 0.001),
         )
-        batch: int = declared(
-            io.Int,
+        batch: int = widget(
+            "Frames that pass through the model together: more a second where the card has room, each later.",
             default=1,
-            min=1,
-            max=64,
-            optional=True,
-            tooltip="Frames that pass through the model together: more a second where the card has room, each later.",
+            between=(1, 64),
         )
-        width: int = declared(
-            io.Int,
+        width: int = widget(
+            "Frames are scaled to it, and what stands over is cut off. 0: as they come.",
             default=512,
-            min=0,
-            max=4096,
-            step=8,
-            optional=True,
-            tooltip="Frames are scaled to it, and what stands over is cut off. 0: as they come.",
+            between=(0, 4096, 8),
         )
-        height: int = declared(
-            io.Int, default=512, min=0, max=4096, step=8, optional=True, tooltip="As width. 0: as they come."
-        )
-        fps: float = declared(
-            io.Float,
-            default=24.0,
-            min=1.0,
-            max=240.0,
-            step=1.0,
-            optional=True,
-            tooltip="Frames a second of the new video where frames is connected, and the most that are taken of a camera. "
+        height: int = widget("As width. 0: as they come.", default=512, between=(0, 4096, 8))
+        fps: float = widget(
+            "Frames a second of the new video where frames is connected, and the most that are taken of a camera. "
             "A video keeps its own.",
-        )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Live Video",
-            "Makes each frame of a video anew by one to four steps of a turbo or LCM model, as VAE Encode, KSampler "
-            "and VAE Decode would one by one, but without loading, preparing and waiting between frames. Frames are read, made and "
-            "written one after the other: memory does not grow with the video.",
-            aliases=["real time", "video to video", "webcam", "stream diffusion", "sd turbo"],
-            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
-            outputs=[
-                io.Image.Output(
-                    tooltip="All new frames as one batch, up to 4 GiB of them: 1365 of 512x512. Longer ones: VIDEO."
-                ),
-                io.Video.Output(tooltip="The new frames as a video, encoded as they are made. For Save Video."),
-            ],
+            default=24.0,
+            between=(1.0, 240.0, 1.0),
         )
 
     @classmethod
@@ -205,7 +171,7 @@ class LiveVideo(Node):
 
     @classmethod
     def fingerprint_inputs(cls, **given: Any) -> float | None:
-        """What a camera shows is never what it showed before. Links are told by name alone."""
+        """A camera never shows the same again. Links are told by name alone."""
         # A new object each time: ComfyUI's cache compares lists, in which even this equals itself.
         return None if given.keys() & {"frames", "video"} else float("nan")
 
@@ -231,7 +197,7 @@ def _is_linked(hidden: Any, output: int) -> bool:
 
 
 def _or_why_not(images: Any) -> Any:
-    """The IMAGE; or what stops a node that takes it, which need not be there, and says why."""
+    """The IMAGE; or a blocker, which stops a node that takes it, and says why."""
     from comfy_execution.graph_utils import ExecutionBlocker  # noqa: PLC0415
 
     image = images.image()
@@ -253,7 +219,8 @@ def _temp_file() -> Path:
 class Shown:
     """What a page shows of one run: the bar, a picture now and then, and frames a second.
 
-    total: how many frames there will be; None: nobody knows. node: where the text is shown."""
+    total: how many frames there will be; None: nobody knows. node: where the text is shown.
+    """
 
     def __init__(self, total: int | None, node: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         import comfy.utils  # noqa: PLC0415 - not while nodes are being listed
@@ -271,7 +238,7 @@ class Shown:
         picture = None
         if self.frames == 1 or now - self._picture_at >= PICTURE_EVERY:
             self._picture_at, picture = now, preview(frame)
-        # Of a camera it is not known how long it will be: the bar is always about to end.
+        # A camera's length is not known: the bar is always about to end.
         self._bar.update_absolute(self.frames, max(self._total or 0, self.frames + (self._total is None)), picture)
         if now - self._text_at >= TEXT_EVERY:
             self._say(f"{(self.frames - self._told) / (now - self._text_at):.1f} frames a second, {self.frames} so far")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import folder_paths
@@ -13,13 +14,15 @@ from ..fusion.base import file_formats
 from ..fusion.base.family import Role
 from ..fusion.base.vram_budget import refusal
 from . import declare, files, gains
-from .declare import Node, declared
+from .declare import About, Node, widget
 from .graph import queued
 from .page import meter, moving_preview, user_files
 
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
 
+# Of a loader, which shows its quality first.
+kernels, precision = (partial(one, is_advanced=True) for one in (declare.kernels, declare.precision))
 ANY_TYPE = "auto"  # of a text encoder: what the file tells
 QUALITY = (
     "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, where the card gains by it, and attention "
@@ -32,12 +35,12 @@ QUALITY = (
 
 
 def file_of(role: Role, tooltip: str) -> Any:
-    """The input by which a file is chosen, the first one of each loader."""
-    return declared(io.Combo, options=lambda: files.listed(role), tooltip=tooltip)
+    """The input that names the file, the first one of each loader."""
+    return widget(tooltip, options=lambda: files.listed(role))
 
 
 def types() -> list[str]:
-    """Those of stock's own loader, and to leave it to the file."""
+    """The types of a text encoder: stock's own, and to leave it to the file."""
     return [ANY_TYPE, *importlib.import_module("nodes").CLIPLoader.INPUT_TYPES()["required"]["type"][0]]
 
 
@@ -52,21 +55,21 @@ class Loader(Node):
 
     @classmethod
     async def checked(cls, name: str | None) -> bool | str:
-        """The answer of `validate_inputs`, of which ComfyUI reads the names of the inputs that it checks.
+        """The answer of `validate_inputs`, whose arguments name the inputs that it checks.
 
         name: of the file; None: it comes by a link.
         """
-        node, widget = cls.hidden.unique_id, cls.names()[0]
-        fault = odd_budget(node, name) or await files.fault(cls.ROLE, widget, name)
+        node, first = cls.hidden.unique_id, cls.names()[0]
+        fault = odd_budget(node, name) or await files.fault(cls.ROLE, first, name)
         if cls.ROLE is Role.CHECKPOINT:
-            fault = fault or await files.missing_part(node, widget, name)
+            fault = fault or await files.missing_part(node, first, name)
         if cls.ROLE in (Role.DIFFUSION, Role.CHECKPOINT):
-            fault = fault or await files.wrong_vae(node, widget, name, cls.ROLE)
+            fault = fault or await files.wrong_vae(node, first, name, cls.ROLE)
         return fault or True
 
     @classmethod
     def watch(cls, model: Any) -> None:
-        """Show on this node and on the page how sampling with this MODEL goes."""
+        """Show the progress of samplings with this MODEL on this node and on the page."""
         user_files.read_step_times()
         meter.watch(model, cls.hidden)
         meter.watch_sampling(model, cls.hidden)
@@ -89,6 +92,15 @@ class DiffusionModelLoader(Loader):
     """Load Diffusion Model."""
 
     ROLE = Role.DIFFUSION
+    about = About(
+        "Diffusion Model Loader",
+        "Loads a diffusion model whose weights stream: "
+        f"{declare.fused(Role.DIFFUSION)} with fused kernels, every other that ComfyUI knows with ComfyUI's operations. "
+        "Use it in place of Load Diffusion Model; everything after it stays as it is.",
+        aliases=["wan", "flux", "unet loader", "load diffusion model"],
+        hidden=[io.Hidden.unique_id],  # where the live meter is drawn
+        outputs=[io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers.")],
+    )
 
     @dataclass(frozen=True)
     class Inputs:
@@ -97,39 +109,25 @@ class DiffusionModelLoader(Loader):
             "A model from models/diffusion_models, for example wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB). GGUF "
             "files too, those in the folders of packs for them as well; of a model in several the first.",
         )
-        kernels: Mode = declare.kernels(
+        kernels: Mode = kernels(
             "auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card; "
-            "found out while it computes. on: FuseStream's, or an error. off: as without FuseStream.",
-            is_advanced=True,
+            "found out while it computes. on: FuseStream's, or an error. off: as without FuseStream."
         )
-        precision: Precision = declare.precision(
+        precision: Precision = precision(
             "Asked where quality is 'by precision'. "
             "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: by "
             f"prediction attention {gains.FAST} as fast as with precise on an {gains.PREDICTED_FOR}. The video changes a "
             f"little. turbo also multiplies in 8 bits: attention's queries by keys, {gains.TURBO} as fast, and "
             "all matrices. For long or large videos, which change more. precise adds in FP32. Error of one model call "
-            f"beside FP32: {gains.ERRORS}.",
-            is_advanced=True,
+            f"beside FP32: {gains.ERRORS}."
         )
         vram_budget: float = declare.vram_budget(
             "-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "
             "FuseStream computes them (H200, 8 GiB free: 1.36 times as fast as stock for 14B at 480p, and 720p runs). "
             "Or so many GiB (1.5 do for 14B in fp16; more is faster). 0: ComfyUI's own memory management, and only the "
-            "attention is FuseStream's; not for GGUF files, which it does not read.",
+            "attention is FuseStream's; not for GGUF files, which it does not read."
         )
         quality: str = declare.quality(QUALITY)
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Diffusion Model Loader",
-            "Loads a diffusion model whose weights stream: "
-            f"{declare.fused(Role.DIFFUSION)} with fused kernels, every other that ComfyUI knows with ComfyUI's operations. "
-            "Use it in place of Load Diffusion Model; everything after it stays as it is.",
-            aliases=["wan", "flux", "unet loader", "load diffusion model"],
-            hidden=[io.Hidden.unique_id],  # where the live meter is drawn
-            outputs=[io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers.")],
-        )
 
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:
@@ -150,6 +148,15 @@ class TextEncoderLoader(Loader):
     """Load CLIP."""
 
     ROLE = Role.TEXT
+    about = About(
+        "Text Encoder Loader",
+        "Loads a text encoder whose weights stream: "
+        f"{declare.fused(Role.TEXT)} with fused kernels, every other that ComfyUI knows with ComfyUI's operations. "
+        "Use it in place of Load CLIP.",
+        aliases=["umt5", "t5", "qwen", "clip loader", "load clip"],
+        hidden=[io.Hidden.unique_id],
+        outputs=[io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders.")],
+    )
 
     @dataclass(frozen=True)
     class Inputs:
@@ -159,48 +166,32 @@ class TextEncoderLoader(Loader):
             "umt5_xxl_fp16.safetensors (11.4 GB) for Wan, qwen_3_4b.safetensors (8 GB) for Flux.2 klein 4B and Z-Image. "
             "GGUF files too: T5, UMT5, Qwen2.5 and Qwen3 as llama.cpp has them.",
         )
-        kernels: Mode = declare.kernels(
+        kernels: Mode = kernels(
             "auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
             "FuseStream's kernel or torch's, whichever is faster; found out while it computes. on: "
-            "FuseStream's, or an error. off: as without FuseStream, which computes in FP32.",
-            is_advanced=True,
+            "FuseStream's, or an error. off: as without FuseStream, which computes in FP32."
         )
-        precision: Precision = declare.precision(
+        precision: Precision = precision(
             "Asked where quality is 'by precision'. precise: the error beside an FP32 file is 1.04 times ComfyUI's own "
             "with the same FP16 file. fast: about 1.25 times, with half the arithmetic. An encoder mostly waits for its "
-            "weights: fast gains little. turbo: as fast.",
-            is_advanced=True,
+            "weights: fast gains little. turbo: as fast."
         )
         vram_budget: float = declare.vram_budget(
             "-1: the encoder's blocks stream from the file through the VRAM that is free; RAM need not hold "
             "the file. Or so many GiB (0.75 do for UMT5-XXL in fp16; more is faster). 0: ComfyUI's own memory "
-            "management, with the same result; not for GGUF files, which it does not read.",
+            "management, with the same result; not for GGUF files, which it does not read."
         )
-        type: str = declared(
-            io.Combo,
-            options=types,
-            default=ANY_TYPE,
-            optional=True,
-            tooltip="Which model the prompts are for, as in Load CLIP. auto: what the file tells. Where one file serves several "
+        type: str = widget(
+            "Which model the prompts are for, as in Load CLIP. auto: what the file tells. Where one file serves several "
             "models, such as T5-XXL or Qwen3 4B (flux2 for klein, lumina2 for Z-Image), an error names the types to choose "
             "from.",
+            default=ANY_TYPE,
+            options=types,
         )
         quality: str = declare.quality(
             "auto is Exact here: ComfyUI, too, unpacks text encoders for their products, whatever the file is. "
             "Exact keeps what rounding to FP16 would lose; Balanced and Fastest do not, for half the arithmetic. by "
-            "precision: what the input precision says.",
-        )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Text Encoder Loader",
-            "Loads a text encoder whose weights stream: "
-            f"{declare.fused(Role.TEXT)} with fused kernels, every other that ComfyUI knows with ComfyUI's operations. "
-            "Use it in place of Load CLIP.",
-            aliases=["umt5", "t5", "qwen", "clip loader", "load clip"],
-            hidden=[io.Hidden.unique_id],
-            outputs=[io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders.")],
+            "precision: what the input precision says."
         )
 
     @classmethod
@@ -223,6 +214,13 @@ class VAELoader(Loader):
     """Load VAE."""
 
     ROLE = Role.VAE
+    about = About(
+        "VAE Loader",
+        f"Loads a VAE: {declare.fused(Role.VAE)}'s with fused kernels, every other as ComfyUI does. "
+        "Use it in place of Load VAE.",
+        aliases=["wan vae", "load vae"],
+        outputs=[io.Vae.Output(tooltip="A stock VAE, for VAE Encode, VAE Decode and the Wan image-to-video nodes.")],
+    )
 
     @dataclass(frozen=True)
     class Inputs:
@@ -232,32 +230,18 @@ class VAELoader(Loader):
             "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B, flux2-vae.safetensors for Flux.2, ae.safetensors for Flux.1 "
             "and Z-Image (0.34 GB each). taesd, taef1 and the like: out of models/vae_approx.",
         )
-        kernels: Mode = declare.kernels(
+        kernels: Mode = kernels(
             "Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (found out "
             "while it computes), in fp16, planned for 3 GiB of VRAM with no tiles. On an H200, 832x480x81: decoding 1.9 "
-            "times as fast as stock, encoding 1.7 times. on: FuseStream's, or an error. off: as without FuseStream.",
-            is_advanced=True,
+            "times as fast as stock, encoding 1.7 times. on: FuseStream's, or an error. off: as without FuseStream."
         )
-        precision: Precision = declare.precision(
+        precision: Precision = precision(
             "Asked where quality is 'by precision'. fast lets FuseStream's kernels add in FP16, which GeForce cards "
-            "do twice as fast. The video changes a little. turbo: as fast. precise adds in FP32.",
-            is_advanced=True,
+            "do twice as fast. The video changes a little. turbo: as fast. precise adds in FP32."
         )
         quality: str = declare.quality(
             "auto and Exact add in FP32. Balanced and Fastest add in FP16, which GeForce cards do twice as fast; the "
-            "video changes a little. by precision: what the input precision says.",
-        )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "VAE Loader",
-            f"Loads a VAE: {declare.fused(Role.VAE)}'s with fused kernels, every other as ComfyUI does. "
-            "Use it in place of Load VAE.",
-            aliases=["wan vae", "load vae"],
-            outputs=[
-                io.Vae.Output(tooltip="A stock VAE, for VAE Encode, VAE Decode and the Wan image-to-video nodes.")
-            ],
+            "video changes a little. by precision: what the input precision says."
         )
 
     @classmethod
@@ -278,6 +262,18 @@ class CheckpointLoader(Loader):
     """Load Checkpoint."""
 
     ROLE = Role.CHECKPOINT
+    about = About(
+        "Checkpoint Loader",
+        "Loads a checkpoint, a diffusion model with its text encoder and its VAE in one file: weights stream, and "
+        "what the other FuseStream loaders know has fused kernels. Use it in place of Load Checkpoint.",
+        aliases=["sd15", "sdxl", "stable diffusion", "load checkpoint", "checkpoint loader"],
+        hidden=[io.Hidden.unique_id],
+        outputs=[
+            io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers."),
+            io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders."),
+            io.Vae.Output(tooltip="A stock VAE, for VAE Encode and VAE Decode."),
+        ],
+    )
 
     @dataclass(frozen=True)
     class Inputs:
@@ -286,39 +282,22 @@ class CheckpointLoader(Loader):
             "A file from models/checkpoints, for example v1-5-pruned-emaonly-fp16.safetensors (2.1 GB) or "
             "sd_xl_base_1.0.safetensors (6.9 GB). Only .safetensors files stream; others load as in ComfyUI.",
         )
-        kernels: Mode = declare.kernels(
+        kernels: Mode = kernels(
             "Of all three parts. auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your "
-            "card; found out while it computes. on: FuseStream's, or an error. off: as without FuseStream.",
-            is_advanced=True,
+            "card; found out while it computes. on: FuseStream's, or an error. off: as without FuseStream."
         )
-        precision: Precision = declare.precision(
+        precision: Precision = precision(
             "Asked where quality is 'by precision'. fast lets FuseStream's attention and products add in FP16, which "
             "GeForce cards do twice as fast; the picture changes a little. turbo also multiplies the diffusion model's "
             "matrices in 8 bits, for large pictures, which "
-            "change more. precise adds in FP32.",
-            is_advanced=True,
+            "change more. precise adds in FP32."
         )
         vram_budget: float = declare.vram_budget(
             "-1: the blocks of the diffusion model and of the text encoder stream from the file through the VRAM that is "
             "free. Or so many GiB for each of the two; more is faster. 0: ComfyUI's own memory management; of the "
-            "diffusion model only the attention is FuseStream's then.",
+            "diffusion model only the attention is FuseStream's then."
         )
         quality: str = declare.quality(QUALITY)
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Checkpoint Loader",
-            "Loads a checkpoint, a diffusion model with its text encoder and its VAE in one file: weights stream, and "
-            "what the other FuseStream loaders know has fused kernels. Use it in place of Load Checkpoint.",
-            aliases=["sd15", "sdxl", "stable diffusion", "load checkpoint", "checkpoint loader"],
-            hidden=[io.Hidden.unique_id],
-            outputs=[
-                io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers."),
-                io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders."),
-                io.Vae.Output(tooltip="A stock VAE, for VAE Encode and VAE Decode."),
-            ],
-        )
 
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:

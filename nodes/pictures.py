@@ -1,4 +1,4 @@
-"""The nodes for networks that take pictures: Load Style Model, Apply Style, and Fuse for networks of other loaders."""
+"""The nodes for networks over pictures: Load Style Model, Apply Style, and Fuse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import folder_paths
 from comfy_api.latest import io, ui
 
 from . import declare, files
-from .declare import Node, declared
+from .declare import About, Node, linked, widget
 from .page import between_prompts
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ PRECISION = "fast lets convolutions add in FP16, for GeForce cards. turbo: as fa
 
 
 def attach() -> None:
-    """What was captured of networks is given back after each prompt where ComfyUI would not ask for it. Called once."""
+    """Give captures back after each prompt, because ComfyUI would not ask for them. Called once."""
     between_prompts.always(_give_back)
 
 
@@ -55,37 +55,31 @@ def path_of(name: str) -> str:
 class LoadStyleModel(Node):
     """Of a transformer net, or an AdaIN decoder with its VGG."""
 
+    about = About(
+        "Load Style Model",
+        "Loads a network that gives pictures another look in one pass: a transformer net, which has one look of "
+        "its own, or an AdaIN net, which takes it from a picture. Not for Flux' style models: those are ComfyUI's.",
+        aliases=["style transfer", "fast neural style", "adain", "johnson"],
+        outputs=[StyleType.Output(display_name="style", tooltip="The network, for FuseStream Apply Style.")],
+    )
+
     @dataclass(frozen=True)
     class Inputs:
-        style_name: str = declared(
-            io.Combo,
-            options=lambda: [EXAMPLE, *listed()],
-            tooltip="From models/style_models: a net of PyTorch's fast_neural_style, or an AdaIN decoder, as .safetensors "
+        style_name: str = widget(
+            "From models/style_models: a net of PyTorch's fast_neural_style, or an AdaIN decoder, as .safetensors "
             "or .pth, of which weights alone are read. The example comes with FuseStream.",
+            options=lambda: [EXAMPLE, *listed()],
         )
-        encoder_name: str = declared(
-            io.Combo,
-            options=lambda: [NONE, *listed()],
+        encoder_name: str = widget(
+            "Of an AdaIN decoder: the VGG that it was trained with, vgg_normalised.pth. Transformer nets need none.",
             default=NONE,
-            optional=True,
-            tooltip="Of an AdaIN decoder: the VGG that it was trained with, vgg_normalised.pth. Transformer nets need "
-            "none.",
+            options=lambda: [NONE, *listed()],
         )
         kernels: Mode = declare.kernels(
             "auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card. on: "
             "FuseStream's, or an error: nets with taps of 9x9 need auto. off: torch's.",
         )
         precision: Precision = declare.precision(PRECISION)
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Load Style Model",
-            "Loads a network that gives pictures another look in one pass: a transformer net, which has one look of "
-            "its own, or an AdaIN net, which takes it from a picture. Not for Flux' style models: those are ComfyUI's.",
-            aliases=["style transfer", "fast neural style", "adain", "johnson"],
-            outputs=[StyleType.Output(display_name="style", tooltip="The network, for FuseStream Apply Style.")],
-        )
 
     @classmethod
     def fingerprint_inputs(cls, style_name: str, encoder_name: str = NONE, **_: Any) -> str:
@@ -105,61 +99,38 @@ class LoadStyleModel(Node):
 class ApplyStyle(Node):
     """Pictures in another look."""
 
+    about = About(
+        "Apply Style",
+        "Gives each picture of a batch another look: pictures, or the frames of a video. Pictures that are too "
+        "large for the memory go in bands, with the same result.",
+        aliases=["style transfer", "stylize", "fast neural style"],
+        outputs=[io.Image.Output(tooltip="The pictures in that look, of the same size.")],
+    )
+
     @dataclass(frozen=True)
     class Inputs:
-        style: Any = declared(StyleType, tooltip="From FuseStream Load Style Model.")
-        image: Any = declared(
-            io.Image, tooltip="The pictures, of 16 x 16 pixels or more; the frames of a video in order."
+        style: Any = linked(StyleType, "From FuseStream Load Style Model.")
+        image: Any = linked(io.Image, "The pictures, of 16 x 16 pixels or more; the frames of a video in order.")
+        strength: float = widget(
+            "How much of the look. 0: the picture as it is. 1: all of it.", default=1.0, between=(0.0, 1.0, 0.05)
         )
-        strength: float = declared(
-            io.Float,
-            default=1.0,
-            min=0.0,
-            max=1.0,
-            step=0.05,
-            optional=True,
-            tooltip="How much of the look. 0: the picture as it is. 1: all of it.",
+        keep_colours: bool = widget(
+            "Takes the look's light and shade, and leaves the picture its own colours.", default=False
         )
-        keep_colours: bool = declared(
-            io.Boolean,
-            default=False,
-            optional=True,
-            tooltip="Takes the look's light and shade, and leaves the picture its own colours.",
-        )
-        smooth: float = declared(
-            io.Float,
+        smooth: float = widget(
+            "For videos: how much a frame keeps of the one before, where nothing moves. Against flicker; 0: off.",
             default=0.0,
-            min=0.0,
-            max=0.95,
-            step=0.05,
-            optional=True,
-            tooltip="For videos: how much a frame keeps of the one before, where nothing moves. Against flicker; 0: off.",
+            between=(0.0, 0.95, 0.05),
         )
-        style_image: Any = declared(
-            io.Image,
-            optional=True,
-            tooltip="For AdaIN nets: a picture of the look. Of several the look is the mean.",
+        style_image: Any = linked(
+            io.Image, "For AdaIN nets: a picture of the look. Of several the look is the mean.", optional=True
         )
-        band_rows: int = declared(
-            io.Int,
-            default=0,
-            min=0,
-            max=16384,
-            step=8,
-            optional=True,
-            advanced=True,
-            tooltip="Rows of a picture that are computed at a time, at least 32. 0: the whole picture where it fits, else "
+        band_rows: int = widget(
+            "Rows of a picture that are computed at a time, at least 32. 0: the whole picture where it fits, else "
             "as many as fit. Fewer need less memory and some work twice.",
-        )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Apply Style",
-            "Gives each picture of a batch another look: pictures, or the frames of a video. Pictures that are too "
-            "large for the memory go in bands, with the same result.",
-            aliases=["style transfer", "stylize", "fast neural style"],
-            outputs=[io.Image.Output(tooltip="The pictures in that look, of the same size.")],
+            default=0,
+            between=(0, 16384, 8),
+            is_advanced=True,
         )
 
     @classmethod
@@ -171,40 +142,38 @@ class ApplyStyle(Node):
 
 
 class FuseNode(Node):
-    """Of an upscale model, a background remover, a detector or a depth model: what goes in is what comes out."""
+    """Of an upscale model, a background remover, a detector or a depth model."""
+
+    about = About(
+        "Fuse",
+        "Computes an upscale model (ESRGAN and others of Load Upscale Model), BiRefNet, RT-DETR or Depth Anything "
+        "3 by FuseStream's kernels where they serve, and says which layers those are and why others are not. What goes in "
+        "stays as it is.",
+        aliases=["upscale model kernels", "esrgan", "birefnet", "rt-detr", "depth anything"],
+        outputs=[
+            io.MatchType.Output(
+                template=NETWORK,
+                display_name="model",
+                tooltip="A copy with these kernels, for the nodes that take the first.",
+            ),
+            io.String.Output(display_name="report", tooltip="What was replaced, what not, and why."),
+        ],
+    )
 
     @dataclass(frozen=True)
     class Inputs:
-        upscale_model: Any = declared(
+        upscale_model: Any = linked(
             io.MatchType,
+            "From Load Upscale Model, Load Background Removal Model, Load Diffusion Model (RT-DETR) or Load Depth "
+            "Anything 3.",
             template=NETWORK,
             display_name="model",
-            tooltip="From Load Upscale Model, Load Background Removal Model, Load Diffusion Model (RT-DETR) or Load Depth "
-            "Anything 3.",
         )
         kernels: Mode = declare.kernels(
             "auto: each layer by FuseStream's kernel or torch's own, whichever is faster on your card. on: FuseStream's, "
             "or an error. off: torch's.",
         )
         precision: Precision = declare.precision(PRECISION)
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Fuse",
-            "Computes an upscale model (ESRGAN and others of Load Upscale Model), BiRefNet, RT-DETR or Depth Anything "
-            "3 by FuseStream's kernels where they serve, and says which layers those are and why others are not. What goes in "
-            "stays as it is.",
-            aliases=["upscale model kernels", "esrgan", "birefnet", "rt-detr", "depth anything"],
-            outputs=[
-                io.MatchType.Output(
-                    template=NETWORK,
-                    display_name="model",
-                    tooltip="A copy with these kernels, for the nodes that take the first.",
-                ),
-                io.String.Output(display_name="report", tooltip="What was replaced, what not, and why."),
-            ],
-        )
 
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:

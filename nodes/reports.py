@@ -1,6 +1,6 @@
-"""The nodes that tell of a run: Plan before it, Report after it, and Compare, which shows two reports side by side.
+"""The nodes that tell of a run: Plan before it, Report after it, and Compare for two reports.
 
-A report is made once, when the node runs: what it hands on are plain values.
+A report is made once, when the node runs: it hands on plain values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import folder_paths
 from comfy_api.latest import io, ui
 
 from . import declare
-from .declare import Node, declared
+from .declare import About, Node, linked, widget
 from .page import kept_reports
 
 if TYPE_CHECKING:
@@ -29,36 +29,32 @@ ReportType = io.Custom("FUSESTREAM_REPORT")
 
 
 class Plan(Node):
-    """Costs next to nothing: a loader reads no more than the file's header, and nothing is sampled."""
+    """Costs next to nothing: a loader reads only the file's header, and nothing is sampled."""
+
+    about = About(
+        "Plan",
+        "Tells before sampling whether model and latent fit into the VRAM that is free, how long a step and all of "
+        "them take on this card, and what would change it. Run this node alone: click it and press its play button.",
+        aliases=["estimate", "will it fit", "how long", "eta", "vram calculator"],
+        is_output_node=True,
+        outputs=[
+            io.String.Output(display_name="text", tooltip="The plan as plain text, for Preview Any or a file."),
+            io.Image.Output(display_name="picture", tooltip="The plan as it is shown, for Save Image."),
+        ],
+    )
 
     @dataclass(frozen=True)
     class Inputs:
-        model: Any = declared(io.Model, tooltip="The MODEL that goes to the sampler, LoRAs and Kernels nodes included.")
-        latent: Any = declared(io.Latent, tooltip="The LATENT that the sampler begins with: only its size counts.")
-        steps: int = declared(io.Int, default=20, min=1, max=10000, tooltip="As many as the sampler computes.")
-        guidance: float = declared(
-            io.Float,
+        model: Any = linked(io.Model, "The MODEL that goes to the sampler, LoRAs and Kernels nodes included.")
+        latent: Any = linked(io.Latent, "The LATENT that the sampler begins with: only its size counts.")
+        steps: int = widget("As many as the sampler computes.", default=20, between=(1, 10000), is_required=True)
+        guidance: float = widget(
+            "The sampler's cfg. With 1 each step computes one prompt, else two.",
             default=5.0,
-            min=0.0,
-            max=100.0,
-            step=0.1,
-            tooltip="The sampler's cfg. With 1 each step computes one prompt, else two.",
+            between=(0.0, 100.0, 0.1),
+            is_required=True,
         )
         theme: ThemeName = declare.theme()
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Plan",
-            "Tells before sampling whether model and latent fit into the VRAM that is free, how long a step and all of "
-            "them take on this card, and what would change it. Run this node alone: click it and press its play button.",
-            aliases=["estimate", "will it fit", "how long", "eta", "vram calculator"],
-            is_output_node=True,
-            outputs=[
-                io.String.Output(display_name="text", tooltip="The plan as plain text, for Preview Any or a file."),
-                io.Image.Output(display_name="picture", tooltip="The plan as it is shown, for Save Image."),
-            ],
-        )
 
     @classmethod
     def fingerprint_inputs(cls, **_inputs: Any) -> float:  # what is free changes, the inputs do not
@@ -81,50 +77,34 @@ class Plan(Node):
 class ReportNode(Node):
     """Runs when its input is there: connect what sampling makes."""
 
+    about = About(
+        "Report",
+        "Shows what happened while sampling: when weights came, when compute waited for them, what stayed in VRAM, "
+        "which kernels ran and why not others, and what to change to go faster.",
+        aliases=["timeline", "profile", "streaming report", "why slow"],
+        is_output_node=True,
+        outputs=[
+            io.AnyType.Output(display_name="after", tooltip="What came in, for the nodes that follow."),
+            ReportType.Output(display_name="report", tooltip="For FuseStream Compare."),
+            io.String.Output(display_name="text", tooltip="The report as plain text, for Preview Any or a file."),
+        ],
+    )
+
     @dataclass(frozen=True)
     class Inputs:
-        after: Any = declared(
-            io.AnyType,
-            tooltip="Whatever the report shall wait for, usually the sampler's LATENT. It is handed on unchanged.",
+        after: Any = linked(
+            io.AnyType, "Whatever the report shall wait for, usually the sampler's LATENT. It is handed on unchanged."
         )
-        model: Any = declared(
-            io.Model,
-            optional=True,
-            tooltip="The MODEL that was sampled with. Without it only kernels and memory are reported.",
+        model: Any = linked(
+            io.Model, "The MODEL that was sampled with. Without it only kernels and memory are reported.", optional=True
         )
         theme: ThemeName = declare.theme()
-        write_json: bool = declared(
-            io.Boolean,
-            default=False,
-            optional=True,
-            tooltip="Also write all figures into ComfyUI's output folder.",
+        write_json: bool = widget("Also write all figures into ComfyUI's output folder.", default=False)
+        write_trace: bool = widget(
+            "Also write the timeline as a Chrome trace, for chrome://tracing or ui.perfetto.dev.", default=False
         )
-        write_trace: bool = declared(
-            io.Boolean,
-            default=False,
-            optional=True,
-            tooltip="Also write the timeline as a Chrome trace, for chrome://tracing or ui.perfetto.dev.",
-        )
-        filename_prefix: str = declared(
-            io.String,
-            default="fusestream/report",
-            optional=True,
-            tooltip="Of the files that are written, below ComfyUI's output folder.",
-        )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Report",
-            "Shows what happened while sampling: when weights came, when compute waited for them, what stayed in VRAM, "
-            "which kernels ran and why not others, and what to change to go faster.",
-            aliases=["timeline", "profile", "streaming report", "why slow"],
-            is_output_node=True,
-            outputs=[
-                io.AnyType.Output(display_name="after", tooltip="What came in, for the nodes that follow."),
-                ReportType.Output(display_name="report", tooltip="For FuseStream Compare."),
-                io.String.Output(display_name="text", tooltip="The report as plain text, for Preview Any or a file."),
-            ],
+        filename_prefix: str = widget(
+            "Of the files that are written, below ComfyUI's output folder.", default="fusestream/report"
         )
 
     @classmethod
@@ -154,23 +134,21 @@ class ReportNode(Node):
 class Compare(Node):
     """Runs nothing itself."""
 
+    about = About(
+        "Compare",
+        "Shows two reports side by side: times, bytes, memory, and which kernels differ.",
+        aliases=["a/b", "compare reports"],
+        is_output_node=True,
+        outputs=[
+            io.String.Output(display_name="text", tooltip="What differs, as plain text, for Preview Any or a file.")
+        ],
+    )
+
     @dataclass(frozen=True)
     class Inputs:
-        first: Found = declared(ReportType, tooltip="A report: A, on the left.")
-        second: Found = declared(ReportType, tooltip="Another report: B, on the right.")
+        first: Found = linked(ReportType, "A report: A, on the left.")
+        second: Found = linked(ReportType, "Another report: B, on the right.")
         theme: ThemeName = declare.theme()
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Compare",
-            "Shows two reports side by side: times, bytes, memory, and which kernels differ.",
-            aliases=["a/b", "compare reports"],
-            is_output_node=True,
-            outputs=[
-                io.String.Output(display_name="text", tooltip="What differs, as plain text, for Preview Any or a file.")
-            ],
-        )
 
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:
@@ -212,7 +190,7 @@ def reason_not_written(error: OSError | ValueError) -> str:
 
 
 def written(files: dict[str, str], prefix: str) -> list[str]:
-    """Write each content to a file of that ending, all under one new number. Returns their names below the output folder."""
+    """Write each content to a file of that ending, under one new number. Returns their names."""
     if not files:
         return []
     fault = prefix_fault(prefix)

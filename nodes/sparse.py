@@ -1,4 +1,4 @@
-"""The Sparse Attention node: MODEL in, the same out, whose attention visits only some of the key blocks of a long video."""
+"""The Sparse Attention node: the same MODEL, whose attention visits only some of the key blocks."""
 
 from __future__ import annotations
 
@@ -9,81 +9,60 @@ from comfy_api.latest import io
 
 from ..fusion.sparse.settings import LEAST_SHARE, METHODS, Method, Settings
 from . import declare, gains
-from .declare import Node, declared
+from .declare import About, Node, linked, widget
 
 
 class SparseAttentionNode(Node):
     """Off unless it is there: no loader makes attention sparse."""
 
+    about = About(
+        "Sparse Attention",
+        "Makes the attention of long videos sparse: each part of the video looks at the parts that matter most to "
+        "it, and at the rest in less detail or not at all. Faster, and the video changes. Nothing is sparse without "
+        "this node. Real weights were not tried yet: look at your own videos.",
+        aliases=["radial attention", "block sparse", "top-k attention", "sliding tile"],
+        outputs=[
+            io.Model.Output(
+                tooltip="The same model with sparse attention, for a sampler. The one that came in stays dense."
+            )
+        ],
+    )
+
     @dataclass(frozen=True)
     class Inputs:
-        model: Any = declared(
-            io.Model, tooltip="From any loader; LoRAs and model patches may come before or after this node."
-        )
-        method: Method = declared(
-            io.Combo,
-            options=METHODS,
-            default=Settings.method,
-            optional=True,
-            tooltip="top-k: in every attention anew, the blocks that fit best, and averages in place of the others. "
+        model: Any = linked(io.Model, "From any loader; LoRAs and model patches may come before or after this node.")
+        method: Method = widget(
+            "top-k: in every attention anew, the blocks that fit best, and averages in place of the others. "
             "radial: always the same, fewer the further apart two frames are; for Wan, and for models that tell how "
             "their tokens lie. Others stay dense with radial.",
+            default=Settings.method,
+            options=METHODS,
         )
-        share: float = declared(
-            io.Float,
-            default=Settings.share,
-            min=LEAST_SHARE,
-            max=1.0,
-            step=0.05,
-            optional=True,
-            tooltip="Of the key blocks, how much top-k visits, neighbours among them. Less is faster and changes the video "
+        share: float = widget(
+            "Of the key blocks, how much top-k visits, neighbours among them. Less is faster and changes the video "
             f"more: {gains.SPARSE_ERRORS}. 1: dense. radial does not ask for it: its share follows from the size of the "
             "video.",
+            default=Settings.share,
+            between=(LEAST_SHARE, 1.0, 0.05),
         )
-        dense_steps: float = declared(
-            io.Float,
-            default=Settings.dense_steps,
-            min=0.0,
-            max=1.0,
-            step=0.05,
-            optional=True,
-            tooltip="Share of the sampler's steps that stay dense, the first ones: they decide what is where. A second "
+        dense_steps: float = widget(
+            "Share of the sampler's steps that stay dense, the first ones: they decide what is where. A second "
             "sampler has first steps of its own.",
+            default=Settings.dense_steps,
+            between=(0.0, 1.0, 0.05),
         )
-        dense_layers: int = declared(
-            io.Int,
+        dense_layers: int = widget(
+            "How many attentions of each model call stay dense, the first ones.",
             default=Settings.dense_layers,
-            min=0,
-            max=1000,
-            optional=True,
-            advanced=True,
-            tooltip="How many attentions of each model call stay dense, the first ones.",
+            between=(0, 1000),
+            is_advanced=True,
         )
-        least_tokens: int = declared(
-            io.Int,
-            default=Settings.least_tokens,
-            min=0,
-            max=10000000,
-            step=1000,
-            optional=True,
-            advanced=True,
-            tooltip="Attention over fewer tokens stays dense: there is little to gain. 81 frames of 832x480 are 32760 "
+        least_tokens: int = widget(
+            "Attention over fewer tokens stays dense: there is little to gain. 81 frames of 832x480 are 32760 "
             "tokens in Wan 2.1, one picture is 1560.",
-        )
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return cls.schema(
-            "Sparse Attention",
-            "Makes the attention of long videos sparse: each part of the video looks at the parts that matter most to "
-            "it, and at the rest in less detail or not at all. Faster, and the video changes. Nothing is sparse without "
-            "this node. Real weights were not tried yet: look at your own videos.",
-            aliases=["radial attention", "block sparse", "top-k attention", "sliding tile"],
-            outputs=[
-                io.Model.Output(
-                    tooltip="The same model with sparse attention, for a sampler. The one that came in stays dense."
-                )
-            ],
+            default=Settings.least_tokens,
+            between=(0, 10000000, 1000),
+            is_advanced=True,
         )
 
     @classmethod

@@ -1,11 +1,13 @@
 """Which VAEs a model's latents meet in a graph, read from the links before anything runs.
 
-A graph in ComfyUI's API form is a table of nodes, subgraphs laid open: {"77:8": {"class_type": ..., "inputs": {name: value
-or [node, output]}}}. The way goes from a loader's MODEL to the samplers that take it, from their latents down to who decodes
-them and up to who encoded them, and from there to the VAE's loader.
+A graph in ComfyUI's API form is a table of nodes, subgraphs laid open:
+{"77:8": {"class_type": ..., "inputs": {name: value or [node, output]}}}. The way goes from a
+loader's MODEL to the samplers that take it, from their latents down to the node that decodes them
+and up to the node that encoded them, and from there to the VAE's loader.
 
-What is not plain is not followed: a wrong alarm would stop a run that is right. Where two models meet in one node the way
-ends, and where a node of another pack makes latents of latents, which may be of another kind then.
+Only a plain way is followed, because a wrong alarm would stop a run that is right. It ends where
+two models meet in one node, and where a node of another pack makes latents of latents, which may be
+of another kind then.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Kind:
     """
     outputs   the types that a class of nodes gives
     is_end    whether a run is for such nodes: they save, or show
-    is_plain  whether its latents are of the kind of those it takes, and its VAE is the one it takes: stock's nodes, and ours
+    is_plain  whether its latents and its VAE are of the kind that it takes: stock's nodes, and ours
     """
 
     outputs: tuple[str, ...]
@@ -66,7 +68,7 @@ class Graph:
         return [output for output in found if output.node in self.prompt]
 
     def type_of(self, output: Output) -> str:
-        """What passes on whatever it gets, as a reroute does, is asked what comes into it."""
+        """A node that passes anything on, as a reroute does, is asked for its input's type."""
         seen: set[Output] = set()
         while output not in seen:
             seen.add(output)
@@ -148,7 +150,7 @@ class Graph:
         return is_alone and (self._kinds[node].is_plain or ANY in self._kinds[node].outputs)
 
     def _encoders(self, sampler: str) -> Iterator[Output]:
-        """The VAEs that made what a sampler begins with, of an image: of an empty latent only the size counts."""
+        """The VAEs that encoded a sampler's first latents: an empty latent has none."""
         seen: set[Output] = set()
         waiting = list(self.links_of(sampler, LATENT))
         while waiting:

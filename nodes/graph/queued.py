@@ -1,7 +1,8 @@
-"""The graph that is being queued, for nodes that are asked about their inputs: ComfyUI shows them no more than these.
+"""The graph that is being queued, for nodes that are asked about their inputs.
 
-The server lets everybody see a prompt before it asks the nodes about it, both in one task; so what is noted here is the prompt
-that a node is asked for. Without a server nothing is known.
+ComfyUI shows a node no more than these. The server lets everybody see a prompt before it asks the
+nodes about it, both in one task; so the prompt that is noted here is the one that a node is asked
+for. Without a server nothing is known.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ def note(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def value(node: str | None, name: str) -> Any:
-    """What this input of a node is queued with: a widget's value, a link, or None where there is none or nothing is known.
+    """The value that this input of a node is queued with: a widget's, a link, or None if unknown.
 
-    For an input beside those that a node is asked about by name: ComfyUI puts a refusal to the account of each of these.
+    For an input beside those that a node is asked about by name, because ComfyUI shows a refusal at
+    each of these.
     """
     try:
         return (_queued.get() or {})["prompt"][node]["inputs"].get(name)

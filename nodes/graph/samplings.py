@@ -1,8 +1,9 @@
-"""What a loader's model will be sampled with in a graph that is open: read from links and values before anything runs.
+"""The samplings of a loader's model in a graph that is open, read before anything runs.
 
-The way goes from the loader's MODEL over what changes it to each node that samples, and from there to where steps, guidance and
-size stand. Nothing is guessed: what is computed as the graph runs, or what only another pack's node knows, is `Unknown`, with the
-node that it is about.
+The way goes from the loader's MODEL over the nodes that change it to each node that samples, and
+from there to the nodes that have steps, guidance and size. Nothing is guessed: a value that is
+computed as the graph runs, or that only another pack's node knows, is `Unknown`, with the node that
+it is about.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SIGMAS, CONDITIONING = "SIGMAS", "CONDITIONING"
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat")  # nodes that give what their `value` is
 SAME_SIGMAS = ("FlipSigmas", "SetFirstSigma")  # as many as they take
 SAME_SIZE = ("SetLatentNoiseMask",)  # latents of the size of those that they take
-# Whoever puts a frame of latents before those of the video, and the input that it is for.
+# Nodes that put a frame of latents before those of the video, and the input that it is for.
 ADDS_A_FRAME = {"WanVaceToVideo": "reference_image"}
 ONE_PROMPT = "BasicGuider"
 
@@ -42,7 +43,7 @@ class Sampling:
 
 
 class Unknown(Exception):
-    """key: of the reason, among the page's words. node: the one it is about. sampler: for which sampling, if for one."""
+    """key: of the reason, among the page's words. node: its subject. sampler: of one sampling."""
 
     def __init__(self, key: str, node: str = "", **values: Any) -> None:
         super().__init__(key)
@@ -51,7 +52,7 @@ class Unknown(Exception):
 
 
 def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
-    """Each that the loader's first output goes to, the nearest first; also those that nothing is saved of yet."""
+    """Those that the loader's first output goes to, the nearest first; unsaved ones, too."""
     takers: dict[Output, list[str]] = {}
     for name in graph.prompt:
         for output in dict.fromkeys(graph.links(name)):

@@ -1,1 +1,1 @@
-"""The way between the server and the page: what a run tells it, what it asks for, and the user's files."""
+"""Between the server and the page: what a run tells, what the page asks for, the user's files."""

@@ -1,4 +1,4 @@
-"""What is done to models when no prompt runs: at once, or by the thread that runs them as soon as one is done.
+"""Work on models that is done when no prompt runs: at once, or as soon as a prompt is done.
 
 The queue is locked while models are touched, so that none begins.
 """
@@ -27,12 +27,12 @@ def attach() -> None:
 
 
 def always(work: Work) -> None:
-    """After each prompt, before what waited for it."""
+    """After each prompt, before the work that waited for it."""
     _always.append(work)
 
 
 def do(work: Work) -> bool:
-    """Now if nothing runs, else when the prompt that runs is done. Returns whether it was done. Whoever asks may have to wait."""
+    """Now if nothing runs, else after the prompt that runs. Returns whether it is done."""
     server = running_server()
     if server is None:
         work()

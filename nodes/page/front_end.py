@@ -1,7 +1,7 @@
 """The way from a node to the page that shows it. A graph may also be run without a server.
 
-The page shows as a toast what `fusion` warns of while a graph runs: in the log hardly anybody sees it.
-It writes how fast a text was written on the node that asked for it.
+The page shows a warning of `fusion` as a toast, because in the log hardly anybody sees it. The node
+that asked for a text shows how fast it was written.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ def is_busy() -> bool:
 
 
 def answered(told: dict[str, Any], status: int = 200) -> web.Response:
-    """What the server says of this moment: nobody may keep it."""
+    """An answer of this moment, which nobody may keep."""
     from aiohttp import web  # noqa: PLC0415 - only a server has it
 
     return web.json_response(told, status=status, headers={"Cache-Control": "no-store"})
 
 
 def tell(event: str, told: dict[str, Any]) -> None:
-    """To the page of the one who queued the prompt, if there is one."""
+    """To the page that queued the prompt, if there is one."""
     server = running_server()
     if server is not None and server.client_id is not None:
         server.send_sync(event, {**told, "prompt_id": server.last_prompt_id}, server.client_id)
 
 
 def write_on(node: str | None, words: str) -> None:
-    """As ComfyUI's progress text on a node, for the page of the one who queued the prompt; `last_words.js` keeps it there."""
+    """As ComfyUI's progress text on a node of the page that queued; `last_words.js` keeps it."""
     server = running_server()
     if server is not None and server.client_id is not None and node is not None:
         server.send_progress_text(words, node, server.client_id)

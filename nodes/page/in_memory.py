@@ -1,4 +1,4 @@
-"""The models that ComfyUI has loaded, ours and others: what each holds, and how one is let go of."""
+"""The models that ComfyUI has loaded, ours and others: the memory of each, and its release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class InMemory:
-    """A loaded model. name: its file's, without folders, or its class's where no file is known. All figures are bytes.
+    """A loaded model. name: its file's, or its class's where no file is known. Figures are bytes.
 
     vram    on its device
     window  of these, what blocks pass through; resident: what stays of the blocks
@@ -50,8 +50,10 @@ def is_there(id: int) -> bool:
 
 
 def release(id: int) -> None:
-    """Unload it as ComfyUI does when another model needs the memory, and keep no RAM for it; a prompt that uses it loads it again.
-    Nothing may run."""
+    """Unload it as ComfyUI does when another model needs the memory, and keep no RAM for it.
+
+    A prompt that uses it loads it again. Nothing may run.
+    """
     going = [
         loaded for loaded in management.current_loaded_models if loaded.model is not None and _id(loaded.model) == id
     ]
@@ -108,7 +110,7 @@ def _file(patcher: Any, stream: Any) -> str | None:
 
 
 def _vram(patcher: Any) -> int:
-    """Bytes on its device. A model that is changed just now by the thread that runs it has what it held before."""
+    """Bytes on its device; of a model that the running thread just changes, those before."""
     try:
         return int(patcher.loaded_size())
     except RuntimeError:  # a dictionary of its modules has changed under the count

@@ -1,6 +1,6 @@
-"""The reports of the last runs, for the page: of each streamed diffusion model that a prompt has used, and what Report nodes made.
+"""The reports of the last runs, for the page: of streamed diffusion models, and of Report nodes.
 
-Plain values, so that none keeps a model alive; the oldest goes when there are too many.
+They are plain values, so none keeps a model alive; the oldest goes when there are too many.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def keep(report: Report, model: Any = None) -> None:
 
 
 def keep_those_of_the_prompt() -> None:
-    """Of the diffusion models that have streamed since the prompt before, and of which no node has made one."""
+    """Of the diffusion models that streamed since the last prompt, where no node has made one."""
     from ...fusion import report  # noqa: PLC0415 - the server starts without it
     from . import in_memory  # noqa: PLC0415
 

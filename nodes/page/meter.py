@@ -1,7 +1,8 @@
 """What is shown on a loader while its model samples: the meter of its memory, and a line of text.
 
-The meter is drawn by the front end of what it hears four times a second. A block that has run tells its stream's watcher, which
-mostly only looks at the clock. The text is ComfyUI's own progress text, which stands in both of its kinds of nodes.
+The front end hears four times a second of the memory, and draws the meter. A block that has run
+tells its stream's watcher, which mostly only looks at the clock. The text is ComfyUI's own progress
+text, which stands in both of its kinds of nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SendText = Callable[[str, str], None]
 
 
 def watch(patcher: Any, hidden: Any) -> None:
-    """Let the stream of this model's patcher, if it has one, report for the loader node that `hidden` names."""
+    """Let this model's stream, if it has one, report for the loader that `hidden` names."""
     stream = getattr(getattr(patcher, "model", None), STREAM, None)
     node = getattr(hidden, "unique_id", None)
     if stream is not None and node is not None:
@@ -38,7 +39,7 @@ def watch(patcher: Any, hidden: Any) -> None:
 
 
 def watch_sampling(patcher: Any, hidden: Any) -> None:
-    """Let the samplings with this model be told in words to the loader node that `hidden` names."""
+    """Let samplings with this model be told in words on the loader that `hidden` names."""
     from ...fusion.sampling.step_timer import pace_of  # noqa: PLC0415 - the server starts without it
 
     pace, node = pace_of(patcher), getattr(hidden, "unique_id", None)
@@ -51,7 +52,7 @@ def send(reading: dict[str, Any]) -> None:
 
 
 def send_text(text: str, node: str) -> None:
-    """To the page of the one who queued the prompt, if there is one, and who has not switched the meter off."""
+    """To the page that queued the prompt, unless its user has switched the meter off."""
     if user_files.value(user_files.METER, True):
         write_on(node, text)
 
@@ -79,7 +80,7 @@ class Meter:
             log.warning("the live meter is off for this model", exc_info=True)
 
     def _reading(self, stream: Any, i: int, now: float) -> dict[str, Any]:
-        """What the front end draws: bytes, counts, and since the last reading bytes per second and the share of waiting."""
+        """Bytes, counts, and since the last reading bytes a second and the share of waiting."""
         seconds, self._since = now - self._since, now
         summary, plan = stream.ledger.summary(), stream.pager.plan
         copied, waited = sum(summary["bytes by route"].values()), summary["seconds"].get("stall", 0.0)

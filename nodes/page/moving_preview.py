@@ -1,7 +1,8 @@
 """The preview of a video moves: all of its latent frames, where ComfyUI's shows the first.
 
-ComfyUI's previewer decodes, by its *Live preview method*, and ComfyUI's message carries what it made: to whoever looks at it one
-picture, and an animation once it is saved. Nodes that are elements play it by themselves, those on the canvas by web/js/preview.js.
+ComfyUI's previewer decodes, by its *Live preview method*, and ComfyUI's message carries the result,
+which is one picture, and an animation once it is saved. Nodes that are elements play it by
+themselves, nodes on the canvas by web/js/preview.js.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def watch(patcher: Any) -> None:
 
 
 def moving(previewer: Any, latent_format: Any) -> Any:
-    """One that moves if it is ComfyUI's own for a model of ours, and wanted; else what was given."""
+    """One that moves if it is ComfyUI's own for a model of ours, and wanted; else the same."""
     from latent_preview import Latent2RGBPreviewer, TAEHVPreviewerImpl  # noqa: PLC0415
 
     can = latent_format in _ours and type(previewer) in (Latent2RGBPreviewer, TAEHVPreviewerImpl)
@@ -75,7 +76,7 @@ def moving(previewer: Any, latent_format: Any) -> Any:
 
 
 def is_wanted() -> bool:
-    """Whether by the user, and by who queued the prompt: a page. Programs may know no pictures but JPEG."""
+    """By the user, and by a page that queued: programs may know no pictures but JPEG."""
     from comfy_api import feature_flags  # noqa: PLC0415
 
     server = running_server()
@@ -87,7 +88,7 @@ def is_wanted() -> bool:
 
 
 class MovingPreviewer:
-    """Of one sampling. Pictures it leaves to ComfyUI's previewer, and videos too once one could not be made to move."""
+    """Of one sampling. Pictures are left to ComfyUI's previewer, and videos after a failure."""
 
     def __init__(self, stocks: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._stocks, self._clock = stocks, clock
@@ -121,7 +122,8 @@ def frames_of(stocks: Any, x0: Tensor, clock: Callable[[], float]) -> tuple[list
     """A picture of each latent frame, and the seconds that decoding took."""
     count = x0.shape[2]
     if hasattr(stocks, "taesd"):
-        # One by one, as ComfyUI decodes the first: all at once would need memory that the model has. The first waits for the step.
+        # One by one, as ComfyUI decodes the first, because the model has the memory that all at
+        # once would need. The first waits for the step.
         frames = [stocks.decode_latent_to_preview(x0[:1, :, :1])]
         began = clock()
         frames += [stocks.decode_latent_to_preview(x0[:1, :, i : i + 1]) for i in range(1, count)]
@@ -133,7 +135,7 @@ def frames_of(stocks: Any, x0: Tensor, clock: Callable[[], float]) -> tuple[list
 
 
 def animation(frames: list[Image], first: int) -> Image:
-    """A picture that is saved as all of the frames, from the `first` on: the one that it replaces has come so far."""
+    """A picture that is saved as all frames, from the `first` on: the last one has come so far."""
     frames = frames[first:] + frames[:first]
     picture = frames[0].copy()
 
@@ -145,7 +147,7 @@ def animation(frames: list[Image], first: int) -> Image:
 
 
 def encoded(frames: list[Image]) -> bytes:
-    """As WebP; as a JPEG of the first if that fails, for an error here would end all messages of the server."""
+    """As WebP, or as a JPEG of the first: an error here would end all messages of the server."""
     from PIL import ImageOps  # noqa: PLC0415
 
     file = io.BytesIO()

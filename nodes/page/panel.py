@@ -1,6 +1,6 @@
-"""What the page's panel asks of the server: the models in memory, to let go of one, and the reports of the last runs.
+"""Answers to the page's panel: the models in memory, the release of one, and the last reports.
 
-What is sent tells no folder: models are named by their files, and reports name none.
+No answer tells a folder: models are named by their files, and reports name none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def attach() -> None:
 
 
 def tell() -> None:
-    """Every page that is open, whoever queued the prompt."""
+    """Every page that is open."""
     server = running_server()
     if server is not None:
         server.send_sync(EVENT, {})
@@ -52,7 +52,7 @@ async def models(_request: web.Request) -> web.Response:
 
 
 async def release(request: web.Request) -> web.Response:
-    """Asked with {"id": a model's}. Lets go of it now, or, where a prompt runs, when that is done. 404: it is not in memory."""
+    """Asked with {"id": a model's}. Releases it now, or after the prompt. 404: it is gone."""
     try:
         id = (await request.json())["id"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):

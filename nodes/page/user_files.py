@@ -1,7 +1,8 @@
-"""Files of the user's that the server goes by: the settings of ComfyUI's dialog, and the times of steps.
+"""Files of the user's: the settings of ComfyUI's dialog, and the times of steps.
 
-The settings are read whenever their file has changed. With several users on one server it is the first one's file, because memory
-belongs to the machine. The times of steps are kept between two starts, among ComfyUI's own data, which no page can ask for.
+The settings are read whenever their file has changed. With several users on one server the first
+one's file counts, because memory belongs to the machine. The times of steps are kept between two
+starts, among ComfyUI's own data, which no page can ask for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _are_times_read = False
 
 
 def attach() -> None:
-    """What a user changes holds from the next prompt on, also for models that are loaded already. Called once."""
+    """A changed setting holds from the next prompt on, for loaded models, too. Called once."""
     between_prompts.always(write_step_times)
     server = running_server()
     if server is not None:
@@ -78,7 +79,7 @@ def path_of_step_times() -> Path:
 
 
 def read_step_times() -> None:
-    """What earlier starts have kept, once. Called by nodes that run."""
+    """The times of earlier starts, once. Called by nodes that run."""
     global _are_times_read  # noqa: PLW0603 - of the one file that a process has
     if not _are_times_read:
         from ...fusion.sampling import measured  # noqa: PLC0415 - the server starts without it

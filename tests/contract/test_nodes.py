@@ -1,4 +1,4 @@
-"""What holds for every node of the pack: inputs are declared once and reach the node, texts are there, wrong values are refused."""
+"""Every node: its inputs reach it, its texts are there, and wrong values are refused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_no_input_is_declared_for_nothing(name: str) -> None:
 
 @each_node
 def test_defaults_are_said_once(name: str) -> None:
-    """A required input without a default has none here either, and an older workflow means what it meant."""
+    """A required input without a default has none here; older workflows keep their meaning."""
     node = NODES[name]
     for item, field in zip(inputs_of(name), dataclasses.fields(node.Inputs), strict=True):
         kind, older = OLDER.get(item.id, (type(None), None))
@@ -118,7 +118,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(name: str, **values: Any) -> set[tuple[str, str]]:
-    """The kinds of errors, and the inputs that they name, of a node with these values and all else as it is at first."""
+    """The kinds of errors and the inputs that they name; other values are a new node's."""
     given = {item.id: default for item in inputs_of(name) if (default := getattr(item, "default", None)) is not None}
     links = {item.id: ["2", 0] for item in inputs_of(name) if not item.optional and item.id not in given}
     entry = {"class_type": name, "inputs": {**links, **given, **values}}

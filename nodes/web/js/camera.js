@@ -1,5 +1,5 @@
 // The camera of the Live Video node: its picture and its button on the node. While a node runs that wants it, frames go to the server
-// (nodes/camera_route.py), as many as it asks for and no more than the connection takes.
+// (nodes/camera.py), as many as it asks for and no more than the connection takes.
 
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"

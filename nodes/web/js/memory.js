@@ -1,4 +1,5 @@
-// What models leave to others. The server reads these settings itself (nodes/user_settings.py), and goes by them from the next prompt on.
+// Memory that models leave to others. The server reads these settings itself (nodes/page/user_files.py), and goes by them from the next
+// prompt on.
 
 import { app } from "../../../scripts/app.js"
 

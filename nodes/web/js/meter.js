@@ -1,5 +1,5 @@
 // The live meter: below a loader whose model streams, memory against its budget, which blocks stay, the rate of the bus.
-// The server says how it goes, four times a second at most (nodes/meter.py).
+// The server says how it goes, four times a second at most (nodes/page/meter.py).
 
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"

@@ -1,4 +1,4 @@
-// The moving preview of a video (nodes/moving_preview.py) on a sampler that is drawn on the canvas. It comes as ComfyUI's own preview,
+// The moving preview of a video (nodes/page/moving_preview.py) on a sampler that is drawn on the canvas. It comes as ComfyUI's own preview,
 // an animated WebP: where nodes are elements the browser plays it, but a canvas has only its first frame. There the sampler shows it
 // as the front end shows finished pictures that move, in an element at the node.
 

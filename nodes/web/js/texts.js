@@ -1,4 +1,5 @@
-// The text of the doctor's, the plan's, the report's and the comparison's node, on the node.
+// The text of the doctor's, the plan's, the report's and the comparison's node, on the node. It begins large enough to read; a saved
+// workflow's own size is put in after this, and stays.
 
 import { app } from "../../../scripts/app.js"
 import { examine } from "./doctor.js"
@@ -6,6 +7,7 @@ import { TextBox, button } from "./text_box.js"
 import { words } from "./words.js"
 
 const DOCTOR = "FuseStreamDoctor"
+const SIZES = { [DOCTOR]: [700, 320], FuseStreamPlan: [540, 760], FuseStreamReport: [540, 980], FuseStreamCompare: [1080, 860] }
 const LEAST = { [DOCTOR]: 120, FuseStreamPlan: 120, FuseStreamReport: 120, FuseStreamCompare: 90 } // its box's height
 const SHARE = 1 / 4 // of a node's height, the most that the box takes where there is a picture below it
 const MARGIN = 10 // around a box on a node
@@ -15,8 +17,9 @@ const boxes = new WeakMap() // node -> its box
 app.registerExtension({
     name: "FuseStream.Texts",
     nodeCreated(node) {
-        const least = LEAST[node.comfyClass]
+        const least = LEAST[node.comfyClass], size = SIZES[node.comfyClass]
         if (!least) return
+        node.setSize([Math.max(size[0], node.size[0]), Math.max(size[1], node.size[1])])
         const box = new TextBox()
         boxes.set(node, box)
         box.area.placeholder = words("noTextYet")
