@@ -1,6 +1,7 @@
 """The live meter as a user sees it: readable in their language and theme, beside no other node's business, and at the right node.
 
-Its messages are told to the page here: what the server sends is in tests/unit/nodes/test_meter.py, a whole run in test_report.py;
+Its messages are told to the page here: the messages that the server sends are in
+tests/unit/nodes/page/test_meter.py, a whole run in test_report.py;
 other languages in test_locales.py.
 """
 
