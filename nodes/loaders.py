@@ -59,7 +59,7 @@ class Loader(Node):
 
         name: of the file; None: it comes by a link.
         """
-        node, first = cls.hidden.unique_id, cls.names()[0]
+        node, first = getattr(cls.hidden, "unique_id", None), cls.names()[0]
         fault = odd_budget(node, name) or await files.fault(cls.ROLE, first, name)
         if cls.ROLE is Role.CHECKPOINT:
             fault = fault or await files.missing_part(node, first, name)

@@ -230,11 +230,11 @@ def test_the_loader_takes_them_by_stocks_names(in_parts, kind):
 
 
 def test_another_half_is_another_fingerprint(in_parts):
-    before = VAELoader.fingerprint_inputs("taesd")
-    assert before and before != VAELoader.fingerprint_inputs("taef2")
+    before = VAELoader.fingerprint_inputs(vae_name="taesd")
+    assert before and before != VAELoader.fingerprint_inputs(vae_name="taef2")
     (in_parts / "taesd_decoder.safetensors").touch()
-    assert VAELoader.fingerprint_inputs("taesd") != before
+    assert VAELoader.fingerprint_inputs(vae_name="taesd") != before
     (in_parts / "taesd_encoder.safetensors").unlink()
     folder_paths.filename_list_cache.clear()
-    assert VAELoader.fingerprint_inputs("taesd") == ""
+    assert VAELoader.fingerprint_inputs(vae_name="taesd") == ""
     assert "not in list" in asyncio.run(VAELoader.validate_inputs(vae_name="taesd"))
