@@ -36,11 +36,11 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class About:
-    """What a node is called, what it does, and what it gives.
+    """A node's names, description and outputs.
 
     words           its name behind the pack's
     aliases         other words by which it is found
-    hidden          what ComfyUI tells it besides
+    hidden          values that ComfyUI tells it besides
     is_output_node  whether a graph may be run for it
     """
 
