@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from ..kernels_cuda.policy import Mode, Precision
     from .base.errors import WrongFile
     from .fused.block import all_off
-    from .identify.inspection import inspect_file
+    from .identify.checkpoint_info import inspect_file
     from .load.checkpoint import beside_the_model, load_checkpoint
-    from .load.diffusion import load_diffusion_model, load_vae, load_vae_in_parts
+    from .load.diffusion import load_diffusion_model
     from .load.text import load_text_encoder
+    from .load.vae import load_vae, load_vae_in_parts
 
 __all__ = [
     "KernelPolicy",
@@ -40,12 +41,12 @@ HOMES = {
     "WrongFile": ".base.errors",
     "all_off": ".fused.block",
     "beside_the_model": ".load.checkpoint",
-    "inspect_file": ".identify.inspection",
+    "inspect_file": ".identify.checkpoint_info",
     "load_checkpoint": ".load.checkpoint",
     "load_diffusion_model": ".load.diffusion",
     "load_text_encoder": ".load.text",
-    "load_vae": ".load.diffusion",
-    "load_vae_in_parts": ".load.diffusion",
+    "load_vae": ".load.vae",
+    "load_vae_in_parts": ".load.vae",
 }
 
 

@@ -93,6 +93,8 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "fusion/weights/lazy_weight.py": ("test_patcher_saving",),
     "fusion/patcher/saving.py": ("test_patcher_saving",),
     "fusion/load/build.py": ("test_umt5_streamed", "test_streaming_patcher"),
+    "fusion/load/filling.py": ("test_umt5_streamed", "test_streaming_patcher"),
+    "fusion/load/missing.py": ("test_loaders", "test_incomplete_files", "test_umt5_streamed"),
     "fusion/weights/meta_tensor.py": ("test_umt5_streamed", "test_streaming_patcher"),
     "fusion/stream/text_kv.py": ("test_text_kv",),
     "fusion/patcher/vram_estimate.py": ("test_vram_retry", "test_segments_small_budgets"),

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import comfy.model_management
 import torch
 
 from ...kernels_cuda import KernelPolicy
 from ...memory import Checkpoint, Extent
 from ..base import file_formats, other_cards
 from ..base.errors import NotStreamable
-from ..base.vram_budget import refuse_odd
+from ..base.family import Role
 from ..load.common import open_to_stream
 from ..load.diffusion import streamed_from
+from ..load.request import LoadRequest
 from ..stream import progress
 
 SMALL = 1 << 16  # bytes of a tensor that is read all the same: flags and tables that a network is made by
@@ -35,16 +35,14 @@ class HeaderOnly(Checkpoint):
 def unread_model(path: str, policy: KernelPolicy, vram_budget: float, *, is_checkpoint: bool = False) -> Any | None:
     """As the loader with these inputs would hand it out, never to be sampled with. None: ComfyUI's own memory management would
     have its weights. Raises what the loader would raise of the file."""
-    refuse_odd(vram_budget)
-    device = comfy.model_management.get_torch_device()
-    if vram_budget == 0 or other_cards.lacks(device) is not None:
+    request = LoadRequest(path, Role.DIFFUSION, policy, vram_budget, is_checkpoint)
+    if vram_budget == 0 or other_cards.lacks(request.device) is not None:
         return None
-    budget, policy = None if vram_budget < 0 else vram_budget, other_cards.policy_for(device, policy)
     try:
         source = open_to_stream(path, HeaderOnly)
         try:
             with progress.for_no_node():
-                return streamed_from(source, path, budget, policy, is_checkpoint=is_checkpoint)
+                return streamed_from(source, request)
         finally:
             source.close()
     except NotStreamable:

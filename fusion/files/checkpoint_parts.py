@@ -1,11 +1,10 @@
-"""Which tensors of a whole checkpoint are whose, by stock's rules: it tells the diffusion model, and that knows what is beside it.
-
-What goes in and comes out are tensors by name, of a file or standing in for one.
-"""
+"""Which tensors of a whole checkpoint are whose, by stock's rules: stock's configuration of the
+diffusion model knows the prefixes of the parts beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import comfy.model_detection
@@ -13,67 +12,82 @@ import comfy.sd
 import comfy.utils
 import torch
 
+from .completeness import naming
+
 Tensors = dict[str, torch.Tensor]
 NETWORK = "transformer."  # of a text encoder's tensors: behind the encoder's name, before the names that a file of its own has
 SCALED = "scaled_fp8"  # beside the layers that are stored so
 
 
-def config_of(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Any:
-    """Stock's configuration of the model; None: it is no checkpoint to stock, at most a diffusion model by itself."""
-    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
-    plain, told = comfy.utils.convert_old_quants(dict(tensors), prefix, metadata=dict(metadata))
-    return comfy.model_detection.model_config_from_unet(plain, prefix, metadata=told)
+class CheckpointParts:
+    """The parts of one checkpoint, of its tensors by name: read, or stand-ins
+    (`weights/meta_tensor.py`)."""
 
+    def __init__(
+        self, path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """path: of the file, for messages. metadata: the file's, where it has any."""
+        self._path, self._tensors = path, dict(tensors)
+        with naming(path):
+            prefix = comfy.model_detection.unet_prefix_from_state_dict(self._tensors)
+            plain, told = comfy.utils.convert_old_quants(dict(tensors), prefix, metadata=dict(metadata or {}))
+            # None: it is no checkpoint to stock, at most a diffusion model by itself.
+            self._config: Any = comfy.model_detection.model_config_from_unet(plain, prefix, metadata=told)
 
-def text_tensors(tensors: Mapping[str, torch.Tensor], config: Any) -> Tensors:
-    """Those of its text encoders, as stock calls them: clip_l.transformer.text_model..; none where it has none."""
-    found: Tensors = config.process_clip_state_dict(_without_old_scales(dict(tensors)))
-    return found
+    @cached_property
+    def text(self) -> Tensors:
+        """The tensors of its text encoders, as stock calls them: clip_l.transformer.text_model..;
+        none where stock would make no CLIP of the file."""
+        with naming(self._path):
+            if self._config is None or self._config.clip_target(state_dict=dict(self._tensors)) is None:
+                return {}
+            found: Tensors = self._config.process_clip_state_dict(_without_old_scales(dict(self._tensors)))
+            return found
 
+    @cached_property
+    def vae(self) -> Tensors:
+        """The tensors of its VAE, as a file of its own has them; none where it has none."""
+        if self._config is None:
+            return {}
+        prefixes = dict.fromkeys(self._config.vae_key_prefix, "")
+        with naming(self._path):
+            inner = comfy.utils.state_dict_prefix_replace(dict(self._tensors), prefixes, filter_keys=True)
+            found: Tensors = self._config.process_vae_state_dict(inner)
+            return found
 
-def vae_tensors(tensors: Mapping[str, torch.Tensor], config: Any) -> Tensors:
-    """Those of its VAE, as a file of its own has them; none where it has none."""
-    inner = comfy.utils.state_dict_prefix_replace(
-        dict(tensors), dict.fromkeys(config.vae_key_prefix, ""), filter_keys=True
-    )
-    found: Tensors = config.process_vae_state_dict(inner)
-    return found
+    def clip(
+        self,
+        text: Tensors,
+        embedding_folders: Sequence[str],
+        options: Mapping[str, Any],
+        *,
+        disable_dynamic: bool = False,
+    ) -> Any:
+        """Stock's CLIP of the text encoders.
 
+        text     as `text` has them, read or not
+        options  stock's model_options
+        """
+        # All tensors of the file, which tell some of the encoders.
+        target = self._config.clip_target(state_dict=_without_old_scales(dict(self._tensors)))
+        return comfy.sd.CLIP(
+            target,
+            embedding_directory=embedding_folders,
+            tokenizer_data=text,
+            parameters=comfy.utils.calculate_parameters(text),
+            state_dict=text,
+            model_options=dict(options),
+            disable_dynamic=disable_dynamic,
+        )
 
-def clip_of(
-    tensors: Tensors,
-    config: Any,
-    all_tensors: Mapping[str, torch.Tensor],
-    embedding_folders: Sequence[str],
-    options: Mapping[str, Any],
-    *,
-    disable_dynamic: bool = False,
-) -> Any:
-    """Stock's CLIP of `text_tensors`. all_tensors: those of the file, which tell some of the encoders."""
-    target = config.clip_target(state_dict=_without_old_scales(dict(all_tensors)))
-    return comfy.sd.CLIP(
-        target,
-        embedding_directory=embedding_folders,
-        tokenizer_data=tensors,
-        parameters=comfy.utils.calculate_parameters(tensors),
-        state_dict=tensors,
-        model_options=dict(options),
-        disable_dynamic=disable_dynamic,
-    )
-
-
-def has_text(tensors: Mapping[str, torch.Tensor], config: Any) -> bool:
-    """Whether stock would make a CLIP of it."""
-    return config.clip_target(state_dict=dict(tensors)) is not None and bool(text_tensors(tensors, config))
-
-
-def encoders(tensors: Mapping[str, torch.Tensor]) -> Sequence[Tensors]:
-    """Of `text_tensors` each encoder's, as a file of its own has them."""
-    heads = (name.partition(NETWORK) for name in tensors if NETWORK in name)
-    found = dict.fromkeys(before + network for before, network, _ in heads)
-    return [
-        {name.removeprefix(head): tensor for name, tensor in tensors.items() if name.startswith(head)} for head in found
-    ]
+    def encoders(self) -> Sequence[Tensors]:
+        """The tensors of each text encoder, as a file of its own has them."""
+        heads = (name.partition(NETWORK) for name in self.text if NETWORK in name)
+        found = dict.fromkeys(before + network for before, network, _ in heads)
+        return [
+            {name.removeprefix(head): tensor for name, tensor in self.text.items() if name.startswith(head)}
+            for head in found
+        ]
 
 
 def _without_old_scales(tensors: Tensors) -> Tensors:

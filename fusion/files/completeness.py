@@ -1,8 +1,10 @@
 """Whether a file holds the whole of its model, told from names and shapes alone.
 
-Stock counts blocks until a number is missing and builds a model of so many: where a file lacks its second block, that is a model of
-one block, and noise. So gaps in the numbering are looked for, whatever the model. What else must be there a family knows
-(`Family.expects`). What only shows when stock builds the network is told by `naming`: the file, the tensor, both shapes.
+Stock counts blocks until a number is missing and builds a model of so many: where a file lacks its
+second block, that is a model of one block, and noise. So gaps in the numbering are looked for,
+whatever the model. A family knows which other tensors must be there (`Family.expects`). A fault
+that only shows when stock builds the network is told by `naming`: the file, the tensor, both
+shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from ..base.notices import warn
 
 AGAIN = "Download it again."
 ATTENTION_SETTINGS = "comfy_attention.config"  # how names of tensors end that name a layer's attention, as text
-# What goes with a quantised weight, in the spellings that are about. Not every layer has it.
+# Tensors that go with a quantised weight, in the spellings that are about. Not every layer has
+# them.
 BESIDE_A_WEIGHT = (
     "scale_weight",
     "scale_input",
@@ -39,17 +42,19 @@ BESIDE_A_WEIGHT = (
     "comfy_quant",
     "pre_quant_scale",
 )
-# Types of torch's in which a tensor has the shape that the network has, as packed ones have it too. In others a file's writer
-# packed several numbers into one.
+# Types of torch's in which a tensor has the shape that the network has, as packed ones have it too.
+# In others a file's writer packed several numbers into one.
 AS_SHAPED = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
-# A block has at least so many tensors. With fewer it may be an operation in a sequence, where others have none.
+# A block has at least so many tensors. With fewer it may be an operation in a sequence, where
+# others have none.
 RICH = 4
 SHOWN, LONGEST = 3, 120  # names in a message, characters of one
 MISFIT = re.compile(
     r"size mismatch for (\S+): copying a param with shape torch\.Size\((\[[^]]*\])\) from checkpoint, "
     r"the shape in current model is torch\.Size\((\[[^]]*\])\)"
 )
-# What torch says of a file that it cannot read, or that holds more than weights, where its kind of error does not tell.
+# Torch's words for a file that it cannot read, or that holds more than weights, where its kind of
+# error does not tell.
 UNREADABLE = ("weights_only", "inline_container", "PytorchStreamReader")
 # How stock's code fails over tensors that are not what it takes them to be.
 ODD = (KeyError, IndexError, AttributeError, TypeError, ValueError, ArithmeticError, AssertionError, NameError)
@@ -79,7 +84,7 @@ def refuse_gaps(path: Path | str, names: Iterable[str]) -> None:
 
 
 def _lists(names: Iterable[str]) -> Mapping[str, Mapping[int, set[str]]]:
-    """What is numbered in these names: list -> number -> the names inside."""
+    """The numbered parts of these names: list -> number -> the names inside."""
     found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
         parts = name.split(".")
@@ -122,7 +127,8 @@ def refuse_lacking(path: Any, lacking: Sequence[str]) -> None:
 
 
 def refuse_misfits(path: Any, misfits: Iterable[tuple[str, Any, Any]]) -> None:
-    """Raise `WrongFile` if these tensors of the file have one shape, and the model needs another: name, shape, the model's."""
+    """Raise `WrongFile` if these tensors of the file have one shape, and the model needs another:
+    name, shape, the model's."""
     wrong = list(misfits)
     if wrong:
         told = [
@@ -145,7 +151,8 @@ def _more(told: Sequence[str]) -> str:
 
 
 def odd_layers(net: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Weights of another shape than their layer has: name, shape, the layer's. Stock's operations for quantised models take any."""
+    """Weights of another shape than their layer has: name, shape, the layer's. Stock's operations
+    for quantised models take any."""
     for name, module in net.named_modules():
         needed, weight = getattr(module, "_orig_shape", None), getattr(module, "weight", None)
         packed = getattr(module, "quant_format", None) not in (None, "float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
@@ -157,7 +164,8 @@ def odd_layers(net: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def is_attention_settings(name: str) -> bool:
-    """Whether a tensor of this name is the text by which a layer names its attention, whichever ComfyUI reads the file."""
+    """Whether a tensor of this name is the text by which a layer names its attention, whichever
+    ComfyUI reads the file."""
     return name == ATTENTION_SETTINGS or name.endswith(f".{ATTENTION_SETTINGS}")
 
 
@@ -170,7 +178,8 @@ def _leftovers(names: Iterable[str], taken: Iterable[str]) -> list[str]:
 
 
 def say_leftovers(path: Path | str, unexpected: Iterable[str], taken: Iterable[str]) -> None:
-    """Warn of tensors that the model has no place for, though they have the names of its blocks. taken: the model's names."""
+    """Warn of tensors that the model has no place for, though they have the names of its blocks.
+    taken: the model's names."""
     left = _leftovers(unexpected, taken)
     if left:
         warn(
@@ -189,7 +198,8 @@ def _block_of(name: str) -> str:
 
 
 def _unreadable(path: Path | str) -> WrongFile:
-    """Of a file without a header, in place of torch's words, which name no file and tell how to run what is in it."""
+    """The error for a file without a header, in place of torch's words: those name no file, and
+    tell how to run the code in it."""
     return WrongFile(
         f"{path}: torch reads no weights from it: it is damaged or no model, or holds code beside the weights, which is never run. "
         "Get the .safetensors version of the model."
@@ -198,7 +208,8 @@ def _unreadable(path: Path | str) -> WrongFile:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """What stock's functions say in this block of a file's tensors becomes a `WrongFile` that names the file."""
+    """Turn the errors of stock's functions over a file's tensors into a `WrongFile` that names the
+    file."""
     try:
         yield
     except (WrongFile, BadFile):

@@ -1,14 +1,16 @@
-"""Language models as llama.cpp writes them into GGUF files: other names than ComfyUI's, and not always the same numbers.
+"""Language models as llama.cpp writes them into GGUF files: other names than ComfyUI's, and not
+always the same numbers.
 
-    token_embd, output_norm, output          model.embed_tokens, model.norm, lm_head
-    blk.{i}.attn_norm, ffn_norm              model.layers.{i}.input_layernorm, post_attention_layernorm
-    blk.{i}.attn_q, _k, _v, _output          model.layers.{i}.self_attn.q_proj, k_proj, v_proj, o_proj
-    blk.{i}.attn_q_norm, _k_norm             model.layers.{i}.self_attn.q_norm, k_norm
-    blk.{i}.ffn_gate, _up, _down             model.layers.{i}.mlp.gate_proj, up_proj, down_proj
+    token_embd, output_norm, output    model.embed_tokens, model.norm, lm_head
+    blk.{i}.attn_norm, ffn_norm        model.layers.{i}.input_layernorm, post_attention_layernorm
+    blk.{i}.attn_q, _k, _v, _output    model.layers.{i}.self_attn.q_proj, k_proj, v_proj, o_proj
+    blk.{i}.attn_q_norm, _k_norm       model.layers.{i}.self_attn.q_norm, k_norm
+    blk.{i}.ffn_gate, _up, _down       model.layers.{i}.mlp.gate_proj, up_proj, down_proj
 
-Which model it is stands in `general.architecture`. Of Qwen the converter takes every number as it is. Of Llama and Mistral it turns
-the rows of q and k, of Gemma it adds one to the norms, and a vision part goes into a file of its own (mmproj): those would load and
-encode nonsense, so they are refused. T5 has its names in its family.
+`general.architecture` names the model. Of Qwen the converter takes every number as it is. Of Llama
+and Mistral it turns the rows of q and k, of Gemma it adds one to the norms, and a vision part goes
+into a file of its own (mmproj): those would load and encode nonsense, so they are refused. T5 has
+its names in its family.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ VISION, VISION_BLOCK = "clip", re.compile(r"v\.blk\.\d+\..*", re.DOTALL)
 class Names:
     """A model's names: from llama.cpp's to stock's. Other names stay.
 
-    blocks           what the name of a block begins with, there and here
+    blocks           the beginning of a block's name, there and here
     inside, outside  of a block's tensors, and of all others, without what comes last: weight, bias
     """
 
@@ -67,8 +69,8 @@ QWEN = Names(
 
 
 def renaming(header: WeightFile) -> Callable[[str], str] | None:
-    """From a language model's names to stock's; None: the file is none of llama.cpp's, or one that a family knows. Raises
-    `WrongFile` where more than names differs."""
+    """From a language model's names to stock's; None: the file is none of llama.cpp's, or one that
+    a family knows. Raises `WrongFile` where more than names differs."""
     if not header.values:  # no GGUF file
         return None
     architecture = header.values.get(ARCHITECTURE)
@@ -93,6 +95,7 @@ def renaming(header: WeightFile) -> Callable[[str], str] | None:
 
 
 def has_no_vision(header: WeightFile) -> bool:
-    """Whether the file is of a model that ComfyUI may have with a vision part, which llama.cpp leaves out."""
+    """Whether the file is of a model that ComfyUI may have with a vision part, which llama.cpp
+    leaves out."""
     named = header.values.get(ARCHITECTURE) in AS_THEY_ARE
     return named and not any(name.startswith("visual.") for name in header.extents)

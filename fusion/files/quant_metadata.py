@@ -1,7 +1,9 @@
-"""What a file says of itself beside its tensors: how its layers are quantised, and the settings of its network.
+"""The notes of a file on itself beside its tensors: how its layers are quantised, and the settings
+of its network.
 
-Stock believes these notes. A broken one ends in an error of Python's about JSON or a name in a table, and a layer whose scale is
-missing in noise; here the file, the layer and the remedy are named.
+Stock believes these notes. A broken one ends in an error of Python's about JSON or a name in a
+table, and a layer whose scale is missing in noise; here the file, the layer and the remedy are
+named.
 """
 
 from __future__ import annotations
@@ -10,14 +12,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import comfy.model_detection
 import comfy.quant_ops
 
 from ...memory import Checkpoint, WeightFile
 from ...memory.strict_json import parse
 from ..base.errors import WrongFile
 from ..base.family import Rename
-from ..weights.meta_tensor import tensors_of
 from .completeness import listed
 
 QUANTISED = "_quantization_metadata"
@@ -26,12 +26,14 @@ SETTINGS = "config"
 # A note has some dozens of bytes; a tensor of this name that is longer is none.
 LONGEST = 1 << 16
 SCALES = ("weight_scale", "weight_scale_2")
-# Of these formats a weight has scales for groups and for rows, which stock's table of formats does not name.
+# Of these formats a weight has scales for groups and for rows, which stock's table of formats does
+# not name.
 GROUPED = dict.fromkeys(("asym_w4a8_int8", "w6a8_int8"), ("weight_s_rel", "weight_s_channel"))
 
 
 def check_quantised(source: Checkpoint) -> None:
-    """Raise `WrongFile` where a note on how a layer is quantised is broken, or names a format that this ComfyUI does not know."""
+    """Raise `WrongFile` where a note on how a layer is quantised is broken, or names a format that
+    this ComfyUI does not know."""
     header = source.files[0]
     for layer, note in (*_in_metadata(header), *_in_tensors(source)):
         kind = note.get("format") if isinstance(note, dict) else None
@@ -86,44 +88,16 @@ def _short(value: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
-def check_settings(source: Checkpoint) -> None:
-    """Raise `WrongFile` where stock would read a diffusion model's settings, and cannot. Of other models they may be anything."""
-    header = source.files[0]
-    text = header.metadata.get(SETTINGS)
-    if text is None:
-        return
-    fault = _fault(text)
-    if fault is not None and _reads(source, dict(header.metadata)):
-        raise WrongFile(
-            f"{header.path}: the settings in its metadata ({SETTINGS!r}) {fault}. The file is damaged; download it again."
-        )
-
-
-def _fault(text: str) -> str | None:
+def fault_of_settings(metadata: Mapping[str, str]) -> str | None:
+    """Why the settings in this metadata are none, in words that go on after "the settings"; None:
+    they are sound, or there are none."""
     try:
-        found = json.loads(text)
+        found = json.loads(metadata.get(SETTINGS, "{}"))
     except (ValueError, RecursionError) as error:
         return f"are not sound JSON ({error})"
     if not isinstance(found, dict) or not isinstance(found.get("transformer", {}), dict):
         return "are no table of settings"
     return None
-
-
-def _reads(source: Checkpoint, metadata: Mapping[str, str]) -> bool:
-    """Whether stock's detection works without the metadata, and fails with it."""
-    tensors = tensors_of(source, text=False)
-    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
-    for one in (prefix, ""):
-        try:
-            if comfy.model_detection.detect_unet_config(tensors, one) is None:
-                continue
-        except Exception:  # of an incomplete file, in all ways: that is told elsewhere
-            continue
-        try:
-            comfy.model_detection.detect_unet_config(tensors, one, metadata=metadata)
-        except Exception:
-            return True
-    return False
 
 
 # ------------------------------------------------------------------------------------------------------------- renaming

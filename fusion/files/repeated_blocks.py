@@ -1,6 +1,7 @@
-"""What a file holds whose blocks are alike: what most blocks of a list have, each of them has.
+"""Blocks in the names of a file's tensors: where a diffusion model begins, and what a block lacks.
 
-For families whose members differ in what a block is made of: no table has to name them all.
+Blocks of a list are alike: a tensor that most of them have, each of them has. So a family whose
+members differ in their blocks needs no table that names them all.
 """
 
 from __future__ import annotations
@@ -15,8 +16,22 @@ from ..base.family import Expected
 if TYPE_CHECKING:
     from ...memory import WeightFile
 
-# Of the network itself. What goes with a quantised weight is named otherwise, and not every layer has it.
+# The network's own tensors. Those that go with a quantised weight are named otherwise, and not
+# every layer has them.
 OWN = (".weight", ".bias", ".scale")
+
+
+def prefix_of(header: WeightFile, part: re.Pattern[str], beside: Iterable[str]) -> str | None:
+    """The prefix of a diffusion model's names: nothing, or what a whole checkpoint puts there.
+    None: the file has no such model.
+
+    part    a name in one of its blocks, whose first group is the prefix. Any block will do: a file
+            that lacks one is a model of the family all the same
+    beside  names of which it has at least one, and relatives with such blocks have none
+    """
+    names = header.extents.keys()
+    found = (match[1] for name in names if (match := part.fullmatch(name)) is not None)
+    return next((prefix for prefix in found if any(prefix + name in names for name in beside)), None)
 
 
 def expected(
@@ -26,7 +41,8 @@ def expected(
     prefix     of the transformer's names in a whole checkpoint
     lists      of blocks, by name
     ends       other tensors that no file lacks
-    published  how many blocks the published model of this width has, by list; nothing where none is known
+    published  how many blocks the published model of this width has, by list; nothing where none is
+               known
     """
     block = re.compile(rf"{re.escape(prefix)}({'|'.join(map(re.escape, lists))})\.(\d+)(\..+)")
     found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))

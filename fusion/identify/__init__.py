@@ -1,5 +1,5 @@
 """Which family a file is of, before anything is loaded.
 
-recognise.py   by its names and shapes            inspection.py  all that its header tells
-clip_types.py  what a text encoder is for         latents.py     which latents a model and a VAE have
+checkpoint_info.py  all that its header tells          latents.py  the latents of models and VAEs
+clip_types.py       for which model a text encoder is
 """

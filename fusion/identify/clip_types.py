@@ -1,5 +1,6 @@
-"""What a text encoder is for. The same file serves several models, each with a tokenizer and a reading of its own; stock asks the
-user for the type. Where a file is used for one of them alone, `auto` knows it."""
+"""Stock's types of text encoders. The same file serves several models, each with a tokenizer and a
+reading of its own; stock asks the user for the type. Where a file is used for one of them alone,
+`auto` knows it."""
 
 from __future__ import annotations
 
@@ -8,16 +9,15 @@ from typing import Any
 
 import comfy.sd
 
-from ...memory import Checkpoint
 from ..base.errors import WrongFile
-from ..base.family import Family
 from ..files.completeness import naming
-from ..weights.meta_tensor import tensors_of
+from .checkpoint_info import CheckpointInfo
 
 AUTO = "auto"
 TE, Kind = comfy.sd.TEModel, comfy.sd.CLIPType
 
-# Encoders that serve several models: stock's types, and whose they are. All others go by stock's first type.
+# Encoders that serve several models: stock's types, and whose they are. All others go by stock's
+# first type.
 SEVERAL: Mapping[Any, Mapping[str, str]] = {
     TE.T5_XXL: {
         "sd3": "SD 3", "chroma": "Chroma", "pixart": "PixArt", "ltxv": "LTX-Video", "mochi": "Mochi", "cogvideox": "CogVideoX",
@@ -36,11 +36,12 @@ SEVERAL: Mapping[Any, Mapping[str, str]] = {
 }  # fmt: skip
 
 
-def kind_of(source: Checkpoint, family: Family | None, wanted: str) -> Any:
-    """Stock's CLIPType for a file, by the type that the user chose."""
-    path = source.files[0].path
+def kind_of(info: CheckpointInfo, wanted: str) -> Any:
+    """Stock's CLIPType for a file. wanted: the type that the user chose, in lower case, or
+    `AUTO`."""
+    path, family = info.path, info.family
     with naming(path):
-        model = comfy.sd.detect_te_model(tensors_of(source, text=False))
+        model = comfy.sd.detect_te_model(info.tensors)
     if model is None:
         raise WrongFile(f"{path} is no text encoder that ComfyUI knows: it lacks the names of all of them.")
     if wanted != AUTO:
@@ -48,7 +49,7 @@ def kind_of(source: Checkpoint, family: Family | None, wanted: str) -> Any:
         if found is None:
             raise WrongFile(f"{path}: ComfyUI has no text encoder type {wanted!r}.")
         return found
-    told = family.kind(source.files[0]) if family is not None and family.kind is not None else None
+    told = family.kind(info.header) if family is not None and family.kind is not None else None
     if told is not None:
         return getattr(Kind, told)
     several = SEVERAL.get(model)

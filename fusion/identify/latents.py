@@ -1,6 +1,8 @@
-"""What latents a model and a VAE have, told by files' headers, before either is loaded: channels, and of pictures or videos.
+"""The latents of a model and of a VAE, told by files' headers before either is loaded: channels,
+and of pictures or videos.
 
-A video that was sampled for another VAE cannot be decoded, and stock says so when it tries to, in shapes.
+A video that was sampled for another VAE cannot be decoded, and stock says so when it tries to, in
+shapes.
 """
 
 from __future__ import annotations
@@ -14,9 +16,7 @@ import comfy.model_detection
 from ...memory import Checkpoint
 from ..base import file_formats
 from ..base.family import Family, Role
-from ..families import family_of
-from ..weights.meta_tensor import tensors_of
-from . import recognise
+from .checkpoint_info import CheckpointInfo
 
 # The first tensor of a decoder that takes the latents, in Wan's VAEs and in those of pictures.
 WAN_FIRST, PICTURE_FIRST = "decoder.conv1.weight", "decoder.conv_in.weight"
@@ -35,24 +35,21 @@ class Latents(NamedTuple):
         return f"{self.channels} channels of {'videos' if self.dimensions == 3 else 'pictures'}"
 
 
-def of_model(source: Checkpoint) -> Latents | None:
-    """As stock has it for the kind of model that this is, or None."""
-    tensors = tensors_of(source, text=False)
-    found = recognise.stocks_kind(tensors)
-    if found is None:
+def of_model(info: CheckpointInfo) -> Latents | None:
+    """The latents that stock has for this kind of diffusion model, or None."""
+    if info.stocks_kind is None:
         return None
-    prefix, config = found
+    prefix, config = info.stocks_kind
     # Stock takes what it looks for to be whole, and fails in all ways where it is not.
     with contextlib.suppress(Exception):
-        kind = comfy.model_detection.model_config_from_unet_config(config, tensors, prefix)
+        kind = comfy.model_detection.model_config_from_unet_config(config, info.tensors, prefix)
         return Latents(kind.latent_format.latent_channels, kind.latent_format.latent_dimensions)
     return None
 
 
-def of_vae(source: Checkpoint) -> Latents | None:
-    """Of the VAEs whose headers tell; None for every other."""
-    extents = source.extents
-    family = family_of(source.files[0])
+def of_vae(info: CheckpointInfo) -> Latents | None:
+    """The latents of a VAE whose header tells; None for every other."""
+    extents, family = info.header.extents, info.family
     if family is not None and family.role is Role.VAE and WAN_FIRST in extents:
         return Latents(extents[WAN_FIRST].shape[1], 3)
     first = extents.get(PICTURE_FIRST)
@@ -62,17 +59,20 @@ def of_vae(source: Checkpoint) -> Latents | None:
 
 
 def mismatch(model: str, vae: str) -> str | None:
-    """Why this VAE is not for this diffusion model, both by their paths, in a sentence. None: nothing that headers tell.
+    """Why this VAE is not for this diffusion model, both by their paths, in a sentence. None:
+    nothing that headers tell.
 
-    Only for a family that names its VAEs: there are models whose latents have more channels than their VAE's.
+    Only for a family that names its VAEs: there are models whose latents have more channels than
+    their VAE's.
     """
     if not (file_formats.has_header(model) and file_formats.has_header(vae)):
         return None
     with Checkpoint.open(model) as source:
-        family = family_of(source.files[0])
-        made = of_model(source) if family is not None and family.vaes else None
+        info = CheckpointInfo.of(source)
+        family = info.family
+        made = of_model(info) if family is not None and family.vaes else None
     with Checkpoint.open(vae) as source:
-        taken = of_vae(source)
+        taken = of_vae(CheckpointInfo.of(source))
     if family is None or made is None or taken is None or made == taken:
         return None
     return (

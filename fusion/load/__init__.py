@@ -1,6 +1,8 @@
 """From a file to stock's MODEL, CLIP and VAE.
 
-diffusion.py   a diffusion model or a VAE       text.py          text encoders
-checkpoint.py  all three out of one file        common.py        what all loaders do
-build.py       a network without its weights    other_policy.py  the same model under another kernel policy
+request.py     file and settings                common.py        whether it streams or is stock's
+diffusion.py   a diffusion model                text.py          text encoders
+checkpoint.py  all three out of one file        vae.py           a VAE
+build.py       a network without its weights    filling.py       the file's tensors in a network
+missing.py     whether every weight came        other_policy.py  the same under another kernel policy
 """

@@ -1,10 +1,10 @@
 """A stock model whose blocks' weights stay in the file.
 
-It is built by stock's own functions, out of stand-ins (`weights/meta_tensor.py`): the same
-conversions of old layouts, the same detection, the same choice of types and operations. Then the
-network itself is asked what its blocks are (`blocks.py`) and which of their operations' weights are
-tensors of the file; these are paged. Everything else is read. So a model of 28 GB is built in the
-memory of its embeddings, whatever its tensors are called.
+Stock's own functions build it, out of stand-ins (`weights/meta_tensor.py`): the same conversions of
+old layouts, the same detection, the same choice of types and operations. Then the network itself is
+asked for its blocks (`stream/blocks.py`), and for those of their operations' weights that are
+tensors of the file; these are paged. All other tensors are read (`filling.py`). So a model of 28 GB
+is built in the memory of its embeddings, whatever its tensors are called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import comfy.model_detection
@@ -26,49 +25,40 @@ import comfy.utils
 import torch
 from torch import nn
 
-from ...memory import Checkpoint, Extent, Layer
+from ...memory import Checkpoint, Layer
 from ..base.errors import NotStreamable
+from ..base.family import Family
 from ..base.file_formats import without_streaming
 from ..base.subclassing import mix
-from ..files import checkpoint_parts
-from ..files.completeness import (
-    naming,
-    odd_layers,
-    refuse_lacking,
-    refuse_misfits,
-    say_leftovers,
-)
+from ..files.checkpoint_parts import NETWORK, CheckpointParts, Tensors
+from ..files.completeness import naming, say_leftovers
 from ..files.llama_cpp import has_no_vision
-from ..stream import no_head, no_vision, progress
-from ..stream.blocks import Block, blocks_of, found_in, operations, weights_of
+from ..stream import no_head, no_vision
+from ..stream.blocks import Block, blocks_of, found_in
 from ..stream.embedding import FileEmbedding
-from ..weights import ggml_blocks, ggml_tensor
+from ..weights import ggml_tensor
 from ..weights.meta_tensor import META, StandIn, tensors_of
 from ..weights.paged import Paged
-from ..weights.storage import FP8, is_quantised, stored
+from ..weights.storage import is_quantised, stored
+from . import filling
+from .missing import names_of, require_streamable
+from .request import LoadRequest
 
-Tensors = dict[str, torch.Tensor]
-Named = Sequence[tuple[str, nn.Module]]
-FindBlocks = Callable[[nn.Module], Named]
-
-KEPT = (
-    1 << 16
-)  # bytes of a new module's parameter that it keeps: some are never in the file, and start as what they are
-# What stock too does without: of CLIP, the scale of its training and the identity, which start as what they are; of a language
-# model that writes nothing, the words' matrix.
-MAY_LACK = (".logit_scale", "logit_scale", "text_projection.weight", no_head.WEIGHT)
-HALVES = (torch.float16, torch.bfloat16)
-NETWORK = "transformer."  # of a text encoder model: where its network is
+# Bytes of a new module's parameter that keeps its bytes: some are never in the file, and start as
+# what they are.
+KEPT = 1 << 16
 
 
 @dataclass(frozen=True)
 class Skeleton:
     """
-    model           what a patcher holds
+    model           stock's, which a patcher holds
     blocks, layers  the same things, to the model and to the pager
-    left            what stays in the file
-    heads           networks that can write, and the number of the block that their words come from. These come last
-    stocks_type     of a diffusion model that computes in another type than stock would have it, stock's
+    left            the weights that stay in the file beside the blocks
+    heads           networks that can write, and the number of the block that their words come from.
+                    These come last
+    stocks_type     of a diffusion model that computes in another type than stock would have it,
+                    stock's
     """
 
     model: Any
@@ -84,55 +74,48 @@ class Skeleton:
 
 def diffusion_model(
     source: Checkpoint,
-    dtype: torch.dtype | None = None,
-    find: FindBlocks = found_in,
-    *,
-    is_known: bool = False,
+    request: LoadRequest,
+    family: Family | None = None,
     preferred: Container[torch.dtype] | None = None,
-    is_checkpoint: bool = False,
 ) -> Skeleton:
     """The diffusion model in `source`, as `comfy.sd.load_diffusion_model` would make it.
 
-    dtype     in which to hold its weights; None: as stock chooses
-    find      its blocks
-    is_known  whether every weight of such a model is in a sound file
-    preferred types in which it should compute, where stock knows it to be sound in one; None: as stock chooses
-    is_checkpoint  whether stock would be asked for a whole checkpoint, of which marks beside the model tell how it predicts
+    family     that knows the file, if one does: every weight of its models is in a sound file
+    preferred  types in which it should compute, where stock knows it to be sound in one; None: as
+               stock chooses
     """
     path = source.files[0].path
     with _naming(source):
         with naming(path):
             every = tensors_of(source)
             tensors, metadata = _plain(every, dict(source.files[0].metadata))
-            config, tensors, stocks_type = _configured(tensors, metadata, dtype, source, preferred)
+            config, tensors, stocks_type = _configured(tensors, metadata, request, preferred)
             with _dropping_bytes():
-                model = config.get_model({**every, **tensors} if is_checkpoint else tensors, "")
+                # Of a whole checkpoint, marks beside the model tell how it predicts.
+                model = config.get_model({**every, **tensors} if request.is_checkpoint else tensors, "")
             model.device = comfy.model_management.unet_offload_device()
             net = model.diffusion_model
-            types = _types(net)
+            types = filling.types_of(net)
             tensors = config.process_unet_state_dict(tensors)
             missing, unexpected = net.load_state_dict(tensors, strict=False, assign=True)
         if unexpected:
             logging.warning("unet unexpected: %s", unexpected)  # in stock's words
-        if is_known:
-            say_leftovers(path, unexpected, _names(net))
-        was_asked = _is_wide(tensors)
-        _cast(net, types, exactly=dtype is not None)
-        named = find(net)
+        if family is not None:
+            say_leftovers(path, unexpected, names_of(net))
+        was_asked = filling.is_wide(tensors)
+        filling.cast(net, types, exactly=request.dtype is not None)
+        named = found_in(net) if family is None or family.blocks is None else family.blocks(net)
         if was_asked:
-            _cast_blocks(named, types)
-        _keep_packed(named)
+            filling.cast_blocks(named, types)
+        filling.keep_packed(named)
         blocks = blocks_of("diffusion_model.", named)
-        _require(net, blocks, missing, source, is_known=is_known)
-        layers = tuple(block.layer() for block in blocks)
-        blocks = tuple(dataclasses.replace(block, paged=_emptied(block.paged)) for block in blocks)
-        _read_rest(net, (one for block in blocks for one in block.paged))
-        net.requires_grad_(False)
+        blocks, layers, _ = _filled(net, blocks, missing, source, is_known=family is not None)
     return Skeleton(model, blocks, layers, stocks_type=stocks_type)
 
 
 def _plain(tensors: Tensors, metadata: Any) -> tuple[Tensors, Any]:
-    """A diffusion model's tensors without what older files and whole checkpoints put around them."""
+    """A diffusion model's tensors without what older files and whole checkpoints put around
+    them."""
     tensors, metadata = comfy.utils.convert_old_quants(tensors, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     inner = comfy.utils.state_dict_prefix_replace(tensors, {prefix: ""}, filter_keys=True)
@@ -142,13 +125,10 @@ def _plain(tensors: Tensors, metadata: Any) -> tuple[Tensors, Any]:
 
 
 def _configured(
-    tensors: Tensors,
-    metadata: Any,
-    dtype: torch.dtype | None,
-    source: Checkpoint,
-    preferred: Container[torch.dtype] | None,
+    tensors: Tensors, metadata: Any, request: LoadRequest, preferred: Container[torch.dtype] | None
 ) -> tuple[Any, Tensors, torch.dtype | None]:
-    """Stock's configuration of the model, its tensors under stock's own names, and `Skeleton.stocks_type`."""
+    """Stock's configuration of the model, its tensors under stock's own names, and
+    `Skeleton.stocks_type`."""
     parameters, kind = comfy.utils.calculate_parameters(tensors), comfy.utils.weight_dtype(tensors)
     detection = comfy.model_detection
     config = detection.model_config_from_unet(tensors, "", metadata=metadata)
@@ -161,14 +141,14 @@ def _configured(
             tensors = {ours: tensors[theirs] for theirs, ours in names.items() if theirs in tensors}
     if config is None:
         raise NotStreamable(
-            f"{source.files[0].path} is in no layout that can be streamed: of no diffusion model that ComfyUI knows. "
-            + without_streaming(source.files[0].path)
+            f"{request.path} is in no layout that can be streamed: of no diffusion model that ComfyUI knows. "
+            + without_streaming(request.path)
         )
     known: list[torch.dtype] = list(config.supported_inference_dtypes)
     own = [one for one in known if preferred is None or one in preferred]
     quantised = config.quant_config is not None
-    held, computed = _chosen(own or known, parameters, kind, dtype, quantised=quantised)
-    stocks = _computing(*_chosen(known, parameters, kind, dtype, quantised=quantised))
+    held, computed = _chosen(own or known, parameters, kind, request.dtype, quantised=quantised)
+    stocks = _computing(*_chosen(known, parameters, kind, request.dtype, quantised=quantised))
     config.set_inference_dtype(held, computed, device=comfy.model_management.get_torch_device())
     return config, tensors, None if stocks is _computing(held, computed) else stocks
 
@@ -176,7 +156,8 @@ def _configured(
 def _chosen(
     known: list[torch.dtype], parameters: int, kind: torch.dtype | None, dtype: torch.dtype | None, *, quantised: bool
 ) -> tuple[torch.dtype, torch.dtype | None]:
-    """Stock's choice among these types: to hold weights in, and to compute in if that is another."""
+    """Stock's choice among these types: to hold weights in, and to compute in if that is
+    another."""
     mm = comfy.model_management
     held: torch.dtype = dtype or mm.unet_dtype(
         model_params=parameters, supported_dtypes=known, weight_dtype=None if quantised else kind
@@ -193,56 +174,47 @@ def _computing(held: torch.dtype, computed: torch.dtype | None) -> torch.dtype:
 
 def text_encoder(
     source: Checkpoint,
+    request: LoadRequest,
     kind: Any,
-    embedding_folders: Sequence[str],
     options: Mapping[str, Any],
-    borrowed: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    borrowed: Mapping[str, torch.Tensor],
     *,
-    is_known: bool = False,
+    is_known: bool,
 ) -> tuple[Any, Skeleton]:
-    """The text encoder in `source` as a stock CLIP, as `comfy.sd.load_clip` would make it, and its parts.
+    """The text encoder in `source` as a stock CLIP, as `comfy.sd.load_clip` would make it, and its
+    parts.
 
     kind      stock's CLIPType
     options   stock's model_options
-    borrowed  what the file lacks, out of another one
+    borrowed  the tensors that the file lacks, out of another one
     is_known  whether every weight of such a model is in a sound file
     """
     path = source.files[0].path
-    is_blind = has_no_vision(source.files[0])
+    quietly = no_vision.unheard() if has_no_vision(source.files[0]) else contextlib.nullcontext()
     with _naming(source):
-        metadata = dict(source.files[0].metadata)
         with naming(path):
             tensors = {**tensors_of(source), **borrowed}
+            metadata = dict(source.files[0].metadata)
             tensors = comfy.utils.convert_old_quants(tensors, model_prefix="", metadata=metadata)[0]
-        was_asked = _is_wide(tensors)
+        was_asked = filling.is_wide(tensors)
         given = [tensors]  # stock renames them in here
-        with naming(path), _dropping_bytes(), no_vision.unheard() if is_blind else contextlib.nullcontext():
+        with naming(path), _dropping_bytes(), quietly:
             clip: Any = comfy.sd.load_text_encoder_state_dicts(
-                given, embedding_folders, kind, model_options={**options, **_where()}, disable_dynamic=True
+                given, request.embedding_folders, kind, model_options={**options, **_where()}, disable_dynamic=True
             )
         loads = partial(clip.cond_stage_model.load_sd, given[0])
         return clip, _text_parts(source, clip.cond_stage_model, loads, was_asked=was_asked, is_known=is_known)
 
 
 def text_of_checkpoint(
-    source: Checkpoint,
-    config: Any,
-    embedding_folders: Sequence[str],
-    options: Mapping[str, Any],
-    *,
-    is_known: bool = False,
+    source: Checkpoint, request: LoadRequest, parts: CheckpointParts, *, is_known: bool
 ) -> tuple[Any, Skeleton]:
-    """The same for the text encoders of a whole checkpoint. config: stock's, of the checkpoint."""
-    path = source.files[0].path
+    """The same for the text encoders of a whole checkpoint. parts: of `source`."""
+    tensors, options = parts.text, {**request.options, **_where()}
     with _naming(source):
-        with naming(path):
-            every = tensors_of(source)
-            tensors = checkpoint_parts.text_tensors(every, config)
-        was_asked = _is_wide(tensors)
-        with naming(path), _dropping_bytes():
-            clip = checkpoint_parts.clip_of(
-                dict(tensors), config, every, embedding_folders, {**options, **_where()}, disable_dynamic=True
-            )
+        was_asked = filling.is_wide(tensors)
+        with naming(source.files[0].path), _dropping_bytes():
+            clip = parts.clip(dict(tensors), request.embedding_folders, options, disable_dynamic=True)
         model = clip.cond_stage_model
         loads = partial(model.load_state_dict, tensors, strict=False, assign=True)
         return clip, _text_parts(source, model, loads, was_asked=was_asked, is_known=is_known)
@@ -252,7 +224,8 @@ def _where() -> Mapping[str, torch.device]:
     """Stock's options for a text encoder that will stream."""
     return {
         "load_device": comfy.model_management.get_torch_device(),  # what the budget is of
-        # The CPU, though not the same to stock: a text encoder that is made where it runs, stock loads at once.
+        # The CPU, though not the same to stock: a text encoder that is made where it runs, stock
+        # loads at once.
         "initial_device": torch.device("cpu", 0),
     }
 
@@ -260,9 +233,10 @@ def _where() -> Mapping[str, torch.device]:
 def _text_parts(
     source: Checkpoint, model: Any, loads: Callable[[], Any], *, was_asked: bool, is_known: bool
 ) -> Skeleton:
-    """A text encoder that stock has made, in blocks. loads: gives it the file's tensors, and tells as torch which are missing."""
+    """A text encoder that stock has made, in blocks. loads: gives it the file's tensors, and tells
+    as torch which are missing."""
     path = source.files[0].path
-    types = _types(model)
+    types = filling.types_of(model)
     for module in model.modules():
         module.can_assign_sd = True  # by which stock's encoders keep the tensors that they are given
     with naming(path):
@@ -274,38 +248,34 @@ def _text_parts(
         logging.debug("clip unexpected: %s", unexpected)  # in stock's words
     if is_known:
         inner = (name.rpartition(NETWORK)[2] for name in unexpected)  # of a checkpoint's, which are whole names
-        say_leftovers(path, inner, (name.partition(NETWORK)[2] for name in _names(model)))
-    _cast(model, types, exactly=False)
+        say_leftovers(path, inner, (name.partition(NETWORK)[2] for name in names_of(model)))
+    filling.cast(model, types, exactly=False)
     named = found_in(model)
     if was_asked:
-        _cast_blocks(named, types)
+        filling.cast_blocks(named, types)
     root = _root_of([name for name, _ in named])
     heads = list(_heads(model))
     named += [(name, head) for name, head, _ in heads]
     tables = [head for _, head, _ in heads]
-    _keep_packed(named, tables)
+    filling.keep_packed(named, tables)
     if any(extent.is_packed for extent in source.extents.values()):
-        _keep_narrow(named, tables)
+        filling.keep_narrow(named, tables)
     blocks = blocks_of(root, [(name.removeprefix(root), module) for name, module in named])
-    _require(model, blocks, missing, source, is_known=is_known)
-    layers = tuple(block.layer() for block in blocks)
-    looked_up = list(_tables(model, source))  # of which one may be a head as well
-    blocks = tuple(dataclasses.replace(block, paged=_emptied(block.paged)) for block in blocks)
-    left = _emptied(looked_up)
-    _read_rest(model, (*(one for block in blocks for one in block.paged), *left))
-    model.requires_grad_(False)
+    blocks, layers, left = _filled(model, blocks, missing, source, is_known=is_known, tables=_tables(model, source))
     first = len(blocks) - len(heads)
     return Skeleton(model, blocks, layers, left, tuple((net, first + i) for i, (*_, net) in enumerate(heads)))
 
 
 def _root_of(names: Sequence[str]) -> str:
-    """What all of a text encoder model's blocks are below, up to its one network; nothing where it has several."""
+    """The beginning that the names of all of a text encoder model's blocks have, up to its one
+    network; nothing where it has several."""
     roots = {name.partition(NETWORK)[0] + NETWORK for name in names if NETWORK in name}
     return roots.pop() if len(roots) == 1 and all(NETWORK in name for name in names) else ""
 
 
 def _heads(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """The matrices that a language model's words come from, with their networks: of their own, or the token embedding's."""
+    """The matrices that a language model's words come from, with their networks: of their own, or
+    the token embedding's."""
     names = {id(module): name for name, module in model.named_modules()}
     for network in model.modules():
         if hasattr(network, "logits"):
@@ -341,9 +311,34 @@ def _tables(model: nn.Module, source: Checkpoint) -> Iterator[Paged]:
 # ----------------------------------------------------------------------------------------------------------------- both
 
 
+def _filled(
+    net: nn.Module,
+    blocks: Sequence[Block],
+    missing: Iterable[str],
+    source: Checkpoint,
+    *,
+    is_known: bool,
+    tables: Iterable[Paged] = (),
+) -> tuple[tuple[Block, ...], tuple[Layer, ...], tuple[Paged, ...]]:
+    """Check that a network can stream, and read what of it does not. Returns its blocks and layers,
+    and the tables.
+
+    missing, is_known  as `require_streamable` has it
+    tables             which stay in the file beside the blocks
+    """
+    require_streamable(net, blocks, missing, source, is_known=is_known)
+    layers = tuple(block.layer() for block in blocks)
+    looked_up = list(tables)  # one of them may be a head as well, and is emptied with the blocks
+    blocks = tuple(dataclasses.replace(block, paged=filling.emptied(block.paged)) for block in blocks)
+    left = filling.emptied(looked_up)
+    filling.read_rest(net, (*(one for block in blocks for one in block.paged), *left))
+    net.requires_grad_(False)
+    return blocks, layers, left
+
+
 @contextlib.contextmanager
 def _naming(source: Checkpoint) -> Iterator[None]:
-    """What stands in the way of a file's tensors names the file."""
+    """Let a `NotStreamable` over a file's tensors name the file."""
     path = str(source.files[0].path)
     try:
         yield
@@ -355,8 +350,8 @@ def _naming(source: Checkpoint) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _dropping_bytes() -> Iterator[None]:
-    """A network that is made meanwhile, in this thread, has large parameters without bytes; its tables and what it starts with are
-    as stock makes them."""
+    """Let a network that is made meanwhile, in this thread, have its large parameters without
+    bytes. Its tables and its small parameters are as stock makes them."""
     thread = threading.get_ident()
 
     def dropped(_module: Any, _name: str, parameter: Any) -> Any:
@@ -370,188 +365,3 @@ def _dropping_bytes() -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-Types = dict[tuple[int, str], torch.dtype]
-
-
-def _types(net: nn.Module) -> Types:
-    """The types that the model's parameters were made with: stock copies the file's tensors into these."""
-    found = {}
-    for module in net.modules():
-        for name in {"weight", "bias", *module._parameters}:
-            # Operations that make their weights as they load them have no parameter yet, and may note its type.
-            made = module._parameters.get(name)
-            noted = getattr(module, f"{name}_comfy_model_dtype", None) or (None if made is None else made.dtype)
-            if noted is not None:
-                found[id(module), name] = noted
-    return found
-
-
-def _cast(net: nn.Module, types: Types, *, exactly: bool) -> None:
-    """The file's tensors in the model's types.
-
-    Where these are fp8, because most of the file is or ComfyUI was asked for it, what the file has in more precise types stays as
-    it is unless `exactly`: stock rounds norms, biases and modulations to fp8 too, or with its dynamic memory those of them that are
-    not tiny.
-    """
-    for module in net.modules():
-        for name, parameter in module._parameters.items():
-            wanted = types.get((id(module), name))
-            if parameter is None or is_quantised(parameter) or wanted is None or wanted is parameter.dtype:
-                continue
-            if exactly or not _rounds(parameter.dtype, wanted):
-                module._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
-
-
-def _is_wide(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether most of the file is in a type wider than fp8: a model that is made in fp8 all the same was asked for so, by
-    `--fp8_e4m3fn-unet` or its like."""
-    kind = comfy.utils.weight_dtype(tensors)
-    return kind is not None and kind.itemsize > 1
-
-
-def _cast_blocks(blocks: Named, types: Types) -> None:
-    """The matrices in the model's blocks, in fp8 where ComfyUI was asked for it: the pager converts them as they arrive. What
-    else is in them, norms and biases and modulations, is small and stays as it is."""
-    for _, block in blocks:
-        for _, operation in operations(block):
-            for name, parameter in weights_of(operation):
-                wanted = types.get((id(operation), name))
-                if wanted in FP8 and parameter.ndim > 1 and not is_quantised(parameter):
-                    operation._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
-
-
-def _keep_packed(blocks: Named, tables: Sequence[nn.Module] = ()) -> None:
-    """The matrices in the model's blocks that the file holds in ggml's blocks stay so on the device too. Others of that kind, of
-    convolutions for one, are unpacked as they arrive. tables: of tokens, with which words are multiplied."""
-    for operation, weight, extent in _matrices(blocks, tables) if ggml_tensor.CAN_HOLD else ():
-        if extent.is_packed and weight.dtype not in FP8:
-            kept = ggml_tensor.held(weight.as_stored(), extent, weight.dtype)
-            operation._parameters["weight"] = nn.Parameter(kept, requires_grad=False)
-
-
-def _keep_narrow(blocks: Named, tables: Sequence[nn.Module] = ()) -> None:
-    """The matrices that a packed file leaves in halves stay so on the device: stock takes a text encoder's type from a norm, which
-    such a file has in fp32, and what computes with them widens them as it does all others. A table of words would take twice its
-    room, and be made half for each word."""
-    for operation, weight, extent in _matrices(blocks, tables):
-        if ggml_blocks.type_of(extent) in HALVES and weight.dtype is torch.float32:
-            operation._parameters["weight"] = nn.Parameter(weight.in_the_files_type(), requires_grad=False)
-
-
-def _matrices(blocks: Named, tables: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, StandIn, Extent]]:
-    """What stands in for a tensor of the file that an operation in these blocks, or one of these tables, multiplies with."""
-    for _, block in blocks:
-        for _, operation in operations(block):
-            weight: Any = operation._parameters.get("weight")
-            is_matrix = isinstance(operation, nn.Linear) or any(operation is table for table in tables)
-            if is_matrix and isinstance(weight, StandIn) and weight.extent is not None:
-                yield operation, weight, weight.extent
-
-
-def _rounds(stored: torch.dtype, held: torch.dtype) -> bool:
-    """Whether numbers would be rounded to fp8."""
-    return stored.is_floating_point and held.is_floating_point and held.itemsize == 1 < stored.itemsize
-
-
-def _require(
-    net: nn.Module, blocks: Sequence[Block], missing: Iterable[str], source: Checkpoint, *, is_known: bool
-) -> None:
-    """Every weight is in the file, and those of the blocks are tensors of it."""
-    path = source.files[0].path
-    if not blocks:
-        raise NotStreamable(f"{path} is a model without transformer blocks. {without_streaming(path)}")
-    for block in blocks:
-        for paged in block.paged:
-            data: Any = paged.storage
-            if data.extent is None:
-                raise NotStreamable(
-                    f"{path}: ComfyUI makes {paged.key} of {', '.join(sorted(data.sources))} when it loads the file, so "
-                    f"that it cannot stream. {without_streaming(path)}"
-                )
-    lacking = sorted(set(_named_in(net, missing)) | set(_bare(net)))
-    if not is_known:
-        starts = dict(net.named_parameters())
-        lacking = [name for name in lacking if name not in starts or stored(starts[name]).is_meta]
-    refuse_lacking(path, lacking)
-    refuse_misfits(path, odd_layers(net))
-
-
-def _names(net: nn.Module) -> Iterator[str]:
-    """Of whatever a file can give it."""
-    yield from (name for name, _ in net.named_parameters())
-    yield from (name for name, _ in net.named_buffers())
-
-
-def _named_in(net: nn.Module, missing: Iterable[str]) -> Iterator[str]:
-    """The parameters that stock found no tensor for. A text encoder's are told by their names in a part of it."""
-    ends = tuple(f".{name}" for name in missing)
-    for name, _ in net.named_parameters():
-        if f".{name}".endswith(ends) and not name.endswith(MAY_LACK):
-            yield name
-
-
-def _bare(net: nn.Module) -> Iterator[str]:
-    """What has no bytes and stands for none, and operations that have no weight where the file has none."""
-    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        data = stored(tensor)
-        if data.is_meta and not isinstance(data, StandIn) and not name.endswith(MAY_LACK):
-            yield name
-    for path, module in net.named_modules():
-        if hasattr(module, "factory_kwargs") and module.weight is None:
-            yield f"{path}.weight"
-
-
-def _emptied(paged: Iterable[Paged]) -> tuple[Paged, ...]:
-    """The same, from now on without a way to the file: the pager has one. What looks at a module sees a parameter without bytes."""
-    found = []
-    for one in paged:
-        weight: Any = one.stand_in
-        bare = torch.empty_like(one.storage.as_subclass(torch.Tensor), device=META)
-        if is_quantised(weight):
-            bare = type(weight)(bare, weight._layout_cls, _real_scales(weight._params))
-        empty = nn.Parameter(bare, requires_grad=False)
-        one.module._parameters[one.attribute] = empty
-        found.append(dataclasses.replace(one, stand_in=empty))
-    return tuple(found)
-
-
-def _read_rest(net: nn.Module, in_file: Iterable[Paged]) -> None:
-    """What does not stay in the file is read. What does is from now on a stand-in like any other tensor without bytes."""
-    stays = {(id(one.module), one.attribute) for one in in_file}
-    homes: list[tuple[Any, str]] = []
-    for module in net.modules():
-        for table in (module._parameters, module._buffers):
-            homes += [
-                (table, name)
-                for name, tensor in table.items()
-                if tensor is not None and (id(module), name) not in stays and stored(tensor).is_meta
-            ]
-    bar = progress.Bar(sum(stored(table[name]).nbytes for table, name in homes))
-    for table, name in homes:
-        tensor = table[name]
-        found = _real(tensor)
-        bar.add(stored(tensor).nbytes)
-        table[name] = nn.Parameter(found, requires_grad=False) if isinstance(tensor, nn.Parameter) else found
-
-
-def _real(tensor: Any) -> torch.Tensor:
-    """With the bytes that it stands for."""
-    if is_quantised(tensor):
-        quantised: torch.Tensor = type(tensor)(_real(tensor._qdata), tensor._layout_cls, _real_scales(tensor._params))
-        return quantised
-    if isinstance(tensor, StandIn):
-        return tensor.read()
-    # Not in the file, and stock does without: CLIP's last projection, which starts as the identity.
-    return torch.eye(*tensor.shape, dtype=tensor.dtype)
-
-
-def _real_scales(params: Any) -> Any:
-    """Of a quantised weight."""
-    changed = {
-        field.name: value.read()
-        for field in dataclasses.fields(params)
-        if isinstance(value := getattr(params, field.name), StandIn)
-    }
-    return dataclasses.replace(params, **changed)

@@ -1,49 +1,44 @@
-"""One file becomes a stock MODEL, CLIP and VAE: whole checkpoints, each part in the way of a file of its own.
+"""One file becomes a stock MODEL, CLIP and VAE: whole checkpoints, each part in the way of a file
+of its own.
 
-The diffusion model streams, and so do the text encoders where their weights are tensors of the file; of the VAE and of what cannot
-stream just their tensors are read. What a file does not have is what stock's Load Checkpoint hands out then: no CLIP, a VAE that
-says so when it is used.
+The diffusion model streams, and so do the text encoders where their weights are tensors of the
+file. Of the VAE and of a text encoder that cannot stream just their tensors are read. For a part
+that the file lacks the node gets what stock's Load Checkpoint hands out: no CLIP, a VAE that says
+so when it is used.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import comfy.model_management
 import comfy.sd
 import comfy.utils
-import torch
 
 from ...kernels_cuda import LEDGER, STANDARD, KernelPolicy
 from ...memory import Checkpoint
-from ..base import file_formats, other_cards
+from ..base import file_formats
 from ..base.errors import NotStreamable
 from ..base.family import Family, Role
 from ..families import family_of
-from ..files import checkpoint_parts
-from ..files.completeness import naming, odd_layers, refuse_misfits
-from ..fused import attention
-from ..identify import inspection, recognise
-from ..sampling import checks
-from ..weights.meta_tensor import real, tensors_of
-from . import build
-from .common import (
-    open_to_stream,
-    prepare,
-    require_all_weights,
-    streamed_or_stock,
-)
-from .diffusion import CHECKPOINT_PREFIX, load_streamed_diffusion_model, whole_vae
+from ..files.checkpoint_parts import CheckpointParts
+from ..files.completeness import naming
+from ..identify.checkpoint_info import CheckpointInfo, header_of
+from ..weights.meta_tensor import real
+from . import build, diffusion, vae
+from .common import open_to_stream, streamed_or_stock
+from .request import LoadRequest, keep
 from .text import fuse, streaming_clip
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Parts(NamedTuple):
-    """Stock's objects. clip: None where the file has no text encoder. vae: one that says so at use where it has none."""
+    """Stock's objects. clip: None where the file has no text encoder. vae: one that says so at use
+    where it has none."""
 
     model: Any
     clip: Any
@@ -64,205 +59,108 @@ def load_checkpoint(
     vram_budget: float = 0.0,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Parts:
-    """Load the checkpoint at `path`; what a family knows of it computes through our ops.
+    """Load the checkpoint at `path`; the parts that a family knows compute through our ops.
 
     embedding_folders   searched for `embedding:name`
-    vram_budget         as `load_diffusion_model` has it, for the diffusion model and for the text encoders
+    vram_budget         as `load_diffusion_model` has it, for the diffusion model and for the text
+                        encoders
     options             stock's model_options of the text encoders
     """
-    device = comfy.model_management.get_torch_device()
-    parts: Parts = streamed_or_stock(
-        path,
-        lambda budget: _streamed(path, embedding_folders, policy, budget, options),
-        lambda: _stocks(path, embedding_folders, policy, options),
-        vram_budget,
-        device,
+    request = LoadRequest(
+        path, Role.CHECKPOINT, policy, vram_budget, embedding_folders=embedding_folders, options=options
     )
+    parts: Parts = streamed_or_stock(request, _streamed, _stocks)
     return parts
 
 
 def beside_the_model(path: str) -> Beside | None:
-    """What a file has beside its diffusion model, by its header; None: it has none that would tell."""
+    """The parts that a file has beside its diffusion model, by its header; None: it has none that
+    would tell."""
     if not file_formats.has_header(path):
         return None
-    with Checkpoint.open(path) as source, naming(path):
-        tensors = tensors_of(source)
-        config = checkpoint_parts.config_of(tensors, source.files[0].metadata)
-        if config is None:
-            return Beside(text=False, vae=False)
-        return Beside(checkpoint_parts.has_text(tensors, config), bool(checkpoint_parts.vae_tensors(tensors, config)))
+    with Checkpoint.open(path) as source:
+        parts = CheckpointInfo.of(source).parts
+        return Beside(bool(parts.text), bool(parts.vae))
 
 
-# ------------------------------------------------------------------------------------------------------------ streaming
+def _streamed(request: LoadRequest) -> Parts:
+    model = diffusion.streamed(request.part(Role.DIFFUSION))
+    return Parts(model, _streamed_clip(request.part(Role.TEXT)), _vae(request.part(Role.VAE)))
 
 
-def _streamed(
-    path: str,
-    embedding_folders: Sequence[str],
-    policy: KernelPolicy,
-    vram_budget: float | None,
-    options: Mapping[str, Any],
-) -> Parts:
-    on_card = other_cards.policy_for(comfy.model_management.get_torch_device(), policy)
-    model = load_streamed_diffusion_model(path, vram_budget, on_card, is_checkpoint=True)
-    given = (path, embedding_folders, policy, vram_budget, options)
-    return Parts(model, _clip(*given), _vae(path, policy))
+def _stocks(request: LoadRequest) -> Parts:
+    """By stock's own memory management: every part in the way in which the loaders of single files
+    do it with vram_budget 0."""
+    model = diffusion.stocks(request.part(Role.DIFFUSION))
+    return Parts(model, _stocks_clip(request.part(Role.TEXT)), _vae(request.part(Role.VAE)))
 
 
-def _clip(
-    path: str,
-    embedding_folders: Sequence[str],
-    policy: KernelPolicy,
-    vram_budget: float | None,
-    options: Mapping[str, Any],
-) -> Any:
+# -------------------------------------------------------------------------------------------------------- text encoders
+
+
+def _streamed_clip(request: LoadRequest) -> Any:
     """The text encoders, streamed where they can."""
-    policy = _for_text(policy)
-    source = open_to_stream(path)
-    try:
-        every, metadata = tensors_of(source), source.files[0].metadata
-        config = _config(path, every, metadata)
-        if config is None or not checkpoint_parts.has_text(every, config):
-            source.close()
+    with ExitStack() as opened:
+        source = opened.enter_context(open_to_stream(request.path))
+        parts = CheckpointInfo.of(source).parts
+        if not parts.text:
             return None
-        families = _families(checkpoint_parts.text_tensors(every, config))
+        families = _families(parts)
         try:
-            clip, parts = build.text_of_checkpoint(source, config, embedding_folders, options, is_known=bool(families))
-            streaming_clip(source, clip, parts, families, policy, vram_budget)
+            clip, skeleton = build.text_of_checkpoint(source, request, parts, is_known=bool(families))
+            streaming_clip(source, clip, skeleton, families, request)
+            opened.pop_all()  # the stream has the file now
         except NotStreamable as reason:
             LEDGER.say_once(f"{reason} Its text encoder is loaded as stock does now.", logging.INFO)
-            clip = _stocks_clip(path, every, config, embedding_folders, policy, options)
-            source.close()
-    except BaseException:
-        source.close()
-        raise
-    clip.patcher.cached_patcher_init = (_clip_patcher, (path, embedding_folders, policy, vram_budget, options))
+            clip = _clip_in_memory(request, parts)
+    keep(clip.patcher, request, _streamed_clip)
     return clip
 
 
-def _clip_patcher(*given: Any, **_others: Any) -> Any:
-    return _clip(*given).patcher
-
-
-def _for_text(policy: KernelPolicy) -> KernelPolicy:
-    return other_cards.policy_for(comfy.model_management.text_encoder_device(), policy)
-
-
-def _config(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None) -> Any:
-    with naming(path):
-        return checkpoint_parts.config_of(tensors, metadata or {})
-
-
-def _families(tensors: Mapping[str, torch.Tensor]) -> list[Family]:
-    """The families of a checkpoint's text encoders, each once."""
-    found = (family_of(recognise.header_of(encoder)) for encoder in checkpoint_parts.encoders(tensors))
-    return list({family.name: family for family in found if family is not None and family.role is Role.TEXT}.values())
-
-
-# -------------------------------------------------------------------------------------------------------------- stock's
-
-
-def _stocks(path: str, embedding_folders: Sequence[str], policy: KernelPolicy, options: Mapping[str, Any]) -> Parts:
-    """By stock's own memory management: every part in the way in which the loaders of single files do it with vram_budget 0."""
-    recognise.require_stocks(path)
-    on_card = other_cards.policy_for(comfy.model_management.get_torch_device(), policy)
-    family: Family | None = None
-    names: tuple[str, ...] = ()
-    if file_formats.has_header(path):
-        with Checkpoint.open(path) as source:
-            family = inspection.look_at(source, Role.CHECKPOINT)
-            inspection.say_doubts(source.files[0], family)
-            names = tuple(source.extents)
-    prepare(on_card)
-    with naming(path):
-        found = comfy.sd.load_checkpoint_guess_config(path, output_vae=False, output_clip=False)
-    model = found[0]
-    refuse_misfits(path, odd_layers(model.model.diffusion_model))
-    if family is not None:
-        renamed = model.model.model_config.process_unet_state_dict(dict.fromkeys(names, torch.empty(0, device="meta")))
-        require_all_weights(path, renamed.keys(), model.model.diffusion_model, CHECKPOINT_PREFIX)
-    attention.install(model, on_card)
-    checks.attach(model, path, family)
-    clip = _clip_in_memory(path, embedding_folders, policy, options)
-    return Parts(model, clip, _vae(path, policy))
-
-
-def _clip_in_memory(
-    path: str,
-    embedding_folders: Sequence[str],
-    policy: KernelPolicy,
-    options: Mapping[str, Any],
-    *,
-    disable_dynamic: bool = False,
-) -> Any:
-    policy = _for_text(policy)
-    with naming(path):
-        tensors, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
-    config = _config(path, tensors, metadata)
-    if config is None or not checkpoint_parts.has_text(tensors, config):
+def _stocks_clip(request: LoadRequest) -> Any:
+    """The text encoders in stock's memory management."""
+    with naming(request.path):
+        tensors, metadata = comfy.utils.load_torch_file(request.path, return_metadata=True)
+    parts = CheckpointParts(request.path, tensors, metadata)
+    if not parts.text:
         return None
-    clip = _stocks_clip(path, tensors, config, embedding_folders, policy, options, disable_dynamic=disable_dynamic)
-    clip.patcher.cached_patcher_init = (_clip_in_memory_patcher, (path, embedding_folders, policy, options))
+    clip = _clip_in_memory(request, parts)
+    keep(clip.patcher, request, _stocks_clip)
     return clip
 
 
-def _clip_in_memory_patcher(*given: Any, disable_dynamic: bool = False, **_others: Any) -> Any:
-    return _clip_in_memory(*given, disable_dynamic=disable_dynamic).patcher
-
-
-def _stocks_clip(
-    path: str,
-    tensors: Mapping[str, torch.Tensor],
-    config: Any,
-    embedding_folders: Sequence[str],
-    policy: KernelPolicy,
-    options: Mapping[str, Any],
-    *,
-    disable_dynamic: bool = False,
-) -> Any:
-    """tensors: the whole file's, read or not."""
-    with naming(path):
-        own = real(checkpoint_parts.text_tensors(tensors, config))
-        names = tuple(own)
-        families = _families(own)
-        clip = checkpoint_parts.clip_of(
-            own, config, tensors, embedding_folders, options, disable_dynamic=disable_dynamic
-        )
-    refuse_misfits(path, odd_layers(clip.cond_stage_model))
-    if families:
-        require_all_weights(path, names, clip.cond_stage_model)
-    fuse(families, clip, policy)
+def _clip_in_memory(request: LoadRequest, parts: CheckpointParts) -> Any:
+    """The text encoders of tensors that are read, or now are."""
+    with naming(request.path):
+        own = real(parts.text)
+        names, families = tuple(own), _families(parts)
+        clip = parts.clip(own, request.embedding_folders, request.options, disable_dynamic=request.disable_dynamic)
+    fuse(clip, request, families, names if families else None)
     return clip
+
+
+def _families(parts: CheckpointParts) -> list[Family]:
+    """The families of a checkpoint's text encoders, each once."""
+    found = (family_of(header_of(encoder)) for encoder in parts.encoders())
+    return list({family.name: family for family in found if family is not None and family.role is Role.TEXT}.values())
 
 
 # ------------------------------------------------------------------------------------------------------------------ VAE
 
 
-def _vae(path: str, policy: KernelPolicy, device: Any = None) -> Any:
+def _vae(request: LoadRequest) -> Any:
     """The VAE of a checkpoint, of which just its tensors are read."""
-    policy = other_cards.policy_for(comfy.model_management.vae_device(), policy)
+    path = request.path
     if file_formats.has_header(path):
-        with Checkpoint.open(path) as source:
-            metadata: Mapping[str, str] | None = dict(source.files[0].metadata)
-            weights = _vae_weights(path, tensors_of(source), metadata)
+        with Checkpoint.open(path) as source, naming(path):
+            info = CheckpointInfo.of(source)
+            weights, metadata = real(info.parts.vae), dict(info.header.metadata)
     else:
         with naming(path):
             tensors, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
-        weights = _vae_weights(path, tensors, metadata)
+        weights = CheckpointParts(path, tensors, metadata).vae
     if not weights:
         return comfy.sd.VAE(sd={})  # which says at its use that the checkpoint has none
-    vae = whole_vae(path, weights, metadata, policy, device)
-    vae.patcher.cached_patcher_init = (_vae_patcher, (path, policy))
-    return vae
-
-
-def _vae_weights(
-    path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
-) -> dict[str, torch.Tensor]:
-    config = _config(path, tensors, metadata)
-    with naming(path):
-        return {} if config is None else real(checkpoint_parts.vae_tensors(tensors, config))
-
-
-def _vae_patcher(path: str, policy: KernelPolicy, device: Any = None, **_others: Any) -> Any:
-    return _vae(path, policy, device).patcher
+    made = vae.of_tensors(request, weights, metadata)
+    keep(made.patcher, request, _vae)
+    return made

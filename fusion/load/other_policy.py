@@ -1,10 +1,11 @@
-"""The same model under another kernel policy: for one branch of a graph, while the other goes on as it was loaded.
+"""The same model under another kernel policy: for one branch of a graph, while the other goes on as
+it was loaded.
 
 Weights, stream and memory are shared with the model that is given; nothing about that one changes.
 
     MODEL   the policy travels in `model_options`, of which every clone has its own
-    CLIP    } the policy stands on the network. A clone carries another one as an object patch: ComfyUI puts it in when it
-    VAE     } loads this clone, and takes it out when it loads another one
+    CLIP    } the policy stands on the network. A clone carries another one as an object patch:
+    VAE     } ComfyUI puts it in when it loads this clone, and takes it out when it loads another
 
 A VAE of ComfyUI has no `clone`; a shallow copy of the object over a clone of its patcher is one.
 """
@@ -12,7 +13,7 @@ A VAE of ComfyUI has no `clone`; a shallow copy of the object over a clone of it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import comfy.model_management
@@ -36,8 +37,8 @@ class NotOurs(ValueError):
 
 
 def model_under(model: Any, policy: KernelPolicy) -> Any:
-    """A clone of a stock MODEL that computes under this policy. One that FuseStream did not load has its attention switched,
-    and nothing else."""
+    """A clone of a stock MODEL that computes under this policy. One that FuseStream did not load
+    has its attention switched, and nothing else."""
     check_policy(policy)
     clone = model.clone()
     options = clone.model_options.setdefault("transformer_options", {})
@@ -48,8 +49,8 @@ def model_under(model: Any, policy: KernelPolicy) -> Any:
 
 
 def text_encoder_under(clip: Any, policy: KernelPolicy) -> Any:
-    """A clone of a stock CLIP whose encoders compute under this policy. What was left to stock when it was loaded is made ours
-    first, and computes as stock until then."""
+    """A clone of a stock CLIP whose encoders compute under this policy. Encoders that were left to
+    stock when they were loaded are fused first, and compute as stock until then."""
     check_policy(policy)
     model = clip.cond_stage_model
     found: list[Family] = []
@@ -59,51 +60,54 @@ def text_encoder_under(clip: Any, policy: KernelPolicy) -> Any:
             family.fuse(model, STANDARD)
         for name in _switched(model):
             set_attr(model, name, TORCHS)
-    names = list(_switched(model))
-    if not names:
-        if _all_aside(found, policy):
-            return clip.clone()
+    if not list(_switched(model)) and not _all_aside(found, policy):
         known = " or ".join(family.name for family in FAMILIES if family.role is Role.TEXT)
         raise NotOurs(
             f"This CLIP has no {known} encoder, and FuseStream has kernels for no other. Connect one that has."
         )
-    clone = clip.clone()
-    for name in names:
-        clone.patcher.add_object_patch(name, policy)
-    return clone
+    return _switched_to(policy, clip.clone(), model)
 
 
 def vae_under(vae: Any, policy: KernelPolicy) -> Any:
     """A copy of a stock VAE, over the same weights, that computes under this policy."""
     check_policy(policy)
-    names = list(_switched(vae.first_stage_model))
-    if not names:
-        if _all_aside(_concerned(Role.VAE, vae.first_stage_model, comfy.model_management.vae_device()), policy):
-            return copy.copy(vae)
-        raise NotOurs(
-            "This VAE computes as ComfyUI's: it was loaded by another node, with kernels 'off', or is of a kind that FuseStream "
-            "has no kernels for. Load it with the FuseStream VAE Loader and kernels 'auto'; this node can switch off from there."
-        )
+    model = vae.first_stage_model
+    if not list(_switched(model)):
+        found = _concerned(Role.VAE, model, comfy.model_management.vae_device())
+        if not _all_aside(found, policy):
+            raise NotOurs(
+                "This VAE computes as ComfyUI's: it was loaded by another node, with kernels 'off', or is of a kind that "
+                "FuseStream has no kernels for. Load it with the FuseStream VAE Loader and kernels 'auto'; this node can "
+                "switch off from there."
+            )
     clone = copy.copy(vae)
     clone.patcher = vae.patcher.clone()
-    for name in names:
+    return _switched_to(policy, clone, model)
+
+
+def _switched_to(policy: KernelPolicy, clone: Any, model: Any) -> Any:
+    """A CLIP's or VAE's clone, from now on under this policy. model: the one that it has in common."""
+    for name in _switched(model):
         clone.patcher.add_object_patch(name, policy)
     return clone
 
 
 def _concerned(role: Role, model: Any, device: torch.device) -> list[Family]:
-    """The families of this role that a network is of, as far as ComfyUI's code is what theirs was written after."""
+    """The families of this role that a network is of, as far as ComfyUI's code is what theirs was
+    written after."""
     families = (family for family in FAMILIES if family.role is role and compatibility.concerns(family, model))
     return [compatibility.checked(family, device, STANDARD) for family in families]
 
 
-def _all_aside(families: Sequence[Family], policy: KernelPolicy) -> bool:
-    """Whether a network is ComfyUI's because that has changed: then the graph goes on without us, unless it insists."""
+def _all_aside(families: list[Family], policy: KernelPolicy) -> bool:
+    """Whether a network is ComfyUI's because that has changed: then the graph goes on without us,
+    unless it insists."""
     return policy.default != "on" and bool(families) and all(family.aside is not None for family in families)
 
 
 def _switched(model: Any) -> Iterator[str]:
-    """Where in a model its networks have their policies, by name: one that is an object patch already counts too."""
+    """The names of the policies of a model's networks: one that is an object patch already counts
+    too."""
     for path, module in model.named_modules():
         if POLICY in module.__dict__:
             yield f"{path}.{POLICY}" if path else POLICY

@@ -1,38 +1,32 @@
-"""A file becomes a stock CLIP: text encoders, streamed or stock's, in whatever names their authors gave."""
+"""A file becomes a stock CLIP: text encoders, streamed or stock's, in whatever names their authors
+gave."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import comfy.hooks
-import comfy.model_management
 import comfy.sd
 import comfy.utils
 import torch
 
 from ...kernels_cuda import STANDARD, KernelPolicy
-from ...memory import Checkpoint, WeightFile
-from ..base import file_formats, other_cards
+from ...memory import Checkpoint
 from ..base.family import Family, Role
 from ..compatibility import families as compatibility
-from ..files import sentencepiece
-from ..files.completeness import naming, odd_layers, refuse_misfits
+from ..files.completeness import naming
 from ..graphs.calls import Graphs
-from ..identify import clip_types, inspection, recognise
+from ..identify import clip_types
+from ..identify.checkpoint_info import CheckpointInfo, look_at, renamed
 from ..patcher.streaming_patcher import StreamingModelPatcher
 from ..stream.stream import Stream
 from ..stream.text_encoding import hold_while_writing, watch_encoding
 from . import build
-from .common import (
-    in_bytes,
-    let_stream,
-    open_to_stream,
-    prepare,
-    require_all_weights,
-    streamed_or_stock,
-)
+from .common import let_stream, looked_at, open_to_stream, prepare, streamed_or_stock
+from .missing import require_whole
+from .request import FREE, LoadRequest, keep
 
 
 def load_text_encoder(
@@ -44,108 +38,27 @@ def load_text_encoder(
     options: Mapping[str, Any] | None = None,
     others: Sequence[str] = (),
 ) -> Any:
-    """Load the text encoder at `path` as a stock CLIP, which computes through our ops where a family knows it.
+    """Load the text encoder at `path` as a stock CLIP, which computes through our ops where a
+    family knows it.
 
     embedding_folders   searched for `embedding:name`
     vram_budget         as `load_diffusion_model` has it
     kind                stock's type of text encoder in lower case, or `auto` where the file tells
     options             stock's model_options, beside those that the file tells
-    others              the user's other text encoders, from which it takes what it lacks: a tokenizer
+    others              the user's other text encoders, which lend it a tokenizer where its file has
+                        none
     """
-    device = comfy.model_management.text_encoder_device()
-    policy = other_cards.policy_for(device, policy)
-    return streamed_or_stock(
+    request = LoadRequest(
         path,
-        lambda budget: load_streamed_text_encoder(path, embedding_folders, budget, policy, kind, options, others),
-        lambda: _stock_text_encoder(path, embedding_folders, policy, kind, options, others),
+        Role.TEXT,
+        policy,
         vram_budget,
-        device,
+        embedding_folders=embedding_folders,
+        kind=kind,
+        options=options or {},
+        others=others,
     )
-
-
-def _stock_text_encoder(
-    path: str,
-    embedding_folders: Sequence[str],
-    policy: KernelPolicy,
-    kind: str,
-    options: Mapping[str, Any] | None,
-    others: Sequence[str],
-    disable_dynamic: bool = False,
-) -> Any:
-    recognise.require_stocks(path)
-    if not file_formats.has_header(path):
-        return _unheaded_text_encoder(path, embedding_folders, policy, kind, options, others, disable_dynamic)
-    with Checkpoint.open(path) as source:
-        as_stored = source.files[0]
-        family, header, borrowed, all_options, clip_type = _looked_at(source, kind, options, others)
-    prepare(policy)
-    with naming(path):
-        if header is as_stored and not borrowed:
-            clip = comfy.sd.load_clip([path], embedding_folders, clip_type, all_options, disable_dynamic)
-        else:
-            tensors, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
-            tensors, metadata = inspection.with_stocks_names(tensors, metadata or {}, family, path)
-            clip = _clip_of(
-                {**tensors, **borrowed}, metadata, embedding_folders, clip_type, all_options, disable_dynamic
-            )
-            given = (path, embedding_folders, policy, kind, options, others)
-            clip.patcher.cached_patcher_init = (_stock_text_encoder_patcher, given)
-    refuse_misfits(path, odd_layers(clip.cond_stage_model))
-    if family is not None:
-        require_all_weights(path, header.extents.keys(), clip.cond_stage_model, is_part=True)
-        fuse([family], clip, policy)
-    return clip
-
-
-def _unheaded_text_encoder(
-    path: str,
-    embedding_folders: Sequence[str],
-    policy: KernelPolicy,
-    kind: str,
-    options: Mapping[str, Any] | None,
-    others: Sequence[str],
-    disable_dynamic: bool,
-) -> Any:
-    """Of a file that only stock reads (.pth): whose it is and whether it is whole shows when it is in memory."""
-    clip_type = getattr(comfy.sd.CLIPType, ("wan" if kind == clip_types.AUTO else kind).upper())
-    with naming(path):
-        tensors, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
-    family = recognise.known(recognise.header_of(tensors, path), Role.TEXT)
-    tensors, metadata = inspection.with_stocks_names(tensors, metadata or {}, family, path)
-    header = recognise.header_of(tensors, path)
-    inspection.require_whole(header, Role.TEXT, family)
-    borrowed = _borrowed(header, family, others)
-    if sentencepiece.TENSOR in tensors:
-        sentencepiece.refuse_broken(path, tensors[sentencepiece.TENSOR])
-    prepare(policy)
-    with naming(path):
-        all_options = _text_options(header, family, options)
-        clip = _clip_of({**tensors, **borrowed}, metadata, embedding_folders, clip_type, all_options, disable_dynamic)
-    given = (path, embedding_folders, policy, kind, options, others)
-    clip.patcher.cached_patcher_init = (_stock_text_encoder_patcher, given)
-    if family is not None:
-        fuse([family], clip, policy)
-    return clip
-
-
-def _clip_of(
-    tensors: Mapping[str, Any],
-    metadata: Mapping[str, str],
-    embedding_folders: Sequence[str],
-    clip_type: Any,
-    options: Mapping[str, Any],
-    disable_dynamic: bool,
-) -> Any:
-    """What `comfy.sd.load_clip` makes of a file with these tensors."""
-    plain = comfy.utils.convert_old_quants(dict(tensors), model_prefix="", metadata=dict(metadata))[0]
-    return comfy.sd.load_text_encoder_state_dicts(
-        [plain], embedding_folders, clip_type, model_options=dict(options), disable_dynamic=disable_dynamic
-    )
-
-
-def _stock_text_encoder_patcher(*given: Any, disable_dynamic: bool = False, **_others: Any) -> Any:
-    again: Any = partial(_stock_text_encoder, *given)
-    return again(disable_dynamic=disable_dynamic).patcher
+    return load(request)
 
 
 def load_streamed_text_encoder(
@@ -153,41 +66,122 @@ def load_streamed_text_encoder(
     embedding_folders: Sequence[str],
     vram_budget: float | None = None,
     policy: KernelPolicy = STANDARD,
-    kind: str = clip_types.AUTO,
-    options: Mapping[str, Any] | None = None,
-    others: Sequence[str] = (),
+    **others: Any,
 ) -> Any:
     """Load the text encoder at `path` as a CLIP whose encoder blocks stream from the file.
 
-    vram_budget: GiB of VRAM for the blocks' weights; None: what is free.
+    vram_budget: GiB of VRAM for the blocks' weights; None: what is free. others: of `LoadRequest`.
     """
-    source = open_to_stream(path)
-    try:
-        family, _, borrowed, all_options, clip_type = _looked_at(source, kind, options, others)
-        prepare(policy)
-        clip, parts = build.text_encoder(
-            source, clip_type, embedding_folders, all_options, borrowed, is_known=family is not None
+    budget = FREE if vram_budget is None else vram_budget
+    return streamed(LoadRequest(path, Role.TEXT, policy, budget, embedding_folders=embedding_folders, **others))
+
+
+def load(request: LoadRequest) -> Any:
+    """The CLIP that is asked for."""
+    return streamed_or_stock(request, streamed, stocks)
+
+
+class _Told(NamedTuple):
+    """The tensors that another file lends to a text encoder, stock's model_options and its type, by
+    the header."""
+
+    borrowed: Mapping[str, torch.Tensor]
+    options: dict[str, Any]
+    clip_type: Any
+
+
+def _told(info: CheckpointInfo, request: LoadRequest) -> _Told:
+    """Raises `WrongFile` where the file lacks its tokenizer and nobody lends one, where that is
+    broken, and where the file's type is not told."""
+    borrowed = info.borrowed(request.others)
+    info.require_tokenizer()
+    family = info.family
+    options = {} if family is None or family.options is None else family.options(info.header)
+    return _Told(borrowed, {**options, **request.options}, clip_types.kind_of(info, request.kind))
+
+
+# --------------------------------------------------------------------------------------------------------------- stock's
+
+
+def stocks(request: LoadRequest) -> Any:
+    """A CLIP that stock's own memory management has."""
+    path = request.path
+    with looked_at(request) as info:
+        told = None if info is None else _told(info, request)
+    prepare(request)
+    with naming(path):
+        tensors, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
+    tensors, metadata = renamed(tensors, metadata or {}, path)
+    if info is None or told is None:  # only stock reads such files (.pth): they are looked at in memory
+        info = CheckpointInfo.of_tensors(tensors, path)
+        info.require_role(Role.TEXT)
+        info.require_whole(Role.TEXT)
+        told = _told(info, replace(request, kind="wan") if request.kind == clip_types.AUTO else request)
+    with naming(path):
+        tensors = {**tensors, **told.borrowed}
+        plain, _ = comfy.utils.convert_old_quants(tensors, model_prefix="", metadata=dict(metadata))
+        clip: Any = comfy.sd.load_text_encoder_state_dicts(
+            [plain],
+            request.embedding_folders,
+            told.clip_type,
+            model_options=told.options,
+            disable_dynamic=request.disable_dynamic,
         )
-        families = () if family is None else (family,)
-        streaming_clip(source, clip, parts, families, policy, vram_budget)
+    known = [] if info.family is None else [info.family]
+    fuse(clip, request, known, info.header.extents if known else None, is_part=True)
+    keep(clip.patcher, request, stocks)
+    return clip
+
+
+def fuse(
+    clip: Any,
+    request: LoadRequest,
+    families: Sequence[Family],
+    names: Collection[str] | None,
+    *,
+    is_part: bool = False,
+) -> None:
+    """Check that a stock CLIP has every weight from its file, and let its encoders compute through
+    our ops, as far as ComfyUI's code is what ours was written after.
+
+    families        that know an encoder in it
+    names, is_part  as `require_whole` has them
+    """
+    require_whole(request.path, names, clip.cond_stage_model, is_part=is_part)
+    policy = request.kernels
+    for family in families:
+        compatibility.checked(family, clip.patcher.load_device, policy).fuse(clip.cond_stage_model, policy)
+
+
+# ------------------------------------------------------------------------------------------------------------- streamed
+
+
+def streamed(request: LoadRequest) -> Any:
+    """A CLIP whose encoder blocks stream from the file."""
+    source = open_to_stream(request.path)
+    try:
+        info = look_at(source, Role.TEXT)
+        info.say_doubts()
+        told = _told(info, request)
+        prepare(request)
+        families = () if info.family is None else (info.family,)
+        clip, parts = build.text_encoder(
+            source, request, told.clip_type, told.options, told.borrowed, is_known=bool(families)
+        )
+        streaming_clip(source, clip, parts, families, request)
     except BaseException:
         source.close()
         raise
-    init = (path, embedding_folders, vram_budget, policy, kind, options, others)
-    clip.patcher.cached_patcher_init = (_streamed_text_encoder_patcher, init)
+    keep(clip.patcher, request, streamed)
     return clip
 
 
 def streaming_clip(
-    source: Checkpoint,
-    clip: Any,
-    parts: build.Skeleton,
-    families: Sequence[Family],
-    policy: KernelPolicy,
-    vram_budget: float | None,
+    source: Checkpoint, clip: Any, parts: build.Skeleton, families: Sequence[Family], request: LoadRequest
 ) -> None:
-    """Let a CLIP that was made with these parts stream from its file. families: those that know an encoder in it."""
-    device = clip.patcher.load_device
+    """Let a CLIP that was made with these parts stream from its file. families: those that know an
+    encoder in it."""
+    policy, device = request.kernels, clip.patcher.load_device
     found = [compatibility.checked(family, device, policy) for family in families]
     known = [family for family in found if family.fuse(parts.model, policy)]
     idle = known[0].idle if len(known) == 1 else None  # of several encoders the last blocks are those of one
@@ -196,13 +190,13 @@ def streaming_clip(
         parts.blocks,
         parts.layers,
         device,
-        in_bytes(vram_budget),
+        request.budget_bytes,
         parts.left,
         Role.TEXT.loader,
         spare=len(parts.heads),
         idle=0 if idle is None else idle(parts.model, device),
     )
-    let_stream(parts.model, stream, str(source.files[0].path), next(iter(known or found), None), len(known))
+    let_stream(parts.model, stream, request.path, next(iter(known or found), None), len(known))
     stream.graphs = Graphs(stream, parts.model)
     watch_encoding(parts.model, stream)
     for network, block in parts.heads:
@@ -212,52 +206,3 @@ def streaming_clip(
     clip.patcher.set_model_compute_dtype(torch.float32)
     clip.patcher.hook_mode = comfy.hooks.EnumHookMode.MinVram
     clip.patcher.is_clip = True
-
-
-def _streamed_text_encoder_patcher(*given: Any, **_others: Any) -> StreamingModelPatcher:
-    patcher: StreamingModelPatcher = load_streamed_text_encoder(*given).patcher
-    return patcher
-
-
-class _Found(NamedTuple):
-    """What is known of a file before it is loaded: its family, its header with stock's names, what another file lends it, stock's
-    options and type."""
-
-    family: Family | None
-    header: WeightFile
-    borrowed: Mapping[str, torch.Tensor]
-    options: dict[str, Any]
-    clip_type: Any
-
-
-def _looked_at(source: Checkpoint, kind: str, options: Mapping[str, Any] | None, others: Sequence[str]) -> _Found:
-    family = inspection.look_at(source, Role.TEXT)
-    header = source.files[0]
-    inspection.say_doubts(header, family)
-    borrowed = _borrowed(header, family, others)
-    _refuse_broken_tokenizer(source)
-    return _Found(
-        family, header, borrowed, _text_options(header, family, options), clip_types.kind_of(source, family, kind)
-    )
-
-
-def fuse(families: Sequence[Family], clip: Any, policy: KernelPolicy) -> None:
-    """Let a stock CLIP's encoders compute through our ops, as far as ComfyUI's code is what ours was written after."""
-    for family in families:
-        compatibility.checked(family, clip.patcher.load_device, policy).fuse(clip.cond_stage_model, policy)
-
-
-def _text_options(header: WeightFile, family: Family | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    told = {} if family is None or family.options is None else family.options(header)
-    return {**told, **(given or {})}
-
-
-def _borrowed(header: WeightFile, family: Family | None, others: Sequence[str]) -> Mapping[str, torch.Tensor]:
-    """What the file lacks and another one of the user's has."""
-    return {} if family is None or family.borrows is None else family.borrows(header, others)
-
-
-def _refuse_broken_tokenizer(source: Checkpoint) -> None:
-    own = source.extents.get(sentencepiece.TENSOR)
-    if own is not None:
-        sentencepiece.refuse_broken(source.files[0].path, source.read(own))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...base.family import Family, Role
-from ...files.prefix import prefix_of
+from ...files.repeated_blocks import prefix_of
 
 if TYPE_CHECKING:
     from ....kernels_cuda import KernelPolicy

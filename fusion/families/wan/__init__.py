@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.family import Expected, Family, Role
-from ...files.prefix import prefix_of
+from ...files.repeated_blocks import prefix_of
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.family import Expected, Family, Role
-from ...files.prefix import prefix_of
-from ...files.repeated_blocks import expected
+from ...files.repeated_blocks import expected, prefix_of
 
 if TYPE_CHECKING:
     import torch

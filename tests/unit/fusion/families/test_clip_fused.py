@@ -14,7 +14,7 @@ import torch
 from fusestream.checkpoints import clip_l
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.clip import CLIP, encoder
-from fusestream.fusion.identify.recognise import header_of
+from fusestream.fusion.identify.checkpoint_info import header_of
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 
 WIDTH, LAYERS = 64, 4

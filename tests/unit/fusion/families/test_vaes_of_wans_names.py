@@ -17,7 +17,7 @@ from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.wan import WAN_VAE
 from fusestream.fusion.families.wan.vae.fused import is_wan
-from fusestream.fusion.identify.recognise import header_of
+from fusestream.fusion.identify.checkpoint_info import header_of
 from fusestream.fusion.load.diffusion import whole_vae
 from fusestream.kernels_cuda import LEDGER
 

@@ -27,8 +27,7 @@ from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
 from fusestream.fusion.files.completeness import refuse_gaps, require
-from fusestream.fusion.identify import inspection
-from fusestream.fusion.identify.recognise import header_of
+from fusestream.fusion.identify.checkpoint_info import CheckpointInfo, header_of
 from fusestream.memory import Extent, WeightFile, read_header
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
@@ -182,6 +181,10 @@ PICTURES = {
 }
 
 
+def info_of(found: WeightFile) -> CheckpointInfo:
+    return CheckpointInfo(found, family_of(found))
+
+
 @pytest.mark.parametrize("name", [*PUBLISHED, *PICTURES])
 def test_published_sizes_are_whole_and_beyond_doubt(name: str) -> None:
     found = header(wan.table(PUBLISHED[name]) if name in PUBLISHED else PICTURES[name])
@@ -196,7 +199,7 @@ def test_published_sizes_are_whole_and_beyond_doubt(name: str) -> None:
 def test_tiny_files_of_all_families_are_whole(kind: str) -> None:
     entry = checkpoints.KINDS[kind]
     found = header(entry.table, entry.metadata)
-    inspection.require_whole(found, ROLES[entry.folder], family_of(found))
+    info_of(found).require_whole(ROLES[entry.folder])
 
 
 @pytest.mark.parametrize(
@@ -212,7 +215,7 @@ def test_nothing_in_these_can_lack_unnoticed(kind: str) -> None:
 
 def test_the_real_wan22_vae_is_whole() -> None:
     found = header(hollow.TABLES["wan22_vae"])
-    inspection.require_whole(found, Role.VAE, family_of(found))
+    info_of(found).require_whole(Role.VAE)
 
 
 ENCODERS = {
@@ -263,7 +266,7 @@ def test_a_side_branch_that_is_too_short_is_an_error(name: str, gone: str, words
     table = {key: spec for key, spec in wan.table(PUBLISHED[name]).items() if not key.startswith(gone)}
     found = header(table)
     with pytest.raises(WrongFile, match=words):
-        inspection.require_whole(found, Role.DIFFUSION, family_of(found))
+        info_of(found).require_whole(Role.DIFFUSION)
 
 
 @pytest.mark.parametrize(
@@ -286,9 +289,8 @@ def test_a_count_that_nobody_published_is_a_warning(
 ) -> None:
     table = wan.table(PUBLISHED[name]) if name in PUBLISHED else PICTURES[name]
     found = header({key: spec for key, spec in table.items() if not key.startswith(gone)})
-    family = family_of(found)
-    inspection.require_whole(found, Role.DIFFUSION, family)
-    inspection.say_doubts(found, family)
+    info_of(found).require_whole(Role.DIFFUSION)
+    info_of(found).say_doubts()
     assert len(warned) == 1 and f"model.safetensors {words}" in warned[0]
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from fusestream import checkpoints
 from fusestream.fusion.identify import latents
+from fusestream.fusion.identify.checkpoint_info import CheckpointInfo
 from fusestream.memory import Checkpoint
 
 VAES = [kind for kind, entry in checkpoints.KINDS.items() if entry.folder == "vae"]
@@ -29,7 +30,7 @@ def write(kind: str, folder: Path) -> Path:
 def test_of_a_model_as_stock_has_it(tmp_path: Path, kind: str) -> None:
     path = write(kind, tmp_path)
     with Checkpoint.open(path) as source:
-        found = latents.of_model(source)
+        found = latents.of_model(CheckpointInfo.of(source))
     stock = comfy.sd.load_diffusion_model(str(path)).model.latent_format
     assert found == (stock.latent_channels, stock.latent_dimensions)
 
@@ -39,14 +40,14 @@ def test_of_a_whole_checkpoints_model(tmp_path: Path) -> None:
     whole = tmp_path / "whole.safetensors"
     save_file({f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}, whole)
     with Checkpoint.open(whole) as source:
-        assert latents.of_model(source) == (48, 3)
+        assert latents.of_model(CheckpointInfo.of(source)) == (48, 3)
 
 
 @pytest.mark.parametrize("kind", VAES)
 def test_of_a_vae_as_stock_has_it(tmp_path: Path, kind: str) -> None:
     path = write(kind, tmp_path)
     with Checkpoint.open(path) as source:
-        found = latents.of_vae(source)
+        found = latents.of_vae(CheckpointInfo.of(source))
     fixed = checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, path) if kind == "wan22_vae" else None
     with fixed or contextlib.nullcontext():
         vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path)))
@@ -57,7 +58,8 @@ def test_what_does_not_tell_is_not_guessed(tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
     save_file({"decoder.conv_in.weight": torch.zeros(8, 32, 3, 3, 3), "what.weight": torch.ones(2)}, path)
     with Checkpoint.open(path) as source:
-        assert latents.of_model(source) is None and latents.of_vae(source) is None
+        info = CheckpointInfo.of(source)
+        assert latents.of_model(info) is None and latents.of_vae(info) is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from scenes import FILLED, Scene, Studio, sample
 
 from fusestream import checkpoints
-from fusestream.fusion.load import diffusion, text
+from fusestream.fusion.load import diffusion, text, vae
 from fusestream.fusion.stream import progress
 from fusestream.kernels_cuda import KernelPolicy
 from fusestream.memory import Checkpoint
@@ -98,12 +98,12 @@ def test_a_loader_counts_bytes_and_stops(studio: Studio, bars: Bars, opened: lis
 def test_a_vae_counts_bytes_and_stops(studio: Studio, bars: Bars, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PIECE", 1 << 16)
     path = checkpoints.write("wan_vae", studio.folder)
-    diffusion.load_vae(str(path))
+    vae.load_vae(str(path))
     assert bars.shares == sorted(bars.shares) and bars[-1] == (path.stat().st_size,) * 2 and len(bars) > 3
     bars.clear()
     bars.stop_at = 0.5
     with pytest.raises(INTERRUPT):
-        diffusion.load_vae(str(path))
+        vae.load_vae(str(path))
     assert 0.5 <= bars.shares[-1] < 1
 
 
@@ -111,7 +111,7 @@ def test_an_interrupt_without_a_server_stops_too(studio: Studio, monkeypatch: py
     monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", None)
     management.interrupt_current_processing()
     with pytest.raises(INTERRUPT):
-        diffusion.load_vae(str(checkpoints.write("wan_vae", studio.folder)))
+        vae.load_vae(str(checkpoints.write("wan_vae", studio.folder)))
 
 
 # ------------------------------------------------------------------------------------------------------- the first pass

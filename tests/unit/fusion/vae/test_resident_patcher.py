@@ -22,7 +22,7 @@ from fusestream import checkpoints, fusion
 from fusestream.checkpoints import narrow
 from fusestream.fusion.base.hooks import HELD
 from fusestream.fusion.families import family_of
-from fusestream.fusion.identify import recognise
+from fusestream.fusion.identify.checkpoint_info import header_of
 from fusestream.fusion.load import other_policy
 from fusestream.fusion.vae import resident_patcher
 from fusestream.fusion.vae.resident_patcher import HeldPatcher
@@ -51,7 +51,7 @@ def vae(path: Path) -> Iterator[Any]:
     weights = comfy.utils.load_torch_file(str(path))
     made = comfy.sd.VAE(sd=dict(weights), dtype=torch.float16)
     net = made.first_stage_model
-    family = family_of(recognise.header_of(weights))
+    family = family_of(header_of(weights))
     assert family is not None and family.fuse(made, KernelPolicy())
     net.load_state_dict(
         net.state_dict() | {name: weights[name] for name in net.state_dict() if name in weights}, assign=True
@@ -89,7 +89,7 @@ def test_it_computes_as_stocks_patcher_has_it_and_is_loaded_once(vae: Any, path:
     assert torch.equal(vae.decode(z), first)
     assert all(one is there[name] for name, one in tensors(net).items()), "nothing was brought again"
     plain = stocks.first_stage_model  # stock's patcher, our kernels
-    family_of(recognise.header_of(plain.state_dict())).fuse(stocks, KernelPolicy())
+    family_of(header_of(plain.state_dict())).fuse(stocks, KernelPolicy())
     assert torch.equal(stocks.decode(z), first)
 
 

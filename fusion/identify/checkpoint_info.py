@@ -1,0 +1,282 @@
+"""The header of a file, looked at before anything is loaded: is it the right kind, is it whole, are
+its notes sound.
+
+Choosing the VAE in the text encoder loader is an easy slip. Stock answers it minutes and gigabytes
+later with a message about shapes; here it costs one header read, and the answer names the right
+node. The loaders look at every file so (`look_at`), and the nodes before a graph is queued
+(`inspect_file`). Families are asked first, then stock's own detection, with the tensors unread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import comfy.model_detection
+import comfy.sd
+import torch
+
+from ...memory import Checkpoint, Extent, WeightFile
+from ...memory.file import open_regular
+from ..base import file_formats
+from ..base.errors import WrongFile
+from ..base.family import Expected, Family, Rename, Role
+from ..base.notices import warn
+from ..families import family_of
+from ..files import completeness, llama_cpp, quant_metadata, sentencepiece
+from ..files.checkpoint_parts import CheckpointParts
+from ..weights.meta_tensor import tensors_of
+
+# The parts of a patch, in the spellings of LoRA, LoHa, LoKr, GLoRA, OFT, BOFT and of plain
+# differences.
+LORA_PART = re.compile(
+    r"[._]lora(_linear_layer)?[._](A|B|up|down)\b|\.(lokr_w[12]|hada_w[12]_[ab]|[ab][12]\.weight$|oft_blocks|diff(_b)?$|set_weight$)"
+)
+# Tensors of ComfyUI's VAEs that no other model has, in the spellings of their origins.
+VAE_PARTS = (
+    "decoder.conv_in.weight", "decoder.conv_in.conv.weight", "decoder.conv1.weight", "decoder.up_blocks.0.resnets.0.norm1.weight",
+    "first_stage_model.decoder.conv_in.weight", "decoder.layers.0.weight", "taesd_decoder.1.weight",
+)  # fmt: skip
+# Where whole checkpoints have their text encoders and VAE.
+BESIDE_THE_MODEL = ("cond_stage_model.", "conditioner.embedders.", "text_encoders.", "first_stage_model.", "vae.")
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """The contents of a file, told by its header. Each look is taken once, when it is first asked
+    for.
+
+    header   names, shapes and metadata; behind `look_at` under stock's names
+    family   that knows the file, if one does
+    source   the file, as long as it is open; None: it has no header, and stock has read it
+    read     the tensors that stock has read then, by name
+    """
+
+    header: WeightFile
+    family: Family | None
+    source: Checkpoint | None = None
+    read: Mapping[str, torch.Tensor] | None = None
+
+    @classmethod
+    def of(cls, source: Checkpoint) -> CheckpointInfo:
+        """Of an open file, as it is."""
+        return cls(source.files[0], family_of(source.files[0]), source)
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, torch.Tensor], path: str = "") -> CheckpointInfo:
+        """Of tensors that stock has read."""
+        header = header_of(tensors, path)
+        return cls(header, family_of(header), read=tensors)
+
+    @property
+    def path(self) -> str:
+        return str(self.header.path)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The tensors by name, as stock's detection asks for them: stand-ins, of which nothing is
+        read."""
+        if self.read is not None:
+            return self.read
+        assert self.source is not None
+        return tensors_of(self.source, text=False)
+
+    @cached_property
+    def stocks_kind(self) -> tuple[str, Mapping[str, Any]] | None:
+        """The prefix of a diffusion model's tensors, and the settings that stock's detection finds;
+        None: it finds none."""
+        prefix = comfy.model_detection.unet_prefix_from_state_dict(self.tensors)
+        # Stock's detection takes what it looks for to be whole, and fails in all ways where it is
+        # not.
+        with contextlib.suppress(Exception):
+            for one in (prefix, ""):
+                found = comfy.model_detection.detect_unet_config(self.tensors, one)
+                if found is not None:
+                    return one, found
+        return None
+
+    @cached_property
+    def stocks_role(self) -> Role | None:
+        """The role that stock's detection finds, for a file that no family knows. A whole
+        checkpoint is a diffusion model here."""
+        with contextlib.suppress(Exception):  # as above
+            if comfy.sd.detect_te_model(self.tensors) is not None:
+                return Role.TEXT
+        if self.stocks_kind is not None:
+            return Role.DIFFUSION
+        return Role.VAE if any(name in self.tensors for name in VAE_PARTS) else None
+
+    @cached_property
+    def parts(self) -> CheckpointParts:
+        """The parts of a whole checkpoint, as stock would take them."""
+        tensors = self.tensors if self.source is None else tensors_of(self.source)
+        return CheckpointParts(self.path, tensors, self.header.metadata)
+
+    @cached_property
+    def expected(self) -> Expected | None:
+        """The tensors that the family expects in the file, where it tells."""
+        expects = None if self.family is None else self.family.expects
+        return None if expects is None else expects(self.header)
+
+    @property
+    def rename(self) -> Rename | None:
+        """From the file's names to stock's, where the family knows a layout that stock does not."""
+        return None if self.family is None or self.family.renames is None else self.family.renames(self.header)
+
+    def borrowed(self, others: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        """The tensors that a text encoder's file lacks and another one of the user's has."""
+        return {} if self.family is None or self.family.borrows is None else self.family.borrows(self.header, others)
+
+    # --------------------------------------------------------------------------------------------------------- checks
+
+    def require_role(self, wanted: Role) -> None:
+        """Raise `WrongFile` if the file plainly belongs in another loader. A kind that nobody knows
+        passes: stock may know it."""
+        if self.family is not None:
+            found, words = self.family.role, self.family.words
+        elif (place := elsewhere(self.header.extents)) is not None:
+            raise WrongFile(f"{self.path} is {place}.")
+        elif self.stocks_role is None:
+            return
+        else:
+            found, words = self.stocks_role, self.stocks_role.words
+        if found is not wanted.told_by:
+            raise WrongFile(f"{self.path} is a {words}: choose it in the {self._loader(found)}.")
+
+    def _loader(self, role: Role) -> str:
+        """The loader for a file of this role. A whole checkpoint goes into the one that takes all
+        of its parts, because its text encoder or VAE may have been wanted."""
+        is_whole = any(name.startswith(BESIDE_THE_MODEL) for name in self.header.extents)
+        return Role.CHECKPOINT.loader if role is Role.DIFFUSION and is_whole else role.loader
+
+    def require_whole(self, role: Role) -> None:
+        """Raise `WrongFile` where a part of the model is missing."""
+        if role is not Role.VAE:  # whose parts are in sequences, where not every number has a tensor
+            completeness.refuse_gaps(self.path, _of_the_model(self.header.extents, role))
+        if self.expected is not None:
+            completeness.require(self.header, self.expected)
+
+    def require_settings(self) -> None:
+        """Raise `WrongFile` where stock would read a diffusion model's settings, and cannot. Of
+        other models they may be anything."""
+        fault = quant_metadata.fault_of_settings(self.header.metadata)
+        if fault is None or self.stocks_kind is None:
+            return
+        try:
+            metadata = dict(self.header.metadata)
+            comfy.model_detection.detect_unet_config(self.tensors, self.stocks_kind[0], metadata=metadata)
+        except Exception as error:
+            raise WrongFile(
+                f"{self.path}: the settings in its metadata ({quant_metadata.SETTINGS!r}) {fault}. The file is damaged; "
+                "download it again."
+            ) from error
+
+    def require_tokenizer(self) -> None:
+        """Raise `WrongFile` where a text encoder's file carries a tokenizer that is broken."""
+        name = sentencepiece.TENSOR
+        if name in self.header.extents:
+            model = self.source.read(self.source.extents[name]) if self.source is not None else self.tensors[name]
+            sentencepiece.refuse_broken(self.path, model)
+
+    def say_doubts(self) -> None:
+        """Warn where the file differs from all published models: one that was shortened on purpose
+        is as sound as any."""
+        for doubt in () if self.expected is None else self.expected.doubts:
+            warn(f"{self.path} {doubt}")
+
+
+def _of_the_model(names: Iterable[str], role: Role) -> Iterable[str]:
+    """The names without those of a whole checkpoint's other parts."""
+    if role is not Role.DIFFUSION:
+        return names
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(dict.fromkeys(names))
+    inner = [name for name in names if name.startswith(prefix)]
+    return inner or names
+
+
+def header_of(tensors: Mapping[str, Any], path: str = "") -> WeightFile:
+    """As much of a header as a family looks at, of tensors that stock has read from a file without
+    one."""
+    extents = {
+        name: Extent(name, "", tuple(tensor.shape), 0, 0)
+        for name, tensor in tensors.items()
+        if hasattr(tensor, "shape")
+    }
+    return WeightFile(Path(path), 0, extents, {})
+
+
+def elsewhere(names: Iterable[str]) -> str | None:
+    """The kind of a file that no loader of ours takes, and the node for it; None: it is none."""
+    names = set(names)
+    if any(LORA_PART.search(name) for name in names):
+        return "a LoRA: choose it in a stock Load LoRA node, after the loader"
+    if any(
+        name.endswith("vision_model.embeddings.class_embedding") or name == "visual.class_embedding" for name in names
+    ):
+        return "a CLIP vision model: choose it in the stock Load CLIP Vision node"
+    return None
+
+
+# -------------------------------------------------------------------------------------------------------------- looking
+
+
+def inspect_file(path: str, role: Role, others: Sequence[str] = ()) -> None:
+    """Raise `WrongFile` or `BadFile` where a header tells that the loader of this role will not
+    load the file.
+
+    others: of a text encoder, the user's other ones, which lend it a tokenizer where its file has none.
+    """
+    if not file_formats.has_header(path):
+        open_regular(Path(path)).close()
+        return
+    with Checkpoint.open(path) as source:
+        look_at(source, role).borrowed(others)
+
+
+def look_at(source: Checkpoint, role: Role) -> CheckpointInfo:
+    """The contents of an open file, whose tensors have stock's names from now on. Raises
+    `WrongFile` where the file is none for this role, or not whole."""
+    translated = llama_cpp.renaming(source.files[0])
+    if translated is not None:
+        use_stocks_names(source, translated)
+    info = CheckpointInfo.of(source)
+    info.require_role(role)
+    role = role.told_by
+    if info.rename is not None:
+        use_stocks_names(source, info.rename)
+        info = CheckpointInfo(source.files[0], info.family, source)
+    if role is not Role.VAE:
+        quant_metadata.check_quantised(source)
+    if role is Role.DIFFUSION:
+        info.require_settings()
+    info.require_whole(role)
+    return info
+
+
+def renamed(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], path: str
+) -> tuple[Mapping[str, torch.Tensor], Mapping[str, str]]:
+    """A file's tensors and metadata, as stock has read them, under stock's names."""
+    rename = CheckpointInfo.of_tensors(tensors, path).rename
+    if rename is None:
+        return tensors, metadata
+    return {rename(name): tensor for name, tensor in tensors.items()}, quant_metadata.renamed(metadata, rename)
+
+
+def use_stocks_names(source: Checkpoint, rename: Rename) -> None:
+    """From now on the checkpoint's tensors go by these names; it knows as before where their bytes
+    are."""
+    header = source.files[0]
+    extents = MappingProxyType({rename(name): extent for name, extent in source.extents.items()})
+    source.extents = extents
+    source.files = (
+        dataclasses.replace(header, extents=extents, metadata=quant_metadata.renamed(header.metadata, rename)),
+        *source.files[1:],
+    )

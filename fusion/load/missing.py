@@ -1,0 +1,105 @@
+"""Whether every weight of a model came from its file. Stock only logs a missing weight, and runs on
+with whatever was in memory: the picture is then noise."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from ...memory import Checkpoint
+from ..base.errors import NotStreamable
+from ..base.file_formats import without_streaming
+from ..files.checkpoint_parts import NETWORK
+from ..files.completeness import odd_layers, refuse_lacking, refuse_misfits, say_leftovers
+from ..stream import no_head
+from ..stream.blocks import Block
+from ..weights.meta_tensor import StandIn
+from ..weights.storage import stored
+
+# Stock too does without these. Of CLIP they are the scale of its training and the identity, which
+# start as what they are. Of a language model that writes nothing it is the words' matrix.
+MAY_LACK = (".logit_scale", "logit_scale", "text_projection.weight", no_head.WEIGHT)
+
+
+def names_of(net: nn.Module) -> Iterator[str]:
+    """The names of all that a file can give to a network."""
+    yield from (name for name, _ in net.named_parameters())
+    yield from (name for name, _ in net.named_buffers())
+
+
+def require_streamable(
+    net: nn.Module, blocks: Sequence[Block], missing: Iterable[str], source: Checkpoint, *, is_known: bool
+) -> None:
+    """Raise `NotStreamable` if the weights of the blocks are no tensors of the file, and
+    `WrongFile` if it lacks a weight.
+
+    net       made of stand-ins for the file's tensors
+    missing   the parameters that stock found no tensor for
+    is_known  whether every weight of such a model is in a sound file
+    """
+    path = source.files[0].path
+    if not blocks:
+        raise NotStreamable(f"{path} is a model without transformer blocks. {without_streaming(path)}")
+    for block in blocks:
+        for paged in block.paged:
+            data: Any = paged.storage
+            if data.extent is None:
+                raise NotStreamable(
+                    f"{path}: ComfyUI makes {paged.key} of {', '.join(sorted(data.sources))} when it loads the file, so "
+                    f"that it cannot stream. {without_streaming(path)}"
+                )
+    lacking = sorted(set(_named_in(net, missing)) | set(_bare(net)))
+    if not is_known:
+        starts = dict(net.named_parameters())
+        lacking = [name for name in lacking if name not in starts or stored(starts[name]).is_meta]
+    refuse_lacking(path, lacking)
+    refuse_misfits(path, odd_layers(net))
+
+
+def _named_in(net: nn.Module, missing: Iterable[str]) -> Iterator[str]:
+    """The parameters that stock found no tensor for. A text encoder's are told by their names in a
+    part of it."""
+    ends = tuple(f".{name}" for name in missing)
+    for name, _ in net.named_parameters():
+        if f".{name}".endswith(ends) and not name.endswith(MAY_LACK):
+            yield name
+
+
+def _bare(net: nn.Module) -> Iterator[str]:
+    """The tensors that have no bytes and stand for none, and the weights of operations that have
+    none in the file."""
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        data = stored(tensor)
+        if data.is_meta and not isinstance(data, StandIn) and not name.endswith(MAY_LACK):
+            yield name
+    for path, module in net.named_modules():
+        if hasattr(module, "factory_kwargs") and module.weight is None:
+            yield f"{path}.weight"
+
+
+def require_whole(
+    path: str, names: Collection[str] | None, net: nn.Module, prefix: str = "", *, is_part: bool = False
+) -> None:
+    """Raise `WrongFile` if a parameter of a model that stock loaded is none of the file's tensors,
+    or of another shape; warn of tensors that the model has no place for.
+
+    names    of the file's tensors; None: no family knows the model, and nobody can tell which
+             weights a sound file has
+    prefix   of these names, which the network's own do not have
+    is_part  whether the names are those within some part of the network
+    """
+    refuse_misfits(path, odd_layers(net))
+    if names is None:
+        return
+    present = {name.removeprefix(prefix) for name in names}
+    # The scales of quantised layers have gone by several names, and stock makes those that a file
+    # may omit.
+    wanted = [name for name, _ in net.named_parameters() if not name.endswith(("_scale", *MAY_LACK))]
+    own = [*wanted, *(name for name, _ in net.named_buffers())]
+    if is_part:
+        wanted, own = ([inner for name in names if (inner := name.partition(NETWORK)[2])] for names in (wanted, own))
+    if any(name in present for name in wanted):  # or stock translated a foreign layout: there is nothing to compare by
+        refuse_lacking(path, sorted(name for name in wanted if name not in present))
+        say_leftovers(path, present - set(own), own)

@@ -1,0 +1,96 @@
+"""The file to load and the settings for it: one value from the node down to the patcher, which keeps
+it and is made once more by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ...kernels_cuda import STANDARD, KernelPolicy
+from ..base import other_cards, vram_budget
+from ..base.family import Role
+from ..identify.clip_types import AUTO
+
+FREE = vram_budget.AUTO  # as a budget: what is free
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """A file, the part of a model that is made of it, and the user's settings.
+
+    path               of the file; of a model in several files, the first
+    role               of the part that is made of it
+    policy             for the kernels, as the user has it
+    vram_budget        GiB of VRAM through which the blocks' weights stream; -1: what is free, and a
+                       file that cannot be streamed is loaded as with 0: by stock's own memory
+                       management
+    is_checkpoint      whether stock takes it out of a whole checkpoint, rather than as a model by
+                       itself
+    dtype              of a diffusion model, in which to hold the weights; None: as stock chooses
+    embedding_folders  of a text encoder, searched for `embedding:name`
+    kind               of a text encoder, stock's type in lower case, or `auto` where the file tells
+    options            of a text encoder, stock's model_options, beside those that the file tells
+    others             of a text encoder, the user's other ones, which lend it a tokenizer where its
+                       file has none
+    disable_dynamic    whether stock is to load it without its dynamic memory
+    """
+
+    path: str
+    role: Role
+    policy: KernelPolicy = STANDARD
+    vram_budget: float = 0.0
+    is_checkpoint: bool = False
+    dtype: torch.dtype | None = None
+    embedding_folders: Sequence[str] = ()
+    kind: str = AUTO
+    options: Mapping[str, Any] = field(default_factory=dict)
+    others: Sequence[str] = ()
+    disable_dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        vram_budget.refuse_odd(self.vram_budget)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that stock computes it on."""
+        management = comfy.model_management
+        by_role = {Role.TEXT: management.text_encoder_device, Role.VAE: management.vae_device}
+        found: torch.device = by_role.get(self.role, management.get_torch_device)()
+        return found
+
+    @property
+    def kernels(self) -> KernelPolicy:
+        """The policy as it holds on that device."""
+        return other_cards.policy_for(self.device, self.policy)
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Bytes of VRAM for the blocks' weights; None: what is free."""
+        return None if self.vram_budget == FREE else int(self.vram_budget * 2**30)
+
+    def part(self, role: Role) -> LoadRequest:
+        """For a part of the whole checkpoint at this path."""
+        return replace(self, role=role, is_checkpoint=True)
+
+
+Load = Callable[[LoadRequest], Any]
+
+
+def keep(patcher: Any, request: LoadRequest, load: Load) -> None:
+    """Let a patcher keep its request, by which stock makes another one: for a further card, or
+    without its dynamic memory.
+
+    load: makes a MODEL, a CLIP or a VAE
+    """
+    patcher.cached_patcher_init = (again, (request.path, request, load))
+
+
+def again(path: str, request: LoadRequest, load: Load, disable_dynamic: bool = False, **_others: Any) -> Any:
+    """Stock's function for `cached_patcher_init`. Returns a patcher. path: comes first, because
+    reports name a model by it."""
+    found = load(replace(request, path=path, disable_dynamic=disable_dynamic))
+    return getattr(found, "patcher", found)

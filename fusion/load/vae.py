@@ -1,0 +1,107 @@
+"""A file becomes a stock VAE. Its weights are read whole: a VAE does not stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import comfy.model_management
+import comfy.sd
+import comfy.utils
+import torch
+
+from ...kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
+from ..base.family import Role
+from ..compatibility import families as compatibility
+from ..families import family_of
+from ..files.completeness import naming
+from ..identify.checkpoint_info import header_of
+from ..stream import progress
+from ..vae.resident_patcher import patcher_of
+from .common import looked_at, prepare
+from .missing import require_whole
+from .request import LoadRequest, keep
+
+
+def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
+    """Load the VAE at `path` as a stock VAE that computes through our ops where a family knows it;
+    by the policy `off`, as stock does."""
+    return load(LoadRequest(path, Role.VAE, policy))
+
+
+def load_vae_in_parts(name: str, weights: Any, metadata: Any = None, policy: KernelPolicy = STANDARD) -> Any:
+    """As `load_vae`, of weights that stock has put together out of several files: a TAESD. name: of
+    it, for messages."""
+    request = LoadRequest(name, Role.VAE, policy)
+    prepare(request)
+    return of_tensors(request, weights, metadata)
+
+
+def load(request: LoadRequest) -> Any:
+    """The VAE that is asked for."""
+    with looked_at(request):
+        prepare(request)
+    progress.read_through(request.path)
+    with naming(request.path):
+        weights, metadata = comfy.utils.load_torch_file(request.path, return_metadata=True)
+    vae = of_tensors(request, weights, metadata)
+    keep(vae.patcher, request, load)  # as stock's loader node does
+    return vae
+
+
+def of_tensors(
+    request: LoadRequest, weights: dict[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> Any:
+    """The stock VAE of these tensors, of which none is missing where a family knows it. request:
+    its path names it in messages."""
+    path, policy, names = request.path, request.kernels, tuple(weights)
+    known = family_of(header_of(weights))
+    if known is not None and known.role is not Role.VAE:
+        known = None
+    family = compatibility.checked(None if policy.default == "off" else known, request.device, policy)
+    if family is not None and family.aside is not None:
+        vae = _stocks(path, weights, metadata)  # which was said
+    elif family is None:
+        vae = _stocks(path, weights, metadata)
+        if policy.default != "off":
+            _say_stocks(path)
+    else:
+        vae = _stocks(path, weights, metadata, vae_dtype())
+        if family.fuse(vae, policy):
+            vae.patcher = patcher_of(vae.first_stage_model, vae.patcher.load_device, vae.patcher.offload_device)
+        else:  # a header of the family's and a network that is not: in the type that stock chooses for it
+            vae = _stocks(path, weights, metadata)
+            _say_stocks(path)
+    if known is not None:
+        require_whole(path, names if known.spelling is None else known.spelling(names), vae.first_stage_model)
+    return vae
+
+
+def _stocks(
+    path: str, weights: dict[str, torch.Tensor], metadata: Mapping[str, str] | None, dtype: torch.dtype | None = None
+) -> Any:
+    """Stock's own VAE. dtype: in which it computes; None: as stock chooses."""
+    with naming(path):
+        vae = comfy.sd.VAE(sd=weights, metadata=metadata, dtype=dtype)
+    vae.throw_exception_if_invalid()
+    return vae
+
+
+def _say_stocks(path: str) -> None:
+    LEDGER.say_once(f"{path}: this VAE is of a kind without fused kernels: ComfyUI computes it.", logging.INFO)
+
+
+def vae_dtype(device: torch.device | None = None) -> torch.dtype | None:
+    """The type in which a VAE that a family knows computes on a device, ComfyUI's VAE device unless
+    given. None: as stock chooses.
+
+    Our kernels are fp16. Of fp16 and bf16, both of which stock allows for these VAEs, it takes bf16
+    from Ampere on and fp16 on Turing. The flags for a VAE's type, and cards whose fp16 stock does
+    not trust, decide here as they do there.
+    """
+    device = device or comfy.model_management.vae_device()
+    if obstacle(device) is not None:
+        return None
+    chosen: torch.dtype = comfy.model_management.vae_dtype(device, [torch.float16, torch.bfloat16, torch.float32])
+    return chosen
