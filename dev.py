@@ -95,21 +95,8 @@ def command_line() -> argparse.ArgumentParser:
         add["overlay"].add_argument(name, metavar=name.upper(), type=Path, help=what)
     add["bench"].add_argument(
         "part",
-        choices=[
-            "kernels",
-            "modules",
-            "pager",
-            "models",
-            "host",
-            "saving",
-            "pair",
-            "two",
-            "fidelity",
-            "all",
-            "report",
-            "compare",
-        ],
-        help="what to measure, or `report`: only the tables and plots, or `compare A B`: what moved between two results",
+        choices=["rows", "models", "compare", "report"],
+        help="what to measure; `compare A B`: two trees, settings or results; `report`: only pages and plots",
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "matrix": matrix_command, "overlay": overlay_command,
@@ -127,13 +114,8 @@ HELP = {
     "overlay": "copy a ComfyUI and lay newer single files over it, those that fit",
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
-    "bench": "measure on this machine's GPU and write bench/results (kernels: --only ROW, --isa sm_75, --compile none; "
-    "modules: --only ROW, --autotune, --profile, --quick; pager: --gb N, --folder DIR; "
-    "models: --free GIB, --only ROW, --group GROUP, --accuracy, --quick; "
-    "host: --dry, --profile, --quick; saving: --dry, --quick; pair: --ram GIB, --dry, --quick; "
-    "two: --free GIB, --only SIDE, --quick; "
-    "fidelity: --prompts N, --seeds N, --only NAME, --dry, --quick; "
-    "all: --free GIB, --list, --part N/M, --only ROW, --merge FILE, --real DIR, --quick; compare A B: fails on what got worse)",
+    "bench": "measure on this machine's GPU and write bench/results: rows [modules, pager, host], models [fidelity], "
+    "compare A B, report [prediction, turing]; each says with --help what it takes",
     "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot or fp8)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
@@ -273,11 +255,8 @@ def wheel(options: argparse.Namespace, _rest: list[str]) -> int:
 
 def bench(options: argparse.Namespace, rest: list[str]) -> int:
     bed, folder = set_up(options, with_browser=False)
-    env = {"COMFYUI_PATH": str(folder)}
-    code = call(bed, "bench", options.part, *rest, env=env) if options.part != "report" else 0
-    if options.part == "compare":
-        return code
-    return code or call(bed, "bench", "report") or call(bed, "bench", "prediction", "--write")
+    code = call(bed, "bench", options.part, *rest, env={"COMFYUI_PATH": str(folder)})
+    return code if options.part in ("compare", "report") else code or call(bed, "bench", "report")
 
 
 def quantise(options: argparse.Namespace, _rest: list[str]) -> int:

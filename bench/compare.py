@@ -1,8 +1,13 @@
-"""What moved between two results of one card: python bench compare BEFORE.json AFTER.json
+"""Compare two trees, two settings, or two files of results of one card.
 
-Fails where something of ours is slower, or takes more memory, by more than the noise; fails now; is not finite; or is farther from
-stock's result. Noise is what stock's own figures moved by between the files, since nothing of stock's has changed, and for whole
-models also what their own repetitions lie apart. The pager's promises were measured once: what was kept and is missed now is told.
+    python bench compare BEFORE.json AFTER.json
+    python bench compare ../before . models --only "1.3B 480x480x17"
+    python bench compare precision=precise precision=turbo models --only "14B 480x832x81"
+
+Trees and settings are run in turns on this machine, with the command that follows (`models`); files are compared as
+they are. The exit code is 1 where something of ours is slower or takes more memory by more than the noise, fails now, is
+not finite, or is farther from stock's result. Noise is how far stock's own figures moved, since stock did not change,
+and for whole models how far their own repetitions lie apart. Of the pager's promises, those that are missed now are told.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import side_by_side
 from .end_to_end.storages import computed
 
 LEAST_NOISE = 0.02
@@ -45,13 +51,14 @@ class Change:
         return "better" if self.ratio < 1 - self.noise else ""
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    found = [*models(before, after), *pager(before, after), *fidelity(before, after)]
+def changes(before: Mapping[str, Any], after: Mapping[str, Any], *, any_settings: bool = False) -> list[Change]:
+    """Every figure in both. any_settings: rows of one name are compared whatever precision they were computed in."""
+    found = [*models(before, after, any_settings), *pager(before, after), *fidelity(before, after)]
     return [*found, *kernels(before, after, "kernels"), *kernels(before, after, "kernels sm_75")]
 
 
 def noise_of(drift: list[float]) -> float:
-    """drift: how far stock's figures moved. What most of them did not exceed."""
+    """The most that nearly all of stock's figures moved by. drift: how far each did."""
     return max(LEAST_NOISE, sorted(drift)[int(DRIFT * len(drift))] if drift else 0.0)
 
 
@@ -66,8 +73,8 @@ def pairs(
             yield " ".join(str(part) for part in name), old[name], row
 
 
-def models(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    found = [pair for pair in pairs(before, after, "models", "name") if is_same_work(*pair[1:])]
+def models(before: Mapping[str, Any], after: Mapping[str, Any], any_settings: bool) -> Iterator[Change]:
+    found = [pair for pair in pairs(before, after, "models", "name") if any_settings or is_same_work(*pair[1:])]
     stocks = [(old.get("stock", {}), new.get("stock", {})) for _, old, new in found]
     moved = noise_of([abs(new["s"] / old["s"] - 1) for old, new in stocks if "s" in old and "s" in new])
     for name, old, new in found:
@@ -123,7 +130,7 @@ def fidelity(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Ch
 
 
 def is_faster(theirs: float, ours: float) -> bool:
-    """Whether a time of somebody else's is less than ours of the same run, by more than noise."""
+    """Whether another's time is less than ours of the same run, by more than noise."""
     return theirs < (1 - LEAST_NOISE) * ours
 
 
@@ -155,7 +162,7 @@ def cards(results: Mapping[str, Any]) -> set[str]:
 
 
 def names(results: Mapping[str, Any]) -> set[tuple[str, ...]]:
-    """What tells each row from the others."""
+    """The identity of each row."""
     return {
         (section, *(str(row[key]) for key in ("op", "label", "name") if key in row))
         for section, part in results.items()
@@ -163,19 +170,34 @@ def names(results: Mapping[str, Any]) -> set[tuple[str, ...]]:
     }
 
 
+def measured(options: argparse.Namespace, cli: argparse.ArgumentParser) -> list[dict[str, Any]]:
+    """The results that are compared: two files as they are, or two versions in turns."""
+    both = (options.before, options.after)
+    if all(word.endswith(".json") for word in both):
+        if options.command:
+            cli.error("files of results are compared as they are, without a command")
+        return [json.loads(Path(word).read_text(encoding="utf-8")) for word in both]
+    versions = [version for word in both if (version := side_by_side.version_of(word)) is not None]
+    if len(versions) < len(both):
+        cli.error("give two files of results, or two of: a folder with a tree of this project, settings as NAME=VALUE")
+    return side_by_side.measured(versions, options.command, options.turns)
+
+
 def main(arguments: list[str] | None = None) -> int:
     cli = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="dev.py bench compare"
     )
-    cli.add_argument("before", type=Path)
-    cli.add_argument("after", type=Path)
-    cli.add_argument("--all", action="store_true", help="also what did not move")
+    cli.add_argument("before")
+    cli.add_argument("after")
+    cli.add_argument("command", nargs=argparse.REMAINDER, help="of trees and settings: `models ...` or `rows ...`")
+    cli.add_argument("--all", action="store_true", help="before the two: also what did not move")
+    cli.add_argument("--turns", type=int, default=side_by_side.TURNS, help="before the two: how often each is run")
     options = cli.parse_args(arguments)
-    before, after = (json.loads(path.read_text(encoding="utf-8")) for path in (options.before, options.after))
+    before, after = measured(options, cli)
     if cards(before) and cards(after) and not cards(before) & cards(after):
         print(f"these are of two cards: {', '.join(sorted(cards(before)))} and {', '.join(sorted(cards(after)))}")
         return 1
-    found = changes(before, after)
+    found = changes(before, after, any_settings=not options.before.endswith(".json"))
     if not found:
         print("the two results have no row in common")
         return 1

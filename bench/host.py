@@ -1,9 +1,9 @@
 """Measure what a streamed, fused block costs the host: Python and the driver's calls, while the card has less to do than they take.
 
-    python bench host               14B's widths, a few blocks; writes bench/results/<gpu>.json
-    python bench host --dry         nothing is written
-    python bench host --profile     also where the time goes, by function
-    python bench host --quick       tiny widths on the CPU: that it runs, not how fast
+    python bench rows host               14B's widths, a few blocks; writes bench/results/<gpu>.json
+    python bench rows host --dry         nothing is written
+    python bench rows host --profile     also where the time goes, by function
+    python bench rows host --quick       tiny widths on the CPU: that it runs, not how fast
 
 The card's queue is empty when a step begins and never full, or the host would wait in whatever call it makes next. Rows:
 

@@ -1,14 +1,15 @@
-"""Measure every op against stock, torch.compile and the copy bandwidth of the same run.
+"""Measure every op against stock, torch.compile, other libraries and the copy bandwidth of the same run.
 
-    python bench kernels                       all rows; writes bench/results/<gpu>.json
-    python bench kernels --only norm_modulate  the rows whose op or label contains this; merged into the same file
-    python bench kernels --compile none        without torch.compile (it needs a host compiler and minutes)
-    python bench kernels --compile readme      torch.compile for the rows that bench/README shows
-    python bench kernels --isa sm_75           Turing's code, compiled by the driver; a section of its own
-    python bench kernels --sweep               every tactic of our kernels at every row; nothing is written
+    python bench rows                       all rows; writes bench/results/<gpu>.json
+    python bench rows --only norm_modulate  the rows whose op or label contains this; merged into the same file
+    python bench rows --compile none        without torch.compile (it needs a host compiler and minutes)
+    python bench rows --compile pages       torch.compile for the rows that bench/results.md shows
+    python bench rows --isa sm_75           Turing's code, compiled by the driver; a section of its own
+    python bench rows --sweep               every tactic of our kernels at every row; nothing is written
+    python bench rows modules|pager|host    the modules; streaming; the host's time for a block
 
-Columns: microseconds of ours, GB/s over the bytes a perfect kernel moves, that as a share of a copy of the same
-footprint in the same run, how many times stock and torch.compile take, what `auto` chose.
+Columns: microseconds of ours, GB/s over the bytes of a perfect kernel, that as a share of a copy of the same footprint
+in the same run, how many times stock and torch.compile take, the choice of `auto`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels_cuda import (
-    LEDGER,
-    OPS,
-    KernelPolicy,
-    KernelRefused,
-)
+from ..kernels_cuda import LEDGER, OPS, KernelPolicy, KernelRefused
 from ..kernels_cuda.build.matrix import source_hash
 from ..kernels_cuda.call import Call
 from ..kernels_cuda.policy import Mode
@@ -40,11 +36,10 @@ from ..kernels_cuda.tune import autotune
 from ..kernels_cuda.tune.time_budget import Purse
 from . import rows as row_files
 from . import sources
-from .chosen import CHOSEN
-from .end_to_end.machine import ask_card
-from .end_to_end.results import card_file, read, rounded, write
+from .end_to_end.results import ask_card, card_file, read, rounded, write
 from .kitchen import NAME as KITCHEN
 from .measure import copy_bandwidth, device_seconds, eager_seconds, host_seconds, sets_for, sum_bytes
+from .report.chosen import CHOSEN
 from .row import Row, Tensors
 
 # RTX 2060 Super: 448 GB/s. The share of it our kernels reach on the measured card is assumed there too.
@@ -262,7 +257,7 @@ def save(
 
 def compiles(row: Row, which: str) -> bool:
     """Whether torch.compile is timed too."""
-    return which == "all" or (which == "readme" and any(f"{row.op}|{row.label}".startswith(one) for one in CHOSEN))
+    return which == "all" or (which == "pages" and any(f"{row.op}|{row.label}".startswith(one) for one in CHOSEN))
 
 
 def line(result: dict[str, Any]) -> str:
@@ -284,12 +279,14 @@ def line(result: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    cli = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="dev.py bench rows"
+    )
     cli.add_argument("--only", action="append", help="rows whose op or label contains this; may be repeated")
     cli.add_argument("--isa", choices=["sm_75", "sm_80"], help="force an instruction class")
     cli.add_argument("--sweep", action="store_true", help="time every tactic of our kernels; nothing is written")
     cli.add_argument(
-        "--compile", choices=["all", "readme", "none"], default="all", help="rows torch.compile is timed at"
+        "--compile", choices=["all", "pages", "none"], default="all", help="rows torch.compile is timed at"
     )
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
     options = cli.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What `python bench modules` measures: torch's layers and networks, ours in their stead, and what was promised of them."""
+"""The rows of modules: torch's layers and networks, ours in their place, and their promises."""
 
 from __future__ import annotations
 
@@ -128,12 +128,7 @@ def operations(tokens: int, width: int = 512, heads: int = 8, batch: int = 8) ->
             peers=by_backends,
         ),
         Case(
-            f"feed-forward {told}",
-            mlp,
-            lambda theirs: FusedFFN.of(*theirs),
-            (rows,),
-            {BEST: 1.0},
-            parts=products_alone,
+            f"feed-forward {told}", mlp, lambda theirs: FusedFFN.of(*theirs), (rows,), {BEST: 1.0}, parts=products_alone
         ),
         Case(
             f"output projection {told}",

@@ -1,4 +1,4 @@
-"""Rows of `python bench modules` that go through ComfyUI's nodes, as a user's graph does: from RAM to RAM."""
+"""Rows of modules that go through ComfyUI's nodes, as a user's graph does: from RAM to RAM."""
 
 from __future__ import annotations
 
@@ -58,12 +58,7 @@ def upscaled(side: int, small: bool, on_card: bool) -> dict[str, Any]:
         return made
 
     ours, table = picture_nets.fused(stock, KernelPolicy())
-    result: dict[str, Any] = {
-        "op": "modules",
-        "label": f"ESRGAN x4 {side} x {side}, through the nodes",
-        "asked": {"stock": 1.5},
-        "replaced": len(table.replaced),
-    }
+    result: dict[str, Any] = {"op": "modules", "asked": {"stock": 1.5}, "replaced": len(table.replaced)}
     exact = through(stock)
     result["errors"] = {"ours": float((through(ours) - exact).norm() / exact.norm())}
     result["right"] = result["errors"]["ours"] < 0.01
@@ -93,11 +88,7 @@ def styled(side: tuple[int, int], small: bool, on_card: bool) -> dict[str, Any]:
     from ..kernels_cuda.modules import unfuse  # noqa: PLC0415
 
     height, width = side
-    result: dict[str, Any] = {
-        "op": "modules",
-        "label": f"style network {height} x {width}, through the node, 3 GiB free",
-    }
-    result["asked"] = {"GiB": MOST_GIB}
+    result: dict[str, Any] = {"op": "modules", "asked": {"GiB": MOST_GIB}}
     image = torch.rand(1, height, width, 3)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "style.safetensors"

@@ -1,25 +1,24 @@
-"""Measure the modules and what is made of them: torch eager, torch.compile and ours in one process, on the same inputs.
+"""Measure the modules and networks made of them: torch eager, torch.compile and ours, on the same inputs.
 
-    python bench modules               all rows, within 150 s of an H200; each is written to bench/results/<gpu>.json as it is done
-    python bench modules --only style  the rows whose label contains this; may be repeated; merged into the same file
-    python bench modules --autotune    torch.compile tries its own kernels for products and convolutions too: minutes more
-    python bench modules --profile     which kernels a call of ours takes its time in, of the rows chosen; nothing is written
-    python bench modules --quick       small ones, on the CPU too: that it runs, not what it takes; nothing is written
+    python bench rows modules               all rows, within 150 s of an H200; each is in bench/results/<gpu>.json at once
+    python bench rows modules --only style  the rows whose label contains this; merged into the same file
+    python bench rows modules --autotune    also torch.compile's own choice of kernels: minutes more
+    python bench rows modules --quick       small ones, on the CPU too: that it runs; nothing is written
 
-FP16 throughout. Operations are timed on the device alone (graph replays, cold cache), networks as they are called, nodes from RAM
-to RAM; medians. Ours is `auto`, once it has chosen, and is timed first and last: its better half counts, as of a peer that is tried
-in several ways the fastest. A miss says so here and in bench/README. COMFYUI_PATH is needed for networks and nodes.
+FP16 throughout. Operations are timed on the device alone (graph replays, cold cache), networks as they are called, nodes
+from RAM to RAM; medians. Ours is `auto`, once it has chosen, and is timed first and last: its better half counts, because
+of a peer's ways the fastest counts. COMFYUI_PATH is needed for networks and nodes.
 
-Modules and networks have a process of their own, in which ComfyUI does not page VRAM: it takes the place of CUDA's functions for
-that, and torch.compile has graphs of its own there. Nodes have one as ComfyUI starts.
+Modules and networks have a process in which ComfyUI does not page VRAM, because paging takes the place of CUDA's
+functions and torch.compile has graphs of its own. Nodes have a process as ComfyUI starts.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 
 from ..kernels_cuda import LEDGER
 from ..kernels_cuda.modules.graphs import captures_of
-from . import apart, kernels, module_nodes
+from . import kernels, module_nodes
 from .end_to_end.results import card_file
 from .end_to_end.start import start_comfyui
 from .measure import device_seconds, eager_seconds, sets_for
@@ -45,7 +44,9 @@ USUAL: dict[str, dict[str, Any]] = {"default": {}}
 GRAPHS = {"reduce-overhead": {"mode": "reduce-overhead"}}
 TRYING_ALL = {"max-autotune": {"mode": "max-autotune-no-cudagraphs"}}
 A_TRY: dict[str, dict[str, Any]] = {"eager": {"backend": "eager"}}  # on the CPU, with no compiler
-NODES = ("ESRGAN x4 through the nodes", "style network 4K through the node")
+NODES = ("ESRGAN x4 512 x 512, through the nodes", "style network 2160 x 3840, through the node, 3 GiB free")
+PARTS = ("networks", "nodes")  # each in a process of its own
+HERE = Path(__file__).resolve().parent
 EQUAL = 0.02  # what is promised never to be slower may be by so much: two runs of one kernel differ by that
 CAPTURED = 5  # calls of a network whose kernels are chosen, after which it is captured, or not to be
 NAMES = {torch.channels_last: "channels-last", torch.contiguous_format: "channels-first"}
@@ -124,10 +125,7 @@ def eager(case: Case, theirs: nn.Module, sets: list[list[Tensor]], timed: Callab
 
 
 def compiled(
-    theirs: nn.Module,
-    sets: list[list[Tensor]],
-    timed: Callable[..., float],
-    modes: Mapping[str, dict[str, Any]],
+    theirs: nn.Module, sets: list[list[Tensor]], timed: Callable[..., float], modes: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """The fastest of its modes, and how long it took to compile; or why it does not run here."""
     result: dict[str, Any] = {}
@@ -202,7 +200,7 @@ def peak(run: Callable[..., Any], example: list[Tensor]) -> float:
 
 
 def judged(result: dict[str, Any]) -> dict[str, Any]:
-    """With how many times ours each way takes, and whether all that was asked holds: None where nothing was, or not measured."""
+    """The result with its ratios over ours, and whether promises hold: None where one is not known, or there is none."""
     if "ours ms" not in result:
         return result
     others = ("eager", COMPILE, *result.get("others", ()))
@@ -254,117 +252,61 @@ def tried(result: Mapping[str, Any]) -> str:
     return f"{result['label']}: {told}, error {result['errors']['ours']:.1e}"
 
 
-def profiled(case: Case) -> str:
-    """The kernels of one call of ours, longest first."""
-    _, ours = sides(case, "cuda", torch.float16)
-    example = inputs(case, "cuda", torch.float16)
-    chosen(ours, example)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        ours(*example)
-        torch.cuda.synchronize()
-    rows = sorted(profile.key_averages(), key=lambda row: -row.device_time_total)[:15]
-    told = [f"{row.device_time_total:9.0f} us {row.count:4} x {row.key[:100]}" for row in rows]
-    return "\n".join([case.label, *told])
-
-
 # ---------------------------------------------------------------------------------------------------------------- a run
 
 
-def rows_of(
-    options: argparse.Namespace, device: str, dtype: torch.dtype
-) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Label and measurement of each row that is wanted. What leaves the card small for a while comes last."""
+def rows_of(options: argparse.Namespace, device: str) -> dict[str, Callable[[], dict[str, Any]]]:
+    """The measurement of each row that is wanted, by label. A row that leaves the card small for a while comes last."""
+    dtype = torch.float16 if device == "cuda" else torch.float32
 
-    def modes(case: Case) -> Mapping[str, dict[str, Any]]:
-        if device == "cpu":
-            return A_TRY
-        return USUAL | (GRAPHS if case.is_network else {}) | (TRYING_ALL if options.autotune else {})
+    def measure(case: Case) -> Callable[[], dict[str, Any]]:
+        modes = USUAL | (GRAPHS if case.is_network else {}) | (TRYING_ALL if options.autotune else {})
+        return lambda: measured(case, device, dtype, A_TRY if device == "cpu" else modes)
 
-    def of_case(case: Case) -> tuple[str, Callable[[], dict[str, Any]]]:
-        return case.label, lambda: measured(case, device, dtype, modes(case))
-
-    found = [of_case(case) for case in cases(options.quick)]
-    if os.environ.get("COMFYUI_PATH"):
+    found = {case.label: measure(case) for case in cases(options.quick)} if options.part != "nodes" else {}
+    if os.environ.get("COMFYUI_PATH") and options.part != "networks":
         side, large = (16, (40, 36)) if options.quick else (512, (2160, 3840))
         on_card, small = device == "cuda", options.quick
-        found.insert(1, (NODES[0], lambda: module_nodes.upscaled(side, small, on_card)))
-        found.append((NODES[1], lambda: module_nodes.styled(large, small, on_card)))
-    if options.rows is not None:
-        return [row for row in found if row[0] in json.loads(options.rows)]
-    return [row for row in found if options.only is None or any(word in row[0] for word in options.only)]
+        found[NODES[0]] = lambda: module_nodes.upscaled(side, small, on_card)
+        found[NODES[1]] = lambda: module_nodes.styled(large, small, on_card)
+    return {
+        label: run for label, run in found.items() if not options.only or any(word in label for word in options.only)
+    }
 
 
 def command_line() -> argparse.ArgumentParser:
-    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    cli = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="dev.py bench rows modules"
+    )
     cli.add_argument("--only", action="append", help="rows whose label contains this; may be repeated")
     cli.add_argument("--autotune", action="store_true", help="torch.compile in max-autotune as well: minutes more")
-    cli.add_argument("--profile", action="store_true", help="the kernels of a call of ours; nothing is written")
-    cli.add_argument(
-        "--quick", action="store_true", help="small ones, on the CPU where there is no GPU; nothing is written"
-    )
-    cli.add_argument("--rows", help=argparse.SUPPRESS)  # exactly these, as JSON, in this process
+    cli.add_argument("--quick", action="store_true", help="small ones, on the CPU where there is no GPU")
+    cli.add_argument("--part", choices=PARTS, help="the rows of one process")
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
     return cli
 
 
-def in_processes(options: argparse.Namespace) -> int:
-    """The rows that are wanted, those of nodes last; and which of them ended their process."""
-    labels = [label for label, _ in rows_of(options, "cuda", torch.float16)]
-    passed = [
-        *(["--autotune"] if options.autotune else []),
-        *(["--results", str(options.results)] if options.results else []),
-    ]
-    wrong = False
-
-    def run(rows: Sequence[str]) -> tuple[list[str], int]:
-        nonlocal wrong
-        done, code = apart.process([SECTION, "--rows", json.dumps(rows), *passed])
-        wrong = wrong or (code != 0 and len(done) == len(rows))
-        return done, code
-
-    lost: dict[str, int] = {}
-    for group in ([one for one in labels if one not in NODES], [one for one in labels if one in NODES]):
-        lost |= apart.in_turns(group, run)
-    for label, code in lost.items():
-        print(f"{label}: not measured, its process ended ({apart.words(code)})")
-    return int(wrong or bool(lost))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     options = command_line().parse_args(arguments)
-    on_card = torch.cuda.is_available()
-    if not on_card and not options.quick:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not options.quick:
         print("no NVIDIA GPU on this machine")
         return 1
-    if on_card and not (options.quick or options.profile or options.rows):
-        return in_processes(options)
-    if os.environ.get("COMFYUI_PATH"):
-        pages = options.rows is not None and any(label in NODES for label in json.loads(options.rows))
-        start_comfyui(["--cpu"] if not on_card else [] if pages else ["--disable-dynamic-vram"])
-    device, dtype = ("cuda", torch.float16) if on_card else ("cpu", torch.float32)
-    results: list[dict[str, Any]] = []
-    told = tried if options.quick else line
-    keeps = on_card and not options.quick
-    path = options.results or (card_file(torch.cuda.get_device_name()) if keeps else Path())
+    if device == "cuda" and not options.quick and options.part is None:
+        command = [sys.executable, str(HERE), "rows", SECTION, *arguments]
+        codes = [subprocess.call([*command, "--part", part]) for part in PARTS]
+        return int(any(codes))
+    rows = rows_of(options, device)
+    if rows and os.environ.get("COMFYUI_PATH"):
+        own = [] if options.part == "nodes" else ["--disable-dynamic-vram"]
+        start_comfyui(["--cpu"] if device == "cpu" else own)
+    right = True
     with torch.inference_mode():
-        if options.profile and on_card:
-            wanted = [
-                c for c in cases(options.quick) if options.only is None or any(w in c.label for w in options.only)
-            ]
-            print("\n\n".join(profiled(case) for case in wanted))
-            return 0
-        for label, measure in rows_of(options, device, dtype):
-            results.append(judged(measure()))
-            print(told(results[-1]), flush=True)
-            if keeps:
-                kernels.save(path, SECTION, results[-1:], {})
-                print(f"{apart.DONE}{label}", flush=True)  # as it was asked for
-            if on_card:
+        for label, measure in rows.items():
+            result = judged(measure() | {"label": label})
+            right = right and result.get("right", True)
+            print(tried(result) if options.quick else line(result), flush=True)
+            if not options.quick:
+                kernels.save(options.results or card_file(torch.cuda.get_device_name()), SECTION, [result], {})
                 torch.cuda.empty_cache()
-    if keeps:
-        print(f"written to {path}")
-    return 0 if all(result["right"] for result in results if "right" in result) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return int(not right)

@@ -1,21 +1,20 @@
-"""Measure the pager: what streaming adds to compute, what it takes of the bus, from cold and warm, and what it leaves behind.
+"""Measure the pager: what streaming adds to compute, its share of the bus, cold and warm files.
 
-    python bench pager                       28 GB through 3 GB; writes bench/results/<gpu>.json
-    python bench pager --gb 3 --dry          quicker and smaller; nothing is written
-    python bench pager --folder /mnt/disk    where to put the weight file (it is removed again)
+    python bench rows pager                       28 GB through 3 GB; writes bench/results/<gpu>.json
+    python bench rows pager --gb 3 --dry          quicker and smaller; nothing is written
+    python bench rows pager --folder /mnt/disk    where to put the weight file (it is removed again)
 
-The rows are the promises of the pager, each with its bound and what was found. Compute is matrix products whose time is
-tuned to the row. Managed pools are guarded: none is larger than what the card has free.
+The rows are the promises of the pager, each with its bound. Compute is matrix products whose time is tuned to the row.
+Managed pools are guarded: none is larger than what the card has free. tests/gpu/test_pager.py compares every byte and
+looks for leaks.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import mmap
 import os
-import random
 import statistics
 import tempfile
 import threading
@@ -32,7 +31,8 @@ from ..memory import Checkpoint, DeviceBudget, Layer, Ledger, Pager, RamBudget, 
 from ..memory.device import CudaDevice
 from ..memory.ledger import overlap_of
 from . import sources
-from .end_to_end.disk import is_in_ram
+from .end_to_end.card import Card
+from .end_to_end.files import is_in_ram
 from .end_to_end.results import card_file, read, rounded, write
 from .kernels import environment
 
@@ -57,16 +57,13 @@ class WeightFile:
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % 4096)
         self.layer_bytes = elements * 2 * WEIGHTS
-        self.base = torch.randint(-(2**63), 2**63 - 1, (self.layer_bytes // 8,)).view(torch.uint8)
-        base = self.base.numpy()
+        base = torch.randint(-(2**63), 2**63 - 1, (self.layer_bytes // 8,)).view(torch.uint8).numpy()
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.pwrite(handle, len(text).to_bytes(8, "little") + text, 0)
 
         def write(job: tuple[int, int]) -> None:
             layer, at = job
-            piece = base[at : at + 32 * MIB].copy()
-            piece[::4096] = self.marker(layer)
-            os.pwrite(handle, piece.data, 8 + len(text) + layer * self.layer_bytes + at)
+            os.pwrite(handle, base[at : at + 32 * MIB].data, 8 + len(text) + layer * self.layer_bytes + at)
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(write, [(i, at) for i in range(layers) for at in range(0, self.layer_bytes, 32 * MIB)]))
@@ -79,11 +76,6 @@ class WeightFile:
             )
             for i in range(layers)
         ]
-
-    @staticmethod
-    def marker(layer: int) -> int:
-        """The first byte of every page of a layer; the others are those of all layers."""
-        return (layer * 37 + 11) % 256
 
     def drop_from_cache(self) -> None:
         handle = os.open(self.path, os.O_RDONLY)
@@ -211,28 +203,6 @@ def while_copying(run: Callable[[], None], rate: float, longer: float) -> float:
         device.unpin(pinned)
 
 
-class Card:
-    """The most that the driver counts as taken since then, looked at often."""
-
-    def __init__(self) -> None:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        self._before = torch.cuda.mem_get_info()[0]
-        self.most = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.02):
-            self.most = max(self.most, self._before - torch.cuda.mem_get_info()[0])
-
-    def stop(self) -> int:
-        self._stop.set()
-        self._thread.join()
-        return self.most
-
-
 class Rows(list[dict[str, Any]]):
     """What was found so far, written after every row: a run that is cut short leaves what it has."""
 
@@ -269,8 +239,7 @@ def streaming(rows: Rows, file: WeightFile, window: int, rate: float, backend: s
 
     alone = seconds_of(computed, PASSES)
     beside_copies = while_copying(computed, rate, LONGER)
-    card = Card()
-    with opened(file, window, layers=layers, backend=backend) as pager:
+    with Card(None) as card, opened(file, window, layers=layers, backend=backend) as pager:
         plan, ledger = pager.plan, pager.ledger
         first = seconds_of(one_pass(pager))
         warm = seconds_of(one_pass(pager), PASSES)
@@ -309,7 +278,7 @@ def streaming(rows: Rows, file: WeightFile, window: int, rate: float, backend: s
             row(rows, f"{name}: filling the pool", filled / 1e9, None, "GB/s")
         row(rows, f"{name}: (e) own account over budget", ledger.peak("VRAM") / window, 1.0, "x")
         # Pages that left are kept by the driver for the next who asks, and are in its count.
-        row(rows, f"{name}: (e) the driver's count over budget", card.stop() / window, 1.02, "x")
+        row(rows, f"{name}: (e) the driver's count over budget", card.peak * GIB / window, 1.02, "x")
 
 
 def eviction_of_slots(rows: Rows, file: WeightFile, window: int) -> None:
@@ -360,59 +329,10 @@ def cold(rows: Rows, file: WeightFile, window: int, layers: int) -> None:
         )
 
 
-def cycles(rows: Rows, folder: Path, count: int) -> None:
-    """Open, stream, close; a small file, slots and managed in turn."""
-    file = WeightFile(folder / "small.safetensors", 64 * MIB, layers=8)
-
-    def cycle(number: int) -> None:
-        backend = ("slots", "managed")[number % 4 == 3]
-        with opened(file, 24 * MIB, backend=backend, ram=RamBudget(160 * MIB)) as pager:
-            one_pass(pager)()
-            pager.check()
-
-    def state() -> tuple[int, int, int]:
-        gc.collect()
-        torch.cuda.empty_cache()
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        rss = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
-        return torch.cuda.mem_get_info()[0], rss, threading.active_count()
-
-    for number in range(8):
-        cycle(number)
-    free, rss, threads = state()
-    start = time.perf_counter()
-    for number in range(count):
-        cycle(number)
-    each = (time.perf_counter() - start) / count
-    free_after, rss_after, threads_after = state()
-    row(rows, f"(g) {count} cycles: VRAM left taken", (free - free_after) / MIB, 2.0, "MiB")
-    row(rows, f"(g) {count} cycles: RSS left taken", (rss_after - rss) / MIB, 32.0, "MiB", f"{each * 1e3:.0f} ms each")
-    row(rows, f"(g) {count} cycles: threads left", threads_after - threads, 0, "")
-    file.source.close()
-    file.path.unlink()
-
-
-def bitwise(rows: Rows, file: WeightFile, window: int, layers: int) -> None:
-    """Layers in a random order, every byte compared with what was written."""
-    base = file.base.cuda()
-    for backend in ("slots", "managed"):
-        order = random.Random(1).choices(range(layers), k=3 * layers)
-        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-        with opened(file, window, layers=layers, backend=backend) as pager:
-            for i in order:
-                with pager.use(i) as weights:
-                    base[::4096] = file.marker(i)
-                    for part, weight in zip(base.chunk(WEIGHTS), weights.values(), strict=True):
-                        wrong += (weight.view(torch.uint8) != part).sum()
-            pager.check()
-        row(rows, f"{backend}: (f) bytes that differ, random order", int(wrong), 0, "", f"{len(order)} layers used")
-
-
 def main(arguments: list[str] | None = None) -> int:
     cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     cli.add_argument("--gb", type=float, default=28.0, help="of weights")
     cli.add_argument("--window-gb", type=float, help="of VRAM for them; 3 of 28")
-    cli.add_argument("--cycles", type=int, default=200)
     cli.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
     cli.add_argument("--dry", action="store_true", help="write no results")
@@ -436,8 +356,6 @@ def main(arguments: list[str] | None = None) -> int:
             lambda: eviction_of_slots(rows, file, window),
             lambda: ram_budget(rows, file, window, 8 * options.gb / 28),
             lambda: streaming(rows, file, window, rate, "managed", few),
-            lambda: bitwise(rows, file, window, few),
-            lambda: cycles(rows, Path(folder), options.cycles),
             lambda: cold(rows, file, window, few),
         ]
         for part in parts:

@@ -1,8 +1,9 @@
-"""What works would take on cards that nobody measured: counts of operations and bytes, at rates that are told one by one.
+"""How long works would take on cards that nobody measured: counts of operations and bytes, at rates told one by one.
 
-    python bench prediction            the tables, the assumptions, and the same sums' error on the card that was measured
-    python bench prediction --write    the same into bench/README, a part of it and where the newest ComfyUI is faster into
-                                       README, and what the node that estimates goes by into fusion/estimate
+    python bench report prediction   the tables, the assumptions, and the same sums' error on the card that was measured
+
+`python bench report` writes it into bench/results.md, a part of it into README, and the rates that FuseStream Plan goes
+by into fusion/base.
 
 Products, convolutions and attention are operations over a rate, everything else bytes over the bandwidth, weights that do not fit
 bytes over the bus; a step is the sum of the first four, or the last if that is longer. On the H200 the rates are those of its
@@ -12,20 +13,16 @@ are shares of the data sheet's peaks, predicted from the machine code (bench/tur
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from ..fusion.base.card_rates import FILE
 from .card_rates import ASSUMED, CARDS, read
 from .predicted.default import default_table
 from .predicted.faster import CLEAR, sentences
 from .predicted.faster import table as faster_table
 from .predicted.held import check, farthest
-from .predicted.shipped import shipped_text
 from .predicted.told import (
     HEADS,
     SHORT_CARDS,
@@ -37,10 +34,8 @@ from .predicted.told import (
     tables,
     whole_table,
 )
+from .report.tables import markdown
 
-PAGE = Path(__file__).parent / "README.md"
-README = Path(__file__).resolve().parents[1] / "README.md"
-BLOCK = re.compile(r"(<!-- prediction:begin -->\n).*?(<!-- prediction:end -->)", re.DOTALL)
 VIDEOS, PICTURES = ("1.3B", "14B"), ("klein", "Z-Image")  # what rows' names begin with
 
 
@@ -55,12 +50,14 @@ def links() -> str:
 
 
 def error_table(results: Mapping[str, Any]) -> str:
-    lines = ["| Work | | predicted, s | measured | error |", "| --- | --- | --- | --- | --- |"]
-    for name, who, predicted, measured in check(results):
-        lines.append(f"| {name} | {who} | {predicted:.3g} | {measured:.3g} | {predicted / measured - 1:+.0%} |")
-    return "\n".join(lines)
+    rows = (
+        (name, who, f"{predicted:.3g}", f"{measured:.3g}", f"{predicted / measured - 1:+.0%}")
+        for name, who, predicted, measured in check(results)
+    )
+    return markdown(("Work", "Side", "predicted, s", "measured", "error"), rows)
 
 
+@lru_cache(maxsize=1)
 def text() -> str:
     """Everything, as Markdown."""
     results, found = load(), _predictions()
@@ -115,21 +112,6 @@ def _predictions() -> tuple[Prediction, ...]:
     return tuple(predictions(load()))
 
 
-def rendered(page: str) -> str:
-    """bench/README with the prediction between its markers."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{text()}\n{found[2]}", page)
-
-
-def rendered_short(readme: str) -> str:
-    """README with the short one between its markers."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{short_text()}\n{found[2]}", readme)
-
-
-def main(arguments: Sequence[str] = ()) -> int:
-    if "--write" not in arguments:
-        print(text())
-        return 0
-    for path, render in ((PAGE, rendered), (README, rendered_short)):
-        path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
-    FILE.write_text(shipped_text(load()), encoding="utf-8")
+def main(_arguments: Sequence[str] = ()) -> int:
+    print(text())
     return 0

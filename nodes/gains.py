@@ -39,10 +39,10 @@ class Predicted:
         return f"{self.times:.1f} times"
 
 
-# Of one call of a model with trained weights, beside FP32: `python3 dev.py bench fidelity`.
+# Of one call of a model with trained weights, beside FP32: `python3 dev.py bench models fidelity`.
 ERRORS = "precise 0.099 %, fast 0.10 %, turbo 0.55 %, ComfyUI in FP16 0.10 %"
 
-# Of one call of the larger trained model: `python3 dev.py bench fidelity --model DIR`.
+# Of one call of the larger trained model: `python3 dev.py bench models fidelity --model DIR`.
 SPARSE_ERRORS = "0.5 changes one call of a small trained model by 2.9 %, 0.3 by 5.6 %, radial by 4.7 %"
 
 

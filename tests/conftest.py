@@ -69,7 +69,7 @@ FIRST = (
     "test_graphs_writing",
     "test_wan_blocks",
     "test_loaders",
-    "test_bench_all",
+    "test_bench_runner",
 )
 
 

@@ -16,7 +16,7 @@ from ...fusion.base.cost import Cost
 from ...fusion.families.wan.cost import TEXT_TOKENS, forward
 from ..predicted.unets import unet
 from . import pictures
-from .rows import WINDOWS_BUS, Row
+from .row_types import WINDOWS_BUS, Row
 from .storages import stored
 
 PATCH = 2  # latent pixels of a side per token

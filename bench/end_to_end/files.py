@@ -1,4 +1,4 @@
-"""The files of weights that rows need: made at their first use, a user's own, or copied to a disk; and removed.
+"""The files of weights that rows need: made at their first use, copied to a disk, removed.
 
 Standard library only.
 """
@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from .disk import is_in_ram
-from .real import Found, find, rows_with_files
-from .rows import TITLES, Model, Row
+from .row_types import Model, Row
 from .storages import file_name
+
+IN_RAM = ("tmpfs", "ramfs")
 
 
 class Files:
-    """make: writes a model's file in a storage. keep: whether files stay for another call. own: a user's folder of checkpoints."""
+    """make: writes a model's file in a storage. keep: files stay for another call."""
 
     def __init__(
         self,
@@ -28,13 +27,11 @@ class Files:
         *,
         keep: bool = False,
         anew: bool = False,
-        own: Path | None = None,
     ) -> None:
         self.folder, self.make, self.say = folder, make, say
-        self.keep, self.anew, self.own_folder = keep, anew, own
+        self.keep, self.anew = keep, anew
         self.paths: dict[tuple[Model, str, bool], str] = {}  # model, storage, on a disk
         self.made: set[str] = set()  # of these, what the bench may remove
-        self.real: dict[tuple[Model, str], Path] = {}  # a user's own, which it may not
 
     def of(self, row: Row) -> dict[str, str]:
         """The paths of a row's models, made where they are not there yet."""
@@ -42,8 +39,7 @@ class Files:
         for model, storage in row.files:
             key = (model, storage, row.cold)
             if key not in self.paths:
-                real = self.real.get((model, storage))
-                path = str(real) if real else self._made(model, storage)
+                path = self._made(model, storage)
                 self.paths[key] = self._on_disk(path) if row.cold else path
             found[model] = self.paths[key]
         return found
@@ -76,16 +72,16 @@ class Files:
             if path in self.made and not kept and path not in self.paths.values():
                 Path(path).unlink(missing_ok=True)
 
-    def served_by_own(self, rows: Sequence[Row]) -> list[Row]:
-        """Take the user's files from here on. Those of the rows that they serve."""
-        served, self.real = rows_with_files(rows, self.own, self.say)
-        return served
 
-    @cached_property
-    def own(self) -> list[Found]:
-        """The user's checkpoints."""
-        assert self.own_folder is not None
-        found = find(self.own_folder, self.say)
-        for one in found:
-            self.say(f"{TITLES[one.model]}, {one.storage}: {one.path.name}")
-        return found
+def is_in_ram(path: Path, mounts: str = "/proc/mounts") -> bool:
+    """Whether what lies there has no disk behind it. Where the system does not tell, it has."""
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    place, best = path.resolve(), ("", "")
+    for line in lines:
+        _, mounted, kind, *_ = line.split(" ")
+        if place.is_relative_to(mounted) and len(mounted) >= len(best[0]):  # the later of two covers the first
+            best = (mounted, kind)
+    return best[1] in IN_RAM

@@ -18,7 +18,7 @@ from collections import Counter
 from importlib import metadata
 from typing import Any
 
-from .rows import SAGE, Side
+from .row_types import SAGE, Side
 
 PACKAGE, TESTED = "sageattention", "1.0.6"
 CACHES = {

@@ -1,10 +1,12 @@
-"""What a row's runs come to, kept in the card's file and shown as a table. Standard library only."""
+"""The results of rows: from runs to figures, in the card's file, shown as a table. Standard library only."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
+import subprocess
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .bounds import LIMIT_GIB, Rates, bound, measured_rates
-from .rows import Row, all_rows
+from .row_types import Row
+from .rows import all_rows
 from .storages import computed
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -116,7 +119,7 @@ def refresh_bounds(path: Path) -> int:
     data = read(path)
     rates = measured_rates(data)
     if rates is None:
-        raise ValueError(f"{path.name} has no rates yet: bench kernels and bench pager measure them")
+        raise ValueError(f"{path.name} has no rates yet: `bench rows` and `bench rows pager` measure them")
     known = {row.name: row for row in all_rows()}
     rows = [row for row in data.get(SECTION, {}).get("rows", []) if row["name"] in known and "quick" not in row]
     for found in rows:
@@ -157,6 +160,29 @@ def card_file(card: str) -> Path:
     return RESULTS / f"{card.replace(' ', '-').lower()}.json"
 
 
+def ask_card(what: str) -> str:
+    """Of the first card; nothing where there is none. The process that starts the others does not touch it itself."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    asked = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    told = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.splitlines()
+    return told[0].strip() if told else ""
+
+
+def card_results(other: Path | None = None) -> Path:
+    """The file of the card that is there, or of the one that another file's rows were measured on."""
+    if other is None:
+        name = ask_card("name")
+        if not name:
+            raise SystemExit("no NVIDIA GPU on this machine: name the file of results by --results")
+        return card_file(name)
+    rows = read(other).get("models", {}).get("rows", [])
+    card = next((row["environment"]["card"] for row in rows if "card" in row.get("environment", {})), None)
+    if card is None:
+        raise SystemExit(f"{other} does not tell its card: name the file to merge into by --results")
+    return card_file(card)
+
+
 def read(path: Path) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return data
@@ -191,27 +217,9 @@ def merge_file(into: Path, other: Path) -> int:
     for row in more.get(SECTION, {}).get("rows", []):
         merge(into, row)
         count += 1
-    note_left(into, [row["name"] for row in more.get(SECTION, {}).get("rows", [])], rows_left(other))
     if measured_rates(read(into)) is not None:
         refresh_bounds(into)
     return count
-
-
-def rows_left(path: Path) -> list[str]:
-    """Names of rows that a part had no time for."""
-    names: list[str] = read(path).get(SECTION, {}).get("left", [])
-    return names
-
-
-def note_left(path: Path, tried: Sequence[str], left: Sequence[str]) -> None:
-    """Of the rows that were tried these are left; those of other parts stay what they are."""
-    data = read(path)
-    names = [name for name in rows_left(path) if name not in tried]
-    names += [name for name in left if name not in names]
-    section = {"rows": [], **data.get(SECTION, {})}
-    section.pop("left", None)
-    data[SECTION] = section | ({"left": names} if names else {})
-    write(path, data)
 
 
 def rounded(value: Any) -> Any:

@@ -1,261 +1,16 @@
-"""What the end-to-end bench measures: a row is one piece of work, done by stock ComfyUI and by us.
+"""The rows of whole models, group by group: the work that stock ComfyUI and ours do, and what is promised of it.
 
 Standard library only: the process that reads this starts others and must not touch the card.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from . import gguf_pack
-from .pictures import LATENTS, Latent
+from .row_types import SAGE, SIZES, Model, Row, Side, Work, sampling, unpromised
 from .storages import BY_FILE, GGUF, shown
-
-Model = Literal[
-    "wan13",
-    "wan14",
-    "vae",
-    "vae22",
-    "t5",
-    "qwen3",
-    "klein4",
-    "klein9",
-    "z_image",
-    "qwen_image",
-    "sd15",
-    "sdxl",
-    "flux2_vae",
-    "flux_vae",
-    "vl2",
-    "vl4",
-]
-Work = Literal["sample", "call", "decode", "encode", "text", "video", "picture", "live", "write", "see"]
-Through = Literal["TAESD", "the VAE"]
-TITLES: dict[Model, str] = {
-    "wan13": "1.3B",
-    "wan14": "14B",
-    "vae": "VAE",
-    "vae22": "VAE 2.2",
-    "t5": "UMT5-XXL",
-    "qwen3": "Qwen3-4B",
-    "klein4": "klein 4B",
-    "klein9": "klein 9B",
-    "z_image": "Z-Image",
-    "qwen_image": "Qwen-Image",
-    "sd15": "SD 1.5",
-    "sdxl": "SDXL",
-    "flux2_vae": "Flux.2 VAE",
-    "flux_vae": "Flux VAE",
-    "vl2": "Qwen3-VL 2B",
-    "vl4": "Qwen3-VL 4B",
-}
-# The tiny checkpoints that stand in for them where there is no card.
-TINY: dict[Model, str] = {
-    "wan13": "wan_t2v",
-    "wan14": "wan_t2v",
-    "vae": "wan_vae",
-    "vae22": "wan22_vae",
-    "t5": "umt5",
-    "qwen3": "qwen3",
-    "klein4": "flux2",
-    "klein9": "flux2",
-    "z_image": "z_image",
-    "qwen_image": "qwen_image",
-    "sd15": "sd15",
-    "sdxl": "sdxl",
-    "flux2_vae": "flux2_vae",
-    "flux_vae": "flux_vae",
-    "vl2": "qwen3_vl",
-    "vl4": "qwen3_vl",
-}
-GUIDED: tuple[Model, ...] = (
-    "wan13",
-    "wan14",
-    "sd15",
-    "sdxl",
-    "qwen_image",
-)  # whose steps have two prompts; the others were distilled to one
-VAES: tuple[Model, ...] = ("vae", "vae22", "flux2_vae", "flux_vae")
-# Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
-WHOLE: dict[Work, tuple[Model, Model]] = {"video": ("t5", "vae"), "picture": ("qwen3", "flux2_vae")}
-TOLD: tuple[Work, ...] = ("call", "live", "write", "see")  # what their model is not known for
-SIZES: dict[Work, str] = {"text": "512 tokens", "write": "a token"}  # of work that has no pixels
-TIME = 4  # frames per latent frame, after the first
-WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
-SAGE = "--use-sage-attention"  # of ComfyUI
-TAKES: dict[Work, int] = {"video": 2, "picture": 4}  # of a row of whole ones; the first is apart
-# Channels of a video's latents, and pixels of a side per latent pixel.
-VIDEO = Latent(16, 8)
-VIDEOS: dict[Model, Latent] = {"vae22": Latent(48, 16)}
-
-
-@dataclass(frozen=True)
-class Side:
-    """How one side does a row's work.
-
-    comfy      ComfyUI's own command line, as its users would give it
-    attention  torch's only kernel that ComfyUI may use: on Turing there is none but `efficient`
-    isa, kernels, ops, precision   our KernelPolicy; `ops` are (op, mode) pairs
-    vram_budget, backend           our pager: GiB, or -1 for what is free
-    ram_budget GiB that may be pinned or registered
-    windows    as Windows with a card in a PCIe 3 slot has it: windows.py
-    pack       stock reads the file through city96's pack: gguf_pack.py
-    compiled   stock's node TorchCompileModel stands behind the loader: peers.py
-    ballast    whether all but `--free` GiB of the card are taken
-    remembers  what kernels were chosen before in this machine's life; else it is a new one
-    cards      a step's prompts are computed on so many, by stock's MultiGPU CFG Split
-    """
-
-    comfy: tuple[str, ...] = ()
-    attention: Literal["efficient", "cudnn"] | None = None
-    isa: Literal["sm_75", "sm_80"] | None = None
-    kernels: Literal["auto", "on", "off"] = "auto"
-    ops: tuple[tuple[str, str], ...] = ()
-    precision: Literal["auto", "precise", "fast", "turbo"] = "auto"
-    vram_budget: float = -1.0
-    backend: Literal["auto", "slots", "managed"] = "auto"
-    ram_budget: float | None = None
-    ballast: bool = True
-    windows: bool = False
-    pack: bool = False
-    compiled: bool = False
-    cards: int = 1
-    remembers: bool = True
-
-
-STOCK, OURS = Side(), Side()
-
-
-@dataclass(frozen=True)
-class Row:
-    """One piece of work.
-
-    steps    of the sampler, or how often the work is done: the first is apart, the median is over the rest
-    asked    how many times faster than stock it has to be; `asked_first` is for the first time
-    seconds  or how long it may take, where stock cannot do it; `first_seconds` is for the first time
-    held     and how many GiB of RAM it may hold
-    peak     and of the card, where that is less than is promised everywhere
-    group    `--group` chooses by it
-    note     what sets it apart from the plain row of the same size; part of its name
-    over     the note of the row that it is held against instead
-    storage  of the weights
-    kind     stock's type of the text encoder, where it is not the first of its model's
-    lora     rank of a LoRA on every matrix of the blocks; 0: none
-    cold     the file is dropped from the page cache first
-    free     GiB of the card that are left free, where that is not `--free`
-    through  of live video: what is between pixels and latents
-    peers    who does it besides, by name
-    """
-
-    model: Model
-    work: Work
-    height: int = 0
-    width: int = 0
-    frames: int = 0
-    steps: int = 3
-    asked: float | None = None
-    asked_first: float | None = None
-    seconds: float | None = None
-    first_seconds: float | None = None
-    held: float | None = None
-    peak: float | None = None
-    group: str = "table"
-    note: str = ""
-    over: str = ""
-    storage: str = "fp16"
-    kind: str = ""
-    lora: int = 0
-    cold: bool = False
-    free: float | None = None
-    through: Through | None = None
-    stock: Side | None = field(default=STOCK)
-    ours: Side | None = field(default=OURS)
-    peers: tuple[tuple[str, Side], ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Names the row in the results; two rows of one name would replace each other."""
-        return self._called(self.note)
-
-    @property
-    def plain(self) -> str | None:
-        """The name of the row that it is held against."""
-        return self._called(self.over) if self.note else None
-
-    def _called(self, note: str) -> str:
-        size = f"{self.height}x{self.width}" + (f"x{self.frames}" if self.frames else "")
-        size = SIZES.get(self.work, size)
-        size += f" through {self.through}" if self.through else ""
-        told = self.model in VAES or self.is_whole or self.work in TOLD
-        verb = f" {self.work}" if told else ""
-        return ", ".join(part for part in (f"{TITLES[self.model]}{verb} {size}", note) if part)
-
-    @property
-    def files(self) -> tuple[tuple[Model, str], ...]:
-        """Which models it needs, and in which storage."""
-        own = (self.model, self.storage)
-        if not self.is_whole:
-            return (own,)
-        encoder, decoder = WHOLE[self.work]
-        return (encoder, "fp16"), own, (decoder, "fp16")
-
-    @property
-    def is_promised(self) -> bool:
-        """Whether something is asked of it."""
-        asked = (self.asked, self.asked_first, self.seconds, self.first_seconds, self.held, self.peak)
-        return any(one is not None for one in asked)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of the work, from a prompt to what is looked at."""
-        return self.work in WHOLE
-
-    @property
-    def is_live(self) -> bool:
-        """Whether frames are made anew one by one: `steps` of them, with a step of the model each."""
-        return self.work == "live"
-
-    @property
-    def is_picture(self) -> bool:
-        """Whether its own model makes pictures: no frames."""
-        return self.model in LATENTS
-
-    @property
-    def prompts(self) -> int:
-        """Of a step."""
-        return 2 if self.model in GUIDED and not self.is_live else 1
-
-    @property
-    def sides(self) -> tuple[tuple[str, Side], ...]:
-        """Who does it."""
-        both = (("stock", self.stock), ("ours", self.ours))
-        return (*((who, side) for who, side in both if side is not None), *self.peers)
-
-    @property
-    def needs_pack(self) -> bool:
-        """Whether stock reads its file by city96's pack alone."""
-        return self.stock is not None and self.stock.pack
-
-    @property
-    def latent(self) -> tuple[int, int, int]:
-        """Frames, height and width of a video's latent."""
-        side = VIDEOS.get(self.model, VIDEO).side
-        return (self.frames - 1) // TIME + 1, self.height // side, self.width // side
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        """Of one latent: channels, frames, height and width; a picture has no frames, or one where its VAE is of videos."""
-        if not self.is_picture:
-            return VIDEOS.get(self.model, VIDEO).channels, *self.latent
-        latent = LATENTS[self.model]
-        frames = (1,) if latent.is_of_videos else ()
-        return latent.channels, *frames, self.height // latent.side, self.width // latent.side
-
-
-def sampling(model: Model, height: int, width: int, frames: int, steps: int, **others: object) -> Row:
-    return replace(Row(model, "sample", height, width, frames, steps), **others)  # type: ignore[arg-type]
-
 
 # What a Turing card has: torch's mem-efficient attention; ours, not the newer ones of torch that `auto` would race against.
 TURING = {
@@ -566,6 +321,13 @@ def default() -> list[Row]:
     return [row for row in found if row is not None and row.group == "default"]
 
 
+def cards() -> list[Row]:
+    """One step on two cards, each of which computes one of the prompts: held against the row on one card."""
+    both = Side(cards=2)
+    return [sampling("wan14", 480, 832, 81, 3, group="cards", note="on two cards", stock=both, ours=both)]
+
+
+ASKED_FOR = ("cards",)  # groups that need a machine of their own: not part of `all`
 COMPILED, WITH_SAGE = ("torch.compile", Side(compiled=True)), ("SageAttention", Side(comfy=(SAGE,)))
 
 
@@ -583,6 +345,7 @@ def peers() -> list[Row]:
 
 def all_rows() -> list[Row]:
     rows = table() + short() + more() + small() + packed() + default() + pictures() + live() + writing() + peers()
+    rows += cards()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows
@@ -595,8 +358,3 @@ def quick(row: Row) -> Row:
     if row.needs_pack and gguf_pack.folder() is None:
         small["stock"] = None
     return replace(unpromised(row), **small, note=row.note or "tiny")
-
-
-def unpromised(row: Row) -> Row:
-    """The same row, of which nothing is asked."""
-    return replace(row, asked=None, asked_first=None, seconds=None, first_seconds=None, held=None, peak=None)

@@ -1,14 +1,16 @@
-"""Runs rows of the end-to-end bench: starts their processes, makes the files of weights, merges what was found. Standard library
-only: what touches the card are the processes.
+"""Runs rows of whole models: starts their processes, makes the files of weights, merges the results.
+
+Standard library only: the card is left to the processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,20 +20,20 @@ from .. import sources
 from . import gguf_pack
 from .bounds import measured_rates
 from .files import Files
-from .machine import card_results, processes_ahead, real_results
-from .parts import by_file, turn_seconds
 from .process import Process
-from .results import card_file, distance, merge, read, row_result
-from .rows import Model, Row, Side
+from .results import SECTION, ask_card, card_file, card_results, distance, merge, read, row_result
+from .row_types import Model, Row, Side, by_file
 
 EXACT = Side(comfy=("--fp32-unet", "--fp32-vae", "--fp32-text-enc"), ballast=False)
 QUICK_RESULTS = Path(tempfile.gettempdir()) / "fusestream-bench-quick.json"
 EVERY = 10_000  # turns share a few processes on the CPU
-LEARNED_S = 30.0  # of work, before the estimates are set right by it
+AHEAD = 20
+LARGE_CARD_MIB = 40_000  # where so many waiting processes' contexts do not matter
+TURN_S, UNKNOWN_S = 4.0, 60.0  # a turn's start and end; a turn that was never measured
 
 
 def add_options(cli: argparse.ArgumentParser) -> None:
-    """What `models` and `all` have in common."""
+    """Options of every run of whole models."""
     cli.add_argument("--free", type=float, default=8.0, help="GiB of the card left free")
     cli.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()) / "fusestream-bench", help="for weights"
@@ -44,16 +46,35 @@ def add_options(cli: argparse.ArgumentParser) -> None:
     cli.add_argument("--tail", type=int, default=12, help="lines to show of a process that failed")
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/<gpu>.json by default")
     cli.add_argument("--quick", action="store_true", help="tiny checkpoints on the CPU; no figure of it is kept")
-    cli.add_argument(
-        "--real", type=Path, metavar="DIR", help="use the checkpoints under this folder, and only rows they serve"
-    )
 
 
 def results_file(options: argparse.Namespace, of_card: Callable[[], Path] = card_results) -> Path:
-    """Where figures go: what the options name, or the file of their kind."""
+    """The file that figures go to: the one that the options name, or the card's."""
     if options.results or options.quick:
         return Path(options.results or QUICK_RESULTS)
-    return real_results(of_card()) if options.real else of_card()
+    return of_card()
+
+
+def expected_seconds(row: Row, results: Mapping[str, Any]) -> float:
+    """How long a row takes: as long as when it was measured before, by the card's results."""
+    rows = results.get(SECTION, {}).get("rows", [])
+    found: Mapping[str, Any] = next((one for one in rows if one["name"] == row.name), {})
+
+    def turn(side: Mapping[str, Any]) -> float:
+        if "all s" not in side:
+            return UNKNOWN_S
+        return TURN_S + float(side["load s"]) + sum(map(sum, side["all s"]))
+
+    return sum(turn(found.get(who, {})) for who, _ in row.sides)
+
+
+def processes_ahead(is_quick: bool) -> int:
+    """How many may start at once: each takes the better part of a core for its start, and a context on the card while it waits."""
+    cores = os.cpu_count() or 1
+    if is_quick:
+        return min(4, cores)
+    told = ask_card("memory.total")
+    return max(1, min(AHEAD, cores + cores // 4)) if told.isdigit() and int(told) >= LARGE_CARD_MIB else 1
 
 
 class Turn(NamedTuple):
@@ -73,11 +94,8 @@ class Bench:
         self.begun = time.perf_counter()
         self.spent: dict[str, float] = {}
         self.folder: Path = options.folder
-        self.shared: bool = options.quick and options.shared
-        self.ahead: int = EVERY if self.shared else options.ahead or processes_ahead(options.quick)
-        self.files = Files(
-            self.folder, self.make_weights, self.say, keep=options.keep, anew=options.quick, own=options.real
-        )
+        self.ahead: int = EVERY if options.quick else options.ahead or processes_ahead(options.quick)
+        self.files = Files(self.folder, self.make_weights, self.say, keep=options.keep, anew=options.quick)
         self.left: list[Row] = []  # rows there was no time for
         self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -103,9 +121,9 @@ class Bench:
         return self.started[-1]
 
     def process_of(self, turn: Turn) -> Process:
-        """A process of its own for each turn; but tries of everything on the CPU share one for each side."""
+        """A process of its own for each turn. Tries on the CPU share one for each side."""
         job = self.job(turn)
-        if not self.shared:
+        if not self.options.quick:
             return self.start(job, f"{turn.row.name} {turn.who} {turn.number}")
         if turn.who not in self.sessions:
             self.sessions[turn.who] = self.start({**job, "task": "session"}, f"session {turn.who}")
@@ -128,7 +146,7 @@ class Bench:
     # -------------------------------------------------------------------------------------------------- rows in their turn
 
     def measure(self, rows: Sequence[Row], seconds: float | None = None) -> list[dict[str, Any]]:
-        """All these rows, file by file: their results, already in the card's file, and in `found` one by one.
+        """Measure these rows, file by file. Each is in the card's file, and in `found`, once it is done.
 
         seconds   how long this may take. A row that would not fit is not begun, and is in `left`.
         """
@@ -137,14 +155,10 @@ class Bench:
         begun, before = time.perf_counter(), len(self.found)
         turns = [turn for row in sorted(rows, key=by_file) for turn in self.turns(row)]
         runs: dict[str, dict[str, list[dict[str, Any]]]] = {row.name: {} for row in rows}
-        reckoned = spent = 0.0
+        known = {} if seconds is None else read(results_file(self.options))
 
         def fits(row: Row) -> bool:
-            if seconds is None:
-                return True
-            slower = max(1.0, spent / reckoned) if reckoned > LEARNED_S else 1.0  # than the card it was reckoned for
-            need = slower * sum(turn_seconds(turn.row, turn.who, turn.side) for turn in turns if turn.row is row)
-            return time.perf_counter() - begun + need <= seconds
+            return seconds is None or time.perf_counter() - begun + expected_seconds(row, known) <= seconds
 
         for at in range(0, len(turns), self.ahead):
             batch = turns[at : at + self.ahead]
@@ -164,10 +178,8 @@ class Bench:
                     self.leave([row])
                     self.drop(process)
                     continue
-                start = time.perf_counter()
                 with self.spending(turn.who):
                     run = self.finish(process, {"job": self.job(turn), "paths": self.files.of(row)})
-                reckoned, spent = reckoned + turn_seconds(row, turn.who, turn.side), spent + time.perf_counter() - start
                 runs[row.name].setdefault(turn.who, []).append(run)
                 self.tell(turn, run)
                 if turn is [other for other in turns if other.row is row][-1]:
@@ -251,8 +263,6 @@ class Bench:
         found = row_result(row, runs, rates, self.free(row), self.options.quick)
         here = {**environment, "sources": sources.of_models((model for model, _ in row.files), row.work)}
         found |= {"accuracy": accuracy, "environment": here}
-        if self.files.real:
-            found["weights"] = {model: self.files.real[model, storage].name for model, storage in row.files}
         if len(runs) == len(row.sides) or self.options.results:
             merge(into, found)  # half a row is shown, and does not replace a whole one
         return found

@@ -25,7 +25,7 @@ from .bounds import EYES, QWEN3, UMT5, VIDEO_VAES, WAN
 from .bounds import WRITERS as WRITERS_OF_TEXT
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, packed, safetensors
 from .pictures import IMAGE_VAES, KLEIN, QWEN_IMAGE, UNETS, Z_IMAGE
-from .rows import TINY, Model
+from .row_types import TINY, Model
 from .storages import GGUF, file_name
 
 WRITERS = 8

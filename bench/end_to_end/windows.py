@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...gpu.cuda import CudaError
-from .rows import WINDOWS_BUS
+from .row_types import WINDOWS_BUS
 
 RAM_GIB = 32.0
 PINNED_SHARE = 0.5  # of RAM, by the driver

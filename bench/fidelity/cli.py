@@ -1,14 +1,13 @@
-"""Measure how near stock's types and our tiers come to stock in FP32, on trained weights: errors, and whether videos obey.
+"""Measure how near stock's types and our qualities are to stock in FP32, on trained weights: errors, and whether videos obey.
 
-    python bench fidelity                60 prompts on the card; writes bench/results/<gpu>.json as it goes
-    python bench fidelity --quick        6 prompts on the CPU: that it runs, and what fp8 files lose; nothing is written
-    python bench fidelity --only fp8     ways to compute whose name contains this, beside the reference; nothing is written
-    python bench fidelity --only file --add   the same, put beside the rows that the file has of these weights
-    python bench fidelity --dry          nothing is written
-    python bench fidelity --model DIR    the model of a `checkpoints.train model --size large` there: longer videos, and what is for
-                                         them; a section of its own
+    python bench models fidelity                60 prompts on the card; writes bench/results/<gpu>.json as it goes
+    python bench models fidelity --quick        6 prompts on the CPU: what files lose; nothing is written
+    python bench models fidelity --only fp8     ways whose name contains this, beside the reference; nothing is written
+    python bench models fidelity --only file --add   the same, put beside the rows that the file has of these weights
+    python bench models fidelity --dry          nothing is written
+    python bench models fidelity --model DIR    a training of `--size large`: longer videos, in a section of their own
 
-Exits with 1 where `precise` is farther from FP32 than stock in FP16, by more than a twentieth, or a way to compute fails.
+Exits with 1 where `precise` is farther from FP32 than stock in FP16, by more than a twentieth, or a way fails.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..end_to_end.results import read
-from .table import Rows, decibels, markdown, missed, percent
+from ..report.tables import markdown
+from .table import Rows, decibels, missed, percent
 
 LONG_SECTION = "fidelity long"
 

@@ -48,11 +48,7 @@ class Fidelity:
             self.films = decoded(vae(files.vae, REFERENCE.computing), self.latents)
             del model
             forget()
-        self.reference = {
-            **_told(REFERENCE),
-            "right": right(self.films, work),
-            "seconds": time.perf_counter() - begun,
-        }
+        self.reference = {**_told(REFERENCE), "right": right(self.films, work), "seconds": time.perf_counter() - begun}
 
     def words_of(self, computing: Computing) -> Words:
         if computing not in self._words:

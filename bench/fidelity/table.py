@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..report.tables import markdown
 from .variants import OURS_PRECISE, REFERENCE, SHORT, STOCK_FP16, VARIANTS
 
 SECTION = "fidelity"
-NOT_YET = "Not measured yet: `python3 dev.py bench fidelity` fills this in.\n"
 AS_NEAR = 1.05  # times the error of stock in FP16
 PROMISED = {one.name for one in VARIANTS if one.promised}
 Rows = Sequence[Mapping[str, Any]]
@@ -89,11 +89,6 @@ def short(results: Mapping[str, Any]) -> str:
         moves = f"{row['right']['colour and direction']:.0%}"
         lines.append([row["name"], call, decibels(row["frames dB"]), moves])
     return markdown(heads, lines)
-
-
-def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def line(row: Mapping[str, Any]) -> str:

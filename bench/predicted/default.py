@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..card_rates import Card, Who
-from ..end_to_end.rows import KINDS_OF_FILES, WITHOUT, Model
+from ..end_to_end.row_types import Model
+from ..end_to_end.rows import KINDS_OF_FILES, WITHOUT
 from ..end_to_end.storages import STORED, heading
+from ..report.tables import markdown
 from .load import step_seconds
 from .passes import pass_bytes
 from .speeds import speeds_on
@@ -35,15 +37,15 @@ MOST = 1.005  # of stock's time: above, ours is told as slower
 
 def default_table(results: Mapping[str, Any], found: Sequence[Prediction]) -> str:
     """A line for each work, a column for each storage; in a cell the cards of README."""
-    heads = ("", *map(heading, KINDS_OF_FILES))
-    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     by = {(one.card.name, one.work.name): one for one in found}
     passes = {"stock": pass_bytes(results, "stock"), "precise": pass_bytes(results, "ours")}
-    for model, work in WORKS.items():
+
+    def cells(model: Model, work: str) -> tuple[str, ...]:
         ones = [by[card, work] for card in SHORT_CARDS]
-        cells = ("-" if (model, storage) in WITHOUT else told(ones, storage, passes) for storage in KINDS_OF_FILES)
-        lines.append(f"| {work} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        kinds = ("-" if (model, storage) in WITHOUT else told(ones, storage, passes) for storage in KINDS_OF_FILES)
+        return work, *kinds
+
+    return markdown(("Work", *map(heading, KINDS_OF_FILES)), (cells(model, work) for model, work in WORKS.items()))
 
 
 def told(ones: Sequence[Prediction], storage: str, passes: Mapping[str, Mapping[str, float]]) -> str:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ..card_rates import PEERS, Who
+from ..report.tables import markdown
 from .speeds import Kind
 from .told import Prediction, instead
 
@@ -44,16 +45,13 @@ def table(found: Sequence[Prediction]) -> str:
     """As Markdown: the least and the most of each."""
     told = ratios(found)
     generations = sorted({key[3] for key in told})
-    lines = [
-        f"| newest ComfyUI with | beside | | {' | '.join(generations)} |",
-        f"|{' --- |' * (3 + len(generations))}",
-    ]
-    for peer, (_, file) in FILES.items():
-        for tier, name in TIERS.items():
-            for kind, works in KINDS.items():
-                cells = (_between(told[peer, tier, kind, each]) for each in generations)
-                lines.append(f"| {file} | {name} | {works} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = (
+        (file, name, works, *(_between(told[peer, tier, kind, each]) for each in generations))
+        for peer, (_, file) in FILES.items()
+        for tier, name in TIERS.items()
+        for kind, works in KINDS.items()
+    )
+    return markdown(("newest ComfyUI with", "beside", "works", *generations), rows)
 
 
 def _between(values: Sequence[float]) -> str:

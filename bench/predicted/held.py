@@ -11,7 +11,7 @@ from typing import Any
 
 from ..end_to_end.bounds import WAN, language, wan_tokens
 from ..end_to_end.pictures import KLEIN, Z_IMAGE
-from ..end_to_end.rows import Row, sampling
+from ..end_to_end.row_types import Row, sampling
 from .families import HEAD, flux2, qwen3, wan, z_image
 from .load import Load, Speeds, step_seconds
 from .passes import Side, kernels_row, pass_bytes

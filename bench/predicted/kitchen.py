@@ -1,7 +1,7 @@
 """What the newest ComfyUI would do with a load: comfy-kitchen's product for each shape, its passes, its attention.
 
 The rule is what its Python (0.2.40) and the thresholds in its launchers' machine code say; speeds are
-predictions of that code (`turing/kitchen_kernels.py`). An INT8 product of few columns goes to cuBLAS
+predictions of that code (`turing/kernels.py`). An INT8 product of few columns goes to cuBLAS
 on Turing: sums of 32 bits, and a pass that makes halves of them. Each Linear rotates and rounds its own
 input, so q, k and v do it three times. Where a row fits in shared memory that is one pass, which does
 GELU or SwiGLU too; where it does not, it is a product with the rotation and a pass.
@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..card_rates import CUBLAS, REACHED, SLOW, STORED, Card, Code, Who, read
-from ..turing.kitchen_kernels import CUBLAS as CUBLAS_INT8
-from ..turing.kitchen_kernels import stored_label
+from ..turing.kernels import CUBLAS as CUBLAS_INT8
+from ..turing.kernels import stored_label
 from .load import Linear, Load, Speeds
 
 FILES: Mapping[Code, str] = {

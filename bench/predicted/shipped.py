@@ -13,7 +13,7 @@ from typing import Any
 from ...fusion.base.card_rates import Passes
 from ..card_rates import CUBLAS, REACHED
 from ..end_to_end.bounds import WAN
-from ..end_to_end.rows import sampling
+from ..end_to_end.row_types import sampling
 from .held import IN_WANS_PRODUCTS, WAN13, measured_speeds, wan_case
 from .passes import Side, kernels_row, pass_bytes
 from .speeds import HEAD, model_of

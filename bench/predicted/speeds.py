@@ -16,10 +16,7 @@ HEAD = 128  # of the rates in card_rates
 OTHER_HEADS = (40, 64, 80, 160)
 # torch's attention fills a head up to one of these; beyond the last it is taken to be as fast as there.
 FILLED = {True: (64, 128, 192), False: (64, 96, 128, 192)}
-TORCHS = {
-    True: {64: "64x64", 128: "32x128"},
-    False: {64: "sm_86 head 64", 96: "sm_86 head 96", 128: "sm_86 head 128"},
-}
+TORCHS = {True: {64: "64x64", 128: "32x128"}, False: {64: "sm_86 head 64", 96: "sm_86 head 96", 128: "sm_86 head 128"}}
 OUR_HEADS = (64, 96, 128)
 CONVOLUTION = "conv 3x3 16x96"
 FP32_CORES = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..card_rates import CARDS, IN_INT8, PEERS, VISITED, WHO, Card, Who
+from ..report.tables import markdown
 from .kitchen import computed
 from .load import step_seconds
 from .passes import pass_bytes
@@ -154,42 +155,41 @@ def all_steps(found: Prediction) -> str:
 
 def tables(found: Sequence[Prediction]) -> str:
     """One of each work."""
-    lines: list[str] = []
+    found_tables: list[str] = []
     for work in works():
         ones = [one for one in found if one.work.name == work.name]
         asked = who_does(work)
         heads = ["Card", *(HEADS[who] for who in asked)]
         is_sum = work.steps > 1
         heads += ["all steps: " + " / ".join(HEADS[who] for who in SIDES)] if is_sum else []
-        lines += [f"Predicted, {work.title}:", "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-        for one in ones:
-            cells = [one.card.name, *(a_step(one, who) for who in asked), *([all_steps(one)] if is_sum else [])]
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines).rstrip("\n")
+        rows = (
+            (one.card.name, *(a_step(one, who) for who in asked), *([all_steps(one)] if is_sum else ())) for one in ones
+        )
+        found_tables.append(f"Predicted, {work.title}:\n\n{markdown(heads, rows)}")
+    return "\n\n".join(found_tables)
 
 
 def whole_table(found: Sequence[Prediction]) -> str:
     """A line for each card."""
-    lines = [
-        f"| Card | {' | '.join(f'{name}, {unit}' for name, _, unit in WHOLE)} |",
-        f"|{' --- |' * (len(WHOLE) + 1)}",
-    ]
     by = {(one.card.name, one.work.name): one for one in found}
-    for card in CARDS:
-        cells = (" / ".join(in_all(by[card.name, work], who, unit) for who in WHOLE_SIDES) for _, work, unit in WHOLE)
-        lines.append(f"| {card.name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = (
+        (
+            card.name,
+            *(" / ".join(in_all(by[card.name, work], who, unit) for who in WHOLE_SIDES) for _, work, unit in WHOLE),
+        )
+        for card in CARDS
+    )
+    return markdown(("Card", *(f"{name}, {unit}" for name, _, unit in WHOLE)), rows)
 
 
 def short_table(found: Sequence[Prediction]) -> str:
     """README's: both works in a cell."""
-    lines = [f"| | {' | '.join(SHORT_HEADS.values())} |", f"|{' --- |' * (len(SHORT_HEADS) + 1)}"]
     by = {(one.card.name, one.work.name): one for one in found}
-    for card in SHORT_CARDS:
-        cells = (" / ".join(in_all(by[card, work], who, unit) for work, unit in SHORT_WORKS) for who in SHORT_HEADS)
-        lines.append(f"| {card} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = (
+        (card, *(" / ".join(in_all(by[card, work], who, unit) for work, unit in SHORT_WORKS) for who in SHORT_HEADS))
+        for card in SHORT_CARDS
+    )
+    return markdown(("", *SHORT_HEADS.values()), rows)
 
 
 def in_all(found: Prediction, who: Who, unit: Unit) -> str:

@@ -40,14 +40,7 @@ class Tally:
 
     def load(self, held: float = 0.0) -> Load:
         return Load(
-            self.products,
-            self.convolutions,
-            self.in_halves,
-            self.own,
-            self.to_prompt,
-            self.passes,
-            self.weights,
-            held,
+            self.products, self.convolutions, self.in_halves, self.own, self.to_prompt, self.passes, self.weights, held
         )
 
 

@@ -71,12 +71,6 @@ def works() -> list[Work]:
         Work("Z-Image Turbo 1024x1024", "picture", z_image(Z_IMAGE, _pixels(1024)), 8),
         Work("SD 1.5 512x512", "u-net", unet(UNETS["sd15"], _pixels(512), 2), 20, prompts=2),
         Work("SDXL 1024x1024", "u-net", unet(UNETS["sdxl"], _pixels(1024), 2), 20, prompts=2),
-        Work(
-            LIVE,
-            "u-net",
-            unet(TURBO, _pixels(512)) + taesd(512 * 512),
-            1,
-            is_live=True,
-        ),
+        Work(LIVE, "u-net", unet(TURBO, _pixels(512)) + taesd(512 * 512), 1, is_live=True),
         Work("Qwen3-4B reads 512 tokens for klein", "text", qwen3(replace(QWEN3, layers=READ["flux2"])), 1),
     ]

@@ -16,13 +16,7 @@ def operands(rows: int, k: int) -> Tensors:
 
 
 ROWS = [
-    Row(
-        "int8_to_half",
-        f"{label}: {rows}x{k} rotation {rotation}",
-        partial(operands, rows, k),
-        (rotation,),
-        stock,
-    )
+    Row("int8_to_half", f"{label}: {rows}x{k} rotation {rotation}", partial(operands, rows, k), (rotation,), stock)
     for label, rows, k in (("Wan 1.3B, ffn in", 8960, 1536), ("Wan 14B, ffn in", 13824, 5120))
     for rotation in (0, 256)
 ]

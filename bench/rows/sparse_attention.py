@@ -76,7 +76,4 @@ def rows(label: str, b: int, s: int, h: int, d: int) -> list[Row]:
     ]
 
 
-ROWS = [
-    *rows("Wan 1.3B 480x832x81", 1, 32760, 12, 128),
-    *rows("Wan 14B 480x480x33, cond and uncond", 2, 8190, 40, 128),
-]
+ROWS = [*rows("Wan 1.3B 480x832x81", 1, 32760, 12, 128), *rows("Wan 14B 480x480x33, cond and uncond", 2, 8190, 40, 128)]

@@ -1,13 +1,14 @@
 """Predict what a kernel's main loop reaches on a GeForce RTX 20 to 50, from its machine code for sm_75 to sm_120.
 
-    python bench turing KERNEL.cubin                        every kernel of the file, a line each
-    python bench turing KERNEL.cubin NAME --shared-bytes N  one kernel: counts, bounds, both ways to accumulate
-    python bench turing --torch libtorch_cuda.so | X.whl    torch's memory-efficient attention on Turing; with --card of
-                                                            RTX 30 or 40 its flash attention there
-    python bench turing --attention build/kernels           all of our attention, for the cards of 8 GB; kept in bench/results
-    python bench turing --kitchen comfy_kitchen-X.whl       comfy-kitchen's INT8 attention and its INT8 and INT4 products, kept too
+    python bench report turing KERNEL.cubin                 every kernel of the file, a line each
+    python bench report turing KERNEL.cubin NAME --shared-bytes N  one kernel: counts, bounds, both ways to accumulate
+    python bench report turing --torch libtorch_cuda.so | X.whl    torch's attention on the cards that --card names
+    python bench report turing --attention build/kernels    all of our attention, for the cards of 8 GB
+    python bench report turing --kitchen comfy_kitchen-X.whl       comfy-kitchen's INT8 attention and products
+    python bench report turing --validate                   published figures beside predictions
 
---trips N: an inner loop with tensor work runs N times per iteration (ADDRESS=N for one of them); --skip OPCODE[:COUNT]:
+--torch, --attention and --kitchen keep what they predict in bench/results; README's tables are written from it.
+--trips N: an inner loop with tensor work runs N times per iteration (ADDRESS=N for one of them). --skip OPCODE[:COUNT]:
 a branch over code with that many of these is taken. README.md lists what the model assumes.
 """
 
@@ -16,24 +17,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
+import zipfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...kernels_cuda.binary import elf
-from . import (
-    disassemble,
-    kitchen_kernels,
-    kitchen_table,
-    machine,
-    our_attention,
-    sass,
-    torch_flash,
-    torch_kernels,
-    validation,
-)
+from . import disassemble, kernels, machine, sass, tables, validation
 from .cards import CARDS, DEFAULTS, runs
 from .flow import Rules
+from .kernels import Kernel
 from .model import Count, Launch, Prediction, as_json, count, predict, trace
 
 _FOLDER = Path(__file__).resolve().parents[1] / "results"
@@ -44,8 +39,7 @@ MODES = ("f32", "f16")
 
 
 def modes_of(counted: Count) -> list[str | None]:
-    """The code as it is, then as if it summed in the other type (or, if it sums in both, in either). Of code that multiplies
-    bytes there is no other."""
+    """The code as it is, then as if it summed in the other type, or in either if it sums in both. Bytes have one way."""
     if counted.opcodes.get(machine.IMMA):
         return [None]
     return [None, *(mode for mode in MODES if counted.accumulate not in (None, mode))]
@@ -55,13 +49,12 @@ def predicted(
     steps: list[sass.Instruction],
     counted: Count,
     launch: Launch,
-    cards: list[machine.Card],
+    cards: Sequence[machine.Card],
     from_dram: bool | None = None,
 ) -> list[Prediction]:
-    """On each card, in each way to sum; Turing's cards also as they would be if IMMA were half as fast as their sheets say."""
-    doubted = [
-        machine.at_half_byte_rate(card) for card in cards if counted.opcodes.get(machine.IMMA) and runs(card, 75)
-    ]
+    """On each card, in each way to sum; Turing's cards also as if IMMA were half as fast as their sheets say."""
+    is_doubted = counted.opcodes.get(machine.IMMA)
+    doubted = [machine.at_half_byte_rate(card) for card in cards if is_doubted and runs(card, 75)]
     return [predict(steps, launch, card, mode, from_dram) for card in (*cards, *doubted) for mode in modes_of(counted)]
 
 
@@ -76,13 +69,6 @@ def read_rules(trips: list[str], skip: list[str]) -> Rules:
     return Rules(single, default, tuple(skip))
 
 
-def results_of(card: machine.Card) -> Path:
-    """Where predictions for this card are kept."""
-    if runs(card, 120):
-        return BLACKWELL_RESULTS
-    return RESULTS if runs(card, 75) else NEWER_RESULTS
-
-
 def describe(name: str, counted: Count, predictions: list[Prediction]) -> str:
     """The table of one kernel."""
     pipes = ", ".join(f"{pipe} {cycles:.0f}" for pipe, cycles in counted.pipes.items())
@@ -93,40 +79,40 @@ def describe(name: str, counted: Count, predictions: list[Prediction]) -> str:
         f"  cycles of its pipes: {pipes}; {counted.shared_bytes} B shared, {counted.global_bytes} B global",
     ]
     for p in predictions:
-        if p.accumulate:
-            lines.append(
-                f"  {p.card}, {p.accumulate} sums{'' if p.as_compiled else ' instead'}: {p.tflops:.1f} TFLOP/s, "
-                f"{p.share:.0%} of their peak; {p.blocks} x {p.warps} warps, {p.cycles:.0f} cycles; {p.verdict}"
-            )
-        else:
-            speed = p.bytes_per_second / 1e9
-            lines.append(
-                f"  {p.card}: {speed:.0f} GB/s; {p.blocks} x {p.warps} warps, {p.cycles:.0f} cycles; {p.verdict}"
-            )
+        sums = f", {p.accumulate} sums{'' if p.as_compiled else ' instead'}" if p.accumulate else ""
+        share = f", {p.share:.0%} of their peak" if p.accumulate else ""
+        speed = speed_of(p).strip()
+        lines.append(
+            f"  {p.card}{sums}: {speed}{share}; {p.blocks} x {p.warps} warps, {p.cycles:.0f} cycles; {p.verdict}"
+        )
     return "\n".join(lines)
 
 
+def speed_of(p: Prediction) -> str:
+    return f"{p.tflops:6.1f} TFLOP/s" if p.accumulate else f"{p.bytes_per_second / 1e9:6.0f} GB/s"
+
+
 def sensitivity(path: list[sass.Instruction], launch: Launch, card: machine.Card) -> str:
-    """What the prediction becomes when each guess is half or twice as large."""
+    """The prediction with each guess halved and doubled."""
     lines = []
     default = card.architecture.guesses
     for field in dataclasses.fields(default):
         value = getattr(default, field.name)
-        found = []
-        for factor in (0.5, 2):
-            guesses = dataclasses.replace(default, **{field.name: value * factor})
-            found.append(predict(path, launch, card, guesses=guesses))
-        low, high = (f"{p.share:.1%}" if p.accumulate else f"{p.bytes_per_second / 1e9:.0f} GB/s" for p in found)
-        lines.append(f"    {field.name:16} {value:4} halved {low:>8}   doubled {high:>8}")
+        guesses = [dataclasses.replace(default, **{field.name: value * factor}) for factor in (0.5, 2)]
+        low, high = (predict(path, launch, card, guesses=guess) for guess in guesses)
+        told = [f"{p.share:.1%}" if p.accumulate else speed_of(p).strip() for p in (low, high)]
+        lines.append(f"    {field.name:16} {value:4} halved {told[0]:>8}   doubled {told[1]:>8}")
     return "\n".join(lines)
 
 
-def entry(counted: Count, launch: Launch, predictions: list[Prediction]) -> dict[str, Any]:
-    return {
-        "launch": dataclasses.asdict(launch),
-        "count": as_json(counted),
-        "predictions": [as_json(prediction) for prediction in predictions],
-    }
+# ---------------------------------------------------------------------------------------------------------- what is kept
+
+
+def results_of(card: machine.Card) -> Path:
+    """The file that predictions for this card are kept in."""
+    if runs(card, 120):
+        return BLACKWELL_RESULTS
+    return RESULTS if runs(card, 75) else NEWER_RESULTS
 
 
 def stored(path: Path) -> dict[str, Any]:
@@ -134,126 +120,76 @@ def stored(path: Path) -> dict[str, Any]:
     return found
 
 
-def save(label: str, found: dict[str, Any], path: Path) -> None:
+def by_variant() -> dict[str, dict[str, Any]]:
+    """What is kept, by what was compiled for."""
+    newer = stored(NEWER_RESULTS)
+    return {
+        "sm_75": stored(RESULTS),
+        **dict.fromkeys(("sm_80", "sm_86", "sm_89"), newer),
+        "sm_120": stored(BLACKWELL_RESULTS),
+    }
+
+
+def save(label: str, counted: Count, launch: Launch, predictions: list[Prediction], path: Path) -> None:
     data = stored(path)
-    data[label] = found
+    found = [as_json(prediction) for prediction in predictions]
+    data[label] = {"launch": dataclasses.asdict(launch), "count": as_json(counted), "predictions": found}
     path.write_text(json.dumps(dict(sorted(data.items())), indent=1) + "\n", encoding="utf-8")
 
 
-def compare(prediction: Prediction, path: Path) -> str:
-    """Against the stored prediction for torch's kernel of head size 128, on the same card."""
-    for label, found in stored(path).items():
-        if label.startswith("torch") and ("32x128" in label or "head 128" in label):
-            for p in found["predictions"]:
-                if p["card"] == prediction.card and p["as_compiled"]:
-                    theirs = p["tflops"]
-                    return f"  {prediction.tflops / theirs:.2f}x the {theirs:.1f} TFLOP/s of {label}, which sums in f32"
-    return ""
-
-
-def run_torch(path: Path, cards: list[machine.Card], vary: bool) -> None:
-    """torch's attention: the memory-efficient one on Turing, the flash one on what came after."""
-    label = torch_kernels.version(path)
-    for memory in torch_kernels.KERNELS:
-        served = [card for card in cards if runs(card, 75)]
-        name = f"torch {label} {memory.symbol}"
-        run_torch_kernel(path, name, memory.symbol, "sm_75", memory, memory.rules, served, vary)
-    for flash in torch_flash.KERNELS:
-        served = [card for card in cards if torch_flash.serves(flash, card)]
-        variant = f"sm_{flash.capability}"
-        run_torch_kernel(path, f"torch {label} {flash.label}", flash.symbol, variant, flash, Rules(), served, vary)
-
-
-def run_torch_kernel(
-    path: Path,
-    label: str,
-    symbol: str,
-    variant: str,
-    known: torch_kernels.TorchKernel | torch_flash.FlashKernel,
-    rules: Rules,
-    cards: list[machine.Card],
-    vary: bool,
-) -> None:
-    if not cards:
-        return
-    code = disassemble.cubins_with(path, symbol, variant)[0]
-    name = next(name for name in elf.read(code).kernels if symbol in name)
-    facts = elf.read(code).kernels[name]
-    steps = trace(sass.parse(disassemble.disassemble(code))[name], rules)
-    launch = Launch(known.threads, facts.registers, known.shared, known.flops)
+def keep(kernel: Kernel, label: str, cubins: Iterable[bytes], cards: Sequence[machine.Card]) -> None:
+    """Find a known kernel among cubins, predict one tile of it on these cards, and keep that under this label."""
+    found = ((data, name, own) for data in cubins for name, own in sorted(elf.read(data).kernels.items()))
+    data, name, own = next(one for one in found if kernel.names(one[1]))
+    steps = kernels.path_of(sass.parse(disassemble.disassemble(data, name))[name], kernel)
+    launch = Launch(kernel.threads, own.registers, own.shared + kernel.shared)
     counted = count(steps, cards[0])
-    if counted.flops * known.threads // machine.LANES != known.flops:
-        raise SystemExit(f"{symbol}: {counted.flops} FLOP per warp; the walk missed part of the tile")
     predictions = predicted(steps, counted, launch, cards)
-    print(describe(label, counted, predictions))
-    if vary:
-        print(sensitivity(steps, launch, cards[0]))
-    save(label, entry(counted, launch, predictions), results_of(cards[0]))
+    save(label, counted, launch, predictions, results_of(cards[0]))
+    told = ", ".join(f"{p.card} {p.tflops:.1f}" for p in predictions if p.as_compiled)
+    print(f"{label}: T/s on {told}", flush=True)
+
+
+def run_torch(path: Path, cards: Sequence[machine.Card]) -> None:
+    """torch's attention: the memory-efficient one on Turing, the flash one on what came after."""
+    for kernel in kernels.TORCH:
+        served = [card for card in cards if kernels.torch_serves(kernel, card)]
+        if served:
+            cubins = disassemble.cubins_with(path, kernel.pattern, kernel.variant)
+            keep(kernel, f"torch {torch_version(path)} {kernel.label}", cubins, served)
+
+
+def torch_version(path: Path) -> str:
+    """From the wheel, or from the folder that the library lies in."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            text = wheel.read("torch/version.py").decode()
+    else:
+        text = (path.resolve().parents[1] / "version.py").read_text(encoding="utf-8")
+    found = re.search(r"__version__ = '([^']+)'", text)
+    return found[1] if found else "unknown"
 
 
 def run_attention(folder: Path) -> None:
     """Every tier of our attention, as it was compiled into this folder."""
-    for variant, (names, _) in our_attention.VARIANTS.items():
-        data = (folder / variant / our_attention.UNIT).read_bytes()
-        facts, codes = elf.read(data), sass.parse(disassemble.disassemble(data))
-        cards = [CARDS[name] for name in names]
-        for kernel in our_attention.KERNELS:
-            own = facts.kernels[kernel.symbol]
-            rows, threads, shared = elf.ints(data, f"{kernel.symbol}_cut")
-            steps = trace(codes[kernel.symbol], our_attention.rules(variant))
-            launch = Launch(threads, own.registers, own.shared + shared)
-            counted = count(steps, cards[0])
-            if counted.flops * threads // machine.LANES != kernel.flops(rows):
-                raise SystemExit(
-                    f"{variant} {kernel.symbol}: {counted.flops} FLOP per warp; the walk is not that of one tile"
-                )
-            predictions = predicted(steps, counted, launch, cards)
-            save(kernel.label, entry(counted, launch, predictions), results_of(cards[0]))
-            told = ", ".join(f"{p.card} {p.tflops:.1f}" for p in predictions if p.as_compiled)
-            print(f"{variant} {kernel.label}: TFLOP/s on {told}", flush=True)
-    write_page()
-
-
-def write_page() -> None:
-    """README's tables, from what is kept."""
-    page = our_attention.PAGE.read_text(encoding="utf-8")
-    our_attention.PAGE.write_text(rendered(page), encoding="utf-8")
-
-
-def rendered(page: str) -> str:
-    return kitchen_table.rendered(our_attention.rendered(page, by_variant()), by_code())
-
-
-def by_code() -> dict[str, dict[str, Any]]:
-    """What is kept, by which of comfy-kitchen's code a card runs."""
-    return {code: stored(results_of(CARDS[card])) for code, card in kitchen_kernels.CARDS.items()}
+    for variant, names in kernels.VARIANTS.items():
+        data = (folder / variant / kernels.UNIT).read_bytes()
+        for one in kernels.OURS:
+            cut = elf.ints(data, f"{kernels.our_label(*one).replace(' ', '_')}_cut")
+            kernel = kernels.our_attention(variant, *one, cut)
+            keep(kernel, kernel.label, [data], [CARDS[name] for name in names])
 
 
 def run_kitchen(path: Path) -> None:
     """comfy-kitchen's attention and products, from its wheel."""
-    for variant, kernels in kitchen_kernels.KERNELS.items():
-        card = CARDS[kitchen_kernels.CARDS[variant]]
-        cubins = [(data, elf.read(data).kernels) for data in disassemble.cubins_with(path, "", variant)]
-        for kernel in kernels:
-            data, name, own = next(
-                (data, name, facts)
-                for data, found in cubins
-                for name, facts in sorted(found.items())
-                if kernel.names(name)
-            )
-            steps = kitchen_kernels.path_of(sass.parse(disassemble.disassemble(data, name))[name], kernel)
-            launch = Launch(kernel.threads, own.registers, own.shared + kernel.shared)
-            counted = count(steps, card)
-            predictions = predicted(steps, counted, launch, [card])
-            label = kitchen_kernels.stored_label(variant, kernel.label)
-            save(label, entry(counted, launch, predictions), results_of(card))
-            print(f"{label}: T/s on {', '.join(f'{p.card} {p.tflops:.1f}' for p in predictions)}", flush=True)
-    write_page()
+    for variant, known in kernels.KITCHEN.items():
+        cubins = disassemble.cubins_with(path, "", variant)
+        for kernel in known:
+            label = kernels.stored_label(variant, kernel.label)
+            keep(kernel, label, cubins, [CARDS[kernels.KITCHEN_CARDS[variant]]])
 
 
-def by_variant() -> dict[str, dict[str, Any]]:
-    """What is kept, by what was compiled for."""
-    return {"sm_75": stored(RESULTS), "sm_86": stored(NEWER_RESULTS), "sm_120": stored(BLACKWELL_RESULTS)}
+# ------------------------------------------------------------------------------------------------------ any other kernel
 
 
 def cards_for(capability: int, names: list[str], what: str) -> list[machine.Card]:
@@ -294,61 +230,50 @@ def run_cubin(options: argparse.Namespace) -> None:
         predictions = predicted(steps, counted, launch, cards, options.dram)
         if options.kernel is None:
             best = predictions[0]
-            speed = f"{best.tflops:6.1f} TFLOP/s" if best.accumulate else f"{best.bytes_per_second / 1e9:6.0f} GB/s"
-            print(f"{name:40} {registers:4} registers {best.blocks:2} blocks {speed}  {best.verdict}")
+            print(f"{name:40} {registers:4} registers {best.blocks:2} blocks {speed_of(best)}  {best.verdict}")
             continue
         print(describe(name, counted, predictions))
-        if counted.accumulate:
-            print(compare(predictions[0], results_of(cards[0])))
         if options.sensitivity:
             print(sensitivity(steps, launch, cards[0]))
         if options.save:
-            save(options.save, entry(counted, launch, predictions), results_of(cards[0]))
+            save(options.save, counted, launch, predictions, results_of(cards[0]))
 
 
 def main(arguments: list[str] | None = None) -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("cubin", type=Path, nargs="?", help="a cubin for sm_75, sm_80, sm_86, sm_89 or sm_120")
-    cli.add_argument("kernel", nargs="?", help="the kernel, or a part of its name")
-    cli.add_argument("--torch", type=Path, help="libtorch_cuda.so or a torch wheel, instead of a cubin")
-    cli.add_argument(
-        "--validate", action="store_true", help="what was published for RTX 30 and 40, and what is predicted"
-    )
-    cli.add_argument("--attention", type=Path, metavar="DIR", help="what `python kernels_cuda/build` compiled")
-    cli.add_argument("--kitchen", type=Path, metavar="WHEEL", help="comfy-kitchen's wheel, or its extension module")
-    cli.add_argument("--threads", type=int, help="of a block; default: the launch bound")
-    cli.add_argument("--registers", type=int, default=0, help="of a thread, if the cubin does not say")
-    cli.add_argument("--shared-bytes", type=int, default=0, help="dynamic shared memory of a block")
-    cli.add_argument("--trips", action="append", default=[], metavar="N | ADDRESS=N")
-    cli.add_argument("--skip", action="append", default=[], metavar="OPCODE[:COUNT]")
-    cli.add_argument("--loop", type=lambda text: int(text, 16), metavar="ADDRESS", help="the main loop's first address")
-    cli.add_argument("--useful-flops", type=float, help="of a block and iteration, if not all tensor work is of use")
-    cli.add_argument("--dram", action=argparse.BooleanOptionalAction, help="global loads come from DRAM, not from L2")
-    cli.add_argument(
-        "--card", action="append", choices=CARDS, help="default: an 8 GB card that runs the code; may be repeated"
-    )
-    cli.add_argument("--sensitivity", action="store_true", help="halve and double every guess")
-    cli.add_argument(
-        "--save", metavar="LABEL", help=f"keep it in bench/results, in {RESULTS.name} or that of the card's generation"
-    )
+    add = cli.add_argument
+    add("cubin", type=Path, nargs="?", help="a cubin for sm_75, sm_80, sm_86, sm_89 or sm_120")
+    add("kernel", nargs="?", help="the kernel, or a part of its name")
+    add("--torch", type=Path, help="libtorch_cuda.so or a torch wheel, instead of a cubin")
+    add("--validate", action="store_true", help="published figures for RTX 30 and 40 beside predictions")
+    add("--attention", type=Path, metavar="DIR", help="what `python kernels_cuda/build` compiled")
+    add("--kitchen", type=Path, metavar="WHEEL", help="comfy-kitchen's wheel, or its extension module")
+    add("--threads", type=int, help="of a block; default: the launch bound")
+    add("--registers", type=int, default=0, help="of a thread, if the cubin does not say")
+    add("--shared-bytes", type=int, default=0, help="dynamic shared memory of a block")
+    add("--trips", action="append", default=[], metavar="N | ADDRESS=N")
+    add("--skip", action="append", default=[], metavar="OPCODE[:COUNT]")
+    add("--loop", type=lambda text: int(text, 16), metavar="ADDRESS", help="the main loop's first address")
+    add("--useful-flops", type=float, help="of a block and iteration, if not all tensor work is of use")
+    add("--dram", action=argparse.BooleanOptionalAction, help="global loads come from DRAM, not from L2")
+    add("--card", action="append", choices=CARDS, help="default: an 8 GB card that runs the code; may be repeated")
+    add("--sensitivity", action="store_true", help="halve and double every guess")
+    add("--save", metavar="LABEL", help="keep it in bench/results, in the file of the card's generation")
     options = cli.parse_args(arguments)
-    if options.validate:
-        print(validation.table(stored(NEWER_RESULTS)))
-    elif options.torch:
-        run_torch(options.torch, [CARDS[name] for name in options.card or ["2060s"]], options.sensitivity)
-    elif options.attention:
-        run_attention(options.attention)
-    elif options.kitchen:
-        run_kitchen(options.kitchen)
-    elif options.cubin:
-        run_cubin(options)
-    else:
-        cli.error("give a cubin, --torch, --attention, --kitchen or --validate")
-    return 0
-
-
-if __name__ == "__main__":
     try:
-        sys.exit(main())
+        if options.validate:
+            print(validation.table(stored(NEWER_RESULTS)))
+        elif options.torch:
+            run_torch(options.torch, [CARDS[name] for name in options.card or ["2060s"]])
+        elif options.attention:
+            run_attention(options.attention)
+        elif options.kitchen:
+            run_kitchen(options.kitchen)
+        elif options.cubin:
+            run_cubin(options)
+        else:
+            cli.error("give a cubin, --torch, --attention, --kitchen or --validate")
     except disassemble.ToolMissing as missing:
         sys.exit(str(missing))
+    tables.PAGE.write_text(tables.rendered(tables.PAGE.read_text(encoding="utf-8"), by_variant()), encoding="utf-8")
+    return 0

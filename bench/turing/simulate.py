@@ -219,12 +219,7 @@ class Multiprocessor:
         """
         slowest = min((len(warp.finished) for warp in quarter.warps), default=0)
         found = [
-            (
-                self._earliest(quarter, warp),
-                len(warp.finished) > slowest + 1,
-                -1 if warp is quarter.last else age,
-                age,
-            )
+            (self._earliest(quarter, warp), len(warp.finished) > slowest + 1, -1 if warp is quarter.last else age, age)
             for age, warp in enumerate(quarter.warps)
         ]
         when, _, _, age = min(found, default=(float("inf"), False, 0, 0))

@@ -1,6 +1,6 @@
 """What was published of kernels whose machine code is at hand, on RTX 30 and 40 and their relatives, and how far the model is off.
 
-    python bench turing --validate    a line for each
+    python bench report turing --validate    a line for each
 
 A figure is a share of the peak for FP32 sums, or a ratio of two kernels in one run. Where nobody says which clock a card ran at,
 the peak is that of the data sheet's boost clock, and cards run above it (an RTX 4090 by some 7 %) or below (whatever meets its

@@ -1,6 +1,6 @@
 """What cards do in a second: measured where a card of the name was, else predicted from the kernels' machine code, else unknown.
 
-`card_rates.json` beside this is written from bench/results (`python bench prediction --write`): of measured cards what their
+`card_rates.json` beside this is written from bench/results (`python bench report`): of measured cards what their
 kernels' rows say, of the GeForce generations shares of the tensor cores' peak (bench/turing). A card's own peak follows from what
 its driver tells: multiprocessors, clock, memory. Standard library only: the bench writes the file.
 """

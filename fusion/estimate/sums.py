@@ -1,6 +1,6 @@
 """Seconds of a step, added up: products and attention are operations over a rate, all else bytes over the memory's bandwidth,
 weights that do not stay bytes over the bus, beside the computing as the plan has them. Nothing in here is fitted to a measured
-row: what it is off by, bench/README says."""
+row: what it is off by, bench/results.md says."""
 
 from __future__ import annotations
 

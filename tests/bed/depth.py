@@ -317,9 +317,8 @@ LONG: dict[str, Sequence[str]] = {
     "browser/test_first_contact.py": ("test_an_int8_file_is_computed_as_it_is_stored_and_that_is_said[canvas]",),
     "server/test_soak.py": ("test_what_a_server_holds_is_flat",),
     "server/test_node_sweep.py": ("test_a_node_does_to_a_streamed_model_what_it_does_to_stocks",),
-    "unit/bench/test_bench_all.py": (
+    "unit/bench/test_bench_runner.py": (
         "test_every_group_runs_on_the_cpu",
-        "test_rows_that_the_file_has_can_be_left_out",
         "test_rows_of_other_sources_are_stale_and_can_be_measured_again",
     ),
     "unit/bench/test_bench_plots.py": (

@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[s
     """What each process found, by its switch; with where its latents are."""
     from fusestream.bench.end_to_end import weights
     from fusestream.bench.end_to_end.process import Process
-    from fusestream.bench.end_to_end.rows import Side, sampling
+    from fusestream.bench.end_to_end.row_types import Side, sampling
 
     folder = tmp_path_factory.mktemp("switches")
     row = {

@@ -60,7 +60,7 @@ def test_thirty_prompts(files: tuple[Path, Path]) -> None:
     import comfy.sample
     import comfy.sd
 
-    from fusestream.bench.end_to_end.worker import random_lora
+    from fusestream.bench.end_to_end.inputs import random_lora
     from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 
     models: list[Any] = []

@@ -10,7 +10,7 @@ import json
 import pytest
 from listings import listing, loop_of
 
-from fusestream.bench.turing import machine, torch_flash
+from fusestream.bench.turing import machine
 from fusestream.bench.turing.cards import CARDS, DEFAULTS, runs
 from fusestream.bench.turing.cli import NEWER_RESULTS, cards_for
 from fusestream.bench.turing.dependence import tensor_results_read
@@ -212,17 +212,3 @@ def test_faster_kernels_are_predicted_to_be_faster() -> None:
     stored = json.loads(NEWER_RESULTS.read_text(encoding="utf-8"))
     ladder = [figure for figure in FIGURES if figure.label.startswith("mma-matmul")]
     assert sorted(ladder, key=lambda f: f.share) == sorted(ladder, key=lambda f: predicted_share(f, stored))
-
-
-def test_stored_results_say_what_torch_reaches_and_count_whole_tiles() -> None:
-    stored = json.loads(NEWER_RESULTS.read_text(encoding="utf-8"))
-    for known in torch_flash.KERNELS:
-        found = next(value for label, value in stored.items() if label.endswith(known.label))
-        assert found["count"]["flops"] * known.threads // 32 == known.flops
-        assert all(p["accumulate"] == "f32" for p in found["predictions"] if p["as_compiled"])
-
-
-def test_each_card_gets_the_newest_of_torchs_code_that_it_runs() -> None:
-    for name, capability in (("3060ti", 86), ("4060", 86), ("a100", 80), ("2060s", None)):
-        served = {known.capability for known in torch_flash.KERNELS if torch_flash.serves(known, CARDS[name])}
-        assert served == ({capability} if capability else set())

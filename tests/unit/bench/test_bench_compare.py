@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fusestream.bench import compare
+from fusestream.bench import compare, side_by_side
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -146,3 +146,57 @@ def test_the_command_fails_on_a_regression(tmp_path: Path, capsys: pytest.Captur
     assert "WORSE   1.500x" in capsys.readouterr().out
     other.write_text("{}")
     assert compare.main([str(path), str(other)]) == 1
+
+
+# --------------------------------------------------------------------------------------------------------- side by side
+
+
+def test_two_trees_are_run_in_turns_and_their_medians_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = tmp_path / "before"
+    (tree / "bench").mkdir(parents=True)
+    (tree / "bench" / side_by_side.ENTRY).write_text("")
+    seconds = {tree / "bench": iter([1.0, 1.02]), ROOT / "bench": iter([1.3, 1.32])}
+    ran: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> None:
+        ran.append(command[1:])
+        row = model([next(seconds[Path(command[1])])] * 2)
+        Path(command[command.index("--results") + 1]).write_text(json.dumps(results(row)))
+
+    monkeypatch.setattr(side_by_side.subprocess, "run", run)
+    assert compare.main([str(tree), str(ROOT), "models", "--only", "14B"]) == 1
+    assert [Path(command[0]).parent for command in ran] == [tree, ROOT, tree, ROOT]
+    assert all(command[1:6] == ["models", "--only", "14B", "--side", "ours"] for command in ran)
+    assert "WORSE   1.297x        1.01 ->       1.31" in capsys.readouterr().out
+
+
+def test_settings_are_options_of_the_command_and_no_part_of_a_rows_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> None:
+        ran.append(command[2:])
+        side = {"precision": command[command.index("--precision") + 1]}
+        row = {**model([1.0, 1.0]), "storage": "int8_convrot"}
+        row["ours"]["side"] = side
+        Path(command[command.index("--results") + 1]).write_text(json.dumps(results(row)))
+
+    monkeypatch.setattr(side_by_side.subprocess, "run", run)
+    assert compare.main(["--turns", "1", "precision=auto", "precision=turbo,kernels=on"]) == 0
+    assert ran[1][:-1] == [
+        *("models", "--side", "ours", "--same-name", "--precision", "turbo", "--kernels", "on", "--results")
+    ]
+
+
+@pytest.mark.parametrize("words", [["a.json", "b.json", "models"], ["nowhere", "precision=fast"], ["precision=", "."]])
+def test_what_is_neither_results_nor_a_version_is_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.main(words)
+
+
+def test_turns_are_joined_row_by_row() -> None:
+    one, two = (results(model([s, s]), kernels=[kernel("0", 10 * s)]) for s in (1.0, 2.0))
+    found = side_by_side.joined([one, two, {}])
+    assert found["kernels"]["rows"][0]["ours us"] == 15.0
+    assert found["models"]["rows"][0]["ours"]["all s"] == [[3.0, 1.0, 1.0], [3.0, 2.0, 2.0]]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bed.depth import is_thorough
-from fusestream.bench import report, single
+from fusestream.bench import single
 from fusestream.bench.fidelity import cli, errors, long, pipeline, table
 from fusestream.bench.fidelity.variants import (
     FP16,
@@ -35,6 +35,7 @@ from fusestream.bench.fidelity.variants import (
     Variant,
     for_cpu,
 )
+from fusestream.bench.report import pages
 from fusestream.checkpoints import container, toys, trained
 from fusestream.checkpoints.train import model_stage
 from fusestream.fusion.sparse.model import sparse_of
@@ -183,27 +184,6 @@ def test_what_a_machine_cannot_compute_is_left_out_with_the_reason(monkeypatch: 
     assert str(cli.lacking(cached)).startswith("stock's node cannot be imported: ")
 
 
-def test_each_video_has_its_own_noise_whatever_the_others_are() -> None:
-    more = replace(WORK, seeds=2)
-    assert more.videos == [0, 1, 0, 1]
-    noise = more.noise()
-    assert torch.equal(noise[:2], WORK.noise()) and not torch.equal(noise[0], noise[2])
-
-
-def test_sizes_are_those_of_the_trained_file() -> None:
-    model = trained.files()[0]
-    assert set(pipeline.wan.table(pipeline.size_of(model))) == set(container.shapes(model))
-
-
-def test_fingerprints_are_of_all_files(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in "ab"]
-    for path in paths:
-        path.write_bytes(b"x")
-    before = cli.fingerprint(paths)
-    paths[1].write_bytes(b"y")
-    assert cli.fingerprint(paths) != before
-
-
 # ------------------------------------------------------------------------------------------------------- longer videos
 
 
@@ -341,19 +321,19 @@ def test_the_tables_tell_medians_worst_videos_and_what_failed() -> None:
 
 
 def test_the_pages_show_it_where_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
     empty = "<!-- fidelity:begin -->\n<!-- fidelity:end -->\n"
     card = tmp_path / "nvidia-card.json"
     card.write_text(json.dumps({"models": {"rows": []}}))
-    for render in (report.rendered, report.rendered_page):
-        assert "Not measured yet: `python3 dev.py bench fidelity`" in render(empty)
+    for render in (pages.rendered, pages.rendered_page):
+        assert "Not measured yet." in render(empty)
     card.write_text(json.dumps(results(row(STOCK_FP16.name, 1e-3), row("x", 2e-3))))
-    readme, page = report.rendered(empty), report.rendered_page(empty)
+    readme, page = pages.rendered(empty), pages.rendered_page(empty)
     for shown in (readme, page):
         assert "Measured on nvidia card with torch 2.11 (today), 60 videos of 20 steps:" in shown
         assert f"| {STOCK_FP16.name} | 0.10 % |" in shown and "Not measured" not in shown
     assert "| x |" in page and "| x |" not in readme
-    assert report.rendered(readme) == readme and report.rendered_page(page) == page
+    assert pages.rendered(readme) == readme and pages.rendered_page(page) == page
 
 
 def test_variants_have_names_of_their_own_and_readme_has_the_tiers() -> None:
@@ -412,7 +392,7 @@ def untold(text: str, rows: list[dict[str, Any]], tiers: Sequence[str] = TIERS) 
 def test_tooltips_quote_the_measured_errors() -> None:
     measured = [data for path in RESULTS if "fidelity" in (data := json.loads(path.read_text(encoding="utf-8")))]
     if not measured:
-        pytest.skip("bench/results has no figures of `dev.py bench fidelity` yet")
+        pytest.skip("bench/results has no figures of `dev.py bench models fidelity` yet")
     rows = measured[0]["fidelity"]["rows"]
     told = {where: untold(text, rows) for where, text in tooltips().items()}
     assert not any(told.values()), f"write the figures of bench/results into {told}"
@@ -422,7 +402,7 @@ def test_the_sparse_node_quotes_what_was_measured() -> None:
     sections = [json.loads(path.read_text(encoding="utf-8")).get(long.LONG_SECTION) for path in RESULTS]
     measured = [section["sizes"][-1]["rows"] for section in sections if section]
     if not measured:
-        pytest.skip("bench/results has no figures of `dev.py bench fidelity --model` yet")
+        pytest.skip("bench/results has no figures of `dev.py bench models fidelity --model` yet")
     named = [one.name for one in LONG if one.sparse is not None and one.computing.precision == "precise"]
 
     page = (ROOT / "nodes" / "web" / "docs" / "FuseStreamSparseAttention.md").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fusestream.bench import kernels, kitchen
+from fusestream.bench.report.chosen import CHOSEN
 from fusestream.bench.row import Row
 from fusestream.bench.rows import attention, linear_int8, sparse_attention
 from fusestream.kernels_cuda import OPS, KernelPolicy, rows_to_int8
@@ -170,3 +171,10 @@ def test_bytes_are_not_held_to_the_ceiling_of_halves(monkeypatch: pytest.MonkeyP
     row = small(flops=1e12)
     assert kernels.matrix_figures(row, None, 1.0, 2.0)["share of ceiling"] == pytest.approx(1e12 / 645e12)
     assert "share of ceiling" not in kernels.matrix_figures(replace(row, in_bytes=True), None, 1.0, 2.0)
+
+
+def test_torch_compile_is_timed_where_the_pages_show_it() -> None:
+    every = kernels.all_rows(None)
+    shown = [row for row in every if kernels.compiles(row, "pages")]
+    assert len(CHOSEN) <= len(shown) < len(every) / 3
+    assert not any(kernels.compiles(row, "none") for row in every)

@@ -33,12 +33,13 @@ from comfy.text_encoders import qwen3vl
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from fusestream import checkpoints
-from fusestream.bench import chosen, groups, models, report
-from fusestream.bench.end_to_end import bounds, pictures, results, rows, runner, weights, worker
+from fusestream.bench.end_to_end import bounds, pictures, results, row_types, rows, weights
 from fusestream.bench.end_to_end.bounds import Rates
-from fusestream.bench.end_to_end.rows import Row
+from fusestream.bench.end_to_end.inputs import random_lora
+from fusestream.bench.end_to_end.row_types import Row
 from fusestream.bench.predicted.families import Flux1, flux1
 from fusestream.bench.predicted.unets import taesd, unet
+from fusestream.bench.report import chosen, groups, pages
 from fusestream.checkpoints.llama import LlamaSize, options_of
 from fusestream.checkpoints.weights import Table
 from fusestream.kernels_cuda import OPS
@@ -137,7 +138,7 @@ def test_bounds_are_those_of_the_field() -> None:
 
 
 def test_wan_costs_what_stock_computes() -> None:
-    row = rows.sampling("wan13", 64, 96, 5, 1)
+    row = row_types.sampling("wan13", 64, 96, 5, 1)
     size = bounds.Sizes(256, 640, 2)
     net = wan(size, torch.float32, "cpu")
     x, text = torch.zeros(1, 16, *row.latent), torch.zeros(1, 512, 4096)
@@ -167,7 +168,7 @@ def test_the_language_model_costs_what_stock_computes() -> None:
 
 @pytest.mark.parametrize("model", bounds.VIDEO_VAES)
 @pytest.mark.parametrize("work", ["decode", "encode"])
-def test_the_vae_costs_what_stock_computes(work: str, model: rows.Model) -> None:
+def test_the_vae_costs_what_stock_computes(work: str, model: row_types.Model) -> None:
     row = Row(model, work, 64, 64, 9)  # type: ignore[arg-type]
     size = replace(bounds.VIDEO_VAES[model], encoder=8, decoder=8)
     net = vae(size, "cpu")
@@ -291,11 +292,11 @@ def test_a_row_of_pictures_has_the_bound_of_its_own_work() -> None:
 
 
 def test_fp8_halves_the_bus_and_the_first_time_moves_all() -> None:
-    row = rows.sampling("wan14", 480, 480, 17, 3)
+    row = row_types.sampling("wan14", 480, 480, 17, 3)
     first = bounds.bound(row, FIELD, first=True)["bus"]
     assert bounds.bound(replace(row, storage="fp8_e4m3fn"), FIELD, first=True)["bus"] == pytest.approx(first / 2)
     assert bounds.bound(row, FIELD)["bus"] < first
-    assert bounds.bound(rows.sampling("wan13", 480, 480, 17, 3), FIELD)["bus"] == 0  # it fits
+    assert bounds.bound(row_types.sampling("wan13", 480, 480, 17, 3), FIELD)["bus"] == 0  # it fits
 
 
 def test_rates_are_the_best_that_a_card_was_measured_at() -> None:
@@ -309,21 +310,6 @@ def test_rates_are_the_best_that_a_card_was_measured_at() -> None:
 # ------------------------------------------------------------------------------------------------------- rows, weights
 
 
-def test_rows_have_names_of_their_own() -> None:
-    names = [row.name for row in rows.all_rows()]
-    assert len(names) == len(set(names)) and {"1.3B 480x832x81", "VAE encode 720x1280x81"} <= set(names)
-    assert all(rows.quick(row).asked is None for row in rows.all_rows())
-
-
-def test_a_row_may_leave_less_of_the_card_free_than_the_others() -> None:
-    bench: Any = SimpleNamespace(options=SimpleNamespace(free=8.0))
-    small = {row.name: runner.Bench.free(bench, row) for row in rows.all_rows() if row.group == "small"}
-    for work in ("1.3B 480x832x81", "14B 480x480x17"):
-        assert [small.pop(f"{work}, {gib} GiB free") for gib in (2, 3, 4, 6)] == [2.0, 3.0, 4.0, 6.0]
-    assert not small
-    assert {runner.Bench.free(bench, row) for row in rows.all_rows() if row.group != "small"} == {8.0}
-
-
 def test_switches_name_ops_that_exist() -> None:
     named = {op for row in rows.all_rows() for side in (row.stock, row.ours) if side for op, _ in side.ops}
     assert named and named <= OPS.keys()
@@ -333,7 +319,7 @@ def test_every_matrix_of_the_blocks_gets_its_lora() -> None:
     class Model:  # where a stock MODEL has its transformer
         model = SimpleNamespace(diffusion_model=wan(bounds.Sizes(256, 640, 2), HALF, "meta"))
 
-    lora = worker.random_lora(Model, 4)
+    lora = random_lora(Model, 4)
     assert len(lora) == 2 * 2 * (8 + 2)
     assert lora["diffusion_model.blocks.1.ffn.0.lora_B.weight"].shape == (640, 4)
 
@@ -354,7 +340,7 @@ def test_weights_have_the_names_and_shapes_of_stocks_model(model: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "gb"), [("vl2", 4.26), ("vl4", 8.88)])
-def test_weights_of_qwen3_vl_have_the_names_and_shapes_of_stocks_model(model: rows.Model, gb: float) -> None:
+def test_weights_of_qwen3_vl_have_the_names_and_shapes_of_stocks_model(model: row_types.Model, gb: float) -> None:
     """Of the 2B, the sizes alone: stock has none."""
     table = weights.table(model)
     assert sum(math.prod(spec.shape) for spec in table.values()) * 2e-9 == pytest.approx(gb, rel=0.02)
@@ -380,7 +366,7 @@ def test_a_token_costs_its_weights_and_a_picture_its_patches() -> None:
     ("model", "gb"),
     [("klein4", 7.8), ("klein9", 18.2), ("z_image", 12.3), ("qwen_image", 40.9), ("sd15", 1.72), ("sdxl", 5.13)],
 )
-def test_weights_of_pictures_have_the_names_and_shapes_of_stocks_model(model: rows.Model, gb: float) -> None:
+def test_weights_of_pictures_have_the_names_and_shapes_of_stocks_model(model: row_types.Model, gb: float) -> None:
     """Which stock builds by the names and shapes alone: it is of the published size, and lacks nothing."""
     table = weights.table(model)
     wanted = {name: tuple(tensor.shape) for name, tensor in painter(table, "meta").state_dict().items()}
@@ -389,7 +375,7 @@ def test_weights_of_pictures_have_the_names_and_shapes_of_stocks_model(model: ro
 
 
 @pytest.mark.parametrize("model", pictures.IMAGE_VAES)
-def test_weights_of_vaes_of_pictures_have_the_names_and_shapes_of_stocks(model: rows.Model) -> None:
+def test_weights_of_vaes_of_pictures_have_the_names_and_shapes_of_stocks(model: row_types.Model) -> None:
     held = image_vae(pictures.IMAGE_VAES[model], "meta").state_dict()
     wanted = {name: tuple(t.shape) for name, t in held.items() if not name.endswith("num_batches_tracked")}
     stocks = re.compile(r"(encoder|decoder)\.(?=(post_)?quant_conv\.)")  # it moves these two as it loads
@@ -416,23 +402,13 @@ def test_live_video_is_asked_for_by_frames_a_second() -> None:
         for held in ("", ", held to Turing")
     ]
     for name, row in names.items():
-        of_a_step = bounds.bound(rows.Row("sd15", "sample", 512, 512), FIELD)["bound"]
+        of_a_step = bounds.bound(row_types.Row("sd15", "sample", 512, 512), FIELD)["bound"]
         assert row.files == (("sd15", "fp16"),) and row.prompts == 1
         assert bounds.bound(row, FIELD)["bound"] == pytest.approx(of_a_step / 2), "the network once, for one prompt"
         assert row.plain is None or row.plain in names, name
     assert names["SD 1.5 live 512x512 through TAESD"].seconds == pytest.approx(1 / 120)
     assert bounds.bound(names["SD 1.5 live 512x512 through TAESD"], FIELD)["bound"] < 1 / 120
     assert rows.quick(row).steps == 3
-
-
-def test_a_picture_is_drawn_without_frames() -> None:
-    shapes = {row.name: row.latent_shape for row in rows.pictures() if row.work == "sample"}
-    assert shapes["klein 4B 2048x2048"] == (128, 128, 128) and shapes["Z-Image 1024x1024"] == (16, 128, 128)
-    assert shapes["SD 1.5 512x512"] == (4, 64, 64)
-    video = rows.sampling("wan13", 480, 832, 81, 3)
-    assert video.latent_shape == (16, 21, 60, 104)
-    whole = next(row for row in rows.pictures() if row.work == "picture")
-    assert whole.files == (("qwen3", "fp16"), ("klein4", "fp16"), ("flux2_vae", "fp16"))
 
 
 @pytest.mark.parametrize("storage", ["fp16", "fp8_e4m3fn"])
@@ -464,8 +440,7 @@ def result(**sides: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_the_first_time_is_apart_and_turns_are_joined() -> None:
     found = result(
-        stock=[run(5.0, 1.5, 1.5), run(4.0, 1.7, 1.7)],
-        ours=[run(3.0, 0.8, 0.8, **{"calls while choosing": 120})],
+        stock=[run(5.0, 1.5, 1.5), run(4.0, 1.7, 1.7)], ours=[run(3.0, 0.8, 0.8, **{"calls while choosing": 120})]
     )
     assert found["stock"]["s"] == 1.6 and found["stock"]["first s"] == 4.5
     assert found["ours"]["first s"] == 3.0 and found["ours"]["calls while choosing"] == 120
@@ -485,10 +460,6 @@ def test_stock_may_run_out_of_memory() -> None:
     runs = {"stock": [{"error": "out of memory", "peak GiB": 7.9}], "ours": [run(22.0, 21.0)]}
     found = results.row_result(row, runs, {}, 8.0, quick=False)
     assert found["met"] is True and "OOM" in results.line(found)
-
-
-def test_half_a_row_promises_nothing() -> None:
-    assert result(ours=[run(3.0, 0.1)])["met"] is None
 
 
 def test_rows_replace_those_of_their_name_and_leave_the_rest(tmp_path: Path) -> None:
@@ -534,20 +505,13 @@ def test_the_readmes_table_leaves_out_tries_and_shows_misses(tmp_path: Path, mon
         (f"nvidia {card}", {"models": {"rows": rows}})
         for card, rows in (("a1 sxm", [before]), ("b2 pcie", [missed, attempt, alone]), ("c3", [before]))
     ]
-    told = report.models_table(cards)
+    told = pages.models_table(cards)
     assert "| 1.3B 480x832x81 | B2 | 1.5 s | **missed** 1.2 s | 1.25x |" in told and told.count("\n| ") == 3
     assert "stock ComfyUI 0.30.0, torch 2.11 (2026-02-02)" in told
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
     empty = "<!-- models:begin -->\n<!-- models:end -->\n"
-    assert "Not measured yet." in report.rendered(empty)
+    assert "Not measured yet." in pages.rendered(empty)
     measured = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
     measured["models"] = {"rows": [missed]}
     (tmp_path / "nvidia-h200.json").write_text(json.dumps(measured))
-    assert "| H200 | 1.5 s | **missed** 1.2 s |" in report.rendered(empty)
-
-
-def test_rows_are_chosen_by_name_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert models.main(["--list", "--only", "14B 480x480x17"]) == 0
-    assert capsys.readouterr().out.split(maxsplit=1) == ["table", "14B 480x480x17\n"]
-    with pytest.raises(SystemExit):
-        models.main(["--list", "--only", "no such row"])
+    assert "| H200 | 1.5 s | **missed** 1.2 s |" in pages.rendered(empty)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from fusestream.bench import apart, kernels, modules, report
+from fusestream.bench import kernels, modules
 from fusestream.bench.module_cases import BEST, cases
+from fusestream.bench.report import pages
 
-ROOT = Path(__file__).resolve().parents[3]
 PROMISES = {
     "attention 8 x 512 x 512": {BEST: 1.0},
     "feed-forward 1 x 4096 x 512": {BEST: 1.0},
@@ -42,50 +39,6 @@ def test_every_row_computes_what_torch_does(monkeypatch, capsys):
     assert len(asked) == 15
     for label, promised in PROMISES.items():
         assert next(found for name, found in asked.items() if name.startswith(label)) == promised
-
-
-LISTING = """
-import runpy, sys, torch
-torch.cuda.is_available = lambda: True
-sys.executable, sys.argv = "/bin/echo", ["bench", "modules"]
-try:
-    runpy.run_path("bench", run_name="__main__")
-finally:
-    print("imported", [name for name in ("comfy", "spandrel") if name in sys.modules])
-"""
-
-
-def test_rows_are_listed_where_comfyui_was_not_started():
-    """Who runs them in other processes imports none of it; and one that says nothing is told of, row by row."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    said = subprocess.run(
-        [sys.executable, "-c", LISTING],
-        cwd=ROOT,
-        env=environment | {"COMFYUI_PATH": "/nowhere"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    told = said.stdout.splitlines()
-    assert told.pop() == "imported []" and said.returncode == 1, said.stderr
-    lost = [line.partition(": not measured")[0] for line in told if line.endswith("its process ended (exit code 0)")]
-    assert len(lost) == 17 and lost[-2:] == list(modules.NODES)
-    asked = [line for line in told if "--rows" in line]
-    assert len(asked) == 17 and "style network 1024 x 1024" in asked[0] and modules.NODES[0] not in asked[0]
-
-
-def test_a_row_is_done_under_the_name_that_it_was_asked_for(monkeypatch, capsys, tmp_path):
-    """Those of nodes have sizes in their results'."""
-    monkeypatch.delenv("COMFYUI_PATH")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(kernels, "environment", lambda: {})
-    row = {**ROW, "asked": {}, "ours is": "CUDA graph", "torch.compile is": "reduce-overhead"}
-    monkeypatch.setattr(modules, "rows_of", lambda *_: [(modules.NODES[0], lambda: dict(row))])
-    assert modules.main(["--rows", json.dumps(modules.NODES[:1]), "--results", str(tmp_path / "card.json")]) == 0
-    told = capsys.readouterr().out
-    assert f"{apart.DONE}{modules.NODES[0]}\n" in told
-    assert "2.000 ms (CUDA graph)" in told and "torch.compile (reduce-overhead) 1.25x" in told
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -150,33 +103,17 @@ def test_what_holds_of_what_was_asked(asked, more, met):
     assert (f": {word}" in modules.line(result)) is bool(asked)
 
 
-def test_a_row_that_ends_its_process_costs_no_other(monkeypatch, capsys):
-    """Those behind it have another process, and those of nodes one as ComfyUI starts."""
+def test_networks_and_nodes_have_a_process_each(monkeypatch):
+    """Each imports ComfyUI as it needs it; one that fails costs the other nothing."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    labels = ["net", "crashes", "attention", *modules.NODES]
-    monkeypatch.setattr(modules, "rows_of", lambda *_: [(label, dict) for label in labels])
     ran = []
-
-    def process(arguments):
-        assert arguments[0] == "modules" and arguments[3:] == ["--autotune"]
-        rows = json.loads(arguments[2])
-        ran.append(rows)
-        done = rows[: rows.index("crashes")] if "crashes" in rows else rows
-        return done, -11 if len(done) < len(rows) else 0
-
-    monkeypatch.setattr(apart, "process", process)
+    monkeypatch.setattr(modules.subprocess, "call", lambda command: ran.append(command[2:]) or len(ran) == 1)
     assert modules.main(["--autotune"]) == 1
-    assert ran == [["net", "crashes", "attention"], ["attention"], list(modules.NODES)]
-    assert capsys.readouterr().out == "crashes: not measured, its process ended (signal 11)\n"
-    labels.remove("crashes")
-    assert modules.main(["--autotune"]) == 0
-
-
-def test_a_process_tells_what_it_has_done(capfd, monkeypatch):
-    script = "import os; print('a line'); print('DONE a row', flush=True); os.abort()"
-    monkeypatch.setattr(apart, "BENCH", "-c")
-    assert apart.process([script]) == (["a row"], -6)
-    assert capfd.readouterr().out == "a line\n" and apart.words(3) == "exit code 3"
+    assert ran == [["rows", "modules", "--autotune", "--part", part] for part in modules.PARTS]
+    rows = {
+        part: modules.rows_of(modules.command_line().parse_args(["--part", part]), "cuda") for part in modules.PARTS
+    }
+    assert len(rows["networks"]) == 15 and list(rows["nodes"]) == list(modules.NODES)
 
 
 def test_rows_are_kept_as_they_are_done_and_shown_with_their_misses(monkeypatch, capsys, tmp_path: Path):
@@ -190,16 +127,16 @@ def test_rows_are_kept_as_they_are_done_and_shown_with_their_misses(monkeypatch,
         raise torch.OutOfMemoryError("no room")
 
     first = {**ROW, "asked": {"eager": 4.0}, "eager is": "channels-last", "ours GiB": 0.5, "eager GiB": 0.75}
-    monkeypatch.setattr(modules, "rows_of", lambda *_: [("net", lambda: dict(first)), ("more", breaks)])
+    monkeypatch.setattr(modules, "rows_of", lambda *_: {"net": lambda: dict(first), "more": breaks})
     path = tmp_path / "nvidia-card.json"
     with pytest.raises(torch.OutOfMemoryError):
-        modules.main(["--rows", '["net", "more"]', "--results", str(path)])
-    assert capsys.readouterr().out.splitlines()[-1] == "DONE net"
+        modules.main(["--part", "networks", "--results", str(path)])
+    assert "asked eager 4: MISS" in capsys.readouterr().out
     assert [row["label"] for row in json.loads(path.read_text())["modules"]["rows"]] == ["net"]
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    shown = report.rendered_page("<!-- modules:begin -->\n<!-- modules:end -->\n")
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    shown = pages.rendered_page("<!-- modules:begin -->\n<!-- modules:end -->\n")
     assert "Measured on nvidia card with torch 2.11 (today):" in shown
     ratios = "eager 3.50x, compile 1.25x, best 1.25x"
     assert f"| net | 7 ms (channels-last) | 2.5 ms |  | 2 ms | {ratios} | **missed** 4x eager | 0.75 / 0.50 |" in shown
     path.unlink()
-    assert "Not measured yet." in report.rendered_page(shown)
+    assert "Not measured yet." in pages.rendered_page(shown)

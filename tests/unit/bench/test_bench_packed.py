@@ -17,8 +17,19 @@ import pytest
 import torch
 from plain_device import PlainDevice
 
-from fusestream.bench import default, groups
-from fusestream.bench.end_to_end import blocks, bounds, gguf_pack, packing, results, rows, storages, weights, windows
+from fusestream.bench.end_to_end import (
+    blocks,
+    bounds,
+    gguf_pack,
+    packing,
+    results,
+    row_types,
+    rows,
+    storages,
+    weights,
+    windows,
+)
+from fusestream.bench.report import by_default, groups
 from fusestream.checkpoints.quantise import t5
 from fusestream.memory import CudaError, read_header
 
@@ -36,14 +47,9 @@ def test_drawn_blocks_are_numbers_of_the_spread_that_was_asked_for(kind: str) ->
     assert numbers.std() == pytest.approx(0.02, rel=0.03) and abs(numbers.mean()) < 4e-4
 
 
-def test_nothing_else_is_drawn() -> None:
-    with pytest.raises(ValueError, match="no numbers are drawn in Q4_0"):
-        blocks.draw("Q4_0", 32, 1.0, "cpu", torch.Generator())
-
-
 @pytest.mark.parametrize("storage", storages.GGUF)
 @pytest.mark.parametrize("model", ["wan14", "t5", "qwen3", "klein4", "z_image", "sdxl"])
-def test_a_gguf_file_is_what_the_table_says(tmp_path: Path, model: rows.Model, storage: str) -> None:
+def test_a_gguf_file_is_what_the_table_says(tmp_path: Path, model: row_types.Model, storage: str) -> None:
     table, path = weights.tiny_table(model), tmp_path / "x.gguf"
     weights.write_table(path, table, storage, "cpu")
     reader, header = gguf.GGUFReader(str(path)), read_header(path)
@@ -81,7 +87,7 @@ def test_the_mix_is_that_of_published_files() -> None:
 def test_of_pictures_models_the_converter_says_what_is_packed() -> None:
     """city96's: shared modulations too, of Z-Image no refiners; a U-Net's convolutions, in rows of 256."""
 
-    def kinds(model: rows.Model, storage: str = "q4_k_m") -> dict[str, str]:
+    def kinds(model: row_types.Model, storage: str = "q4_k_m") -> dict[str, str]:
         return {tensor.entry.name: tensor.entry.kind for tensor in packing.packed(weights.table(model), storage)}
 
     klein, z_image, sdxl = kinds("klein4"), kinds("z_image"), kinds("sdxl")
@@ -110,7 +116,9 @@ def test_of_pictures_models_the_converter_says_what_is_packed() -> None:
         ("wan14", "fp8_scaled", 14.3),  # as wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors
     ],
 )
-def test_files_of_pictures_models_have_the_size_of_published_ones(model: rows.Model, storage: str, gb: float) -> None:
+def test_files_of_pictures_models_have_the_size_of_published_ones(
+    model: row_types.Model, storage: str, gb: float
+) -> None:
     tensors = packing.safetensors(weights.table(model), storage)
     assert sum(tensor.entry.nbytes for tensor in tensors) / 1e9 == pytest.approx(gb, rel=0.02)
 
@@ -124,7 +132,7 @@ def test_files_of_pictures_models_have_the_size_of_published_ones(model: rows.Mo
         ("wan14", [], 9.65),  # as Wan2.2-T2V-A14B-HighNoise-Q4_K_M.gguf
     ],
 )
-def test_a_language_models_mix_is_llama_cpps(model: rows.Model, finer: list[int], gb: float | None) -> None:
+def test_a_language_models_mix_is_llama_cpps(model: row_types.Model, finer: list[int], gb: float | None) -> None:
     """By hand from its rule, and by the sizes of published files."""
     tensors = packing.packed(weights.table(model), "q4_k_m")
     kinds = {tensor.entry.name: tensor.entry.kind for tensor in tensors}
@@ -139,11 +147,11 @@ def test_a_language_models_mix_is_llama_cpps(model: rows.Model, finer: list[int]
 
 
 @pytest.mark.parametrize(("model", "work"), [("t5", "text"), ("qwen3", "text"), ("vl2", "write"), ("vl4", "write")])
-def test_a_language_models_bytes_are_reckoned_as_its_mix_has_them(model: rows.Model, work: rows.Work) -> None:
+def test_a_language_models_bytes_are_reckoned_as_its_mix_has_them(model: row_types.Model, work: row_types.Work) -> None:
     read = [t.entry for t in packing.packed(weights.table(model), "q4_k_m") if t.entry.kind in ("Q4_K", "Q6_K")]
     read = [entry for entry in read if "visual" not in entry.name and (work == "write" or "embd" not in entry.name)]
     read = [entry for entry in read if work == "write" or "embed_tokens" not in entry.name]
-    row = rows.Row(model, work, storage="q4_k_m")
+    row = row_types.Row(model, work, storage="q4_k_m")
     first = bounds.bound(row, bounds.Rates(1e15, 1e15, 1.0), first=True)["bus"]
     assert sum(entry.nbytes for entry in read) == pytest.approx(first, rel=0.002)
     assert storages.stored(model, "q8_0") == storages.STORED["q8_0"]
@@ -154,22 +162,22 @@ def test_the_bus_is_reckoned_with_the_bytes_that_blocks_have(storage: str) -> No
     table = weights.table("wan14")
     tensors = packing.packed(table, storage) if storage in storages.GGUF else packing.safetensors(table, storage)
     held = sum(t.entry.nbytes for t in tensors if t.entry.name.startswith("blocks.") and len(t.entry.shape) == 2)
-    row = rows.sampling("wan14", 480, 480, 17, 3, storage=storage)
+    row = row_types.sampling("wan14", 480, 480, 17, 3, storage=storage)
     assert held == pytest.approx(bounds.cost_of(row).weights * storages.STORED[storage], rel=0.01)
 
 
 def test_what_a_text_needs_is_not_brought_at_every_step() -> None:
     """14B's 40 pairs of 5120 x 5120, less the room for what they make of two texts; of a model that fits nothing is brought."""
-    rates, row = bounds.Rates(1e15, 1e15, 1.0), rows.sampling("wan14", 480, 480, 17, 3)
+    rates, row = bounds.Rates(1e15, 1e15, 1.0), row_types.sampling("wan14", 480, 480, 17, 3)
     held = bounds.bound(row, rates, first=True)["bus"]
     spared = held - bounds.LIMIT_GIB * 2**30 - bounds.bound(row, rates)["bus"]
     assert spared == pytest.approx(40 * 2 * 2 * 5120**2 - 2 * 512 * 5120 * 2 * 81, rel=1e-3)
-    assert bounds.bound(rows.sampling("wan13", 480, 480, 17, 3), rates)["bus"] == 0
+    assert bounds.bound(row_types.sampling("wan13", 480, 480, 17, 3), rates)["bus"] == 0
 
 
 def test_the_bus_of_windows_is_a_slow_one() -> None:
     row = next(row for row in rows.all_rows() if row.name == "14B 480x480x17, as on Windows")
-    plain = rows.sampling("wan14", 480, 480, 17, 3)
+    plain = row_types.sampling("wan14", 480, 480, 17, 3)
     quick, slow = (bounds.bound(row, bounds.Rates(1e15, 1e15, rate))["bus"] for rate in (48e9, 6e9))
     assert quick == pytest.approx(4 * bounds.bound(plain, bounds.Rates(1e15, 1e15, 48e9))["bus"])
     assert slow == pytest.approx(2 * quick), "one that is slower yet stays as slow"
@@ -189,7 +197,7 @@ def test_an_int8_file_is_stocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["wan14", "klein4", "z_image", "qwen_image"])
-def test_a_scaled_fp8_file_is_stocks(tmp_path: Path, model: rows.Model) -> None:
+def test_a_scaled_fp8_file_is_stocks(tmp_path: Path, model: row_types.Model) -> None:
     path, table = tmp_path / "x.safetensors", weights.tiny_table(model)
     weights.write_table(path, table, "fp8_scaled", "cpu")
     read = comfy.utils.load_torch_file(str(path))
@@ -219,8 +227,8 @@ def test_by_default_every_model_has_a_row_for_each_file_or_a_reason_against_it()
                 assert rows.WITHOUT[model, storage]
                 continue
             assert known[row.name] == row and row.storage == storage and row.is_promised
-            assert row.ours == rows.OURS and row.ours.precision == "auto"
-            assert row.stock == (rows.BESIDE_PACK if storage in storages.GGUF else rows.STOCK)
+            assert row.ours == row_types.OURS and row.ours.precision == "auto"
+            assert row.stock == (rows.BESIDE_PACK if storage in storages.GGUF else row_types.STOCK)
     own = [row for row in rows.all_rows() if row.group == "default"]
     assert {row.asked for row in own} == {1.0} and {row.storage for row in own} == {*rows.KINDS_OF_FILES} - {"fp16"}
     assert rows.by_default("wan14", "q4_k_m") in rows.packed() and rows.by_default("sdxl", "fp16") in rows.pictures()
@@ -241,7 +249,7 @@ def test_the_table_of_defaults_says_where_ours_are_slower() -> None:
         "klein 4B 1024x1024, int8_convrot": found_in((0.08, 0.084)),
         "klein 4B 1024x1024, Q8_0": {"stock": {"error": "out of memory"}, "ours": {"s": 0.2}},
     }
-    lines = default.text(found).splitlines()
+    lines = by_default.text(found).splitlines()
     assert lines[0] == "| Model | FP16 | fp8_scaled | int8_convrot | Q8_0 | Q4_K_M |"
     klein = next(line for line in lines if "klein" in line)
     assert klein == (
@@ -286,17 +294,6 @@ def test_a_measurement_from_before_auto_is_of_another_row_where_the_file_is_in_8
         }
     )
     assert told.keys() == {"14B 480x480x17", "klein 4B 1024x1024, int8_convrot"}
-
-
-def test_packed_rows_are_held_against_each_other() -> None:
-    names = {row.name for row in rows.all_rows()}
-    packed = [row for row in rows.all_rows() if row.group in ("packed", "windows")]
-    assert {row.storage for row in packed} >= {*storages.GGUF, "int8_convrot"}
-    assert {row.plain for row in packed} <= {*names, None}
-    turbo = next(row for row in packed if row.note.endswith("turbo, our kernels of sm_80"))
-    assert turbo.plain == turbo.name.replace("turbo", "precise")
-    lora = next(row for row in packed if row.lora)
-    assert lora.plain == "14B 480x480x17, Q4_K_M"
 
 
 def test_the_pack_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -346,10 +343,10 @@ def test_a_bus_that_slept_is_measured_awake() -> None:
 
 def test_a_quick_bus_is_as_full_as_a_slow_one() -> None:
     sent = Sent()
-    bus = windows.Bus(4 * rows.WINDOWS_BUS, sent)
+    bus = windows.Bus(4 * row_types.WINDOWS_BUS, sent)
     bus.passed(50 * MIB, 7)
     assert sent.sizes == [64 * MIB, 64 * MIB, 22 * MIB] and sent.streams == {7}
-    slower = windows.Bus(rows.WINDOWS_BUS / 2, sent)
+    slower = windows.Bus(row_types.WINDOWS_BUS / 2, sent)
     slower.passed(50 * MIB)
     assert len(sent.sizes) == 3, "a bus that is no quicker is left alone"
 
@@ -364,7 +361,7 @@ class Device(PlainDevice):
 
 def test_ours_copy_at_the_rate_and_pin_no_more_than_windows_lets_them() -> None:
     sent = Sent()
-    device = windows.limited(Device, windows.Bus(2 * rows.WINDOWS_BUS, sent), windows.Pins(3 * MIB))()
+    device = windows.limited(Device, windows.Bus(2 * row_types.WINDOWS_BUS, sent), windows.Pins(3 * MIB))()
     device.stream = SimpleNamespace(cuda_stream=9)
     try:
         pinned = device.pin(2 * MIB)
@@ -389,7 +386,7 @@ def test_stock_copies_at_the_rate_in_both_its_ways(monkeypatch: pytest.MonkeyPat
     for name in ("cast_to_gathered", "cast_to", "MAX_PINNED_MEMORY"):
         monkeypatch.setattr(management, name, getattr(management, name))
     sent = Sent()
-    windows.hold_stock(windows.Bus(2 * rows.WINDOWS_BUS, sent))
+    windows.hold_stock(windows.Bus(2 * row_types.WINDOWS_BUS, sent))
     assert pytest.approx(0.4 * 32 * 2**30) == management.MAX_PINNED_MEMORY
     here = torch.zeros(100)
     management.cast_to(here, device=torch.device("cpu"), copy=True)

@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from fusestream import checkpoints
-from fusestream.bench import beside, groups, report
-from fusestream.bench.end_to_end import parts, peers, results, rows, runner, worker
-from fusestream.bench.end_to_end.rows import Row, Side
+from fusestream.bench.end_to_end import peers, results, row_types, rows, run, runner, worker
+from fusestream.bench.end_to_end.row_types import Row, Side
+from fusestream.bench.report import beside, groups, tables
 
 RESULTS = sorted((Path(__file__).resolve().parents[3] / "bench" / "results").glob("nvidia-*.json"))
-COMPILED, WITH_SAGE = Side(compiled=True), Side(comfy=(rows.SAGE,))
+COMPILED, WITH_SAGE = Side(compiled=True), Side(comfy=(row_types.SAGE,))
 RESULT = {"load s": 1.0, "peak GiB": 6.5, "finite": True, "free GiB": 8.0}
 
 
@@ -48,7 +48,7 @@ def test_peers_stand_beside_stock_and_ours_in_one_row() -> None:
     for row in rows.peers():
         assert row.plain in names and not row.is_promised
         assert all(peers.name_of(side) == who for who, side in row.peers)
-    assert peers.name_of(rows.STOCK) is None and peers.name_of(rows.OURS) is None
+    assert peers.name_of(row_types.STOCK) is None and peers.name_of(row_types.OURS) is None
 
 
 def test_a_job_has_its_own_side_alone() -> None:
@@ -59,14 +59,7 @@ def test_a_job_has_its_own_side_alone() -> None:
     turn = runner.Turn(row, "torch.compile", COMPILED, 0)
     job = json.loads(json.dumps(runner.Bench.job(bench, turn)))
     assert not {"stock", "ours", "peers"} & job["row"].keys()
-    assert worker.row_of(job).name == row.name and worker.side_of(job).compiled
-
-
-def test_to_compile_takes_time_that_is_reckoned() -> None:
-    row = some_row()
-    plain = parts.turn_seconds(row, "stock", rows.STOCK)
-    assert parts.turn_seconds(row, "torch.compile", COMPILED) == plain + parts.COMPILE_S["torch.compile"]
-    assert parts.COMPILE_S.keys() == {who for row in rows.peers() for who, _ in row.peers} == peers.CACHES.keys()
+    assert run.row_of(job).name == row.name and run.side_of(job).compiled
 
 
 # ------------------------------------------------------------------------------------------------------ what may be missing
@@ -75,7 +68,7 @@ def test_to_compile_takes_time_that_is_reckoned() -> None:
 def test_a_peer_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"sageattention", "triton"}
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name if name in there else None)
-    for side in (rows.STOCK, COMPILED, WITH_SAGE):
+    for side in (row_types.STOCK, COMPILED, WITH_SAGE):
         assert peers.obstacle(side, on_cpu=False) is None
     there.remove("sageattention")
     with pytest.raises(peers.Unavailable, match=r"not installed: pip install --no-deps sageattention==1\.0\.6"):
@@ -83,7 +76,7 @@ def test_a_peer_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     assert peers.obstacle(COMPILED, on_cpu=False) is None
     there.clear()
     assert peers.obstacle(COMPILED, on_cpu=False) == "torch.compile needs Triton, which is not installed"
-    assert peers.obstacle(rows.STOCK, on_cpu=False) is None and peers.obstacle(COMPILED, on_cpu=True) is None
+    assert peers.obstacle(row_types.STOCK, on_cpu=False) is None and peers.obstacle(COMPILED, on_cpu=True) is None
     assert peers.obstacle(WITH_SAGE, on_cpu=True) == "SageAttention runs on NVIDIA cards alone"
 
 
@@ -168,7 +161,7 @@ def test_the_model_is_compiled_by_stocks_own_node(tmp_path: Path, monkeypatch: p
     peers.Peer._graphs()["graph_break"] = Counter({"a call\n of open": 2})
     assert peer.failure() is None and peer.told()["graphs"] == 3 and peer.told()["graph breaks"] == 2
     assert peer.told()["break reasons"] == {"a call of open": 2}
-    plain = peers.Peer(rows.STOCK, on_cpu=True)
+    plain = peers.Peer(row_types.STOCK, on_cpu=True)
     assert plain.model(model) is model and plain.told() == {} and plain.failure() is None
 
 
@@ -219,11 +212,11 @@ def test_a_peer_that_wins_is_bold_and_explained(monkeypatch: pytest.MonkeyPatch)
 def test_stock_that_wins_is_bold_in_every_table() -> None:
     slow = result(ours=1.6)
     assert groups.cells(slow).stock == "**1.5 s**" and groups.cells(result()).stock == "1.5 s"
-    assert report.peer("9 us", 9.0, 10.0) == "**9 us**" and report.peer("9.9 us", 9.9, 10.0) == "9.9 us"
+    assert tables.peer("9 us", 9.0, 10.0) == "**9 us**" and tables.peer("9.9 us", 9.9, 10.0) == "9.9 us"
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_every_peer_that_wins_is_explained(path: Path) -> None:
     found = groups.by_name(json.loads(path.read_text(encoding="utf-8")))
     measured = [row for row in rows.peers() if row.name in found]
-    assert set(beside.won(measured, found)) <= beside.WHY.keys(), "say why in bench/beside.py, WHY"
+    assert set(beside.won(measured, found)) <= beside.WHY.keys(), "say why in bench/report/beside.py, WHY"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from fusestream.bench import claims, groups, report
 from fusestream.bench.end_to_end.rows import all_rows
-from fusestream.bench.plots import charts, svg
+from fusestream.bench.report import charts, claims, groups, pages
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -59,11 +57,6 @@ def test_a_plot_is_sound_and_always_the_same(chart: charts.Chart) -> None:
         assert 0 <= x <= width and 0 <= y <= height, ET.tostring(shape)
 
 
-def test_out_of_memory_is_drawn() -> None:
-    rows = groups.by_name(measured())
-    assert "stock: out of memory" in charts.growth(rows) and "stock: out of memory" in charts.share_of_bound(rows)
-
-
 def test_stock_out_of_memory_everywhere_leaves_a_plot() -> None:
     results = measured()
     for row in results["models"]["rows"]:
@@ -79,33 +72,33 @@ def test_a_plot_without_its_rows_is_not_drawn_and_says_what_measures_them(
     results = measured()
     results["models"]["rows"] = [row for row in results["models"]["rows"] if row["group"] != "budget"]
     (tmp_path / "nvidia-card.json").write_text(json.dumps(results))
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    assert set(report.images()) == {"bench-growth-nvidia-card.svg", "bench-bounds-nvidia-card.svg"}
-    page = report.rendered_page((ROOT / "bench" / "README.md").read_text(encoding="utf-8"))
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    assert set(pages.images()) == {"bench-growth-nvidia-card.svg", "bench-bounds-nvidia-card.svg"}
+    page = pages.rendered_page((ROOT / "bench" / "results.md").read_text(encoding="utf-8"))
     assert "(../docs/images/bench-growth-nvidia-card.svg)" in page and "bench-budget" not in page
     assert "9 of its rows have yet to be measured. `dev.py bench models --group table --group budget`" in page
-    assert "(docs/images/bench-growth-nvidia-card.svg)" in report.rendered("<!-- plot:begin -->\n<!-- plot:end -->\n")
+    assert "(docs/images/bench-growth-nvidia-card.svg)" in pages.rendered("<!-- plot:begin -->\n<!-- plot:end -->\n")
 
 
 def test_plots_that_cannot_be_drawn_any_more_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = {name: tmp_path / name for name in ("results", "images")}
     for folder in folders.values():
         folder.mkdir()
-    monkeypatch.setattr(report, "RESULTS", folders["results"])
-    monkeypatch.setattr(report, "IMAGES", folders["images"])
+    monkeypatch.setattr(pages, "RESULTS", folders["results"])
+    monkeypatch.setattr(pages, "IMAGES", folders["images"])
     for name, block in (("README", "plot"), ("PAGE", "plots"), ("CLAIMS", "claims")):
-        monkeypatch.setattr(report, name, tmp_path / f"{name}.md")
+        monkeypatch.setattr(pages, name, tmp_path / f"{name}.md")
         (tmp_path / f"{name}.md").write_text(f"<!-- {block}:begin -->\n<!-- {block}:end -->\n")
     file = folders["results"] / "nvidia-card.json"
     file.write_text(json.dumps(measured()))
-    assert len(report.stale()) == 6
-    report.write()
-    assert report.stale() == [] and len(list(folders["images"].iterdir())) == 3
+    assert len(pages.stale()) == 6
+    pages.write()
+    assert pages.stale() == [] and len(list(folders["images"].iterdir())) == 3
     (folders["images"] / "bench-growth-nvidia-card.svg").write_text("<svg/>")
-    assert report.stale() == ["bench-growth-nvidia-card.svg"]
+    assert pages.stale() == ["bench-growth-nvidia-card.svg"]
     file.write_text(json.dumps({"models": {"rows": []}}))
-    report.write()
-    assert report.stale() == [] and not list(folders["images"].iterdir())
+    pages.write()
+    assert pages.stale() == [] and not list(folders["images"].iterdir())
 
 
 def test_every_group_has_a_table_with_its_misses() -> None:
@@ -116,7 +109,8 @@ def test_every_group_has_a_table_with_its_misses() -> None:
     for row in all_rows():
         assert f"| {row.name} |" in text
     promised = next(row for row in all_rows() if row.asked_first)
-    assert f"| {promised.asked:g}x, first {promised.asked_first:g}x |" in groups.line(promised, found)
+    promise = f"| {promised.asked:g}x, first {promised.asked_first:g}x |"
+    assert promise in groups.group("short", found)
     off = next(row for row in all_rows() if row.note == "kernels off" and row.model == "wan13")
     ours, plain = found[off.name]["ours"]["s"], found["1.3B 480x832x81"]["ours"]["s"]
     assert f"{ours / plain:.2f}x" in groups.line(off, found)
@@ -193,18 +187,6 @@ def test_tries_and_halves_of_rows_are_not_shown() -> None:
     first["quick"] = True
     del second["stock"]
     assert {first["name"], second["name"]} & groups.by_name(results).keys() == set()
-
-
-def test_labels_keep_apart() -> None:
-    places = svg.apart([50.0, 52.0, 10.0, 51.0])
-    assert all(b - a >= svg.LABEL_GAP - 1e-9 for a, b in itertools.pairwise(sorted(places)))
-    assert svg.apart([]) == [] and svg.apart([5.0]) == [5.0]
-
-
-def test_scales_have_round_figures() -> None:
-    assert svg.Scale(0.0, 0.63, 0.0, 1.0).ticks() == [0.0, 0.2, 0.4, 0.6]
-    assert svg.Scale(0.08, 30.0, 300.0, 0.0, log=True).ticks() == [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
-    assert svg.Scale(1.0, 100.0, 300.0, 0.0, log=True)(10.0) == pytest.approx(150.0)
 
 
 def test_peaks_are_those_of_rows_in_which_the_budget_was_ours() -> None:

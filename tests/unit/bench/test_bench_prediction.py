@@ -6,23 +6,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from fusestream.bench import prediction
-from fusestream.bench.card_rates import CARDS, IN_INT8, PEERS, shares
-from fusestream.bench.end_to_end.bounds import WAN
+from fusestream.bench.card_rates import CARDS, IN_INT8, PEERS
 from fusestream.bench.predicted import default, faster, held, told, works
-from fusestream.bench.predicted.families import HEAD, wan
-from fusestream.bench.predicted.kitchen import computed
-from fusestream.bench.predicted.load import Linear, Load, Speeds, step_seconds
-from fusestream.bench.predicted.passes import kernels_row, pass_bytes
-from fusestream.bench.predicted.shipped import shipped_text
-from fusestream.bench.predicted.speeds import speeds_on
 from fusestream.bench.predicted.unets import LEAST_ROWS
+from fusestream.bench.report import pages
 from fusestream.bench.turing.cli import BLACKWELL_RESULTS, NEWER_RESULTS
-from fusestream.fusion.base.card_rates import FILE
 from fusestream.kernels_cuda.ops.matmul import int8_rule
 
 RESULTS = prediction.load()
@@ -32,25 +24,14 @@ OFF = {"1.3B": 0.12, "14B": 0.2, "klein": 0.36, "Z-Image": 0.35, "Qwen3": 0.85}
 NO_PASSES: dict[str, float] = defaultdict(float)
 
 
-def speeds(**others: Any) -> Speeds:
-    """Of which nothing takes time but what is given."""
-    forever = float("inf")
-    heads = defaultdict(lambda: forever)
-    return replace(Speeds(forever, forever, forever, heads, heads, forever, forever, NO_PASSES), **others)
-
-
 def test_the_pages_show_the_prediction() -> None:
-    page, readme = (path.read_text(encoding="utf-8") for path in (prediction.PAGE, prediction.README))
-    assert prediction.rendered(page) == page, "call `python3 dev.py bench report`"
-    forged = page.replace("RTX 2070", "RTX 9999")
-    assert forged != page and prediction.rendered(forged) == page
-    assert prediction.rendered_short(readme) == readme, "call `python3 dev.py bench report`"
-    forged = readme.replace("| RTX 2060 Super | 55", "| RTX 9999 | 55")
-    assert forged != readme and prediction.rendered_short(forged) == readme
-
-
-def test_what_ships_is_what_the_results_say() -> None:
-    assert FILE.read_text(encoding="utf-8") == shipped_text(RESULTS), "call `python3 dev.py bench report`"
+    page, readme = (path.read_text(encoding="utf-8") for path in (pages.PAGE, pages.README))
+    for text, render, row in (
+        (page, pages.rendered_page, "| RTX 2070 |"),
+        (readme, pages.rendered, "| RTX 2060 Super | 55"),
+    ):
+        forged = text.replace(row, "| RTX 9999 |")
+        assert forged != text and render(forged) == text, "call `python3 dev.py bench report`"
 
 
 def test_every_card_and_work_is_told_and_called_a_prediction() -> None:
@@ -77,29 +58,6 @@ def test_its_sums_are_as_near_to_what_was_measured_as_is_said() -> None:
     assert held.farthest(RESULTS, ("1.3B",)) <= held.farthest(RESULTS, ("1.3B", "14B")) < OFF["14B"]
     with pytest.raises(LookupError, match="no row of Wan 99B"):
         held.farthest(RESULTS, ("Wan 99B",))
-
-
-def test_a_step_is_compute_or_copies() -> None:
-    load = wan(WAN["wan14"], 5 * 30 * 30)
-    by_products, by_copies = speeds(products=1e14), speeds(bus=1e10)
-    assert step_seconds(load, by_products, 80.0, 2, 2) == pytest.approx(2 * load.products / 1e14)
-    copies = (load.weights - 7 * 2**30 + load.held) / 1e10
-    assert step_seconds(load, by_copies, 7.0, 2, 2) == pytest.approx(2 * copies)
-    assert step_seconds(load, by_copies, 7.0, 2, 1) == pytest.approx(copies), "prompts of one forward share its weights"
-    both = speeds(products=1e14, bus=1e10)
-    assert step_seconds(load, both, 7.0) == max(load.products / 1e14, copies)
-    halved = step_seconds(load, replace(by_copies, stored=0.5), 0.0)
-    assert halved == pytest.approx(load.weights / 2 / 1e10)
-
-
-def test_what_a_call_does_adds_up() -> None:
-    load = Load(4.0, 3.0, 1.0, {64: 2.0}, {128: 5.0}, {"norm": 7.0}, weights=8.0, held=9.0)
-    passes = {**NO_PASSES, "norm": 2.0}
-    found = Speeds(1.0, 3.0, 2.0, {64: 4.0}, {128: 10.0}, memory=7.0, bus=1.0, pass_bytes=passes)
-    assert step_seconds(load, found, 80.0) == 3.0 + 0.5 + 1.0 + 0.5 + 0.5 + 2.0
-    twice = load + replace(load, held=3.0)
-    assert step_seconds(twice, found, 80.0) == 2 * 7.5
-    assert (twice.weights, twice.held, twice.in_halves) == (16.0, 9.0, 2.0)
 
 
 def test_auto_is_never_predicted_slower_than_stock() -> None:
@@ -140,25 +98,6 @@ def test_the_peer_is_as_quick_as_its_kernels_were_read_to_be() -> None:
     assert rtx50["newest_w4a4"].seconds > rtx50["newest_attention"].seconds, "no product of 4 bits there"
 
 
-def test_what_the_peer_does_beside_products_is_told_by_shape() -> None:
-    """One product, whose activation is made while it is rounded, or by a pass of its own where a row does not fit."""
-    free = {**NO_PASSES, **dict.fromkeys(("modulate", "rope", "gate", "add", "add in product"), 0.0), "gelu": 4.0}
-
-    def moved(name: str, into: int, who: Any = "newest") -> dict[str, float]:
-        card = next(card for card in CARDS if card.name == name)
-        linear = Linear(1000, into, 512, after="gelu")
-        load = Load(linear.operations, passes={"gelu": 1000.0 * into, "round": 1.0}, linears=(linear,), tokens=5000)
-        done, speeds_ = computed(card, who, load, free, free, 1e12, slow=False)
-        return {name: n * speeds_.pass_bytes[name] for name, n in done.passes.items() if n}
-
-    assert moved("RTX 3060 Ti", 8192) == {"rounded": 3.0 * 1000 * 8192, "round": 0}
-    sums = 6.0 * 1000 * 512
-    assert moved("RTX 2070", 8192) == {"rounded": 3.0 * 1000 * 8192 + sums, "round": 0, "gelu": 4.0 * 1000 * 8192}
-    assert moved("RTX 2070", 4096) == {"rounded": 3.0 * 1000 * 4096 + sums, "round": 0}
-    assert moved("RTX 2070", 4096, "newest_w4a4")["rounded"] == 2.5 * 1000 * 4096
-    assert moved("RTX 5060", 4096, "newest_w4a4")["rounded"] == 3.0 * 1000 * 4096 + 1.5 * 4096 * 512
-
-
 # ------------------------------------------------------------------------------------------------------- who is faster
 
 
@@ -192,50 +131,6 @@ def test_where_the_newest_comfyui_is_faster_is_said_from_the_figures() -> None:
     assert "| INT8, as installed | *auto* | videos | **1.00 to 2.00** | 1.00 | 1.00 |" in faster.table(both)
 
 
-def test_the_page_and_readme_say_where_the_newest_is_faster() -> None:
-    told_lines = " ".join(prediction.short_text().split())
-    assert all(f"- {one}" in told_lines for one in faster.sentences(FOUND))
-    assert faster.table(FOUND) in prediction.text()
-
-
-def test_half_of_the_blocks_is_half_of_self_attention() -> None:
-    load = wan(WAN["wan13"], 32760)
-    dense = speeds(own={HEAD: 1e14}, to_prompt={HEAD: 1e14})
-    half = replace(dense, own={HEAD: 2e14})
-    ratio = step_seconds(load, half, 80.0) / step_seconds(load, dense, 80.0)
-    assert ratio == pytest.approx((0.5 * 32760 + 512) / (32760 + 512), rel=1e-6), "the prompt is looked at as ever"
-
-
-def test_turbo_takes_the_fastest_of_what_it_offers() -> None:
-    def entry(tflops: float, share: float, slow: float | None = None) -> dict[str, Any]:
-        told = [{"card": "GeForce X", "as_compiled": True, "tflops": tflops, "share": share}]
-        if slow is not None:
-            told.append({**told[0], "card": "GeForce X, IMMA at half rate", "tflops": slow})
-        return {"predictions": told}
-
-    model = {
-        "linear 1x1 precise": entry(9.0, 0.9),
-        "linear 1x1 fast": entry(16.0, 0.8),
-        "torch 32x128": entry(6.0, 0.6),
-        "linear_int8 1x1": entry(20.0, 0.5, 9.0),
-        "linear_int8 1x2": entry(19.0, 0.5, 11.0),
-        "attention 128 precise": entry(9.0, 0.9),
-        "attention 128 fast": entry(14.0, 0.7),
-        "attention 128 turbo": entry(15.0, 0.8, 11.0),
-        "attention 128 turbo_half": entry(18.0, 0.6, 12.0),
-        **{f"attention 128 {tier} listed": entry(8.0, 0.4) for tier in ("precise", "fast", "turbo", "turbo_half")},
-    }
-    found, slow = (shares(model, "32x128", slow) for slow in (False, True))
-    assert found["attention turbo"] == pytest.approx(1.8) and slow["attention turbo"] == pytest.approx(1.4)
-    assert found["gemm turbo"] == pytest.approx(2.0) and slow["gemm turbo"] == pytest.approx(1.1)
-    assert found["attention listed"] == pytest.approx(0.8) and found["gemm fast"] == 0.8
-
-
-def test_what_was_not_measured_is_named() -> None:
-    with pytest.raises(LookupError, match="no row norm_modulate: nothing"):
-        kernels_row({"kernels": {"rows": []}}, "norm_modulate", "nothing")
-
-
 def test_turbo_is_as_quick_as_it_is_to_be_on_turing() -> None:
     """At the sheet's rate of INT8; at half of it 14B may take longer."""
     turbo = {(one.card.name, one.work.name): one.told["turbo"] for one in FOUND if "turbo" in one.told}
@@ -243,45 +138,11 @@ def test_turbo_is_as_quick_as_it_is_to_be_on_turing() -> None:
     assert small.seconds <= 11.2 and large.seconds <= 60
 
 
-def test_heads_that_torch_fills_up_are_the_slower_for_it() -> None:
-    passes = pass_bytes(RESULTS, "ours")
-    for card in CARDS:
-        stock, ours = (speeds_on(card, who, "u-net", passes) for who in ("stock", "turbo"))
-        assert stock.own[40] == pytest.approx(stock.own[64] * 40 / 64)
-        assert stock.own[160] == pytest.approx(stock.own[HEAD] * 160 / 192)
-        assert ours.own[80] == stock.own[80], "no kernel of ours has heads of 80"
-        assert ours.own[64] > stock.own[64]
-
-
-def test_a_text_encoder_is_multiplied_without_tensor_cores_by_stock() -> None:
-    passes, card = pass_bytes(RESULTS, "stock"), next(card for card in CARDS if card.name == "RTX 2060 Super")
-    text, others = (speeds_on(card, "stock", kind, passes) for kind in ("text", "picture"))  # type: ignore[arg-type]
-    assert text.products == pytest.approx(others.products / 4)
-    assert text.products == pytest.approx(34 * 64 * 2 * 1.65e9 * 0.93, rel=0.01), "by the sheet's FP32 lanes"
-
-
 def test_unets_round_weights_where_the_rule_does() -> None:
     assert LEAST_ROWS == int8_rule.LEAST_ROWS
     found = {work.name: work.load for work in works.works()}
     large, small = found["SDXL 1024x1024"], found["SD 1.5 512x512"]
     assert 0 < large.in_halves / large.products < small.in_halves / small.products < 0.5
-
-
-def test_what_stock_cannot_do_is_not_told_in_seconds() -> None:
-    cells = {
-        (one.card.name, who): told.a_step(one, who)
-        for one in FOUND
-        for who in one.told
-        if "720x1280x81" in one.work.name
-    }
-    assert cells["RTX 2060 Super", "stock"] == "out of memory"
-    assert {cells["RTX 2060 Super", peer] for peer in PEERS} == {"?"}
-    assert cells["RTX 3060 12 GB", "stock"] == "?" and float(cells["RTX 3060 12 GB", "precise"]) > 100
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(2.34, "2.3 s"), (42.4, "42 s"), (95.0, "1.6 min"), (1000.0, "17 min")])
-def test_times_are_told_as_people_do(seconds: float, said: str) -> None:
-    assert told.took(seconds) == said
 
 
 def test_blackwells_code_is_as_near_to_adas_as_is_said() -> None:

@@ -3,21 +3,18 @@ them. No wheel is needed: counts and predictions are kept."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from listings import listing, loop_of
 
 from fusestream.bench.card_rates import CARDS, Card
 from fusestream.bench.predicted import kitchen, works
 from fusestream.bench.predicted.load import Linear
-from fusestream.bench.turing import cli, disassemble, kitchen_kernels, machine, our_attention
+from fusestream.bench.turing import cli, machine
 from fusestream.bench.turing.cards import CARDS as READ
 from fusestream.bench.turing.dependence import tensor_results_read
 from fusestream.bench.turing.flow import loop_around, split
-from fusestream.bench.turing.kitchen_kernels import KERNELS, Attention, Product, stored_label
+from fusestream.bench.turing.kernels import stored_label
 from fusestream.bench.turing.model import Launch, predict
-from fusestream.kernels_cuda.binary import elf
 
 SUPER, TI = READ["2060s"], READ["3060ti"]
 EIGHT, FOUR = "IMMA.8816.S8.S8 R0, R2.ROW, R4.COL, R0", "IMMA.8832.S4.S4 R0, R2.ROW, R4.COL, R0"
@@ -70,17 +67,7 @@ def test_the_result_of_four_bits_is_waited_for_where_the_hardware_watches() -> N
 
 # ---------------------------------------------------------------------------------------------------------- which are read
 
-TWO_HEADS = (
-    "@P0 BRA `(.second)",
-    "first:",
-    EIGHT,
-    "@P1 BRA `(.out)",
-    "second:",
-    FOUR,
-    "BRA `(.first)",
-    "out:",
-    "EXIT",
-)
+TWO_HEADS = ("@P0 BRA `(.second)", "first:", EIGHT, "@P1 BRA `(.out)", "second:", FOUR, "BRA `(.first)", "out:", "EXIT")
 
 
 def test_a_loop_that_is_entered_at_two_places_is_found_from_either() -> None:
@@ -90,44 +77,8 @@ def test_a_loop_that_is_entered_at_two_places_is_found_from_either() -> None:
     assert [sorted(loop.blocks) if loop else None for loop in around] == [None, [1, 2], [1, 2], None]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "name"),
-    [
-        (
-            Attention(128, 64, 128),
-            "_Z24qk_int_sv_i8_attn_kernelILj64ELj128ELj16ELj128ELj128EL8DataType1EL16QuantGranularity3ELS1_3EfLb0E6__half"
-            "L11ComputeUnit1EL8MaskMode0ELb0ELb1ELb0ELb0ELb1EjEvPaS5_",
-        ),
-        (
-            Product("sm_75", 8, (128, 256, 64), (64, 64, 64), 2),
-            "_ZN7cutlass7Kernel2INS_4gemm6kernel22DefaultGemmWithVisitorIaNS_6layout8RowMajorELNS_16ComplexTransformE0ELi16Ea"
-            "NS4_11ColumnMajorELS6_0ELi16ENS_6half_tES5_Li8EifNS_4arch15OpClassTensorOpENS9_4Sm75ENS1_9GemmShapeILi128ELi256E"
-            "Li64EEENSC_ILi64ELi64ELi64EEENSC_ILi8ELi8ELi16EEENS_8epilogue",
-        ),
-    ],
-)
-def test_a_kernel_is_known_by_its_name(kernel: kitchen_kernels.Kernel, name: str) -> None:
-    assert kernel.names(name)
-    others = [one for kernels in KERNELS.values() for one in kernels if one.label != kernel.label]
-    assert others and not any(one.names(name) for one in others)
-
-
-def test_launches_are_those_of_the_tiles() -> None:
-    large, small = Attention(128, 128, 128), Attention(128, 64, 128)
-    assert (large.threads, large.shared, small.threads, small.shared) == (256, 49152, 128, 40960)
-    assert (Attention(64, 128, 64).threads, Attention(64, 128, 64).shared) == (128, 16384)
-    product = Product("sm_80", 4, (128, 256, 128), (64, 64, 128), 3)
-    assert (product.threads, product.shared) == (256, 73728)
-
-
-def test_what_is_kept_is_of_whole_tiles_and_what_was_read_before() -> None:
-    kept = cli.by_code()
-    for code, kernels in KERNELS.items():
-        for kernel in kernels:
-            found = kept[code][stored_label(code, kernel.label)]
-            assert found["count"]["flops"] * kernel.threads // 32 == kernel.flops, kernel.label
-            doubted = [p["card"] for p in found["predictions"] if p["card"].endswith("at half rate")]
-            assert len(doubted) == (code == "sm_75"), kernel.label
+def test_what_was_read_reaches_what_it_did() -> None:
+    kept = cli.by_variant()
 
     def reached(code: str, label: str) -> float:
         return float(kept[code][stored_label(code, label)]["predictions"][0]["tflops"])
@@ -135,44 +86,6 @@ def test_what_is_kept_is_of_whole_tiles_and_what_was_read_before() -> None:
     attention = [reached(code, "attention 128 128x128") for code in ("sm_75", "sm_80", "sm_89")]
     assert attention == pytest.approx([61.9, 92.1, 89.0], abs=0.05)
     assert reached("sm_75", "product INT8 128x256x64") == pytest.approx(96.4, abs=0.05)
-
-
-def test_the_page_shows_what_is_kept_of_it() -> None:
-    page = our_attention.PAGE.read_text(encoding="utf-8")
-    assert cli.rendered(page) == page, "call `python bench turing --kitchen WHEEL`"
-    forged = page.replace("theirs, product INT4", "theirs, forged")
-    assert forged != page and cli.rendered(forged) == page
-
-
-def test_kernels_are_read_from_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One kernel of a made-up one, whose tile has as many operations as it should, and one that has fewer."""
-    kernel = Product("sm_75", 8, (16, 64, 16), (16, 32, 16), 2)
-    loop = loop_of(*[EIGHT] * (kernel.flops // 2 // (8 * 8 * 16) // 2))
-    page, results = tmp_path / "README.md", tmp_path / "model.json"
-    page.write_text("<!-- kitchen:begin -->\n<!-- kitchen:end -->\n")
-    facts = elf.Cubin(75, 7, {"other": elf.KernelFacts(), "wanted": elf.KernelFacts(registers=72, threads=1024)})
-    for where, name, value in (
-        (kitchen_kernels, "KERNELS", {"sm_75": (kernel,)}),
-        (cli.kitchen_table, "KERNELS", {"sm_75": (kernel,)}),
-        (cli.kitchen_table, "CODES", {"sm_75": "2060s"}),
-        (kitchen_kernels, "CARDS", {"sm_75": "2060s"}),
-        (Product, "names", lambda _, name: name == "wanted"),
-        (our_attention, "PAGE", page),
-        (cli, "RESULTS", results),
-        (elf, "read", lambda _: facts),
-        (disassemble, "cubins_with", lambda *_: [b""]),
-        (disassemble, "disassemble", lambda _, name: name),
-        (cli.sass, "parse", lambda name: {name: loop}),
-    ):
-        monkeypatch.setattr(where, name, value)
-    assert cli.main(["--kitchen", "kitchen.whl"]) == 0
-    kept = cli.stored(results)[stored_label("sm_75", "product INT8 16x64x16")]
-    assert kept["launch"] == {"threads": 64, "registers": 72, "shared": 2560, "useful_flops": None}
-    usual, slow = (p["tflops"] for p in kept["predictions"])
-    assert f"| theirs, product INT8 16x64x16 | {usual:.1f} / {slow:.1f} |" in page.read_text()
-    loop.pop(1)
-    with pytest.raises(ValueError, match="no walk is that of one tile"):
-        cli.main(["--kitchen", "kitchen.whl"])
 
 
 # ----------------------------------------------------------------------------------------------------- which a shape gets
@@ -214,24 +127,6 @@ def test_shapes_are_nearly_all_of_what_is_multiplied() -> None:
         if work.kind in ("video", "picture"):
             by_shape = sum(linear.operations for linear in work.load.linears)
             assert 0.998 < by_shape / work.load.products <= 1, work.name
-
-
-def test_attention_takes_the_small_tile_where_its_launcher_does() -> None:
-    small, large = "attention 128 64x128", "attention 128 128x128"
-    found = {(code, n): kitchen.attention_tile(code, n) for code in kitchen.FILES for n in (4608, 32760, 75600)}
-    assert {key for key, label in found.items() if label == small} == {
-        ("sm_80", 4608),
-        ("sm_80", 32760),
-        ("sm_120", 4608),
-    }
-    assert set(found.values()) == {small, large}
-    assert kitchen.attention_tile("sm_80", 512) == "attention 128 128x64"
-
-
-def test_rows_are_rounded_at_once_where_shared_memory_holds_them() -> None:
-    widths = (1536, 5120, 7936, 8192, 8960, 13824, 16384, 16640, 5000)
-    assert [kitchen.rounds_at_once(True, width) for width in widths] == [True, True, True, *[False] * 6]
-    assert [kitchen.rounds_at_once(False, width) for width in widths] == [*[True] * 7, False, False]
 
 
 def test_speeds_go_with_the_peak_and_are_slower_in_doubt() -> None:

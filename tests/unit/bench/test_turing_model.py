@@ -6,16 +6,17 @@ where the compiler or the disassembler is missing.
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from listings import listing, loop_of
 
-from fusestream.bench.turing import cli, disassemble, machine, our_attention, torch_kernels
+from fusestream.bench.turing import cli, disassemble, kernels, machine, tables
 from fusestream.bench.turing.cards import CARDS
-from fusestream.bench.turing.cli import RESULTS, read_rules
+from fusestream.bench.turing.cli import read_rules
 from fusestream.bench.turing.flow import Rules, find_loops, main_loop, split
+from fusestream.bench.turing.kernels import stored_label
 from fusestream.bench.turing.machine import resident_blocks
 from fusestream.bench.turing.model import Launch, bounds, count, predict, trace
 from fusestream.bench.turing.sass import Control, Instruction, decode_control, parse
@@ -234,59 +235,105 @@ def test_code_with_bytes_is_predicted_at_both_rates_on_turing_alone() -> None:
     assert [p.card for p in cli.predicted(both, count(both, ampere), launch, [ampere])] == [ampere.name]
 
 
-# --------------------------------------------------------------------------------------------------------- our attention
-
-ONE = our_attention.Kernel(64, "turbo", True)
-PART = "| 64, blocks of a list |"
+# ------------------------------------------------------------------------------------------------- the kernels that are kept
 
 
-def test_the_page_shows_what_is_kept_of_our_attention() -> None:
-    page, kept = our_attention.PAGE.read_text(encoding="utf-8"), cli.by_variant()
-    assert our_attention.rendered(page, kept) == page, "call `python bench turing --attention build/kernels`"
-    assert page.count("| 128, blocks of a list |") == page.count("| 96 |") == len(our_attention.VARIANTS)
-    forged = page.replace("| 128, blocks of a list |", "| 128, forged |")
-    assert our_attention.rendered(forged, kept) == page
-    for stored in kept.values():
-        assert all(stored[kernel.label]["count"]["flops"] for kernel in our_attention.KERNELS)
+def test_the_page_shows_what_is_kept() -> None:
+    page, kept = tables.PAGE.read_text(encoding="utf-8"), cli.by_variant()
+    for row in ("| 128, blocks of a list |", "| 96 |", "theirs, product INT4"):
+        forged = page.replace(row, "| forged |")
+        assert forged != page and tables.rendered(forged, kept) == page, "call `python bench report turing --validate`"
 
 
-def test_our_attention_is_predicted_and_kept_as_it_was_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One kernel of a made-up file, whose tile has as many operations as it should, and one that has fewer."""
+def test_what_is_kept_is_of_whole_tiles_and_of_these_launches() -> None:
+    """So that a comparison needs no wheel."""
+    kept = cli.by_variant()
+    known = [(one, stored_label(code, one.label)) for code, ones in kernels.KITCHEN.items() for one in ones]
+    known += [(one, f"torch 2.11.0+cu130 {one.label}") for one in kernels.TORCH]
+    assert len(known) == 60
+    for kernel, label in known:
+        found = kept[kernel.variant][label]
+        assert found["count"]["flops"] * kernel.threads // 32 == kernel.flops, label
+        assert found["launch"]["threads"] == kernel.threads and found["launch"]["shared"] >= kernel.shared, label
+        doubted = [p["card"] for p in found["predictions"] if p["card"].endswith("at half rate")]
+        assert len(doubted) == (kernel.variant == "sm_75" and label.startswith("comfy")), label
+    for variant in kernels.VARIANTS:
+        assert all(kept[variant][kernels.our_label(*one)]["count"]["flops"] for one in kernels.OURS)
+    of_torch = kept["sm_75"]["torch 2.11.0+cu130 fmha_cutlassF_f16_aligned_32x128_rf_sm75"]["predictions"]
+    assert all(p["accumulate"] == "f32" and 0.2 < p["share"] < 1 for p in of_torch if p["as_compiled"])
+
+
+def test_each_card_gets_the_newest_of_torchs_code_that_it_runs() -> None:
+    for name, variant in (("2060s", "sm_75"), ("3060ti", "sm_86"), ("4060", "sm_86"), ("a100", "sm_80")):
+        assert {one.variant for one in kernels.TORCH if kernels.torch_serves(one, CARDS[name])} == {variant}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        (
+            kernels.kitchen_attention("sm_80", 128, 64, 128),
+            "_Z24qk_int_sv_i8_attn_kernelILj64ELj128ELj16ELj128ELj128EL8DataType1EL16QuantGranularity3ELS1_3EfLb0E6__half"
+            "L11ComputeUnit1EL8MaskMode0ELb0ELb1ELb0ELb0ELb1EjEvPaS5_",
+        ),
+        (
+            kernels.kitchen_product("sm_75", 8, (128, 256, 64), (64, 64, 64), 2),
+            "_ZN7cutlass7Kernel2INS_4gemm6kernel22DefaultGemmWithVisitorIaNS_6layout8RowMajorELNS_16ComplexTransformE0ELi16Ea"
+            "NS4_11ColumnMajorELS6_0ELi16ENS_6half_tES5_Li8EifNS_4arch15OpClassTensorOpENS9_4Sm75ENS1_9GemmShapeILi128ELi256E"
+            "Li64EEENSC_ILi64ELi64ELi64EEENSC_ILi8ELi8ELi16EEENS_8epilogue",
+        ),
+    ],
+)
+def test_a_kernel_is_known_by_its_name(kernel: kernels.Kernel, name: str) -> None:
+    assert kernel.names(name)
+    others = [one for known in kernels.KITCHEN.values() for one in known if one.label != kernel.label]
+    assert others and not any(one.names(name) for one in others)
+
+
+@pytest.mark.parametrize("command", ["--attention", "--kitchen", "--torch"])
+def test_kernels_are_read_predicted_and_kept(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel of a made-up file, whose tile has as many operations as it should; and one that has fewer."""
+    ours = kernels.our_attention("sm_75", 64, "turbo", " listed", (128, 128, 12288))
+    theirs = replace(kernels.TORCH[0], label="it", pattern="wanted", threads=128, flops=ours.flops, rules=Rules())
     loop = loop_of(*["IMMA.8816.S8.S8 R0, R2.ROW, R4.COL, RZ | 1", "HMMA.1688.F16 R8, R2, R4, RZ | 1"] * 64)
-    facts = elf.Cubin(75, 7, {ONE.symbol: elf.KernelFacts(registers=200, threads=128, shared=0)})
+    names = {
+        "wanted": elf.KernelFacts(registers=200),
+        ours.pattern: elf.KernelFacts(registers=200),
+        "other": elf.KernelFacts(),
+    }
     (tmp_path / "sm_75").mkdir()
-    (tmp_path / "sm_75" / our_attention.UNIT).write_bytes(b"")
+    (tmp_path / "sm_75" / kernels.UNIT).write_bytes(b"")
+    (tmp_path / "version.py").write_text("__version__ = '9.9'")
     page, results = tmp_path / "README.md", tmp_path / "model.json"
-    page.write_text("<!-- attention:begin sm_75 -->\n<!-- attention:end -->\n")
-    monkeypatch.setattr(our_attention, "VARIANTS", {"sm_75": our_attention.VARIANTS["sm_75"]})
-    for name, value in (("KERNELS", (ONE,)), ("PAGE", page), ("HEADS", (64,))):
-        monkeypatch.setattr(our_attention, name, value)
-    monkeypatch.setattr(cli, "RESULTS", results)
-    monkeypatch.setattr(elf, "read", lambda _: facts)
-    monkeypatch.setattr(disassemble, "disassemble", lambda _: "")
-    monkeypatch.setattr(cli.sass, "parse", lambda _: {ONE.symbol: loop})
-    monkeypatch.setattr(cli, "trace", lambda code, _: code)
-    monkeypatch.setattr(elf, "ints", lambda _, name: (128, 128, 12288))
-    assert cli.main(["--attention", str(tmp_path)]) == 0
-    kept = json.loads(results.read_text())[ONE.label]
-    assert kept["launch"] == {"threads": 128, "registers": 200, "shared": 12288, "useful_flops": None}
-    fast, slow = (p["tflops"] for p in kept["predictions"])
-    assert f"{PART} {fast:.1f} / {slow:.1f}, " in page.read_text() and fast > slow
-    monkeypatch.setattr(elf, "ints", lambda _, name: (64, 128, 12288))
-    with pytest.raises(SystemExit, match="the walk is not that of one tile"):
-        cli.run_attention(tmp_path)
-
-
-def test_stored_results_say_what_torch_reaches() -> None:
-    """The counts of torch's kernel are kept, so that a comparison needs no wheel; and they count the whole tile."""
-    stored = json.loads(RESULTS.read_text(encoding="utf-8"))
-    for known in torch_kernels.KERNELS:
-        found = next(value for label, value in stored.items() if known.symbol in label)
-        assert found["count"]["flops"] * known.threads // 32 == known.flops
-        compiled = [p for p in found["predictions"] if p["as_compiled"]]
-        assert compiled and all(p["accumulate"] == "f32" and 0.2 < p["share"] < 1 for p in compiled)
+    page.write_text("no table")
+    for where, name, value in (
+        (kernels, "VARIANTS", {"sm_75": ("2060s",)}),
+        (kernels, "OURS", ((64, "turbo", " listed"),)),
+        (kernels, "KITCHEN", {"sm_75": (theirs,)}),
+        (kernels, "TORCH", (theirs,)),
+        (tables, "PAGE", page),
+        (cli, "RESULTS", results),
+        (elf, "read", lambda _: elf.Cubin(75, 7, names)),
+        (elf, "ints", lambda _, name: (128, 128, 12288)),
+        (disassemble, "cubins_with", lambda *_: [b""]),
+        (disassemble, "disassemble", lambda _, name: name),
+        (cli.sass, "parse", lambda name: {name: loop}),
+    ):
+        monkeypatch.setattr(where, name, value)
+    place = tmp_path if command == "--attention" else tmp_path / "lib" / "it.so"
+    assert cli.main([command, str(place)]) == 0
+    (kept,) = cli.stored(results).items()
+    shared = 12288 if command == "--attention" else theirs.shared
+    assert (
+        kept[0]
+        == {"--attention": ours.label, "--kitchen": stored_label("sm_75", "it"), "--torch": "torch 9.9 it"}[command]
+    )
+    assert kept[1]["launch"] == {"threads": 128, "registers": 200, "shared": shared, "useful_flops": None}
+    usual, slow = (p["tflops"] for p in kept[1]["predictions"])
+    assert usual > slow
+    loop.pop(1)
+    with pytest.raises(ValueError, match="no walk is that of one tile"):
+        cli.main([command, str(place)])
 
 
 MMA = """

@@ -79,6 +79,7 @@ TESTS = {"tests", *(path.stem for path in (ROOT / "tests").iterdir())}
 PAGES = [
     ROOT / "README.md",
     ROOT / "bench" / "README.md",
+    ROOT / "bench" / "results.md",
     ROOT / "bench" / "turing" / "README.md",
     ROOT / "kernels_cuda" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
@@ -97,7 +98,6 @@ ELSEWHERE = (
     ".venv",
     ".cache",
     "/dev/",
-    "results/real",
 )
 # What one page names so: an op that nobody has, to show how one is added; a file of ComfyUI's, and of another project.
 NOT_HERE = {

@@ -15,7 +15,7 @@ import torch
 from fusestream import checkpoints, fusion
 from fusestream.bench import prediction
 from fusestream.bench.end_to_end import bounds, rows
-from fusestream.bench.end_to_end.rows import Row
+from fusestream.bench.end_to_end.row_types import Row
 from fusestream.fusion.base import card_rates
 from fusestream.fusion.base.card_rates import (
     Card,

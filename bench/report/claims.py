@@ -1,4 +1,4 @@
-"""The claims that this project grew from, beside what was measured: docs/how-it-works shows the table. Standard library only.
+"""The claims that this project grew from, beside measurements: docs/how-it-works shows the table.
 
 Every figure is looked up in the cards' results when the page is written; none is typed here. A card stands behind what was measured
 on it: what the first one lacks is the next one's.
@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .end_to_end.bounds import WAN, Rates, measured_rates, wan_forward
+from ..end_to_end.bounds import WAN, Rates, measured_rates, wan_forward
+from .tables import markdown
 
 UNKNOWN = "(not measured yet)"
 LARGE, MIDDLE, SMALL = "14B 720x1280x81", "14B 480x832x81", "1.3B 480x832x81"
@@ -200,7 +201,7 @@ def _bandwidth(f: Figures) -> str:
     row = f.row("kernels", op="norm_modulate", label=WAN14)
     if not row:
         return UNKNOWN
-    return f"{row['share of copy']:.0%} of a copy's for norm with modulation; `bench/README.md` lists the others"
+    return f"{row['share of copy']:.0%} of a copy's for norm with modulation; `bench/results.md` lists the others"
 
 
 def _managed(f: Figures) -> str:
@@ -229,7 +230,7 @@ def _hidden(f: Figures) -> str:
     return (
         f"Where computing a layer takes longer than copying it: 14B from {tokens / 1000:.1f} thousand tokens on, by the bounds, "
         "if both prompts are one batch. Below that the bus is the bound, and what stays on the card counts: "
-        "`bench/README.md` has the plot"
+        "`bench/results.md` has the plot"
     )
 
 
@@ -329,10 +330,7 @@ CLAIMS: tuple[tuple[str, str | Callable[[Figures], str]], ...] = (
         "CUDA graphs save half the launch time",
         "Short calls of a model that stays on the card are replayed; beside blocks of milliseconds launches cost nothing",
     ),
-    (
-        "85 % of the memory's bandwidth",
-        _bandwidth,
-    ),
+    ("85 % of the memory's bandwidth", _bandwidth),
     (
         "Sparse attention, top-k selection",
         (
@@ -344,10 +342,7 @@ CLAIMS: tuple[tuple[str, str | Callable[[Figures], str]], ...] = (
         "BF16 weights converted once and kept",
         "Converted as they arrive: keeping them would take the VRAM that is missing",
     ),
-    (
-        "Flux.2 klein 4B with its text encoder, 1024x1024 in 4 steps: about 14 s on an RTX PRO 6000",
-        _picture,
-    ),
+    ("Flux.2 klein 4B with its text encoder, 1024x1024 in 4 steps: about 14 s on an RTX PRO 6000", _picture),
     (
         "Qwen3-VL 2B: attention 2x to 5x, matrices 3x to 8x a CPU's, memory operations 2x to 3x",
         lambda f: (
@@ -364,5 +359,4 @@ CLAIMS: tuple[tuple[str, str | Callable[[Figures], str]], ...] = (
 
 def table(cards: Cards) -> str:
     """Markdown."""
-    lines = ["| Claim | Here | Measured on |", "| --- | --- | --- |"]
-    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in claims(cards))])
+    return markdown(("Claim", "Here", "Measured on"), claims(cards))

@@ -1,13 +1,14 @@
-"""The table of what ours do by default beside stock as it is installed: a line for each model, a column
-for each way to store it. Standard library only."""
+"""The table of ours by default beside stock as it is installed: a line for each model, a column for each storage."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from .end_to_end.rows import BY_DEFAULT, KINDS_OF_FILES, TITLES, WITHOUT, Model, by_default
-from .end_to_end.storages import heading
+from ..end_to_end.row_types import TITLES, Model
+from ..end_to_end.rows import BY_DEFAULT, KINDS_OF_FILES, WITHOUT, by_default
+from ..end_to_end.storages import heading
+from .tables import markdown
 
 NOT_YET = "not measured"
 MOST = 1.0  # of stock's time
@@ -15,12 +16,9 @@ MOST = 1.0  # of stock's time
 
 def text(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The table, what was slower, and what there is no row of. found: results by name."""
-    head = ("Model", *(heading(storage) for storage in KINDS_OF_FILES))
-    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    for model in BY_DEFAULT:
-        cells = (cell(model, storage, found) for storage in KINDS_OF_FILES)
-        lines.append(f"| {title(model)} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", summary(found), "", *without()]) + "\n"
+    rows = ((title(model), *(cell(model, kind, found) for kind in KINDS_OF_FILES)) for model in BY_DEFAULT)
+    table = markdown(("Model", *map(heading, KINDS_OF_FILES)), rows)
+    return "\n".join([table, "", summary(found), "", *without()]) + "\n"
 
 
 def title(model: Model) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..end_to_end.rows import Model, Row, all_rows, table
-from ..groups import WHO, Rows
+from ..end_to_end.row_types import Model, Row
+from ..end_to_end.rows import all_rows, table
+from .groups import WHO, Rows
 from .svg import Canvas, Scale, apart, grid
 
 SIZES = ((480, 832), (720, 1280))

@@ -1,18 +1,15 @@
-"""The table of rows that stand beside more than stock: a line for each who did the work, a peer's that wins bold. Standard library
-only."""
+"""The table of rows that have peers beside stock: a line for each side, a peer that wins bold. Standard library only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .compare import is_faster
-from .end_to_end.rows import Row
+from ..compare import is_faster
+from ..end_to_end.row_types import Row
+from .tables import markdown
 
-HEAD = (
-    "| Work | Who | A step | FuseStream is faster | First step | Peak | Error against ComfyUI's |\n"
-    "| --- | --- | --- | --- | --- | --- | --- |"
-)
+HEAD = ("Work", "Who", "A step", "FuseStream is faster", "First step", "Peak", "Error against ComfyUI's")
 CALLED = {"stock": "ComfyUI", "ours": "FuseStream"}
 REASON = 200  # letters of it
 # Why a peer is faster than ours, by row and name. A test asks for one where the results have such a row.
@@ -36,13 +33,10 @@ def won(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> list[tup
 
 
 def table(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The lines of a Markdown table, and what is to be said of it. rows: those that were measured."""
-    lines = [HEAD]
-    for row in rows:
-        one = found[row.name]
-        for i, (who, _) in enumerate(ordered(row)):
-            lines.append(f"| {' | '.join((row.name if i == 0 else '', *cells(one, who)))} |")
-    return [*lines, "", *(f"- {note}" for row in rows for note in notes(row, found[row.name]))]
+    """A Markdown table and its notes. rows: those that were measured."""
+    sides = ((row, i, who) for row in rows for i, (who, _) in enumerate(ordered(row)))
+    lines = ((row.name if i == 0 else "", *cells(found[row.name], who)) for row, i, who in sides)
+    return [markdown(HEAD, lines), "", *(f"- {note}" for row in rows for note in notes(row, found[row.name]))]
 
 
 def ordered(row: Row) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Markdown tables of all rows of whole models, group by group, from the measured files alone. Standard library only."""
+"""Tables of all rows of whole models, group by group, from the files of results. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import statistics
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from ..compare import is_faster, spread
+from ..end_to_end.results import is_of
+from ..end_to_end.row_types import Row
+from ..end_to_end.rows import ASKED_FOR, all_rows
 from . import beside
-from .compare import is_faster, spread
-from .end_to_end.parts import ORDER
-from .end_to_end.results import is_of
-from .end_to_end.rows import Row, all_rows
+from .tables import MISSED, markdown
 
+# In the order in which the page has them: what a user asks first comes first.
 HEADINGS = {
     "table": "What is promised",
     "backend": "Slots and managed memory",
@@ -33,23 +35,15 @@ HEADINGS = {
     "live": "Live video, seconds a frame",
     "writing": "Text",
     "peers": "Beside torch.compile and SageAttention",
+    "cards": "On two cards",
 }
 HEAD = (
-    "| Work | Stock | FuseStream | Faster | Over the plain row | First, stock / ours | Peak, stock / ours | Share of the bound |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    *("Work", "Stock", "FuseStream", "Faster", "Over the plain row"),
+    *("First, stock / ours", "Peak, stock / ours", "Share of the bound"),
 )
-PROMISED = (
-    "table",
-    "small",
-    "short",
-    "packed",
-    "default",
-    "windows",
-    "pictures",
-    "live",
-    "writing",
-)  # the groups of which some rows are promised something
-PROMISED_HEAD = HEAD.replace("Faster |", "Faster | Promised |").replace("--- |", "--- | --- |", 1)
+# The groups of which some rows are promised something.
+PROMISED = ("table", "small", "short", "packed", "default", "windows", "pictures", "live", "writing")
+PROMISED_HEAD = (*HEAD[:4], "Promised", *HEAD[4:])
 Rows = Mapping[str, Mapping[str, Any]]  # results by name
 TELLS_RAM = ("packed", "windows")
 WHO = {"stock": "stock", "ours": "FuseStream"}
@@ -98,7 +92,7 @@ class Cells(NamedTuple):
 def cells(one: Mapping[str, Any]) -> Cells:
     """Of a row as it was measured; a side that it does not have is left out."""
     stock, ours = one.get("stock", {}), one.get("ours", {})
-    missed = "**missed** " if one.get("met") is False else ""
+    missed = MISSED if one.get("met") is False else ""
     peak = " / ".join(f"{side['peak GiB']:.2f}" if "peak GiB" in side else "-" for side in (stock, ours) if side)
     wins = "s" in stock and "s" in ours and is_faster(stock["s"], ours["s"])
     return Cells(
@@ -122,13 +116,12 @@ def promised(one: Mapping[str, Any]) -> str:
     return ", ".join(told) or "-"
 
 
-def line(row: Row, found: Rows) -> str:
-    """A row of the table."""
+def line(row: Row, found: Rows) -> tuple[str, ...]:
+    """The row's cells."""
     one = found[row.name]
     told, over = cells(one), over_plain(row, found)
     promise = (promised(one),) if row.group in PROMISED else ()
-    shown = (row.name, told.stock, told.ours, told.faster, *promise, over, told.first, told.peak, told.share)
-    return f"| {' | '.join(shown)} |"
+    return row.name, told.stock, told.ours, told.faster, *promise, over, told.first, told.peak, told.share
 
 
 def notes(row: Row, found: Rows) -> list[str]:
@@ -185,7 +178,8 @@ def group(name: str, found: Rows, *, whole: bool = True, elsewhere: Collection[s
     if measured and name == "peers":
         lines += [*beside.table(measured, found), ""]
     elif measured:
-        lines += [PROMISED_HEAD if name in PROMISED else HEAD, *(line(row, found) for row in measured), ""]
+        heads = PROMISED_HEAD if name in PROMISED else HEAD
+        lines += [markdown(heads, (line(row, found) for row in measured)), ""]
     extra = [text for row in measured for text in notes(row, found)]
     lines += [*extra, ""] if extra else []
     missing = sum(row.name not in found and row.name not in elsewhere for row in rows)
@@ -202,7 +196,7 @@ def text(results: Mapping[str, Any], *, whole: bool = True, elsewhere: Collectio
     found = by_name(results)
 
     def is_told(row: Row) -> bool:
-        return row.name in found or (whole and row.name not in elsewhere)
+        return row.name in found or (whole and row.name not in elsewhere and row.group not in ASKED_FOR)
 
-    names = [name for name in ORDER if any(is_told(row) for row in all_rows() if row.group == name)]
+    names = [name for name in HEADINGS if any(is_told(row) for row in all_rows() if row.group == name)]
     return repetitions(found) + "\n".join(group(name, found, whole=whole, elsewhere=elsewhere) for name in names)

@@ -1,4 +1,4 @@
-"""The rows of kernels that bench/README shows, and of whole models those that README shows. Standard library only."""
+"""The rows of kernels that bench/results.md shows, and the whole models that README shows. Standard library only."""
 
 from __future__ import annotations
 

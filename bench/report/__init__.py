@@ -1,0 +1,1 @@
+"""The pages: tables, plots and claims from the files of results. Standard library only."""
