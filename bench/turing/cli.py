@@ -5,7 +5,6 @@
     python bench report turing --torch libtorch_cuda.so | X.whl    torch's attention on the cards that --card names
     python bench report turing --attention build/kernels    all of our attention, for the cards of 8 GB
     python bench report turing --kitchen comfy_kitchen-X.whl       comfy-kitchen's INT8 attention and products
-    python bench report turing --validate                   published figures beside predictions
 
 --torch, --attention and --kitchen keep what they predict in bench/results; README's tables are written from it.
 --trips N: an inner loop with tensor work runs N times per iteration (ADDRESS=N for one of them). --skip OPCODE[:COUNT]:
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels_cuda.binary import elf
-from . import disassemble, kernels, machine, sass, tables, validation
+from . import disassemble, kernels, machine, sass, tables
 from .cards import CARDS, DEFAULTS, runs
 from .flow import Rules
 from .kernels import Kernel
@@ -245,7 +244,6 @@ def main(arguments: list[str] | None = None) -> int:
     add("cubin", type=Path, nargs="?", help="a cubin for sm_75, sm_80, sm_86, sm_89 or sm_120")
     add("kernel", nargs="?", help="the kernel, or a part of its name")
     add("--torch", type=Path, help="libtorch_cuda.so or a torch wheel, instead of a cubin")
-    add("--validate", action="store_true", help="published figures for RTX 30 and 40 beside predictions")
     add("--attention", type=Path, metavar="DIR", help="what `python kernels_cuda/build` compiled")
     add("--kitchen", type=Path, metavar="WHEEL", help="comfy-kitchen's wheel, or its extension module")
     add("--threads", type=int, help="of a block; default: the launch bound")
@@ -261,9 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--save", metavar="LABEL", help="keep it in bench/results, in the file of the card's generation")
     options = cli.parse_args(arguments)
     try:
-        if options.validate:
-            print(validation.table(stored(NEWER_RESULTS)))
-        elif options.torch:
+        if options.torch:
             run_torch(options.torch, [CARDS[name] for name in options.card or ["2060s"]])
         elif options.attention:
             run_attention(options.attention)
@@ -272,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.cubin:
             run_cubin(options)
         else:
-            cli.error("give a cubin, --torch, --attention, --kitchen or --validate")
+            cli.error("give a cubin, --torch, --attention or --kitchen")
     except disassemble.ToolMissing as missing:
         sys.exit(str(missing))
     tables.PAGE.write_text(tables.rendered(tables.PAGE.read_text(encoding="utf-8"), by_variant()), encoding="utf-8")

@@ -242,7 +242,9 @@ def test_the_page_shows_what_is_kept() -> None:
     page, kept = tables.PAGE.read_text(encoding="utf-8"), cli.by_variant()
     for row in ("| 128, blocks of a list |", "| 96 |", "theirs, product INT4"):
         forged = page.replace(row, "| forged |")
-        assert forged != page and tables.rendered(forged, kept) == page, "call `python bench report turing --validate`"
+        assert forged != page and tables.rendered(forged, kept) == page, (
+            "call `python bench report turing --attention build/kernels`"
+        )
 
 
 def test_what_is_kept_is_of_whole_tiles_and_of_these_launches() -> None:
