@@ -1,4 +1,4 @@
-"""What cards that nobody measured do in a second, by who computes: shares of the data sheet's peaks, from machine code where there
+"""Rates of cards that nobody measured, by who computes: shares of the data sheet's peaks, from machine code where there
 is some (bench/turing), or assumed, and then ASSUMED says so.
 """
 

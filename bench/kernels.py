@@ -108,7 +108,7 @@ def measure_row(row: Row, isa: Any, compile_stock: bool) -> dict[str, Any]:
 
 
 def prepared(row: Row, example: Tensors, policy: KernelPolicy) -> Callable[..., Any]:
-    """What runs a row under a policy: a bound op, or the row's own chain of ops."""
+    """The callable of a row under a policy: a bound op, or the row's own chain of ops."""
     return row.ours(policy) if row.ours else OPS[row.op].bind(example, row.options, policy)
 
 

@@ -97,7 +97,7 @@ def by_backends(theirs: Alone) -> Ways:
 
 
 def products_alone(theirs: nn.Sequential) -> Ways:
-    """What cuBLAS takes for both products, bias included, if nothing stood between them."""
+    """Both products by cuBLAS, bias included, with nothing between them."""
     return {"products alone": lambda x: theirs[2](theirs[0](x))}
 
 

@@ -204,7 +204,7 @@ def while_copying(run: Callable[[], None], rate: float, longer: float) -> float:
 
 
 class Rows(list[dict[str, Any]]):
-    """What was found so far, written after every row: a run that is cut short leaves what it has."""
+    """The rows so far, written after each: a run that is cut short leaves what it has."""
 
     def __init__(self, head: dict[str, Any] | None, path: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How long works would take on cards that nobody measured: counts of operations and bytes, at rates told one by one.
+"""The prediction for cards that nobody measured: counts of operations and bytes, at rates told one by one.
 
     python bench report prediction   the tables, the assumptions, and the same sums' error on the card that was measured
 
@@ -40,7 +40,7 @@ VIDEOS, PICTURES = ("1.3B", "14B"), ("klein", "Z-Image")  # what rows' names beg
 
 
 def load() -> dict[str, Any]:
-    """What was measured."""
+    """The results of the measured card."""
     return read("nvidia-h200.json")
 
 

@@ -26,7 +26,7 @@ DEFAULT = ("models",)
 
 @dataclass(frozen=True)
 class Version:
-    """What is run: a tree's bench, with these options."""
+    """A tree's bench, run with these options."""
 
     bench: Path
     options: tuple[str, ...] = ()

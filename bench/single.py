@@ -1,4 +1,4 @@
-"""What benches of one process have in common: on the card, or as a try on the CPU, with a section of their own in the results."""
+"""Measurements of one process: on the card, or as a try on the CPU, with a section of their own in the results."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def digest(folder: str, root: Path = ROOT, without: Sequence[str] = ()) -> str |
 
 
 def code_of(path: Path) -> str:
-    """What a file does: its text without comments, docstrings, empty lines and spaces at a line's end. A measurement does not
+    """The code of a file: its text without comments, docstrings, empty lines and spaces at a line's end. A measurement does not
     grow old because somebody explains the code."""
     stat = path.stat()
     return _code(path, stat.st_mtime_ns, stat.st_size)
@@ -88,7 +88,7 @@ def of_folders(folders: Iterable[str], root: Path = ROOT, without: Sequence[str]
 
 
 def of_models(models: Iterable[str], work: str = "", root: Path = ROOT) -> str:
-    """What a row of whole models rests on: everything but the families and networks that it has nothing of."""
+    """The sources that a row of whole models rests on: everything but the families and networks that it has nothing of."""
     own = {FAMILY[model] for model in models} | ALSO.get(work, set())
     others = [path.name for path in sorted((root / FAMILIES).iterdir()) if path.is_dir() and path.name not in own]
     return of_folders(MODELS, root, [NETWORKS, *(f"{FAMILIES}/{name}" for name in others)])

@@ -1,4 +1,4 @@
-"""What the machine would need if it did nothing but the arithmetic, or nothing but the copies: pure functions.
+"""Bounds: the time of the arithmetic alone, and of the copies alone. Pure functions.
 
 Arithmetic is matrix products and attention, each at the best rate that this card was measured at; copies are the weights that
 do not fit beside the rest, once per forward, at the rate of the bus, without those that a text needs where keeping its keys and

@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Laid:
-    """What comes before the tensors, and at which byte of the file each begins, in the entries' order."""
+    """The header before the tensors, and the byte of the file at which each begins, in the entries' order."""
 
     header: bytes
     begins: list[int]

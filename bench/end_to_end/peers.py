@@ -1,4 +1,4 @@
-"""What stands beside stock and ours in the same run: stock with what its users switch on for speed.
+"""Peers beside stock and ours in the same run: stock with the switches that its users turn on for speed.
 
 torch.compile   the model through ComfyUI's own node TorchCompileModel, backend inductor. Its first step has the compilation, with
                 nothing compiled before: caches are empty.

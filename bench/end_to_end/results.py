@@ -103,7 +103,7 @@ def is_of(row: Row, found: Mapping[str, Any]) -> bool:
 
 
 def set_bounds(found: dict[str, Any], row: Row, rates: Rates) -> None:
-    """What the card would need at the least, and which share of that each side reached."""
+    """Note the bound of the row's work on this card, and the share of it that each side reached."""
     if row.is_whole:
         return
     found["bounds s"] = bound(row, rates)

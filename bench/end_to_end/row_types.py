@@ -187,7 +187,7 @@ class Row:
 
     @property
     def sides(self) -> tuple[tuple[str, Side], ...]:
-        """Who does it."""
+        """All sides by name, stock and ours first."""
         both = (("stock", self.stock), ("ours", self.ours))
         return (*((who, side) for who, side in both if side is not None), *self.peers)
 

@@ -315,7 +315,7 @@ def _stock_of(storage: str) -> dict[str, Any]:
 
 
 def default() -> list[Row]:
-    """What the other groups do not have of it. INT8 and fp8 first, in which stock multiplies too."""
+    """The rows of that table that other groups lack. INT8 and fp8 first, in which stock multiplies too."""
     order = sorted(KINDS_OF_FILES, key=lambda storage: storage not in BY_FILE)
     found = (by_default(model, storage) for storage in order for model in BY_DEFAULT)
     return [row for row in found if row is not None and row.group == "default"]

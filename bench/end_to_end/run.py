@@ -251,7 +251,7 @@ class Run:
         return found | {"parts s": [parts[0], parts[-1]]}
 
     def prompts(self, clip: Any, take: int) -> tuple[Any, Any]:
-        """What is wanted, and what is not: of a picture nothing, since it was distilled to that."""
+        """The positive and the negative prompt. A picture's model was distilled to none of the latter."""
         import torch  # noqa: PLC0415
 
         if self.row.is_picture:
@@ -366,7 +366,7 @@ class Run:
     def live_by_stock(
         self, model: Any, prompts: tuple[Any, Any], vae: Any, frames: Any, deliver: Callable[[Any], None]
     ) -> None:
-        """What VAE Encode, KSampler and VAE Decode do with each frame."""
+        """VAE Encode, KSampler and VAE Decode with each frame."""
         import comfy.sample  # noqa: PLC0415
 
         for frame in frames:
@@ -414,7 +414,7 @@ class Run:
         return {"finite": bool(torch.isfinite(flat).all()), "spread": spread, "shape": list(out.shape)}
 
     def told(self) -> dict[str, Any]:
-        """What a side says about itself. Ours: kernels that served, the pager's backend, its stalls and peaks. A peer: how often it
+        """A side's account of itself. Ours: kernels that served, the pager's backend, its stalls and peaks. A peer: how often it
         served, and its version."""
         if not self.ours:
             return {"peer": told} if (told := self.peer.told()) else {}

@@ -130,7 +130,7 @@ class Bench:
         return self.sessions[turn.who]
 
     def finish(self, process: Process, word: dict[str, Any]) -> dict[str, Any]:
-        """What it found. A failure is shown, with what it said last."""
+        """The result of a process. A failure is shown with its last lines."""
         stays = process in (*self.sessions.values(), self.writer)
         result = process.go(word, self.options.limit, stay=stays)
         if not stays:
@@ -247,7 +247,7 @@ class Bench:
         self.writer = None
 
     def result(self, row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-        """What a row's runs come to; merged into the card's file."""
+        """The result of a row's runs, merged into the card's file."""
         exact = [run for run in runs.pop("exact", []) if "error" not in run]
         samples = {who: self.sample_of(who) for who, found in runs.items() if "error" not in found[-1]}
         accuracy = {who: distance(one, self.sample_of("exact")) for who, one in samples.items() if exact}

@@ -69,7 +69,7 @@ def table(model: Model) -> Table:
 
 
 def tiny_table(model: Model) -> Table:
-    """What stands in for it where there is no card, and its file is packed: in rows of whole blocks, and of a Wan with the text's
+    """The stand-in of a packed file where there is no card: in rows of whole blocks, and of a Wan with the text's
     published width, so that nothing has to tell it."""
     if model == "t5":
         return umt5.table(umt5.Umt5Size(width=32))

@@ -1,4 +1,4 @@
-"""What a model would meet on Windows with a card in a PCIe 3 slot, on another machine: three limits, the same for both sides.
+"""Three limits of Windows with a card in a PCIe 3 slot, put on another machine, the same for both sides.
 
     bus     weights reach the card at 12 GB/s. After each copy the same stream copies one piece of pinned memory, as often as the
             quicker bus has time for: whoever copies, on however many streams, the bus is as full as the slower one would be.

@@ -69,7 +69,7 @@ def picture(height: int, width: int, number: int) -> dict[str, Any]:
 
 
 def sizes_of(path: str) -> dict[str, Any]:
-    """What tells stock the sizes of a model that it has none for."""
+    """Options that tell stock the sizes of a model that it has none for."""
     sizes = importlib.import_module("fusestream.fusion.families.qwen3_vl.sizes")
     header = importlib.import_module("fusestream.memory").read_header(path)
     return dict(sizes.options(header))

@@ -1,4 +1,4 @@
-"""How near a way to compute comes to stock ComfyUI in FP32, on weights that were really trained (`checkpoints/trained`).
+"""Fidelity: each way to compute against stock ComfyUI in FP32, on trained weights (`checkpoints/trained`).
 
 variants.py   the ways to compute: a table, to which one more is one line
 pipeline.py   prompts, noise, and the three networks as stock's and our loaders make them

@@ -1,4 +1,4 @@
-"""How far results lie from exact ones, video by video: the first dimension."""
+"""Errors of results against exact ones, one for each video (the first dimension)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ LATENT = (5, 16, 16)  # 17 frames of 128x128
 
 @dataclass(frozen=True)
 class Work:
-    """What every variant makes: each scene from each of so many seeds."""
+    """The videos of every variant: each scene from each of so many seeds."""
 
     scenes: tuple[toys.Scene, ...]
     seeds: int = 1
@@ -95,7 +95,7 @@ def stored(files: Files, folder: Path, storages: tuple[str, ...]) -> Files:
 
 
 def files_in(folder: Path) -> Files:
-    """What a training left there."""
+    """The files of a training."""
     model, text, vae = trained.files(folder)
     for path in (model, text, vae):
         if not path.is_file():
@@ -186,7 +186,7 @@ def diffusion_model(files: Files, variant: Variant) -> Any:
 
 
 def with_shift(model: Any) -> Any:
-    """What stock's node ModelSamplingSD3 does, whose module needs all that ComfyUI's nodes need."""
+    """As stock's node ModelSamplingSD3, whose module would import all of ComfyUI's nodes."""
     sampling = type(model.get_model_object("model_sampling"))(model.model.model_config)
     sampling.set_parameters(shift=SHIFT, multiplier=1000)
     clone = model.clone()
@@ -271,7 +271,7 @@ def sampled(model: Any, work: Work, said: Words, together: int, only_first: bool
 
 
 def first_call(model: Any, work: Work, said: Words, together: int) -> torch.Tensor:
-    """What the model itself says in the first step, with the words and without, [videos, 2, ...]."""
+    """The model's output in the first step, with the words and without: [videos, 2, ...]."""
     seen: list[torch.Tensor] = []
 
     def look(told: dict[str, Any]) -> Any:

@@ -112,7 +112,7 @@ HEAD = (
 
 
 def verdict(rows: Rows) -> str:
-    """What came of the promise."""
+    """Whether the promise is kept."""
     late, most = missed(rows), bound(rows)
     if most is None or not any(row["name"] == OURS_PRECISE.name and "call" in row for row in rows):
         return f"what is promised of {OURS_PRECISE.name} was not measured"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Computing:
-    """Who computes the three networks, and how: stock in a type, or ours under a policy. off: what of it is switched off."""
+    """The side that computes the three networks: stock in a type, or ours under a policy. off: ops that are off."""
 
     stock: str | None = None
     kernels: Mode = "on"

@@ -1,4 +1,4 @@
-"""How long works of every fused family should take on cards that nobody measured.
+"""Predicted times of every fused family on cards that nobody measured.
 
 load.py       what a call of a network does, in operations and bytes; how long that is, at given speeds
 passes.py     bytes that a pass over memory moves for each element, from the rows of the card that was measured

@@ -1,4 +1,4 @@
-"""What the newest ComfyUI would do with a load: comfy-kitchen's product for each shape, its passes, its attention.
+"""A load as the newest ComfyUI computes it: comfy-kitchen's product for each shape, its passes, its attention.
 
 The rule is what its Python (0.2.40) and the thresholds in its launchers' machine code say; speeds are
 predictions of that code (`turing/kernels.py`). An INT8 product of few columns goes to cuBLAS

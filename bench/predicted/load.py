@@ -1,4 +1,4 @@
-"""What a call of a network does, whatever computes it, and how long that takes. Standard library only."""
+"""The work of a call of a network, whatever computes it, and its time. Standard library only."""
 
 from __future__ import annotations
 

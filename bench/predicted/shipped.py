@@ -1,5 +1,6 @@
-"""What FuseStream Plan goes by: of the measured card the rates of its kernels' rows, of cards that nobody measured shares of their
-peaks. `fusion/base/card_rates.py` says what is made of it.
+"""The rates that FuseStream Plan goes by: of the measured card those of its kernels' rows, of others shares of their peaks.
+
+`fusion/base/card_rates.py` says what is made of them.
 
 A block is told there by its width and its hidden values alone, so a Wan's passes stand for those of every family.
 """

@@ -1,4 +1,4 @@
-"""What a card that nobody measured does in a second, by who computes and what: `card_rates.py` has the transformers' products and
+"""Speeds of a card that nobody measured, by who computes and what: `card_rates.py` has the transformers' products and
 attention; here are other sizes of heads, convolutions, and text encoders. The newest ComfyUI's are in `kitchen.py`.
 """
 

@@ -1,4 +1,4 @@
-"""What the tables hold, and the tables: each work on each card, by who computes."""
+"""The predictions of each work on each card, by who computes, and their tables."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def took(seconds: float) -> str:
 
 
 def instead(found: Prediction, who: Who) -> str | None:
-    """What is said in place of a figure, where stock's memory does not do or nobody knows."""
+    """The word in place of a figure, where stock runs out of memory or nobody knows."""
     if who not in ("stock", *PEERS) or TOO_LARGE not in found.work.name:
         return None
     return OUT_OF_MEMORY if who == "stock" and found.card.gib <= TRIED else UNKNOWN
@@ -193,7 +193,7 @@ def short_table(found: Sequence[Prediction]) -> str:
 
 
 def in_all(found: Prediction, who: Who, unit: Unit) -> str:
-    """What all steps take."""
+    """The time of all steps."""
     if who not in found.told:
         return "-"
     seconds = found.told[who].seconds * found.work.steps

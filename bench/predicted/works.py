@@ -1,4 +1,4 @@
-"""What the tables tell: a model at a size, and how many steps it usually takes."""
+"""The works of the tables: a model at a size, and its usual number of steps."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def failure(side: Mapping[str, Any]) -> str:
 
 
 def notes(row: Row, one: Mapping[str, Any]) -> Iterator[str]:
-    """What the peers ran, and why one is faster."""
+    """The versions of the peers, and why one is faster."""
     for who, _ in ordered(row):
         peer = one[who].get("peer", {})
         if "graphs" in peer:

@@ -63,7 +63,7 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def without() -> list[str]:
-    """What there is no row of, and why: a line for each reason."""
+    """The models and storages without a row: a line for each reason."""
     reasons: dict[tuple[Model, str], list[str]] = {}
     for (model, storage), reason in WITHOUT.items():
         reasons.setdefault((model, reason), []).append(heading(storage))

@@ -1,4 +1,4 @@
-"""What the plots show: each takes a card's rows of whole models, names those of it that are missing, and gives SVG."""
+"""The plots: each takes a card's rows of whole models, names its missing ones, and gives SVG."""
 
 from __future__ import annotations
 

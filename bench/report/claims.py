@@ -34,7 +34,7 @@ class Figures:
     used: dict[str, None] = field(default_factory=dict)  # short names, in the order of their use
 
     def first(self, has: Callable[[Mapping[str, Any]], Any]) -> Any:
-        """What the first card answers that has an answer; None without one."""
+        """The answer of the first card that has one; None without one."""
         for card, results in self.cards:
             if (found := has(results)) is not None:
                 self.used[short_name(card)] = None

@@ -79,7 +79,7 @@ def over_plain(row: Row, found: Rows) -> str:
 
 
 class Cells(NamedTuple):
-    """What the tables tell of a row in the same words, misses and failures included."""
+    """Cells that all tables have in common, misses and failures included."""
 
     stock: str
     ours: str
@@ -106,7 +106,7 @@ def cells(one: Mapping[str, Any]) -> Cells:
 
 
 def promised(one: Mapping[str, Any]) -> str:
-    """What a row was promised beside its peak."""
+    """The promises of a row, without its peak."""
     told = [f"{one['asked']:g}x"] if one["asked"] else []
     told += [f"< {one['asked s']:g} s"] if one["asked s"] else []
     told += [f"first {one['asked first']:g}x"] if one.get("asked first") else []
@@ -125,7 +125,7 @@ def line(row: Row, found: Rows) -> tuple[str, ...]:
 
 
 def notes(row: Row, found: Rows) -> list[str]:
-    """What a whole video's or picture's time went to, the first in a process and a later one; and errors against fp32, where
+    """The parts of a whole video's or picture's time, the first in a process and a later one; and errors against fp32, where
     stock was run so."""
     one = found[row.name]
     sides = {called: one[who] for who, called in WHO.items() if who in one}

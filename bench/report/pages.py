@@ -208,7 +208,7 @@ def images() -> dict[str, str]:
 
 
 def pages() -> dict[Path, Callable[[str], str]]:
-    """What writes each page anew from its text."""
+    """Each page, and the function from its old text to the new one."""
     rates = {CARD_RATES: lambda _: shipped_text(prediction.load())}
     return {README: rendered, PAGE: rendered_page, CLAIMS: rendered_claims, **rates}
 

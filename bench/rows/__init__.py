@@ -1,1 +1,1 @@
-"""What is measured: one file per op family, each with a list ROWS."""
+"""The rows of ops: one file for each family of ops, with a list ROWS."""

@@ -39,7 +39,7 @@ def operands(c: int, n: int, t: int, h: int, w: int, taps: tuple[int, int, int],
 
 
 def first(t: Any) -> Any:
-    """What stock has, made once and kept with the tensor: the copy is not timed."""
+    """Stock's layout, made once and kept with the tensor: the copy is not timed."""
     if t is None:
         return None
     if not hasattr(t, "channels_first"):

@@ -56,7 +56,7 @@ def attended(seen: int, room: int) -> Row:
 
 
 def moved(tensors: Tensors, outputs: tuple[Tensor, ...]) -> int:
-    """What a token brings, and its row in either room."""
+    """The key and value of a token, and its row in either room."""
     return sum(t.nbytes for t in (*tensors[:5], *outputs) if t is not None) + 4 * KEY_HEADS * D
 
 

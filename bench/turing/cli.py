@@ -120,7 +120,7 @@ def stored(path: Path) -> dict[str, Any]:
 
 
 def by_variant() -> dict[str, dict[str, Any]]:
-    """What is kept, by what was compiled for."""
+    """The kept predictions, by the variant of the code."""
     newer = stored(NEWER_RESULTS)
     return {
         "sm_75": stored(RESULTS),

@@ -108,8 +108,10 @@ def find_loops(blocks: list[Block]) -> list[Loop]:
 
 
 def loop_around(blocks: list[Block], start: int) -> Loop | None:
-    """What can be reached from a block and comes back to it, whatever else enters there: a loop with several heads is no natural
-    loop. None: nothing comes back."""
+    """The blocks that can be reached from a block and come back to it, whatever else enters there. None: nothing comes back.
+
+    A loop with several heads is no natural loop, but it is found so.
+    """
     before: list[list[int]] = [[] for _ in blocks]
     for number, block in enumerate(blocks):
         for after in block.successors:

@@ -1,4 +1,4 @@
-"""Cards in numbers: what a multiprocessor has, what an instruction costs there. turing.py, ampere.py and ada.py fill it in.
+"""Cards in numbers: the parts of a multiprocessor, the cost of an instruction. cards.py fills it in.
 
 Costs are cycles during which an instruction keeps its pipe busy; latencies are cycles until its scoreboard clears, or until
 its result can be read where the hardware watches over that itself. Sources, by the letter beside a number:
@@ -99,7 +99,7 @@ class Guesses:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What all cards of a compute capability have in common."""
+    """The properties of all cards of a compute capability."""
 
     name: str
     capabilities: tuple[int, ...]  # of the machine code that runs here
@@ -200,7 +200,7 @@ def flops(instruction: Instruction) -> int:
 
 
 def accumulates(instruction: Instruction) -> str:
-    """What a tensor instruction sums in."""
+    """The type that a tensor instruction sums in."""
     if instruction.base == IMMA:
         return "s32"
     return "f32" if "F32" in instruction.modifiers else "f16"
@@ -224,7 +224,7 @@ def pipe(instruction: Instruction, arch: Architecture) -> str:
 
 
 def units(instruction: Instruction, arch: Architecture) -> tuple[tuple[str, ...], ...]:
-    """What an instruction occupies in its quarter: any one of these, and of that all."""
+    """The units that an instruction occupies in its quarter: any one of these, and of that all."""
     where = pipe(instruction, arch)
     if where == NONE:
         return ((),)

@@ -15,7 +15,7 @@ from .simulate import prepare, simulate
 
 @dataclass(frozen=True)
 class Launch:
-    """What the machine code does not say: how the kernel is launched, and how much of its work is of use."""
+    """The facts that the machine code lacks: how the kernel is launched, and how much of its work is of use."""
 
     threads: int
     registers: int
@@ -114,7 +114,7 @@ def bounds(
 
 
 def verdict(cycles: float, need: dict[str, float], alone: float, blocks: int) -> str:
-    """What bounds the kernel, in a sentence."""
+    """The bound of the kernel, in a sentence."""
     (first, most), *others = need.items()
     second = f", then {others[0][0]} {others[0][1] / cycles:.0%}" if others else ""
     busy = f"{first} is busy {most / cycles:.0%} of the time{second}"
