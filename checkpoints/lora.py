@@ -1,38 +1,47 @@
-"""LoRA files for the tiny Wan and UMT5, in every spelling and of every kind that stock takes for them.
+"""LoRA files for the tiny Wan and UMT5, in every spelling and of every kind that stock takes for
+them.
 
-Spellings. A name is prefix + module + suffix. Stock builds its prefixes from the model's own keys, for Wan these:
+Spellings. A name is prefix + module + suffix. Stock builds its prefixes from the model's own keys,
+for Wan these:
 
-    diffusion_model.   then the module as it is: `diffusion_model.blocks.0.self_attn.q.lora_A.weight`
-    lora_unet_         then the module with dots made underscores: `lora_unet_blocks_0_self_attn_q.lora_down.weight`
-    lora_unet__        the same with one underscore too many, from the Fun trainer. Stock looks for the name
-                       `lora_unet__blocks_0_cross_attn_k.lora_down.weight`; without it the file is not known
-    text_encoders.     then `umt5xxl.transformer.` or just `transformer.`, and the module, for the text encoder
+    diffusion_model.   then the module as it is:
+    `diffusion_model.blocks.0.self_attn.q.lora_A.weight`
+    lora_unet_         then the module with dots made underscores:
+                       `lora_unet_blocks_0_self_attn_q.lora_down.weight`
+    lora_unet__        the same with one underscore too many, from the Fun trainer. Stock looks for
+                       the name `lora_unet__blocks_0_cross_attn_k.lora_down.weight`; without it the
+                       file is not known
+    text_encoders.     then `umt5xxl.transformer.` or just `transformer.`, and the module, for the
+    text encoder
 
-For Wan it does not take `transformer.`, `base_model.model.`, `lycoris_` or a bare module: such keys are left out with a line
-in the log each. Seven pairs of suffixes are in use; see SPELLINGS. down is [rank, in], up is [out, rank], the weight gains
-up @ down * alpha / rank, with alpha = rank where there is none.
+For Wan it does not take `transformer.`, `base_model.model.`, `lycoris_` or a bare module: such keys
+are left out with a line in the log each. Seven pairs of suffixes are in use; see SPELLINGS. down is
+[rank, in], up is [out, rank], the weight gains up @ down * alpha / rank, with alpha = rank where
+there is none.
 
-Kinds. Beside low rank: DoRA (with the length of every row), LoHa, LoKr (whole or in factors), GLoRA, OFT, BOFT, low rank for
-a convolution, and plain differences (`diff`, `diff_b`, `w_norm`, `b_norm`) and replacements (`set_weight`).
+Kinds. Beside low rank: DoRA (with the length of every row), LoHa, LoKr (whole or in factors),
+GLoRA, OFT, BOFT, low rank for a convolution, and plain differences (`diff`, `diff_b`, `w_norm`,
+`b_norm`) and replacements (`set_weight`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from .storage import PLAIN, Storage
-from .umt5 import Umt5Size
-from .wan import CLIP_WIDTH, SIZES, WanSize
-from .weights import Spec, Table
+from . import text, wan
+from .weights import Spec, Table, Tree, normal, tree
 
 RANK = 4
 ALPHA = 2.0
 
-# With unit-gain weights this makes a patch a quarter of the weight it is added to, with ALPHA an eighth.
+# With unit-gain weights this makes a patch a quarter of the weight it is added to, with ALPHA an
+# eighth.
 UP_STD = 0.125
 
 Shapes = dict[str, tuple[int, int]]
+ANY = "diffusion_model."
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Spelling:
 
     down: str
     up: str
-    prefix: str = "diffusion_model."
+    prefix: str = ANY
     flat: bool = False
     alpha: bool = False
 
@@ -74,178 +83,175 @@ TEXT_SPELLINGS: dict[str, Spelling] = {
 }
 
 
-def block_shapes(size: WanSize) -> Shapes:
-    """Module -> (out, in) of the Linears in a Wan's blocks."""
-    out: Shapes = {}
-    for index in range(size.layers):
-        for attention in ("self_attn", "cross_attn"):
-            out |= {f"blocks.{index}.{attention}.{part}": (size.dim, size.dim) for part in "qkvo"}
-        out |= {f"blocks.{index}.ffn.0": (size.ffn, size.dim), f"blocks.{index}.ffn.2": (size.dim, size.ffn)}
-    return out
+def shapes_of(table: Table, *prefixes: str) -> Shapes:
+    """Module -> (out, in) of the Linears whose names begin so."""
+    return {
+        name.removesuffix(".weight"): (spec.shape[0], spec.shape[1])
+        for name, spec in table.items()
+        if name.startswith(prefixes) and spec.fp8 and len(spec.shape) == 2
+    }
 
 
-def image_shapes(size: WanSize) -> Shapes:
-    """The same for what only an I2V has."""
-    out = {"img_emb.proj.1": (CLIP_WIDTH, CLIP_WIDTH), "img_emb.proj.3": (size.dim, CLIP_WIDTH)}
-    for index in range(size.layers):
-        out |= {f"blocks.{index}.cross_attn.{part}": (size.dim, size.dim) for part in ("k_img", "v_img")}
-    return out
+def text_shapes(size: text.Umt5Size) -> Shapes:
+    """The same of all Linears of an encoder."""
+    return shapes_of(text.umt5(size), "encoder.")
 
 
-def text_shapes(size: Umt5Size) -> Shapes:
-    """The same for the encoder."""
-    inner = size.heads * size.head_width
-    out: Shapes = {}
-    for index in range(size.layers):
-        attention, ffn = (f"encoder.block.{index}.layer.{part}" for part in ("0.SelfAttention", "1.DenseReluDense"))
-        out |= {f"{attention}.{part}": (inner, size.width) for part in "qkv"}
-        out |= {f"{attention}.o": (size.width, inner), f"{ffn}.wo": (size.width, size.ffn)}
-        out |= {f"{ffn}.wi_0": (size.ffn, size.width), f"{ffn}.wi_1": (size.ffn, size.width)}
-    return out
-
-
-def low_rank(spelling: Spelling, modules: Shapes) -> Table:
+def low_rank(spelling: Spelling, shapes: Shapes) -> Table:
     """A pair, and an alpha where the trainer writes one, for every module."""
     out: Table = {}
-    for name, (rows, columns) in modules.items():
+    for name, (rows, columns) in shapes.items():
         module = spelling.module(name)
-        out[module + spelling.down] = Spec((RANK, columns), columns**-0.5)
-        out[module + spelling.up] = Spec((rows, RANK), UP_STD)
+        out[module + spelling.down] = normal(columns**-0.5, RANK, columns)
+        out[module + spelling.up] = normal(UP_STD, rows, RANK)
         if spelling.alpha:
-            out |= _alpha(module)
+            out[f"{module}.alpha"] = _constant(ALPHA)
     return out
 
 
-def _alpha(module: str, value: float = ALPHA) -> Table:
-    return {f"{module}.alpha": Spec((), 0.0, value)}
+def _constant(value: float) -> Spec:
+    return normal(0.0, mean=value)
 
 
-def _dora(module: str, rows: int, columns: int) -> Table:
-    pair = low_rank(Spelling(*DOWN_UP, prefix="", alpha=True), {module: (rows, columns)})
-    return pair | {f"{module}.dora_scale": Spec((rows, 1), 0.2, 1.0)}  # unit-gain weights have rows of length one
-
-
-def _loha(module: str, rows: int, columns: int) -> Table:
-    out = _alpha(module)
-    for part in ("hada_w1", "hada_w2"):
-        out[f"{module}.{part}_a"] = Spec((rows, RANK), 0.3)
-        out[f"{module}.{part}_b"] = Spec((RANK, columns), columns**-0.25)
-    return out
-
-
-def _lokr(module: str, rows: int, columns: int) -> Table:
-    whole = {
-        f"{module}.lokr_w1": Spec((8, 8), 0.25),
-        f"{module}.lokr_w2": Spec((rows // 8, columns // 8), columns**-0.5),
+def _low_rank(rows: int, columns: int) -> Tree:
+    return {
+        "lora_down.weight": normal(columns**-0.5, RANK, columns),
+        "lora_up.weight": normal(UP_STD, rows, RANK),
+        "alpha": _constant(ALPHA),
     }
-    return whole | _alpha(module)  # which nobody reads: it only counts for factors
 
 
-def _lokr_factors(module: str, rows: int, columns: int) -> Table:
-    out = {f"{module}.lokr_w1_a": Spec((8, RANK), 0.5), f"{module}.lokr_w1_b": Spec((RANK, 8), 0.5)}
-    out[f"{module}.lokr_w2_a"] = Spec((rows // 8, RANK), 0.5)
-    out[f"{module}.lokr_w2_b"] = Spec((RANK, columns // 8), columns**-0.5)
-    return out | _alpha(module)
-
-
-def _glora(module: str, rows: int, columns: int) -> Table:
-    out = {
-        f"{module}.a1.weight": Spec((columns, RANK), 0.3),
-        f"{module}.a2.weight": Spec((RANK, columns), columns**-0.5),
-    }
-    out |= {f"{module}.b1.weight": Spec((rows, RANK), 0.3), f"{module}.b2.weight": Spec((RANK, columns), columns**-0.5)}
-    return out | _alpha(module)
-
-
-def _oft(module: str, rows: int, columns: int) -> Table:
-    blocks = 8
-    return {f"{module}.oft_blocks": Spec((blocks, rows // blocks, rows // blocks), 0.05)}
-
-
-def _boft(module: str, rows: int, columns: int) -> Table:
-    # Told from OFT by a fourth axis, the butterfly's stages. Without alpha (the constraint) stock fails on it.
-    side = 16
-    return {f"{module}.oft_blocks": Spec((2, rows // side, side, side), 0.05)} | _alpha(module, 100.0)
-
-
-ALGORITHMS: dict[str, Callable[[str, int, int], Table]] = {
-    "lora_dora": _dora,
-    "lora_loha": _loha,
-    "lora_lokr": _lokr,
-    "lora_lokr_factors": _lokr_factors,
-    "lora_glora": _glora,
-    "lora_oft": _oft,
-    "lora_boft": _boft,
+# By kind, what there is of a module of `rows` times `columns`.
+ALGORITHMS: dict[str, Callable[[int, int], Tree]] = {
+    # Unit-gain weights have rows of length one.
+    "lora_dora": lambda rows, columns: {**_low_rank(rows, columns), "dora_scale": normal(0.2, rows, 1, mean=1.0)},
+    "lora_loha": lambda rows, columns: {
+        "alpha": _constant(ALPHA),
+        "(hada_w1|hada_w2)_a": normal(0.3, rows, RANK),
+        "(hada_w1|hada_w2)_b": normal(columns**-0.25, RANK, columns),
+    },
+    "lora_lokr": lambda rows, columns: {
+        "lokr_w1": normal(0.25, 8, 8),
+        "lokr_w2": normal(columns**-0.5, rows // 8, columns // 8),
+        "alpha": _constant(ALPHA),  # which nobody reads: it only counts for factors
+    },
+    "lora_lokr_factors": lambda rows, columns: {
+        "lokr_w1_a": normal(0.5, 8, RANK),
+        "lokr_w1_b": normal(0.5, RANK, 8),
+        "lokr_w2_a": normal(0.5, rows // 8, RANK),
+        "lokr_w2_b": normal(columns**-0.5, RANK, columns // 8),
+        "alpha": _constant(ALPHA),
+    },
+    "lora_glora": lambda rows, columns: {
+        "a1.weight": normal(0.3, columns, RANK),
+        "(a2|b2).weight": normal(columns**-0.5, RANK, columns),
+        "b1.weight": normal(0.3, rows, RANK),
+        "alpha": _constant(ALPHA),
+    },
+    "lora_oft": lambda rows, _columns: {"oft_blocks": normal(0.05, 8, rows // 8, rows // 8)},
+    # Told from OFT by a fourth axis, the butterfly's stages. Without alpha (the constraint) stock
+    # fails on it.
+    "lora_boft": lambda rows, _columns: {"oft_blocks": normal(0.05, 2, rows // 16, 16, 16), "alpha": _constant(100.0)},
 }
 
 
-def differences(size: WanSize) -> Table:
-    """What distillation files add to their pairs: differences for what is too small for a rank, biases included."""
-    first = "diffusion_model.blocks.0"
-    out = {
-        f"{first}.self_attn.q.diff": Spec((size.dim, size.dim), 0.02),
-        f"{first}.self_attn.q.diff_b": Spec((size.dim,), 0.2),
-        f"{first}.self_attn.norm_q.diff": Spec((size.dim,), 0.2),
-        f"{first}.norm3.diff": Spec((size.dim,), 0.2),
-        f"{first}.norm3.diff_b": Spec((size.dim,), 0.2),
-        "diffusion_model.blocks.1.norm3.w_norm": Spec((size.dim,), 0.2),
-        "diffusion_model.blocks.1.norm3.b_norm": Spec((size.dim,), 0.2),
-        "diffusion_model.head.head.diff_b": Spec((4 * size.channels_out,), 0.2),
-    }
-    return out | {"diffusion_model.patch_embedding.diff": Spec((size.dim, size.channels_in, 1, 2, 2), 0.02)}
-
-
-def modulations(size: WanSize) -> Table:
-    """Differences for parameters that belong to no layer. Stock takes the keys and the patches, and never applies them."""
-    out = {"diffusion_model.head.modulation.diff": Spec((1, 2, size.dim), 0.2)}
-    for index in range(size.layers):
-        out[f"diffusion_model.blocks.{index}.modulation.diff"] = Spec((1, 6, size.dim), 0.2)
-    return out
-
-
-def replacements(size: WanSize) -> Table:
-    """New tensors in place of the old ones, whatever the strength."""
-    first = "diffusion_model.blocks.0.self_attn"
+def _differences(size: wan.WanSize) -> Tree:
+    """Differences for what is too small for a rank, biases included, as distillation files have."""
+    dim = size.dim
     return {
-        f"{first}.norm_k.set_weight": Spec((size.dim,), 0.2, 1.5),
-        f"{first}.v.set_weight": Spec((size.dim, size.dim), size.dim**-0.5),
-        f"{first}.v.bias.set_weight": Spec((size.dim,), 0.2),
+        "blocks.0": {
+            "self_attn.q.diff": normal(0.02, dim, dim),
+            "self_attn.q.diff_b": normal(0.2, dim),
+            "self_attn.norm_q.diff": normal(0.2, dim),
+            "norm3.(diff|diff_b)": normal(0.2, dim),
+        },
+        "blocks.1.norm3.(w_norm|b_norm)": normal(0.2, dim),
+        "head.head.diff_b": normal(0.2, 4 * size.channels_out),
+        "patch_embedding.diff": normal(0.02, dim, size.channels_in, *wan.PATCH),
     }
 
 
-def convolution(size: WanSize) -> Table:
+def _modulations(size: wan.WanSize) -> Tree:
+    """Of parameters that belong to no layer: stock takes the patches and never applies them."""
+    return {
+        "head.modulation.diff": normal(0.2, 1, 2, size.dim),
+        f"blocks.[{size.layers}].modulation.diff": normal(0.2, 1, 6, size.dim),
+    }
+
+
+def _replacements(size: wan.WanSize) -> Tree:
+    """New tensors in place of the old ones, whatever the strength."""
+    return {
+        "blocks.0.self_attn": {
+            "norm_k.set_weight": normal(0.2, size.dim, mean=1.5),
+            "v.set_weight": normal(size.dim**-0.5, size.dim, size.dim),
+            "v.bias.set_weight": normal(0.2, size.dim),
+        }
+    }
+
+
+def _convolution(size: wan.WanSize) -> Tree:
     """Low rank for the patch embedding (LoCon): down has the kernel, up is 1x1x1."""
-    module, into = "diffusion_model.patch_embedding", size.channels_in
-    out = {f"{module}.lora_down.weight": Spec((RANK, into, 1, 2, 2), (4 * into) ** -0.5)}
-    return out | {f"{module}.lora_up.weight": Spec((size.dim, RANK, 1, 1, 1), UP_STD)} | _alpha(module)
+    return {
+        "patch_embedding": {
+            "lora_down.weight": normal((4 * size.channels_in) ** -0.5, RANK, size.channels_in, *wan.PATCH),
+            "lora_up.weight": normal(UP_STD, size.dim, RANK, 1, 1, 1),
+            "alpha": _constant(ALPHA),
+        }
+    }
+
+
+PARTS = {
+    "lora_diff": _differences,
+    "lora_modulation": _modulations,
+    "lora_set_weight": _replacements,
+    "lora_conv": _convolution,
+}
 
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA file: its tensors, and the kind of checkpoint that it is for."""
+    """A LoRA file: what makes its tensors, and the kind of checkpoint that it is for."""
 
-    table: Table
-    base: str
-
-
-def _every_lora() -> dict[str, Lora]:
-    size = SIZES["wan_t2v"]
-    modules = block_shapes(size)
-    out = {kind: Lora(low_rank(spelling, modules), "wan_t2v") for kind, spelling in SPELLINGS.items()}
-    for kind, algorithm in ALGORITHMS.items():
-        rows: Table = {}
-        for module, (height, width) in modules.items():
-            rows |= algorithm(f"diffusion_model.{module}", height, width)
-        out[kind] = Lora(rows, "wan_t2v")
-    out["lora_diff"] = Lora(differences(size), "wan_t2v")
-    out["lora_modulation"] = Lora(modulations(size), "wan_t2v")
-    out["lora_set_weight"] = Lora(replacements(size), "wan_t2v")
-    out["lora_conv"] = Lora(convolution(size), "wan_t2v")
-    out["lora_i2v"] = Lora(low_rank(SPELLINGS["lora_down_up"], image_shapes(SIZES["wan_i2v"])), "wan_i2v")
-    for kind, spelling in TEXT_SPELLINGS.items():
-        out[kind] = Lora(low_rank(spelling, text_shapes(Umt5Size())), "umt5")
-    return out
+    make: Callable[[], Table]
+    base: str = "wan_t2v"
 
 
-LORAS: dict[str, Lora] = _every_lora()
-STORAGES: dict[str, Storage] = PLAIN
+def table_of(one: Lora) -> Table:
+    return one.make()
+
+
+def modules() -> Shapes:
+    """The Linears in a T2V's blocks."""
+    return shapes_of(wan.table(wan.SIZES["wan_t2v"]), "blocks.")
+
+
+def image_modules() -> Shapes:
+    """What only an I2V has."""
+    found = shapes_of(wan.table(wan.SIZES["wan_i2v"]), "img_emb.", "blocks.")
+    return {name: shape for name, shape in found.items() if name.startswith("img_emb.") or name.endswith("_img")}
+
+
+def _spelt(spelling: Spelling) -> Table:
+    return low_rank(spelling, modules())
+
+
+def _of_algorithm(algorithm: Callable[[int, int], Tree]) -> Table:
+    return tree({ANY + name: algorithm(*shape) for name, shape in modules().items()})
+
+
+def _of_parts(parts: Callable[[wan.WanSize], Tree]) -> Table:
+    return tree({ANY + name: row for name, row in parts(wan.SIZES["wan_t2v"]).items()})
+
+
+def _of_text(spelling: Spelling) -> Table:
+    return low_rank(spelling, text_shapes(text.UMT5))
+
+
+LORAS: dict[str, Lora] = {
+    **{kind: Lora(partial(_spelt, spelling)) for kind, spelling in SPELLINGS.items()},
+    **{kind: Lora(partial(_of_algorithm, algorithm)) for kind, algorithm in ALGORITHMS.items()},
+    **{kind: Lora(partial(_of_parts, parts)) for kind, parts in PARTS.items()},
+    "lora_i2v": Lora(lambda: low_rank(SPELLINGS["lora_down_up"], image_modules()), "wan_i2v"),
+    **{kind: Lora(partial(_of_text, spelling), "umt5") for kind, spelling in TEXT_SPELLINGS.items()},
+}

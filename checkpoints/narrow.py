@@ -3,9 +3,11 @@
     with checkpoints.narrow.opened(comfy):
         model = comfy.sd.load_diffusion_model(str(checkpoints.write("z_image", folder)))
 
-`comfy` is ComfyUI's package, with `comfy.sd` imported. While open, these sizes come from the file, and nothing else changes:
+`comfy` is ComfyUI's package, with `comfy.sd` imported. While open, these sizes come from the file,
+and nothing else changes:
 
-    SD 1.5, 2, XL   the base width of 320, the depths, the width of the prompt: told by proj_in's rank and by the labels instead
+    SD 1.5, 2, XL   the base width of 320, the depths, the width of the prompt: told by proj_in's
+                    rank and by the labels instead
     Z-Image         the width of 3840, and what stock derives from it: told by cap_pad_token instead
     Chroma          the guidance layer's widths of 5120 and 3072, its five layers
     Qwen-Image      24 heads, the prompt's width of 3584
@@ -13,7 +15,8 @@
     VAEs (KL)       the encoder's base width of 128
     CLIP            widths and layers of the text encoders within whole checkpoints
     Qwen3-VL        of a small vocabulary: a token beyond it stands for one in it
-    Qwen3 4B        its layers, the three of them that klein reads, and its vocabulary: a token beyond it stands for one in it
+    Qwen3 4B        its layers, the three of them that klein reads, and its vocabulary: a token
+                    beyond it stands for one in it
 
 A full-size file loads as ever: at published sizes each rule gives the number that stock has.
 """
@@ -23,11 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from . import clip_l
-from .flux import HEAD
-from .llama import QWEN3, config_of
+from . import text
+from .container import shapes
+from .options import CLIP_FIRST, clip_config, llama_config
+from .wan import HEAD
 
 Tensors = Mapping[str, Any]
 Config = dict[str, Any]
@@ -38,44 +44,56 @@ GUIDANCE = "distilled_guidance_layer"
 FIXED_PARTS = {"humo": ("audio_proj.",), "animate": ("motion_encoder.", "face_encoder.")}
 
 
+Replace = Callable[[Any, str, Any], None]
+
+
 @contextmanager
 def opened(comfy: Any) -> Iterator[None]:
     """While open, stock takes the sizes above from the file. Can be open twice."""
-    with ExitStack() as stack:
+    with _replacing() as replace:
         for change in (
-            _read_sizes,
-            _match_loosely,
-            _make_parts_to_measure,
-            _read_encoder_width,
-            _read_qwen3,
-            _read_clip,
-            _fold_qwen3_vl,
+            *(_read_sizes, _match_loosely, _make_parts_to_measure, _read_encoder_width, _read_qwen3),
+            *(_read_clip, _fold_qwen3_vl),
         ):
-            stack.enter_context(change(comfy))
+            change(comfy, replace)
         yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
+def wan22_widths(vae2_2: ModuleType, path: Path) -> Iterator[None]:
+    """While open, stock's `VAE` takes the widths of a Wan 2.2 VAE from the file.
+
+    vae2_2   `comfy.ldm.wan.vae2_2`
+    """
+    shape = shapes(path)
+    widths = {"dim": shape["encoder.head.0.gamma"][0] // 4, "dec_dim": shape["decoder.head.0.gamma"][0]}
+    made: Any = vae2_2.WanVAE  # the class stays: who first imports it meanwhile derives from it
+    stock = made.__init__
+    with _replacing() as replace:
+        replace(made, "__init__", lambda self, **options: stock(self, **(options | widths)))
         yield
-    finally:
-        setattr(owner, name, before)
 
 
 @contextmanager
-def _read_sizes(comfy: Any) -> Iterator[None]:
-    detection = comfy.model_detection
-    stock = detection.detect_unet_config
+def _replacing() -> Iterator[Replace]:
+    """What replaces an attribute until the end."""
+    with ExitStack() as stack:
+
+        def replace(owner: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        yield replace
+
+
+def _read_sizes(comfy: Any, replace: Replace) -> None:
+    stock = comfy.model_detection.detect_unet_config
 
     def detect(state_dict: Tensors, key_prefix: str, metadata: Any = None) -> Any:
         config = stock(state_dict, key_prefix, metadata=metadata)
         return config if config is None else config | sizes(state_dict, key_prefix, config)
 
-    with _replaced(detection, "detect_unet_config", detect):
-        yield
+    replace(comfy.model_detection, "detect_unet_config", detect)
 
 
 def sizes(tensors: Tensors, prefix: str, config: Config) -> Config:
@@ -116,33 +134,27 @@ def sizes(tensors: Tensors, prefix: str, config: Config) -> Config:
     return {}
 
 
-@contextmanager
-def _match_loosely(comfy: Any) -> Iterator[None]:
-    """What tells these models apart when widths do not."""
+def _match_loosely(comfy: Any, replace: Replace) -> None:
+    """Tell these models apart when widths do not."""
     models = comfy.supported_models
-    wanted = {
-        models.SD15: {"use_linear_in_transformer": False, "adm_in_channels": None, "use_temporal_attention": False},
-        models.SD20: {"use_linear_in_transformer": True, "adm_in_channels": None, "use_temporal_attention": False},
-        models.SDXL: {"use_linear_in_transformer": True, "adm_in_channels": 2816, "use_temporal_attention": False},
+    net = {"use_linear_in_transformer": False, "adm_in_channels": None, "use_temporal_attention": False}
+    for model, config in {
+        models.SD15: net,
+        models.SD20: net | {"use_linear_in_transformer": True},
+        models.SDXL: net | {"use_linear_in_transformer": True, "adm_in_channels": 2816},
         models.ZImage: {"image_model": "lumina2", "z_image_modulation": True},
-    }
-    with ExitStack() as stack:
-        for model, config in wanted.items():
-            stack.enter_context(_replaced(model, "unet_config", config))
-        yield
+    }.items():
+        replace(model, "unet_config", config)
 
 
-@contextmanager
-def _make_parts_to_measure(comfy: Any) -> Iterator[None]:
+def _make_parts_to_measure(comfy: Any, replace: Replace) -> None:
     wan = comfy.ldm.wan
-    with ExitStack() as stack:
-        for network in (wan.model.HumoWanModel, wan.model_animate.AnimateWanModel):
-            stack.enter_context(_replaced(network, "__init__", _to_measure(network.__init__)))
-        yield
+    for network in (wan.model.HumoWanModel, wan.model_animate.AnimateWanModel):
+        replace(network, "__init__", _to_measure(network.__init__))
 
 
 def _to_measure(stock: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that makes the parameters named in `made_to` anew, where stock made them at another size."""
+    """A constructor that makes the parameters named in `made_to` anew, at these shapes."""
 
     def construct(self: Any, *args: Any, made_to: Mapping[str, tuple[int, ...]] | None = None, **options: Any) -> None:
         stock(self, *args, **options)
@@ -163,20 +175,18 @@ def _to_measure(stock: Callable[..., None]) -> Callable[..., None]:
     return construct
 
 
-@contextmanager
-def _read_encoder_width(comfy: Any) -> Iterator[None]:
+def _read_encoder_width(comfy: Any, replace: Replace) -> None:
     encoder = comfy.ldm.modules.diffusionmodules.model.Encoder
     stock, stock_encoder = comfy.sd.VAE.__init__, encoder.__init__
 
     def construct(self: Any, sd: Any = None, *args: Any, **options: Any) -> None:
         entry = (sd or {}).get("encoder.conv_in.weight")
         widths = {} if entry is None else {"ch": entry.shape[0]}
-        narrow = lambda self, **sizes: stock_encoder(self, **(sizes | widths))  # noqa: E731
-        with _replaced(encoder, "__init__", narrow):
+        with _replacing() as inside:
+            inside(encoder, "__init__", lambda self, **sizes: stock_encoder(self, **(sizes | widths)))
             stock(self, sd, *args, **options)
 
-    with _replaced(comfy.sd.VAE, "__init__", construct):
-        yield
+    replace(comfy.sd.VAE, "__init__", construct)
 
 
 QWEN3_TABLE = "model.embed_tokens.weight"
@@ -185,31 +195,29 @@ QWEN3_LAYERS = 36
 MADE_HERE = "made_narrow"  # among stock's model options
 
 
-@contextmanager
-def _read_qwen3(comfy: Any) -> Iterator[None]:
+def _read_qwen3(comfy: Any, replace: Replace) -> None:
     """Of a Qwen3 4B of fewer layers than the published one, where nobody hands over its sizes."""
     stock = comfy.sd.load_text_encoder_state_dicts
 
     def load(state_dicts: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
         given = dict(model_options or {})
         shape = {name: tuple(tensor.shape) for name, tensor in state_dicts[0].items()}
-        if QWEN3_MARK in shape and shape[QWEN3_TABLE][1] == QWEN3.width and "qwen3_4b_model_config" not in given:
-            config = config_of(shape)
+        if QWEN3_MARK in shape and shape[QWEN3_TABLE][1] == text.QWEN3.width and "qwen3_4b_model_config" not in given:
+            config = llama_config(shape)
             if config["num_hidden_layers"] < QWEN3_LAYERS:
                 given |= {"qwen3_4b_model_config": config, MADE_HERE: True}
         return stock(state_dicts, *args, model_options=given, **options)
 
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(comfy.sd, "load_text_encoder_state_dicts", load))
-        for module, read in ((comfy.text_encoders.flux, 3), (comfy.text_encoders.z_image, 0)):
-            kind = module.Qwen3_4BModel
-            stack.enter_context(_replaced(kind, "__init__", _of_few_layers(kind.__init__, read)))
-        yield
+    replace(comfy.sd, "load_text_encoder_state_dicts", load)
+    for module, read in ((comfy.text_encoders.flux, 3), (comfy.text_encoders.z_image, 0)):
+        kind = module.Qwen3_4BModel
+        replace(kind, "__init__", _of_few_layers(kind.__init__, read))
 
 
 def _of_few_layers(stock: Callable[..., None], read: int) -> Callable[..., None]:
-    """A constructor of an encoder around a Qwen3. Of the tokens that the small vocabulary lacks, padding stays padding.
-    read: how many layers it taps by number; here the last ones."""
+    """A constructor of an encoder around a Qwen3. Of the tokens that the small vocabulary lacks,
+    padding stays padding. read: how many layers it taps by number; here the last ones.
+    """
 
     def construct(self: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> None:
         given = dict(model_options or {})
@@ -236,9 +244,8 @@ def _of_few_layers(stock: Callable[..., None], read: int) -> Callable[..., None]
     return construct
 
 
-@contextmanager
-def _read_clip(comfy: Any) -> Iterator[None]:
-    """Of the text encoders in a whole checkpoint, which stock hands over as the tokenizer's data too."""
+def _read_clip(comfy: Any, replace: Replace) -> None:
+    """Of the encoders in a whole checkpoint, which stock hands over as tokenizer's data too."""
     stock = comfy.sd.CLIP.__init__
 
     def construct(self: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -247,17 +254,15 @@ def _read_clip(comfy: Any) -> Iterator[None]:
         shape = {name: tuple(tensor.shape) for name, tensor in beside if hasattr(tensor, "shape")}
         for name in ("clip_l", "clip_g", "clip_h"):
             own = {key.removeprefix(f"{name}.transformer."): of for key, of in shape.items() if key.startswith(name)}
-            config = clip_l.config_of(own) if clip_l.FIRST in own else None
-            if config is not None and config["hidden_size"] == clip_l.WIDTH:
+            config = clip_config(own) if CLIP_FIRST in own else None
+            if config is not None and config["hidden_size"] == text.CLIP_WIDTH:
                 given.setdefault(f"{name}_model_config", config)
         stock(self, *args, model_options=given, **options)
 
-    with _replaced(comfy.sd.CLIP, "__init__", construct):
-        yield
+    replace(comfy.sd.CLIP, "__init__", construct)
 
 
-@contextmanager
-def _fold_qwen3_vl(comfy: Any) -> Iterator[None]:
+def _fold_qwen3_vl(comfy: Any, replace: Replace) -> None:
     """Pictures among the tokens stay."""
     kind = comfy.text_encoders.qwen3vl.Qwen3VLClipModel
     stock = kind.process_tokens
@@ -267,5 +272,4 @@ def _fold_qwen3_vl(comfy: Any) -> Iterator[None]:
         folded = [[one % last if isinstance(one, int) and one > last else one for one in prompt] for prompt in tokens]
         return stock(self, folded, device)
 
-    with _replaced(kind, "process_tokens", process):
-        yield
+    replace(kind, "process_tokens", process)

@@ -1,6 +1,7 @@
 """A small sentencepiece model, trained on the spot: UMT5's tokenizer in little.
 
-As in the real one: unigram pieces, pad 0, end 1, unknown 2, and a piece for every byte, so that no prompt is unknown.
+As in the real one: unigram pieces, pad 0, end 1, unknown 2, and a piece for every byte, so that no
+prompt is unknown.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sentencepiece
 import torch
 
 PIECES = 500  # fewer than the embedding has rows, as in the published files
+GEMMA = {"bos_id": 2, "unk_id": 3}  # Gemma's special pieces: a prompt begins with one of them
 
 SENTENCES = (
     "a red fox runs through the snow under a grey winter sky",
@@ -36,8 +38,7 @@ SENTENCES = (
 
 @lru_cache(maxsize=2)
 def spiece_model(**special: int) -> bytes:
-    """The serialized model, UMT5's but for the numbers of its special pieces. One thread and no sampling: the same bytes every
-    time."""
+    """UMT5's model, serialized, but for its special pieces. The same bytes every time."""
     return trained(vocab_size=PIECES, normalization_rule_name="identity", **special)
 
 
@@ -59,6 +60,6 @@ def trained(**options: Any) -> bytes:
     return out.getvalue()
 
 
-def spiece_tensor() -> torch.Tensor:
+def spiece_tensor(**special: int) -> torch.Tensor:
     """The model as the files carry it: uint8 [bytes]."""
-    return torch.frombuffer(bytearray(spiece_model()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(spiece_model(**special)), dtype=torch.uint8)

@@ -1,4 +1,6 @@
-"""Style networks in miniature, with the names and layers that the published ones have: for the tests and the bench."""
+"""Style networks in miniature, with the names and layers that the published ones have: for the
+tests and the bench.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def decoder(channels: int = 12, widths: tuple[int, ...] = (8, 8, 8, 8, 6, 6, 4, 
 
 
 def transformed(x: Tensor, w: Weights) -> Tensor:
-    """What PyTorch's fast_neural_style makes of x [b, 3, h, w] from 0 to 255, by a net's state dict."""
+    """PyTorch's fast_neural_style of x [b, 3, h, w] from 0 to 255, by a net's state dict."""
     for n, step in ((1, 1), (2, 2), (3, 2)):
         x = _normed(convolved(x, w, f"conv{n}.conv2d", step), w, f"in{n}").relu()
     for n in range(1, 1 + sum(name.endswith("in1.weight") and name.startswith("res") for name in w)):

@@ -22,33 +22,33 @@ SIDE = 8
 FRAMES = 2
 STEPS = 6  # of audio
 
-T5_WIDTH = checkpoints.umt5.WIDTH
-CLIP_WIDTH = checkpoints.clip_l.WIDTH
+T5_WIDTH = checkpoints.T5_WIDTH
+CLIP_WIDTH = checkpoints.text.CLIP_WIDTH
 WAN_LATENTS = (1, 16, FRAMES, SIDE, SIDE)
 
 # Tokens and width of a prompt, and the shapes of the latents: two of them where there is sound.
 PROMPTS: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("flux1", "chroma", "sd3", *checkpoints.wan_more.SIZES), (TOKENS, T5_WIDTH)),
+    **dict.fromkeys(("flux1", "chroma", "sd3", *checkpoints.wan.RELATIVES), (TOKENS, T5_WIDTH)),
     # Stock fills it up to 512 tokens.
-    "flux2": (128, 3 * checkpoints.llama.QWEN3.width),
-    "z_image": (TOKENS, checkpoints.llama.QWEN3.width),
-    "qwen_image": (TOKENS, checkpoints.qwen_image.SIZE.text),
-    "hunyuan_video_15": (TOKENS, checkpoints.hunyuan_video.SIZE.text),
+    "flux2": (128, 3 * checkpoints.text.QWEN3.width),
+    "z_image": (TOKENS, checkpoints.text.QWEN3.width),
+    "qwen_image": (TOKENS, checkpoints.pictures.QWEN_IMAGE.text),
+    "hunyuan_video_15": (TOKENS, checkpoints.video.HUNYUAN_VIDEO.text),
     # Of the 1024 tokens that the model makes of it, at least a part should be the prompt.
-    "ltx2": (128, checkpoints.ltx.SIZES["ltx2"].caption),
-    "ltx23": (128, checkpoints.ltx.SIZES["ltx23"].video + checkpoints.ltx.SIZES["ltx23"].audio),
-    **{kind: (TOKENS, size.text) for kind, size in checkpoints.minimax.SIZES.items()},
-    **{kind: (TOKENS, size.context) for kind, size in checkpoints.unet.SIZES.items()},
+    "ltx2": (128, checkpoints.video.LTX["ltx2"].caption),
+    "ltx23": (128, checkpoints.video.LTX["ltx23"].video + checkpoints.video.LTX["ltx23"].audio),
+    **{kind: (TOKENS, size.text) for kind, size in checkpoints.video.MINIMAX.items()},
+    **{kind: (TOKENS, size.context) for kind, size in checkpoints.pictures.UNETS.items()},
 }
 LATENTS: dict[str, tuple[tuple[int, ...], ...]] = {
     **dict.fromkeys(("flux1", "chroma", "z_image", "sd3"), ((1, 16, SIDE, SIDE),)),
     "flux2": ((1, 128, SIDE, SIDE),),
     "qwen_image": ((1, 16, 1, SIDE, SIDE),),
     "hunyuan_video_15": ((1, 32, FRAMES, SIDE, SIDE),),
-    **dict.fromkeys(checkpoints.ltx.SIZES, ((1, 128, FRAMES, SIDE, SIDE), (1, 8, STEPS, 16))),
-    **dict.fromkeys(checkpoints.minimax.SIZES, ((1, 24, FRAMES, SIDE, SIDE), (1, 32, 2, STEPS))),
-    **dict.fromkeys(checkpoints.unet.SIZES, ((1, 4, SIDE, SIDE),)),
-    **dict.fromkeys(checkpoints.wan_more.SIZES, (WAN_LATENTS,)),
+    **dict.fromkeys(checkpoints.video.LTX, ((1, 128, FRAMES, SIDE, SIDE), (1, 8, STEPS, 16))),
+    **dict.fromkeys(checkpoints.video.MINIMAX, ((1, 24, FRAMES, SIDE, SIDE), (1, 32, 2, STEPS))),
+    **dict.fromkeys(checkpoints.pictures.UNETS, ((1, 4, SIDE, SIDE),)),
+    **dict.fromkeys(checkpoints.wan.RELATIVES, (WAN_LATENTS,)),
 }
 KINDS = tuple(PROMPTS)
 
@@ -86,18 +86,18 @@ def _extras(kind: str, seed: int) -> dict[str, Any]:
     if kind == "hunyuan_video_15":
         return {
             "pooled_output": None,
-            "conditioning_byt5small": _noise(seed, 1, 5, checkpoints.hunyuan_video.GLYPHS),
-            "clip_vision_output": SimpleNamespace(last_hidden_state=_noise(2, 1, 9, checkpoints.hunyuan_video.VISION)),
+            "conditioning_byt5small": _noise(seed, 1, 5, checkpoints.video.GLYPHS),
+            "clip_vision_output": SimpleNamespace(last_hidden_state=_noise(2, 1, 9, checkpoints.video.VISION)),
             "concat_latent_image": picture[0],
             "concat_mask": torch.ones(1, 1, FRAMES, SIDE, SIDE),
         }
-    if kind in checkpoints.ltx.SIZES:
+    if kind in checkpoints.video.LTX:
         return {"unprocessed_ltxav_embeds": True, "frame_rate": 25}
-    if kind in checkpoints.minimax.SIZES:
+    if kind in checkpoints.video.MINIMAX:
         mask[:, 4:8] = 0  # the places of a picture in the prompt
         return {"minimax_token_tags": mask}
     if kind == "sd3":
-        return {"pooled_output": _noise(seed, 1, checkpoints.sd3.POOLED)}
+        return {"pooled_output": _noise(seed, 1, checkpoints.pictures.SD3_POOLED)}
     if kind == "sdxl":
         return {"pooled_output": _noise(seed, 1, 1280), "width": 512, "height": 512}
     return _wan_extras(kind, picture)
@@ -105,11 +105,11 @@ def _extras(kind: str, seed: int) -> dict[str, Any]:
 
 def _wan_extras(kind: str, picture: list[torch.Tensor]) -> dict[str, Any]:
     first = [picture[0][:, :, :1]]
-    size = checkpoints.wan_more.SIZES.get(kind)
+    size = checkpoints.wan.RELATIVES.get(kind)
     if kind == "wan_s2v":
         assert size is not None
         return {
-            "audio_embed": _noise(2, 1, checkpoints.wan_more.AUDIO_LAYERS, size.speech, 4 * FRAMES),
+            "audio_embed": _noise(2, 1, checkpoints.wan.AUDIO_LAYERS, size.speech, 4 * FRAMES),
             "reference_latents": first,
             "reference_motion": _noise(3, 1, 16, 19, SIDE, SIDE),
             "control_video": _noise(4, *WAN_LATENTS),

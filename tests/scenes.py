@@ -35,7 +35,7 @@ class Studio:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = checkpoints.write("umt5", folder)
-        options = checkpoints.umt5.model_options(path)
+        options = checkpoints.model_options(path)
         clip = comfy.sd.load_clip([str(path)], clip_type=comfy.sd.CLIPType.WAN, model_options=options)
         prompts = ("a red fox runs through the snow", "two cats fight on a stage", "static, blurred, ugly")
         self.fox, self.cats, self.bad = (
@@ -44,11 +44,11 @@ class Studio:
 
         self.vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(checkpoints.write("wan_vae", folder))))
         path = checkpoints.write("wan22_vae", folder)
-        with checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, path):
+        with checkpoints.narrow.wan22_widths(comfy.ldm.wan.vae2_2, path):
             self.vae22 = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path)))
 
         path = checkpoints.write("clip_vision", folder)
-        vision = comfy.clip_vision.ClipVisionModel(checkpoints.clip_vision.model_config(path))
+        vision = comfy.clip_vision.ClipVisionModel(checkpoints.options.clip_vision_config(path))
         vision.load_sd(comfy.utils.load_torch_file(str(path)))
         self.first, self.last, self.control = (torch.rand(count, SIDE, SIDE, 3) for count in (1, 1, FRAMES))
         self.seen_first, self.seen_last = vision.encode_image(self.first), vision.encode_image(self.last)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from ...checkpoints import spiece
-from ...checkpoints.quantise import architectures, t5
+from ...checkpoints.quantise import gguf_file, t5
 from ...checkpoints.storage import QUANT_NOTE
 from ...checkpoints.weights import Spec, Table
 from ...memory.formats.gguf import ORIGINAL_SHAPE
@@ -183,7 +183,7 @@ def gguf_values(rows: Table, storage: str) -> dict[str, Value]:
 
 def architecture(rows: Table) -> str:
     """The word of a GGUF file for its model; of one without a word of its own, that of a Wan."""
-    known = (word for word, landmark in architectures.LANDMARKS if any(re.fullmatch(landmark, name) for name in rows))
+    known = (word for word, landmark in gguf_file.LANDMARKS if any(re.fullmatch(landmark, name) for name in rows))
     return next(known, "wan")
 
 

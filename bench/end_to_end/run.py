@@ -274,13 +274,13 @@ class Run:
         if model in bounds.WRITERS:
             return writing.sizes_of(self.paths[model])
         if model == "qwen3":
-            options = dict(checkpoints.llama.options_of(checkpoints.llama.QWEN3))
+            options = dict(checkpoints.options.qwen3_options(checkpoints.text.QWEN3))
             if self.row.kind == "flux2":  # which reads layers that the tiny one does not have
                 reading: Any = importlib.import_module("comfy.text_encoders.flux").Qwen3_4BModel
                 options["qwen3_4b_class"] = partial(reading, layer=[0, 1, 2])
         else:  # ours tell a packed one by its tensors
             path = Path(self.paths[model])
-            options = {} if path.suffix == ".gguf" else checkpoints.umt5.model_options(path)
+            options = {} if path.suffix == ".gguf" else checkpoints.model_options(path)
         return options
 
     def vae(self, model: Model) -> tuple[Any, float]:
@@ -302,7 +302,7 @@ class Run:
         from ... import checkpoints  # noqa: PLC0415
 
         stock = importlib.import_module("comfy.ldm.wan.vae2_2")
-        return checkpoints.wan_vae.wan22_widths(stock, Path(self.paths[model]))
+        return checkpoints.narrow.wan22_widths(stock, Path(self.paths[model]))
 
     def decode(self) -> dict[str, Any]:
         import torch  # noqa: PLC0415

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from ... import checkpoints
-from ...checkpoints import flux, kl_vae, llama, qwen3_vl, qwen_image, spiece, umt5, unet, wan, wan_vae, z_image
+from ...checkpoints import pictures, spiece, text, vaes, wan
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
@@ -40,43 +40,45 @@ def table(model: Model) -> Table:
         return wan.table(wan.WanSize(dim=size.dim, ffn=size.ffn, layers=size.layers, text=4096))
     if model == "t5":
         heads = UMT5.dim // 64
-        return umt5.table(umt5.Umt5Size(UMT5.dim, heads, 64, UMT5.ffn, UMT5.layers, VOCABULARY))
+        return text.umt5(text.Umt5Size(UMT5.dim, heads, 64, UMT5.ffn, UMT5.layers, VOCABULARY))
     if model == "qwen3":
-        return llama.table(llama.LlamaSize(**asdict(QWEN3)))
+        return text.llama(text.LlamaSize(**asdict(QWEN3)))
     if model in WRITERS_OF_TEXT:
-        language = llama.LlamaSize(**asdict(WRITERS_OF_TEXT[model]))
-        return qwen3_vl.table(qwen3_vl.Qwen3VLSize(language, EYES.dim, EYES.ffn, EYES.layers, places=2304))
+        language = text.LlamaSize(**asdict(WRITERS_OF_TEXT[model]))
+        return text.qwen3_vl(text.Qwen3VLSize(language, EYES.dim, EYES.ffn, EYES.layers, places=2304))
     if model in KLEIN:
         klein = KLEIN[model]
-        return flux.table(flux.FluxSize(klein.dim, klein.double, klein.single, klein.text, klein.channels, shared=True))
+        return pictures.flux(
+            pictures.FluxSize(klein.dim, klein.double, klein.single, klein.text, klein.channels, shared=True)
+        )
     if model == "z_image":
-        return z_image.table(z_image.ZImageSize(Z_IMAGE.dim, Z_IMAGE.layers, Z_IMAGE.text))
+        return pictures.z_image(pictures.ZImageSize(Z_IMAGE.dim, Z_IMAGE.layers, Z_IMAGE.text))
     if model == "qwen_image":
-        return qwen_image.table(qwen_image.QwenImageSize(QWEN_IMAGE.dim, QWEN_IMAGE.layers, QWEN_IMAGE.text))
+        return pictures.qwen_image(pictures.QwenImageSize(QWEN_IMAGE.dim, QWEN_IMAGE.layers, QWEN_IMAGE.text))
     if model in UNETS:
         net = UNETS[model]
-        return unet.table(
-            unet.UnetSize(
+        return pictures.unet(
+            pictures.UnetSize(
                 net.width, net.mult, net.depth, net.residuals, net.middle, net.text, net.labels, linear=net.linear
             )
         )
     if model in IMAGE_VAES:
         vae = IMAGE_VAES[model]
-        return kl_vae.table(kl_vae.KlSize(vae.channels, vae.folded, vae.folded, vae.width))
+        return vaes.kl_vae(vaes.KlSize(vae.channels, vae.folded, vae.folded, vae.width))
     of_videos = VIDEO_VAES[model]
-    written = wan_vae.table_22 if of_videos.fold > 1 else wan_vae.table_21
-    return written(wan_vae.VaeSize(of_videos.encoder, of_videos.decoder))
+    written = vaes.wan22_vae if of_videos.fold > 1 else vaes.wan21_vae
+    return written(vaes.VaeSize(of_videos.encoder, of_videos.decoder))
 
 
 def tiny_table(model: Model) -> Table:
     """The stand-in of a packed file where there is no card: in rows of whole blocks, and of a Wan with the text's
     published width, so that nothing has to tell it."""
     if model == "t5":
-        return umt5.table(umt5.Umt5Size(width=32))
+        return text.umt5(text.Umt5Size(width=32))
     if model == "qwen3":
-        return llama.table(llama.QWEN3)
+        return text.llama(text.QWEN3)
     if model in WRITERS_OF_TEXT:
-        return qwen3_vl.table(qwen3_vl.SIZE)
+        return text.qwen3_vl(text.QWEN3_VL)
     if model in WAN:
         return wan.table(wan.WanSize(text=4096))
     return checkpoints.KINDS[TINY[model]].table
@@ -90,8 +92,8 @@ def small_vae(name: str, generator: torch.Generator, *, tiny: bool) -> dict[str,
 
         shapes = {key: value.shape for key, value in TAESD(latent_channels=4).state_dict().items()}
     else:
-        size = kl_vae.SIZES["sd_vae"] if tiny else replace(kl_vae.SIZES["sd_vae"], width=128)
-        shapes = {key: torch.Size(spec.shape) for key, spec in kl_vae.table(size).items()}
+        size = vaes.KL_VAES["sd_vae"] if tiny else replace(vaes.KL_VAES["sd_vae"], width=128)
+        shapes = {key: torch.Size(spec.shape) for key, spec in vaes.kl_vae(size).items()}
     return {key: _vae_tensor(key, shape, generator) for key, shape in shapes.items()}
 
 

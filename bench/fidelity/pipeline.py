@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...checkpoints import container, toys, trained, umt5, wan
+from ...checkpoints import KINDS, container, model_options, toys, trained, wan
 from ...checkpoints.quantise import quantise
 from ...fusion.base.vram_budget import AUTO
 from .. import kitchen
@@ -88,7 +88,7 @@ def stored(files: Files, folder: Path, storages: tuple[str, ...]) -> Files:
             found[storage] = folder / f"{storage}{QUANTISED[storage]}"
             quantise(model, found[storage], storage, force=True)
             continue
-        other = wan.STORAGES[storage].store(wan.table(size), tensors)
+        other = KINDS["wan_t2v"].storages[storage].store(wan.table(size), tensors)
         found[storage] = folder / f"{storage}.safetensors"
         container.save(found[storage], other.tensors, {**wan.metadata(size), **other.metadata})
     return replace(files, models=found)
@@ -163,7 +163,7 @@ def text_encoder(path: Path, computing: Computing) -> Any:
         return load_text_encoder(str(path), [], policy_of(computing), AUTO)
     import comfy.sd  # noqa: PLC0415
 
-    options: dict[str, Any] = {**umt5.model_options(path), "dtype": getattr(torch, computing.stock)}
+    options: dict[str, Any] = {**model_options(path), "dtype": getattr(torch, computing.stock)}
     return comfy.sd.load_clip([str(path)], clip_type=comfy.sd.CLIPType.WAN, model_options=options)
 
 

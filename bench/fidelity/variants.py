@@ -33,7 +33,7 @@ class Sparse:
 class Variant:
     """One line of the table.
 
-    storage     of the diffusion model's file, as `checkpoints.wan.STORAGES` or `checkpoints.quantise` calls it
+    storage     of the diffusion model's file, as `checkpoints.kinds.WAN_STORAGES` or `checkpoints.quantise` calls it
     easy_cache  stock's node EasyCache stands behind the loader, as it comes
     kitchen     stock's attention is comfy-kitchen's in 8 bits, as newer versions of ComfyUI can be told to have it
     promised    a model call is to be as near to FP32 as stock's in FP16

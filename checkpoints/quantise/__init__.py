@@ -3,8 +3,9 @@
     q8_0, q4_k, q5_k, q4_k_m     GGUF, which FuseStream reads, and other packs with a GGUF loader
     int8, int8_convrot, fp8      safetensors, which stock ComfyUI reads
 
-The file is read and written in pieces of some rows, so a model of any size takes little memory. What stays as precise as it is, and
-why, is in `choice.py`; what becomes of a number, in `blocks.py` and `stock_file.py`.
+The file is read and written in pieces of some rows, so a model of any size takes little memory.
+What stays as precise as it is, and why, is in `choice.py`; what becomes of a number, in `blocks.py`
+and `stock_file.py`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def quantise(
     architecture: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Done:
-    """Write `target`. Raises `CannotQuantise`, `BadFile` or `NotWritten`; then nothing is left of it, or what was there before.
+    """Write `target`. Raises `CannotQuantise`, `BadFile` or `NotWritten`; then nothing is left of
+    it, or what was there before.
 
     force         whether a file that is there is replaced
     architecture  what a GGUF file is to say that it is; None: as the tensors tell

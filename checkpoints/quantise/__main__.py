@@ -1,5 +1,6 @@
-"""`python checkpoints/quantise IN OUT --to KIND`: what `dev.py quantise` calls. The pack is imported under its alias, without its
-entry point: nothing here needs ComfyUI."""
+"""`python checkpoints/quantise IN OUT --to KIND`: what `dev.py quantise` calls. The pack is
+imported under its alias, without its entry point: nothing here needs ComfyUI.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,17 @@
-"""Numbers packed into ggml's blocks: Q8_0, Q4_K, Q5_K, Q6_K. What the bytes mean: `kernels_cuda/ops/quant/packed_blocks.py`.
+"""Numbers packed into ggml's blocks: Q8_0, Q4_K, Q5_K, Q6_K. What the bytes mean:
+`kernels_cuda/ops/quant/packed_blocks.py`.
 
     Q8_0       32 numbers: d q
-    Q4_K, Q5_K 256 numbers in groups of 32: d sc q - dmin m, where sc and m are of 6 bits for each group, q of 4 or 5
+    Q4_K, Q5_K 256 numbers in groups of 32: d sc q - dmin m, where sc and m are of 6 bits for each
+    group, q of 4 or 5
     Q6_K       256 numbers in groups of 16: d sc (q - 32), where sc is of 8 bits with a sign
 
-A group's scale and minimum are found in two steps. Candidates: its range is cut into steps, a few times, a little finer or coarser
-each time, and every number goes to its nearest step. For each of these choices of q the best scale and minimum are a weighted
-least squares fit of two unknowns, in closed form, and so is what is left of the error; the candidate with the least is kept. Then
-the groups' scales are rounded to their few bits, and the numbers once more, to the steps as a reader will have them.
+A group's scale and minimum are found in two steps. Candidates: its range is cut into steps, a few
+times, a little finer or coarser each time, and every number goes to its nearest step. For each of
+these choices of q the best scale and minimum are a weighted least squares fit of two unknowns, in
+closed form, and so is what is left of the error; the candidate with the least is kept. Then the
+groups' scales are rounded to their few bits, and the numbers once more, to the steps as a reader
+will have them.
 
 Large numbers weigh more, as |x| plus the group's root mean square: they matter more in a product.
 """
@@ -20,7 +24,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-# How much finer than its range a group is cut. Finer steps leave out the ends, which pays where few numbers are there.
+# How much finer than its range a group is cut. Finer steps leave out the ends, which pays where few
+# numbers are there.
 FINER = {4: (-0.6, 0.0, 0.6, 1.2, 1.8), 5: (-0.5, 0.0, 0.5, 1.0), 6: (-1.0, 0.0, 1.0, 2.0)}
 LARGEST = {"code": 63, "scale": 128}  # of a 6-bit scale, of an 8-bit one with a sign
 SPREAD = 1e-4  # of the steps, relative: with less the fit is fp32's rounding alone
@@ -74,11 +79,11 @@ def packed(x: Tensor, encoding: str) -> Tensor:
     return PACKERS[encoding](x.contiguous()).view(x.shape[0], -1)
 
 
-# ------------------------------------------------------------------------------------------------------------- fitting
+# ------------------------------------------------------------------------------------------ fitting
 
 
 def _with_minimum(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """The first 16 bytes of Q4_K and Q5_K, d, dmin, scales and minima; and q, uint8 [blocks, 8, 32]."""
+    """The 16 bytes before Q4_K's and Q5_K's numbers; and these, uint8 [blocks, 8, 32]."""
     groups = x.view(-1, 8, 32)
     scale, low = _asymmetric(groups, bits)
     d = _half(scale.amax(1, keepdim=True) / LARGEST["code"])
@@ -110,7 +115,8 @@ def _asymmetric(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         spread = w * wqq - wq * wq
         scale = (w * wqx - wx * wq) * _inverse(spread)
         offset = (wx - scale * wq) * _inverse(w)
-        # A minimum below zero cannot be written, and numbers that are all the same tell no slope: then the line starts at zero.
+        # A minimum below zero cannot be written, and numbers that are all the same tell no slope:
+        # then the line starts at zero.
         through = (offset > 0) | (spread <= SPREAD * w * wqq)
         scale = torch.where(through, wqx * _inverse(wqq), scale)
         offset.masked_fill_(through, 0)
@@ -144,7 +150,7 @@ def _weights(groups: Tensor) -> Tensor:
 
 
 def _half(x: Tensor) -> Tensor:
-    """As fp16, no nearer to zero: a scale of tiny weights has few bits there, and a smaller one would leave out their ends."""
+    """As fp16, no nearer to zero: a smaller scale of tiny weights would leave out their ends."""
     near = x.half()
     return (near.view(torch.int16) + (near.float().abs() < x.abs())).to(torch.int16).view(torch.float16)
 
@@ -154,7 +160,7 @@ def _inverse(x: Tensor) -> Tensor:
     return torch.where(x == 0, 0.0, 1 / x)
 
 
-# ------------------------------------------------------------------------------------------------------------- packing
+# ------------------------------------------------------------------------------------------ packing
 
 
 def _bytes(x: Tensor) -> Tensor:
@@ -170,7 +176,7 @@ def _joined(fields: tuple[Tensor, ...], bits: int) -> Tensor:
 
 
 def _nibbles(q: Tensor, run: int) -> Tensor:
-    """A run in the low nibbles, the next one in the high ones of the same bytes: [blocks, elements / 2]."""
+    """A run in the low nibbles, the next in the high ones: uint8 [blocks, elements / 2]."""
     return _joined(q.view(q.shape[0], -1, 2, run).unbind(2), 4).flatten(1)
 
 

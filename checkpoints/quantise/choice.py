@@ -1,12 +1,14 @@
 """Which tensors of a model are quantised, and to what.
 
-Quantised are the matrices in repeated blocks, which hold nearly all of a model's bytes. Everything else stays as it is: norms,
-biases and modulations are small, and the first and last matrices, the timestep's and the prompt's way in decide over every token.
-Blocks are recognised without names: members of a numbered list that have several tensors each. (`blocks.0.`, `double_blocks.3.`;
-but not `time_embedding.0.`, where each number is one operation.)
+Quantised are the matrices in repeated blocks, which hold nearly all of a model's bytes. Everything
+else stays as it is: norms, biases and modulations are small, and the first and last matrices, the
+timestep's and the prompt's way in decide over every token. Blocks are recognised without names:
+members of a numbered list that have several tensors each. (`blocks.0.`, `double_blocks.3.`; but not
+`time_embedding.0.`, where each number is one operation.)
 
-GGUF files hold two more rules, as llama.cpp has them: tensors of one dimension, and tiny ones, are in F32; and a text encoder's
-table of tokens, of which rows are looked up, is quantised too, more finely than the rest.
+GGUF files hold two more rules, as llama.cpp has them: tensors of one dimension, and tiny ones, are
+in F32; and a text encoder's table of tokens, of which rows are looked up, is quantised too, more
+finely than the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from ...memory import ENCODINGS, Checkpoint, Extent
 from .errors import CannotQuantise
 
 READ = (".safetensors", ".sft")
-# What a kind makes of most matrices. The mix is finer where errors are felt most, as llama.cpp's is.
+# What a kind makes of most matrices. The mix is finer where errors are felt most, as llama.cpp's
+# is.
 GGUF_KINDS: Mapping[str, str] = MappingProxyType({"q8_0": "Q8_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q4_k_m": "Q4_K"})
 MIX, FINEST, BETWEEN = "q4_k_m", "Q6_K", "Q5_K"
 STOCK_KINDS = ("int8_convrot", "int8", "fp8")
@@ -30,10 +33,12 @@ PLAIN = ("F32", "F16", "BF16")
 RICH = 4  # a block has at least so many tensors
 TINY = 1024  # elements
 NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
-# Two dimensions, and no matrix that anything is multiplied with; and Chroma's guidance, which makes all blocks' modulations.
+# Two dimensions, and no matrix that anything is multiplied with; and Chroma's guidance, which makes
+# all blocks' modulations.
 NO_MATRIX = re.compile(r"(norm\w*|embed\w*|relative_attention_bias)\.weight$|(^|\.)distilled_guidance_layer\.")
 TABLE = re.compile(r"(^|\.)(shared|embed_tokens)\.weight$")
-# Attention's values and the matrix behind a feed-forward's activation, as models call them; and q, k and v in one.
+# Attention's values and the matrix behind a feed-forward's activation, as models call them; and q,
+# k and v in one.
 VALUES = re.compile(r"(^|[._])(v|v_img|to_v|v_proj|add_v_proj|value)\.weight$")
 JOINED = re.compile(r"(^|[._])(qkv|qkv_proj)\.weight$")
 SECOND = re.compile(
@@ -72,7 +77,7 @@ def refuse(source: Checkpoint) -> None:
 
 
 def matrices(source: Checkpoint) -> list[str]:
-    """The names of the blocks' matrices, in file order. Raises `CannotQuantise` where there are none."""
+    """The blocks' matrices, in file order. Raises `CannotQuantise` where there are none."""
     inside = _in_blocks(source.extents)
     found = [
         name

@@ -1,7 +1,9 @@
-"""A tensor in pieces: some rows are read, worked on by one of a few threads, and handed on in order.
+"""A tensor in pieces: some rows are read, worked on by one of a few threads, and handed on in
+order.
 
-A piece is as large as what stays in a core's cache while it is passed over a hundred times. Each thread works by itself: torch's
-own division of such small work among threads costs more than it gains.
+A piece is as large as what stays in a core's cache while it is passed over a hundred times. Each
+thread works by itself: torch's own division of such small work among threads costs more than it
+gains.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def stored(source: Checkpoint, extent: Extent, begin: int, end: int) -> Tensor:
 
 
 def matrix_rows(source: Checkpoint, extent: Extent, rows: Rows) -> Tensor:
-    """Rows of a matrix in fp32. Raises `CannotQuantise` where a number is none, or beyond what fp16 holds."""
+    """Rows in fp32. Raises `CannotQuantise` where a number is none, or beyond fp16's range."""
     width = extent.shape[1]
     found = stored(source, extent, rows[0] * width, rows[1] * width).float().view(-1, width)
     if not float(found.abs().amax()) <= torch.finfo(torch.float16).max:

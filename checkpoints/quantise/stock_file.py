@@ -1,11 +1,15 @@
-"""The kinds that stock ComfyUI reads: safetensors, with a scale and a note beside each quantised weight.
+"""The kinds that stock ComfyUI reads: safetensors, with a scale and a note beside each quantised
+weight.
 
     x.weight        [n, k]     int8 or float8_e4m3
-    x.weight_scale  fp32       what to multiply it with: [n, 1] of int8_convrot, one number of the others
-    x.comfy_quant   uint8      the note, JSON: {"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 256}
+    x.weight_scale  fp32       what to multiply it with: [n, 1] of int8_convrot, one number of the
+                    others
+    x.comfy_quant   uint8      the note, JSON: {"format": "int8_tensorwise", "convrot": true,
+                    "convrot_groupsize": 256}
 
-int8_convrot: every row is turned by Hadamard matrices before it is rounded, each for so many neighbours, and has a scale of its
-own; what the weight multiplies is turned alike. That spreads large numbers over their neighbours.
+int8_convrot: every row is turned by Hadamard matrices before it is rounded, each for so many
+neighbours, and has a scale of its own; what the weight multiplies is turned alike. That spreads
+large numbers over their neighbours.
 """
 
 from __future__ import annotations

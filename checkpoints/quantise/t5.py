@@ -1,6 +1,8 @@
-"""T5 and UMT5 in GGUF files, as llama.cpp's converter writes them: other names, and the tokenizer in the metadata.
+"""T5 and UMT5 in GGUF files, as llama.cpp's converter writes them: other names, and the tokenizer
+in the metadata.
 
-The tokenizer is a sentencepiece model, a protocol buffer: fields, each a number and a kind in one integer, then its value.
+The tokenizer is a sentencepiece model, a protocol buffer: fields, each a number and a kind in one
+integer, then its value.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def renaming(names: Collection[str]) -> Callable[[str], str]:
 
 
 def tokenizer(source: Checkpoint, extent: Extent | None) -> dict[str, Entry]:
-    """What stands in the metadata of the file's sentencepiece model; nothing where the file has none."""
+    """The metadata of the file's sentencepiece model; nothing where the file has none."""
     if extent is None:
         return {}
     try:

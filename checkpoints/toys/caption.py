@@ -13,7 +13,7 @@ SIDES = ("right", "left")
 
 
 def caption(scene: Scene, rng: Random | None = None) -> str:
-    """One sentence; without `rng` always the same, plain one: "a red ball moves to the left on a white background"."""
+    """One sentence; without `rng` always the same, plain one."""
     happens = _happens(scene, rng)
     if scene.pan is not None:
         where = "to the " if scene.pan in SIDES and not _coin(rng) else ""

@@ -29,7 +29,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class View:
-    """Where the pixels lie, in a shot's units: xs [n or 1, W], ys [n or 1, H], ts [n or 1, T], a pixel's size [n or 1]."""
+    """Pixels in a shot's units: xs [n or 1, W], ys [n or 1, H], ts [n or 1, T], size [n or 1]."""
 
     xs: torch.Tensor
     ys: torch.Tensor
@@ -83,7 +83,7 @@ def _ground(shots: Sequence[Shot], view: View, device: torch.device | str) -> to
 def _toy(
     shots: Sequence[Shot], place: int, view: View, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How much of each pixel the toy at `place` covers, [n, T, H, W], and its colour [n, 3]. A shot without one: nothing."""
+    """How much of a pixel the toy at `place` covers, [n, T, H, W], and its colour [n, 3]."""
     rows = []
     for shot in shots:
         toy = shot.toys[min(place, len(shot.toys) - 1)]
@@ -102,7 +102,8 @@ def _toy(
     return there * (0.5 - outside / view.pixel[:, None, None, None]).clamp(0, 1), columns[7:].T
 
 
-# How far a point lies outside of a shape (inside: below 0), from its centre. The three have about the same area.
+# How far a point lies outside of a shape (inside: below 0), from its centre. The three have about
+# the same area.
 
 
 def ball(x: torch.Tensor, y: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:

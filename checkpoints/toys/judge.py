@@ -1,7 +1,8 @@
 """Looks at a film and says what it sees: colours, shapes and ways of the toys, and the background.
 
-It knows the world's colours and shapes and nothing of how the film was made. A pixel belongs to a toy if it has a colour at all,
-and to the toy whose colour is nearest. A toy's shape is the one that covers best what is seen of it, where it is seen whole.
+It knows the world's colours and shapes and nothing of how the film was made. A pixel belongs to a
+toy if it has a colour at all, and to the toy whose colour is nearest. A toy's shape is the one that
+covers best what is seen of it, where it is seen whole.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ OPPOSITE = {"right": "left", "left": "right", "up": "down", "down": "up"}
 
 
 def look(film: torch.Tensor, count: int) -> tuple[list[Sighting], str]:
-    """The `count` most visible toys, largest first (fewer if there are fewer), and the background."""
+    """The `count` most visible toys at most, largest first, and the background."""
     film = (film.float().clamp(-1, 1) + 1) / 2
     spread = film.amax(-1) - film.amin(-1)
     names = list(COLOURS)

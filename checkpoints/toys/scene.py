@@ -32,7 +32,8 @@ DIRECTIONS: dict[str, tuple[float, float]] = {
 }
 PANS = ("right", "left", "up", "down")
 
-# Never drawn for training: each colour, shape and direction is known from others, these together are new.
+# Never drawn for training: each colour, shape and direction is known from others, these together
+# are new.
 HELD_BACK = (
     ("red", "ball", "up right"),
     ("red", "triangle", "left"),
@@ -82,7 +83,7 @@ class Toy:
 
 @dataclass(frozen=True)
 class Scene:
-    """One toy, or two and their relation. `pan`: the way the camera turns; only over one toy that stands."""
+    """One toy, or two and their relation. `pan`: the camera's way, over one toy that stands."""
 
     toys: tuple[Toy, ...]
     background: str

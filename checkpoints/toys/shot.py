@@ -1,7 +1,7 @@
 """A scene put before the camera: places, sizes and paths in numbers.
 
-Lengths are parts of the frame's shorter side, the origin is the middle of the frame, y points down, time goes from 0 to 1. So one
-shot can be filmed at any size and length.
+Lengths are parts of the frame's shorter side, the origin is the middle of the frame, y points down,
+time goes from 0 to 1. So one shot can be filmed at any size and length.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Ground:
-    """A grey of `level`, and waves of `contrast` along x, y or both (checks). It drifts by `drift` over the film."""
+    """A grey of `level`, with waves of `contrast` along x, y or both. It drifts over the film."""
 
     level: float
     contrast: float

@@ -1,7 +1,9 @@
-"""The words of the toy world, each one piece of a sentencepiece tokenizer, so that a caption's tokens can be looked up.
+"""The words of the toy world, each one piece of a sentencepiece tokenizer, so that a caption's
+tokens can be looked up.
 
-The tokenizer is one as UMT5 has it: pad 0, end 1, unknown 2, and a piece for every byte, so that no prompt is unknown. It folds
-case. What else a user writes comes out as letters and bytes, of which the model has learned only that they say nothing.
+The tokenizer is one as UMT5 has it: pad 0, end 1, unknown 2, and a piece for every byte, so that no
+prompt is unknown. It folds case. What else a user writes comes out as letters and bytes, of which
+the model has learned only that they say nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ import sentencepiece
 from .. import spiece
 from .scene import BACKGROUNDS, COLOURS, DIRECTIONS
 
+OTHERS = (
+    "background a an the on to and while behind in front of camera pans "
+    "moves rolls slides flies stands still slowly quickly"
+)
 WORDS = tuple(
     dict.fromkeys(
         [
@@ -25,23 +31,7 @@ WORDS = tuple(
             *("ball", "circle", "box", "square", "triangle"),
             *(part for direction in DIRECTIONS for part in direction.split()),
             *BACKGROUNDS,
-            *(
-                "background",
-                "a",
-                "an",
-                "the",
-                "on",
-                "to",
-                "and",
-                "while",
-                "behind",
-                "in",
-                "front",
-                "of",
-                "camera",
-                "pans",
-            ),
-            *("moves", "rolls", "slides", "flies", "stands", "still", "slowly", "quickly"),
+            *OTHERS.split(),
         ]
     )
 )
@@ -58,7 +48,8 @@ def tokenizer() -> bytes:
     """The serialized sentencepiece model; the same bytes from the same release of sentencepiece."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
-        # A table of its own: the usual one for folding case has 250 kB. The model remembers its path, so that is without a folder.
+        # A table of its own: the usual one for folding case has 250 kB. The model remembers its
+        # path, so that is without a folder.
         folding = Path("folding.tsv")
         os.chdir(folder)
         try:
@@ -89,6 +80,6 @@ def size() -> int:
 
 
 def tokens(text: str) -> list[int]:
-    """What the tokenizer makes of a caption, end and all, by looking its words up. Other words: KeyError."""
+    """A caption's tokens and the end, looked up word by word. Other words: KeyError."""
     numbers = _numbers()
     return [*(numbers[word] for word in re.findall(r"[a-z]+|,", text)), END]

@@ -1,4 +1,6 @@
-"""The stages on the command line: `python -m checkpoints.train vae --out DIR`, then `model`. See this package's own words."""
+"""The stages on the command line: `python -m checkpoints.train vae --out DIR`, then `model`. See
+this package's own words.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from .. import container, toys, trained, umt5, wan
+from .. import container, spellings, toys, trained, wan
 from . import model_stage, vae_stage
 from .tensors import Tensors
 from .vae import Vae
@@ -110,7 +112,7 @@ def run(training: Any, choose: Any, options: argparse.Namespace, say: Say) -> bo
 
 
 def examine_model(options: argparse.Namespace, size: Any, weights: Tensors, vae: Vae, say: Say) -> dict[str, Any]:
-    """Held back prompts, prompts of two toys, and other ways to sample; films of the first to look at."""
+    """Prompts held back, of two toys, and sampled otherwise; some films of them to look at."""
     held = toys.held_back_scenes()
     rng = Random(options.seed + 3)
     pairs = [scene for scene in (toys.draw_scene(rng) for _ in range(400)) if len(scene.toys) == 2][:60]
@@ -152,7 +154,7 @@ def leave_model(options: argparse.Namespace, size: Any, half: Tensors) -> None:
         if name.startswith(model_stage.TEXT)
     }
     spiece = torch.frombuffer(bytearray(toys.tokenizer()), dtype=torch.uint8)
-    container.save(options.out / trained.TEXT, tensors | umt5.mark() | {"spiece_model": spiece}, {})
+    container.save(options.out / trained.TEXT, tensors | spellings.umt5_mark() | {"spiece_model": spiece}, {})
 
 
 def leave_log(

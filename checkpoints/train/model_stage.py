@@ -1,8 +1,10 @@
-"""The second stage: the video transformer and the text encoder, together, by flow matching on latents of the first stage's VAE.
+"""The second stage: the video transformer and the text encoder, together, by flow matching on
+latents of the first stage's VAE.
 
-A pool of films is drawn and encoded once, each with a few ways to say it. A step takes some at random, mixes in noise, and asks
-which way the noise lies. One prompt in ten is left out, as guidance needs; half of those are of syllables that mean nothing, and
-some captions have such syllables in them, so that words which nobody taught do little.
+A pool of films is drawn and encoded once, each with a few ways to say it. A step takes some at
+random, mixes in noise, and asks which way the noise lies. One prompt in ten is left out, as
+guidance needs; half of those are of syllables that mean nothing, and some captions have such
+syllables in them, so that words which nobody taught do little.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any
 
 import torch
 
-from .. import toys, umt5, wan
+from .. import toys, wan
+from ..text import Umt5Size
 from ..toys import words
 from . import text, transformer
 from .optimise import Training
@@ -49,11 +52,11 @@ class ModelSize:
     """The two networks, and what they learn from."""
 
     transformer: wan.WanSize
-    encoder: umt5.Umt5Size
+    encoder: Umt5Size
     pools: tuple[Pool, ...]
 
 
-ENCODER = umt5.Umt5Size(width=64, heads=2, head_width=64, ffn=128, layers=3, vocabulary=words.size())
+ENCODER = Umt5Size(width=64, heads=2, head_width=64, ffn=128, layers=3, vocabulary=words.size())
 SIZES = {
     # What is in the repository, with a VAE of width 12: 14 MB together.
     "small": ModelSize(
@@ -119,7 +122,7 @@ class Latents:
         self.goal.copy_(noise - z)
 
     def loss(self, weights: Tensors) -> torch.Tensor:
-        """The squared error, and that of the steps with much noise, where it is decided what will be seen."""
+        """The squared error, and that of the steps with much noise, which decide what is seen."""
         network = Transformer(weights, self.one)
         context = read(network, weights, self.ids, self.dtype)
         off = network(self.mixed, self.time, context, *self.turns) - self.goal
@@ -157,7 +160,7 @@ def sayings(scene: toys.Scene, rng: Random) -> list[list[int]]:
 
 @torch.no_grad()
 def encoded(vae: Vae, pool: Pool, rng: Random, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents fp16 [n, t, h, w, 16] as the transformer sees them, and the sayings int16 [n, SAYINGS, L]."""
+    """Latents as the transformer sees them, fp16 [n, t, h, w, 16]; int16 [n, SAYINGS, L]."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     frame = pool.frame
     pixels = frame.width * frame.height * frame.frames
@@ -211,7 +214,7 @@ def make(
     weights: Tensors, captions: Sequence[str], frame: toys.Frame, seed: int, device: str,
     *, steps: int = 20, guidance: float = 2.5, shift: float = 5.0,
 ) -> torch.Tensor:  # fmt: skip
-    """Latents as the VAE decodes them, [n, t, h, w, 16]: Euler's steps on the way from noise, as ComfyUI's `simple` has them."""
+    """Latents for the VAE, [n, t, h, w, 16], by Euler's steps from noise: ComfyUI's `simple`."""
     dtype = torch.float16 if device == "cuda" else torch.float32
     network = Transformer(weights)
     ids = torch.tensor(

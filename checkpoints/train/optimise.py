@@ -1,7 +1,9 @@
-"""Training a set of tensors: AdamW, an average of the weights over time, steps captured as CUDA graphs, a state to go on from.
+"""Training a set of tensors: AdamW, an average of the weights over time, steps captured as CUDA
+graphs, a state to go on from.
 
-How far a training has come is told by the clock: machines are had by the minute, and the learning rate should have fallen to its
-end when the time is over. The seeds fix what is drawn and where weights start, not how many steps a machine makes of its minutes.
+How far a training has come is told by the clock: machines are had by the minute, and the learning
+rate should have fallen to its end when the time is over. The seeds fix what is drawn and where
+weights start, not how many steps a machine makes of its minutes.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from .tensors import Tensors
 
 WARM_UP = 200  # steps over which the learning rate rises
 LAST_RATE = 0.02  # of the peak, at the end
-SHARD = 15_000_000  # bytes of a file of the state at most
+STATE = "state.safetensors"
 REPORT = 4.0  # seconds between two points of the curve
 
 
 class Task(Protocol):
-    """Something to train on, with its inputs at fixed addresses. A training may take turns between several."""
+    """Something to train on, with inputs at fixed addresses. A training may have several."""
 
     def draw(self) -> None:
         """Fill the inputs anew."""
@@ -35,7 +37,7 @@ class Task(Protocol):
 
 
 class Training:
-    """`matrices` decay, gains and shifts do not. `memory` is the average's: 0.999 remembers a thousand steps."""
+    """Matrices decay, gains and shifts do not. `memory`: 0.999 averages a thousand steps."""
 
     def __init__(self, weights: Tensors, seconds: float, peak: float, memory: float, decay: float = 0.01):
         self.weights = {name: tensor.requires_grad_(True) for name, tensor in weights.items()}
@@ -62,7 +64,7 @@ class Training:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def run(self, choose: Callable[[float], Task], say: Callable[[str], None], stop: float | None = None) -> None:
-        """Until the time is over, or `stop` seconds of it. `choose` names the next task, from the part of the time that is over."""
+        """Until the time is over, or `stop` seconds. `choose` takes the part of it that is over."""
         self.step(choose(self.used / self.seconds), self.used / self.seconds)  # compiling is not learning
         begun = reported = time.monotonic()
         before, last_steps = self.used, self.steps
@@ -148,7 +150,7 @@ class Training:
         return values
 
     def save(self, folder: Path) -> None:
-        """The whole state, in files of at most `SHARD` bytes. Moments in bf16: they are averages already."""
+        """The whole state. Moments in bf16: they are averages already."""
         folder.mkdir(parents=True, exist_ok=True)
         everything = {f"weights.{name}": tensor.detach() for name, tensor in self.weights.items()}
         everything |= {f"average.{name}": tensor for name, tensor in self.average.items()}
@@ -156,24 +158,15 @@ class Training:
             moments = self.optimizer.state[tensor]
             for kind in ("exp_avg", "exp_avg_sq"):
                 everything[f"{kind}.{name}"] = moments[kind].bfloat16()
-        shard: Tensors = {}
-        shards = [shard]
-        for name, tensor in everything.items():
-            if sum(one.nbytes for one in shard.values()) + tensor.nbytes > SHARD:
-                shards.append(shard := {})
-            shard[name] = tensor.cpu().contiguous()
-        for i, one in enumerate(shards):
-            save_file(one, folder / f"state-{i}.safetensors")
-        progress = {"used": self.used, "steps": self.steps, "curve": self.curve, "shards": len(shards)}
+        save_file({name: it.cpu().contiguous() for name, it in everything.items()}, folder / STATE)
+        progress = {"used": self.used, "steps": self.steps, "curve": self.curve}
         (folder / "state.json").write_text(json.dumps(progress), encoding="utf-8")
 
     def resume(self, folder: Path) -> None:
         """Go on from what `save` left there."""
         progress = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         self.used, self.steps, self.curve = progress["used"], progress["steps"], progress["curve"]
-        stored: Tensors = {}
-        for i in range(progress["shards"]):
-            stored |= load_file(folder / f"state-{i}.safetensors")
+        stored = load_file(folder / STATE)
         with torch.no_grad():
             for name, tensor in self.weights.items():
                 tensor.copy_(stored[f"weights.{name}"])

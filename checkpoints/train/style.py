@@ -1,10 +1,12 @@
-"""How `checkpoints/trained/style_ink_fp16.safetensors` was made: a small transformer net that draws in ink and wash.
+"""How `checkpoints/trained/style_ink_fp16.safetensors` was made: a small transformer net that draws
+in ink and wash.
 
     python -m checkpoints.train.style --out DIR          two and a half minutes of a CPU core
 
-The published nets were trained towards the textures of a painting, as a large network sees them. This one needs no other network:
-what it shall make of a picture is a formula (`ink`): four tones of blue ink on warm paper, dark along edges, a little of the
-colours. Its pictures are made, too: fields of colour, and toys (`checkpoints/toys`).
+The published nets were trained towards the textures of a painting, as a large network sees them.
+This one needs no other network: what it shall make of a picture is a formula (`ink`): four tones of
+blue ink on warm paper, dark along edges, a little of the colours. Its pictures are made, too:
+fields of colour, and toys (`checkpoints/toys`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def blurred(x: Tensor, reach: int) -> Tensor:
 
 
 def pictures(rng: Random) -> Tensor:
-    """[BATCH, 3, SIDE, SIDE] from 0 to 1: fields of colour with soft shades, cut along waves, and a toy before some of them."""
+    """[BATCH, 3, SIDE, SIDE] from 0 to 1: shaded fields cut along waves, some with a toy before."""
     made = shaded()
     for _ in range(rng.randint(2, 6)):
         cells = rng.choice((2, 3, 5, 9, 16))

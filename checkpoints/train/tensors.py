@@ -1,4 +1,6 @@
-"""What the three networks share: where their weights start, and products in the dtype of the activation."""
+"""What the three networks share: where their weights start, and products in the dtype of the
+activation.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""UMT5's encoder over short captions. The weights' names and shapes: `umt5.table`.
+"""UMT5's encoder over short captions. The weights' names and shapes: `checkpoints.text.umt5`.
 
-Stock pads every prompt to 512 tokens, and gives zeros where a prompt has ended. Here are only as many as the longest caption has.
+Stock pads every prompt to 512 tokens, and gives zeros where a prompt has ended. Here are only as
+many as the longest caption has.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .. import umt5
+from ..text import BUCKETS, Umt5Size, umt5
 from ..toys.words import END, PAD
 from .tensors import Tensors, count_blocks, linear, rms_norm, start
 
@@ -19,23 +20,23 @@ MAX_DISTANCE = 128
 GAINS = {"shared": 1.0, "relative_attention_bias": 0.5}
 
 
-def new(size: umt5.Umt5Size, seed: int, device: torch.device | str) -> Tensors:
+def new(size: Umt5Size, seed: int, device: torch.device | str) -> Tensors:
     """An encoder that learned nothing yet."""
-    return start(umt5.table(size), seed, device, GAINS)
+    return start(umt5(size), seed, device, GAINS)
 
 
 def buckets(length: int, device: torch.device | str) -> torch.Tensor:
-    """Which row of the relative bias each pair of places takes, int64 [query, key]: near ones exactly, far ones by logarithm."""
+    """The relative bias's row for each pair of places, int64 [query, key]."""
     places = torch.arange(length, device=device)
     distance = places[None, :] - places[:, None]
-    half, exact = umt5.BUCKETS // 2, umt5.BUCKETS // 4
+    half, exact = BUCKETS // 2, BUCKETS // 4
     near = distance.abs()
     far = exact + (torch.log(near.clamp(min=1) / exact) / math.log(MAX_DISTANCE / exact) * (half - exact)).long()
     return (distance > 0) * half + torch.where(near < exact, near, far.clamp(max=half - 1))
 
 
 def encode(weights: Tensors, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Captions' tokens int64 [B, L] to features [B, L, width] in `dtype`; zeros from where a caption has ended."""
+    """Tokens int64 [B, L] to features [B, L, width] in `dtype`; zeros behind a caption's end."""
     batch, length = ids.shape
     there = alive(ids)
     hidden = torch.zeros(batch, 1, 1, length, device=ids.device).masked_fill(~there[:, None, None], -1e9)

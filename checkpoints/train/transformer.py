@@ -1,7 +1,9 @@
-"""The Wan 2.1 video transformer, latents channels last [B, T, H, W, 16]. The weights' names and shapes: `wan.table`.
+"""The Wan 2.1 video transformer, latents channels last [B, T, H, W, 16]. The weights' names and
+shapes: `wan.table`.
 
-An fp32 stream around products in a dtype of choice. What stock computes of 512 text tokens, nearly all of them the zeros behind a
-short prompt, is computed of one such token that counts as often as there are of it.
+An fp32 stream around products in a dtype of choice. What stock computes of 512 text tokens, nearly
+all of them the zeros behind a short prompt, is computed of one such token that counts as often as
+there are of it.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ def rotations(frames: int, height: int, width: int, device: torch.device | str) 
 
 @dataclass(frozen=True)
 class Context:
-    """The text as the blocks take it: features [B, L, dim], and what is added to the scores of each, fp32 [B, L]."""
+    """The text for the blocks: features [B, L, dim], and their scores' bias, fp32 [B, L]."""
 
     features: torch.Tensor
     bias: torch.Tensor
 
 
 def bias_of(there: torch.Tensor) -> torch.Tensor:
-    """Nothing for the tokens of the prompt, bool [B, L]; the first behind them stands for all of stock's zeros."""
+    """Zero for a prompt's tokens, bool [B, L]; the first behind them counts for all of stock's."""
     count = there.sum(1, keepdim=True)
     place = torch.arange(there.shape[1], device=there.device)[None]
     rest = torch.log((PROMPT - count).float())
@@ -74,7 +76,7 @@ def block(
     x: torch.Tensor, step: torch.Tensor, features: torch.Tensor, bias: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
     *given: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """One block: x fp32 [B, N, dim], step fp32 [B, 6, dim]; products in the dtype of `features`. Weights as in BLOCK_NAMES."""
+    """x fp32 [B, N, dim], step fp32 [B, 6, dim]; products in `features`' dtype; BLOCK_NAMES."""
     weights = dict(zip(BLOCK_NAMES, given, strict=True))
     dtype, dim = features.dtype, x.shape[-1]
     shift, scale, gate, shift_2, scale_2, gate_2 = (weights["modulation"] + step).chunk(6, 1)
@@ -109,21 +111,21 @@ def block(
 
 
 class Transformer:
-    """The network over weights that somebody else holds and changes. `one`: block, or what was compiled of it."""
+    """The network over weights that others hold and change. `one`: block, maybe compiled."""
 
     def __init__(self, weights: Tensors, one: BlockCall = block):
         self.weights = weights
         self.one = one
 
     def context(self, features: torch.Tensor, there: torch.Tensor) -> Context:
-        """The text encoder's features [B, L, text], of which `there` [B, L] are the prompt's, as the blocks take them."""
+        """Features [B, L, text] for the blocks; those that are `there` [B, L] are the prompt's."""
         hidden = F.gelu(linear(self.weights, "text_embedding.0", features), approximate="tanh")
         return Context(linear(self.weights, "text_embedding.2", hidden), bias_of(there))
 
     def __call__(
         self, z: torch.Tensor, time: torch.Tensor, context: Context, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
-        """Noisy latents [B, T, H, W, 16] at `time` [B] in 0 to 1 -> which way the noise lies, fp32, of the same shape."""
+        """Noisy latents [B, T, H, W, 16], `time` [B] in 0 to 1 -> the noise's way, fp32."""
         dtype = context.features.dtype
         batch, frames, height, width, channels = z.shape
         rows, columns = height // 2, width // 2

@@ -1,7 +1,9 @@
-"""The Wan 2.1 VAE over a whole film at once, channels last: [B, T, H, W, C]. The weights' names and shapes: `wan_vae.table_21`.
+"""The Wan 2.1 VAE over a whole film at once, channels last: [B, T, H, W, C]. The weights' names and
+shapes: `vaes.wan21_vae`.
 
-Stock goes through time in pieces and carries what a causal convolution still needs; over all frames at once that is a padding of
-two frames before the first. Two things differ at the first frame, as they do in stock: time is not halved nor doubled there.
+Stock goes through time in pieces and carries what a causal convolution still needs; over all frames
+at once that is a padding of two frames before the first. Two things differ at the first frame, as
+they do in stock: time is not halved nor doubled there.
 """
 
 from __future__ import annotations
@@ -11,22 +13,22 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from .. import wan_vae
+from .. import vaes
 from .tensors import Tensors, linear, rms_norm, start
 
-LATENT = wan_vae.LATENT_21
+LATENT = vaes.LATENT_21
 EPSILON = 1e-12
 GAINS = {".residual.6": 0.2, ".proj": 0.2}  # so that the branches of residuals begin small
 
 
 def new(width: int, seed: int, device: torch.device | str) -> Tensors:
     """A VAE of this base width that learned nothing yet."""
-    return start(wan_vae.table_21(wan_vae.VaeSize(width, width)), seed, device, GAINS)
+    return start(vaes.wan21_vae(vaes.VaeSize(width, width)), seed, device, GAINS)
 
 
 def stocks_latents(device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
     """Means and spreads by channel [16] that stock takes latents to have."""
-    return torch.tensor(wan_vae.LATENT_MEANS, device=device), torch.tensor(wan_vae.LATENT_SPREADS, device=device)
+    return torch.tensor(vaes.LATENT_MEANS, device=device), torch.tensor(vaes.LATENT_SPREADS, device=device)
 
 
 def norm_silu(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
@@ -35,7 +37,7 @@ def norm_silu(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
 
 
 class Vae:
-    """The network over weights that somebody else holds and changes. `activation`: norm_silu, or what was compiled of it."""
+    """The network over weights that others hold. `activation`: norm_silu, maybe compiled."""
 
     def __init__(self, weights: Tensors, activation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = norm_silu):
         self.weights = weights
@@ -45,11 +47,11 @@ class Vae:
         """Films [B, 1+4t, H, W, 3] to mean and log variance [B, 1+t, H/8, W/8, 16]."""
         x = self._cube("encoder.conv1", x)
         place = 0
-        for stage in range(wan_vae.STAGES):
+        for stage in range(vaes.STAGES):
             for _ in range(2):
                 x = self._residual(f"encoder.downsamples.{place}", x)
                 place += 1
-            if stage < wan_vae.STAGES - 1:
+            if stage < vaes.STAGES - 1:
                 x = self._down(f"encoder.downsamples.{place}", x, time=stage > 0)
                 place += 1
         mean, spread = linear(
@@ -61,11 +63,11 @@ class Vae:
         """Latents [B, 1+t, h, w, 16] to films [B, 1+4t, 8h, 8w, 3]."""
         x = self._middle("decoder.middle", self._cube("decoder.conv1", linear(self.weights, "conv2", z)))
         place = 0
-        for stage in range(wan_vae.STAGES):
+        for stage in range(vaes.STAGES):
             for _ in range(3):
                 x = self._residual(f"decoder.upsamples.{place}", x)
                 place += 1
-            if stage < wan_vae.STAGES - 1:
+            if stage < vaes.STAGES - 1:
                 x = self._up(f"decoder.upsamples.{place}", x, time=stage < 2)
                 place += 1
         return self._head("decoder.head", x)

@@ -1,10 +1,12 @@
 """The first stage: a VAE of the toy world, from films that are drawn as they are needed.
 
-What the loss has to see: toys cover a tenth of a film, so grey films are nearly right, and a network learns no colour from plain
-differences. Pixels with a colour and pixels at an edge weigh five times, and what is off in colour, apart from brightness, counts
-once more. Noise on the latents, in proportion to their spread, makes the decoder bear what a diffusion model gets wrong.
+What the loss has to see: toys cover a tenth of a film, so grey films are nearly right, and a
+network learns no colour from plain differences. Pixels with a colour and pixels at an edge weigh
+five times, and what is off in colour, apart from brightness, counts once more. Noise on the
+latents, in proportion to their spread, makes the decoder bear what a diffusion model gets wrong.
 
-Most steps see windows of 64x64 pixels near toys, filmed as small as in the demo or larger; the last third sees whole films.
+Most steps see windows of 64x64 pixels near toys, filmed as small as in the demo or larger; the last
+third sees whole films.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def edges(mask: torch.Tensor) -> torch.Tensor:
 
 
 def windows(shots: list[toys.Shot], size: int, rng: Random, device: str) -> View:
-    """A window of `size` pixels for each shot, mostly on a toy; one in four of a larger film, and as slow as that would be."""
+    """`size` pixels of each shot, mostly on a toy; one in four of a larger, slower film."""
     xs, ys, ts, pixels = [], [], [], []
     for shot in shots:
         short = rng.uniform(112, 144) if rng.random() < 0.75 else rng.uniform(144, 480)
@@ -119,7 +121,7 @@ def activation_for(device: str) -> Callable[[torch.Tensor, torch.Tensor], torch.
 
 
 def as_stock_expects(weights: Tensors, means: torch.Tensor, spreads: torch.Tensor) -> Tensors:
-    """The same VAE with latents that have the means and spreads which stock takes away, by channel [16]."""
+    """The same VAE with latents of the means and spreads that stock takes away, by channel [16]."""
     out = {name: tensor.detach().clone() for name, tensor in weights.items()}
     wanted_means, wanted_spreads = stocks_latents(means.device)
     stretch = wanted_spreads / spreads
@@ -132,7 +134,7 @@ def as_stock_expects(weights: Tensors, means: torch.Tensor, spreads: torch.Tenso
 
 
 def train(width: int, seconds: float, seed: int, device: str, batches: tuple[int, int]) -> tuple[Training, Any]:
-    """A training of a VAE of this base width, and what chooses between windows and whole films (`batches` of each)."""
+    """A training of a VAE, and what chooses between windows and whole films (`batches` of each)."""
     activation = activation_for(device)
     rng = Random(seed)
 
@@ -163,7 +165,7 @@ def statistics(weights: Tensors, count: int, rng: Random, device: str) -> tuple[
 
 @torch.no_grad()
 def examine(weights: Tensors, count: int, rng: Random, device: str, frame: toys.Frame) -> tuple[dict[str, float], Any]:
-    """How well fp16 weights keep films: PSNR, and how often the judge still sees what the scene says. And some films, beside."""
+    """PSNR of fp16 weights, how often the judge still sees the scene, and some films beside."""
     vae = Vae(weights)
     dtype = torch.float16 if device == "cuda" else torch.float32
     kept: list[tuple[bool, ...]] = []

@@ -1,7 +1,8 @@
-"""The trained small model: a Wan 2.1 T2V of 256, its text encoder and its VAE, that know the toy world (`checkpoints/toys`).
+"""The trained small model: a Wan 2.1 T2V of 256, its text encoder and its VAE, that know the toy
+world (`checkpoints/toys`).
 
-Made by `checkpoints/train`; `training.json` has the loss curves and what the films showed. Beside it a style network of
-`checkpoints/train/style.py`, the example of the style nodes.
+Made by `checkpoints/train`; `training.json` has the loss curves and what the films showed. Beside
+it a style network of `checkpoints/train/style.py`, the example of the style nodes.
 """
 
 from pathlib import Path

@@ -110,17 +110,19 @@ LONG: dict[str, Sequence[str]] = {
         "test_same_bytes_twice_and_readable[umt5-fp8",
         "test_same_bytes_twice_and_readable[sd15_wide",
     ),
-    "unit/checkpoints/test_checkpoints_clip_vision.py": ("test_every_weight_matters",),
-    "unit/checkpoints/test_checkpoints_families.py": (
+    "unit/checkpoints/test_encoder_files.py": (
         "test_encoder_loads_whole_and_reads[qwen3]",
         "test_encoder_loads_whole_and_reads[t5xxl]",
-        "test_every_tensor_matters[ltx23]",
+        "test_every_weight_of_the_picture_tower_matters",
+        "test_every_block_and_every_role_of_umt5_matters",
+    ),
+    "unit/checkpoints/test_diffusion_files.py": (
+        "test_every_tensor_and_every_input_matters[ltx23]",
         "test_loads_whole_and_samples[flux1-fp16]",
         "test_loads_whole_and_samples[sd3-fp16]",
         "test_loads_whole_and_samples[chroma-fp16]",
         "test_loads_whole_and_samples[wan_causal",
     ),
-    "unit/checkpoints/test_checkpoints_umt5.py": ("test_every_block_and_every_role_matters",),
     "unit/fusion/stream/test_families_stream.py": (
         "test_the_latents_are_stocks_with_a_lora_and_without[flux2]",
         "test_the_latents_are_stocks_with_a_lora_and_without[ltx2]",
@@ -346,12 +348,11 @@ LONG: dict[str, Sequence[str]] = {
 # Tests with many kinds, storages or windows, of which every second is left out.
 HALVED: dict[str, Sequence[str]] = {
     "unit/checkpoints/test_checkpoints.py": ("test_same_bytes_twice_and_readable",),
-    "unit/checkpoints/test_checkpoints_families.py": (
+    "unit/checkpoints/test_diffusion_files.py": (
         "test_loads_whole_and_samples",
-        "test_tables_are_the_real_models",
         "test_narrow_is_for_those_that_need_it",
     ),
-    "unit/checkpoints/test_checkpoints_wan.py": ("test_loads_whole_and_samples",),
+    "unit/checkpoints/test_published_sizes.py": ("test_stock_builds_the_very_network",),
     "unit/fusion/load/test_loaders.py": (
         "test_diffusion_model_is_what_stock_loads",
         "test_vae_is_what_stock_loads",
@@ -399,7 +400,7 @@ HALVED: dict[str, Sequence[str]] = {
         "test_what_was_foretold_is_kept_and_is_within_3_gib",
         "test_latents_become_the_same_picture",
     ),
-    "unit/checkpoints/test_checkpoints_clip_vision.py": ("test_loads_whole_and_sees",),
+    "unit/checkpoints/test_encoder_files.py": ("test_picture_tower_loads_whole_and_sees",),
     "unit/fusion/sparse/test_sparse_attention.py": ("test_the_first_steps_stay_dense",),
     "unit/fusion/families/test_unet_channels_last.py": (
         "test_all_that_lora_files_bring",

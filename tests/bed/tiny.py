@@ -16,7 +16,6 @@ from .templates import files as published
 pack.load()
 
 from fusestream import checkpoints  # noqa: E402 - the line above makes it importable
-from fusestream.checkpoints import hollow  # noqa: E402
 from fusestream.checkpoints.quantise import quantise  # noqa: E402
 
 WORKFLOW = ROOT / "workflows" / "api" / "wan2.1_t2v_1.3B.json"
@@ -43,8 +42,8 @@ def write_published(models: Path, names: Collection[str] | None = None) -> None:
         if names is not None and file.name not in names:
             continue
         target = models / file.folder / file.name
-        if file.tiny in hollow.TABLES:
-            hollow.write_hollow(file.tiny, target)
+        if file.tiny in checkpoints.HOLLOW:
+            checkpoints.write_hollow(file.tiny, target)
         elif not target.exists():
             making = target.parent / "making"  # beside it a file of the tiny model's own name may lie already
             write = checkpoints.whole.write if file.folder == "checkpoints" else checkpoints.write

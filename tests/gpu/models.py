@@ -18,7 +18,7 @@ def sample(model: Any) -> torch.Tensor:
     import comfy.sample
 
     source = torch.Generator().manual_seed(0)
-    words, others = ([[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]] for _ in range(2))
+    words, others = ([[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=source), {}]] for _ in range(2))
     latent = torch.zeros(1, model.model.latent_format.latent_channels, 2, 8, 8)
     run = ("euler", "simple", words, others, latent)
     noise = comfy.sample.prepare_noise(latent, 1)

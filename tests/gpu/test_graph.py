@@ -127,7 +127,7 @@ def test_encodings_are_the_same(folder: Path, kind: str, type_: str, name: str) 
     from fusestream.fusion.load.text import load_streamed_text_encoder
 
     path = checkpoints.write(kind, folder)
-    options = (checkpoints.llama if kind == "qwen3" else checkpoints.umt5).model_options(path)
+    options = checkpoints.model_options(path)
 
     def encode(clip: Any, first: int) -> torch.Tensor:
         rows = [[(first + i, 1.0) for i in range(length)] + [(100, 1.0)] * (9 - length) for length in (7, 5)]

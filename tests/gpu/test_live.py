@@ -37,7 +37,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
         net, vae = (str(checkpoints.write(kind, folder)) for kind in ("sd15", "sd_vae"))
         generator = torch.Generator().manual_seed(0)
         words, others = (
-            [[torch.randn(1, 12, checkpoints.unet.SIZES["sd15"].context, generator=generator), {}]] for _ in range(2)
+            [[torch.randn(1, 12, checkpoints.pictures.UNETS["sd15"].context, generator=generator), {}]]
+            for _ in range(2)
         )
         tiny = {}
         for name, value in comfy.taesd.taesd.TAESD(latent_channels=4).state_dict().items():

@@ -43,7 +43,7 @@ def sample(model: Any, latent: tuple[int, ...] = VIDEO) -> torch.Tensor:
     import comfy.sample
 
     source = torch.Generator().manual_seed(0)
-    words, others = ([[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]] for _ in range(2))
+    words, others = ([[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=source), {}]] for _ in range(2))
     empty = torch.zeros(latent)
     run = ("euler", "simple", words, others, empty)
     noise = comfy.sample.prepare_noise(empty, 1)

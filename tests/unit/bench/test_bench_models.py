@@ -40,7 +40,8 @@ from fusestream.bench.end_to_end.row_types import Row
 from fusestream.bench.predicted.families import Flux1, flux1
 from fusestream.bench.predicted.unets import taesd, unet
 from fusestream.bench.report import chosen, groups, pages
-from fusestream.checkpoints.llama import LlamaSize, options_of
+from fusestream.checkpoints.options import qwen3_options
+from fusestream.checkpoints.text import LlamaSize
 from fusestream.checkpoints.weights import Table
 from fusestream.kernels_cuda import OPS
 
@@ -159,7 +160,7 @@ def test_the_text_encoder_costs_what_stock_computes() -> None:
 
 def test_the_language_model_costs_what_stock_computes() -> None:
     size = replace(bounds.QWEN3, width=256, ffn=512, layers=2)
-    config = options_of(LlamaSize(**asdict(size)))["qwen3_4b_model_config"]
+    config = qwen3_options(LlamaSize(**asdict(size)))["qwen3_4b_model_config"]
     net = comfy.text_encoders.llama.Qwen3_4B(config, torch.float32, "cpu", comfy.ops.manual_cast)
     counted = operations(lambda: net(torch.zeros(1, 512, dtype=torch.long), attention_mask=None))
     cost = bounds.qwen3_forward(size)
@@ -183,7 +184,7 @@ def test_the_vae_costs_what_stock_computes(work: str, model: row_types.Model) ->
 
 def test_a_klein_costs_what_stock_computes() -> None:
     size = pictures.Klein(dim=512, double=2, single=3, text=96)
-    table = checkpoints.flux.table(checkpoints.flux.FluxSize(512, 2, 3, size.text, size.channels, shared=True))
+    table = checkpoints.pictures.flux(checkpoints.pictures.FluxSize(512, 2, 3, size.text, size.channels, shared=True))
     net = painter(table, "cpu")
     x, text = torch.zeros(1, size.channels, 16, 24), torch.zeros(1, size.tokens, size.text)
     counted = operations(lambda: net(x, torch.zeros(1), text))
@@ -195,7 +196,9 @@ def test_a_klein_costs_what_stock_computes() -> None:
 
 def test_a_flux_1_costs_what_stock_computes() -> None:
     size = Flux1(dim=256, double=1, single=2, text=96)
-    table = checkpoints.flux.table(checkpoints.flux.FluxSize(256, 1, 2, size.text, size.channels, 768, guidance=True))
+    table = checkpoints.pictures.flux(
+        checkpoints.pictures.FluxSize(256, 1, 2, size.text, size.channels, 768, guidance=True)
+    )
     net = painter(table, "cpu")
     x, text = torch.zeros(1, 16, 16, 24), torch.zeros(1, size.tokens, size.text)
     one = torch.zeros(1)
@@ -214,7 +217,7 @@ def test_a_taesd_costs_what_stock_computes() -> None:
 
 def test_a_z_image_costs_what_stock_computes() -> None:
     size = replace(pictures.Z_IMAGE, dim=384, layers=3, text=96, ffn=1024)
-    table = checkpoints.z_image.table(checkpoints.z_image.ZImageSize(384, 3, 96))
+    table = checkpoints.pictures.z_image(checkpoints.pictures.ZImageSize(384, 3, 96))
     with checkpoints.narrow.opened(comfy):
         net = painter(table, "cpu")
     x, text = torch.zeros(1, size.channels, 32, 48), torch.zeros(1, size.tokens, size.text)
@@ -228,7 +231,7 @@ def test_a_z_image_costs_what_stock_computes() -> None:
 
 def test_a_qwen_image_costs_what_stock_computes() -> None:
     size = replace(pictures.QWEN_IMAGE, dim=256, layers=3, text=96)
-    table = checkpoints.qwen_image.table(checkpoints.qwen_image.QwenImageSize(256, 3, 96))
+    table = checkpoints.pictures.qwen_image(checkpoints.pictures.QwenImageSize(256, 3, 96))
     with checkpoints.narrow.opened(comfy):
         net = painter(table, "cpu")
     x, text = torch.zeros(1, size.channels, 1, 32, 48), torch.zeros(1, size.tokens, size.text)
@@ -246,10 +249,10 @@ def test_a_unet_costs_what_stock_computes(model: str) -> None:
     size = replace(
         pictures.UNETS[model], width=64, middle=1, depth=tuple(min(d, 2) for d in pictures.UNETS[model].depth)
     )
-    sizes = checkpoints.unet.UnetSize(
+    sizes = checkpoints.pictures.UnetSize(
         64, size.mult, size.depth, size.residuals, size.middle, size.text, size.labels, linear=size.linear
     )
-    table = checkpoints.unet.table(sizes)
+    table = checkpoints.pictures.unet(sizes)
     with checkpoints.narrow.opened(comfy):
         net = painter(table, "cpu")
     x, text = torch.zeros(1, size.channels, 32, 48), torch.zeros(1, size.tokens, size.text)

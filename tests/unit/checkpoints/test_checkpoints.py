@@ -1,4 +1,6 @@
-"""The package itself: the same bytes every time, whole files only, and no ComfyUI needed to write them."""
+"""The package itself: the same bytes every time, whole files only, and no ComfyUI needed to write
+them.
+"""
 
 from __future__ import annotations
 

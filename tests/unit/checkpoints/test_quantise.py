@@ -1,4 +1,6 @@
-"""Files that `dev.py quantise` writes: what the gguf package, our loader and stock's make of them, and what is refused."""
+"""Files that `dev.py quantise` writes: what the gguf package, our loader and stock's make of them,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from sentencepiece import SentencePieceProcessor
 
 from bed.depth import examples
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints.quantise import KINDS, CannotQuantise, architectures, choice, quantise, t5
+from fusestream.checkpoints.quantise import KINDS, CannotQuantise, choice, gguf_file, quantise, t5
 from fusestream.checkpoints.quantise.__main__ import main
 from fusestream.checkpoints.quantise.blocks import PACKERS, packed
 from fusestream.checkpoints.quantise.pieces import PIECE
@@ -65,7 +67,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.02
 
 
-# -------------------------------------------------------------------------------------------------------------- blocks
+# ------------------------------------------------------------------------------------------- blocks
 
 
 @pytest.mark.parametrize("encoding", PACKERS)
@@ -84,7 +86,8 @@ def test_q8_0_is_ggmls_to_the_byte() -> None:
     assert np.array_equal(packed(weights, "Q8_0").numpy(), gguf.quantize(weights.numpy(), KIND.Q8_0))
 
 
-# Blocks that are not normal: what is a group of them off by at most, in parts of its largest number.
+# Blocks that are not normal: what is a group of them off by at most, in parts of its largest
+# number.
 ODD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "zeros": torch.zeros_like,
     "constant": lambda x: torch.full_like(x, 0.37),
@@ -122,7 +125,7 @@ def test_groups_of_a_block_have_scales_of_their_own() -> None:
         assert off(got[:, fine], weights[:, fine]) < 2 * BOUNDS[encoding]
 
 
-# ---------------------------------------------------------------------------------------------------------- GGUF files
+# --------------------------------------------------------------------------------------- GGUF files
 
 
 def of(name: str, encoding: str, data: Any, shape: Any) -> torch.Tensor:
@@ -250,7 +253,7 @@ def test_words_and_matrices_of_the_families(kind: str) -> None:
     table = checkpoints.KINDS[kind].table
     extents = {name: Extent(name, "F16", spec.shape, 0, 2) for name, spec in table.items()}
     source: Any = SimpleNamespace(extents=extents, files=[SimpleNamespace(path=kind, metadata={})])
-    assert architectures.of(source) == WORDS[kind]
+    assert gguf_file.architecture_of(source) == WORDS[kind]
     chosen = choice.matrices(source)
     assert all(any(part.isdigit() for part in name.split(".")) for name in chosen)
     odd = ("norm", "embed", "time_", "guidance", "final_layer", "img_in", "txt_in.input", "relative")
@@ -258,7 +261,7 @@ def test_words_and_matrices_of_the_families(kind: str) -> None:
     assert len(chosen) >= 28
 
 
-# ------------------------------------------------------------------------------------------------------- text encoders
+# ------------------------------------------------------------------------------------ text encoders
 
 
 def test_a_text_encoder_has_llama_cpps_names_and_its_tokenizer(tmp_path: Path) -> None:
@@ -304,7 +307,7 @@ def test_a_broken_tokenizer_is_told(tmp_path: Path) -> None:
         assert [one.name for one in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-# --------------------------------------------------------------------------------------------------------- stock's own
+# -------------------------------------------------------------------------------------- stock's own
 
 
 @pytest.mark.usefixtures("as_comfyui_runs")
@@ -377,7 +380,7 @@ def test_groups_that_divide_the_rows(tmp_path: Path) -> None:
     assert found["blocks.0.e.weight"].dtype is torch.float32
 
 
-# ------------------------------------------------------------------------------------------------------ little memory
+# ------------------------------------------------------------------------------------ little memory
 
 
 @pytest.mark.parametrize("kind", ["q4_k_m", "int8_convrot", "fp8"])
@@ -434,7 +437,7 @@ def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
     assert grown < 48 << 10, f"{grown >> 10} MiB"
 
 
-# ---------------------------------------------------------------------------------------------------------- GGUF writer
+# -------------------------------------------------------------------------------------- GGUF writer
 
 
 def test_metadata_of_all_kinds(tmp_path: Path) -> None:
@@ -490,7 +493,7 @@ def test_what_gguf_cannot_hold(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 def plain_file(folder: Path) -> Path:
@@ -601,7 +604,7 @@ def test_a_gguf_file_under_another_name(tmp_path: Path) -> None:
         quantise(tmp_path / "x.safetensors", tmp_path / "y.gguf", "q4_k")
 
 
-# --------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,6 @@
-"""The toy world: captions say what scenes are, films show it, and the judge sees it, and sees where it is not so."""
+"""The toy world: captions say what scenes are, films show it, and the judge sees it, and sees where
+it is not so.
+"""
 
 from __future__ import annotations
 

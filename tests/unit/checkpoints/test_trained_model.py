@@ -1,5 +1,5 @@
-"""The trained small model: stock loads its files as its own, and what it makes of a prompt shows what the prompt says, on stock's
-loaders and on ours.
+"""The trained small model: stock loads its files as its own, and what it makes of a prompt shows
+what the prompt says, on stock's loaders and on ours.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from bed.depth import is_thorough
 from fusestream import fusion
-from fusestream.checkpoints import toys, trained, umt5, wan_vae
+from fusestream.checkpoints import model_options, spellings, toys, trained, vaes
 from fusestream.checkpoints.toys import words
 from fusestream.memory import read_header
 
@@ -38,7 +38,7 @@ SCENES = [
 
 
 def stocks_text_encoder() -> Any:
-    options = umt5.model_options(TEXT)
+    options = model_options(TEXT)
     return comfy.sd.load_clip([str(TEXT)], clip_type=comfy.sd.CLIPType.WAN, model_options=options)
 
 
@@ -47,7 +47,9 @@ def stocks_vae() -> Any:
 
 
 def films(model: Any, clip: Any, vae: Any, scenes: Sequence[toys.Scene], seed: int) -> torch.Tensor:
-    """What a workflow makes of the scenes' captions, all in one batch: fp32 [n, 17, 128, 128, 3] in [-1, 1]."""
+    """What a workflow makes of the scenes' captions, all in one batch: fp32 [n, 17, 128, 128, 3] in
+    [-1, 1].
+    """
 
     class Sampling(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):  # type: ignore[misc]
         """What the node ModelSamplingSD3 makes."""
@@ -79,12 +81,14 @@ def test_stock_finds_all_it_wants_and_nothing_else(caplog: pytest.LogCaptureFixt
     wrong = [
         record.message for record in caplog.records if "missing" in record.message or "unexpected" in record.message
     ]
-    mark = next(iter(umt5.mark()))
+    mark = next(iter(spellings.umt5_mark()))
     assert all(mark in message for message in wrong), wrong
 
 
 def test_the_text_encoder_carries_the_toy_worlds_words() -> None:
-    """Another release of sentencepiece may order the letters otherwise; words, bytes and their numbers are the same."""
+    """Another release of sentencepiece may order the letters otherwise; words, bytes and their
+    numbers are the same.
+    """
     spiece = bytes(comfy.utils.load_torch_file(str(TEXT))["spiece_model"].numpy())
     inside, ours = (sentencepiece.SentencePieceProcessor(model_proto=one) for one in (spiece, toys.tokenizer()))
     fixed = 3 + len(words.WORDS) + 1 + words.BYTES
@@ -94,8 +98,8 @@ def test_the_text_encoder_carries_the_toy_worlds_words() -> None:
 
 def test_latents_have_the_spread_that_stock_expects() -> None:
     form = comfy.latent_formats.Wan21()
-    torch.testing.assert_close(form.latents_mean.flatten(), torch.tensor(wan_vae.LATENT_MEANS), rtol=1e-6, atol=0)
-    torch.testing.assert_close(form.latents_std.flatten(), torch.tensor(wan_vae.LATENT_SPREADS), rtol=1e-6, atol=0)
+    torch.testing.assert_close(form.latents_mean.flatten(), torch.tensor(vaes.LATENT_MEANS), rtol=1e-6, atol=0)
+    torch.testing.assert_close(form.latents_std.flatten(), torch.tensor(vaes.LATENT_SPREADS), rtol=1e-6, atol=0)
     rng = Random(1)
     film = toys.film([toys.stage(toys.draw_scene(rng), rng) for _ in range(3)], toys.Frame(128, 128, 17))
     vae = stocks_vae()
@@ -148,7 +152,9 @@ def test_another_prompt_is_another_video() -> None:
 
 
 def test_our_loader_takes_the_small_text_encoder_whole() -> None:
-    """Stock's mark of an XXL is no block; but a block of which only some is there is refused as ever."""
+    """Stock's mark of an XXL is no block; but a block of which only some is there is refused as
+    ever.
+    """
     assert len(fusion.load_text_encoder(str(TEXT), []).patcher.model.umt5xxl.transformer.encoder.block) == 3
     names = read_header(Path(TEXT)).extents
-    assert [name for name in names if name.startswith("encoder.block.23.")] == list(umt5.mark())
+    assert [name for name in names if name.startswith("encoder.block.23.")] == list(spellings.umt5_mark())

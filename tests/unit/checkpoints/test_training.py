@@ -1,4 +1,6 @@
-"""The stages of training, at sizes for a CPU: they learn, go on from a state, and leave what stock takes."""
+"""The stages of training, at sizes for a CPU: they learn, go on from a state, and leave what stock
+takes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fusestream.checkpoints import toys, trained, umt5, wan, wan_vae
+from fusestream.checkpoints import spellings, toys, trained, vaes, wan
+from fusestream.checkpoints.text import Umt5Size, umt5
 from fusestream.checkpoints.toys import words
 from fusestream.checkpoints.train import __main__ as stages
 from fusestream.checkpoints.train import model_stage, text, vae, vae_stage
@@ -20,7 +23,7 @@ from fusestream.checkpoints.train.tensors import Tensors
 
 SMALL = model_stage.ModelSize(
     wan.WanSize(dim=128, ffn=64, layers=1, text=16),
-    umt5.Umt5Size(width=16, heads=2, head_width=8, ffn=16, layers=1, vocabulary=words.size()),
+    Umt5Size(width=16, heads=2, head_width=8, ffn=16, layers=1, vocabulary=words.size()),
     (model_stage.Pool(toys.Frame(32, 32, 5), films=6, batch=3, share=1.0),),
 )
 
@@ -72,17 +75,6 @@ def test_a_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
     torch.testing.assert_close(other.weights, whole.weights, rtol=0.02, atol=1e-3)
 
 
-def test_a_state_is_in_files_that_may_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusestream.checkpoints.train.optimise.SHARD", 30)
-    one = training()
-    one.step(Line(), 0.0)
-    one.save(tmp_path)
-    assert len(list(tmp_path.glob("state-*.safetensors"))) > 1
-    other = training()
-    other.resume(tmp_path)
-    torch.testing.assert_close(other.average, one.average)
-
-
 def test_windows_lie_in_the_frame_and_on_toys() -> None:
     rng = Random(1)
     shots = [toys.stage(toys.draw_scene(rng), rng) for _ in range(24)]
@@ -127,7 +119,7 @@ def test_latents_get_the_spread_that_stock_takes_away() -> None:
     with torch.no_grad():
         z, _ = vae.Vae(weights).encode(film)
         z_changed, _ = vae.Vae(changed).encode(film)
-        expected = (z - means) / spreads * torch.tensor(wan_vae.LATENT_SPREADS) + torch.tensor(wan_vae.LATENT_MEANS)
+        expected = (z - means) / spreads * torch.tensor(vaes.LATENT_SPREADS) + torch.tensor(vaes.LATENT_MEANS)
         torch.testing.assert_close(z_changed, expected, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(vae.Vae(changed).decode(z_changed), vae.Vae(weights).decode(z), rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(model_stage.as_decoded(model_stage.as_seen(z)), z, rtol=1e-4, atol=1e-4)
@@ -167,7 +159,9 @@ def test_some_prompts_say_nothing_and_some_words_mean_nothing() -> None:
 
 
 def test_the_commands_leave_what_stock_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both stages from the command line, stopped and gone on with; the files have stock's names, the log what was seen."""
+    """Both stages from the command line, stopped and gone on with; the files have stock's names,
+    the log what was seen.
+    """
     monkeypatch.setattr(model_stage, "SIZES", {"small": SMALL})
     for name, size in {"WHOLE_SIZE": 64, "WINDOW": 32, "FRAMES": 5}.items():
         monkeypatch.setattr(vae_stage, name, size)
@@ -186,6 +180,6 @@ def test_the_commands_leave_what_stock_takes(tmp_path: Path, monkeypatch: pytest
     assert log["model"]["seen"]["held back"].keys() >= {"colour and direction", "shape"}
     model, reader = load_file(tmp_path / trained.MODEL), load_file(tmp_path / trained.TEXT)
     assert model.keys() == wan.table(SMALL.transformer).keys()
-    assert reader.keys() == umt5.table(SMALL.encoder).keys() | umt5.mark().keys() | {"spiece_model"}
+    assert reader.keys() == umt5(SMALL.encoder).keys() | spellings.umt5_mark().keys() | {"spiece_model"}
     assert bytes(reader["spiece_model"].numpy()) == toys.tokenizer()
     assert all(tensor.dtype in (torch.float16, torch.uint8) for tensor in (model | reader).values())

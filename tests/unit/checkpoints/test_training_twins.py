@@ -9,12 +9,13 @@ import comfy.text_encoders.t5
 import pytest
 import torch
 
-from fusestream.checkpoints import umt5, wan
+from fusestream.checkpoints import wan
+from fusestream.checkpoints.text import Umt5Size
 from fusestream.checkpoints.toys import words
 from fusestream.checkpoints.train import text, transformer, vae
 from fusestream.checkpoints.train.tensors import Tensors
 
-TEXT = umt5.Umt5Size(width=32, heads=2, head_width=16, ffn=48, layers=3, vocabulary=words.size())
+TEXT = Umt5Size(width=32, heads=2, head_width=16, ffn=48, layers=3, vocabulary=words.size())
 FLOAT = torch.float32
 
 

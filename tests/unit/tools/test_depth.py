@@ -20,7 +20,7 @@ def test_thorough_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
     graphed, qwen3, wan = (
         "unit/fusion/graphs/test_graphs_writing.py",
         "unit/fusion/stream/test_qwen3_streamed.py",
-        "unit/checkpoints/test_checkpoints_wan.py",
+        "unit/checkpoints/test_diffusion_files.py",
     )
     tests = [
         (graphed, "test_another_prompt"),

@@ -11,7 +11,7 @@ import comfy.sdxl_clip
 import pytest
 import torch
 
-from fusestream.checkpoints import clip_l
+from fusestream.checkpoints import text
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.clip import CLIP, encoder
 from fusestream.fusion.identify.checkpoint_info import header_of
@@ -189,7 +189,7 @@ def test_what_another_node_changed_is_stocks() -> None:
 
 
 def test_what_is_recognised() -> None:
-    names = dict.fromkeys(clip_l.table(layers=1), torch.empty(0, device="meta"))
+    names = dict.fromkeys(text.clip(layers=1), torch.empty(0, device="meta"))
     assert family_of(header_of(names)) is CLIP
     vision = "vision_model.embeddings.class_embedding"
     assert family_of(header_of({**names, vision: torch.empty(0)})) is None

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints import qwen3_vl
+from fusestream.checkpoints import text
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
@@ -232,11 +232,11 @@ def test_a_file_that_is_not_whole_is_told_from_its_header(folder: Path, tmp_path
 
 def test_the_2b_is_stocks_class_with_its_sizes() -> None:
     """Published: the 4B's eyes before a language model of its own."""
-    published = qwen3_vl.Qwen3VLSize(
-        language=replace(qwen3_vl.SIZE.language, width=2048, ffn=6144, heads=16, key_heads=8, layers=28, vocabulary=151936),
+    published = text.Qwen3VLSize(
+        language=replace(text.QWEN3_VL.language, width=2048, ffn=6144, heads=16, key_heads=8, layers=28, vocabulary=151936),
         eyes=1024, ffn=4096, blocks=24, told=3, places=2304,
     )  # fmt: skip
-    shapes = {name: spec.shape for name, spec in qwen3_vl.table(published).items()}
+    shapes = {name: spec.shape for name, spec in text.qwen3_vl(published).items()}
     extents = {name: Extent(name, "F16", shape, 0, 0) for name, shape in shapes.items()}
     header = WeightFile(Path("x"), 0, extents, {})
     assert family_of(header) is QWEN3_VL and set(QWEN3_VL.expects(header).tensors) <= shapes.keys()  # type: ignore[misc]

@@ -41,7 +41,7 @@ def wanted(comfys: str) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, comfys: str) -> Path:
     path = tmp_path_factory.mktemp("original")
-    tensors = checkpoints.umt5.original(load_file(comfys))
+    tensors = checkpoints.spellings.umt5_original(load_file(comfys))
     assert len(tensors) == 242 and "blocks.0.ffn.gate.0.weight" in tensors
     save_file(tensors, path / "umt5-xxl-enc-bf16.safetensors")
     torch.save(tensors, path / "models_t5_umt5-xxl-enc-bf16.pth")
@@ -72,7 +72,7 @@ def load(path: str, gib: float, *others: str, kernels: Any = "off") -> Any:
 def test_the_names_mean_what_the_authors_compute(tmp_path: Path, comfys: str) -> None:
     """Their encoder in plain torch, on their names: the half of the feed-forward called `gate` goes through GELU."""
     source = checkpoints.write("umt5", Path(comfys).parent, "fp32")
-    weights = checkpoints.umt5.original(load_file(source))
+    weights = checkpoints.spellings.umt5_original(load_file(source))
     save_file(weights, path := tmp_path / "umt5.safetensors")
     ids = torch.tensor([[5, 9, 2, 300, 41, 7, 1]])
     net = load(str(path), 0.0, comfys).cond_stage_model.umt5xxl.transformer
@@ -154,14 +154,14 @@ def test_it_is_fused_as_any_umt5(headed: str, comfys: str) -> None:
 def test_fp8_files_made_from_it_load(tmp_path: Path, comfys: str, storage: str, gib: float) -> None:
     source = checkpoints.write("umt5", Path(comfys).parent, storage)
     path = str(tmp_path / "umt5-xxl-enc-fp8.safetensors")
-    save_file(checkpoints.umt5.original(load_file(source)), path)
+    save_file(checkpoints.spellings.umt5_original(load_file(source)), path)
     assert torch.equal(encode(load(path, gib, comfys)), encode(load(str(source), 0.0)))
 
 
 def test_notes_in_the_metadata_follow_the_names(tmp_path: Path, comfys: str) -> None:
     source = load_file(checkpoints.write("umt5", Path(comfys).parent, "fp8_comfy_quant"))
     layers = {name.removesuffix(".comfy_quant") for name in source if name.endswith(".comfy_quant")}
-    theirs = {original.rename(name): name for name in checkpoints.umt5.original(source)}
+    theirs = {original.rename(name): name for name in checkpoints.spellings.umt5_original(source)}
     tensors = {theirs[name]: tensor for name, tensor in source.items() if name in theirs}
     notes = {}
     for layer in layers:

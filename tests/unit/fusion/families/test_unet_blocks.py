@@ -254,7 +254,7 @@ def test_an_interrupt_ends_it_and_nothing_is_left(folder: Path, monkeypatch: pyt
 def test_the_width_of_its_prompts(folder: Path) -> None:
     for kind in KINDS:
         width, _ = UNET.reads(load(checkpoints.write(kind, folder)).model.diffusion_model)  # type: ignore[misc]
-        assert width == checkpoints.unet.SIZES[kind].context
+        assert width == checkpoints.pictures.UNETS[kind].context
 
 
 # ------------------------------------------------------------------------------------------------------- parts, alone

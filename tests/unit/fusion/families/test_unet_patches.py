@@ -293,7 +293,7 @@ def test_a_lora_by_a_hook_of_one_prompt(folder: Path, kind: str, plain_of: Calla
 
 def controlled(scene: Scene, kind: str, dtype: torch.dtype) -> Scene:
     """Both prompts with a ControlNet of random weights in them."""
-    size = checkpoints.unet.SIZES[kind]
+    size = checkpoints.pictures.UNETS[kind]
     depth = [each for each in size.depth for _ in range(size.residuals)]
     net = comfy.cldm.cldm.ControlNet(
         32, 4, size.width, 3, [size.residuals] * len(size.mult), channel_mult=size.mult, use_spatial_transformer=True,

@@ -44,7 +44,7 @@ def nets(tmp_path_factory):
         path = checkpoints.write(kind, folder, "fp32")
         state_dict, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
         fixed = kind == "wan22_vae"
-        with checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, path) if fixed else contextlib.nullcontext():
+        with checkpoints.narrow.wan22_widths(comfy.ldm.wan.vae2_2, path) if fixed else contextlib.nullcontext():
             found[kind] = comfy.sd.VAE(sd=state_dict, metadata=metadata).first_stage_model.float()
     return found
 
@@ -253,9 +253,7 @@ def loaded(files, kind, policy=OFF):
     """The VAE of a file, by our loader and by stock."""
     path = files[kind]
     with (
-        checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, path)
-        if kind == "wan22_vae"
-        else contextlib.nullcontext()
+        checkpoints.narrow.wan22_widths(comfy.ldm.wan.vae2_2, path) if kind == "wan22_vae" else contextlib.nullcontext()
     ):
         weights, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
         yield fusion.load_vae(str(path), policy), comfy.sd.VAE(sd=weights, metadata=metadata)

@@ -18,7 +18,7 @@ from packed_files import packed_file, unpacked
 from safetensors.torch import save_file
 
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints.llama import QWEN3, LlamaSize
+from fusestream.checkpoints.text import QWEN3, LlamaSize
 from fusestream.checkpoints.weights import Spec, Table
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
@@ -51,7 +51,7 @@ class Model:
 
     def table(self) -> Table:
         """Every tensor, by stock's names."""
-        found = checkpoints.llama.table(self.size)
+        found = checkpoints.text.llama(self.size)
         if self.has_head:
             found["lm_head.weight"] = Spec((self.size.vocabulary, self.size.width), 0.02)
         if self.architecture == "qwen3":

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints import flux, hollow, wan, z_image
+from fusestream.checkpoints import pictures, vaes, wan
 from fusestream.fusion.base import notices
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
@@ -174,10 +174,10 @@ PUBLISHED = {
 
 
 PICTURES = {
-    "klein 4B": flux.table(flux.FluxSize(3072, 5, 20, 7680, 128, shared=True)),
-    "klein 9B": flux.table(flux.FluxSize(4096, 8, 24, 12288, 128, shared=True)),
-    "Flux.1": flux.table(flux.FluxSize(3072, 19, 38, 4096, pooled=768, guidance=True)),
-    "Z-Image": z_image.table(z_image.ZImageSize(3840, 30, 2560)),
+    "klein 4B": pictures.flux(pictures.FluxSize(3072, 5, 20, 7680, 128, shared=True)),
+    "klein 9B": pictures.flux(pictures.FluxSize(4096, 8, 24, 12288, 128, shared=True)),
+    "Flux.1": pictures.flux(pictures.FluxSize(3072, 19, 38, 4096, pooled=768, guidance=True)),
+    "Z-Image": pictures.z_image(pictures.ZImageSize(3840, 30, 2560)),
 }
 
 
@@ -214,7 +214,7 @@ def test_nothing_in_these_can_lack_unnoticed(kind: str) -> None:
 
 
 def test_the_real_wan22_vae_is_whole() -> None:
-    found = header(hollow.TABLES["wan22_vae"])
+    found = header(vaes.wan22_vae(vaes.WAN22_PUBLISHED))
     info_of(found).require_whole(Role.VAE)
 
 
@@ -369,7 +369,7 @@ def test_a_shape_that_only_stock_can_judge_is_named(
 ) -> None:
     path = written(folder, kind, misshapen(name, *shape))
     role = ROLES[checkpoints.KINDS[kind].folder]
-    options = {"kind": "lumina2", "options": checkpoints.llama.model_options(Path(path))} if role is Role.TEXT else {}
+    options = {"kind": "lumina2", "options": checkpoints.model_options(Path(path))} if role is Role.TEXT else {}
     for gib in (0.0, 0.5):
         with pytest.raises(WrongFile) as caught:
             if role is Role.VAE:
@@ -386,7 +386,7 @@ def test_a_quantised_layer_of_another_shape_is_named(folder: Path, gib: float) -
     """Stock's operations for quantised models take any."""
     name = "model.layers.1.self_attn.o_proj.weight"
     path = written(folder, "gemma2", misshapen(name, 16, 16), storage="fp8_scaled")
-    options = checkpoints.llama.model_options(Path(path))
+    options = checkpoints.model_options(Path(path))
     with pytest.raises(WrongFile, match=rf"{name} has the shape \[16, 16\], the model needs ") as caught:
         fusion.load_text_encoder(path, [], vram_budget=gib, kind="lumina2", options=options)
     assert str(caught.value).startswith(path)
@@ -458,7 +458,7 @@ def test_settings_that_stock_does_not_read_may_be_anything(folder: Path) -> None
 
 @pytest.mark.parametrize("gib", [0.0, 0.5])
 def test_settings_that_do_not_fit_name_the_file(folder: Path, gib: float) -> None:
-    config = json.dumps({"transformer": {"text_dim": checkpoints.umt5.WIDTH, "no_such": 1}})
+    config = json.dumps({"transformer": {"text_dim": checkpoints.T5_WIDTH, "no_such": 1}})
     path = written(folder, "wan_t2v", lambda tensors: None, metadata={"config": config})
     with pytest.raises(WrongFile, match=r"ComfyUI cannot build a model from it .*no_such.* metadata") as caught:
         fusion.load_diffusion_model(path, vram_budget=gib)

@@ -29,7 +29,6 @@ from taped import TapingRecorder
 
 from bed.depth import is_thorough
 from fusestream import checkpoints
-from fusestream.checkpoints import llama
 from fusestream.fusion import sparse
 from fusestream.fusion.graphs import calls, diffusion
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
@@ -79,7 +78,7 @@ def warmed(path: Path, recorder: TapingRecorder) -> tuple[Any, torch.Tensor]:
 
 
 # What stock hands to them is no value that a call could be keyed by.
-HANDED_BACK = {kind: {"it is given a PackedLayout"} for kind in checkpoints.minimax.SIZES}
+HANDED_BACK = {kind: {"it is given a PackedLayout"} for kind in checkpoints.video.MINIMAX}
 
 
 # They take the CPU seconds each.
@@ -150,7 +149,7 @@ def test_hooks_between_two_steps(wan: Path, tmp_path: Path, recorder: TapingReco
         found = []
         for strength in (1.0, 0.0, 1.0, 0.5):
             with_hooks, _, hooks = comfy.hooks.load_hook_lora_for_models(model, None, file, strength, 0.0)
-            words = torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=torch.Generator().manual_seed(0))
+            words = torch.randn(1, 20, checkpoints.T5_WIDTH, generator=torch.Generator().manual_seed(0))
             sides = [[words, {"hooks": hooks}]], [[words, {}]]
             latent = torch.zeros(1, 16, 2, 8, 8)
             noise = comfy.sample.prepare_noise(latent, 1)
@@ -509,7 +508,7 @@ def test_prompts_of_one_length_are_replayed(
         return out
 
     def load_one() -> Any:
-        return load_streamed_text_encoder(str(path), [], kind="lumina2", options=llama.model_options(path))
+        return load_streamed_text_encoder(str(path), [], kind="lumina2", options=checkpoints.model_options(path))
 
     recorder.nothing = "not yet"
     want = [encode(load_one(), first) for first in range(3, 9)]

@@ -48,7 +48,7 @@ def test_of_a_vae_as_stock_has_it(tmp_path: Path, kind: str) -> None:
     path = write(kind, tmp_path)
     with Checkpoint.open(path) as source:
         found = latents.of_vae(CheckpointInfo.of(source))
-    fixed = checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, path) if kind == "wan22_vae" else None
+    fixed = checkpoints.narrow.wan22_widths(comfy.ldm.wan.vae2_2, path) if kind == "wan22_vae" else None
     with fixed or contextlib.nullcontext():
         vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(path)))
     assert found == (vae.latent_channels, vae.latent_dim)

@@ -131,7 +131,7 @@ def test_models_that_flow_and_vaes_with_time(tmp_path: Path) -> None:
     """A Wan: a frame is a video of one."""
     model = comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", tmp_path)))
     vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(checkpoints.write("wan_vae", tmp_path))))
-    words = torch.randn(1, 8, checkpoints.umt5.WIDTH, generator=torch.Generator().manual_seed(2))
+    words = torch.randn(1, 8, checkpoints.T5_WIDTH, generator=torch.Generator().manual_seed(2))
     wan = Stage(model, [[words, {}]], [[words, {}]], vae)
     frames, way = clip(3, 32, 32), {"steps": 2, "strength": 0.5, "scheduler": "simple"}
     got = live(wan, frames, batch=2, **way)[0]

@@ -45,7 +45,7 @@ def widths_of(path: str) -> Iterator[None]:
     """Stock fixes some widths, of the Wan 2.2 VAE for one; lend it those of a tiny file."""
     with contextlib.ExitStack() as open_:
         if "wan22_vae" in path:
-            open_.enter_context(checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, Path(path)))
+            open_.enter_context(checkpoints.narrow.wan22_widths(comfy.ldm.wan.vae2_2, Path(path)))
         open_.enter_context(checkpoints.narrow.opened(comfy))
         yield
 

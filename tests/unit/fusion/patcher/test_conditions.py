@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def made(model: Any, tokens: int = 20, **more: Any) -> dict[str, Any]:
-    words = torch.randn(1, tokens, checkpoints.umt5.WIDTH)
+    words = torch.randn(1, tokens, checkpoints.T5_WIDTH)
     out: dict[str, Any] = model.extra_conds(cross_attn=words, noise=torch.zeros(1, 16, 2, 8, 8), **more)
     assert out["c_crossattn"].size() == list(words.shape)
     return out

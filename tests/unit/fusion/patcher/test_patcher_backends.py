@@ -42,7 +42,7 @@ def load(folder: Path) -> Iterator[Callable[..., Any]]:
 
 def sample(model: Any, deed: Any = None) -> torch.Tensor:
     source = torch.Generator().manual_seed(0)
-    words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]]
+    words = [[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=source), {}]]
     latent = torch.zeros(1, 16, 2, 8, 8)
     run = ("euler", "simple", words, words, latent)
     noise = comfy.sample.prepare_noise(latent, 1)

@@ -52,7 +52,7 @@ def with_loras(model: Any, folder: Path, *loras: tuple[str, float]) -> Any:
 def sample(model: Any) -> torch.Tensor:
     """One step without guidance, from seed 1, for words of seed 0; pictures where the model takes them."""
     source = torch.Generator().manual_seed(0)
-    words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]]
+    words = [[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=source), {}]]
     latent = torch.zeros(1, 16, 2, 8, 8)
     noise = comfy.sample.prepare_noise(latent, 1)
     return comfy.sample.sample(model, noise, 2, 1.0, "euler", "simple", words, words, latent, disable_pbar=True, seed=1)
@@ -80,7 +80,7 @@ def test_the_latents_are_stocks(folder: Path, kind: str, window: str) -> None:
 @pytest.mark.parametrize(
     ("storage", "held"),
     [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp8_e4m3fn", torch.float8_e4m3fn), *(
-        (storage, None) for storage in checkpoints.wan.STORAGES if storage not in ("fp8_e4m3fn", "fp32")
+        (storage, None) for storage in checkpoints.KINDS["wan_t2v"].storages if storage not in ("fp8_e4m3fn", "fp32")
     )],
 )  # fmt: skip
 def test_patched_weights_are_rounded_as_stocks_are(folder: Path, storage: str, held: Any, window: str) -> None:

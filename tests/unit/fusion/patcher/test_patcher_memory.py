@@ -55,7 +55,7 @@ def load(folder: Path, storage: str = "fp32", seed: int = 0, layers: float | Non
 
 def sample(model: Any, callback: Any = None, steps: int = 2) -> torch.Tensor:
     source = torch.Generator().manual_seed(0)
-    words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]]
+    words = [[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=source), {}]]
     latent = torch.zeros(1, 16, 2, 8, 8)
     run = ("euler", "simple", words, words, latent)
     noise = comfy.sample.prepare_noise(latent, 1)

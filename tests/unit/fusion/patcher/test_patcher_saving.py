@@ -29,7 +29,7 @@ from fusestream.fusion.stream.stream import Stream
 
 KIND = "wan_t2v"
 LORAS = (("lora_ab", 0.8), ("lora_lokr", -0.5))
-STORAGES = checkpoints.wan.STORAGES if is_thorough() else ("fp16", "fp8_scaled")
+STORAGES = checkpoints.KINDS["wan_t2v"].storages if is_thorough() else ("fp16", "fp8_scaled")
 MERGES = [(storage, which) for storage in ("fp32", "fp16") for which in ("both", "first", "second")]
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks", "output")
@@ -150,7 +150,7 @@ def test_stock_still_saves_what_is_not_ours(studio: Studio, output: Path) -> Non
 def test_a_text_encoder_is_saved(studio: Studio, output: Path) -> None:
     path = checkpoints.write("umt5", studio.folder, "fp16")
     stock = comfy.sd.load_clip(
-        [str(path)], clip_type=comfy.sd.CLIPType.WAN, model_options=checkpoints.umt5.model_options(path)
+        [str(path)], clip_type=comfy.sd.CLIPType.WAN, model_options=checkpoints.model_options(path)
     )
     found = {}
     for name, clip in (("ours", load_streamed_text_encoder(str(path), [])), ("stock", stock)):
@@ -254,7 +254,7 @@ def test_text_encoders_merge(studio: Studio) -> None:
 
 def stock_clip(path: Path) -> Any:
     return comfy.sd.load_clip(
-        [str(path)], clip_type=comfy.sd.CLIPType.WAN, model_options=checkpoints.umt5.model_options(path)
+        [str(path)], clip_type=comfy.sd.CLIPType.WAN, model_options=checkpoints.model_options(path)
     )
 
 
@@ -319,7 +319,7 @@ def test_a_models_weights_by_a_hook(studio: Studio, scenes: dict[str, Scene]) ->
 
 
 def training(model: Any, *, bypass: bool) -> Any:
-    words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH), {}]]
+    words = [[torch.randn(1, 20, checkpoints.T5_WIDTH), {}]]
     settings: dict[str, Any] = {
         "model": model, "latents": {"samples": torch.randn(1, 16, 1, 8, 8)}, "positive": words, "batch_size": 1, "steps": 1,
         "grad_accumulation_steps": 1, "learning_rate": 1e-3, "rank": 2, "optimizer": "AdamW", "loss_function": "MSE", "seed": 0,

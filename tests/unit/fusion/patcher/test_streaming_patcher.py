@@ -36,7 +36,7 @@ GIB = 2**30
 CASES = [
     (kind, storage)
     for i, kind in enumerate(checkpoints.wan.SIZES)
-    for j, storage in enumerate(checkpoints.wan.STORAGES)
+    for j, storage in enumerate(checkpoints.KINDS["wan_t2v"].storages)
     if is_thorough() or (i + j) % 2 == 0
 ]
 

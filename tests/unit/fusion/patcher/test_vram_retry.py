@@ -47,7 +47,7 @@ def model(path: str) -> Any:
 
 def sample(model: Any, steps: int = 2) -> torch.Tensor:
     source = torch.Generator().manual_seed(0)
-    words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=source), {}]]
+    words = [[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=source), {}]]
     latent = torch.zeros(1, 16, 2, 8, 8)
     noise = comfy.sample.prepare_noise(latent, 1)
     run = ("euler", "simple", words, words, latent)

@@ -52,7 +52,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
     """One whose prompts, VAEs and CLIP vision nobody has trained or loaded: no model looks at them here."""
     made = Studio.__new__(Studio)
     made.folder = tmp_path_factory.mktemp("models")
-    made.fox, made.cats, made.bad = ([[torch.rand(1, 4, checkpoints.umt5.WIDTH), {}]] for _ in range(3))
+    made.fox, made.cats, made.bad = ([[torch.rand(1, 4, checkpoints.T5_WIDTH), {}]] for _ in range(3))
     made.vae, made.vae22 = AnyVae(16, 8), AnyVae(48, 16)
     made.first, made.last, made.control = (torch.rand(count, SIDE, SIDE, 3) for count in (1, 1, FRAMES))
     made.seen_first = made.seen_last = SimpleNamespace(penultimate_hidden_states=torch.rand(1, 4, 8))
@@ -183,10 +183,10 @@ def test_latents_of_another_vae_are_refused_by_name(
 @pytest.mark.parametrize(
     ("kind", "width", "right"),
     [
-        ("flux2", checkpoints.llama.QWEN3.width, "qwen_3_4b.safetensors, type flux2"),  # encoded for Z-Image
-        ("z_image", 3 * checkpoints.llama.QWEN3.width, "qwen_3_4b.safetensors, type lumina2"),  # for klein
+        ("flux2", checkpoints.text.QWEN3.width, "qwen_3_4b.safetensors, type flux2"),  # encoded for Z-Image
+        ("z_image", 3 * checkpoints.text.QWEN3.width, "qwen_3_4b.safetensors, type lumina2"),  # for klein
         ("z_image", 4096, "qwen_3_4b.safetensors, type lumina2"),  # by a T5
-        ("wan_t2v", checkpoints.llama.QWEN3.width, "umt5_xxl"),
+        ("wan_t2v", checkpoints.text.QWEN3.width, "umt5_xxl"),
     ],
 )
 def test_prompts_of_another_text_encoder_are_refused_by_name(
@@ -229,7 +229,7 @@ def test_a_vae_names_the_one_that_would_decode(studio: Studio, kind: str, channe
     if kind == "wan_vae":
         vae = fusion.load_vae(str(path))
     else:  # its widths stock has fixed
-        with checkpoints.wan_vae.wan22_widths(comfy.ldm.wan.vae2_2, path):
+        with checkpoints.narrow.wan22_widths(comfy.ldm.wan.vae2_2, path):
             vae = fusion.load_vae(str(path))
     with pytest.raises(WrongFile, match=f"have {channels} channels") as caught:
         vae.decode(torch.randn(1, channels, 2, 4, 4))

@@ -69,7 +69,7 @@ def sparse(model: Any, **changed: Any) -> Any:
 
 def sample(model: Any, guidance: float = 3.0, latent: tuple[int, ...] = LATENT, steps: int = STEPS) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    words, others = ([[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=generator), {}]] for _ in range(2))
+    words, others = ([[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=generator), {}]] for _ in range(2))
     empty = torch.zeros(latent)
     noise = comfy.sample.prepare_noise(empty, 1)
     run = ("euler", "simple", words, others, empty)
@@ -171,7 +171,7 @@ def test_tokens_that_are_more_than_the_grid_have_no_tiles(stocks: Any, folder: P
     models = [sparse(net, method=method) for method in ("top-k", "radial")]
     generator = torch.Generator().manual_seed(0)
     picture = torch.randn(1, 16, 1, 16, 16, generator=generator)
-    words = [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=generator), {"reference_latents": [picture]}]]
+    words = [[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=generator), {"reference_latents": [picture]}]]
     empty = torch.zeros(LATENT)
     for model in models:
         noise = comfy.sample.prepare_noise(empty, 1)

@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 from scenes import sample
 
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints import clip_l, llama, t5xxl
 from fusestream.fusion.base.errors import NotStreamable, WrongFile
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.load.text import load_streamed_text_encoder
@@ -170,18 +169,18 @@ IDS = {"qwen3_4b": [[(token, 1.0) for token in (5, 7, 9, 200)]]}
 def klein(path: Path) -> dict[str, Any]:
     """klein's three layers, out of the four that there are."""
     return {
-        **llama.model_options(path),
+        **checkpoints.model_options(path),
         "qwen3_4b_class": partial(comfy.text_encoders.flux.Qwen3_4BModel, layer=[1, 2, 3]),
     }
 
 
 # The file, the type, its options, a prompt, and the blocks.
 ENCODERS: dict[str, tuple[Any, ...]] = {
-    "clip_l": ("clip_l", "stable_diffusion", clip_l.model_options, FOX, 4),
-    "t5xxl": ("t5xxl", "chroma", t5xxl.model_options, FOX, 24),
-    "qwen3": ("qwen3", "lumina2", llama.model_options, IDS, 4),
+    "clip_l": ("clip_l", "stable_diffusion", checkpoints.model_options, FOX, 4),
+    "t5xxl": ("t5xxl", "chroma", checkpoints.model_options, FOX, 24),
+    "qwen3": ("qwen3", "lumina2", checkpoints.model_options, IDS, 4),
     "klein": ("qwen3", "flux2", klein, IDS, 4),
-    "gemma2": ("gemma2", "lumina2", llama.model_options, FOX, 4),
+    "gemma2": ("gemma2", "lumina2", checkpoints.model_options, FOX, 4),
 }
 
 

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints import llama
+from fusestream.checkpoints import text
+from fusestream.checkpoints.options import qwen3_options
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
@@ -52,14 +53,14 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def klein(path: Path) -> dict[str, Any]:
     """Three taps as klein has them: what comes behind the second layer of four is not read."""
     return {
-        **llama.model_options(path),
+        **checkpoints.model_options(path),
         "qwen3_4b_class": partial(comfy.text_encoders.flux.Qwen3_4BModel, layer=[0, 1, 2]),
     }
 
 
 # The type, stock's options, and the layers that are read.
 USES: dict[str, tuple[str, Any, int]] = {
-    "z_image": ("lumina2", llama.model_options, 3),
+    "z_image": ("lumina2", checkpoints.model_options, 3),
     "klein": ("flux2", klein, 2),
 }
 
@@ -106,7 +107,7 @@ def brought(stream: Any) -> set[str]:
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("precision", ALLOWED)
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("storage", list(llama.STORAGES)[:: 1 if is_thorough() else 2])
+@pytest.mark.parametrize("storage", list(checkpoints.KINDS["qwen3"].storages)[:: 1 if is_thorough() else 2])
 def test_the_encoding_is_stocks(folder: Path, storage: str, use: str, precision: str) -> None:
     path = checkpoints.write("qwen3", folder, storage)
     ours, wanted = load(path, use, precision=precision), encode(stocks(path, use))
@@ -181,7 +182,7 @@ def test_weights_of_words_and_vectors_among_them(folder: Path) -> None:
     ours, stock = load(path, "z_image"), stocks(path, "z_image")
     for one in (ours, stock):
         one.cond_stage_model.qwen3_4b.special_tokens["pad"] = 255  # within this vocabulary
-    vector = torch.randn(1, llama.QWEN3.width)
+    vector = torch.randn(1, text.QWEN3.width)
     words = ((5, 1.0), (7, 1.3), (vector, 1.0), (9, 0.5), (255, 1.0))
     weighted, equal = {"qwen3_4b": [list(words)]}, plain(*(word for word, _ in words))
     near(encode(ours, equal), encode(stock, equal))
@@ -234,7 +235,7 @@ def test_gguf_files(tmp_path: Path, folder: Path, use: str, kind: str) -> None:
     """Beside stock's computation of the same packed numbers."""
     file = checkpoints.write("qwen3", folder)
     tensors = load_file(file)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, llama.QWEN3.layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, text.QWEN3.layers)
     theirs = {name: str(names.get_name(name, try_suffixes=(".weight",))) for name in tensors}
     path = packed_file(tmp_path / "x.gguf", tensors, kind, theirs, architecture="qwen3")
     clip_type, options, count = USES[use]
@@ -318,15 +319,15 @@ def test_a_file_that_is_not_whole_is_told_from_its_header(folder: Path, tmp_path
 @pytest.mark.parametrize("budget", [0.0, -1.0])
 def test_a_file_without_the_words_matrix_encodes(tmp_path: Path, budget: float) -> None:
     """As one for Flux.2 klein 9B may be: an 8B has a matrix of its own for words, which no encoding needs."""
-    size = replace(llama.QWEN3, width=4096, layers=4, vocabulary=64)
+    size = replace(text.QWEN3, width=4096, layers=4, vocabulary=64)
     source = torch.Generator().manual_seed(1)
     tensors = {
         name: (torch.randn(spec.shape, generator=source) * spec.std + spec.mean).half()
-        for name, spec in llama.table(size).items()
+        for name, spec in text.llama(size).items()
     }
     save_file(tensors, path := tmp_path / "x.safetensors")
     options = {
-        "qwen3_8b_model_config": llama.options_of(size)["qwen3_4b_model_config"],
+        "qwen3_8b_model_config": qwen3_options(size)["qwen3_4b_model_config"],
         "qwen3_8b_class": partial(comfy.text_encoders.flux.Qwen3_8BModel, layer=[0, 1, 2]),
     }
     tokens = {"qwen3_8b": [[(token, 1.0) for token in (5, 7, 9)]]}

@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def text(seed: int, count: int = WORDS) -> Any:
     source = torch.Generator().manual_seed(seed)
-    return [[torch.randn(1, count, checkpoints.umt5.WIDTH, generator=source), {}]]
+    return [[torch.randn(1, count, checkpoints.T5_WIDTH, generator=source), {}]]
 
 
 def sample(

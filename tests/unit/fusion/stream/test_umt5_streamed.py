@@ -53,7 +53,7 @@ def stock(path: str) -> Any:
 
 
 def load_stock(path: str, folders: list[str] | None = None) -> Any:
-    options = checkpoints.umt5.model_options(Path(path))
+    options = checkpoints.model_options(Path(path))
     return comfy.sd.load_clip([path], folders, clip_type=comfy.sd.CLIPType.WAN, model_options=options)
 
 
@@ -70,7 +70,7 @@ def encode(clip: Any, text: str = PROMPT) -> torch.Tensor:
     return encoding
 
 
-@pytest.mark.parametrize("storage", checkpoints.umt5.STORAGES)
+@pytest.mark.parametrize("storage", checkpoints.KINDS["umt5"].storages)
 def test_the_encoding_is_stocks(folder: Path, storage: str) -> None:
     path = str(checkpoints.write("umt5", folder, storage))
     clip = least(path)
@@ -229,9 +229,9 @@ def test_each_row_of_the_embedding_is_read_once(path: str, monkeypatch: pytest.M
     shared = clip.cond_stage_model.umt5xxl.transformer.shared
     ids = torch.tensor([[5, 511, 5, 0]])
     rows = shared(ids, out_dtype=torch.float32)
-    assert read == [(2 * checkpoints.umt5.WIDTH, [0, 5, 511])]
+    assert read == [(2 * checkpoints.T5_WIDTH, [0, 5, 511])]
     assert torch.equal(rows, load_file(path)["shared.weight"].float()[ids])
-    assert shared(ids[:, :0], out_dtype=torch.float32).shape == (1, 0, checkpoints.umt5.WIDTH)
+    assert shared(ids[:, :0], out_dtype=torch.float32).shape == (1, 0, checkpoints.T5_WIDTH)
     with pytest.raises(IndexError, match="token 512 is not one of the text encoder's 512"):
         shared(ids + 1)
 

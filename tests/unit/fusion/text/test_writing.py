@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints import llama
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.families.qwen3_vl import eyes, sizes
 from fusestream.fusion.stream import vram_pool
@@ -447,7 +446,7 @@ def test_what_is_handed_back(writers: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("use", ["flux2", "lumina2"])
 def test_qwen3_alone_writes_too(folder: Path, use: str) -> None:
     path = checkpoints.write("qwen3", folder)
-    options = llama.model_options(path)
+    options = checkpoints.model_options(path)
     if use == "flux2":
         options["qwen3_4b_class"] = partial(comfy.text_encoders.flux.Qwen3_4BModel, layer=[0, 1, 2])
     ours = fusion.load_text_encoder(str(path), [], KernelPolicy(), -1.0, kind=use, options=options)

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 
 PROMPT = "a red fox (runs:1.3) through the snow"
 PROMPTS = [
-    [[torch.randn(1, 20, checkpoints.umt5.WIDTH, generator=torch.Generator().manual_seed(seed)), {}]] for seed in (0, 1)
+    [[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=torch.Generator().manual_seed(seed)), {}]] for seed in (0, 1)
 ]
 SCENE = Scene(*PROMPTS, {"samples": torch.zeros(1, 16, 2, 8, 8)})
 SOME = ("Q8_0", "Q4_K")  # Wan is tried with all of them, other models with these
@@ -48,7 +48,7 @@ PACKED = [name for name, (_, elements, _) in gguf_files.TYPES.items() if element
 
 def encoder_names(blocks: int) -> list[str]:
     """Stock's, of a UMT5."""
-    return [name for name in checkpoints.umt5.table(checkpoints.umt5.Umt5Size(layers=blocks)) if name != "spiece_model"]
+    return [name for name in checkpoints.text.umt5(checkpoints.text.Umt5Size(layers=blocks)) if name != "spiece_model"]
 
 
 def llama_cpps(names: list[str], blocks: int) -> dict[str, str]:
@@ -108,10 +108,10 @@ def test_numbers_are_the_packages(tmp_path: Path, kind: str) -> None:
 def umt5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As ComfyUI has it, of rows that are whole blocks."""
     folder = tmp_path_factory.mktemp("umt5")
-    size = checkpoints.umt5.Umt5Size(width=32, layers=24)
+    size = checkpoints.text.Umt5Size(width=32, layers=24)
     tensors = {
         name: torch.randn(spec.shape, generator=torch.Generator().manual_seed(i)) * 0.1
-        for i, (name, spec) in enumerate(checkpoints.umt5.table(size).items())
+        for i, (name, spec) in enumerate(checkpoints.text.umt5(size).items())
     }
     tensors = {name: tensor.abs() + 0.5 if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
     path = folder / "umt5.safetensors"

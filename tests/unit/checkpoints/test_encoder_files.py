@@ -1,0 +1,224 @@
+"""Stock ComfyUI recognises and loads every encoder's file in every storage format, with nothing
+missing; prompts and pictures are encoded, every weight matters, and the tokenizer is the file's
+own.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import comfy.clip_vision
+import comfy.sd
+import comfy.text_encoders.flux
+import comfy.utils
+import pytest
+import torch
+from scenes import distance
+
+from fusestream import checkpoints
+from fusestream.checkpoints import model_options, options
+from fusestream.checkpoints.text import T5_WIDTH, UMT5
+
+pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
+
+T = comfy.sd.CLIPType
+FOX, CAT = "a red fox runs through the snow", "a red cat runs through the snow"
+SHORT = 32  # UMT5's standard length of 512 takes sixteen times as long
+
+
+def ids(*tokens: int) -> dict[str, Any]:
+    return {"qwen3_4b": [[(token, 1.0) for token in tokens]]}
+
+
+def klein(*paths: Path) -> dict[str, Any]:
+    """klein's three layers, out of the four that there are."""
+    model = partial(comfy.text_encoders.flux.Qwen3_4BModel, layer=[1, 2, 3])
+    return {**model_options(*paths), "qwen3_4b_class": model}
+
+
+# The files, for what, stock's class, two prompts, and the width of the encoding and of the pooled
+# output.
+ENCODERS: dict[str, tuple[Any, ...]] = {
+    "umt5": (["umt5"], T.WAN, model_options, "WanTEModel", (FOX, CAT), T5_WIDTH, None),
+    "t5xxl": (["t5xxl"], T.CHROMA, model_options, "PixArtTEModel_", (FOX, CAT), T5_WIDTH, None),
+    "clip_l": (["clip_l"], T.STABLE_DIFFUSION, model_options, "SD1ClipModel", (FOX, CAT), 64, 64),
+    "flux": (["clip_l", "t5xxl"], T.FLUX, model_options, "FluxClipModel_", (FOX, CAT), T5_WIDTH, 64),
+    "qwen3": (["qwen3"], T.LUMINA2, model_options, "ZImageTEModel_", (ids(5, 7, 9), ids(5, 8, 9)), 2560, None),
+    "klein": (["qwen3"], T.FLUX2, klein, "Flux2TEModel_", (ids(5, 7, 9), ids(5, 8, 9)), 7680, None),
+    "gemma2": (["gemma2"], T.LUMINA2, model_options, "LuminaTEModel_", (FOX, CAT), 64, None),
+}
+# How far an encoding may be from that of the fp32 file, relative to its size. Plain fp8 is that bad
+# for T5 and UMT5 because `wo`, with values around 0.004, falls among fp8's subnormal numbers:
+# scales are for this.
+TOLERANCE = {"fp16": 0.01, "bf16": 0.05, "fp8_e4m3fn": 0.5, "fp8_scaled": 0.25, "fp8_comfy_quant": 0.15}
+OF_UMT5 = {"fp8_e4m3fn": 0.8, "fp8_scaled": 0.35, "fp8_comfy_quant": 0.35}
+
+
+@pytest.fixture(scope="module")
+def umt5(families_folder: Path) -> Any:
+    return load(families_folder, "umt5", "fp32")
+
+
+def load(folder: Path, name: str, storage: str) -> Any:
+    files, kind, chosen, *_ = ENCODERS[name]
+    paths = [checkpoints.write(file, folder, storage) for file in files]
+    return comfy.sd.load_clip([str(path) for path in paths], clip_type=kind, model_options=chosen(*paths))
+
+
+def encode(clip: Any, prompt: Any) -> Any:
+    """Encoding and pooled output."""
+    if isinstance(prompt, str):
+        prompt = clip.tokenize(prompt, tokenizer_options={"umt5xxl_min_length": SHORT})
+    return clip.encode_from_tokens(prompt, return_pooled=True)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_loads_whole_and_reads(families_folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    files, _, _, model, prompts, width, pooled_width = ENCODERS[name]
+    storages = checkpoints.KINDS[name].storages if name in files else ("fp32",)  # the others are of the same files
+    caplog.set_level(logging.DEBUG)
+    read: dict[str, Any] = {}
+    for storage in ("fp32", *(it for it in storages if it != "fp32")):
+        caplog.clear()
+        clip = load(families_folder, name, storage)
+        read[storage] = [encode(clip, prompt) for prompt in prompts[: 2 if storage == "fp32" else 1]]
+        assert type(clip.cond_stage_model).__name__ == model
+        # The tokenizer is no weight of the network, so stock always lists it.
+        complaints = [line for line in caplog.messages if any(it in line.lower() for it in ("missing", "unexpected"))]
+        assert complaints == (["clip unexpected: ['spiece_model']"] if name in ("umt5", "gemma2") else [])
+    (fox, fox_pooled), (cat, cat_pooled) = read["fp32"]
+    assert fox.shape[-1] == width
+    assert fox.isfinite().all()
+    assert 0.3 < fox.std() < 3 or name == "umt5"  # of which most is padding
+    words = min(fox.shape[1], cat.shape[1])
+    assert distance(fox[:, :words], cat[:, :words]) > 0.05
+    if pooled_width:
+        assert fox_pooled.shape == (1, pooled_width)
+        assert distance(fox_pooled, cat_pooled) > 0.05
+    allowed = TOLERANCE | (OF_UMT5 if name == "umt5" else {})
+    assert {
+        it: distance(of[0][0], fox) for it, of in read.items() if distance(of[0][0], fox) > allowed.get(it, 0)
+    } == {}
+
+
+def token_ids(clip: Any, text: str) -> list[int]:
+    return [token for token, _ in clip.tokenize(text)["umt5xxl"][0]]
+
+
+def run(clip: Any, tokens: list[int]) -> torch.Tensor:
+    """The encoder on these tokens alone, without padding."""
+    net = clip.cond_stage_model.umt5xxl.transformer
+    given = torch.tensor([tokens], device=net.shared.weight.device)
+    states: torch.Tensor = net(given, torch.ones_like(given))[0]
+    return states
+
+
+def test_umt5_pads_to_512_and_keeps_the_padding_out(umt5: Any) -> None:
+    expected, _ = encode(umt5, FOX)
+    words = sum(token != 0 for token in token_ids(umt5, FOX))
+    encoding = umt5.encode_from_tokens(umt5.tokenize(FOX))
+    assert encoding.shape == (1, 512, T5_WIDTH)
+    assert (encoding[0, words:] == 0).all()
+    assert torch.allclose(encoding[0, :words], expected[0, :words], atol=1e-3)
+
+
+def test_umt5s_tokenizer_is_the_one_inside(umt5: Any) -> None:
+    tokenizer = getattr(umt5.tokenizer, umt5.tokenizer.clip).tokenizer
+    vocabulary = tokenizer.get_vocab()
+    assert (vocabulary["<pad>"], vocabulary["</s>"], vocabulary["<unk>"]) == (0, 1, 2)
+    assert len(vocabulary) <= UMT5.vocabulary
+    found = token_ids(umt5, "snow, Ärger, 雪")
+    text = found[: found.index(1)]
+    assert 2 not in text  # bytes stand in for what the small vocabulary lacks
+    assert found[len(text) + 1 :] == [0] * (512 - len(text) - 1)
+    assert tokenizer.decode(text) == "snow, Ärger, 雪"
+
+
+def test_umt5_depends_on_every_word_and_its_place(umt5: Any) -> None:
+    tokens = [token for token in token_ids(umt5, FOX) if token]
+    before = run(umt5, tokens)
+    for changed in ([*tokens[:-2], 300, 1], [tokens[1], tokens[0], *tokens[2:]]):
+        moved = (run(umt5, changed) - before).norm(dim=-1) / before.norm(dim=-1)
+        assert (moved > 0.02).all()  # attention carries the change to every token
+
+
+def test_every_block_and_every_role_of_umt5_matters(umt5: Any) -> None:
+    net = umt5.cond_stage_model.umt5xxl.transformer
+    tokens = [token for token in token_ids(umt5, FOX) if token]
+    before = run(umt5, tokens)
+    groups: dict[str, list[torch.Tensor]] = {}
+    for name, parameter in net.named_parameters():
+        place, _, role = name.removeprefix("encoder.block.").partition(".")
+        for group in (place, role) if name.startswith("encoder.block.") else (name,):
+            groups.setdefault(group, []).append(parameter)
+    assert len(groups) == 24 + 10 + 2
+    for group, parameters in groups.items():
+        kept = [parameter.clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter.mul_(1.5)
+        moved = distance(run(umt5, tokens), before)
+        for parameter, old in zip(parameters, kept, strict=True):
+            parameter.copy_(old)
+        assert moved > 0.01, group
+
+
+# -------------------------------------------------------------------------------------- pictures
+
+SIGHTS = ("clip_vision", "clip_vision_open_clip")
+SEEN = ("penultimate_hidden_states", "image_embeds", "last_hidden_state")
+SIGHT_TOLERANCE = {"fp16": 0.01, "bf16": 0.03, "fp32": 0.001, "fp8_e4m3fn": 0.2}
+
+
+@pytest.fixture(scope="module")
+def pictures() -> torch.Tensor:
+    """[2, 96, 128, 3] in [0, 1]."""
+    return torch.rand(2, 96, 128, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def exact(families_folder: Path, pictures: torch.Tensor) -> Any:
+    return load_tower(checkpoints.write("clip_vision", families_folder, "fp32")).encode_image(pictures)
+
+
+def load_tower(path: Path) -> Any:
+    """As stock's `load` does it, but for the choice of the configuration."""
+    state_dict = comfy.utils.load_torch_file(str(path))
+    if "visual.proj" in state_dict:
+        state_dict = comfy.clip_vision.convert_to_transformers(state_dict, "visual.")
+    model = comfy.clip_vision.ClipVisionModel(options.clip_vision_config(path))
+    assert model.load_sd(state_dict) == ([], [])
+    return model
+
+
+@pytest.mark.parametrize("storage", SIGHT_TOLERANCE)
+@pytest.mark.parametrize("kind", SIGHTS)
+def test_picture_tower_loads_whole_and_sees(
+    families_folder: Path, pictures: torch.Tensor, exact: Any, kind: str, storage: str
+) -> None:
+    seen = load_tower(checkpoints.write(kind, families_folder, storage)).encode_image(pictures)
+    states = seen.penultimate_hidden_states
+    assert states.shape == (2, 257, 1280)
+    assert distance(states[0], states[1]) > 0.1
+    for name in SEEN:
+        assert seen[name].isfinite().all() and seen[name].std() > 0.1
+        assert distance(seen[name], exact[name]) <= SIGHT_TOLERANCE[storage], name
+
+
+def test_every_weight_of_the_picture_tower_matters(families_folder: Path, pictures: torch.Tensor, exact: Any) -> None:
+    model = load_tower(checkpoints.write("clip_vision", families_folder, "fp32"))
+    for name, parameter in model.model.named_parameters():
+        if name.endswith("bias"):
+            continue
+        kept = parameter.clone()
+        parameter.mul_(1.5)
+        seen = model.encode_image(pictures)
+        parameter.copy_(kept)
+        assert max(distance(seen[key], exact[key]) for key in SEEN[:2]) > 0.01, name
+
+
+@pytest.mark.parametrize("kind", SIGHTS)
+def test_stock_alone_does_not_know_a_small_picture_tower(families_folder: Path, kind: str) -> None:
+    assert comfy.clip_vision.load(str(checkpoints.write(kind, families_folder, "fp16"))) is None
