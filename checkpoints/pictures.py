@@ -18,9 +18,8 @@ from .weights import Rows, Table, Tree, conv, gain, linear, norm, normal, tree
 
 # --------------------------------------------------------------------------------------------- Flux
 
-FLUX_MODULATION = (
-    0.7  # Flux.1 sums three vectors before it makes shifts, scales and gates; Chroma's layer is a sum of five
-)
+# Flux.1 sums three vectors before it makes shifts, scales and gates; Chroma's layer is a sum of five.
+FLUX_MODULATION = 0.7
 
 
 @dataclass(frozen=True)
